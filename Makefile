@@ -1,0 +1,67 @@
+# Everything happens in $(VENV), which the first target that needs it makes.
+# Change the interpreter with `make PYTHON=python3.12 ...`, the environment with `make VENV=/some/where ...`.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+QUICKSTART_EXTRAS := vision,explorer
+TEST_EXTRAS := $(QUICKSTART_EXTRAS),study,test
+CHECK_EXTRAS := $(TEST_EXTRAS),check,docs
+DOCS_EXTRAS := $(QUICKSTART_EXTRAS),study,docs
+BENCH_EXTRAS := $(QUICKSTART_EXTRAS),study,bench
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test check bench docs
+.NOTPARALLEL:
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
+
+quickstart: $(VENV)/.with-quickstart ## install, train a first governed run and write its page
+	$(BIN)/cosmati quickstart
+
+test: $(VENV)/.with-test ## run the default test suite (`slow` tests left out)
+	$(BIN)/python -m pytest -n 2
+
+check: $(VENV)/.with-check ## lint, format, types, layers, sizes and the build of the docs
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_size.py
+	rm -rf docs/api/_generated
+	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
+
+bench: $(VENV)/.with-bench ## run the benchmarks
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.with-docs ## build the docs into docs/_build/html
+	rm -rf docs/api/_generated
+	$(BIN)/sphinx-build -W --keep-going docs docs/_build/html
+
+# Stamps: installed once, and again when what to install has changed.
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+	  "Cosmati needs Python 3.11 or later, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+	  "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; } >&2
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch first and by itself: pip then takes the build that the constraints name, and nothing later replaces it.
+$(VENV)/.with-torch: constraints.txt $(VENV)/.made
+	$(INSTALL) torch
+	@touch $@
+
+$(VENV)/.with-quickstart: EXTRAS := $(QUICKSTART_EXTRAS)
+$(VENV)/.with-test: EXTRAS := $(TEST_EXTRAS)
+$(VENV)/.with-check: EXTRAS := $(CHECK_EXTRAS)
+$(VENV)/.with-docs: EXTRAS := $(DOCS_EXTRAS)
+$(VENV)/.with-bench: EXTRAS := $(BENCH_EXTRAS)
+
+$(VENV)/.with-quickstart $(VENV)/.with-test $(VENV)/.with-check $(VENV)/.with-docs $(VENV)/.with-bench: \
+		pyproject.toml constraints.txt $(VENV)/.with-torch
+	$(INSTALL) -e '.[$(EXTRAS)]'
+	@touch $@

@@ -1,0 +1,73 @@
+"""Sphinx configuration. Build with `make docs`."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version as installed_version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+project = "Cosmati"
+author = "The Cosmati authors"
+copyright = "2026, The Cosmati authors"
+release = version = installed_version("cosmati")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build", "_templates"]
+templates_path = ["_templates"]
+html_theme = "furo"
+html_title = "Cosmati"
+
+autosummary_generate = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+myst_heading_anchors = 3
+
+# Docstrings are written to be read in the source, so they aren't reStructuredText: what follows makes them so.
+SECTION = re.compile(r"(Args|Attributes|Examples?|Notes?|Raises|References?|Returns|Yields):$")
+ITEM = re.compile(r"([-*+]|\d+\.|>>>) ")
+MARKED = re.compile(r"(`+[^`]+`+|(?<![\w*])\*\w[^*\n]*\*(?![\w*]))")
+
+
+def escape(text: str) -> str:
+    """Quote code in backticks as code, keep *emphasis*, and let every other character stand for itself."""
+    parts = MARKED.split(text)
+    for i, part in enumerate(parts):
+        if part.startswith("`"):
+            glued = parts[i + 1][:1].isalnum()
+            parts[i] = f"``{part.strip('`')}``" + ("\\ " if glued else "")
+        elif not i % 2:
+            parts[i] = re.sub(r"(?<=[^\s])\*|\*(?=\S)|[|\\]|_(?!\w)", r"\\\g<0>", part)
+    return "".join(parts)
+
+
+def read_as_plain_text(
+    _app: Sphinx, _what: str, _name: str, _obj: object, _options: object, lines: list[str]
+) -> None:
+    """Turn a docstring (plain text, code in backticks, drawings indented) into reStructuredText."""
+    blocks: list[tuple[bool, list[str]]] = []
+    opened = drawing = False
+    for line in lines:
+        if line and not line.startswith(" "):
+            opened = bool(SECTION.match(line) or ITEM.match(line))
+            drawing = False
+        elif line:
+            drawing = not opened
+        if not blocks or blocks[-1][0] != drawing:
+            blocks.append((drawing, []))
+        blocks[-1][1].append(line)
+    text: list[str] = []
+    for drawing, block in blocks:
+        text += ["", "::", "", *block, ""] if drawing else escape("\n".join(block)).split("\n")
+    lines[:] = text
+
+
+def setup(app: Sphinx) -> None:
+    """Read docstrings before napoleon looks for their sections."""
+    app.connect("autodoc-process-docstring", read_as_plain_text, priority=100)

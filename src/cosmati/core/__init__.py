@@ -1,0 +1,1 @@
+"""What everything else is made of: batch, lineage, clock, plan, method, state, randomness."""

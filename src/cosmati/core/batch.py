@@ -1,0 +1,203 @@
+"""A batch and where its rows come from.
+
+`Batch.data` is whatever the user's loss reads: a tensor, tuple, dict, dataclass or any nest of them, with one row
+for each index of every tensor's first dimension. `Batch.lineage` says which row of which source each one is, and
+goes through every method together with the data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmati.errors import BatchError
+
+Data = Any
+"""The user's own structure of tensors: no narrower type exists."""
+
+TOMBSTONE = -1
+"""Row id of a row that isn't there: canonical shape, content zero, weight zero."""
+
+_INPUT_NAMES = ("input", "inputs", "x", "image", "images", "input_ids", "tokens")
+_TARGET_NAMES = ("target", "targets", "y", "label", "labels")
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], data: Data) -> Data:
+    """Apply a function to every tensor of a nest of tuples, lists, mappings and dataclasses."""
+    if isinstance(data, Tensor):
+        return function(data)
+    if isinstance(data, Mapping):
+        return {name: map_tensors(function, value) for name, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(map_tensors(function, value) for value in data))
+    if isinstance(data, list | tuple):
+        return type(data)(map_tensors(function, value) for value in data)
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        names = [field.name for field in dataclasses.fields(data)]
+        return dataclasses.replace(data, **{name: map_tensors(function, getattr(data, name)) for name in names})
+    return data
+
+
+def iterate_tensors(data: Data) -> Iterator[Tensor]:
+    """Yield every tensor of a nest, in order."""
+    found: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(keep, data)
+    yield from found
+
+
+def count_rows(data: Data) -> int:
+    """Return the number of rows that every tensor of the nest agrees on.
+
+    Raises:
+        BatchError: no tensor, or tensors of different lengths.
+    """
+    lengths = {tensor.shape[0] for tensor in iterate_tensors(data) if tensor.ndim}
+    if len(lengths) != 1:
+        msg = (
+            f"A batch needs tensors that share their first dimension; found lengths {sorted(lengths)} in a "
+            f"{type(data).__name__}. Stack the rows into tensors [rows, ...] first."
+        )
+        raise BatchError(msg)
+    return lengths.pop()
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Which rows a batch holds, always on CPU.
+
+    Attributes:
+        row_ids: int64 [rows], `TOMBSTONE` where there is none.
+        class_ids: int64 [rows], index into the taxonomy's classes.
+        parents: int64 [rows, num_parents], all rows that a mixed row was made of; None where each is its own.
+        digests: uint8 [rows, 32], SHA-256 of the row's content, where the source knows it.
+    """
+
+    row_ids: Tensor
+    class_ids: Tensor
+    parents: Tensor | None = None
+    digests: Tensor | None = None
+
+    @classmethod
+    def of_rows(cls, first: int, num_rows: int) -> Lineage:
+        """Number rows of unknown origin."""
+        return cls(torch.arange(first, first + num_rows), torch.zeros(num_rows, dtype=torch.int64))
+
+    def select(self, indices: Tensor | slice) -> Lineage:
+        """Keep some rows, in the order given."""
+        if isinstance(indices, Tensor):
+            indices = indices.cpu()
+        return Lineage(
+            self.row_ids[indices],
+            self.class_ids[indices],
+            None if self.parents is None else self.parents[indices],
+            None if self.digests is None else self.digests[indices],
+        )
+
+    def mix(self, indices: Tensor) -> Lineage:
+        """Mix each row with row `indices[i]`; ids and classes stay the first parent's."""
+        own = self.row_ids[:, None] if self.parents is None else self.parents
+        return dataclasses.replace(self, parents=torch.cat([own, own[indices.cpu()]], dim=1))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows and their lineage. Methods take one and return a new one.
+
+    Attributes:
+        data: the user's nest of tensors, each [rows, ...].
+        lineage: where the rows come from.
+        class_id: the one class of all rows, where the microbatch is route-pure; None otherwise.
+    """
+
+    data: Data
+    lineage: Lineage
+    class_id: int | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, tombstones included."""
+        return int(self.lineage.row_ids.shape[0])
+
+    @property
+    def present(self) -> Tensor | None:
+        """Mask of rows that aren't tombstones, bool [rows] on CPU; None where all are there."""
+        mask = self.lineage.row_ids != TOMBSTONE
+        return None if bool(mask.all()) else mask
+
+    def select(self, indices: Tensor | slice) -> Batch:
+        """Keep some rows, in the order given."""
+        data = map_tensors(lambda tensor: tensor[indices], self.data)
+        return Batch(data, self.lineage.select(indices), self.class_id)
+
+    def to(self, device: torch.device) -> Batch:
+        """Move the data; lineage stays on CPU."""
+        return dataclasses.replace(self, data=map_tensors(lambda tensor: tensor.to(device, non_blocking=True), self.data))
+
+    def replace(self, *, lineage: Lineage | None = None, **fields: Any) -> Batch:  # noqa: ANN401  (see Data)
+        """Return a batch with another `input=`, `target=` or lineage."""
+        data = self.data
+        for field, value in fields.items():
+            data = _replace_field(data, field, value)
+        return Batch(data, lineage or self.lineage, self.class_id)
+
+    @property
+    def input(self) -> Data:
+        """What the model reads: element 0 of a tuple, or the field named input, x, image, input_ids, tokens."""
+        return input_of(self.data)
+
+    @property
+    def target(self) -> Data:
+        """What the loss compares with: element 1 of a tuple, or the field named target, y, label, labels."""
+        return target_of(self.data)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of an integer input [rows, length]; rows otherwise."""
+        tensor = next(iterate_tensors(self.data))
+        return tensor.numel() if tensor.ndim == 2 and not tensor.is_floating_point() else self.num_rows
+
+
+def input_of(data: Data) -> Data:
+    """Return what the model reads (see `Batch.input`)."""
+    return _read(data, _field(data, "input"))
+
+
+def target_of(data: Data) -> Data:
+    """Return what the loss compares with (see `Batch.target`)."""
+    return _read(data, _field(data, "target"))
+
+
+def _field(data: Data, field: str) -> int | str:
+    names, position = (_INPUT_NAMES, 0) if field == "input" else (_TARGET_NAMES, 1)
+    if isinstance(data, list | tuple) and not hasattr(data, "_fields") and len(data) > position:
+        return position
+    for name in names:
+        if (isinstance(data, Mapping) and name in data) or (not isinstance(data, Mapping) and hasattr(data, name)):
+            return name
+    msg = f"No {field} in a batch of type {type(data).__name__}. Use a tuple (input, target), or a field named one of {names}."
+    raise BatchError(msg)
+
+
+def _read(data: Data, key: int | str) -> Data:
+    return data[key] if isinstance(key, int) or isinstance(data, Mapping) else getattr(data, key)
+
+
+def _replace_field(data: Data, field: str, value: Data) -> Data:
+    key = _field(data, field)
+    if isinstance(key, int):
+        items = list(data)
+        items[key] = value
+        return type(data)(items)
+    if isinstance(data, Mapping):
+        return {**data, key: value}
+    return data._replace(**{key: value}) if hasattr(data, "_replace") else dataclasses.replace(data, **{key: value})

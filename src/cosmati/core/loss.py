@@ -1,0 +1,182 @@
+"""The contract of a loss, and the losses that most tasks need.
+
+A loss is called with the model and the batch's data, and returns a scalar, or `Loss(sum, weight)`. The mean is then
+taken once, over the whole step, whatever the number of microbatches and ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cosmati.core.batch import Batch, Data, input_of, target_of
+from cosmati.errors import BatchError
+
+LossFunction = Callable[[nn.Module, Data], "Tensor | Loss"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss that knows what its mean divides by.
+
+    Attributes:
+        sum: scalar with a graph.
+        weight: what the mean divides by: rows, tokens or positives; a number or a scalar tensor.
+        per_row: each row's part of `sum`, [rows]. Methods that choose among rows need it.
+        per_row_weight: each row's part of `weight`, [rows]; None means 1 each.
+        aux: named scalars that are averaged over the step's microbatches and added (balancing losses and the like).
+    """
+
+    sum: Tensor
+    weight: Tensor | float
+    per_row: Tensor | None = None
+    per_row_weight: Tensor | None = None
+    aux: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def mean(self) -> Tensor:
+        """Return sum / weight, with the auxiliary terms added."""
+        value = self.sum / self.weight
+        for term in self.aux.values():
+            value = value + term
+        return value
+
+
+def without_tombstones(loss: Tensor | Loss, batch: Batch) -> Tensor | Loss:
+    """Leave the rows that aren't there out of a loss.
+
+    The rows are dropped by `where`, since 0 x inf is NaN.
+
+    Raises:
+        BatchError: the batch has tombstones, and the loss doesn't tell its rows apart.
+    """
+    present = batch.present
+    if present is None:
+        return loss
+    if not isinstance(loss, Loss) or loss.per_row is None:
+        msg = (
+            "The batch has tombstone rows, and the loss doesn't tell rows apart. Return Loss(sum, weight, per_row=...), "
+            "or use a source with tail='drop'."
+        )
+        raise BatchError(msg)
+    present = present.to(loss.per_row.device)
+    row_weight = torch.ones_like(loss.per_row) if loss.per_row_weight is None else loss.per_row_weight
+    per_row = torch.where(present, loss.per_row, 0.0)
+    row_weight = torch.where(present, row_weight, 0.0)
+    return Loss(per_row.sum(), row_weight.sum(), per_row, row_weight, loss.aux)
+
+
+class MixedTarget(NamedTuple):
+    """Two targets and the share of the first: the loss is interpolated, not the target."""
+
+    first: Tensor
+    second: Tensor
+    mixing: Tensor
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Cross-entropy over rows, or over positions.
+
+    Reads `(input, target)`: logits [rows, classes, ...]; targets of class indices [rows, ...] or of probabilities,
+    the logits' shape. With a probability target, the loss is that of soft cross-entropy.
+
+    Args:
+        num_classes: what target methods (label smoothing, MixUp) need to know of integer targets.
+        ignore_index: target that has no weight.
+    """
+
+    num_classes: int
+    ignore_index: int = -100
+
+    def __call__(self, model: nn.Module, data: Data) -> Loss:
+        """Return the summed cross-entropy, weighted by rows."""
+        return self.compare(model(input_of(data)), target_of(data))
+
+    def compare(self, logits: Tensor, target: Tensor | MixedTarget) -> Loss:
+        """Return the loss of logits [rows, classes, ...] against a target."""
+        if isinstance(target, MixedTarget):
+            return _interpolate(self.compare(logits, target.first), self.compare(logits, target.second), target.mixing)
+        logits = logits.float()
+        if target.is_floating_point():
+            per_row = F.cross_entropy(logits, target, reduction="none")
+            return _from_positions(per_row, torch.ones_like(per_row))
+        per_row = F.cross_entropy(logits, target, reduction="none", ignore_index=self.ignore_index)
+        return _from_positions(per_row, (target != self.ignore_index).to(per_row.dtype))
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """Next-token cross-entropy.
+
+    Reads integer tokens [rows, length + 1] (a tensor, or the input of the batch): the model sees all but the last,
+    and predicts all but the first. Reads `(input, target)` as given, where there is a target.
+    """
+
+    num_classes: int = 256
+    ignore_index: int = -100
+
+    def __call__(self, model: nn.Module, data: Data) -> Loss:
+        """Return the summed cross-entropy, weighted by tokens."""
+        if isinstance(data, Tensor):
+            data = (data[:, :-1], data[:, 1:])
+        output = model(input_of(data))
+        logits = getattr(output, "logits", output).movedim(-1, 1)
+        target = target_of(data)
+        target = target if target.is_floating_point() else target.long()
+        return Classification(self.num_classes, self.ignore_index).compare(logits, target)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Squared error, averaged over rows; each row's error is the mean over its outputs."""
+
+    def __call__(self, model: nn.Module, data: Data) -> Loss:
+        """Return the summed squared error, weighted by rows."""
+        return self.compare(model(input_of(data)), target_of(data))
+
+    def compare(self, output: Tensor, target: Tensor | MixedTarget) -> Loss:
+        """Return the loss of outputs [rows, ...] against targets of the same shape."""
+        if isinstance(target, MixedTarget):
+            return _interpolate(self.compare(output, target.first), self.compare(output, target.second), target.mixing)
+        if output.shape != target.shape:
+            msg = (
+                f"Regression compares outputs {tuple(output.shape)} with targets {tuple(target.shape)}: the shapes "
+                "must be equal, or broadcasting would average the wrong pairs. Reshape one of them."
+            )
+            raise BatchError(msg)
+        per_row = (output.float() - target.float()).square().flatten(1).mean(1) if output.ndim > 1 else (output.float() - target.float()).square()
+        return Loss(per_row.sum(), float(per_row.shape[0]), per_row)
+
+
+def huggingface_loss(model: nn.Module, data: Data) -> Loss:
+    """Take the loss from a Hugging Face model, which has averaged it over its labels.
+
+    The weight is the label count, shifted by one position where the model is a causal language model.
+
+    Raises:
+        BatchError: the batch has no `labels`.
+    """
+    if not isinstance(data, Mapping) or "labels" not in data:
+        msg = "A Hugging Face model computes its loss from `labels`; the batch has none. Add labels=input_ids for a causal model."
+        raise BatchError(msg)
+    labels = data["labels"]
+    predicted = labels[..., 1:] if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) else labels
+    weight = (predicted != -100).sum()
+    return Loss(model(**data).loss * weight, weight)
+
+
+def _from_positions(values: Tensor, weights: Tensor) -> Loss:
+    per_row, row_weight = (values.flatten(1).sum(1), weights.flatten(1).sum(1)) if values.ndim > 1 else (values, weights)
+    return Loss(per_row.sum(), row_weight.sum(), per_row, row_weight)
+
+
+def _interpolate(first: Loss, second: Loss, mixing: Tensor) -> Loss:
+    assert first.per_row is not None, "ready losses give rows"
+    assert second.per_row is not None, "ready losses give rows"
+    per_row = mixing * first.per_row + (1 - mixing) * second.per_row
+    return Loss(per_row.sum(), first.weight, per_row, first.per_row_weight)

@@ -1,0 +1,173 @@
+"""What a training method is: a frozen configuration with a place in the loop.
+
+A method overrides the hooks of its stage; the plan calls only those that it overrides, so an absent hook costs
+nothing. State is a dictionary that `init` returns and `after` renews; the trainer keeps, checkpoints and restores it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from cosmati.core.batch import Batch
+from cosmati.core.clock import Budget, Clock
+from cosmati.core.rng import position_generator, row_uniform
+from cosmati.errors import PlanError
+
+State = dict[str, Tensor]
+Coupling = Literal["rows", "regions"]
+
+
+class Stage(IntEnum):
+    """Places in the loop, in the order in which they act."""
+
+    BUDGET = 0
+    REPLACE = 10
+    CAST = 20
+    SELECT = 30
+    SHAPE = 40
+    PERTURB = 50
+    MIX = 60
+    LABEL = 70
+    ROUTE = 80
+    AGAIN = 90
+    GRADIENT = 100
+    AVERAGE = 110
+
+
+class Position:
+    """Where in the run a hook is called, with the randomness that belongs there.
+
+    Attributes:
+        clock: what has been committed.
+        budget: the run's length.
+        seed: the run's seed.
+        microbatch: index of the microbatch in its step, 0 to V - 1.
+        model: the model in training.
+        loss: the loss function.
+    """
+
+    __slots__ = ("budget", "clock", "loss", "microbatch", "model", "seed")
+
+    def __init__(self, clock: Clock, budget: Budget, seed: int, microbatch: int, model: nn.Module, loss: Any) -> None:  # noqa: ANN401
+        self.clock = clock
+        self.budget = budget
+        self.seed = seed
+        self.microbatch = microbatch
+        self.model = model
+        self.loss = loss
+
+    @property
+    def elapsed(self) -> float:
+        """Fraction of the run that has passed, in [0, 1]."""
+        return self.budget.elapsed(self.clock)
+
+    def generator(self, stream: str) -> torch.Generator:
+        """Return a CPU generator for draws that belong to this microbatch."""
+        return position_generator(self.seed, stream, self.clock.step, self.microbatch)
+
+    def row_uniform(self, stream: str, batch: Batch, num: int = 1) -> Tensor:
+        """Draw uniforms in [0, 1) that belong to the rows: float64 [rows, num] on CPU."""
+        return row_uniform(self.seed, stream, self.clock.epoch, batch.lineage.row_ids, num=num)
+
+    def num_classes(self, target: Tensor, method: str) -> int:
+        """Return the number of classes that integer targets index, as the loss declares it."""
+        num_classes = getattr(self.loss, "num_classes", None)
+        if num_classes is None:
+            msg = (
+                f"{method} needs the number of classes of targets {tuple(target.shape)} {target.dtype}, and the loss "
+                "doesn't declare `num_classes`. Use Classification(num_classes=...), or give targets as probabilities."
+            )
+            raise PlanError(msg)
+        return int(num_classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """Base of all methods: every hook does nothing.
+
+    Class attributes:
+        stage: where in the loop it acts; ties keep the user's order.
+        owns: things that only one method of a plan may hold ("loss interpolation", "evaluation weights", ...).
+        needs_rows: the loss must tell its rows apart.
+    """
+
+    stage: ClassVar[Stage]
+    owns: ClassVar[frozenset[str]] = frozenset()
+    needs_rows: ClassVar[bool] = False
+
+    @property
+    def couples(self) -> frozenset[Coupling]:
+        """What the method lets act on one another: the rows of a microbatch, or regions of the model."""
+        return frozenset()
+
+    @property
+    def claims(self) -> frozenset[str]:
+        """What this configuration owns; `owns` unless it depends on the options."""
+        return self.owns
+
+    def dilation(self) -> float:
+        """BUDGET: return the factor by which the whole run is dilated."""
+        return 1.0
+
+    def apply(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> nn.Module:
+        """REPLACE, CAST: return the model with the surgery done; may be another root."""
+        return model
+
+    def shapes(self, budget: Budget) -> int:
+        """SHAPE: return how many different input shapes the run will see on account of this method."""
+        return 1
+
+    def batch(self, batch: Batch, at: Position) -> Batch:
+        """SELECT to LABEL: return the batch changed."""
+        return batch
+
+    def frozen(self, parameters: Sequence[str], at: Position) -> frozenset[str]:
+        """ROUTE: return the names of the parameters that don't learn in this step.
+
+        Args:
+            parameters: trainable names, from the input to the output.
+            at: position of the step.
+        """
+        return frozenset()
+
+    def perturbation(
+        self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], at: Position
+    ) -> Mapping[str, Tensor] | None:
+        """AGAIN: return what to add to the parameters for a second pass over the same microbatches, or None."""
+        return None
+
+    def gradients(
+        self, gradients: Mapping[str, Tensor], parameters: Mapping[str, Tensor], regions: Mapping[str, int]
+    ) -> Mapping[str, Tensor]:
+        """GRADIENT: return the step's gradients changed. A parameter that doesn't learn in the step is absent."""
+        return gradients
+
+    def init(self, model: nn.Module) -> State:
+        """Return the state at step 0."""
+        return {}
+
+    def after(self, state: State, model: nn.Module, at: Position, learnt: frozenset[str] | None) -> State:
+        """AVERAGE: return the state after a commit; `at.clock` has advanced.
+
+        Args:
+            state: of the step before.
+            model: after the commit.
+            at: position after the commit.
+            learnt: names of the parameters that moved; None means all.
+        """
+        return state
+
+    def evaluation_weights(self, state: State, at: Position) -> Mapping[str, Tensor] | None:
+        """Return parameters to evaluate with, by name, or None for the model's own."""
+        return None
+
+
+def overrides(method: Method, hook: str) -> bool:
+    """Say whether a method has a hook of its own."""
+    return getattr(type(method), hook) is not getattr(Method, hook)

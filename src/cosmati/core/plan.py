@@ -1,0 +1,186 @@
+"""What a run will do, decided before it starts: order, checks, guarantees, digest. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cosmati.core.method import Method, Stage, overrides
+from cosmati.errors import PlanError
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """A promise, whether it holds for this run, and what it rests on or what broke it."""
+
+    name: str
+    holds: bool
+    because: str
+
+    def __str__(self) -> str:
+        return f"{'holds ' if self.holds else 'broken'}  {self.name}: {self.because}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the plan needs to know of the rest of a run.
+
+    Attributes:
+        num_microbatches: V.
+        rows_per_microbatch: None where the user feeds batches by hand.
+        positional_data: batches are a pure function of the position, or their loader restores its own state.
+        loss_has_rows: the loss gives `per_row`; None where that isn't known before the first step.
+        loss_couples: what the loss declares (`couples="rows"`), with its name; empty otherwise.
+        row_coupled_layers: names of modules whose forward couples the rows of a microbatch (BatchNorm).
+        stateful_buffers: names of buffers that forward changes and that aren't folded.
+        host_clock: the budget or a span is in seconds.
+        deterministic: deterministic kernels were asked for.
+        denied: (class, region) pairs that the policy denies in every phase in which the class is admitted.
+        has_ledger: the run keeps a ledger.
+        num_sub_steps: alternating losses.
+        settings: everything else that determines the run's bits, for the digest.
+    """
+
+    num_microbatches: int
+    rows_per_microbatch: int | None
+    positional_data: bool
+    loss_has_rows: bool | None = None
+    loss_couples: str = ""
+    row_coupled_layers: tuple[str, ...] = ()
+    stateful_buffers: tuple[str, ...] = ()
+    host_clock: bool = False
+    deterministic: bool = True
+    denied: tuple[tuple[str, str], ...] = ()
+    has_ledger: bool = False
+    num_sub_steps: int = 1
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The methods in their order, with what follows from composing them.
+
+    `print(plan)` shows it; `digest` identifies it.
+    """
+
+    methods: tuple[Method, ...]
+    guarantees: tuple[Guarantee, ...]
+    facts: Facts
+
+    def at(self, *stages: Stage) -> tuple[Method, ...]:
+        """Return the methods of some stages, in order."""
+        return tuple(method for method in self.methods if method.stage in stages)
+
+    def with_hook(self, hook: str) -> tuple[Method, ...]:
+        """Return the methods that override a hook, in order."""
+        return tuple(method for method in self.methods if overrides(method, hook))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of methods and settings, in hex."""
+        content = {"methods": [describe(method) for method in self.methods], "settings": dict(self.facts.settings)}
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The plan in words, a line each."""
+        facts = self.facts
+        rows = "as the batch gives" if facts.rows_per_microbatch is None else str(facts.rows_per_microbatch)
+        coupled = [type(m).__name__ for m in self.methods if "rows" in m.couples] + list(facts.row_coupled_layers)
+        head = [
+            f"V = {facts.num_microbatches} microbatches a step, {rows} rows each; "
+            f"rows are coupled by: {', '.join(coupled) or 'nothing'}"
+        ]
+        methods = [f"{method.stage.name.lower():>8}  {describe(method)}" for method in self.methods]
+        return (*head, *methods, *(str(guarantee) for guarantee in self.guarantees))
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    def holds(self, name: str) -> bool:
+        """Say whether a guarantee holds."""
+        return any(guarantee.holds for guarantee in self.guarantees if guarantee.name == name)
+
+    def withdraw(self, name: str, because: str) -> Plan:
+        """Return the plan with a promise taken back."""
+        changed = tuple(Guarantee(g.name, False, because) if g.name == name else g for g in self.guarantees)
+        return dataclasses.replace(self, guarantees=changed)
+
+
+def describe(method: Method) -> str:
+    """Return a method as the call that makes it, with the options that aren't defaults."""
+    options = [
+        f"{f.name}={getattr(method, f.name)!r}"
+        for f in dataclasses.fields(method)
+        if f.init and getattr(method, f.name) != f.default
+    ]
+    return f"{type(method).__name__}({', '.join(options)})"
+
+
+def make_plan(methods: Sequence[Method], facts: Facts) -> Plan:
+    """Order and check methods, and work out what the run may promise.
+
+    Raises:
+        PlanError: two methods own one thing, or one can't work with this loss.
+    """
+    for method in methods:
+        if not isinstance(method, Method):
+            msg = f"{method!r} is not a method. Give instances, such as LabelSmoothing(smoothing=0.1)."
+            raise PlanError(msg)
+    _check_owners(methods)
+    for method in methods:
+        if method.needs_rows and facts.loss_has_rows is False:
+            msg = (
+                f"{describe(method)} chooses among rows, and the loss doesn't tell them apart. "
+                "Return Loss(sum, weight, per_row=...) from it."
+            )
+            raise PlanError(msg)
+    # Python's sort is stable: ties keep the user's order.
+    ordered = tuple(sorted(methods, key=lambda method: method.stage))
+    return Plan(ordered, tuple(_guarantees(ordered, facts)), facts)
+
+
+def _check_owners(methods: Sequence[Method]) -> None:
+    owners: dict[str, Method] = {}
+    for method in methods:
+        for thing in sorted(method.claims):
+            if thing in owners:
+                msg = (
+                    f"{describe(owners[thing])} and {describe(method)} both own the {thing}, and a run has one. "
+                    "Remove one of them, or set the option that claims it to its off-value."
+                )
+                raise PlanError(msg)
+            owners[thing] = method
+
+
+def _guarantees(methods: Sequence[Method], facts: Facts) -> list[Guarantee]:
+    names = ", ".join(describe(method) for method in methods)
+    clock = ["the host's clock decides its length"] if facts.host_clock else []
+    data = [] if facts.positional_data else ["the data's order isn't a function of the position, nor restored"]
+    kernels = [] if facts.deterministic else ["deterministic kernels are off"]
+    base = data + clock + kernels
+    single = ["V = 1 runs on one rank"] if facts.num_microbatches == 1 else []
+    buffers = [f"forward changes the buffers {', '.join(facts.stateful_buffers)}"] if facts.stateful_buffers else []
+    ledger = [] if facts.has_ledger else ["no ledger is kept"]
+    promises = [
+        _promise("parity", [f"methods change the step: {names}"] if names else [], "no methods"),
+        _promise("resume", base, "model, optimizer, method states and the clock are all the state"),
+        _promise("elastic", base + single + buffers, f"any number of ranks that divides V = {facts.num_microbatches}"),
+        _promise("replayable", base + ledger, "data, draws and order follow from the position"),
+    ]
+    return promises + [_direct_write(methods, facts, pair) for pair in facts.denied]
+
+
+def _promise(name: str, broken_by: Sequence[str], because: str) -> Guarantee:
+    return Guarantee(name, not broken_by, "; ".join(broken_by) or because)
+
+
+def _direct_write(methods: Sequence[Method], facts: Facts, pair: tuple[str, str]) -> Guarantee:
+    # Rows of one microbatch are of one class, so coupled rows don't leak; coupled regions do.
+    leaks = [f"{describe(method)} couples regions" for method in methods if "regions" in method.couples]
+    if facts.num_sub_steps > 1:
+        leaks.append("alternating sub-steps let one commit change what the next one reads")
+    return _promise(f"no_direct_write({pair[0]}, {pair[1]})", leaks, "its leaf is absent, and its denominator separate")

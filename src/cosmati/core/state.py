@@ -1,0 +1,109 @@
+"""All that a run has to remember: tensors by name, facts as JSON, and a digest that doesn't depend on sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import blake3
+import torch
+from torch import Tensor, nn
+
+from cosmati.errors import CheckpointError
+
+CHUNK_BYTES = 1 << 20
+_TENSOR = "tensor"
+_FACT = "fact"
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return an optimizer's state by parameter name, tensors apart from facts.
+
+    Args:
+        optimizer: any optimizer whose state is tensors, numbers, strings, None, or lists of these.
+        names: name of each parameter by `id`.
+
+    Returns:
+        Tensors as `name/key`, and facts as `{"groups": [...], "state": {name: {key: value}}}`.
+    """
+    tensors: dict[str, Tensor] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    for parameter, state in optimizer.state.items():
+        name = names[id(parameter)]
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"{name}/{key}"] = value
+            else:
+                facts.setdefault(name, {})[key] = value
+    groups = [
+        {key: value for key, value in group.items() if key != "params" and _is_fact(value)} for group in optimizer.param_groups
+    ]
+    return tensors, {"groups": groups, "state": facts}
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> None:
+    """Put an optimizer's state back.
+
+    Raises:
+        CheckpointError: the number of parameter groups differs.
+    """
+    if len(facts["groups"]) != len(optimizer.param_groups):
+        msg = (
+            f"The checkpoint's optimizer has {len(facts['groups'])} parameter groups, and this one {len(optimizer.param_groups)}. "
+            "Resume with the recipe that wrote it."
+        )
+        raise CheckpointError(msg)
+    for group, saved in zip(optimizer.param_groups, facts["groups"], strict=True):
+        group.update({key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in saved.items()})
+    optimizer.state.clear()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names[id(parameter)]
+            own = {key.rpartition("/")[2]: value for key, value in tensors.items() if key.rpartition("/")[0] == name}
+            # Step counters stay where the optimizer keeps them, on CPU; what is shaped as the parameter follows it.
+            state = {key: value.to(parameter.device) if value.ndim else value.clone() for key, value in own.items()}
+            state |= facts["state"].get(name, {})
+            if state:
+                optimizer.state[parameter] = state
+
+
+def _is_fact(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_fact(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def parameter_root(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the Merkle root over 1 MiB chunks of named tensors: BLAKE3, 32 bytes.
+
+    A tensor's leaf-hashes cover name, dtype, shape and canonical (contiguous, little-endian) bytes, so the root
+    doesn't depend on sharding, memory layout or device, and an unchanged tensor has an unchanged subtree.
+    """
+    return merkle_root([tensor_root(name, tensor) for name, tensor in sorted(tensors.items())])
+
+
+def tensor_root(name: str, tensor: Tensor) -> bytes:
+    """Return the Merkle root of one named tensor."""
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    head = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}".encode()
+    chunks = [
+        blake3.blake3(b"\x00" + content[i : i + CHUNK_BYTES].tobytes()).digest() for i in range(0, content.size, CHUNK_BYTES)
+    ]
+    return merkle_root([blake3.blake3(b"\x00" + head).digest(), *chunks])
+
+
+def merkle_root(hashes: Sequence[bytes]) -> bytes:
+    """Fold hashes into one, as RFC 6962 pairs them, with BLAKE3."""
+    if not hashes:
+        return blake3.blake3(b"").digest()
+    if len(hashes) == 1:
+        return hashes[0]
+    split = 1 << ((len(hashes) - 1).bit_length() - 1)
+    return blake3.blake3(b"\x01" + merkle_root(hashes[:split]) + merkle_root(hashes[split:])).digest()
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers by name, without the names that compilation adds."""
+    return {name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items() if isinstance(value, Tensor)}

@@ -1,0 +1,1 @@
+"""Where rows come from: sources with provenance, in one keyed order."""

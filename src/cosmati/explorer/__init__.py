@@ -1,0 +1,1 @@
+"""Pages and figures over finished runs. They read records and never the loop."""

@@ -1,0 +1,95 @@
+"use strict";
+const root = document.documentElement;
+const data = JSON.parse(document.getElementById("data").textContent);
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const asked = new URLSearchParams(location.search).get("theme");
+if (asked === "light" || asked === "dark") root.dataset.theme = asked;
+
+// Figures name their colours as CSS custom properties; the theme's values are put in when they are drawn.
+function coloured(value, style = getComputedStyle(root)) {
+  if (typeof value === "string") {
+    return value.startsWith("var(--") ? style.getPropertyValue(value.slice(4, -1)).trim() : value;
+  }
+  if (Array.isArray(value)) return value.map((item) => coloured(item, style));
+  if (value === null || typeof value !== "object") return value;
+  return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, coloured(item, style)]));
+}
+
+const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]], showSendToCloud: false, plotlyServerURL: "" };
+
+function draw(figure) {
+  const { plot } = data.figures[figure.dataset.figure];
+  const canvas = figure.querySelector(".canvas");
+  const layout = coloured(plot.layout);
+  if (figure.quality !== undefined && layout.shapes) Object.assign(layout.shapes[0], { y0: figure.quality, y1: figure.quality });
+  return Plotly.react(canvas, coloured(plot.data), layout, config);
+}
+
+function save(figure, format) {
+  const name = figure.dataset.figure;
+  if (format !== "csv") {
+    const canvas = figure.querySelector(".canvas");
+    const size = { width: canvas.clientWidth, height: canvas.clientHeight };
+    Plotly.downloadImage(canvas, { format, filename: name, scale: format === "png" ? 2 : 1, ...size });
+    return;
+  }
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([data.figures[name].csv], { type: "text/csv" }));
+  link.download = `${name}.csv`;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+// A study's live part: which axis, where the quality line lies, and the table that follows from both.
+function live(part) {
+  const axes = data.studies[part.dataset.study];
+  const [tradeoff, learning] = part.querySelectorAll("figure");
+  const slider = part.querySelector("input[type=range]");
+  let axis = part.querySelector("input[type=radio]:checked").value;
+  if (!slider) return;
+
+  function show(index) {
+    const level = axes[axis].levels[index];
+    slider.value = index;
+    slider.setAttribute("aria-valuetext", level.text);
+    part.querySelector("output").textContent = level.text;
+    part.querySelectorAll(".speed tbody tr").forEach((row, r) => {
+      [...row.cells].forEach((cell, c) => { cell.textContent = level.rows[r][c]; });
+    });
+    tradeoff.quality = level.quality;
+    return Plotly.relayout(tradeoff.querySelector(".canvas"), { "shapes[0].y0": level.quality, "shapes[0].y1": level.quality, "shapes[0].x0": 0, "shapes[0].x1": 1 });
+  }
+
+  function nearest(quality) {
+    const gaps = axes[axis].levels.map((level) => Math.abs(level.quality - quality));
+    return gaps.indexOf(Math.min(...gaps));
+  }
+
+  slider.addEventListener("input", () => show(Number(slider.value)));
+  tradeoff.querySelector(".canvas").on("plotly_relayout", (change) => {
+    const quality = change["shapes[0].y0"];
+    if (quality !== undefined && quality !== tradeoff.quality) show(nearest(quality));
+  });
+  part.addEventListener("change", (event) => {
+    if (event.target.type !== "radio") return;
+    axis = event.target.value;
+    slider.max = axes[axis].levels.length - 1;
+    tradeoff.dataset.figure = `${part.dataset.study}-tradeoff-${axis}`;
+    learning.dataset.figure = `${part.dataset.study}-learning-${axis}`;
+    tradeoff.quality = undefined;
+    Promise.all([draw(tradeoff), draw(learning)]).then(() => show(axes[axis].start));
+  });
+}
+
+const figures = [...document.querySelectorAll("figure[data-figure]")];
+Promise.all(figures.map(draw)).then(() => document.querySelectorAll(".live").forEach(live));
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-save]");
+  if (button) save(button.closest("figure"), button.dataset.save);
+});
+document.getElementById("theme").addEventListener("click", () => {
+  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : dark.matches;
+  root.dataset.theme = isDark ? "light" : "dark";
+  figures.forEach(draw);
+});
+dark.addEventListener("change", () => figures.forEach(draw));

@@ -1,0 +1,238 @@
+"""What the report page shows, worked out before any HTML: one frozen view a section."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cosmati.explorer.figures import (
+    Figure,
+    axis_scale,
+    breakdown_figure,
+    contribution_figure,
+    heat_map_figure,
+    learning_figure,
+    mean_seconds_by_part,
+    tradeoff_figure,
+)
+from cosmati.explorer.palette import PAGE
+from cosmati.explorer.wording import (
+    AXIS_NAMES,
+    Claim,
+    amount,
+    claims_of,
+    estimate_text,
+    interval_text,
+    noise_sentence,
+    number,
+    quality_text,
+    ratio_interval_text,
+    ratio_text,
+)
+from cosmati.records.governance import GovernanceFacts
+from cosmati.records.run import RunRecord
+from cosmati.records.study import StudyRecord
+from cosmati.study.comparison import (
+    NOISE_ARM,
+    NotReached,
+    SpeedUp,
+    area_between,
+    crossings,
+    difference_at_equal,
+    interaction,
+    single_parts,
+    speed_ups_at_equal_quality,
+)
+from cosmati.study.curves import Axis, available_axes, tradeoff_curve
+
+NUM_LEVELS = 31
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Level:
+    """One position of the quality line: the quality, its text and a speed-up row for each arm."""
+
+    quality: float
+    text: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class StudyView:
+    """All that the page shows of one study. `anchor` starts its figures' ids and its sections' addresses."""
+
+    anchor: str
+    record: StudyRecord
+    claims: tuple[Claim, ...]
+    noise: str
+    axes: tuple[tuple[Axis, str], ...]
+    levels: dict[Axis, tuple[Level, ...]]
+    start: dict[Axis, int]
+    points: tuple[Row, ...]
+    comparisons: tuple[Row, ...]
+    interactions: tuple[str, ...]
+    parts: tuple[Row, ...]
+
+
+def levels_of(study: StudyRecord, axis: Axis) -> tuple[tuple[Level, ...], int]:
+    """Return the positions of the quality line, worst number first, and the index of the baseline's best."""
+    curves = [tradeoff_curve(study, arm.name, axis=axis).points for arm in study.arms]
+    means = [point.quality.value for points in curves for point in points]
+    base = [point.quality.value for point in tradeoff_curve(study, study.baseline_arm, axis=axis).points]
+    if not base:
+        return (), 0
+    best = (max if study.higher_is_better else min)(base)
+    low, high = min(means), max(means)
+    step = (high - low) / (NUM_LEVELS - 1)
+    grid = [low + step * index for index in range(NUM_LEVELS)] if step > 0 else []
+    below = [quality for quality in grid if quality < best - step / 4]
+    above = [quality for quality in grid if quality > best + step / 4]
+    targets, start = [*below, None, *above], len(below)
+    others = [arm.name for arm in study.arms if arm.name != study.baseline_arm]
+    found = [(arm, speed_ups_at_equal_quality(study, arm, targets, axis=axis)) for arm in others]
+    levels = []
+    for index, target in enumerate(targets):
+        text = quality_text(study, best if target is None else target)
+        rows = tuple(_speed_up_row(arm, ratios[index], axis) for arm, ratios in found)
+        levels.append(
+            Level(
+                best if target is None else target,
+                text + (", the baseline's best" if target is None else ""),
+                rows,
+            )
+        )
+    return tuple(levels), start
+
+
+def _speed_up_row(arm: str, found: SpeedUp | NotReached, axis: Axis) -> Row:
+    if isinstance(found, NotReached):
+        return arm, "not reached", "—", found.reason
+    mark = "≤ " if found.is_at_least else ""
+    return arm, mark + amount(found.arm_needs, axis), ratio_text(found), ratio_interval_text(found)
+
+
+def study_view(study: StudyRecord, anchor: str) -> StudyView:
+    """Work out everything that the page says about `study`."""
+    axes = available_axes(study) if study.runs else ()
+    found = {axis: levels_of(study, axis) for axis in axes}
+    others = [arm.name for arm in study.arms if arm.name != study.baseline_arm]
+    return StudyView(
+        anchor=anchor,
+        record=study,
+        claims=claims_of(study),
+        noise=noise_sentence(study),
+        axes=tuple((axis, AXIS_NAMES[axis]) for axis in axes),
+        levels={axis: levels for axis, (levels, _) in found.items()},
+        start={axis: start for axis, (_, start) in found.items()},
+        points=tuple(row for arm in study.arms for row in _point_rows(study, arm.name)),
+        comparisons=tuple(_comparison_row(study, arm) for arm in others),
+        interactions=tuple(text for arm in others if (text := _interaction_text(study, arm))),
+        parts=tuple(row for arm in study.arms for row in _part_rows(study, arm.name)),
+    )
+
+
+def _point_rows(study: StudyRecord, arm: str) -> list[Row]:
+    rows: list[Row] = []
+    for point in tradeoff_curve(study, arm).points:
+        quality = point.quality
+        budget, time = f"{point.budget:g}", amount(point.position.value, "seconds")
+        interval = interval_text(quality.low, quality.high, point.n, 4)
+        rows.append(
+            (arm, budget, time, quality_text(study, quality.value), interval, str(point.num_diverged))
+        )
+    return rows
+
+
+def _comparison_row(study: StudyRecord, arm: str) -> Row:
+    crossed = ", ".join(amount(at, "seconds") for at in crossings(study, arm)) or "none"
+    at_time = estimate_text(difference_at_equal(study, arm))
+    at_steps = estimate_text(difference_at_equal(study, arm, axis="step"))
+    return arm, at_time, at_steps, estimate_text(area_between(study, arm)), crossed
+
+
+def _interaction_text(study: StudyRecord, arm: str) -> str | None:
+    parts = single_parts(study, arm)
+    if parts is None or arm == NOISE_ARM:
+        return None
+    found = interaction(study, arm, parts)
+    product = f"the product of {' and '.join(parts)}"
+    if isinstance(found, NotReached):
+        return f"{arm} against {product}: {found.reason}"
+    if found.low is None or found.high is None or found.low <= 1 <= found.high:
+        word = "no interaction is shown"
+    else:
+        word = "they help each other" if found.value > 1 else "they get in each other's way"
+    return f"{arm} has {estimate_text(found)} times {product}: {word}."
+
+
+def _part_rows(study: StudyRecord, arm: str) -> list[Row]:
+    parts = mean_seconds_by_part(study, arm)
+    total = sum(parts.values())
+    rows: list[Row] = []
+    for name, seconds in parts.items():
+        most = f"{number(total / (total - seconds))}×" if seconds < total else "—"
+        rows.append(
+            (arm, name, amount(seconds, "seconds"), f"{100 * seconds / total:.1f} %" if total else "—", most)
+        )
+    return rows
+
+
+def study_figures(view: StudyView) -> dict[str, Figure]:
+    """Return the study's figures by their id; the tradeoff and learning figures once for each axis."""
+    if not view.axes:
+        return {}
+    figures = {f"{view.anchor}-breakdown": breakdown_figure(view.record, PAGE)}
+    for axis, _ in view.axes:
+        figures[f"{view.anchor}-tradeoff-{axis}"] = tradeoff_figure(view.record, PAGE, axis=axis)
+        figures[f"{view.anchor}-learning-{axis}"] = learning_figure(view.record, PAGE, axis=axis)
+    return figures
+
+
+def governance_figures(facts: GovernanceFacts) -> dict[str, Figure]:
+    """Return the heat maps and the contribution figures by their id."""
+    figures = {
+        f"policy-{index}": heat_map_figure(facts, phase, PAGE) for index, phase in enumerate(facts.phases)
+    }
+    regions = [region for region in facts.regions if any(one.region == region for one in facts.contribution)]
+    return figures | {f"contribution-{i}": contribution_figure(facts, r, PAGE) for i, r in enumerate(regions)}
+
+
+def live_data(view: StudyView) -> dict[str, Any]:
+    """Return what the page's script needs to move the quality line: levels and the unit of each axis."""
+    return {
+        axis: {
+            "start": view.start[axis],
+            "title": axis_scale(view.record, axis)[0],
+            "levels": [
+                {"quality": one.quality, "text": one.text, "rows": one.rows} for one in view.levels[axis]
+            ],
+        }
+        for axis, _ in view.axes
+    }
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs of one recipe with the same plan and the same guarantees, shown once."""
+
+    first: RunRecord
+    run_ids: tuple[str, ...]
+
+
+def group_runs(runs: Sequence[RunRecord]) -> tuple[RunGroup, ...]:
+    """Group runs by recipe, plan and guarantees, in the order in which they come."""
+    groups: dict[tuple[object, ...], list[RunRecord]] = {}
+    for run in runs:
+        groups.setdefault((run.recipe_name, run.plan, run.guarantees), []).append(run)
+    return tuple(RunGroup(members[0], tuple(run.run_id for run in members)) for members in groups.values())
+
+
+def environments_of(runs: Sequence[RunRecord]) -> tuple[tuple[tuple[tuple[str, str], ...], int], ...]:
+    """Return the different environments, each as sorted pairs, with the number of runs in it."""
+    seen: dict[tuple[tuple[str, str], ...], int] = {}
+    for run in runs:
+        key = tuple(sorted({"hardware": run.hardware, **run.environment}.items()))
+        seen[key] = seen.get(key, 0) + 1
+    return tuple(seen.items())

@@ -1,0 +1,150 @@
+"""Numbers, intervals and claims as text. Each carries its n and its interval, or says why it has none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cosmati.records.study import StudyRecord
+from cosmati.study.comparison import (
+    CLAIM_P_VALUE,
+    NOISE_ARM,
+    NotReached,
+    SpeedUp,
+    noise_floor,
+    speed_up_at_equal_quality,
+)
+from cosmati.study.curves import Axis
+from cosmati.study.statistics import Estimate
+
+AXIS_NAMES: dict[Axis, str] = {
+    "seconds": "training time",
+    "step": "steps",
+    "rows": "rows",
+    "tokens": "tokens",
+    "flops": "FLOPs",
+}
+_SECONDS_A_UNIT = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a study says about one arm: a verdict, a figure to show large, and the sentence behind it."""
+
+    study: str
+    arm: str
+    verdict: str
+    figure: str
+    sentence: str
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """Return the unit in which a time of about `seconds` reads well, and its length in seconds."""
+    return next((unit for unit in _SECONDS_A_UNIT if seconds >= 2 * unit[1]), ("s", 1.0))
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Return `value` with `digits` significant digits, thousands grouped."""
+    if not math.isfinite(value):
+        return "not finite" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    is_plain = 1e-4 <= abs(value) < 1e9
+    text = f"{value:,.{decimals}f}" if is_plain else f"{value:.{digits - 1}e}"
+    return text.replace("-", "−", 1) if value < 0 else text
+
+
+def amount(value: float, axis: Axis) -> str:
+    """Return a position on `axis` with its unit."""
+    if axis == "seconds":
+        unit, length = time_unit(value)
+        return f"{number(value / length)}\u00a0{unit}"
+    return f"{number(value)} {AXIS_NAMES[axis]}"
+
+
+def quality_text(study: StudyRecord, value: float) -> str:
+    """Return a quality with four significant digits and the study's unit."""
+    return f"{number(value, 4)} {study.unit}".strip()
+
+
+def interval_text(low: float | None, high: float | None, n: int, digits: int = 3) -> str:
+    """Return the interval and n in words: `0.2 to 0.4, n = 5`, hard spaces; an open end is named."""
+    if low is None or high is None:
+        return f"no interval, n\u00a0=\u00a0{n}"
+    start = "open" if low == -math.inf else number(low, digits)
+    end = "open" if high == math.inf else number(high, digits)
+    return f"{start} to {end}, n\u00a0=\u00a0{n}"
+
+
+def estimate_text(found: Estimate | NotReached, digits: int = 3) -> str:
+    """Return an estimate with its interval, or the reason why there is none."""
+    if isinstance(found, NotReached):
+        return found.reason
+    return f"{number(found.value, digits)} ({interval_text(found.low, found.high, found.n, digits)})"
+
+
+def ratio_text(found: SpeedUp) -> str:
+    """Return the ratio, marked where it's a bound only."""
+    mark = "≥ " if found.is_at_least else "≤ " if found.is_at_most else ""
+    return f"{mark}{number(found.ratio)}×"
+
+
+def ratio_interval_text(found: SpeedUp) -> str:
+    """Return the interval of a speed-up; a lower end of 0 is open."""
+    return interval_text(-math.inf if found.low == 0.0 else found.low, found.high, found.n)
+
+
+def claim_of(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> Claim:
+    """Return what the study says about `arm` at the baseline's best quality."""
+    found = speed_up_at_equal_quality(study, arm, axis=axis)
+    base = study.baseline_arm
+    if isinstance(found, NotReached):
+        sentence = f"{arm} is not shown to be as good as {base}: {found.reason} No speed-up is quoted."
+        return Claim(study.name, arm, "not reached", "—", sentence)
+    what = f"{base}'s best {study.quality_name} ({quality_text(study, found.quality)})"
+    figures = f"{ratio_text(found)}, 95 % interval {ratio_interval_text(found)}"
+    share = f"{number(100 / found.ratio)} % of its {AXIS_NAMES[axis]}"
+    if found.p_value is not None:
+        figures += f", p {'< 0.001' if found.p_value < 0.001 else '= ' + number(found.p_value, 2)}"
+    verdict, tail = _verdict(found)
+    bound = "at most " if found.is_at_least else "at least " if found.is_at_most else ""
+    return Claim(
+        study.name,
+        arm,
+        verdict,
+        ratio_text(found),
+        f"{arm} reached {what} in {bound}{share} ({figures}).{tail}",
+    )
+
+
+def _verdict(found: SpeedUp) -> tuple[str, str]:
+    if found.low is None or found.high is None:
+        return "one seed", " One seed shows no spread, so this is no claim."
+    if found.low <= 1.0 <= found.high:
+        return "no difference shown", " The interval includes 1, so no difference is shown."
+    word = "faster" if found.ratio > 1 else "slower"
+    if found.p_value is None or found.p_value >= CLAIM_P_VALUE:
+        return f"perhaps {word}", f" p isn't below {CLAIM_P_VALUE}, so this is a hint and no claim."
+    return word, ""
+
+
+def claims_of(study: StudyRecord) -> tuple[Claim, ...]:
+    """Return the claims of all arms but the baseline and its double, compositions of more methods first."""
+    arms = [arm for arm in study.arms if arm.name not in (study.baseline_arm, NOISE_ARM)]
+    return tuple(claim_of(study, arm.name) for arm in sorted(arms, key=lambda arm: -len(arm.methods)))
+
+
+def noise_sentence(study: StudyRecord) -> str:
+    """Return what the A/A arm shows, or that the study has none."""
+    floor = noise_floor(study)
+    if floor is None:
+        return f"The study has no arm {NOISE_ARM!r}, so its noise floor isn't measured."
+    text = (
+        f"Noise floor: {study.baseline_arm} against itself with other seeds differs by up to "
+        f"{number(floor.difference)} {study.quality_name}"
+    )
+    if isinstance(floor.speed_up, NotReached):
+        return f"{text}. {floor.speed_up.reason}"
+    interval = ratio_interval_text(floor.speed_up)
+    return f"{text} and shows a speed-up of {ratio_text(floor.speed_up)} ({interval})."

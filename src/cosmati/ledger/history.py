@@ -1,0 +1,119 @@
+"""Which entry may follow which, and which steps stand.
+
+The writer asks before it appends and the verifier asks when it reads, so a log that was written is one that
+verifies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from cosmati.errors import LedgerError
+from cosmati.ledger.entry import encode_entry
+from cosmati.records.ledger import CheckpointEntry, EndEntry, Entry, ResumeEntry, RunEntry, StepEntry
+
+
+class RunHistory:
+    """Follows a log entry by entry.
+
+    Attributes:
+        size: Entries so far.
+        attempt: The present attempt, 0 before any resume.
+        has_ended: Whether the last entry is an end.
+        num_superseded: Step entries that a resume has superseded.
+        num_confirmed: Superseded steps that were run again with equal content.
+        diverged_steps: Numbers of those that were run again with another content.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.attempt = 0
+        self.has_ended = False
+        self.num_superseded = 0
+        self.num_confirmed = 0
+        self.diverged_steps: set[int] = set()
+        self._indices: list[int] = []
+        self._contents: list[bytes] = []
+        self._superseded: dict[int, bytes] = {}
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps that stand: 0 to `num_steps - 1`, without a gap."""
+        return len(self._indices)
+
+    def standing(self) -> frozenset[int]:
+        """Return the entry indices of the steps that stand."""
+        return frozenset(self._indices)
+
+    def resume_entry(self, from_step: int) -> ResumeEntry:
+        """Return the entry with which the run goes on at `from_step`.
+
+        Raises:
+            LedgerError: fewer steps than that stand.
+        """
+        if not 0 <= from_step <= self.num_steps:
+            raise LedgerError(
+                f"The run can't go on at step {from_step}: the ledger holds the steps up to "
+                f"{self.num_steps}, not "
+                "those between. Resume from a checkpoint of this ledger, or start a new run."
+            )
+        supersedes = self._indices[from_step] if from_step < self.num_steps else self.size
+        return ResumeEntry(from_step, supersedes, self.attempt + 1)
+
+    def append(self, entry: Entry) -> None:
+        """Take the next entry.
+
+        Raises:
+            LedgerError: it may not stand here; nothing has changed then.
+        """
+        if isinstance(entry, RunEntry) != (self.size == 0):
+            raise self._refuse("a run entry is entry 0, and only entry 0")
+        if self.has_ended and not isinstance(entry, ResumeEntry):
+            raise self._refuse("after its end a run can only resume")
+        if isinstance(entry, StepEntry):
+            self._append_step(entry)
+        elif isinstance(entry, ResumeEntry):
+            self._append_resume(entry)
+        elif isinstance(entry, CheckpointEntry) and entry.step > self.num_steps:
+            raise self._refuse(f"a checkpoint after {entry.step} steps, and only {self.num_steps} stand")
+        elif isinstance(entry, EndEntry) and entry.step != self.num_steps:
+            raise self._refuse(f"an end after {entry.step} steps, and {self.num_steps} stand")
+        self.has_ended = isinstance(entry, EndEntry)
+        self.size += 1
+
+    def _refuse(self, reason: str) -> LedgerError:
+        return LedgerError(
+            f"Entry {self.size} doesn't fit: {reason}. See cosmati.records.ledger for what may follow what."
+        )
+
+    def _append_step(self, entry: StepEntry) -> None:
+        if entry.step != self.num_steps or entry.attempt != self.attempt:
+            raise self._refuse(
+                f"it is step {entry.step} of attempt {entry.attempt}, where step {self.num_steps} of attempt "
+                f"{self.attempt} must follow"
+            )
+        content = hashlib.sha256(encode_entry(replace(entry, attempt=0))).digest()[:16]
+        before = self._superseded.pop(entry.step, None)
+        if before == content:
+            self.num_confirmed += 1
+        elif before is not None:
+            self.diverged_steps.add(entry.step)
+        self._indices.append(self.size)
+        self._contents.append(content)
+
+    def _append_resume(self, entry: ResumeEntry) -> None:
+        expected = self.resume_entry(entry.from_step)
+        first = self._indices[entry.from_step - 1] + 1 if entry.from_step else 1
+        if entry.attempt != expected.attempt or not first <= entry.supersedes <= expected.supersedes:
+            raise self._refuse(
+                f"a resume at step {entry.from_step} is attempt {expected.attempt} and supersedes the "
+                "steps from entry "
+                f"{expected.supersedes} on, and this one says {entry.attempt} and {entry.supersedes}"
+            )
+        self._superseded.update(
+            zip(range(entry.from_step, self.num_steps), self._contents[entry.from_step :], strict=True)
+        )
+        self.num_superseded += self.num_steps - entry.from_step
+        self.attempt = entry.attempt
+        del self._indices[entry.from_step :], self._contents[entry.from_step :]

@@ -1,0 +1,324 @@
+"""Answers from a verified ledger: which class gave what to which region. Pure Python, one or two passes.
+
+Each query verifies the whole ledger first, as `verify_ledger` does, and reads only what the checkpoint
+covers. A microbatch *reaches* a region where it has rows and its route gives the region a weight above 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmati.errors import LedgerError, TamperError
+from cosmati.ledger.details import decode_details
+from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_key
+from cosmati.ledger.tree import TreeHead
+from cosmati.ledger.verify import LEVEL_0
+from cosmati.records.ledger import MicrobatchCell, StepEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one class gave one region in the steps that stand.
+
+    Norms are those that were logged, on their cadence. Norm shares are neither additive nor influence:
+    gradients have directions, optimizers rescale them, and after two steps each class acts on all through the
+    activations.
+
+    Attributes:
+        class_name: The class.
+        region: The region.
+        num_steps: Steps with a microbatch of the class that reaches the region.
+        num_microbatches: Those microbatches.
+        num_rows: Their rows.
+        weight: Sum of microbatch weight times route weight.
+        num_norms: Microbatches with a logged gradient norm.
+        norm_sum: Sum of these norms.
+        norm_rms: Root of their mean square, None where there is none.
+        norm_share: `norm_sum` over that of all classes in the region, None where that is 0.
+    """
+
+    class_name: str
+    region: str
+    num_steps: int
+    num_microbatches: int
+    num_rows: int
+    weight: float
+    num_norms: int
+    norm_sum: float
+    norm_rms: float | None
+    norm_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionTable:
+    """One `Contribution` for each class and region, in the order of entry 0, zeros included."""
+
+    origin: str
+    tree_size: int
+    root: str
+    evidence_level: str
+    num_steps: int
+    classes: tuple[str, ...]
+    regions: tuple[str, ...]
+    cells: tuple[Contribution, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExclusionStatement:
+    """No logged step gave rows tagged with the class any weight in the region: superseded steps included.
+
+    It is about direct writes. It doesn't say that the class had no influence on the region, nor that rows
+    were tagged rightly.
+
+    Attributes:
+        class_name: The class.
+        region: The region.
+        origin: The log's name.
+        tree_size: Entries that were scanned, all of the tree.
+        root: Root hash, 64 hexadecimal digits.
+        num_steps_scanned: Step entries among them.
+        num_class_microbatches: Microbatches of the class among them.
+        policy_digests: Digests of the policies in force, in hexadecimal, in the order of their first step.
+        evidence_level: What the statement shows at most.
+    """
+
+    class_name: str
+    region: str
+    origin: str
+    tree_size: int
+    root: str
+    num_steps_scanned: int
+    num_class_microbatches: int
+    policy_digests: tuple[str, ...]
+    evidence_level: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    classes: tuple[str, ...]
+    regions: tuple[str, ...]
+    routes: tuple[tuple[float, ...], ...]
+
+    def class_index(self, name: str) -> int:
+        return _index(self.classes, name, "class")
+
+    def region_index(self, name: str) -> int:
+        return _index(self.regions, name, "region")
+
+    def route(self, cell: MicrobatchCell, item: ScannedEntry) -> tuple[float, ...]:
+        if cell.route_id >= len(self.routes) or cell.class_id >= len(self.classes):
+            raise _broken(
+                item, f"class {cell.class_id} or route {cell.route_id} isn't in the tables of entry 0"
+            )
+        return self.routes[cell.route_id] if cell.num_rows else (0.0,) * len(self.regions)
+
+
+def _index(names: tuple[str, ...], name: str, kind: str) -> int:
+    if name not in names:
+        raise LedgerError(f"The ledger has no {kind} {name!r}. It has {', '.join(names)}.")
+    return names.index(name)
+
+
+def _broken(item: ScannedEntry, reason: str) -> TamperError:
+    return TamperError(
+        f"Entry {item.index} breaks the ledger's contract: {reason}. No answer can be drawn from it."
+    )
+
+
+def _is_number(value: object) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    )
+
+
+def _read_tables(item: ScannedEntry) -> _Tables:
+    details = decode_details(item.details) if item.details is not None else {}
+    classes, regions, routes = (details.get(name) for name in ("classes", "regions", "routes"))
+    for names in (classes, regions):
+        if (
+            not isinstance(names, list)
+            or not all(isinstance(n, str) for n in names)
+            or len(set(names)) < len(names)
+        ):
+            raise _broken(item, "its details have no list of distinct class and region names")
+    assert isinstance(classes, list)
+    assert isinstance(regions, list)
+    if not isinstance(routes, list) or not all(
+        isinstance(row, list) and len(row) == len(regions) and all(map(_is_number, row)) for row in routes
+    ):
+        raise _broken(item, "its details have no list of routes with a weight for each region")
+    return _Tables(tuple(classes), tuple(regions), tuple(tuple(map(float, row)) for row in routes))
+
+
+def _read_norms(item: ScannedEntry, num_microbatches: int, num_regions: int) -> dict[int, list[float | None]]:
+    value = decode_details(item.details).get("gradient_norm") if item.details is not None else None
+    norms: dict[int, list[float | None]] = {}
+    for name, row in (value if isinstance(value, dict) else {}).items():
+        is_index = (
+            name.isascii() and name.isdigit() and str(int(name)) == name and int(name) < num_microbatches
+        )
+        if not is_index or not isinstance(row, list) or len(row) != num_regions:
+            raise _broken(item, f"gradient_norm {name!r} isn't a microbatch with a value for each region")
+        if not all(v is None or _is_number(v) for v in row):
+            raise _broken(item, f"gradient_norm {name!r} has a value that is neither a norm nor null")
+        norms[int(name)] = row
+    return norms
+
+
+class _Ledger:
+    """A ledger that was verified once; every further scan is under that one head."""
+
+    def __init__(self, directory: Path, vkey: str | None) -> None:
+        self.key = read_verifier_key(directory, vkey)
+        self.head: TreeHead = read_head(directory, self.key)
+        if self.head.size == 0:
+            raise LedgerError(f"The ledger {directory} is empty. Query it once the run has begun.")
+        self._directory = directory
+        scan = Scan(directory, self.head)
+        first, *_ = (item for item in scan if item.index == 0)
+        self.tables = _read_tables(first)
+        self.standing = scan.history.standing()
+
+    def steps(self) -> Iterator[tuple[ScannedEntry, StepEntry]]:
+        for item in Scan(self._directory, self.head):
+            if isinstance(item.entry, StepEntry):
+                yield item, item.entry
+
+
+@dataclass(slots=True)
+class _Sum:
+    last_step: int = -1
+    num_steps: int = 0
+    num_microbatches: int = 0
+    num_rows: int = 0
+    weight: float = 0.0
+    num_norms: int = 0
+    norm_sum: float = 0.0
+    square_sum: float = 0.0
+
+    def add(self, item: ScannedEntry, cell: MicrobatchCell, weight: float, norm: float | None) -> None:
+        self.num_steps += self.last_step != item.index
+        self.last_step = item.index
+        self.num_microbatches += 1
+        self.num_rows += cell.num_rows
+        self.weight += cell.weight * weight
+        if norm is not None:
+            self.num_norms += 1
+            self.norm_sum += norm
+            self.square_sum += norm * norm
+
+
+def contributions(directory: Path, *, vkey: str | None = None) -> ContributionTable:
+    """Return what each class gave each region over the steps that stand; `Contribution` says what it means.
+
+    Raises:
+        LedgerError: no ledger, an empty one, or no key. TamperError: the ledger doesn't verify, or its
+        details don't follow the contract in `cosmati.records.ledger`.
+    """
+    ledger = _Ledger(directory, vkey)
+    tables = ledger.tables
+    sums = [[_Sum() for _ in tables.regions] for _ in tables.classes]
+    for item, entry in ledger.steps():
+        if item.index not in ledger.standing:
+            continue
+        norms = _read_norms(item, len(entry.microbatches), len(tables.regions))
+        for number, cell in enumerate(entry.microbatches):
+            row = norms.get(number)
+            for region, weight in enumerate(tables.route(cell, item)):
+                if weight > 0:
+                    sums[cell.class_id][region].add(item, cell, weight, None if row is None else row[region])
+    totals = [sum(row[r].norm_sum for row in sums) for r in range(len(tables.regions))]
+    return ContributionTable(
+        origin=ledger.key.name,
+        tree_size=ledger.head.size,
+        root=ledger.head.root.hex(),
+        evidence_level=LEVEL_0,
+        num_steps=len(ledger.standing),
+        classes=tables.classes,
+        regions=tables.regions,
+        cells=tuple(
+            _contribution(name, region, sums[c][r], totals[r])
+            for c, name in enumerate(tables.classes)
+            for r, region in enumerate(tables.regions)
+        ),
+    )
+
+
+def _contribution(class_name: str, region: str, found: _Sum, total: float) -> Contribution:
+    return Contribution(
+        class_name=class_name,
+        region=region,
+        num_steps=found.num_steps,
+        num_microbatches=found.num_microbatches,
+        num_rows=found.num_rows,
+        weight=found.weight,
+        num_norms=found.num_norms,
+        norm_sum=found.norm_sum,
+        norm_rms=math.sqrt(found.square_sum / found.num_norms) if found.num_norms else None,
+        norm_share=found.norm_sum / total if total > 0 else None,
+    )
+
+
+def regions_of_class(
+    directory: Path, class_name: str, *, vkey: str | None = None
+) -> tuple[Contribution, ...]:
+    """Return the regions that rows of a class reached; see `contributions`."""
+    table = contributions(directory, vkey=vkey)
+    _index(table.classes, class_name, "class")
+    return tuple(c for c in table.cells if c.class_name == class_name and c.num_microbatches)
+
+
+def classes_of_region(directory: Path, region: str, *, vkey: str | None = None) -> tuple[Contribution, ...]:
+    """Return the classes whose rows reached a region; see `contributions`."""
+    table = contributions(directory, vkey=vkey)
+    _index(table.regions, region, "region")
+    return tuple(c for c in table.cells if c.region == region and c.num_microbatches)
+
+
+def direct_write_exclusion(
+    directory: Path, class_name: str, region: str, *, vkey: str | None = None
+) -> ExclusionStatement:
+    """Scan the whole ledger and state that no step gave rows of the class weight in the region.
+
+    Raises:
+        LedgerError: no ledger, an empty one, or no such class or region. TamperError: a logged step (a
+        superseded one too) did, or logged a gradient where its route gave no weight; or
+            the ledger doesn't verify.
+    """
+    ledger = _Ledger(directory, vkey)
+    tables = ledger.tables
+    wanted, column = tables.class_index(class_name), tables.region_index(region)
+    num_steps, num_cells, found = 0, 0, None
+    policies: dict[str, None] = {}
+    for item, entry in ledger.steps():
+        num_steps += 1
+        policies[entry.policy_digest.hex()] = None
+        norms = _read_norms(item, len(entry.microbatches), len(tables.regions))
+        for number, cell in enumerate(entry.microbatches):
+            weight = tables.route(cell, item)[column]
+            if cell.class_id == wanted:
+                num_cells += 1
+                norm = norms[number][column] if number in norms else None
+                if weight > 0 or norm:
+                    found = found or (item.index, entry.step, number, weight, norm)
+    if found is not None:
+        index, step, number, weight, norm = found
+        raise TamperError(
+            f"The statement is false: entry {index} (step {step}), microbatch {number}, gave rows of "
+            f"{class_name!r} weight "
+            f"{weight} in {region!r} (gradient norm {norm}). Ask `contributions` how much there was."
+        )
+    return ExclusionStatement(
+        class_name=class_name,
+        region=region,
+        origin=ledger.key.name,
+        tree_size=ledger.head.size,
+        root=ledger.head.root.hex(),
+        num_steps_scanned=num_steps,
+        num_class_microbatches=num_cells,
+        policy_digests=tuple(policies),
+        evidence_level=LEVEL_0,
+    )

@@ -1,0 +1,105 @@
+"""Checks a whole ledger: signature, key, tiles of all levels, root, details, order of the entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmati.errors import TamperError
+from cosmati.ledger.files import check_overlap
+from cosmati.ledger.note import VerifierKey, parse_checkpoint
+from cosmati.ledger.reader import Scan, read_head, read_verifier_key
+from cosmati.ledger.tree import TreeHead
+from cosmati.ledger.wal import WAL_FILE, read_wal
+
+LEVEL_0 = "L0: consistent in itself, operator-asserted"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerReport:
+    """What a verified ledger holds. There is a report only where nothing was wrong.
+
+    Attributes:
+        origin: The log's name.
+        key_id: Id of the operator's key, 8 hexadecimal digits. Compare the whole key with one that you got
+            elsewhere.
+        size: Entries that the checkpoint covers.
+        root: Root hash, 64 hexadecimal digits.
+        num_steps: Steps that stand.
+        num_attempts: 1, and one more for each resume; 0 for an empty ledger.
+        num_superseded: Step entries that a resume superseded.
+        num_confirmed: Superseded steps that were run again with equal content.
+        diverged_steps: Superseded steps that were run again with another content, in order.
+        has_ended: Whether the last entry is the run's end.
+        num_unsigned: Entries beyond the checkpoint in the write-ahead log: not signed, not checked.
+        pinned_size: Size of the earlier checkpoint that was found to be a prefix, None without one.
+        evidence_level: What the report shows at most.
+    """
+
+    origin: str
+    key_id: str
+    size: int
+    root: str
+    num_steps: int
+    num_attempts: int
+    num_superseded: int
+    num_confirmed: int
+    diverged_steps: tuple[int, ...]
+    has_ended: bool
+    num_unsigned: int
+    pinned_size: int | None
+    evidence_level: str
+
+
+def verify_ledger(
+    directory: Path, *, vkey: str | None = None, pinned: TreeHead | str | None = None
+) -> LedgerReport:
+    """Check all that the checkpoint covers, and report.
+
+    Args:
+        directory: the ledger's.
+        vkey: the operator's verifier key from a source that you trust; without it the ledger's own is
+            believed.
+        pinned: an earlier tree head, or the text of an earlier `checkpoint` file, which must be a prefix.
+
+    Raises:
+        LedgerError: there is no ledger, or `vkey` is no key. TamperError: something doesn't verify; the
+        message says what and where.
+    """
+    key = read_verifier_key(directory, vkey)
+    # Before the checkpoint: a live writer replaces the log after it, so an honest one is never ahead of it.
+    wal = read_wal(directory) if (directory / WAL_FILE).exists() else None
+    head = read_head(directory, key)
+    earlier = _read_pinned(pinned, key)
+    roots = [] if earlier is None else [earlier]
+    if wal is not None:
+        roots.append(wal.head)
+    scan = Scan(directory, head, roots)
+    covered = {} if wal is None else wal.entries
+    for item in scan:
+        check_overlap(covered, item.index, item.data)
+    history = scan.history
+    return LedgerReport(
+        origin=key.name,
+        key_id=key.key_id.hex(),
+        size=head.size,
+        root=head.root.hex(),
+        num_steps=history.num_steps,
+        num_attempts=history.attempt + 1 if head.size else 0,
+        num_superseded=history.num_superseded,
+        num_confirmed=history.num_confirmed,
+        diverged_steps=tuple(sorted(history.diverged_steps)),
+        has_ended=history.has_ended,
+        num_unsigned=sum(index >= head.size for index in covered),
+        pinned_size=None if earlier is None else earlier.size,
+        evidence_level=LEVEL_0,
+    )
+
+
+def _read_pinned(pinned: TreeHead | str | None, key: VerifierKey) -> TreeHead | None:
+    if not isinstance(pinned, str):
+        return pinned
+    try:
+        return parse_checkpoint(pinned.encode(), key)
+    except TamperError as error:
+        raise TamperError(f"The pinned checkpoint: {error}") from error

@@ -1,0 +1,30 @@
+"""The methods' functions, for a loop of your own: `import cosmati.methods.functional as cf`."""
+
+from __future__ import annotations
+
+from cosmati.methods.blurpool import apply_blurpool
+from cosmati.methods.channels_last import apply_channels_last
+from cosmati.methods.cutout import cutout_batch
+from cosmati.methods.ema import compute_ema
+from cosmati.methods.gradient_clipping import apply_gradient_clipping
+from cosmati.methods.label_smoothing import smooth_labels
+from cosmati.methods.layer_freezing import freeze_layers
+from cosmati.methods.mixup import mixup_batch
+from cosmati.methods.progressive_resizing import resize_batch
+from cosmati.methods.selective_backprop import select_using_loss, should_selective_backprop
+from cosmati.methods.seq_length_warmup import set_batch_sequence_length
+
+__all__ = [
+    "apply_blurpool",
+    "apply_channels_last",
+    "apply_gradient_clipping",
+    "compute_ema",
+    "cutout_batch",
+    "freeze_layers",
+    "mixup_batch",
+    "resize_batch",
+    "select_using_loss",
+    "set_batch_sequence_length",
+    "should_selective_backprop",
+    "smooth_labels",
+]

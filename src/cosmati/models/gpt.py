@@ -1,0 +1,240 @@
+"""A decoder-only transformer for bytes, with the parts that training speed records are made of.
+
+Pre-norm blocks without biases (Radford et al., 2019), rotary positions (Su et al., 2021, arXiv 2104.09864),
+and as
+options: normalised queries and keys (Henry et al., 2020, arXiv 2010.04245), squared ReLU (So et al., 2021,
+arXiv 2109.08668), projections that start at zero (as in Fixup, Zhang et al., 2019, arXiv 1901.09321), and a
+soft cap on logits (Gemma 2, 2024, arXiv 2408.00118).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cosmati.errors import BatchError, PlanError
+
+Activation = Literal["gelu", "relu_squared"]
+Normalisation = Literal["layer", "rms"]
+
+_ROTARY_BASE = 10_000.0
+_FEED_FORWARD_RATIO = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """Shape and options of a `GPT`.
+
+    Args:
+        vocabulary_size: tokens; 256 for bytes.
+        sequence_length: longest sequence that the model takes.
+        width: of the residual stream, a multiple of `num_heads`.
+        num_blocks: blocks, each attention and a feed-forward layer of four times the width.
+        num_heads: attention heads; with `rotary`, width / num_heads is even.
+        qk_norm: divide each head's queries and keys by their root mean square, without parameters.
+        activation: of the feed-forward layers.
+        zero_init_projections: start each block's two projections at zero, so each block starts as the
+            identity.
+        logit_soft_cap: bound logits by `cap * tanh(logits / cap)`; None doesn't.
+        tied: let the head use the embedding's weights.
+        rotary: rotate queries and keys by position; False learns a position embedding.
+        dropout: rate on what each block adds to the residual stream.
+        normalisation: LayerNorm, or RMSNorm (Zhang and Sennrich, 2019, arXiv 1910.07467).
+
+    Raises:
+        PlanError: sizes that don't fit together.
+    """
+
+    vocabulary_size: int = 256
+    sequence_length: int = 256
+    width: int = 128
+    num_blocks: int = 4
+    num_heads: int = 4
+    qk_norm: bool = False
+    activation: Activation = "gelu"
+    zero_init_projections: bool = False
+    logit_soft_cap: float | None = None
+    tied: bool = False
+    rotary: bool = True
+    dropout: float = 0.0
+    normalisation: Normalisation = "layer"
+
+    def __post_init__(self) -> None:
+        sizes = (self.vocabulary_size, self.sequence_length, self.width, self.num_blocks, self.num_heads)
+        problems = []
+        if min(sizes) < 1:
+            problems.append("all sizes are at least 1")
+        elif self.width % (self.num_heads * (2 if self.rotary else 1)):
+            kind = "even widths" if self.rotary else "equal widths"
+            problems.append(f"{self.num_heads} heads of {kind} don't make up width {self.width}")
+        if self.activation not in ("gelu", "relu_squared") or self.normalisation not in ("layer", "rms"):
+            problems.append(
+                f"activation {self.activation!r} or normalisation {self.normalisation!r} is unknown"
+            )
+        if not 0 <= self.dropout < 1 or (self.logit_soft_cap is not None and self.logit_soft_cap <= 0):
+            problems.append("dropout is in [0, 1), and a soft cap is positive")
+        if problems:
+            msg = f"No GPT can be built: {'; '.join(problems)}. Change {self}."
+            raise PlanError(msg)
+
+
+class GPT(nn.Module):
+    """A causal language model.
+
+    Parameters are named `embedding`, `position` (without rotary), `blocks.N.attention_norm`,
+    `blocks.N.attention. {query,key,value,projection}`, `blocks.N.feed_forward_norm`,
+    `blocks.N.feed_forward.{up,down}`, `norm` and `head`. Queries, keys and values are matrices of their
+    own, so that a region or an optimizer may treat them apart.
+
+    Embeddings start at standard deviation 1 (a tied one at width^-1/2, since it makes the logits too),
+    matrices at fan_in^-1/2, the blocks' projections smaller by (2 * num_blocks)^-1/2 (Radford et al., 2019)
+    or zero, and the head at 1 / width, so that the first loss is near log(vocabulary_size).
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary_size, config.width)
+        self.position = None if config.rotary else nn.Embedding(config.sequence_length, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_blocks))
+        self.norm = _norm(config)
+        self.head = nn.Linear(config.width, config.vocabulary_size, bias=False)
+        self._initialise()
+        if config.tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, length, vocabulary_size] for the token after each one.
+
+        Args:
+            tokens: integers [rows, length], of any length up to `sequence_length`.
+
+        Raises:
+            BatchError: the sequences are too long.
+        """
+        length = tokens.shape[1]
+        if length > self.config.sequence_length:
+            msg = (
+                f"Sequences of {length} tokens are longer than the model's sequence_length of "
+                f"{self.config.sequence_length}. Cut them, or build the model longer."
+            )
+            raise BatchError(msg)
+        hidden = self.embedding(tokens.long())
+        if self.position is not None:
+            hidden = hidden + self.position.weight[:length]
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits: Tensor = self.head(self.norm(hidden))
+        cap = self.config.logit_soft_cap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def _initialise(self) -> None:
+        config = self.config
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=config.width**-0.5 if config.tied else 1.0)
+            elif isinstance(module, nn.Linear):
+                std = module.in_features**-0.5
+                if name == "head":
+                    std = 1 / config.width
+                elif name.endswith((".projection", ".down")):
+                    std *= 0 if config.zero_init_projections else (2 * config.num_blocks) ** -0.5
+                nn.init.normal_(module.weight, std=std)
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward layer; each reads a norm of the residual stream and adds to it."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.attention_norm = _norm(config)
+        self.attention = Attention(config)
+        self.feed_forward_norm = _norm(config)
+        self.feed_forward = FeedForward(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map the residual stream [rows, length, width] to the next one."""
+        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden)))
+        added: Tensor = self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
+        return hidden + added
+
+
+class Attention(nn.Module):
+    """Causal self-attention of several heads."""
+
+    cosine: Tensor
+    sine: Tensor
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
+        self.projection = nn.Linear(width, width, bias=False)
+        if config.rotary:
+            cosine, sine = rotary_table(config.sequence_length, width // config.num_heads)
+            self.register_buffer("cosine", cosine, persistent=False)
+            self.register_buffer("sine", sine, persistent=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map [rows, length, width] to the same shape."""
+        query, key, value = (
+            layer(hidden).unflatten(-1, (self.config.num_heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        if self.config.qk_norm:
+            query, key = (F.rms_norm(part, part.shape[-1:]) for part in (query, key))
+        if self.config.rotary:
+            length = hidden.shape[1]
+            cosine, sine = self.cosine[:length], self.sine[:length]
+            query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        output: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
+        return output
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with an activation between them."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.up = nn.Linear(config.width, _FEED_FORWARD_RATIO * config.width, bias=False)
+        self.down = nn.Linear(_FEED_FORWARD_RATIO * config.width, config.width, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map [rows, length, width] to the same shape."""
+        hidden = self.up(hidden)
+        active = F.gelu(hidden) if self.activation == "gelu" else F.relu(hidden).square()
+        output: Tensor = self.down(active)
+        return output
+
+
+def rotary_table(length: int, head_width: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines [length, head_width / 2] of position times 10000^(-2i / head_width)."""
+    exponents = torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), _ROTARY_BASE**-exponents)
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate each pair (i, i + half) of the last dimension by its position's angle.
+
+    Args:
+        heads: [rows, heads, length, head_width].
+        cosine: [length, head_width / 2].
+        sine: the same shape.
+    """
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
+
+
+def _norm(config: GPTConfig) -> nn.Module:
+    return nn.LayerNorm(config.width) if config.normalisation == "layer" else nn.RMSNorm(config.width)

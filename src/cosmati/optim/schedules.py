@@ -1,0 +1,157 @@
+"""Learning-rate schedules: multipliers over the fraction of the run that has passed.
+
+All of them are the same curve for any length of the run, so a dilated budget dilates warm-up and decay
+together.
+
+A step that starts at fraction e of the run and ends at e + 1/num_steps is warmed up by where it *ends*, and
+decayed by where it *starts*. So neither the first step (multiplier 0 at e = 0) nor the last one (0 at e = 1)
+is wasted: warm-up over k steps gives 1/k, 2/k, ..., 1, and the decay starts there, from 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args, runtime_checkable
+
+from cosmati.core.clock import Budget, Time
+from cosmati.errors import PlanError
+
+DecayShape = Literal["linear", "sqrt"]
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """What multiplies an optimizer's learning rates."""
+
+    def multiplier(self, fraction_elapsed: float, budget: Budget) -> float:
+        """Return the multiplier of the step that starts when this fraction of the run has passed."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WarmedUp:
+    """Warm-up from 0 to 1, linear, before anything else.
+
+    Args:
+        warmup: time string; `0ba` is off.
+    """
+
+    warmup: str = "0ba"
+
+    def __post_init__(self) -> None:
+        Time.parse(self.warmup)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(_WarmedUp):
+    """Warm up, then stay at 1."""
+
+    def multiplier(self, fraction_elapsed: float, budget: Budget) -> float:
+        """Return the multiplier of the step that starts at a fraction of the run."""
+        return _warm_up(self.warmup, fraction_elapsed, budget)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(_WarmedUp):
+    """Warm up, then go straight to `final` at the end of the run.
+
+    Args:
+        final: multiplier at the end, >= 0.
+    """
+
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_final(self.final)
+
+    def multiplier(self, fraction_elapsed: float, budget: Budget) -> float:
+        """Return the multiplier of the step that starts at a fraction of the run."""
+        ramp, start = _warm_up(self.warmup, fraction_elapsed, budget)
+        return ramp * (1 - (1 - self.final) * _progress(fraction_elapsed, start))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(_WarmedUp):
+    """Warm up, then follow half a cosine to `final` at the end of the run (arXiv 1608.03983).
+
+    Args:
+        final: multiplier at the end, >= 0.
+    """
+
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_final(self.final)
+
+    def multiplier(self, fraction_elapsed: float, budget: Budget) -> float:
+        """Return the multiplier of the step that starts at a fraction of the run."""
+        ramp, start = _warm_up(self.warmup, fraction_elapsed, budget)
+        height = (1 + math.cos(math.pi * _progress(fraction_elapsed, start))) / 2
+        return ramp * (self.final + (1 - self.final) * height)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WSD(_WarmedUp):
+    """Warm up, stay stable, decay at the end (MiniCPM, 2404.06395): budgets can share one trunk.
+
+    Args:
+        decay: length of the decay, a time string; `0ba` is off.
+        final: multiplier at the end, >= 0.
+        shape: `linear`, or `sqrt` for 1 - sqrt(progress) (Hägele et al., 2405.18392).
+    """
+
+    decay: str = "0.2dur"
+    final: float = 0.0
+    shape: DecayShape = "linear"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Time.parse(self.decay)
+        _check_final(self.final)
+        if self.shape not in get_args(DecayShape):
+            msg = f"shape={self.shape!r} is no shape of a decay. Use 'linear' or 'sqrt'."
+            raise PlanError(msg)
+
+    def multiplier(self, fraction_elapsed: float, budget: Budget) -> float:
+        """Return the multiplier of the step that starts at a fraction of the run.
+
+        Raises:
+            PlanError: warm-up and decay are longer than the run.
+        """
+        ramp, _ = _warm_up(self.warmup, fraction_elapsed, budget)
+        stable = 1 - budget.fraction_of(self.decay)
+        # A rounding error of the two divisions isn't an overlap.
+        if stable < budget.fraction_of(self.warmup) - 1e-9:
+            msg = (
+                f"Warm-up {self.warmup!r} and decay {self.decay!r} are longer than the run of "
+                f"{str(budget.span)!r}. Shorten one of them."
+            )
+            raise PlanError(msg)
+        progress = _progress(fraction_elapsed, stable)
+        return ramp * (1 - (1 - self.final) * (math.sqrt(progress) if self.shape == "sqrt" else progress))
+
+
+def _check_final(final: float) -> None:
+    if not 0 <= final < math.inf:
+        msg = f"final={final} is no multiplier of a learning rate. Give a number >= 0; 0 decays to nothing."
+        raise PlanError(msg)
+
+
+def _warm_up(warmup: str, elapsed: float, budget: Budget) -> tuple[float, float]:
+    """Return the ramp in [0, 1], and the fraction of the run at which it reaches 1."""
+    length = budget.fraction_of(warmup)
+    if length >= 1:
+        msg = f"Warm-up {warmup!r} takes the whole run of {str(budget.span)!r}. Shorten it."
+        raise PlanError(msg)
+    # Where the number of steps isn't known ahead, a step has no length, and the first one of a warm-up rests.
+    step = 1 / budget.num_steps if budget.num_steps else 0.0
+    ramp = min(1.0, (elapsed + step) / length) if length else 1.0
+    return ramp, max(0.0, length - step)
+
+
+def _progress(elapsed: float, start: float) -> float:
+    """Return the fraction of the way from `start` to the end of the run, in [0, 1]."""
+    return min(1.0, max(0.0, (elapsed - start) / (1 - start))) if start < 1 else float(elapsed >= 1)

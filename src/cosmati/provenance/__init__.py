@@ -1,0 +1,1 @@
+"""Where data comes from: classes, licences, authorities, tags. Needs no torch."""

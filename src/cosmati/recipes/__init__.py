@@ -1,0 +1,1 @@
+"""Functions that return a frozen run configuration."""

@@ -1,0 +1,1 @@
+"""Plain frozen facts, versioned: runs, studies and governance. Standard library only."""

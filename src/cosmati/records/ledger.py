@@ -1,0 +1,229 @@
+"""Entries of the learning-dynamics ledger, and the contract of the details beside them.
+
+Steps count from 0, as in the position `(seed, step, microbatch)`. Wherever a *number of steps done* is meant
+(resume, checkpoint, end), it is also the number of the next step.
+
+A ledger is one run: entry 0 is a `RunEntry`; then steps without a gap, checkpoints between them, and an end.
+A run that goes on after a crash appends a `ResumeEntry`; nothing is rewritten. A run may also resume
+after its end.
+
+Details are JSON objects beside the tree, one line each in `details.jsonl`, in the order of their entries,
+canonical by RFC 8785. An entry commits to its line by SHA-256; `NO_DETAILS` says that there is none. JSON has
+no NaN and no infinity: write null. Integers over 2**53 are written as strings.
+
+Details of entry 0::
+
+    {"classes": [name, ...], "regions": [name, ...],
+     "routes": [[weight per region], ...],                 indexed by MicrobatchCell.route_id
+     "phases": [[name, start_step, end_step], ...],
+     "seed": int, ...}                                     any other JSON besides
+
+Details of a step (a microbatch whose norm is off its cadence is absent from "gradient_norm")::
+
+    {"step": int,
+     "gradient_norm": {"<microbatch index>": [norm per region; null where the gradient is absent], ...},
+     "update_norm": [norm per region; null where absent] | null,
+     "loss": float | null, ...}
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+from cosmati.errors import LedgerError
+
+DIGEST_SIZE = 32
+NO_DETAILS = bytes(DIGEST_SIZE)
+_TEXT_LIMIT = 1024
+
+
+class EntryKind(IntEnum):
+    """What an entry records."""
+
+    RUN = 0
+    STEP = 1
+    RESUME = 2
+    CHECKPOINT = 3
+    END = 4
+
+
+def _check_digests(**digests: bytes) -> None:
+    for name, value in digests.items():
+        if type(value) is not bytes or len(value) != DIGEST_SIZE:
+            raise LedgerError(
+                f"{name} must be {DIGEST_SIZE} bytes and is {value!r:.80}. Give a SHA-256 or BLAKE3 digest."
+            )
+
+
+def _check_counts(bits: int, **counts: int) -> None:
+    for name, value in counts.items():
+        if type(value) is not int or not 0 <= value < 1 << bits:
+            raise LedgerError(
+                f"{name} must be an integer from 0 to 2**{bits} - 1 and is {value!r:.80}. Correct it."
+            )
+
+
+def _check_texts(**texts: str) -> None:
+    for name, value in texts.items():
+        try:
+            size = len(value.encode("utf-8"))
+        except UnicodeEncodeError:
+            size = 0
+        if not 0 < size <= _TEXT_LIMIT:
+            raise LedgerError(
+                f"{name} must be 1 to {_TEXT_LIMIT} bytes of UTF-8 and is {value!r:.80}. Change it."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntry:
+    """Entry 0: what the run commits to before its first step.
+
+    Attributes:
+        run_id: Name of the run.
+        commitments: Name and 32-byte digest of the recipe, plan, policy, taxonomy, data, model, environment,
+            seed.
+        details_digest: SHA-256 of the details line, which holds the tables of names.
+    """
+
+    run_id: str
+    commitments: tuple[tuple[str, bytes], ...]
+    details_digest: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse what the log can't hold."""
+        _check_texts(run_id=self.run_id)
+        _check_digests(details_digest=self.details_digest)
+        for name, digest in self.commitments:
+            _check_texts(commitment=name)
+            _check_digests(**{name: digest})
+        if len({name for name, _ in self.commitments}) != len(self.commitments):
+            raise LedgerError("Two commitments have one name, so a reader can't tell them apart. Rename one.")
+
+
+@dataclass(frozen=True, slots=True)
+class MicrobatchCell:
+    """One microbatch of a step.
+
+    Attributes:
+        class_id: Index into the class names of entry 0.
+        band: Band of the rows within their class.
+        phase: Index into the phases of entry 0.
+        route_id: Index into the routes of entry 0: which weight each region gave these rows.
+        num_rows: Rows that took part; tombstones don't count.
+        weight: What the mean divides by (rows, tokens, positives); finite and not negative.
+        row_commitment: 32-byte commitment to the rows, in order.
+    """
+
+    class_id: int
+    band: int
+    phase: int
+    route_id: int
+    num_rows: int
+    weight: float
+    row_commitment: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse what the log can't hold."""
+        _check_counts(32, class_id=self.class_id, route_id=self.route_id, num_rows=self.num_rows)
+        _check_counts(16, band=self.band, phase=self.phase)
+        _check_digests(row_commitment=self.row_commitment)
+        if not (math.isfinite(self.weight) and self.weight >= 0):
+            raise LedgerError(f"weight must be finite and not negative and is {self.weight!r}. Correct it.")
+
+
+@dataclass(frozen=True, slots=True)
+class StepEntry:
+    """One committed step.
+
+    Attributes:
+        step: Number of the step, from 0.
+        attempt: 0 for a run's first process, one more for each resume.
+        policy_digest: Digest of the policy in force.
+        details_digest: SHA-256 of the details line.
+        parameter_root: Root over the parameters after the step, on its cadence.
+        microbatches: In the order of their index.
+    """
+
+    step: int
+    attempt: int
+    policy_digest: bytes
+    details_digest: bytes
+    parameter_root: bytes | None
+    microbatches: tuple[MicrobatchCell, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what the log can't hold."""
+        _check_counts(64, step=self.step)
+        _check_counts(32, attempt=self.attempt)
+        _check_digests(policy_digest=self.policy_digest, details_digest=self.details_digest)
+        if self.parameter_root is not None:
+            _check_digests(parameter_root=self.parameter_root)
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeEntry:
+    """The run goes on from an earlier state.
+
+    Attributes:
+        from_step: Number of steps that stand: the first step of the new attempt.
+        supersedes: Number of entries that stand. Steps with a number of at least `from_step` at or after this
+            index, and before this entry, are superseded.
+        attempt: One more than the attempt before.
+    """
+
+    from_step: int
+    supersedes: int
+    attempt: int
+
+    def __post_init__(self) -> None:
+        """Refuse what the log can't hold."""
+        _check_counts(64, from_step=self.from_step, supersedes=self.supersedes)
+        _check_counts(32, attempt=self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEntry:
+    """A model checkpoint.
+
+    Attributes:
+        step: Number of steps done.
+        state_digest: Digest of the whole training state.
+        parameter_root: Root over the parameters.
+    """
+
+    step: int
+    state_digest: bytes
+    parameter_root: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse what the log can't hold."""
+        _check_counts(64, step=self.step)
+        _check_digests(state_digest=self.state_digest, parameter_root=self.parameter_root)
+
+
+@dataclass(frozen=True, slots=True)
+class EndEntry:
+    """The end of the run.
+
+    Attributes:
+        step: Number of steps done.
+        outcome: How it ended: `completed`, `stopped`.
+        parameter_root: Root over the parameters as they are handed over.
+    """
+
+    step: int
+    outcome: str
+    parameter_root: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse what the log can't hold."""
+        _check_counts(64, step=self.step)
+        _check_texts(outcome=self.outcome)
+        _check_digests(parameter_root=self.parameter_root)
+
+
+Entry: TypeAlias = RunEntry | StepEntry | ResumeEntry | CheckpointEntry | EndEntry

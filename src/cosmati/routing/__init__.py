@@ -1,0 +1,1 @@
+"""Which regions of a model learn from which data: regions, policies, routes."""

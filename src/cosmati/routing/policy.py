@@ -1,0 +1,286 @@
+"""A policy, compiled: one weight for each class, phase and region, and one decision for each class and phase.
+
+`policy_file` says what a policy file looks like and which rule wins a cell. Compiling enumerates every cell,
+so that nothing is decided in a run that wasn't there to be read before it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import product
+from typing import Literal
+
+from cosmati.errors import PolicyError
+from cosmati.provenance.taxonomy import Taxonomy
+from cosmati.routing.policy_file import PolicyFile
+from cosmati.routing.regions import Regions
+from cosmati.routing.rules import Outcome, check_names, disagreement, front, matching_rules
+
+Decision = Literal["admit", "gate", "defer", "reject"]
+Route = tuple[float, ...]
+Outcomes = dict[tuple[str, str, str], Outcome]
+
+_TIME = re.compile(r"([0-9]+)(ba)|([0-9]+(?:\.[0-9]+)?)(dur|ep)")
+_UNDECIDED: Outcome = ("reject", 0.0)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps `start_step` to `end_step` of the run, the end not included."""
+
+    name: str
+    start_step: int
+    end_step: int
+
+
+@dataclass(frozen=True)
+class CompiledPolicy:
+    """What each class may teach each region in each phase. Total: every cell has a value.
+
+    Args:
+        classes: the taxonomy's classes; the index is the class id.
+        partition: the regions that weights are for.
+        phases: contiguous spans from step 0 to the end of the run.
+        weight: by class, phase and region; 0 wherever the decision is `reject` or `defer`.
+        decision: by class and phase.
+        policy_digest: SHA-256 of the policy file's canonical JSON; 32 bytes.
+        taxonomy_digest: SHA-256 of the taxonomy's canonical JSON; 32 bytes.
+    """
+
+    classes: tuple[str, ...]
+    partition: Regions
+    phases: tuple[Phase, ...]
+    weight: tuple[tuple[Route, ...], ...]
+    decision: tuple[tuple[Decision, ...], ...]
+    policy_digest: bytes
+    taxonomy_digest: bytes
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Names of the regions, in the order of a route's weights."""
+        return self.partition.names
+
+    def phase_at(self, step: int) -> int:
+        """Return the index of the phase that a step is in.
+
+        Raises:
+            PolicyError: the step isn't in the run that the policy was compiled for.
+        """
+        if not 0 <= step < self.phases[-1].end_step:
+            msg = f"Step {step} isn't in the run that the policy is for, 0 to {self.phases[-1].end_step - 1}."
+            raise PolicyError(msg)
+        return bisect_right(self._starts, step) - 1
+
+    def route(self, class_id: int, step: int) -> Route:
+        """Return a class's weight for each region at a step.
+
+        Raises:
+            PolicyError: no such class id or step.
+        """
+        return self.weight[self._checked(class_id)][self.phase_at(step)]
+
+    @cached_property
+    def routes(self) -> tuple[Route, ...]:
+        """All different routes, from the one that denies most; the index is the route id."""
+        return tuple(sorted({route for phases in self.weight for route in phases}))
+
+    def route_id(self, class_id: int, phase: int) -> int:
+        """Return the index in `routes` of a class's route in a phase (an index).
+
+        Raises:
+            PolicyError: no such class id or phase.
+        """
+        if not 0 <= phase < len(self.phases):
+            msg = f"There's no phase {phase}: the policy has {len(self.phases)}."
+            raise PolicyError(msg)
+        return self._route_ids[self.weight[self._checked(class_id)][phase]]
+
+    def _checked(self, class_id: int) -> int:
+        if not 0 <= class_id < len(self.classes):
+            msg = f"There's no class {class_id}: ids go from 0 to {len(self.classes) - 1}. Rows need a class."
+            raise PolicyError(msg)
+        return class_id
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [phase.start_step for phase in self.phases]
+
+    @cached_property
+    def _route_ids(self) -> dict[Route, int]:
+        return {route: index for index, route in enumerate(self.routes)}
+
+
+def compile_policy(
+    policy: PolicyFile,
+    *,
+    taxonomy: Taxonomy,
+    regions: Regions,
+    num_steps: int,
+    resolve: Callable[[str], int] | None = None,
+) -> CompiledPolicy:
+    """Decide every cell of a policy.
+
+    Args:
+        policy: the policy as written.
+        taxonomy: the classes; its name must be the policy's.
+        regions: `partition_parameters(model, policy.regions, allow_tied=policy.allow.tied)`.
+        num_steps: length of the run.
+        resolve: step number of a time string, for phases; by default `resolve_time` without epochs.
+
+    Raises:
+        PolicyError: a name that isn't there, rules that disagree, a class that's admitted without any weight,
+            or deferred without a later phase that admits it; phases that are empty or out of order. All are
+            listed.
+    """
+    _refuse(check_names(policy, taxonomy, regions), "names what isn't there")
+    phases = _resolve_phases(
+        policy, num_steps, resolve or (lambda text: resolve_time(text, num_steps=num_steps))
+    )
+    outcomes = _decide_cells(policy, taxonomy.classes, regions.declared)
+    problems: list[str] = []
+    weight, decision = [], []
+    for path in taxonomy.classes:
+        routes = tuple(_route(outcomes, path, phase.name, regions) for phase in phases)
+        kinds = [{outcomes[path, region, phase.name][0] for region in regions.declared} for phase in phases]
+        decisions = [
+            _decide(path, phase.name, kind, route, problems)
+            for phase, kind, route in zip(phases, kinds, routes, strict=True)
+        ]
+        weight.append(routes)
+        decision.append(tuple(decisions))
+        for index, one in enumerate(decisions):
+            if one == "defer" and not {"admit", "gate"} & set(decisions[index:]):
+                problems.append(
+                    f"{path} is deferred in phase {phases[index].name}, and no later phase admits it: "
+                    "give it a weight there, or reject it"
+                )
+    _refuse(problems, "isn't sound")
+    return CompiledPolicy(
+        taxonomy.classes, regions, phases, tuple(weight), tuple(decision), policy.digest, taxonomy.digest
+    )
+
+
+def meet(route: Route, other: Route) -> Route:
+    """Return the elementwise minimum: the route of a row with two parents. It amplifies only where both do.
+
+    Raises:
+        PolicyError: the routes are for different numbers of regions.
+    """
+    if len(route) != len(other):
+        msg = f"Routes over {len(route)} and {len(other)} regions have no meet. Use one policy's routes."
+        raise PolicyError(msg)
+    return tuple(map(min, route, other))
+
+
+def effective_weight(method_product: float, policy_weight: float) -> float:
+    """Return `clamp(method_product * policy_weight, 0, policy_weight)`: methods lower, never lift.
+
+    Raises:
+        PolicyError: one of them isn't a number, or the policy's weight is negative or infinite.
+    """
+    if math.isnan(method_product) or not 0 <= policy_weight < math.inf:
+        msg = f"Weights {method_product} (methods), {policy_weight} (policy) have no product: use finite ones"
+        raise PolicyError(msg)
+    return policy_weight * min(max(method_product, 0.0), 1.0)
+
+
+def resolve_time(text: str, *, num_steps: int, steps_per_epoch: int | None = None) -> int:
+    """Return the step at which a span from the start of the run ends, fractions of a step rounded down.
+
+    Args:
+        text: `100ba` steps, `0.2dur` of the run, or `3ep` epochs.
+        num_steps: length of the run.
+        steps_per_epoch: needed for epochs.
+
+    Raises:
+        PolicyError: another text, or epochs of unknown length.
+    """
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        msg = f"{text!r} isn't a time. Write '100ba' (steps), '0.2dur' (part of the run) or '3ep' (epochs)."
+        raise PolicyError(msg)
+    if match[2]:
+        return int(match[1])
+    if match[4] == "ep" and steps_per_epoch is None:
+        msg = f"{text!r} can't be placed: the number of steps in an epoch isn't known. Use 'ba' or 'dur'."
+        raise PolicyError(msg)
+    return math.floor(Fraction(match[3]) * (num_steps if match[4] == "dur" else steps_per_epoch or 0))
+
+
+def _refuse(problems: Iterable[str], why: str) -> None:
+    listed = list(dict.fromkeys(problems))
+    if listed:
+        msg = f"The policy {why}:\n" + "\n".join(f"  - {problem}" for problem in listed)
+        raise PolicyError(msg)
+
+
+def _resolve_phases(policy: PolicyFile, num_steps: int, resolve: Callable[[str], int]) -> tuple[Phase, ...]:
+    if num_steps < 1:
+        msg = f"A policy is compiled for a run of at least one step, not {num_steps}."
+        raise PolicyError(msg)
+    ends = [num_steps if phase.until is None else resolve(phase.until) for phase in policy.phases] or [
+        num_steps
+    ]
+    starts = [0, *ends[:-1]]
+    phases = tuple(Phase(*span) for span in zip(policy.phase_names, starts, ends, strict=True))
+    _refuse(
+        [
+            f"phase {phase.name} would go from step {phase.start_step} to {phase.end_step} of {num_steps}; "
+            "put its `until` after the phase before and before the end of the run"
+            for phase in phases
+            if not phase.start_step < phase.end_step <= num_steps
+        ],
+        "has phases out of order",
+    )
+    return phases
+
+
+def _decide_cells(policy: PolicyFile, classes: Iterable[str], regions: Iterable[str]) -> Outcomes:
+    """Return what the winning rule says about each cell (class, region, phase); without one, `reject`."""
+    outcomes: Outcomes = {}
+    conflicts: dict[tuple[str, str], list[str]] = {}
+    for cell in product(classes, regions, policy.phase_names):
+        ahead = front(matching_rules(policy.rules, *cell))
+        outcomes[cell] = ahead[0].outcome if ahead else _UNDECIDED
+        pair = disagreement(ahead)
+        if pair:
+            conflicts.setdefault((str(pair[0]), str(pair[1])), []).append(f"({', '.join(cell)})")
+    _refuse(
+        [
+            f"{one} and {other} disagree on {cells[0]}"
+            + (f" and {len(cells) - 1} more cells" if len(cells) > 1 else "")
+            + ": neither is more specific. Add a rule for these cells"
+            for (one, other), cells in conflicts.items()
+        ],
+        "is ambiguous",
+    )
+    return outcomes
+
+
+def _route(outcomes: Outcomes, path: str, phase: str, regions: Regions) -> Route:
+    return tuple(min(outcomes[path, name, phase][1] for name in members) for members in regions.members)
+
+
+def _decide(path: str, phase: str, kinds: Collection[str], route: Route, problems: list[str]) -> Decision:
+    """Return the decision that a class's cells in a phase come to, and note what's wrong with them."""
+    if "defer" in kinds and len(kinds) > 1:
+        problems.append(
+            f"{path} is deferred in phase {phase}, but rules for single regions say otherwise; "
+            "a class is deferred for all regions or none"
+        )
+    if "defer" in kinds:
+        return "defer"
+    if not any(route):
+        if "weight" in kinds:
+            problems.append(
+                f"{path} is admitted in phase {phase} with weight 0 for every region, "
+                "and would run and teach nothing: use decision: reject"
+            )
+        return "reject"
+    return "gate" if any(0 < weight < 1 for weight in route) else "admit"

@@ -1,0 +1,246 @@
+"""What a policy does, for people: why a cell has its weight, what a version changes, tables, heat maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Literal, NamedTuple
+
+from cosmati.errors import PolicyError
+from cosmati.provenance.taxonomy import Taxonomy, closest
+from cosmati.routing.policy import CompiledPolicy, Decision
+from cosmati.routing.policy_file import PolicyFile
+from cosmati.routing.rules import disagreement, front, matching_rules
+
+_RANK: dict[Decision, int] = {"reject": 0, "defer": 1, "gate": 2, "admit": 2}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a cell is as it is.
+
+    Args:
+        class_path: the class.
+        region: the region, as declared in the policy.
+        phase: the phase.
+        considered: the rules that cover the cell, in words, the most specific first.
+        winner: the one that decides; the first in the file where several say the same; None where the default
+            holds.
+        result: `weight`, `reject` or `defer`.
+        weight: the cell's weight, 0 unless the result is `weight`.
+        why: a sentence.
+    """
+
+    class_path: str
+    region: str
+    phase: str
+    considered: tuple[str, ...]
+    winner: str | None
+    result: Literal["weight", "reject", "defer"]
+    weight: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a compiled policy."""
+
+    class_path: str
+    phase: str
+    region: str
+    weight: float
+    decision: Decision
+
+
+@dataclass(frozen=True)
+class CellChange:
+    """What changes between two policies for one class, in steps `start_step` to `end_step` (not included).
+
+    The regions are those that hold the same parameters before and after; None where they weren't, or aren't,
+    trained.
+    """
+
+    class_path: str
+    old_region: str | None
+    new_region: str | None
+    start_step: int
+    end_step: int
+    old_weight: float
+    new_weight: float
+    old_decision: Decision
+    new_decision: Decision
+
+    @property
+    def direction(self) -> Literal["tightened", "loosened"]:
+        """Whether the class may now teach less or more; by weight, and where that's equal by decision."""
+        before, after = (
+            (self.old_weight, _RANK[self.old_decision]),
+            (self.new_weight, _RANK[self.new_decision]),
+        )
+        return "tightened" if after < before else "loosened"
+
+    def __str__(self) -> str:
+        region = (
+            self.new_region
+            if self.old_region == self.new_region
+            else f"{self.old_region} -> {self.new_region}"
+        )
+        return (
+            f"{self.direction}: {self.class_path}, {region}, steps {self.start_step} to {self.end_step}: "
+            f"{self.old_weight:g} ({self.old_decision}) -> {self.new_weight:g} ({self.new_decision})"
+        )
+
+
+def explain(
+    policy: PolicyFile, class_path: str, region: str, phase: str, *, taxonomy: Taxonomy
+) -> Explanation:
+    """Say which rule decides a cell, and against which others.
+
+    Raises:
+        PolicyError: no such class, region or phase; or rules that disagree on the cell.
+    """
+    regions = tuple(sorted(policy.regions)) or ("all",)
+    for axis, name, known in (
+        ("class", class_path, taxonomy.classes),
+        ("region", region, regions),
+        ("phase", phase, policy.phase_names),
+    ):
+        if name not in known:
+            mend = ". It's the minimum of its members: ask for each" if "&" in name else closest(name, known)
+            msg = f"There's no {axis} {name!r}{mend}"
+            raise PolicyError(msg)
+    matches = matching_rules(policy.rules, class_path, region, phase)
+    ahead = front(matches)
+    pair = disagreement(ahead)
+    if pair:
+        cell = f"({class_path}, {region}, {phase})"
+        msg = f"{pair[0]} and {pair[1]} disagree on {cell}. Add a rule for this cell."
+        raise PolicyError(msg)
+    considered = tuple(
+        str(match) for match in sorted(matches, key=lambda match: match.specificity, reverse=True)
+    )
+    if not ahead:
+        why = "no rule covers the cell, and the default is reject"
+        return Explanation(class_path, region, phase, considered, None, "reject", 0.0, why)
+    if len(matches) == 1:
+        why = "it's the only rule that covers the cell"
+    elif len(ahead) == 1:
+        why = "on class, region and phase it's at least as specific as each of the others"
+    else:
+        others = ", ".join(str(match.number) for match in ahead[1:])
+        why = f"no rule beats it, and what else isn't beaten (rule {others}) says the same"
+    result, weight = ahead[0].outcome
+    return Explanation(class_path, region, phase, considered, str(ahead[0]), result, weight, why)
+
+
+def as_table(compiled: CompiledPolicy) -> tuple[Cell, ...]:
+    """Return all cells, by class, then phase, then region."""
+    return tuple(
+        Cell(path, phase.name, region, compiled.weight[c][p][r], compiled.decision[c][p])
+        for c, path in enumerate(compiled.classes)
+        for p, phase in enumerate(compiled.phases)
+        for r, region in enumerate(compiled.regions)
+    )
+
+
+def diff(old: CompiledPolicy, new: CompiledPolicy) -> tuple[CellChange, ...]:
+    """Return what changes, step by step and parameter by parameter, whatever regions and phases are called.
+
+    A class that one of the taxonomies lacks counts as rejected there.
+
+    Raises:
+        PolicyError: the policies were compiled for runs of different lengths.
+    """
+    if old.phases[-1].end_step != new.phases[-1].end_step:
+        msg = (
+            f"The policies are for runs of {old.phases[-1].end_step} and {new.phases[-1].end_step} steps. "
+            "Compile both for the same number of steps."
+        )
+        raise PolicyError(msg)
+    bounds = sorted({0} | {phase.end_step for phase in (*old.phases, *new.phases)})
+    spans = list(pairwise(bounds))
+    return tuple(
+        change
+        for path in dict.fromkeys([*old.classes, *new.classes])
+        for before, after in _shared_regions(old, new)
+        for change in _changes(_Side(old, path, before), _Side(new, path, after), spans)
+    )
+
+
+def heat_map_text(compiled: CompiledPolicy, phase: str) -> str:
+    """Draw a phase: classes down, regions across, a shade and the weight in each cell; `·` is weight 0.
+
+    Raises:
+        PolicyError: no such phase.
+    """
+    names = tuple(entry.name for entry in compiled.phases)
+    if phase not in names:
+        msg = f"There's no phase {phase!r}{closest(phase, names)}"
+        raise PolicyError(msg)
+    index = names.index(phase)
+    span = compiled.phases[index]
+    rows = [["class", "decision", *compiled.regions]]
+    for path, weights, decisions in zip(compiled.classes, compiled.weight, compiled.decision, strict=True):
+        rows.append(
+            [
+                path,
+                decisions[index],
+                *(f"{_shade(weight)} {weight:g}" if weight else "·" for weight in weights[index]),
+            ]
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    return "\n".join([f"phase {phase}, steps {span.start_step} to {span.end_step}", *lines])
+
+
+def _shade(weight: float) -> str:
+    return "▲" if weight > 1 else "█" if weight == 1 else "░▒▓"[int(weight * 3)]
+
+
+def _shared_regions(old: CompiledPolicy, new: CompiledPolicy) -> list[tuple[str | None, str | None]]:
+    """Return the pairs of an old and a new region that have parameters in common."""
+    before, after = old.partition.region_of, new.partition.region_of
+    return list(
+        dict.fromkeys(
+            (
+                old.regions[before[name]] if name in before else None,
+                new.regions[after[name]] if name in after else None,
+            )
+            for name in [*before, *after]
+        )
+    )
+
+
+class _Side(NamedTuple):
+    compiled: CompiledPolicy
+    class_path: str
+    region: str | None
+
+    def at(self, step: int) -> tuple[float, Decision]:
+        compiled = self.compiled
+        if self.class_path not in compiled.classes or self.region is None:
+            return 0.0, "reject"
+        class_id, phase = compiled.classes.index(self.class_path), compiled.phase_at(step)
+        return compiled.weight[class_id][phase][compiled.regions.index(self.region)], compiled.decision[
+            class_id
+        ][phase]
+
+
+def _changes(old: _Side, new: _Side, spans: Sequence[tuple[int, int]]) -> Iterator[CellChange]:
+    for (before, after), group in groupby(spans, key=lambda span: (old.at(span[0]), new.at(span[0]))):
+        run = list(group)
+        if before[0] != after[0] or _RANK[before[1]] != _RANK[after[1]]:
+            yield CellChange(
+                new.class_path,
+                old.region,
+                new.region,
+                run[0][0],
+                run[-1][1],
+                before[0],
+                after[0],
+                before[1],
+                after[1],
+            )

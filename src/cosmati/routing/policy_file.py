@@ -1,0 +1,241 @@
+"""The policy file: YAML that says which class of data may teach which region of the model, and when.
+
+    version: 1
+    taxonomy: software-licences
+    regions:                          # without it: one region, `all`
+      embedding:   {tag: embedding}
+      near_input:  {blocks: {container: blocks, from: 0, to: 2}}
+      near_output: {blocks: {container: blocks, from: 2}, params: ["ln_f.*"]}
+      head:        {tag: head}
+    phases:                           # spans of the run in order; without it: one phase, `main`
+      - {name: warm, until: 0.2dur}
+      - {name: main}                  # the last one lasts to the end
+    rules:                            # in any order
+      - {class: "open/**", weight: 1}
+      - {class: open/copyleft, region: [embedding, near_input], weight: 0}
+      - {class: open/copyleft, region: [embedding, near_input], phase: warm, weight: 0}
+      - {class: open/copyleft, phase: warm, weight: 0.5}
+      - {class: public-domain, weight: 1}
+      - {class: public-domain, phase: warm, decision: defer}
+    default: reject                   # what holds where no rule does; it can't be anything else
+    allow: {amplify: false, tied: false}
+
+*Rules.* A rule covers the cells (class, region, phase) that it names. `class` is a class, `branch/**` or
+`**`; `region` and `phase` are names, or `*` where left out; each may be a list. A rule gives a `weight` (0
+denied, between 0 and 1 attenuated, 1 full, above 1 amplified and only with `allow: {amplify: true}`), or a
+`decision` for all regions: `reject` (no forward pass) or `defer` (kept for a later phase, which must admit
+it).
+
+*Which rule wins.* On each axis the more specific one: a class over a branch over a branch nearer the root
+over `**`, a name over `*`. A rule is beaten by one that's at least as specific on every axis and more so on
+one. What isn't beaten decides the cell; where that's several rules which say different things, the policy
+is refused. In the example the third rule settles what the second and the fourth leave open.
+
+*Digest.* SHA-256 over the canonical JSON (RFC 8785) of `PolicyFile.to_mapping`: defaults filled in, names
+sorted, rules sorted by their own canonical JSON. Comments, order of rules and spelling of numbers don't
+change it.
+
+*YAML.* Only `true`, `false`, `null` and JSON's numbers mean something; `no`, `on`, `1:30` and `2024-01-01`
+are strings. Duplicate keys, anchors, aliases and tags are refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import rfc8785
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from cosmati.errors import PolicyError
+from cosmati.routing.selectors import Names, RegionName, RegionSelector, Strict
+
+_MAX_CHARACTERS = 1_000_000
+
+
+class PhaseSpec(Strict):
+    """A span of the run, from the end of the phase before to `until`, a time string; the last has none."""
+
+    name: RegionName
+    until: str | None = None
+
+
+class Rule(Strict):
+    """What some classes may do to some regions in some phases: a weight, or a decision."""
+
+    classes: Annotated[Names, Field(alias="class", min_length=1)]
+    region: Annotated[Names, Field(min_length=1)] = ("*",)
+    phase: Annotated[Names, Field(min_length=1)] = ("*",)
+    weight: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)] | None = None
+    decision: Literal["reject", "defer"] | None = None
+
+    @model_validator(mode="after")
+    def _one_result(self) -> Rule:
+        if (self.weight is None) == (self.decision is None):
+            msg = "a rule gives either a weight or a decision"
+            raise ValueError(msg)
+        if self.decision is not None and self.region != ("*",):
+            msg = f"decision: {self.decision} holds for all regions; leave out region, or use weight: 0"
+            raise ValueError(msg)
+        return self
+
+
+class Allow(Strict):
+    """What a policy has to allow expressly: weights above 1, and tied parameters across regions."""
+
+    amplify: Annotated[bool, Field(strict=True)] = False
+    tied: Annotated[bool, Field(strict=True)] = False
+
+
+class PolicyFile(Strict):
+    """A policy as written, see the module's text. `compile_policy` checks it against model and taxonomy."""
+
+    version: Annotated[int, Field(strict=True, ge=1, le=1)]
+    taxonomy: str
+    regions: dict[RegionName, RegionSelector] = Field(default_factory=dict)
+    phases: tuple[PhaseSpec, ...] = ()
+    rules: tuple[Rule, ...]
+    default: Literal["reject"] = "reject"
+    allow: Allow = Allow()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PolicyFile:
+        names = [phase.name for phase in self.phases]
+        problems = [
+            f"phase {name!r} is given twice" for name in sorted({n for n in names if names.count(n) > 1})
+        ]
+        problems += [
+            f"phase {phase.name!r} needs `until`" for phase in self.phases[:-1] if phase.until is None
+        ]
+        problems += [
+            f"phase {phase.name!r} is the last one and lasts to the end of the run: leave out `until`"
+            for phase in self.phases[-1:]
+            if phase.until is not None
+        ]
+        problems += [
+            f"rule {number} amplifies (weight {rule.weight:g}), and allow.amplify is false"
+            for number, rule in enumerate(self.rules, 1)
+            if not self.allow.amplify and (rule.weight or 0) > 1
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def phase_names(self) -> tuple[str, ...]:
+        """Names of the phases in order; `main` where the file has none."""
+        return tuple(phase.name for phase in self.phases) or ("main",)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the plain form that the digest covers."""
+        mapping = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        mapping["rules"] = sorted(mapping["rules"], key=rfc8785.dumps)
+        return mapping
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 over the canonical JSON of `to_mapping`; 32 bytes."""
+        return hashlib.sha256(rfc8785.dumps(self.to_mapping())).digest()
+
+
+def load_policy(source: Path | str) -> PolicyFile:
+    """Read a policy from a file (a `Path`) or from YAML text (a `str`).
+
+    Raises:
+        PolicyError: the file can't be read, isn't the YAML that's allowed here, or has fields that are
+            missing, unknown or wrong; all of them are listed.
+    """
+    where = f"Policy {str(source)!r}" if isinstance(source, Path) else "The policy"
+    try:
+        text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
+        if len(text) > _MAX_CHARACTERS:
+            msg = f"{where} has {len(text)} characters; policies have at most {_MAX_CHARACTERS}."
+            raise PolicyError(msg)
+        document = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  (a SafeLoader with less, not more)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        if isinstance(error, PolicyError):
+            raise
+        msg = f"{where} can't be read: {error}"
+        raise PolicyError(msg) from error
+    if not isinstance(document, dict):
+        mend = " To read a file, pass a Path." if isinstance(document, str) else ""
+        msg = f"{where} is {document!r:.80}, not a mapping with version, taxonomy and rules.{mend}"
+        raise PolicyError(msg)
+    try:
+        return PolicyFile.model_validate(document)
+    except ValidationError as error:
+        problems = "\n".join(f"  - {_problem(entry)}" for entry in error.errors())
+        msg = f"{where} isn't valid:\n{problems}"
+        raise PolicyError(msg) from error
+
+
+def _problem(entry: Any) -> str:  # noqa: ANN401  (pydantic's ErrorDetails)
+    """Return one line for one of pydantic's findings, with close matches for an unknown field."""
+    where = ".".join(str(part + 1) if isinstance(part, int) else part for part in entry["loc"]) or "policy"
+    message = entry["msg"].removeprefix("Value error, ")
+    if entry["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(entry["loc"][-1]), _FIELDS, n=1)
+        return f"{where}: there's no such field" + (f"; did you mean {near[0]}?" if near else "")
+    if entry["type"] in {"value_error", "missing"}:
+        return f"{where}: {message}"
+    return f"{where}: {message}, not {entry['input']!r:.60}"
+
+
+_FIELDS = [
+    field.alias or name
+    for model in (PolicyFile, Rule, PhaseSpec, Allow, RegionSelector)
+    for name, field in model.model_fields.items()
+]
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """A SafeLoader with YAML 1.2's plain scalars, and without duplicate keys, anchors, aliases and tags."""
+
+    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {  # type: ignore[misc]
+        None: [
+            ("tag:yaml.org,2002:bool", re.compile(r"(?:true|false)\Z")),
+            ("tag:yaml.org,2002:null", re.compile(r"(?:null|~|)\Z")),
+            ("tag:yaml.org,2002:int", re.compile(r"-?(?:0|[1-9][0-9]*)\Z")),
+            (
+                "tag:yaml.org,2002:float",
+                re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\Z"),
+            ),
+        ]
+    }
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Refuse anchors, aliases and tags before a node is built."""
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise yaml.constructor.ConstructorError(
+                None, None, "anchors and aliases aren't allowed", event.start_mark
+            )
+        if getattr(event, "tag", None) is not None:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"tags aren't allowed: {event.tag}", event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(
+        self,
+        node: yaml.MappingNode,
+        deep: bool = False,  # noqa: FBT001, FBT002  (PyYAML's signature)
+    ) -> dict[Hashable, Any]:
+        """Refuse keys that aren't strings or come twice, then build the mapping."""
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                problem = f"key {key!r} isn't a string; quote it"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,126 @@
+"""Which rule of a policy wins a cell (class, region, phase): the most specific one on every axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cosmati.provenance.taxonomy import Taxonomy, closest
+from cosmati.routing.policy_file import PolicyFile, Rule
+from cosmati.routing.regions import Regions
+
+Outcome = tuple[Literal["weight", "reject", "defer"], float]
+"""What a rule says about a cell: a weight, or a decision with weight 0."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """A rule that covers a cell.
+
+    Args:
+        number: place in the file, from 1.
+        rule: the rule.
+        specificity: on the axes class (segments that the pattern fixes), region and phase (1 for a name, 0
+            for `*`).
+    """
+
+    number: int
+    rule: Rule
+    specificity: tuple[int, int, int]
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the rule says."""
+        return self.rule.decision or "weight", (self.rule.weight or 0.0) + 0.0
+
+    def beats(self, other: Match) -> bool:
+        """Return whether the rule is at least as specific on each axis, and more so on one."""
+        pairs = list(zip(self.specificity, other.specificity, strict=True))
+        return all(mine >= theirs for mine, theirs in pairs) and self.specificity != other.specificity
+
+    def __str__(self) -> str:
+        return f"rule {self.number} ({rule_text(self.rule)})"
+
+
+def rule_text(rule: Rule) -> str:
+    """Return a rule in words, axes that it leaves open left out."""
+    axes = [("class", rule.classes), ("region", rule.region), ("phase", rule.phase)]
+    parts = [f"{axis} {' | '.join(names)}" for axis, names in axes if names != ("*",)]
+    result = rule.decision or f"weight {rule.weight:g}"
+    return f"{', '.join(parts)}: {result}"
+
+
+def matching_rules(rules: Sequence[Rule], class_path: str, region: str, phase: str) -> list[Match]:
+    """Return the rules that cover a cell, in the file's order."""
+    found = []
+    for number, rule in enumerate(rules, 1):
+        axes = (
+            max((_class_specificity(pattern, class_path) for pattern in rule.classes), default=-1),
+            1 if region in rule.region else 0 if "*" in rule.region else -1,
+            1 if phase in rule.phase else 0 if "*" in rule.phase else -1,
+        )
+        if min(axes) >= 0:
+            found.append(Match(number, rule, axes))
+    return found
+
+
+def front(matches: Sequence[Match]) -> list[Match]:
+    """Return the matches that no other one beats; where they agree they decide the cell."""
+    return [match for match in matches if not any(other.beats(match) for other in matches)]
+
+
+def disagreement(ahead: Sequence[Match]) -> tuple[Match, Match] | None:
+    """Return two matches of a front that say different things, if there are any."""
+    return next(((ahead[0], other) for other in ahead if other.outcome != ahead[0].outcome), None)
+
+
+def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> list[str]:
+    """Return what a policy names and isn't there, and regions that were cut for another policy."""
+    problems = []
+    if policy.taxonomy != taxonomy.name:
+        problems.append(f"the policy is for taxonomy {policy.taxonomy!r}, and this is {taxonomy.name!r}")
+    if regions.declared != (tuple(sorted(policy.regions)) or ("all",)):
+        declared = ", ".join(sorted(policy.regions)) or "all"
+        problems.append(
+            f"the parameters were divided into {', '.join(regions.declared)}, "
+            f"but the policy declares {declared}: divide them by its selectors"
+        )
+    if not policy.allow.tied:
+        problems += [
+            f"region {name} merges tied parameters, and allow.tied is false"
+            for name in regions.names
+            if "&" in name
+        ]
+    for number, rule in enumerate(policy.rules, 1):
+        found = [_class_problem(pattern, taxonomy) for pattern in rule.classes]
+        for axis, names, known in (
+            ("region", rule.region, regions.declared),
+            ("phase", rule.phase, policy.phase_names),
+        ):
+            found += [
+                f"no {axis} {name!r}{closest(name, known)}" for name in names if name not in {*known, "*"}
+            ]
+        problems += [f"rule {number}: {problem}" for problem in found if problem]
+    return problems
+
+
+def _class_problem(pattern: str, taxonomy: Taxonomy) -> str:
+    branch = pattern.removesuffix("/**")
+    if pattern == "**" or (taxonomy.is_branch(branch) if branch != pattern else taxonomy.contains(pattern)):
+        return ""
+    if branch == pattern and taxonomy.is_branch(pattern):
+        return f"{pattern!r} is a branch; write '{pattern}/**' for all classes below it"
+    if taxonomy.contains(branch):
+        return f"{branch!r} is a class, with none below it; leave out '/**'"
+    return f"no class {pattern!r} in taxonomy {taxonomy.name}{closest(branch, taxonomy.classes)}"
+
+
+def _class_specificity(pattern: str, class_path: str) -> int:
+    """Return how many segments of the class a pattern fixes, or -1 where it doesn't cover the class."""
+    if pattern == class_path:
+        return class_path.count("/") + 1
+    if pattern == "**":
+        return 0
+    branch = pattern.removesuffix("/**")
+    return branch.count("/") + 1 if branch != pattern and class_path.startswith(f"{branch}/") else -1

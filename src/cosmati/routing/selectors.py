@@ -1,0 +1,73 @@
+"""Which parameters a region takes, as written in a policy; `regions` applies it to a model. No torch here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+def _sorted_names(value: object) -> tuple[str, ...]:
+    """Read one name or a list of them; order and repeats mean nothing, so they don't reach the digest."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list | tuple) and all(isinstance(entry, str) for entry in value):
+        return tuple(sorted(set(value)))
+    msg = f"give a name or a list of names, not {value!r:.60}; quote what reads as a number"
+    raise ValueError(msg)
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_sorted_names)]
+Tag = Literal["embedding", "head", "norm"]
+RegionName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+
+
+class Strict(BaseModel):
+    """A frozen model that takes no unknown field."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class BlockRange(Strict):
+    """Blocks `start` to `to` of a container, counted from the input; `to` isn't among them.
+
+    Args:
+        container: module path of an `nn.ModuleList`, `nn.Sequential` or `nn.ModuleDict`.
+        start: first block, `from` in a policy file.
+        to: the block after the last one, or None for all that follow.
+    """
+
+    container: str
+    start: Annotated[int, Field(alias="from", strict=True, ge=0)] = 0
+    to: Annotated[int, Field(strict=True, ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> BlockRange:
+        if self.to is not None and self.to <= self.start:
+            msg = f"blocks from {self.start} to {self.to} are none: `to` is the block after the last one"
+            raise ValueError(msg)
+        return self
+
+
+class RegionSelector(Strict):
+    """What a region takes: all that `params`, `blocks` or `tag` select, less what `exclude` names.
+
+    Args:
+        params: globs over parameter names, `*` matches dots too (`layer1.*`).
+        blocks: a range of blocks.
+        tag: `embedding` (parameters of embedding modules), `norm` (of normalisation modules), `head` (of the
+            last `nn.Linear` in the order in which modules are registered).
+        exclude: globs over parameter names that are left to other regions.
+    """
+
+    params: Names = ()
+    blocks: BlockRange | None = None
+    tag: Annotated[tuple[Tag, ...], BeforeValidator(_sorted_names)] = ()
+    exclude: Names = ()
+
+    @model_validator(mode="after")
+    def _selects(self) -> RegionSelector:
+        if not self.params and self.blocks is None and not self.tag:
+            msg = "a region needs params, blocks or tag"
+            raise ValueError(msg)
+        return self

@@ -1,0 +1,1 @@
+"""Many runs, and what can honestly be concluded from them."""

@@ -1,0 +1,248 @@
+"""Compare arms on their tradeoff curves: speed-up at equal quality, difference at equal cost, interaction."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cosmati.records.study import StudyRecord
+from cosmati.study.curves import Axis, Means, best_within, paired_means, reach, tradeoff_curve
+from cosmati.study.statistics import Array, Estimate, estimate
+
+CLAIM_P_VALUE = 0.01
+NOISE_ARM = "aa"
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """How many times less of the axis an arm needs than the baseline to reach `quality`.
+
+    Attributes:
+        ratio: Baseline's need over the arm's need; above 1 is faster.
+        low: Lower end of the 95 % interval, None at n = 1.
+        high: Upper end, None at n = 1.
+        n: Seeds behind it.
+        quality: The quality at which it was read off.
+        baseline_needs: Where the baseline's mean curve reaches it, in the axis' unit.
+        arm_needs: Where the arm's does.
+        p_value: Two-sided, against a ratio of 1; None where there is none.
+        is_at_least: Whether the arm's smallest budget was already better, so that the ratio is a lower bound.
+        is_at_most: The same of the baseline's smallest budget, so that the ratio is an upper bound.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    n: int
+    quality: float
+    baseline_needs: float
+    arm_needs: float
+    p_value: float | None
+    is_at_least: bool
+    is_at_most: bool
+
+
+@dataclass(frozen=True)
+class NotReached:
+    """No figure can be quoted, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """What two sets of seeds of the same arm show: differences below these mean nothing.
+
+    `speed_up` should be 1; `difference` is the largest mean difference in quality at one budget.
+    """
+
+    speed_up: SpeedUp | NotReached
+    difference: float
+    budget: float
+
+
+def _sign(study: StudyRecord) -> float:
+    return 1.0 if study.higher_is_better else -1.0
+
+
+def _targets(study: StudyRecord, base: Means, quality: float | None) -> Array:
+    """Give the baseline's best in each resample, or a fixed quality, signed so that higher is better."""
+    if quality is None:
+        return np.asarray(base.quality.max(axis=1), dtype=np.float64)
+    return np.full(len(base.position), _sign(study) * quality)
+
+
+def speed_up_at_equal_quality(
+    study: StudyRecord, arm: str, *, quality: float | None = None, axis: Axis = "seconds"
+) -> SpeedUp | NotReached:
+    """Return the speed-up of `arm` over the baseline at `quality`, by default the baseline's best.
+
+    The baseline's best is found anew in each resample, so the interval has its uncertainty too. Where the
+    arm's mean curve never reaches the quality there is no speed-up.
+    """
+    return speed_ups_at_equal_quality(study, arm, [quality], axis=axis)[0]
+
+
+def speed_ups_at_equal_quality(
+    study: StudyRecord, arm: str, qualities: Sequence[float | None], *, axis: Axis = "seconds"
+) -> tuple[SpeedUp | NotReached, ...]:
+    """Return `speed_up_at_equal_quality` at each of `qualities`, from the same resamples."""
+    base, own = paired_means(study, [study.baseline_arm, arm], axis=axis)
+    return tuple(_read_off(study, arm, base, own, quality) for quality in qualities)
+
+
+def _read_off(
+    study: StudyRecord, arm: str, base: Means, own: Means, quality: float | None
+) -> SpeedUp | NotReached:
+    if not (np.isfinite(base.quality[0]).any() and np.isfinite(own.quality[0]).any()):
+        return NotReached(f"{study.baseline_arm} and {arm} have no finished runs to compare.")
+    targets = _targets(study, base, quality)
+    base_needs, base_bound = reach(base, targets)
+    own_needs, own_bound = reach(own, targets)
+    target = _sign(study) * float(targets[0])
+    for name, needs, means in ((study.baseline_arm, base_needs, base), (arm, own_needs, own)):
+        if not math.isfinite(needs[0]):
+            best = _sign(study) * float(means.quality[0].max())
+            return NotReached(
+                f"{name} never reaches {study.quality_name} {target:.4g}; its best is {best:.4g}."
+            )
+    if base_bound[0] and own_bound[0]:
+        return NotReached(
+            f"Both arms are better than {study.quality_name} {target:.4g} at their smallest budget."
+        )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = estimate(base_needs / own_needs, base.n, is_ratio=True)
+    return SpeedUp(
+        ratio=found.value,
+        low=found.low,
+        high=found.high,
+        n=found.n,
+        quality=target,
+        baseline_needs=float(base_needs[0]),
+        arm_needs=float(own_needs[0]),
+        p_value=found.p_value,
+        is_at_least=bool(own_bound[0]),
+        is_at_most=bool(base_bound[0]),
+    )
+
+
+def difference_at_equal(
+    study: StudyRecord, arm: str, *, position: float | None = None, axis: Axis = "seconds"
+) -> Estimate | NotReached:
+    """Return by how much `arm` is better than the baseline at an equal `position`, paired over seeds.
+
+    In units of quality, positive where the arm is better whichever way the quality points. The default
+    position is the baseline's largest one. Each arm stands with its best quality for at most that much.
+    """
+    base, own = paired_means(study, [study.baseline_arm, arm], axis=axis)
+    known = base.position[0][np.isfinite(base.position[0])]
+    at = position if position is not None else float(known.max()) if len(known) else 0.0
+    where = np.full(len(base.position), at)
+    base_best, own_best = best_within(base, where), best_within(own, where)
+    if not (math.isfinite(base_best[0]) and math.isfinite(own_best[0])):
+        name = arm if math.isfinite(base_best[0]) else study.baseline_arm
+        return NotReached(f"{name} has no run with {axis} of at most {at:.4g}.")
+    with np.errstate(invalid="ignore"):
+        return estimate(own_best - base_best, base.n)
+
+
+def _mean_gap(base: Means, own: Means, row: int) -> float:
+    """Mean difference of two piecewise linear curves over the logarithm of their common range, exactly."""
+    curves = []
+    for means in (base, own):
+        known = np.isfinite(means.position[row])
+        curves.append((np.log(means.position[row][known]), means.quality[row][known]))
+    if any(len(x) < 2 for x, _ in curves):
+        return math.nan
+    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    if end <= start:
+        return math.nan
+    knots = np.unique(np.clip(np.concatenate([x for x, _ in curves]), start, end))
+    gap = np.interp(knots, *curves[1]) - np.interp(knots, *curves[0])
+    return float(np.trapezoid(gap, knots) / (end - start))
+
+
+def area_between(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> Estimate | NotReached:
+    """Return the mean by which the curve of `arm` lies better than the baseline's over their common range.
+
+    It's the area between the curves over the logarithm of the axis, divided by the range's length, so its
+    unit is the quality's.
+    """
+    base, own = paired_means(study, [study.baseline_arm, arm], axis=axis)
+    gaps = np.array([_mean_gap(base, own, row) for row in range(len(base.position))])
+    if math.isnan(gaps[0]):
+        return NotReached(f"The curves of {study.baseline_arm} and {arm} have no common range of {axis}.")
+    return estimate(gaps, base.n)
+
+
+def crossings(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> tuple[float, ...]:
+    """Return where the mean curves of `arm` and the baseline cross within their common range, in order."""
+    lines = []
+    for name in (study.baseline_arm, arm):
+        points = tradeoff_curve(study, name, axis=axis).points
+        lines.append(([math.log(p.position.value) for p in points], [p.quality.value for p in points]))
+    if any(len(x) < 2 for x, _ in lines):
+        return ()
+    start, end = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
+    knots = sorted({min(max(x, start), end) for x in lines[0][0] + lines[1][0]}) if end > start else []
+    gaps = [float(np.interp(x, *lines[1]) - np.interp(x, *lines[0])) for x in knots]
+    signed = [(x, gap) for x, gap in zip(knots, gaps, strict=True) if gap != 0.0]
+    found = []
+    for (x0, gap0), (x1, gap1) in itertools.pairwise(signed):
+        if gap0 * gap1 < 0:
+            between = [x for x, gap in zip(knots, gaps, strict=True) if gap == 0.0 and x0 < x < x1]
+            found.append(math.exp(between[0] if between else x0 + (x1 - x0) * gap0 / (gap0 - gap1)))
+    return tuple(found)
+
+
+def interaction(
+    study: StudyRecord, composition: str, parts: Sequence[str], *, axis: Axis = "seconds"
+) -> Estimate | NotReached:
+    """Return the composition's speed-up over the product of its parts', at the baseline's best quality.
+
+    Above 1 the methods help each other, below 1 they get in each other's way. All arms are resampled
+    together.
+    """
+    base, *others = paired_means(study, [study.baseline_arm, composition, *parts], axis=axis)
+    targets = _targets(study, base, None)
+    if not np.isfinite(base.quality[0]).any():
+        return NotReached(f"{study.baseline_arm} has no finished runs.")
+    base_needs, _ = reach(base, targets)
+    logs = []
+    for name, means in zip([composition, *parts], others, strict=True):
+        needs, is_bound = reach(means, targets)
+        if not math.isfinite(needs[0]) or is_bound[0]:
+            return NotReached(
+                f"The curve of {name} doesn't cross the baseline's best, so its gain isn't measured."
+            )
+        logs.append(np.log(base_needs) - np.log(needs))
+    with np.errstate(invalid="ignore", over="ignore"):
+        return estimate(np.exp(logs[0] - np.sum(logs[1:], axis=0)), base.n, is_ratio=True)
+
+
+def single_parts(study: StudyRecord, composition: str) -> tuple[str, ...] | None:
+    """Return the arms that hold each method of `composition` alone, None where it has no such parts."""
+    methods = next(arm.methods for arm in study.arms if arm.name == composition)
+    alone = {arm.methods[0]: arm.name for arm in study.arms if len(arm.methods) == 1}
+    if len(methods) < 2 or not set(methods) <= set(alone):
+        return None
+    return tuple(alone[method] for method in methods)
+
+
+def noise_floor(study: StudyRecord, *, axis: Axis = "seconds") -> NoiseFloor | None:
+    """Compare the baseline with its double, the arm `aa`; None where the study has none."""
+    if NOISE_ARM not in {arm.name for arm in study.arms}:
+        return None
+    base, double = (
+        {point.budget: point.quality.value for point in tradeoff_curve(study, name, axis=axis).points}
+        for name in (study.baseline_arm, NOISE_ARM)
+    )
+    gaps = [(abs(double[budget] - base[budget]), budget) for budget in base if budget in double]
+    if not gaps:
+        return None
+    difference, budget = max(gaps)
+    return NoiseFloor(speed_up_at_equal_quality(study, NOISE_ARM, axis=axis), difference, budget)

@@ -1,0 +1,195 @@
+"""Tradeoff curves of a study: what quality an arm reaches for what time, steps, rows, tokens or FLOPs.
+
+An arm's curve joins the mean final qualities of its budgets, each a whole run with its schedule dilated.
+Between two budgets quality is linear in the logarithm of the axis. The *envelope* is the best quality on that
+line for at most that much. Nothing is extrapolated: a quality above the envelope is never reached, and one
+below the smallest budget gives a bound only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cosmati.errors import RunError
+from cosmati.records.study import StudyRecord, StudyRun
+from cosmati.study.statistics import Array, Estimate, mean_estimate, resample_counts, resampled_means
+
+Axis = Literal["seconds", "step", "rows", "tokens", "flops"]
+AXES: tuple[Axis, ...] = ("seconds", "step", "rows", "tokens", "flops")
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Mean of an arm's runs at one budget. `num_diverged` runs have no finite quality and are in no mean."""
+
+    budget: float
+    position: Estimate
+    quality: Estimate
+    n: int
+    num_diverged: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Tradeoff curve of an arm, its points ordered by their position on the axis."""
+
+    arm: str
+    axis: Axis
+    points: tuple[CurvePoint, ...]
+
+
+@dataclass(frozen=True)
+class Means:
+    """Mean positions and qualities of an arm, measured (row 0) and resampled, each row ordered by position.
+
+    Both have the shape (rows, budgets). Quality is signed so that higher is better. A budget without a mean
+    has an infinite position and a quality of minus infinity. `n` counts the seeds behind them.
+    """
+
+    position: Array
+    quality: Array
+    n: int
+
+
+def runs_of(study: StudyRecord, arm: str) -> tuple[StudyRun, ...]:
+    """Return the runs of `arm`.
+
+    Raises:
+        RunError: the study has no such arm.
+    """
+    if arm not in {record.name for record in study.arms}:
+        names = [record.name for record in study.arms]
+        raise RunError(f"Study {study.name!r} has no arm {arm!r}. Its arms are {names}.")
+    return tuple(run for run in study.runs if run.arm == arm)
+
+
+def available_axes(study: StudyRecord) -> tuple[Axis, ...]:
+    """Return the axes along which every run has a positive position."""
+    return tuple(axis for axis in AXES if all(getattr(run.final, axis) > 0 for run in study.runs))
+
+
+def tradeoff_curve(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> Curve:
+    """Return the curve of `arm`: for each budget the mean position and mean quality with their intervals."""
+    runs = runs_of(study, arm)
+    points = []
+    for budget in sorted({run.budget for run in runs}):
+        finals = [run.final for run in runs if run.budget == budget]
+        kept = [final for final in finals if math.isfinite(final.quality)]
+        if kept:
+            position = mean_estimate([float(getattr(final, axis)) for final in kept])
+            quality = mean_estimate([final.quality for final in kept])
+            points.append(CurvePoint(budget, position, quality, len(kept), len(finals) - len(kept)))
+    return Curve(arm, axis, tuple(sorted(points, key=lambda point: point.position.value)))
+
+
+def pareto_frontier(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[tuple[str, CurvePoint], ...]:
+    """Return the (arm, point) pairs that no other point beats, ordered by position.
+
+    A point is beaten by one that is at least as good on both axes and better on one.
+    """
+    sign = 1 if study.higher_is_better else -1
+    pairs = [
+        (arm.name, point) for arm in study.arms for point in tradeoff_curve(study, arm.name, axis=axis).points
+    ]
+    pairs.sort(key=lambda pair: (pair[1].position.value, -sign * pair[1].quality.value))
+    frontier: list[tuple[str, CurvePoint]] = []
+    for arm, point in pairs:
+        if frontier:
+            last = frontier[-1][1]
+            is_tie = (last.position.value, last.quality.value) == (point.position.value, point.quality.value)
+            if not is_tie and sign * point.quality.value <= sign * last.quality.value:
+                continue
+        frontier.append((arm, point))
+    return tuple(frontier)
+
+
+def paired_means(study: StudyRecord, arms: Sequence[str], *, axis: Axis = "seconds") -> tuple[Means, ...]:
+    """Return the means of several arms, resampled over the seeds that they share, the same draw for all.
+
+    Arms that share no seed, such as an A/A pair, are resampled independently; n is then the smaller number.
+    """
+    seeds = [{run.seed for run in runs_of(study, arm)} for arm in arms]
+    shared = set.intersection(*seeds)
+    if shared:
+        counts = resample_counts(len(shared))
+        return tuple(_arm_means(study, arm, sorted(shared), axis, counts) for arm in arms)
+    if not all(seeds):
+        return tuple(Means(np.full((1, 1), np.inf), np.full((1, 1), -np.inf), 0) for _ in arms)
+    n = min(len(own) for own in seeds)
+    return tuple(
+        _arm_means(study, arm, sorted(own), axis, resample_counts(len(own), stream=1 + index), n)
+        for index, (arm, own) in enumerate(zip(arms, seeds, strict=True))
+    )
+
+
+def _arm_means(
+    study: StudyRecord, arm: str, seeds: list[int], axis: Axis, counts: Array, n: int | None = None
+) -> Means:
+    runs = [run for run in runs_of(study, arm) if run.seed in seeds and math.isfinite(run.final.quality)]
+    if any(getattr(run.final, axis) <= 0 for run in runs):
+        raise RunError(f"Arm {arm!r} has runs without a count of {axis}. Use one of {available_axes(study)}.")
+    budgets = sorted({run.budget for run in runs})
+    tables = np.full((2, len(seeds), max(1, len(budgets))), np.nan)
+    sign = 1.0 if study.higher_is_better else -1.0
+    for run in runs:
+        cell = seeds.index(run.seed), budgets.index(run.budget)
+        tables[(0, *cell)] = getattr(run.final, axis)
+        tables[(1, *cell)] = sign * run.final.quality
+    position, quality = resampled_means(counts, tables[0]), resampled_means(counts, tables[1])
+    position, quality = (
+        np.where(np.isnan(position), np.inf, position),
+        np.where(np.isnan(quality), -np.inf, quality),
+    )
+    order = np.argsort(position, axis=1, kind="stable")
+    position, quality = (np.take_along_axis(values, order, axis=1) for values in (position, quality))
+    return Means(position, quality, len(seeds) if n is None else n)
+
+
+def reach(means: Means, target: Array) -> tuple[Array, Array]:
+    """Return where each row's envelope first reaches its target, and whether that is an upper bound only.
+
+    Linear in quality and in the logarithm of the position between two budgets. Infinite where the target is
+    never reached; a bound where the smallest budget is already better than the target.
+    """
+    reached = means.quality >= target[:, None]
+    index = reached.argmax(axis=1)[:, None]
+    before = np.maximum(index - 1, 0)
+    low, high = (np.take_along_axis(means.quality, at, axis=1)[:, 0] for at in (before, index))
+    start, end = (np.take_along_axis(means.position, at, axis=1)[:, 0] for at in (before, index))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.where(high > low, (target - low) / (high - low), 1.0)
+        share = np.where(np.isfinite(share), share, 1.0)
+        position = np.exp(np.log(start) + share * (np.log(end) - np.log(start)))
+    is_first = index[:, 0] == 0
+    position = np.where(is_first, end, position)
+    return np.where(reached.any(axis=1), position, np.inf), is_first & (high > target)
+
+
+def best_within(means: Means, position: Array) -> Array:
+    """Return each row's envelope at `position`: the best quality for at most that much, or minus infinity."""
+    result = np.full(len(position), -np.inf)
+    for row, at in enumerate(position):
+        before = means.quality[row][means.position[row] <= at]
+        if len(before):
+            known = np.isfinite(means.position[row])
+            x, y = np.log(means.position[row][known]), means.quality[row][known]
+            result[row] = max(before.max(), np.interp(math.log(at), x, y))
+    return result
+
+
+def time_to_quality(
+    study: StudyRecord, arm: str, quality: float, *, axis: Axis = "seconds"
+) -> tuple[float, bool] | None:
+    """Return where the mean curve of `arm` reaches `quality` and whether that is a bound; None if never.
+
+    The position is an upper bound where even the smallest budget is better than `quality`.
+    """
+    (means,) = paired_means(study, [arm], axis=axis)
+    sign = 1.0 if study.higher_is_better else -1.0
+    position, is_bound = reach(means, np.full(len(means.position), sign * quality))
+    return (float(position[0]), bool(is_bound[0])) if math.isfinite(position[0]) else None

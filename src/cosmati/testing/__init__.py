@@ -1,0 +1,1 @@
+"""Oracles to test a method of your own against."""

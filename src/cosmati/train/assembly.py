@@ -1,0 +1,157 @@
+"""The parts of a run after setup, all frozen: what the step works with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from cosmati.core.batch import Batch
+from cosmati.core.clock import Budget
+from cosmati.core.loss import LossFunction
+from cosmati.core.plan import Plan
+from cosmati.core.rng import DefaultGenerators
+from cosmati.errors import PlanError
+from cosmati.optim.schedules import Schedule
+from cosmati.routing.policy import CompiledPolicy
+from cosmati.routing.regions import Regions
+from cosmati.train.buffers import BatchNormStatistics
+from cosmati.train.config import RunConfig
+from cosmati.train.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class SubStep:
+    """One of several losses that take turns within a step, each with a commit of its own (a GAN's two, say).
+
+    Args:
+        name: for the record.
+        loss: the loss function.
+        parameters: glob over the names that learn from it.
+    """
+
+    name: str
+    loss: LossFunction
+    parameters: str = "*"
+
+
+@dataclass(frozen=True)
+class ScheduledOptimizer:
+    """An optimizer and the schedule of its learning rates.
+
+    Attributes:
+        optimizer: built over the model's parameters.
+        schedule: multiplies `base_rates`; None leaves the rates to the user.
+        base_rates: learning rate of each parameter group before the schedule.
+        parameters: indices of its parameters.
+    """
+
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule | None
+    base_rates: tuple[float, ...]
+    parameters: frozenset[int]
+
+    def set_rates(self, elapsed: float, budget: Budget) -> None:
+        """Set the learning rates for the step that starts when this fraction of the run has passed."""
+        if self.schedule is not None:
+            multiplier = self.schedule.multiplier(elapsed, budget)
+            for group, rate in zip(self.optimizer.param_groups, self.base_rates, strict=True):
+                group["lr"] = rate * multiplier
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A sub-step resolved: its loss, the parameters that learn, the optimizers that commit."""
+
+    name: str
+    loss: LossFunction
+    parameters: frozenset[int]
+    optimizers: tuple[ScheduledOptimizer, ...]
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Everything a step needs.
+
+    Attributes:
+        names: trainable parameters' names, in the model's order.
+        parameters: the parameters themselves.
+        region_of: index of each parameter's region.
+        regions: the partition.
+        policy: compiled; None trains every region on every row.
+        class_map: policy's class of each of the source's classes.
+        turns: sub-steps, in order.
+        forward: what the loss calls: the model.
+    """
+
+    model: nn.Module
+    names: tuple[str, ...]
+    parameters: tuple[Tensor, ...]
+    region_of: tuple[int, ...]
+    regions: Regions
+    policy: CompiledPolicy | None
+    class_map: tuple[int, ...]
+    turns: tuple[Turn, ...]
+    plan: Plan
+    config: RunConfig
+    budget: Budget
+    num_microbatches: int
+    ranks: Ranks
+    generators: DefaultGenerators
+    statistics: BatchNormStatistics
+    device: torch.device
+
+    @property
+    def optimizers(self) -> tuple[ScheduledOptimizer, ...]:
+        """All optimizers, in the order of their turns."""
+        return tuple(optimizer for turn in self.turns for optimizer in turn.optimizers)
+
+
+def split_batch(batch: Batch, num_microbatches: int) -> list[Batch]:
+    """Cut a step's batch into V microbatches of equal shape, in order.
+
+    Raises:
+        PlanError: V doesn't divide the rows.
+    """
+    if num_microbatches == 1:
+        return [batch]
+    rows, rest = divmod(batch.num_rows, num_microbatches)
+    if rest or not rows:
+        msg = (
+            f"A batch of {batch.num_rows} rows can't be split into V = {num_microbatches} microbatches of one shape. "
+            f"Give a multiple of {num_microbatches} rows (drop_last=True in a DataLoader), or set another num_microbatches."
+        )
+        raise PlanError(msg)
+    return [batch.select(slice(i * rows, (i + 1) * rows)) for i in range(num_microbatches)]
+
+
+def resolve_turns(
+    loss: LossFunction | Sequence[SubStep], names: Sequence[str], optimizers: Sequence[ScheduledOptimizer]
+) -> tuple[Turn, ...]:
+    """Give each sub-step its parameters and optimizers.
+
+    Raises:
+        PlanError: an optimizer whose parameters aren't all of one sub-step, or a sub-step without an optimizer.
+    """
+    sub_steps = [SubStep("step", loss)] if callable(loss) else list(loss)
+    turns: list[Turn] = []
+    left = list(optimizers)
+    for sub_step in sub_steps:
+        chosen = frozenset(i for i, name in enumerate(names) if fnmatchcase(name, sub_step.parameters))
+        own = tuple(optimizer for optimizer in left if optimizer.parameters <= chosen)
+        left = [optimizer for optimizer in left if optimizer not in own]
+        if not own:
+            msg = (
+                f"No optimizer's parameters lie within sub-step {sub_step.name!r} ({sub_step.parameters!r}). Give one "
+                f"optimizer for each sub-step, with parameters={sub_step.parameters!r}."
+            )
+            raise PlanError(msg)
+        turns.append(Turn(sub_step.name, sub_step.loss, frozenset().union(*(o.parameters for o in own)), own))
+    if left:
+        msg = f"{len(left)} optimizer(s) have parameters of several sub-steps. Give each sub-step an optimizer of its own."
+        raise PlanError(msg)
+    return tuple(turns)
+

@@ -1,0 +1,115 @@
+"""BatchNorm's running statistics, folded in microbatch order at commit.
+
+With several microbatches, possibly on several ranks, each forward pass writes its own statistics (a momentum of 1
+does that exactly), and the commit folds all V in order with the native formula. A forward pass that isn't a
+microbatch of the step (scoring rows, a second pass) then leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from cosmati.errors import PlanError
+from cosmati.train.ranks import Ranks
+
+
+class BatchNormStatistics:
+    """The running statistics of a model's BatchNorm layers.
+
+    Raises:
+        PlanError: a SyncBatchNorm, whose statistics depend on the number of ranks.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers: dict[str, _BatchNorm] = {}
+        for name, module in model.named_modules():
+            if isinstance(module, nn.SyncBatchNorm):
+                msg = (
+                    f"{name} is a SyncBatchNorm: its statistics depend on the number of ranks. Use BatchNorm; each "
+                    "microbatch has its own statistics, the same on any number of ranks."
+                )
+                raise PlanError(msg)
+            if isinstance(module, _BatchNorm) and module.running_mean is not None:
+                self.layers[name] = module
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """Let forward passes write their own statistics in place of running ones, and put the running ones back."""
+        kept = [
+            (layer, layer.momentum, *(_statistic(layer, name).clone() for name in _NAMES)) for layer in self.layers.values()
+        ]
+        for layer in self.layers.values():
+            layer.momentum = 1.0
+        try:
+            yield
+        finally:
+            for layer, momentum, *values in kept:
+                layer.momentum = momentum
+                for name, value in zip(_NAMES, values, strict=True):
+                    _statistic(layer, name).copy_(value)
+
+    def clear(self) -> dict[str, int]:
+        """Forget what was written; return a mark for `read`."""
+        for layer in self.layers.values():
+            _statistic(layer, "running_mean").zero_()
+            _statistic(layer, "running_var").zero_()
+        return {name: _statistic(layer, "running_mean")._version for name, layer in self.layers.items()}  # noqa: SLF001
+
+    def read(self, mark: dict[str, int]) -> Tensor:
+        """Return what the last forward pass wrote: for each layer a flag, means, variances; float32 [n]."""
+        values: list[Tensor] = []
+        for name, layer in self.layers.items():
+            mean = _statistic(layer, "running_mean")
+            values.append(torch.full((1,), float(mean._version != mark[name]), device=mean.device))  # noqa: SLF001
+            values += [mean.float(), _statistic(layer, "running_var").float()]
+        return torch.cat(values)
+
+    def fold(self, rows: Sequence[Tensor], ranks: Ranks, teaches: Callable[[int, str], bool]) -> None:
+        """Fold the statistics of a step's microbatches into the running ones.
+
+        Args:
+            rows: what `read` returned for each of this rank's microbatches.
+            ranks: the data-parallel ranks.
+            teaches: whether microbatch m may teach the layer of that name.
+        """
+        for index, row in enumerate(ranks.gather(torch.stack(list(rows)))):
+            start = 0
+            for name, layer in self.layers.items():
+                size = layer.num_features
+                flag, mean, variance = row[start], row[start + 1 : start + 1 + size], row[start + 1 + size : start + 1 + 2 * size]
+                start += 1 + 2 * size
+                if teaches(index, name) and bool(flag):
+                    _fold(layer, mean, variance)
+
+    def unfolded(self, model: nn.Module, versions: dict[str, tuple[int, int]]) -> list[str]:
+        """Return the buffers that changed since `buffer_versions`, and that nobody folds."""
+        folded = {f"{layer}.{name}" for layer in self.layers for name in _NAMES}
+        now = buffer_versions(model)
+        return sorted(name for name, version in now.items() if versions.get(name) != version and name not in folded)
+
+
+_NAMES = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def _statistic(layer: _BatchNorm, name: str) -> Tensor:
+    value = getattr(layer, name)
+    assert isinstance(value, Tensor), "only layers with running statistics are kept"
+    return value
+
+
+def _fold(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+    count = _statistic(layer, "num_batches_tracked").add_(1)
+    factor = 1.0 / float(count) if layer.momentum is None else layer.momentum
+    # mul_ and add_ give the native kernel's bits; lerp_ doesn't.
+    _statistic(layer, "running_mean").mul_(1 - factor).add_(mean, alpha=factor)
+    _statistic(layer, "running_var").mul_(1 - factor).add_(variance, alpha=factor)
+
+
+def buffer_versions(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return identity and version of every buffer, to find those that a forward pass changes."""
+    return {name: (id(buffer), buffer._version) for name, buffer in model.named_buffers()}  # noqa: SLF001

@@ -1,0 +1,93 @@
+"""The settings of a run: frozen, and all that isn't model, data, loss, optimizer or method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from cosmati.core.clock import Time
+from cosmati.errors import PlanError
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How a run goes.
+
+    Args:
+        name: of the recipe, for the record.
+        budget: length of the run, as a time string (`10ep`, `500ba`, `1e9tok`, `90sec`).
+        seed: keys every draw.
+        num_microbatches: V, a power of two; None takes 1, or 8 for an elastic or governed run.
+        elastic: be able to run on any number of ranks up to V.
+        max_ranks: raise V to at least this.
+        precision: `bfloat16` runs the forward pass under autocast; parameters and sums stay float32.
+        compile_blocks: compile each block of every `nn.ModuleList` or `nn.Sequential` by itself.
+        num_threads: intra-op threads on CPU; they change gradient bits, so they belong to the recipe.
+        deterministic: ask PyTorch for deterministic kernels while `fit` runs.
+        device: where the model trains; None takes the model's own.
+        run_folder: where record, checkpoints and ledger go; None keeps nothing.
+        checkpoint_every: time string; None keeps only the last state.
+        num_checkpoints: how many to keep.
+        evaluate_every: time string; None evaluates at the end only.
+        ledger: keep a ledger; None keeps one where there is a policy and a run folder.
+        details_every: steps between the ledger's gradient norms by class and region.
+        update_norm_every: steps between the ledger's update norms, which cost a copy of the parameters.
+        check_every: steps between looks at whether the loss is finite, on an accelerator; each waits for it. On CPU
+            every step is checked, before its commit.
+        progress: show a progress bar, or plain lines where there is no terminal.
+    """
+
+    name: str = "run"
+    budget: str = "1ep"
+    seed: int = 0
+    num_microbatches: int | None = None
+    elastic: bool = False
+    max_ranks: int = 1
+    precision: Precision = "float32"
+    compile_blocks: bool = False
+    num_threads: int | None = None
+    deterministic: bool = True
+    device: str | None = None
+    run_folder: Path | None = None
+    checkpoint_every: str | None = None
+    num_checkpoints: int = 2
+    evaluate_every: str | None = None
+    ledger: bool | None = None
+    details_every: int = 1
+    update_norm_every: int = 10
+    check_every: int = 50
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        for time in (self.budget, self.checkpoint_every, self.evaluate_every):
+            if time is not None:
+                Time.parse(time)
+        if self.num_microbatches is not None and (self.num_microbatches < 1 or self.num_microbatches & (self.num_microbatches - 1)):
+            msg = f"V = {self.num_microbatches} microbatches is not a power of two, and gradients are summed in a binary tree. Use 1, 2, 4, 8, ..."
+            raise PlanError(msg)
+        if self.precision not in ("float32", "bfloat16"):
+            msg = f"Precision {self.precision!r} is not known. Use 'float32' or 'bfloat16'."
+            raise PlanError(msg)
+        for name in ("max_ranks", "details_every", "update_norm_every", "check_every", "num_checkpoints"):
+            if getattr(self, name) < 1:
+                msg = f"RunConfig.{name} = {getattr(self, name)}; it must be at least 1."
+                raise PlanError(msg)
+
+    def resolve_microbatches(self, *, governed: bool) -> int:
+        """Return V."""
+        if self.num_microbatches is not None:
+            chosen = self.num_microbatches
+        else:
+            chosen = 8 if governed or self.elastic else 1
+        while chosen < self.max_ranks:
+            chosen *= 2
+        return chosen
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Return the context in which forward passes run."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16")

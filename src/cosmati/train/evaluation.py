@@ -1,0 +1,131 @@
+"""Evaluation: metrics summed in canonical order, on the weights that the methods say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from cosmati.core.batch import Data, count_rows, map_tensors
+from cosmati.core.loss import Loss
+from cosmati.train.ranks import Ranks
+
+Metric = Callable[[nn.Module, Data], "Loss | Tensor"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured, and on what.
+
+    Args:
+        data: batches, the same ones each time; a list, a DataLoader that doesn't shuffle, or `batches(...)`.
+        metrics: functions of model and batch that return `Loss(sum, weight)`, or a scalar mean of the batch.
+    """
+
+    data: Iterable[Data]
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+
+def batches(data: Data, rows: int) -> list[Data]:
+    """Cut a nest of tensors into batches of so many rows; the last one may be smaller."""
+    return [map_tensors(lambda tensor, i=i: tensor[i : i + rows], data) for i in range(0, count_rows(data), rows)]  # type: ignore[misc]
+
+
+def accuracy(model: nn.Module, data: Data) -> Loss:
+    """Count the rows whose largest logit is at the target's index."""
+    from cosmati.core.batch import input_of, target_of
+
+    hits = model(input_of(data)).argmax(1) == target_of(data)
+    return Loss(hits.sum(), float(hits.numel()))
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, evaluation: Evaluation, ranks: Ranks, device: torch.device, autocast: torch.autocast
+) -> dict[str, float]:
+    """Return each metric over all batches.
+
+    Batches are shared out over the ranks; their sums are added in the batches' order in float64, so a metric has one
+    value, whatever the number of ranks.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        rows: dict[int, list[float]] = {}
+        num_batches = 0
+        for index, data in enumerate(evaluation.data):
+            num_batches += 1
+            if index % ranks.world == ranks.rank:
+                moved = map_tensors(lambda tensor: tensor.to(device), data)
+                with autocast:
+                    rows[index] = [value for metric in evaluation.metrics.values() for value in _measure(metric(model, moved), data)]
+    finally:
+        model.train(was_training)
+    width = 2 * len(evaluation.metrics)
+    padded = [rows.get(index, [0.0] * width) for index in range(ranks.rank, -(-num_batches // ranks.world) * ranks.world, ranks.world)]
+    table = ranks.gather(torch.tensor(padded, dtype=torch.float64, device=device).reshape(-1, width)).cpu()
+    return {
+        name: _ordered_sum(table[:, 2 * i]) / max(_ordered_sum(table[:, 2 * i + 1]), 1e-300)
+        for i, name in enumerate(evaluation.metrics)
+    }
+
+
+def _measure(result: Loss | Tensor, data: Data) -> Sequence[float]:
+    if isinstance(result, Loss):
+        return float(result.sum), float(result.weight)
+    weight = float(count_rows(data))
+    return float(result) * weight, weight
+
+
+def _ordered_sum(values: Tensor) -> float:
+    total = 0.0
+    for value in values.tolist():
+        total += value
+    return total
+
+
+@contextmanager
+def evaluation_weights(model: nn.Module, weights: Mapping[str, Tensor] | None) -> Iterator[None]:
+    """Put other parameters into a model, in place, and its own ones back from a saved copy."""
+    if weights is None:
+        yield
+        return
+    parameters = dict(model.named_parameters())
+    buffers = dict(model.named_buffers())
+    own = {name: parameters[name].detach().clone() for name in weights}
+    kept = {name: buffer.detach().clone() for name, buffer in buffers.items()}
+    with torch.no_grad():
+        for name, value in weights.items():
+            parameters[name].copy_(value)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, value in own.items():
+                parameters[name].copy_(value)
+            for name, value in kept.items():
+                buffers[name].copy_(value)
+
+
+@torch.no_grad()
+def recalibrate(model: nn.Module, layers: Iterable[nn.Module], forwards: Iterable[Callable[[], object]]) -> None:
+    """Compute BatchNorm's statistics anew, as the plain average over some forward passes in training mode."""
+    chosen = [layer for layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm)]  # noqa: SLF001
+    if not chosen:
+        return
+    momenta = [layer.momentum for layer in chosen]
+    for layer in chosen:
+        layer.reset_running_stats()
+        layer.momentum = None
+    was_training = model.training
+    model.train()
+    try:
+        for forward in forwards:
+            forward()
+    finally:
+        model.train(was_training)
+        for layer, momentum in zip(chosen, momenta, strict=True):
+            layer.momentum = momentum

@@ -1,0 +1,39 @@
+"""What every test runs under: one thread, laws without a deadline, and no silent skip."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("local", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+torch.set_num_threads(1)
+
+
+def _lacking() -> dict[str, str]:
+    """Markers whose tests can't run on this machine, with what is absent."""
+    present = {
+        "gpu": (torch.cuda.is_available(), "no CUDA device"),
+        "ray": (importlib.util.find_spec("ray") is not None, "Ray isn't installed"),
+        "slurm": (shutil.which("sbatch") is not None, "the Slurm commands aren't installed"),
+        "s3": (importlib.util.find_spec("moto") is not None, "moto isn't installed"),
+        "browser": (shutil.which("chromium") is not None, "Chromium isn't installed"),
+        "bench": (importlib.util.find_spec("lightning") is not None, "the extra `bench` isn't installed"),
+    }
+    return {marker: reason for marker, (found, reason) in present.items() if not found}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a thing that this machine lacks, and say which."""
+    lacking = _lacking()
+    for item in items:
+        for marker, reason in lacking.items():
+            if item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=f"{marker}: {reason}"))

@@ -1,0 +1,242 @@
+"""Colours, figures and static pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cosmati.explorer.drawing import heat_map_svg, linear_ticks, mixed, tradeoff_svg
+from cosmati.explorer.figures import (
+    MAX_LINE_POINTS,
+    breakdown_figure,
+    contribution_figure,
+    csv_text,
+    heat_map_figure,
+    learning_figure,
+    log_ticks,
+    mean_seconds_by_part,
+    thinned,
+    tradeoff_figure,
+)
+from cosmati.explorer.palette import DARK, LIGHT, PAGE, Palette, css_variables
+from cosmati.explorer.wording import amount, claim_of, noise_sentence, number
+from cosmati.records.study import EvaluationPoint
+from cosmati.study.comparison import SpeedUp, speed_up_at_equal_quality
+from tests.explorer.samples import CLASSES, REGIONS, demo_facts, demo_study
+from tests.study.oracles import log_quality, study
+
+Array = NDArray[np.float64]
+# Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
+VISIONS = {
+    "full": np.eye(3),
+    "protan": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deutan": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritan": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}
+
+
+def linear(colour: str) -> Array:
+    channels = np.array([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted(float(linear(colour) @ [0.2126, 0.7152, 0.0722]) for colour in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def lab(rgb: Array) -> Array:
+    matrix = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = matrix @ np.clip(rgb, 0, 1) / [0.9505, 1, 1.089]
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK])
+def test_contrast_is_enough(palette: Palette) -> None:
+    for ground in (palette.paper, palette.surface, palette.denied):
+        for text in (palette.ink, palette.muted, palette.accent, palette.good, palette.bad):
+            assert contrast(text, ground) >= 4.5
+    for ground in (palette.paper, palette.surface):
+        assert all(contrast(colour, ground) >= 3 for colour in palette.series)
+    for share in np.linspace(0, 1, 9):
+        assert contrast(palette.ink, mixed(palette.denied, palette.full, float(share))) >= 4.5
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK])
+@pytest.mark.parametrize("vision", VISIONS)
+def test_series_stay_apart(palette: Palette, vision: str) -> None:
+    seen = [lab(VISIONS[vision] @ linear(colour)) for colour in (*palette.series, palette.ink)]
+    assert min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)) > 17
+
+
+def test_page_palette_names_what_the_themes_define() -> None:
+    names = {f"var({name})" for name in css_variables(LIGHT)}
+    assert css_variables(LIGHT).keys() == css_variables(DARK).keys()
+    assert {*PAGE.series, PAGE.ink, PAGE.rule, PAGE.full, PAGE.denied} <= names
+
+
+def test_tradeoff_figure_holds_the_curve_and_its_csv() -> None:
+    record = study({"baseline": log_quality(), "fast": log_quality(0.05)})
+    figure = tradeoff_figure(record, LIGHT, axis="step")
+    trace = next(trace for trace in figure.plot["data"] if trace["name"] == "fast")
+    assert trace["x"] == [250.0, 500.0, 750.0, 1000.0]
+    assert trace["y"] == pytest.approx([0.95 + 0.1 * math.log(b) for b in (0.25, 0.5, 0.75, 1.0)])
+    assert figure.plot["layout"]["shapes"][0]["y0"] == pytest.approx(0.9)
+    rows = list(csv.DictReader(io.StringIO(figure.csv)))
+    assert len(rows) == 8
+    assert float(rows[-1]["quality"]) == pytest.approx(0.95)
+    half = float(rows[-1]["quality_high"]) - float(rows[-1]["quality"])
+    assert trace["error_y"]["array"][-1] == pytest.approx(half)
+
+
+def test_breakdown_is_the_mean_of_the_largest_budget() -> None:
+    record = demo_study()
+    parts = mean_seconds_by_part(record, "progressive")
+    assert parts["backward"] == pytest.approx(0.5 * 720)
+    assert list(parts) == ["data", "forward", "backward", "optimizer", "evaluation"]
+    bars = {trace["name"]: trace["x"][2] * 60 for trace in breakdown_figure(record, LIGHT).plot["data"]}
+    assert bars == pytest.approx(parts)
+
+
+def test_heat_map_has_every_cell() -> None:
+    figure = heat_map_figure(demo_facts(), "main", DARK)
+    trace = figure.plot["data"][0]
+    assert trace["z"][2] == [0.0, 0.0, 0.25, 1.0, 1.0]
+    assert trace["text"][2] == ["–", "–", "0.25", "1", "1"]
+    assert len(figure.csv.splitlines()) == 1 + len(CLASSES) * len(REGIONS)
+
+
+def test_contribution_and_learning_lines() -> None:
+    figure = contribution_figure(demo_facts(), "middle", LIGHT)
+    assert [trace["name"] for trace in figure.plot["data"]] == list(CLASSES[:3])
+    lines = learning_figure(demo_study(2), LIGHT).plot["data"]
+    assert lines[0]["y"].count(None) == 12
+    diverged = [EvaluationPoint(s, float(s), math.nan) for s in range(1, 4)]
+    record = demo_study(2)
+    broken = replace(record, runs=(replace(record.runs[0], points=tuple(diverged)), *record.runs[1:]))
+    assert None in learning_figure(broken, LIGHT).plot["data"][0]["y"][:1]
+
+
+def test_long_runs_are_thinned_and_keep_their_end() -> None:
+    points = [EvaluationPoint(s, float(s), 0.5) for s in range(1, 5001)]
+    kept = thinned(points)
+    assert len(kept) <= MAX_LINE_POINTS + 1
+    assert (kept[0], kept[-1]) == (points[0], points[-1])
+    assert thinned(points[:3]) == points[:3]
+    assert thinned([]) == []
+
+
+def test_csv_text_disarms_formulas() -> None:
+    assert csv_text(["a", "b"], [["=1+1", -2.5]]) == "a,b\n'=1+1,-2.5\n"
+
+
+@pytest.mark.parametrize(("low", "high"), [(180, 1000), (1, 9.5), (3, 90000), (0.2, 0.3)])
+def test_log_ticks_lie_inside_and_are_few(low: float, high: float) -> None:
+    ticks = log_ticks(low, high)
+    assert all(low <= tick <= high for tick in ticks)
+    assert ticks == sorted(ticks)
+    assert 1 <= len(ticks) <= 14
+
+
+def test_linear_ticks_are_round() -> None:
+    assert linear_ticks(0.851, 0.923) == pytest.approx([0.86, 0.88, 0.9, 0.92])
+    assert linear_ticks(-3, 12) == pytest.approx([0, 5, 10])
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_svgs_are_well_formed_and_name_everything(theme: str) -> None:
+    record = demo_study()
+    palette = LIGHT if theme == "light" else DARK
+    tradeoff = tradeoff_svg(record, theme)  # type: ignore[arg-type]
+    root = ElementTree.fromstring(tradeoff)
+    words = " ".join(root.itertext())
+    assert all(arm.name in words for arm in record.arms)
+    found = speed_up_at_equal_quality(record, "composed")
+    assert isinstance(found, SpeedUp)
+    assert found.low is not None
+    assert f"{number(found.ratio)} times as fast" in words
+    assert f"95 % interval {number(found.low)}" in words
+    heat = ElementTree.fromstring(heat_map_svg(demo_facts(), theme))  # type: ignore[arg-type]
+    words = " ".join(heat.itertext())
+    assert all(name in words for name in (*CLASSES, *REGIONS, "opening", "main", "0.25", "reject"))
+    assert palette.paper in tradeoff
+    assert not re.search(r"href|https?://(?!www\.w3\.org)|<script", tradeoff)
+
+
+def test_svg_escapes_and_survives_few_points() -> None:
+    one = study({"baseline": log_quality(), "<b>&": log_quality(0.1)}, budgets=[1.0], seeds=[0])
+    words = " ".join(ElementTree.fromstring(tradeoff_svg(one)).itertext())
+    assert "<b>&" in words
+    none = replace(one, runs=())
+    assert "No finished runs" in tradeoff_svg(none)
+
+
+def test_labels_of_the_svg_do_not_cover_each_other() -> None:
+    record = study({name: log_quality() for name in ("baseline", "a", "b", "c", "d")})
+    root = ElementTree.fromstring(tradeoff_svg(record))
+    heights = sorted(
+        float(one.get("y", 0)) for one in root.iter() if one.text in {"baseline", "a", "b", "c", "d"}
+    )
+    assert min(after - before for before, after in itertools.pairwise(heights)) >= 18
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (1234.5, "1,234"),
+        (0.912345, "0.912"),
+        (-0.5, "−0.500"),
+        (3e12, "3.00e+12"),
+        (math.inf, "∞"),
+    ],
+)
+def test_numbers_read_well(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_amounts_have_units() -> None:
+    assert amount(90.0, "seconds") == "90.0\u00a0s"
+    assert amount(900.0, "seconds") == "15.0\u00a0min"
+    assert amount(9000.0, "seconds") == "2.50\u00a0h"
+    assert amount(100.0, "step") == "100 steps"
+
+
+def test_claims_say_what_was_shown_and_no_more() -> None:
+    arms = {
+        "baseline": log_quality(),
+        "fast": log_quality(0.05),
+        "same": log_quality(),
+        "slow": lambda b, s: log_quality(-0.05)(b, s) + (0.06 if b == 1.0 else 0.0),
+        "worse": log_quality(-0.3),
+    }
+    record = study(arms, pace={"same": 1.0, "slow": 1.3})
+    verdicts = {arm: claim_of(record, arm).verdict for arm in arms}
+    assert verdicts["fast"] == "faster"
+    assert verdicts["same"] == "no difference shown"
+    assert verdicts["slow"] == "slower"
+    assert verdicts["worse"] == "not reached"
+    assert "No speed-up is quoted" in claim_of(record, "worse").sentence
+    assert claim_of(study(arms, seeds=[0]), "fast").verdict == "one seed"
+    assert "isn't measured" in noise_sentence(record)
+    noisy = study(
+        {"baseline": log_quality(), "hint": lambda b, s: log_quality(0.02 + 0.008 * (s - 1))(b, s)},
+        seeds=range(3),
+    )
+    assert claim_of(noisy, "hint").verdict == "perhaps faster"

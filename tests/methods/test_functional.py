@@ -1,0 +1,86 @@
+"""The list of methods and the functional interface are whole, and have the signatures that users know."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cosmati.methods.functional as cf
+from cosmati import methods
+from cosmati.core.method import Method
+
+FOLDER = Path(methods.__file__).parent
+
+SIGNATURES: dict[str, dict[str, Any]] = {
+    "apply_blurpool": {
+        "replace_convs": True,
+        "replace_maxpools": True,
+        "blur_first": True,
+        "min_channels": 16,
+        "optimizers": None,
+    },
+    "apply_channels_last": {},
+    "apply_gradient_clipping": {"fsdp_enabled": False},
+    "compute_ema": {"smoothing": 0.99},
+    "cutout_batch": {"num_holes": 1, "length": 0.5, "uniform_sampling": False},
+    "freeze_layers": {"freeze_start": 0.5, "freeze_level": 1.0},
+    "mixup_batch": {"mixing": None, "alpha": 0.2, "indices": None},
+    "resize_batch": {},
+    "select_using_loss": {},
+    "set_batch_sequence_length": {},
+    "should_selective_backprop": {},
+    "smooth_labels": {"smoothing": 0.1},
+}
+
+
+def sources() -> list[Path]:
+    return [path for path in FOLDER.glob("*.py") if path.stem not in {"__init__", "functional"}]
+
+
+def test_every_method_of_the_folder_is_listed() -> None:
+    defined = {
+        node.name
+        for path in sources()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(b, ast.Name) and b.id == "Method" for b in node.bases)
+    }
+    assert defined == {method.__name__ for method in methods.ALL}
+    assert set(methods.__all__) == defined | {"ALL"}
+    assert all(getattr(methods, name) for name in methods.__all__)
+
+
+def test_siblings_do_not_import_siblings() -> None:
+    for path in sources():
+        imported = {
+            node.module or ""
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom)
+        }
+        assert not [name for name in imported if name.startswith("cosmati.methods")], path.name
+
+
+@pytest.mark.parametrize("method", methods.ALL, ids=lambda method: method.__name__)
+def test_methods_are_frozen_keyword_only_and_staged(method: type[Method]) -> None:
+    fields = [field for field in dataclasses.fields(method) if field.init]
+    assert all(field.kw_only for field in fields)
+    assert method.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert method.stage is not None
+    assert (method.__doc__ or "").strip()
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_functions_have_the_known_defaults(name: str) -> None:
+    parameters = inspect.signature(getattr(cf, name)).parameters
+    for option, default in SIGNATURES[name].items():
+        assert parameters[option].default == default
+        assert parameters[option].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+def test_every_function_is_exported() -> None:
+    assert sorted(SIGNATURES) == sorted(cf.__all__)

@@ -1,0 +1,180 @@
+"""The plan of the house holds: layers, siblings, no torch low down, sizes. Each check is seen to fail too."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.check_size import Size, SizeException, complaints, main, measure, read_exceptions
+
+ROOT = Path(__file__).resolve().parent.parent
+LINT = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(cache_dir=None))"
+
+
+def python(code: str, *, folder: Path, source: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter that finds `cosmati` in `source`."""
+    environment = {**os.environ, "PYTHONPATH": str(source), "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def house_with(folder: Path, wrong: dict[str, str]) -> Path:
+    """Make an empty house with this project's contracts and rooms, and some wrong modules in it."""
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    rooms = [
+        "cli",
+        "core",
+        "explorer",
+        "ledger",
+        "methods",
+        "provenance",
+        "records",
+        "routing",
+        "study",
+        "train",
+    ]
+    modules = {**{f"{room}/__init__.py": "" for room in rooms}, "__init__.py": "", "errors.py": "", **wrong}
+    for name, text in modules.items():
+        path = folder / "cosmati" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_the_contracts_hold() -> None:
+    pytest.importorskip("importlinter", reason="the extra `check` isn't installed")
+    result = python(LINT, folder=ROOT, source=ROOT / "src")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "0 broken" in result.stdout
+
+
+CONTROLS = {
+    "nothing wrong": ({}, None),
+    "up": ({"core/up.py": "import cosmati.train\n"}, "Imports go down"),
+    "up to the command line": ({"errors.py": "import cosmati.cli\n"}, "Imports go down"),
+    "sideways": ({"methods/side.py": "import cosmati.routing\n"}, "Imports go down"),
+    "inside a function": ({"core/up.py": "def f():\n    import cosmati.train\n"}, "Imports go down"),
+    "for types only": (
+        {"core/up.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import cosmati.train\n"},
+        "Imports go down",
+    ),
+    "a room without a place": ({"misc/__init__.py": ""}, "Imports go down"),
+    "siblings": (
+        {"methods/one.py": "", "methods/two.py": "import cosmati.methods.one\n"},
+        "A method never imports another method",
+    ),
+    "siblings by way of the room": (
+        {
+            "methods/__init__.py": "import cosmati.methods.one\n",
+            "methods/one.py": "",
+            "methods/two.py": "from cosmati.methods import __doc__\n",
+        },
+        "the list of all methods",
+    ),
+    "torch below core": ({"ledger/leak.py": "import torch\n"}, "need no torch"),
+    "the loop in the explorer": ({"explorer/leak.py": "import cosmati.train\n"}, "never the loop"),
+}
+
+
+@pytest.mark.parametrize("case", CONTROLS)
+def test_a_wrong_house_breaks_the_contract(case: str, tmp_path: Path) -> None:
+    pytest.importorskip("importlinter", reason="the extra `check` isn't installed")
+    wrong, contract = CONTROLS[case]
+    house = house_with(tmp_path, wrong)
+    result = python(LINT, folder=house, source=house)
+    broken = [line for line in result.stdout.splitlines() if " BROKEN" in line]
+    if contract is None:
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert not broken
+    else:
+        assert result.returncode == 1, result.stdout + result.stderr
+        assert [contract in line for line in broken] == [True]
+
+
+def imported_packages(source: str) -> set[str]:
+    """Top-level packages that a file imports, inside functions too."""
+    packages = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            packages |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            packages.add("cosmati" if node.level else (node.module or "").split(".")[0])
+    return packages
+
+
+def foreign_to_records(source: str) -> set[str]:
+    return imported_packages(source) - sys.stdlib_module_names - {"cosmati"}
+
+
+def test_records_need_only_the_standard_library() -> None:
+    files = list((ROOT / "src" / "cosmati" / "records").glob("*.py"))
+    assert len(files) > 1
+    assert {
+        file.name: found for file in files if (found := foreign_to_records(file.read_text("utf-8")))
+    } == {}
+    assert foreign_to_records("import json\ndef f():\n    from numpy.linalg import norm\n") == {"numpy"}
+
+
+def test_records_provenance_and_ledger_load_without_torch() -> None:
+    rooms = ["records", "provenance", "ledger"]
+    source = ROOT / "src"
+    modules = [
+        ".".join(path.relative_to(source).with_suffix("").parts)
+        for room in rooms
+        for path in sorted((source / "cosmati" / room).glob("[a-z]*.py"))
+    ]
+    assert len(modules) > len(rooms)
+    code = f"import sys, {', '.join(modules)}\nprint('torch' in sys.modules)"
+    result = python(code, folder=ROOT, source=source)
+    assert (result.stdout.strip(), result.stderr) == ("False", "")
+
+
+def test_sizes_are_within_their_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(ROOT)
+    assert code == 0, capsys.readouterr().out
+
+
+def test_sizes_are_measured() -> None:
+    source = (
+        "class A:\n"
+        "    def __init__(self, a, /, b, *c, d=1, **e):\n"
+        '        """Two\n        lines."""\n'
+        "        def inner():\n"
+        "            return a\n"
+        "        self.f = inner\n"
+    )
+    assert list(measure(ast.parse(source), "page.py")) == [
+        Size(kind="function", where="page.py:A.__init__", size=4),
+        Size(kind="constructor", where="page.py:A.__init__", size=5),
+        Size(kind="function", where="page.py:A.__init__.inner", size=2),
+    ]
+
+
+def test_what_is_too_large_needs_an_exception_and_a_needless_one_is_refused() -> None:
+    sizes = [
+        Size(kind="file", where="long.py", size=401),
+        Size(kind="file", where="right.py", size=400),
+        Size(kind="function", where="long.py:f", size=60),
+    ]
+    allowed = SizeException(kind="function", where="long.py:f", limit=60, reason="one table")
+    needless = SizeException(kind="file", where="right.py", limit=500, reason="was long once")
+    found = list(complaints(sizes, [allowed, needless]))
+    assert [line.split(":")[0] for line in found] == ["long.py", "right.py"]
+    assert "401 lines, the limit is 400" in found[0]
+    assert "no longer needed" in found[1]
+    outgrown = SizeException(kind="function", where="long.py:f", limit=59, reason="one table")
+    assert "60 lines, the limit is 59" in list(complaints(sizes, [outgrown]))[1]
+
+
+def test_an_exception_needs_a_reason(tmp_path: Path) -> None:
+    path = tmp_path / "exceptions.toml"
+    path.write_text('[[exception]]\nkind = "file"\nwhere = "a.py"\nlimit = 500\nreason = " "\n', "utf-8")
+    with pytest.raises(ValueError, match="a reason"):
+        read_exceptions(path)
