@@ -116,9 +116,7 @@ def foreign_to_records(source: str) -> set[str]:
 def test_records_need_only_the_standard_library() -> None:
     files = list((ROOT / "src" / "cosmati" / "records").glob("*.py"))
     assert len(files) > 1
-    assert {
-        file.name: found for file in files if (found := foreign_to_records(file.read_text("utf-8")))
-    } == {}
+    assert {file.name: found for file in files if (found := foreign_to_records(file.read_text("utf-8")))} == {}
     assert foreign_to_records("import json\ndef f():\n    from numpy.linalg import norm\n") == {"numpy"}
 
 

@@ -36,11 +36,7 @@ def test_split_is_whole_and_stratified() -> None:
 
 def test_fewer_labels_are_a_subset_with_the_same_validation() -> None:
     whole, third, tenth = (load_digits_images(8, label_fraction=fraction) for fraction in (1.0, 1 / 3, 0.1))
-    assert (
-        set(tenth.train.row_ids.tolist())
-        < set(third.train.row_ids.tolist())
-        < set(whole.train.row_ids.tolist())
-    )
+    assert set(tenth.train.row_ids.tolist()) < set(third.train.row_ids.tolist()) < set(whole.train.row_ids.tolist())
     assert torch.equal(tenth.validation.row_ids, whole.validation.row_ids)
     assert len(torch.bincount(tenth.train.targets)) == 10
 
@@ -68,9 +64,7 @@ def test_every_row_is_permissive() -> None:
     assert {digits.class_names[index] for index in digits.train.class_ids.tolist()} == {"open/permissive"}
 
 
-@pytest.mark.parametrize(
-    ("size", "held", "labels"), [(0, 0.25, 1.0), (8, 0.0, 1.0), (8, 0.25, 0.0), (8, 0.25, 1e-4)]
-)
+@pytest.mark.parametrize(("size", "held", "labels"), [(0, 0.25, 1.0), (8, 0.0, 1.0), (8, 0.25, 0.0), (8, 0.25, 1e-4)])
 def test_arguments_out_of_range_are_refused(size: int, held: float, labels: float) -> None:
     with pytest.raises(DataError):
         load_digits_images(size, held_out_fraction=held, label_fraction=labels)

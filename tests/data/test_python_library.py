@@ -147,11 +147,7 @@ def test_splits_share_no_package(site: Path) -> None:
 
 
 def test_a_small_fraction_still_holds_one_package_out(site: Path) -> None:
-    held = [
-        package.name
-        for package in load(site, held_out_fraction=0.01).packages
-        if package.split == "validation"
-    ]
+    held = [package.name for package in load(site, held_out_fraction=0.01).packages if package.split == "validation"]
     assert held == ["epsilon"]
 
 
@@ -168,9 +164,7 @@ def test_same_machine_same_bytes_and_a_manifest_that_says_which(site: Path) -> N
 
 
 def test_bounds_cut_the_largest_first(site: Path) -> None:
-    by_package = {
-        package.name: package.num_bytes for package in load(site, max_bytes_per_package=650).packages
-    }
+    by_package = {package.name: package.num_bytes for package in load(site, max_bytes_per_package=650).packages}
     assert by_package == {"alpha": 650, "beta": 650, "delta": 601, "epsilon": 401, "gamma-ray": 650}
     cut = load(site, max_bytes=2000, max_bytes_per_package=2000)
     assert {package.name: package.num_bytes for package in cut.packages} == {
@@ -251,6 +245,4 @@ def test_the_first_of_two_versions_counts_and_cosmati_never_does(
     sizes = {package.name: package.num_bytes for package in load(site, roots=[site, other]).packages}
     assert sizes["delta"] == 601
     assert "cosmati" not in sizes
-    assert {package.name: package.num_bytes for package in load(site, roots=[other, site]).packages}[
-        "delta"
-    ] == 301
+    assert {package.name: package.num_bytes for package in load(site, roots=[other, site]).packages}["delta"] == 301

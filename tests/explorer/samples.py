@@ -27,9 +27,7 @@ WEIGHTS = {
 
 
 def wobble(arm: int, gain: float, slope: float = 0.1) -> Callable[[float, int], float]:
-    return lambda b, s: (
-        0.912 + gain + slope * 0.4 * math.log(b) + 0.0016 * math.sin(37 * (arm + 1) * (s + 1) * (b + 1))
-    )
+    return lambda b, s: 0.912 + gain + slope * 0.4 * math.log(b) + 0.0016 * math.sin(37 * (arm + 1) * (s + 1) * (b + 1))
 
 
 def demo_study(num_seeds: int = 5) -> StudyRecord:
@@ -71,12 +69,8 @@ def demo_runs() -> tuple[RunRecord, ...]:
     )
     guarantees = (
         GuaranteeRecord("resume", holds=True, because="all state is in the checkpoint"),
-        GuaranteeRecord(
-            "elastic", holds=False, because="BatchNorm2d in block 3 couples rows of a microbatch"
-        ),
-        GuaranteeRecord(
-            "no_direct_write(customer/pii, *)", holds=True, because="route weight 0 in all phases"
-        ),
+        GuaranteeRecord("elastic", holds=False, because="BatchNorm2d in block 3 couples rows of a microbatch"),
+        GuaranteeRecord("no_direct_write(customer/pii, *)", holds=True, because="route weight 0 in all phases"),
     )
     return tuple(
         RunRecord(
@@ -108,8 +102,7 @@ def demo_facts() -> GovernanceFacts:
     weight = {
         name: {
             phase: {
-                r: w if phase == "main" or name == "public-domain" else 0.0
-                for r, w in zip(REGIONS, row, strict=True)
+                r: w if phase == "main" or name == "public-domain" else 0.0 for r, w in zip(REGIONS, row, strict=True)
             }
             for phase in phases
         }
@@ -132,14 +125,11 @@ def demo_facts() -> GovernanceFacts:
         for c, name in enumerate(CLASSES):
             w = WEIGHTS[name][r]
             if w:
-                norms = tuple(
-                    w * (0.4 + math.exp(-s / 300) + 0.08 * math.sin(s / 17 + c * 2 + r)) for s in steps
-                )
+                norms = tuple(w * (0.4 + math.exp(-s / 300) + 0.08 * math.sin(s / 17 + c * 2 + r)) for s in steps)
                 series.append(ContributionSeries(name, region, steps, norms))
                 sums[name] = sum(norms)
         totals += [
-            ContributionTotal(n, region, 1000, 32000, value, value / sum(sums.values()))
-            for n, value in sums.items()
+            ContributionTotal(n, region, 1000, 32000, value, value / sum(sums.values())) for n, value in sums.items()
         ]
     return GovernanceFacts(
         classes=CLASSES,

@@ -190,9 +190,7 @@ def test_svg_escapes_and_survives_few_points() -> None:
 def test_labels_of_the_svg_do_not_cover_each_other() -> None:
     record = study({name: log_quality() for name in ("baseline", "a", "b", "c", "d")})
     root = ElementTree.fromstring(tradeoff_svg(record))
-    heights = sorted(
-        float(one.get("y", 0)) for one in root.iter() if one.text in {"baseline", "a", "b", "c", "d"}
-    )
+    heights = sorted(float(one.get("y", 0)) for one in root.iter() if one.text in {"baseline", "a", "b", "c", "d"})
     assert min(after - before for before, after in itertools.pairwise(heights)) >= 18
 
 

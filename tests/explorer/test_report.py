@@ -91,14 +91,10 @@ def test_structure_is_sound(source: str) -> None:
 def test_nothing_is_loaded_from_outside(source: str) -> None:
     own = plain(source)
     page = Page(own)
-    loads = [
-        value for _, name, value in page.attributes if name in {"src", "srcset", "action", "data", "poster"}
-    ]
+    loads = [value for _, name, value in page.attributes if name in {"src", "srcset", "action", "data", "poster"}]
     assert loads == []
     assert all(value.startswith("#") for _, name, value in page.attributes if name == "href")
-    assert not re.search(
-        r"https?://|@import|url\((?!#guilloche)|fetch\(|XMLHttpRequest|import\(|WebSocket", own
-    )
+    assert not re.search(r"https?://|@import|url\((?!#guilloche)|fetch\(|XMLHttpRequest|import\(|WebSocket", own)
     assert "showSendToCloud: false" in own
 
 
@@ -145,9 +141,7 @@ def test_every_figure_is_there_with_its_exports(source: str) -> None:
     data = json.loads(page.scripts[0])
     drawn = [value for _, name, value in page.attributes if name == "data-figure"]
     assert set(drawn) <= set(data["figures"])
-    assert len([1 for _, name, value in page.attributes if (name, value) == ("data-save", "csv")]) == len(
-        drawn
-    )
+    assert len([1 for _, name, value in page.attributes if (name, value) == ("data-save", "csv")]) == len(drawn)
     assert data["figures"]["policy-1"]["csv"].splitlines()[1] == "public-domain,main,embedding,1.0,admit"
     used = set(re.findall(r'"var\((--[a-z0-9-]+)\)"', page.scripts[0]))
     assert used
@@ -173,8 +167,7 @@ def hostile_facts() -> GovernanceFacts:
 def test_hostile_text_stays_text() -> None:
     study = demo_study(2)
     arms = tuple(
-        replace(arm, name=HOSTILE if arm.name == "composed" else arm.name, description=HOSTILE)
-        for arm in study.arms
+        replace(arm, name=HOSTILE if arm.name == "composed" else arm.name, description=HOSTILE) for arm in study.arms
     )
     runs = tuple(replace(run, arm=HOSTILE) if run.arm == "composed" else run for run in study.runs)
     study = replace(

@@ -30,9 +30,7 @@ def run_entry() -> tuple[RunEntry, dict[str, object]]:
         "phases": [["main", 0, 100]],
         "seed": 7,
     }
-    return RunEntry(
-        "run-1", (("plan", digest("plan")), ("data", digest("data"))), details_digest(details)
-    ), details
+    return RunEntry("run-1", (("plan", digest("plan")), ("data", digest("data"))), details_digest(details)), details
 
 
 def step_entry(step: int, attempt: int = 0, salt: str = "") -> tuple[StepEntry, dict[str, object]]:
@@ -41,9 +39,7 @@ def step_entry(step: int, attempt: int = 0, salt: str = "") -> tuple[StepEntry, 
     norms: dict[str, list[float | None]] = {}
     for index in range(4):
         class_id = (step + index) % 3
-        cells.append(
-            MicrobatchCell(class_id, 0, 0, class_id, 2 + index, 2.0 + index, digest(f"{step}/{index}{salt}"))
-        )
+        cells.append(MicrobatchCell(class_id, 0, 0, class_id, 2 + index, 2.0 + index, digest(f"{step}/{index}{salt}")))
         norms[str(index)] = [
             None if ROUTES[class_id][r] == 0 else (step + 1) * 0.25 + index + r for r in range(len(REGIONS))
         ]

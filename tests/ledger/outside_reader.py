@@ -89,9 +89,7 @@ def subtree(directory: Path, size: int, start: int, end: int) -> bytes:
     k = 1
     while k * 2 < count:
         k *= 2
-    return sha256(
-        b"\x01" + subtree(directory, size, start, start + k) + subtree(directory, size, start + k, end)
-    )
+    return sha256(b"\x01" + subtree(directory, size, start, start + k) + subtree(directory, size, start + k, end))
 
 
 def audit_path(directory: Path, size: int, index: int, start: int, end: int) -> list[tuple[bytes, bool]]:

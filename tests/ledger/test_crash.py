@@ -102,9 +102,7 @@ def test_killed_at_any_moment_nothing_flushed_is_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "every"), [(20_000, 1000), (12_000, 10), (3_000, 1000)])
-def test_a_full_disk_is_told_and_costs_nothing_that_was_flushed(
-    tmp_path: Path, limit: int, every: int
-) -> None:
+def test_a_full_disk_is_told_and_costs_nothing_that_was_flushed(tmp_path: Path, limit: int, every: int) -> None:
     start(tmp_path).close()
     with child(FILL_THE_DISK, str(tmp_path), str(limit), str(every)) as process:
         told, closing = process.communicate(timeout=60)[0].splitlines()

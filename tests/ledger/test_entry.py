@@ -24,15 +24,11 @@ from .ledgers import digest, step_entry
 u16, u32, u64 = (st.integers(0, 2**n - 1) for n in (16, 32, 64))
 digests = st.binary(min_size=32, max_size=32)
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
-cells = st.builds(
-    MicrobatchCell, u32, u16, u16, u32, u32, st.floats(0, allow_infinity=False, allow_nan=False), digests
-)
+cells = st.builds(MicrobatchCell, u32, u16, u16, u32, u32, st.floats(0, allow_infinity=False, allow_nan=False), digests)
 pairs = st.lists(st.tuples(texts, digests), max_size=4, unique_by=lambda pair: pair[0]).map(tuple)
 entries: st.SearchStrategy[Entry] = st.one_of(
     st.builds(RunEntry, texts, pairs, digests),
-    st.builds(
-        StepEntry, u64, u32, digests, digests, st.none() | digests, st.lists(cells, max_size=5).map(tuple)
-    ),
+    st.builds(StepEntry, u64, u32, digests, digests, st.none() | digests, st.lists(cells, max_size=5).map(tuple)),
     st.builds(ResumeEntry, u64, u64, u32),
     st.builds(CheckpointEntry, u64, digests, digests),
     st.builds(EndEntry, u64, texts, digests),
@@ -57,10 +53,7 @@ def test_a_damaged_entry_is_refused_or_is_the_encoding_of_another(entry: Entry, 
 
 
 @settings(max_examples=300)
-@given(
-    st.binary(max_size=200)
-    | st.builds(lambda k, b: bytes([1, k]) + b, st.integers(0, 5), st.binary(max_size=300))
-)
+@given(st.binary(max_size=200) | st.builds(lambda k, b: bytes([1, k]) + b, st.integers(0, 5), st.binary(max_size=300)))
 def test_random_bytes_are_refused_or_canonical(data: bytes) -> None:
     try:
         found = decode_entry(data)
@@ -78,12 +71,8 @@ def test_cut_and_lengthened_entries_are_refused(entry: Entry, count: int) -> Non
 
 
 def test_the_layout_of_a_step_is_as_documented() -> None:
-    entry = StepEntry(
-        5, 2, digest("p"), digest("d"), None, (MicrobatchCell(1, 2, 3, 4, 5, 6.5, digest("r")),)
-    )
-    expected = (
-        b"\x01\x01" + struct.pack(">QI", 5, 2) + digest("p") + digest("d") + b"\x00" + struct.pack(">H", 1)
-    )
+    entry = StepEntry(5, 2, digest("p"), digest("d"), None, (MicrobatchCell(1, 2, 3, 4, 5, 6.5, digest("r")),))
+    expected = b"\x01\x01" + struct.pack(">QI", 5, 2) + digest("p") + digest("d") + b"\x00" + struct.pack(">H", 1)
     expected += struct.pack(">IHHIId", 1, 2, 3, 4, 5, 6.5) + digest("r")
     assert encode_entry(entry) == expected
 
@@ -104,9 +93,7 @@ def test_an_entry_over_the_limit_of_tlog_tiles_is_refused() -> None:
     fits = StepEntry(1, 0, entry.policy_digest, entry.details_digest, None, entry.microbatches * 292)
     assert len(encode_entry(fits)) <= 65_535
     with pytest.raises(LedgerError, match=r"65.535|65535"):
-        encode_entry(
-            StepEntry(1, 0, entry.policy_digest, entry.details_digest, None, entry.microbatches * 293)
-        )
+        encode_entry(StepEntry(1, 0, entry.policy_digest, entry.details_digest, None, entry.microbatches * 293))
 
 
 @pytest.mark.parametrize(

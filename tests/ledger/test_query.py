@@ -52,9 +52,7 @@ def build(run: list[list[tuple[Any, ...]]]) -> list[Item]:
         }
         microbatches = tuple(MicrobatchCell(c, 0, 0, route, n, w, digest("r")) for c, route, n, w, _ in row)
         policy = digest(f"policy {step // 3}")
-        built.append(
-            (StepEntry(step, 0, policy, details_digest(step_details), None, microbatches), step_details)
-        )
+        built.append((StepEntry(step, 0, policy, details_digest(step_details), None, microbatches), step_details))
     return built
 
 
@@ -87,10 +85,7 @@ def test_contributions_are_those_of_a_plain_recomputation(
         else:
             assert cell.norm_rms is None
         total = math.fsum(
-            m[4] + region
-            for row in run
-            for m in row
-            if m[4] is not None and m[2] > 0 and TABLE[m[1]][region] > 0
+            m[4] + region for row in run for m in row if m[4] is not None and m[2] > 0 and TABLE[m[1]][region] > 0
         )
         assert cell.norm_share == (pytest.approx(math.fsum(norms) / total) if total else None)
     for name in NAMES:
@@ -98,9 +93,7 @@ def test_contributions_are_those_of_a_plain_recomputation(
             c for c in table.cells if c.class_name == name and c.num_microbatches
         )
     for area in AREAS:
-        assert classes_of_region(path, area) == tuple(
-            c for c in table.cells if c.region == area and c.num_microbatches
-        )
+        assert classes_of_region(path, area) == tuple(c for c in table.cells if c.region == area and c.num_microbatches)
 
 
 @settings(max_examples=40, deadline=None)
@@ -114,11 +107,7 @@ def test_an_exclusion_is_stated_exactly_where_no_microbatch_wrote(
         for region, area in enumerate(AREAS):
             wrote = any(m[0] == class_id and m[2] and TABLE[m[1]][region] for row in run for m in row)
             if wrote or any(
-                m[0] == class_id
-                and not m[2]
-                and TABLE[m[1]][region]
-                and m[4] is not None
-                and m[4] + region > 0
+                m[0] == class_id and not m[2] and TABLE[m[1]][region] and m[4] is not None and m[4] + region > 0
                 for row in run
                 for m in row
             ):
@@ -129,9 +118,7 @@ def test_an_exclusion_is_stated_exactly_where_no_microbatch_wrote(
             assert statement.tree_size == len(run) + 1
             assert statement.num_steps_scanned == len(run)
             assert statement.num_class_microbatches == sum(m[0] == class_id for row in run for m in row)
-            assert list(statement.policy_digests) == [
-                digest(f"policy {p}").hex() for p in range(-(-len(run) // 3))
-            ]
+            assert list(statement.policy_digests) == [digest(f"policy {p}").hex() for p in range(-(-len(run) // 3))]
             assert statement.evidence_level.startswith("L0")
 
 
@@ -229,9 +216,7 @@ def test_tables_that_break_the_contract_are_refused(tmp_path: Path, change: dict
 
 
 def test_a_microbatch_outside_of_the_tables_is_refused(tmp_path: Path) -> None:
-    write_signed(
-        tmp_path / "l", build([[(1, 2, 1, 1.0, None)]])[:1] + [step_of(5, 0), step_of(0, 7)][:1], KEY
-    )
+    write_signed(tmp_path / "l", build([[(1, 2, 1, 1.0, None)]])[:1] + [step_of(5, 0), step_of(0, 7)][:1], KEY)
     with pytest.raises(TamperError, match="isn't in the tables"):
         contributions(tmp_path / "l")
 

@@ -179,9 +179,7 @@ def test_tiles_of_three_levels_give_roots_and_proofs(tmp_path: Path) -> None:
         ("entries", 1234067, 256, "tile/entries/x001/x234/067"),
     ],
 )
-def test_paths_are_those_of_the_specification(
-    level: int | str, index: int, width: int, expected: str
-) -> None:
+def test_paths_are_those_of_the_specification(level: int | str, index: int, width: int, expected: str) -> None:
     assert tile_path(level, index, width) == expected
 
 

@@ -153,9 +153,7 @@ def change_entry(ledger: Path) -> None:
 
 
 @pytest.mark.parametrize("tamper", [swap_lines, drop_line, drop_entry, reorder_entries, change_entry])
-def test_rebuilding_without_the_operators_key_is_found(
-    tmp_path: Path, tamper: Callable[[Path], None]
-) -> None:
+def test_rebuilding_without_the_operators_key_is_found(tmp_path: Path, tamper: Callable[[Path], None]) -> None:
     write_signed(tmp_path / "l", items(9))
     assert verify_ledger(tmp_path / "l").num_steps == 9
     tamper(tmp_path / "l")

@@ -87,9 +87,7 @@ def test_flushed_entries_are_on_disk_and_reported_as_unsigned(tmp_path: Path) ->
     writer.flush()
     report = verify_ledger(tmp_path / "l")
     assert (report.size, report.num_unsigned) == (4, 4)
-    assert [encode_entry(e) for e in expected_entries(6)[4:]] == list(
-        read_wal(tmp_path / "l").entries.values()
-    )
+    assert [encode_entry(e) for e in expected_entries(6)[4:]] == list(read_wal(tmp_path / "l").entries.values())
     writer.close()
     assert verify_ledger(tmp_path / "l").num_unsigned == 0
 

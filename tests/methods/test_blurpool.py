@@ -250,9 +250,7 @@ def test_follows_the_model_to_types_and_copies() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         exported = torch.export.export(net, (random(1, 3, 32, 32).double(),))
-    torch.testing.assert_close(
-        exported.module()(random(1, 3, 32, 32).double()), net(random(1, 3, 32, 32).double())
-    )
+    torch.testing.assert_close(exported.module()(random(1, 3, 32, 32).double()), net(random(1, 3, 32, 32).double()))
 
 
 def test_makes_pooling_less_sensitive_to_shifts() -> None:

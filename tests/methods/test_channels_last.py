@@ -13,17 +13,13 @@ torch.set_num_threads(1)
 
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv3d(1, 1, 1), nn.Flatten(), nn.Linear(4, 2)
-    )
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv3d(1, 1, 1), nn.Flatten(), nn.Linear(4, 2))
 
 
 def test_layout_changes_and_values_stay() -> None:
     net = model()
     net.register_buffer("picture", torch.randn(1, 3, 4, 4))
-    before = {
-        name: (tensor, tensor.detach().clone()) for name, tensor in net.state_dict(keep_vars=True).items()
-    }
+    before = {name: (tensor, tensor.detach().clone()) for name, tensor in net.state_dict(keep_vars=True).items()}
     assert apply_channels_last(net) is net
     for name, tensor in net.state_dict(keep_vars=True).items():
         same, value = before[name]

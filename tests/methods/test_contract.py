@@ -79,9 +79,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def text() -> tuple[Tensor, Tensor]:
-    tokens = torch.tensor(list(b"marble of known origin, laid piece by piece into patterns. " * 20))[
-        :1024
-    ].view(64, 16)
+    tokens = torch.tensor(list(b"marble of known origin, laid piece by piece into patterns. " * 20))[:1024].view(64, 16)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
@@ -123,9 +121,7 @@ def everything(run: Trainer) -> dict[str, Tensor]:
 
 
 def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
-    return left.keys() == right.keys() and all(
-        torch.equal(value, right[name]) for name, value in left.items()
-    )
+    return left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
 
 
 class StopAt(Observer):
@@ -205,8 +201,7 @@ def test_rows_permuted_or_declared_coupled(case: Case, step: int) -> None:
     permuted = case.on.batch(batch.select(order), position(case, step))
     expected = changed.select(order) if changed.num_rows == 16 else changed
     is_equivariant = changed.num_rows == 16 and all(
-        torch.equal(a, b)
-        for a, b in zip(iterate_tensors(permuted.data), iterate_tensors(expected.data), strict=True)
+        torch.equal(a, b) for a, b in zip(iterate_tensors(permuted.data), iterate_tensors(expected.data), strict=True)
     )
     assert is_equivariant or "rows" in case.on.couples
     assert changed.num_rows == len(next(iterate_tensors(changed.data)))

@@ -47,8 +47,7 @@ def test_every_method_of_the_folder_is_listed() -> None:
         node.name
         for path in sources()
         for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef)
-        and any(isinstance(b, ast.Name) and b.id == "Method" for b in node.bases)
+        if isinstance(node, ast.ClassDef) and any(isinstance(b, ast.Name) and b.id == "Method" for b in node.bases)
     }
     assert defined == {method.__name__ for method in methods.ALL}
     assert set(methods.__all__) == defined | {"ALL"}
@@ -58,9 +57,7 @@ def test_every_method_of_the_folder_is_listed() -> None:
 def test_siblings_do_not_import_siblings() -> None:
     for path in sources():
         imported = {
-            node.module or ""
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.ImportFrom)
+            node.module or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)
         }
         assert not [name for name in imported if name.startswith("cosmati.methods")], path.name
 

@@ -38,9 +38,7 @@ def held(net: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
 
 
-def clip(
-    method: GradientClipping, net: nn.Module, regions: dict[str, int] | None = None
-) -> dict[str, Tensor]:
+def clip(method: GradientClipping, net: nn.Module, regions: dict[str, int] | None = None) -> dict[str, Tensor]:
     values = held(net)
     parameters = dict(net.named_parameters())
     found = method.gradients(values, parameters, regions or dict.fromkeys(parameters, 0))

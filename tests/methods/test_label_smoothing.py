@@ -76,17 +76,13 @@ def test_soft_targets_keep_their_type() -> None:
     torch.testing.assert_close(soft, 0.75 * target + 0.25 / 3, rtol=0, atol=1e-12)
     ones = torch.tensor([[0, 1, 0]])
     assert smooth_labels(torch.zeros(1, 3), ones, 0.3).tolist()[0] == pytest.approx([0.1, 0.8, 0.1])
-    assert smooth_labels(torch.zeros(1, 3), torch.tensor([1])).tolist()[0] == pytest.approx(
-        [1 / 30, 28 / 30, 1 / 30]
-    )
+    assert smooth_labels(torch.zeros(1, 3), torch.tensor([1])).tolist()[0] == pytest.approx([1 / 30, 28 / 30, 1 / 30])
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
 def test_method_equals_function(dtype: torch.dtype) -> None:
     target = torch.tensor([0, 3, 2], dtype=dtype)
-    result = LabelSmoothing(smoothing=0.3).batch(
-        batch_of(torch.zeros(3, 2), target), position(Classification(4))
-    )
+    result = LabelSmoothing(smoothing=0.3).batch(batch_of(torch.zeros(3, 2), target), position(Classification(4)))
     assert torch.equal(result.target, smooth_labels(torch.zeros(3, 4), target, 0.3))
 
 
@@ -132,9 +128,7 @@ def test_ignored_positions_have_neither_loss_nor_gradient() -> None:
 
 def test_rows_without_labels_are_smoothed_where_nothing_is_ignored() -> None:
     target = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
-    result = LabelSmoothing(smoothing=0.2).batch(
-        batch_of(torch.zeros(2, 2), target), position(lambda *_: None)
-    )
+    result = LabelSmoothing(smoothing=0.2).batch(batch_of(torch.zeros(2, 2), target), position(lambda *_: None))
     torch.testing.assert_close(result.target, torch.tensor([[0.1, 0.1], [0.9, 0.9]]))
 
 

@@ -101,9 +101,7 @@ def test_interpolated_loss_equals_loss_of_mixed_targets() -> None:
     soft = MixUp(alpha=1.0).batch(batch, position())
     hard = MixUp(alpha=1.0, interpolate_loss=True).batch(batch, position())
     assert torch.equal(soft.input, hard.input)
-    torch.testing.assert_close(
-        loss.compare(logits, soft.target).per_row, loss.compare(logits, hard.target).per_row
-    )
+    torch.testing.assert_close(loss.compare(logits, soft.target).per_row, loss.compare(logits, hard.target).per_row)
     assert hard.target.first is target
 
 

@@ -18,9 +18,7 @@ torch.set_num_threads(1)
 
 
 def position(step: int, num_steps: int = 100, microbatch: int = 0) -> Position:
-    return Position(
-        Clock(step=step), Budget(Time.parse(f"{num_steps}ba")), 3, microbatch, nn.Identity(), None
-    )
+    return Position(Clock(step=step), Budget(Time.parse(f"{num_steps}ba")), 3, microbatch, nn.Identity(), None)
 
 
 def batch_of(input: Tensor, target: Tensor) -> Batch:
@@ -52,9 +50,7 @@ def test_nearest_neighbour(height: int, width: int, scale: float) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(2, 20), st.integers(2, 20), st.floats(0.1, 0.99), st.integers(0, 99))
-def test_crop_is_a_window_and_the_target_shows_the_same(
-    height: int, width: int, scale: float, seed: int
-) -> None:
+def test_crop_is_a_window_and_the_target_shows_the_same(height: int, width: int, scale: float, seed: int) -> None:
     input = numbered(2, height, width)
     target = input[:, 0].long()
     generator = torch.Generator().manual_seed(seed)
@@ -67,11 +63,7 @@ def test_crop_is_a_window_and_the_target_shows_the_same(
 def test_crops_reach_both_ends() -> None:
     input = numbered(1, 4, 4)
     firsts = {
-        int(
-            resize_batch(input, input, 0.75, "crop", generator=torch.Generator().manual_seed(seed))[0][
-                0, 0, 0, 0
-            ]
-        )
+        int(resize_batch(input, input, 0.75, "crop", generator=torch.Generator().manual_seed(seed))[0][0, 0, 0, 0])
         for seed in range(60)
     }
     assert firsts == {0, 1, 4, 5}
@@ -92,9 +84,7 @@ def test_target_maps_follow_the_input(dtype: torch.dtype) -> None:
 
 def test_the_schedule() -> None:
     method = ProgressiveResizing(initial_scale=0.5, finetune_fraction=0.2, delay_fraction=0.4)
-    assert [method.scale(elapsed) for elapsed in (0.0, 0.4, 0.6, 0.8, 1.0)] == pytest.approx(
-        [0.5, 0.5, 0.75, 1.0, 1.0]
-    )
+    assert [method.scale(elapsed) for elapsed in (0.0, 0.4, 0.6, 0.8, 1.0)] == pytest.approx([0.5, 0.5, 0.75, 1.0, 1.0])
     sudden = ProgressiveResizing(finetune_fraction=0.25, delay_fraction=0.75)
     assert [sudden.scale(elapsed) for elapsed in (0.0, 0.74, 0.75)] == [0.5, 0.5, 1.0]
 

@@ -60,9 +60,7 @@ def test_rows_are_drawn_by_percentile(keep: float) -> None:
     counts: collections.Counter[frozenset[int]] = collections.Counter()
     generator = torch.Generator().manual_seed(8)
     for _ in range(num_draws):
-        kept, target = select_using_loss(
-            losses, torch.zeros(5), lambda x: x, absolute, keep, generator=generator
-        )
+        kept, target = select_using_loss(losses, torch.zeros(5), lambda x: x, absolute, keep, generator=generator)
         assert len(kept) == len(target) == num_kept
         counts[frozenset(ranks[value] for value in kept.tolist())] += 1
     for ranks_kept, probability in sequential_probabilities(5, num_kept, keep).items():
@@ -74,9 +72,7 @@ def test_rows_are_drawn_by_percentile(keep: float) -> None:
 @given(st.integers(1, 20), st.floats(0.01, 1), st.integers(0, 99))
 def test_a_fixed_number_in_their_order(num_rows: int, keep: float, seed: int) -> None:
     batch = batch_of_losses(torch.rand(num_rows, generator=torch.Generator().manual_seed(seed)))
-    result = SelectiveBackprop(**ON, keep=keep).batch(
-        batch, position(nn.Identity(), Regression(), epoch=seed)
-    )
+    result = SelectiveBackprop(**ON, keep=keep).batch(batch, position(nn.Identity(), Regression(), epoch=seed))
     assert result.num_rows == max(1, int(keep * num_rows + 0.5))
     chosen = result.lineage.row_ids - 50
     assert chosen.tolist() == sorted(set(chosen.tolist()))
@@ -168,9 +164,7 @@ def test_sequences_are_scored_by_their_mean_token() -> None:
     kept = collections.Counter[int]()
     for epoch in range(50):
         kept.update(
-            SelectiveBackprop(**ON, keep=0.17)
-            .batch(batch, position(model, loss, epoch=epoch))
-            .lineage.row_ids.tolist()
+            SelectiveBackprop(**ON, keep=0.17).batch(batch, position(model, loss, epoch=epoch)).lineage.row_ids.tolist()
         )
     assert kept[1] > 15
     assert kept[0] == 0
@@ -188,18 +182,14 @@ def test_small_images_are_scored_and_full_ones_kept() -> None:
     result = SelectiveBackprop(**ON, scale_factor=0.5).batch(batch, position(Watch(), Regression()))
     assert seen == [(6, 3, 4, 4)]
     assert torch.equal(result.input, batch.input[result.lineage.row_ids])
-    kept, _ = select_using_loss(
-        torch.rand(4, 2, 8), torch.zeros(4), lambda x: x.mean((1, 2)), absolute, 0.5, 0.25
-    )
+    kept, _ = select_using_loss(torch.rand(4, 2, 8), torch.zeros(4), lambda x: x.mean((1, 2)), absolute, 0.5, 0.25)
     assert kept.shape == (2, 2, 8)
     maps, _ = select_using_loss(torch.rand(4, 2), torch.zeros(4, 2), lambda x: x, absolute, 0.5)
     assert maps.shape == (2, 2)
 
 
 @given(st.floats(0, 1), st.integers(0, 50), st.floats(0, 1), st.floats(0, 1), st.integers(0, 5))
-def test_interval_and_interruptions(
-    elapsed: float, index: int, start: float, end: float, interrupt: int
-) -> None:
+def test_interval_and_interruptions(elapsed: float, index: int, start: float, end: float, interrupt: int) -> None:
     expected = start <= elapsed < end and (interrupt == 0 or index % interrupt != interrupt - 1)
     assert should_selective_backprop(elapsed, index, start, end, interrupt) is expected
 
@@ -207,8 +197,7 @@ def test_interval_and_interruptions(
 def test_method_keeps_to_its_interval() -> None:
     batch = batch_of_losses(torch.rand(4))
     sizes = [
-        SelectiveBackprop().batch(batch, position(nn.Identity(), Regression(), step)).num_rows
-        for step in range(10)
+        SelectiveBackprop().batch(batch, position(nn.Identity(), Regression(), step)).num_rows for step in range(10)
     ]
     assert sizes == [4, 4, 4, 4, 4, 4, 2, 4, 2, 4]
     assert SelectiveBackprop().batch(batch, position(nn.Identity(), Regression())) is batch

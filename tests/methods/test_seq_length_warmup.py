@@ -22,9 +22,7 @@ torch.set_num_threads(1)
 
 
 def position(step: int, num_steps: int = 100) -> Position:
-    return Position(
-        Clock(step=step), Budget(Time.parse(f"{num_steps}ba")), 3, 0, nn.Identity(), LanguageModel()
-    )
+    return Position(Clock(step=step), Budget(Time.parse(f"{num_steps}ba")), 3, 0, nn.Identity(), LanguageModel())
 
 
 def batch_of(data: Any, rows: int) -> Batch:
@@ -72,9 +70,7 @@ def test_token_tensors_predict_every_kept_token(rows: int, length: int, new: int
 
 
 def test_the_end_of_the_sequence_is_kept() -> None:
-    ids = torch.tensor(
-        [[10, 11, 12, 13, 14, 15], [20, 21, 22, 23, 0, 0], [30, 31, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]
-    )
+    ids = torch.tensor([[10, 11, 12, 13, 14, 15], [20, 21, 22, 23, 0, 0], [30, 31, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
     batch = {"input_ids": ids, "attention_mask": (ids > 0).long()}
     result = set_batch_sequence_length(batch, 3, preserve_end_of_sequence=True)
     assert result["input_ids"].tolist() == [[10, 11, 15], [20, 21, 23], [30, 31, 0], [0, 0, 0]]
@@ -84,9 +80,7 @@ def test_the_end_of_the_sequence_is_kept() -> None:
     pair = set_batch_sequence_length((ids[:2], -ids[:2]), 2, preserve_end_of_sequence=True)
     assert pair[0].tolist() == [[10, 15], [20, 0]]
     masked = {"input_ids": ids[:1], "attention_mask": torch.zeros(1, 6)}
-    assert set_batch_sequence_length(masked, 3, preserve_end_of_sequence=True)["input_ids"].tolist() == [
-        [10, 11, 12]
-    ]
+    assert set_batch_sequence_length(masked, 3, preserve_end_of_sequence=True)["input_ids"].tolist() == [[10, 11, 12]]
     with pytest.raises(BatchError, match="attention_mask"):
         set_batch_sequence_length({"input_ids": ids}, 3, preserve_end_of_sequence=True)
 
@@ -109,9 +103,7 @@ def test_method_equals_function(kind: str) -> None:
     method = SeqLengthWarmup(duration=0.5, max_seq_length=32)
     result = method.batch(batch_of(data, 3), position(20))
     expected = set_batch_sequence_length(data, 16)
-    assert torch.equal(
-        torch.cat([*map(torch.as_tensor, _tensors(result.data))]), torch.cat(_tensors(expected))
-    )
+    assert torch.equal(torch.cat([*map(torch.as_tensor, _tensors(result.data))]), torch.cat(_tensors(expected)))
     assert torch.equal(result.lineage.row_ids, torch.arange(3) + 70)
 
 
@@ -144,12 +136,8 @@ def test_the_schedule() -> None:
 
 @settings(deadline=None, max_examples=80)
 @given(st.floats(0, 1), st.integers(1, 30), st.integers(0, 60), st.integers(1, 20), st.integers(1, 300))
-def test_lengths_grow_and_are_counted(
-    duration: float, first: int, more: int, step_size: int, num_steps: int
-) -> None:
-    method = SeqLengthWarmup(
-        duration=duration, min_seq_length=first, max_seq_length=first + more, step_size=step_size
-    )
+def test_lengths_grow_and_are_counted(duration: float, first: int, more: int, step_size: int, num_steps: int) -> None:
+    method = SeqLengthWarmup(duration=duration, min_seq_length=first, max_seq_length=first + more, step_size=step_size)
     lengths = [method.length(step / num_steps) for step in range(num_steps)]
     assert lengths == sorted(lengths)
     assert all(first <= length <= first + more for length in lengths)

@@ -45,9 +45,7 @@ def attention_by_loops(layer: Attention, hidden: Tensor, *, qk_norm: bool, rotar
         result = vector.clone()
         for pair in range(size // 2):
             angle = position * 10_000 ** (-2 * pair / size)
-            value = complex(vector[pair], vector[pair + size // 2]) * complex(
-                math.cos(angle), math.sin(angle)
-            )
+            value = complex(vector[pair], vector[pair + size // 2]) * complex(math.cos(angle), math.sin(angle))
             result[pair], result[pair + size // 2] = value.real, value.imag
         return result
 
@@ -86,10 +84,7 @@ def test_attention_is_the_formula(*, qk_norm: bool, rotary: bool) -> None:
 
 def rotary_angles(length: int, size: int) -> Tensor:
     return torch.tensor(
-        [
-            [position * 10_000 ** (-2 * pair / size) for pair in range(size // 2)]
-            for position in range(length)
-        ],
+        [[position * 10_000 ** (-2 * pair / size) for pair in range(size // 2)] for position in range(length)],
         dtype=torch.float64,
     )
 
@@ -99,9 +94,7 @@ def test_rotary_table_and_relative_positions() -> None:
     torch.testing.assert_close(cosine, rotary_angles(64, 8).cos().float(), rtol=0, atol=1e-6)
     torch.testing.assert_close(sine, rotary_angles(64, 8).sin().float(), rtol=0, atol=1e-6)
     query, key = torch.randn(2, 8)
-    turned_query, turned_key = (
-        rotate(vector.expand(1, 1, 64, 8), cosine, sine)[0, 0] for vector in (query, key)
-    )
+    turned_query, turned_key = (rotate(vector.expand(1, 1, 64, 8), cosine, sine)[0, 0] for vector in (query, key))
     scores = turned_query @ turned_key.T
     # A score depends on the distance alone.
     torch.testing.assert_close(scores[1:, 1:], scores[:-1, :-1], rtol=1e-4, atol=1e-4)
@@ -150,9 +143,7 @@ def test_rms_norm_and_layer_norm() -> None:
     torch.manual_seed(0)
     hidden = torch.randn(3, 12, dtype=torch.float64) + 1
     rms = build(normalisation="rms").norm.double()(hidden)
-    torch.testing.assert_close(
-        rms, hidden / hidden.square().mean(-1, keepdim=True).sqrt(), rtol=1e-6, atol=1e-6
-    )
+    torch.testing.assert_close(rms, hidden / hidden.square().mean(-1, keepdim=True).sqrt(), rtol=1e-6, atol=1e-6)
     layer = build().norm.double()(hidden)
     torch.testing.assert_close(layer.mean(-1), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-12)
 
@@ -214,9 +205,7 @@ def test_parameter_names() -> None:
     names = {name.replace("blocks.1.", "blocks.0.") for name, _ in build().named_parameters()}
     inside = [f"attention.{part}.weight" for part in ("query", "key", "value", "projection")]
     inside += ["feed_forward.up.weight", "feed_forward.down.weight"]
-    inside += [
-        f"{norm}.{kind}" for norm in ("attention_norm", "feed_forward_norm") for kind in ("weight", "bias")
-    ]
+    inside += [f"{norm}.{kind}" for norm in ("attention_norm", "feed_forward_norm") for kind in ("weight", "bias")]
     outside = {"embedding.weight", "norm.weight", "norm.bias", "head.weight"}
     assert names == outside | {f"blocks.0.{name}" for name in inside}
     assert "position.weight" in dict(build(rotary=False).named_parameters())
@@ -228,9 +217,7 @@ def train(seed: int, dropout: float) -> list[Tensor]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(3):
         batch = tokens(seed=step)
-        torch.nn.functional.cross_entropy(
-            model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()
-        ).backward()
+        torch.nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()).backward()
         optimizer.step()
         optimizer.zero_grad()
     return list(model.parameters())

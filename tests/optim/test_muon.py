@@ -34,9 +34,7 @@ def quintic(matrix: Tensor, num_iterations: int) -> Tensor:
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 24), st.integers(1, 24), st.integers(1, 6), st.integers(0, 99))
-def test_follows_the_polynomial_of_the_singular_values(
-    rows: int, columns: int, iterations: int, seed: int
-) -> None:
+def test_follows_the_polynomial_of_the_singular_values(rows: int, columns: int, iterations: int, seed: int) -> None:
     matrix = random(rows, columns, seed=seed)
     ours = orthogonalize(matrix[None], iterations)[0]
     torch.testing.assert_close(ours.double(), quintic(matrix, iterations), atol=2e-4, rtol=2e-3)

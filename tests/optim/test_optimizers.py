@@ -44,9 +44,7 @@ def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
 def test_sgd_has_torch_bits(fused: bool) -> None:
     options = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
     ours = trained(built(SGD(lr=0.01, fused=fused, **options)))  # type: ignore[arg-type]
-    theirs = trained(
-        lambda net: torch.optim.SGD(net.parameters(), 0.01, fused=fused, foreach=False, **options)
-    )  # type: ignore[arg-type]
+    theirs = trained(lambda net: torch.optim.SGD(net.parameters(), 0.01, fused=fused, foreach=False, **options))  # type: ignore[arg-type]
     assert equal(ours, theirs)
     assert not equal(ours, list(model().parameters()))
 
@@ -55,9 +53,7 @@ def test_sgd_has_torch_bits(fused: bool) -> None:
 def test_adamw_has_torch_bits(fused: bool) -> None:
     options = {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
     ours = trained(built(AdamW(lr=0.01, fused=fused, **options)))  # type: ignore[arg-type]
-    theirs = trained(
-        lambda net: torch.optim.AdamW(net.parameters(), 0.01, fused=fused, foreach=False, **options)
-    )  # type: ignore[arg-type]
+    theirs = trained(lambda net: torch.optim.AdamW(net.parameters(), 0.01, fused=fused, foreach=False, **options))  # type: ignore[arg-type]
     assert equal(ours, theirs)
 
 

@@ -88,9 +88,7 @@ def test_stays_between_its_ends(schedule: Schedule, steps: int) -> None:
 
 
 def test_dilated_warm_up_counts_dilated_steps() -> None:
-    assert run(Constant(warmup="4ba"), budget(8, 2.0))[:9] == pytest.approx(
-        [(s + 1) / 8 for s in range(8)] + [1]
-    )
+    assert run(Constant(warmup="4ba"), budget(8, 2.0))[:9] == pytest.approx([(s + 1) / 8 for s in range(8)] + [1])
 
 
 def test_epochs_are_steps_where_their_length_is_known() -> None:
@@ -101,9 +99,7 @@ def test_epochs_are_steps_where_their_length_is_known() -> None:
 def test_seconds_have_no_step_length() -> None:
     seconds = Budget(Time.parse("90sec"))
     schedule = Linear(warmup="9sec")
-    assert [schedule.multiplier(e, seconds) for e in (0.0, 0.05, 0.1, 0.55, 1.0)] == pytest.approx(
-        [0, 0.5, 1, 0.5, 0]
-    )
+    assert [schedule.multiplier(e, seconds) for e in (0.0, 0.05, 0.1, 0.55, 1.0)] == pytest.approx([0, 0.5, 1, 0.5, 0])
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,7 @@ def test_expressions_follow_their_tree(tree: Tree, lower: bool) -> None:  # noqa
 
 @given(
     st.lists(
-        st.sampled_from(
-            ["MIT", "GPL-3.0-only", "CC0-1.0", "AND", "OR", "WITH", "(", ")", "GCC-exception-3.1"]
-        ),
+        st.sampled_from(["MIT", "GPL-3.0-only", "CC0-1.0", "AND", "OR", "WITH", "(", ")", "GCC-exception-3.1"]),
         max_size=9,
     )
 )
@@ -72,9 +70,7 @@ def test_grammar_agrees_with_another_parser(words: list[str]) -> None:
     try:
         expected = canonicalize_license_expression(text)
     except ValueError:
-        assert (
-            parse_expression(text) is None or "GCC-exception-3.1" in words
-        )  # as a licence it's an unlisted name
+        assert parse_expression(text) is None or "GCC-exception-3.1" in words  # as a licence it's an unlisted name
     else:
         term = parse_expression(text)
         assert term is not None
@@ -164,9 +160,7 @@ def test_common_names(text: str, path: str, spdx: str | None) -> None:
     assert finding.evidence == f"License: {text}"
 
 
-@pytest.mark.parametrize(
-    "text", ["UNKNOWN", "LICENSE.txt", "see file", "GPLv9x", "MITish", "x" * 5000, "GNU"]
-)
+@pytest.mark.parametrize("text", ["UNKNOWN", "LICENSE.txt", "see file", "GPLv9x", "MITish", "x" * 5000, "GNU"])
 def test_other_texts_are_unknown(text: str) -> None:
     assert classify_licence(None, [], text).class_path == "unknown"
 
@@ -183,8 +177,7 @@ def test_whole_texts_count_as_the_strictest_licence_in_them() -> None:
 
 def test_several_classifiers_count_as_the_most_restrictive() -> None:
     entries = [
-        f"License :: OSI Approved :: {name}"
-        for name in ("MIT License", "GNU General Public License v2 (GPLv2)")
+        f"License :: OSI Approved :: {name}" for name in ("MIT License", "GNU General Public License v2 (GPLv2)")
     ]
     finding = classify_licence(None, ["Programming Language :: Python", *entries])
     assert (finding.class_path, finding.spdx, finding.state) == ("open/copyleft", None, "normalised")
@@ -211,9 +204,7 @@ def test_a_classifier_that_says_nothing_is_passed_over() -> None:
 
 
 def test_an_unlisted_classifier_is_unknown() -> None:
-    finding = classify_licence(
-        None, ["License :: Other :: Curious License", "License :: OSI Approved :: MIT License"]
-    )
+    finding = classify_licence(None, ["License :: Other :: Curious License", "License :: OSI Approved :: MIT License"])
     assert (finding.class_path, finding.state) == ("unknown", "unknown")
 
 

@@ -50,9 +50,7 @@ def test_built_in_digest_is_golden() -> None:
     mapping = software_licences().to_mapping()
     canonical = json.dumps(mapping, sort_keys=True, separators=(",", ":"))  # ASCII only: equal to RFC 8785
     assert software_licences().digest == hashlib.sha256(canonical.encode()).digest()
-    assert (
-        software_licences().digest.hex() == "dc9767ec4cfeb91f91d310f1f03a91f26240f2692203cf6c07166adffe3657f1"
-    )
+    assert software_licences().digest.hex() == "dc9767ec4cfeb91f91d310f1f03a91f26240f2692203cf6c07166adffe3657f1"
 
 
 def test_order_is_by_segment_not_by_text() -> None:

@@ -58,9 +58,7 @@ def studies(draw: st.DrawFn) -> StudyRecord:
         unit=draw(text),
         baseline_arm=names[0],
         arms=tuple(ArmRecord(name, draw(text), draw(text), draw(tuples(text))) for name in names),
-        runs=tuple(
-            StudyRun(*key, draw(text), draw(tuples(points)), draw(points), draw(figures)) for key in keys
-        ),
+        runs=tuple(StudyRun(*key, draw(text), draw(tuples(points)), draw(points), draw(figures)) for key in keys),
         checklist=draw(tuples(st.builds(ChecklistItem, text, st.booleans(), text))),
         hardware=draw(text),
         price_per_hour=draw(st.none() | number),

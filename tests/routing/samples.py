@@ -28,9 +28,7 @@ def policy_of(rules: list[dict[str, object]], **fields: object) -> PolicyFile:
     return PolicyFile.model_validate(FRONT_MATTER | {"rules": rules} | fields)
 
 
-def compiled(
-    rules: list[dict[str, object]], regions: Regions = PARTITION, **fields: object
-) -> CompiledPolicy:
+def compiled(rules: list[dict[str, object]], regions: Regions = PARTITION, **fields: object) -> CompiledPolicy:
     return compile_policy(policy_of(rules, **fields), taxonomy=TAXONOMY, regions=regions, num_steps=10)
 
 

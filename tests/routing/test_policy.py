@@ -59,9 +59,7 @@ def test_amplification_is_admitted_where_allowed() -> None:
 
 
 def test_without_phases_and_regions_there_is_one_of_each() -> None:
-    policy = load_policy(
-        "{version: 1, taxonomy: t, rules: [{class: f, region: all, phase: main, weight: 1}]}"
-    )
+    policy = load_policy("{version: 1, taxonomy: t, rules: [{class: f, region: all, phase: main, weight: 1}]}")
     one = Regions(("all",), (("w",),), (("all",),))
     result = compile_policy(policy, taxonomy=TAXONOMY, regions=one, num_steps=3)
     assert result.phases == (Phase("main", 0, 3),)
@@ -116,9 +114,7 @@ def test_unknown_names_are_refused_with_close_matches(rule: dict[str, object], m
 
 
 def test_all_unknown_names_are_listed() -> None:
-    text = refusal(
-        [{"class": ["x", "y"], "region": "z", "weight": 1}, {"class": "f", "phase": "w", "weight": 1}]
-    )
+    text = refusal([{"class": ["x", "y"], "region": "z", "weight": 1}, {"class": "f", "phase": "w", "weight": 1}])
     assert text.count("\n  - ") == 4
 
 
@@ -172,9 +168,7 @@ def test_phases_are_contiguous_and_resolved_to_steps() -> None:
 
 def test_a_given_clock_resolves_phases() -> None:
     policy = policy_of([], phases=[{"name": "one", "until": "2ep"}, {"name": "two"}])
-    result = compile_policy(
-        policy, taxonomy=TAXONOMY, regions=PARTITION, num_steps=10, resolve={"2ep": 8}.__getitem__
-    )
+    result = compile_policy(policy, taxonomy=TAXONOMY, regions=PARTITION, num_steps=10, resolve={"2ep": 8}.__getitem__)
     assert result.phases[1].start_step == 8
 
 
@@ -207,16 +201,12 @@ def test_fractions_of_the_run_are_exact(thousandths: int, num_steps: int) -> Non
     assert resolve_time(text, num_steps=num_steps) == thousandths * num_steps // 1000
 
 
-@pytest.mark.parametrize(
-    ("text", "step"), [("12ba", 12), ("0.1dur", 10), ("1dur", 100), ("3ep", 21), ("0.5ep", 3)]
-)
+@pytest.mark.parametrize(("text", "step"), [("12ba", 12), ("0.1dur", 10), ("1dur", 100), ("3ep", 21), ("0.5ep", 3)])
 def test_times(text: str, step: int) -> None:
     assert resolve_time(text, num_steps=100, steps_per_epoch=7) == step
 
 
-@pytest.mark.parametrize(
-    "text", ["", "1", "ba", "-1ba", "1.5ba", "1e2ba", "1 ba", ".5dur", "1sec", "\u0661ba"]
-)
+@pytest.mark.parametrize("text", ["", "1", "ba", "-1ba", "1.5ba", "1e2ba", "1 ba", ".5dur", "1sec", "\u0661ba"])
 def test_other_times_are_refused(text: str) -> None:
     with pytest.raises(PolicyError, match="isn't a time"):
         resolve_time(text, num_steps=100, steps_per_epoch=7)

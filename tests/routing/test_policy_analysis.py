@@ -78,9 +78,7 @@ def test_explanations_of_other_outcomes() -> None:
 def test_every_explanation_agrees_with_the_compiled_weight() -> None:
     policy = policy_of(RULES)
     for cell in as_table(compiled(policy)):
-        assert (
-            explain(policy, cell.class_path, cell.region, cell.phase, taxonomy=TAXONOMY).weight == cell.weight
-        )
+        assert explain(policy, cell.class_path, cell.region, cell.phase, taxonomy=TAXONOMY).weight == cell.weight
 
 
 @pytest.mark.parametrize(
@@ -141,9 +139,7 @@ def test_diff_sees_a_moved_phase_border() -> None:
         {"class": "d", "phase": "early", "weight": 0.5},
     ]
     changes = diff(compiled(policy_of(rules)), compiled(policy_of(rules, until="3ba")))
-    assert {(change.start_step, change.end_step, change.direction) for change in changes} == {
-        (3, 5, "loosened")
-    }
+    assert {(change.start_step, change.end_step, change.direction) for change in changes} == {(3, 5, "loosened")}
 
 
 def test_diff_sees_parameters_that_change_their_region() -> None:

@@ -63,9 +63,7 @@ def test_words_stay_strings(word: str) -> None:
     assert policy.rules[0].classes == policy.rules[0].region == (word,)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("1e3", 1000.0), ("1", 1.0), ("0.5", 0.5), ("5E-1", 0.5), ("0", 0.0)]
-)
+@pytest.mark.parametrize(("text", "value"), [("1e3", 1000.0), ("1", 1.0), ("0.5", 0.5), ("5E-1", 0.5), ("0", 0.0)])
 def test_numbers_are_json_numbers(text: str, value: float) -> None:
     policy = load_policy(f"{rule(f'class: a, weight: {text}')}\nallow: {{amplify: true}}")
     assert policy.rules[0].weight == value
@@ -88,9 +86,7 @@ def test_weights_out_of_range_are_refused(text: str, why: str) -> None:
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), -0.5])
 def test_weights_out_of_range_are_refused_from_python(weight: float) -> None:
     with pytest.raises(ValueError, match="weight"):
-        PolicyFile.model_validate(
-            {"version": 1, "taxonomy": "t", "rules": [{"class": "a", "weight": weight}]}
-        )
+        PolicyFile.model_validate({"version": 1, "taxonomy": "t", "rules": [{"class": "a", "weight": weight}]})
 
 
 @pytest.mark.parametrize(

@@ -90,9 +90,7 @@ def test_block_ranges_partition_at_any_border(border: int) -> None:
     model = TinyGPT(num_blocks=8)
     selectors = SELECTORS | {
         "near_input": RegionSelector(blocks=BlockRange(container="blocks", start=0, to=border)),
-        "near_output": RegionSelector(
-            blocks=BlockRange(container="blocks", start=border), params=("ln_f.*",)
-        ),
+        "near_output": RegionSelector(blocks=BlockRange(container="blocks", start=border), params=("ln_f.*",)),
     }
     regions = partition_parameters(model, selectors)
     assert_partitions(regions, model)
@@ -255,9 +253,7 @@ def test_buffers_follow_the_nearest_parameters() -> None:
     )
     index = regions.names.index
     assert regions.region_of_buffer("stem.1.running_mean") == index("stem_norm")
-    assert regions.region_of_buffer("body.1.running_var") == index(
-        "body"
-    )  # no weight of its own: the block's
+    assert regions.region_of_buffer("body.1.running_var") == index("body")  # no weight of its own: the block's
     assert regions.region_of_buffer("pool.running_mean") is None  # four regions are equally near
     model.stem[1].requires_grad_(requires_grad=False)
     frozen = partition_parameters(model, {"all_": RegionSelector(params=("*",))})
@@ -273,9 +269,7 @@ def test_a_prefix_is_a_whole_module_name() -> None:
     model.a = nn.Linear(1, 1)
     model.ab = nn.BatchNorm1d(1, affine=False)
     model.b = nn.Linear(1, 1)
-    regions = partition_parameters(
-        model, {"a": RegionSelector(params=("a.*",)), "b": RegionSelector(params=("b.*",))}
-    )
+    regions = partition_parameters(model, {"a": RegionSelector(params=("a.*",)), "b": RegionSelector(params=("b.*",))})
     assert regions.region_of_buffer("ab.running_mean") is None
 
 

@@ -48,9 +48,7 @@ def study(
         for budget in budgets:
             for seed in (seed + 100 for seed in seeds) if arm == "aa" else seeds:
                 runs.append(run(arm, budget, seed, reached(budget, seed), pace=(pace or {}).get(arm, 1.0)))
-    arms = tuple(
-        ArmRecord(arm, f"The {arm} arm", '{"lr": 0.1}', (methods or {}).get(arm, ())) for arm in quality
-    )
+    arms = tuple(ArmRecord(arm, f"The {arm} arm", '{"lr": 0.1}', (methods or {}).get(arm, ())) for arm in quality)
     return StudyRecord(
         name=name,
         task="Digits, small network",

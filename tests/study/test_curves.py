@@ -70,9 +70,7 @@ def test_losses_mirror_accuracies() -> None:
 
 
 def test_no_speed_up_is_quoted_where_it_is_not_reached() -> None:
-    found = speed_up_at_equal_quality(
-        study({"baseline": log_quality(), "worse": log_quality(-0.05)}), "worse"
-    )
+    found = speed_up_at_equal_quality(study({"baseline": log_quality(), "worse": log_quality(-0.05)}), "worse")
     assert isinstance(found, NotReached)
     assert "worse never reaches accuracy 0.9; its best is 0.85" in found.reason
 
@@ -117,9 +115,7 @@ def test_reach_equals_a_fine_scan(quality: list[float], factors: list[float], ta
     found, is_bound = reach(means, np.array([target]))
     scan = np.geomspace(position[0], position[-1], 20001)
     reached = [
-        at
-        for at, q in zip(scan, np.interp(np.log(scan), np.log(position), quality), strict=True)
-        if q >= target
+        at for at, q in zip(scan, np.interp(np.log(scan), np.log(position), quality), strict=True) if q >= target
     ]
     if not reached:
         assert found[0] == math.inf or found[0] == pytest.approx(position[int(np.argmax(quality))], rel=1e-3)
@@ -130,9 +126,7 @@ def test_reach_equals_a_fine_scan(quality: list[float], factors: list[float], ta
 
 def test_best_within_is_flat_after_the_last_budget() -> None:
     means = Means(np.array([[1.0, 100.0, 1000.0]] * 4), np.array([[0.1, 0.5, 0.3]] * 4), 1)
-    np.testing.assert_allclose(
-        best_within(means, np.array([0.5, 10.0, 500.0, 1e6])), [-np.inf, 0.3, 0.5, 0.5]
-    )
+    np.testing.assert_allclose(best_within(means, np.array([0.5, 10.0, 500.0, 1e6])), [-np.inf, 0.3, 0.5, 0.5])
 
 
 def test_difference_at_equal_cost() -> None:
@@ -194,9 +188,7 @@ def test_pareto_equals_brute_force() -> None:
     place = {key: (pair[1].position.value, pair[1].quality.value) for key, pair in enumerate(points)}
     expected = {key for key in place if not any(beats(place[other], place[key]) for other in place)}
     found = pareto_frontier(record)
-    assert {(arm, p.budget) for arm, p in found} == {
-        (points[key][0], points[key][1].budget) for key in expected
-    }
+    assert {(arm, p.budget) for arm, p in found} == {(points[key][0], points[key][1].budget) for key in expected}
     assert 0 < len(found) < len(points)
 
 
@@ -261,9 +253,7 @@ def test_coverage_of_the_speed_up() -> None:
     for _ in range(150):
         noise = generator.normal(0.0, 0.003, size=(2, 4, 5))
         arms = {
-            name: (
-                lambda b, s, i=i, g=g, noise=noise: 0.9 + 0.1 * math.log(b) + g + noise[i, int(b * 4) - 1, s]
-            )
+            name: (lambda b, s, i=i, g=g, noise=noise: 0.9 + 0.1 * math.log(b) + g + noise[i, int(b * 4) - 1, s])
             for i, (name, g) in enumerate([("baseline", 0.0), ("fast", GAIN)])
         }
         found = speed_up(study(arms), "fast")

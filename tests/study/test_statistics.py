@@ -21,9 +21,7 @@ from cosmati.study.statistics import (
 @pytest.mark.parametrize("dof", [1, 2, 3, 4, 7, 10, 31])
 def test_student_equals_scipy(dof: int) -> None:
     for probability in (0.5, 0.9, 0.95, 0.99):
-        assert student_quantile(probability, dof) == pytest.approx(
-            stats.t.ppf((1 + probability) / 2, dof), rel=1e-9
-        )
+        assert student_quantile(probability, dof) == pytest.approx(stats.t.ppf((1 + probability) / 2, dof), rel=1e-9)
     for t in (0.0, 0.3, -1.7, 4.0):
         assert student_p_value(t, dof) == pytest.approx(2 * stats.t.sf(abs(t), dof), abs=1e-12)
 

@@ -141,7 +141,9 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Move the data; lineage stays on CPU."""
-        return dataclasses.replace(self, data=map_tensors(lambda tensor: tensor.to(device, non_blocking=True), self.data))
+        return dataclasses.replace(
+            self, data=map_tensors(lambda tensor: tensor.to(device, non_blocking=True), self.data)
+        )
 
     def replace(self, *, lineage: Lineage | None = None, **fields: Any) -> Batch:  # noqa: ANN401  (see Data)
         """Return a batch with another `input=`, `target=` or lineage."""
@@ -184,7 +186,10 @@ def _field(data: Data, field: str) -> int | str:
     for name in names:
         if (isinstance(data, Mapping) and name in data) or (not isinstance(data, Mapping) and hasattr(data, name)):
             return name
-    msg = f"No {field} in a batch of type {type(data).__name__}. Use a tuple (input, target), or a field named one of {names}."
+    msg = (
+        f"No {field} in a batch of type {type(data).__name__}. Use a tuple (input, target), or a field "
+        f"named one of {names}."
+    )
     raise BatchError(msg)
 
 

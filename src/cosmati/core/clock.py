@@ -72,7 +72,9 @@ class Clock(NamedTuple):
 
     def amount(self, unit: Unit) -> float:
         """Return how much of a unit has passed. Epochs are counted whole."""
-        return float({"ep": self.epoch, "ba": self.step, "sp": self.rows, "tok": self.tokens, "sec": self.seconds}[unit.value])
+        return float(
+            {"ep": self.epoch, "ba": self.step, "sp": self.rows, "tok": self.tokens, "sec": self.seconds}[unit.value]
+        )
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ def without_tombstones(loss: Tensor | Loss, batch: Batch) -> Tensor | Loss:
         return loss
     if not isinstance(loss, Loss) or loss.per_row is None:
         msg = (
-            "The batch has tombstone rows, and the loss doesn't tell rows apart. Return Loss(sum, weight, per_row=...), "
+            "The batch has tombstone rows, and the loss doesn't tell rows apart. Return Loss(sum, "
+            "weight, per_row=...), "
             "or use a source with tail='drop'."
         )
         raise BatchError(msg)
@@ -104,7 +105,8 @@ class Classification:
         logits = logits.float()
         if target.is_floating_point():
             per_row = F.cross_entropy(logits, target, reduction="none")
-            return _from_positions(per_row, torch.ones_like(per_row))
+            # A position without any probability is an ignored one.
+            return _from_positions(per_row, (target != 0).any(dim=1).to(per_row.dtype))
         per_row = F.cross_entropy(logits, target, reduction="none", ignore_index=self.ignore_index)
         return _from_positions(per_row, (target != self.ignore_index).to(per_row.dtype))
 
@@ -149,7 +151,11 @@ class Regression:
                 "must be equal, or broadcasting would average the wrong pairs. Reshape one of them."
             )
             raise BatchError(msg)
-        per_row = (output.float() - target.float()).square().flatten(1).mean(1) if output.ndim > 1 else (output.float() - target.float()).square()
+        per_row = (
+            (output.float() - target.float()).square().flatten(1).mean(1)
+            if output.ndim > 1
+            else (output.float() - target.float()).square()
+        )
         return Loss(per_row.sum(), float(per_row.shape[0]), per_row)
 
 
@@ -162,7 +168,10 @@ def huggingface_loss(model: nn.Module, data: Data) -> Loss:
         BatchError: the batch has no `labels`.
     """
     if not isinstance(data, Mapping) or "labels" not in data:
-        msg = "A Hugging Face model computes its loss from `labels`; the batch has none. Add labels=input_ids for a causal model."
+        msg = (
+            "A Hugging Face model computes its loss from `labels`; the batch has none. Add "
+            "labels=input_ids for a causal model."
+        )
         raise BatchError(msg)
     labels = data["labels"]
     predicted = labels[..., 1:] if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) else labels
@@ -171,12 +180,20 @@ def huggingface_loss(model: nn.Module, data: Data) -> Loss:
 
 
 def _from_positions(values: Tensor, weights: Tensor) -> Loss:
-    per_row, row_weight = (values.flatten(1).sum(1), weights.flatten(1).sum(1)) if values.ndim > 1 else (values, weights)
+    per_row, row_weight = (
+        (values.flatten(1).sum(1), weights.flatten(1).sum(1)) if values.ndim > 1 else (values, weights)
+    )
     return Loss(per_row.sum(), row_weight.sum(), per_row, row_weight)
 
 
 def _interpolate(first: Loss, second: Loss, mixing: Tensor) -> Loss:
-    assert first.per_row is not None, "ready losses give rows"
-    assert second.per_row is not None, "ready losses give rows"
-    per_row = mixing * first.per_row + (1 - mixing) * second.per_row
-    return Loss(per_row.sum(), first.weight, per_row, first.per_row_weight)
+    return Loss(
+        mixing * first.sum + (1 - mixing) * second.sum,
+        mixing * first.weight + (1 - mixing) * second.weight,
+        _blend(first.per_row, second.per_row, mixing),
+        _blend(first.per_row_weight, second.per_row_weight, mixing),
+    )
+
+
+def _blend(first: Tensor | None, second: Tensor | None, mixing: Tensor) -> Tensor | None:
+    return None if first is None or second is None else mixing * first + (1 - mixing) * second

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from cosmati.core.batch import Batch
 from cosmati.core.clock import Budget, Clock
+from cosmati.core.loss import LossFunction
 from cosmati.core.rng import position_generator, row_uniform
 from cosmati.errors import PlanError
 
@@ -54,7 +55,9 @@ class Position:
 
     __slots__ = ("budget", "clock", "loss", "microbatch", "model", "seed")
 
-    def __init__(self, clock: Clock, budget: Budget, seed: int, microbatch: int, model: nn.Module, loss: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self, clock: Clock, budget: Budget, seed: int, microbatch: int, model: nn.Module, loss: LossFunction
+    ) -> None:
         self.clock = clock
         self.budget = budget
         self.seed = seed

@@ -81,7 +81,10 @@ class Plan:
     @property
     def digest(self) -> str:
         """SHA-256 of methods and settings, in hex."""
-        content = {"methods": [describe(method) for method in self.methods], "settings": dict(self.facts.settings)}
+        content = {
+            "methods": [describe(method) for method in self.methods],
+            "settings": dict(self.facts.settings),
+        }
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
     @property
@@ -90,10 +93,8 @@ class Plan:
         facts = self.facts
         rows = "as the batch gives" if facts.rows_per_microbatch is None else str(facts.rows_per_microbatch)
         coupled = [type(m).__name__ for m in self.methods if "rows" in m.couples] + list(facts.row_coupled_layers)
-        head = [
-            f"V = {facts.num_microbatches} microbatches a step, {rows} rows each; "
-            f"rows are coupled by: {', '.join(coupled) or 'nothing'}"
-        ]
+        shape = f"V = {facts.num_microbatches} microbatches a step, {rows} rows each"
+        head = [f"{shape}; rows are coupled by: {', '.join(coupled) or 'nothing'}"]
         methods = [f"{method.stage.name.lower():>8}  {describe(method)}" for method in self.methods]
         return (*head, *methods, *(str(guarantee) for guarantee in self.guarantees))
 
@@ -106,7 +107,9 @@ class Plan:
 
     def withdraw(self, name: str, because: str) -> Plan:
         """Return the plan with a promise taken back."""
-        changed = tuple(Guarantee(g.name, False, because) if g.name == name else g for g in self.guarantees)
+        changed = tuple(
+            Guarantee(g.name, holds=False, because=because) if g.name == name else g for g in self.guarantees
+        )
         return dataclasses.replace(self, guarantees=changed)
 
 
@@ -168,7 +171,11 @@ def _guarantees(methods: Sequence[Method], facts: Facts) -> list[Guarantee]:
     promises = [
         _promise("parity", [f"methods change the step: {names}"] if names else [], "no methods"),
         _promise("resume", base, "model, optimizer, method states and the clock are all the state"),
-        _promise("elastic", base + single + buffers, f"any number of ranks that divides V = {facts.num_microbatches}"),
+        _promise(
+            "elastic",
+            base + single + buffers,
+            f"any number of ranks that divides V = {facts.num_microbatches}",
+        ),
         _promise("replayable", base + ledger, "data, draws and order follow from the position"),
     ]
     return promises + [_direct_write(methods, facts, pair) for pair in facts.denied]

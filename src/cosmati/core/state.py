@@ -16,7 +16,9 @@ _TENSOR = "tensor"
 _FACT = "fact"
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return an optimizer's state by parameter name, tensors apart from facts.
 
     Args:
@@ -36,13 +38,17 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[int, str]
             else:
                 facts.setdefault(name, {})[key] = value
     groups = [
-        {key: value for key, value in group.items() if key != "params" and _is_fact(value)} for group in optimizer.param_groups
+        {key: value for key, value in group.items() if key != "params" and _is_fact(value)}
+        for group in optimizer.param_groups
     ]
     return tensors, {"groups": groups, "state": facts}
 
 
 def restore_optimizer(
-    optimizer: torch.optim.Optimizer, names: Mapping[int, str], tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[int, str],
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
 ) -> None:
     """Put an optimizer's state back.
 
@@ -51,12 +57,15 @@ def restore_optimizer(
     """
     if len(facts["groups"]) != len(optimizer.param_groups):
         msg = (
-            f"The checkpoint's optimizer has {len(facts['groups'])} parameter groups, and this one {len(optimizer.param_groups)}. "
+            f"The checkpoint's optimizer has {len(facts['groups'])} parameter groups, and this one "
+            f"{len(optimizer.param_groups)}. "
             "Resume with the recipe that wrote it."
         )
         raise CheckpointError(msg)
     for group, saved in zip(optimizer.param_groups, facts["groups"], strict=True):
-        group.update({key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in saved.items()})
+        group.update(
+            {key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in saved.items()}
+        )
     optimizer.state.clear()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -89,7 +98,8 @@ def tensor_root(name: str, tensor: Tensor) -> bytes:
     content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     head = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}".encode()
     chunks = [
-        blake3.blake3(b"\x00" + content[i : i + CHUNK_BYTES].tobytes()).digest() for i in range(0, content.size, CHUNK_BYTES)
+        blake3.blake3(b"\x00" + content[i : i + CHUNK_BYTES].tobytes()).digest()
+        for i in range(0, content.size, CHUNK_BYTES)
     ]
     return merkle_root([blake3.blake3(b"\x00" + head).digest(), *chunks])
 
@@ -106,4 +116,6 @@ def merkle_root(hashes: Sequence[bytes]) -> bytes:
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and persistent buffers by name, without the names that compilation adds."""
-    return {name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    return {
+        name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items() if isinstance(value, Tensor)
+    }

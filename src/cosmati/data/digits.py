@@ -57,9 +57,7 @@ class Digits:
     class_names: tuple[str, ...]
 
 
-def load_digits_images(
-    size: int = 32, *, held_out_fraction: float = 0.25, label_fraction: float = 1.0
-) -> Digits:
+def load_digits_images(size: int = 32, *, held_out_fraction: float = 0.25, label_fraction: float = 1.0) -> Digits:
     """Load the digits and split them, digit by digit, by a hash of their index.
 
     Args:

@@ -89,7 +89,8 @@ class InMemory:
         """
         if self.rows_per_step % num_microbatches:
             msg = (
-                f"{self.rows_per_step} rows a step can't be split into V = {num_microbatches} microbatches of one shape. "
+                f"{self.rows_per_step} rows a step can't be split into V = {num_microbatches} "
+                "microbatches of one shape. "
                 f"Use a multiple of {num_microbatches}, or another num_microbatches."
             )
             raise DataError(msg)
@@ -118,7 +119,12 @@ class InMemoryOrder:
     """The order of an `InMemory` source under a seed (see `cosmati.core.source.Order`)."""
 
     def __init__(
-        self, source: InMemory, seed: int, num_microbatches: int, route_pure: bool, classes: Collection[int] | None
+        self,
+        source: InMemory,
+        seed: int,
+        num_microbatches: int,
+        route_pure: bool,
+        classes: Collection[int] | None,
     ) -> None:
         self._source = source
         self._seed = seed

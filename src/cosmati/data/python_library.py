@@ -312,9 +312,7 @@ def _stack(split: Split, sources: Sequence[PackageSource], tables: Sequence[NDAr
             "max_bytes, or install more packages; a split needs two packages of one licence class."
         )
         raise DataError(msg)
-    tokens = np.concatenate(
-        [table for source, table in zip(sources, tables, strict=True) if source.split == split]
-    )
+    tokens = np.concatenate([table for source, table in zip(sources, tables, strict=True) if source.split == split])
     taxonomy = software_licences()
     class_ids = np.asarray([taxonomy.id_of(source.licence.class_path) for source in sources], np.int64)
     digests = b"".join(hashlib.sha256(row).digest() for row in tokens)

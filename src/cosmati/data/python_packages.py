@@ -117,9 +117,7 @@ def _standard_library(root: Path, skipped: Counter[str]) -> list[Package]:
         file = SourceFile(name.as_posix(), path, hashlib.sha256(content).hexdigest(), len(content))
         found.setdefault(name.with_suffix("").parts[0], []).append(file)
     version = platform.python_version()
-    return [
-        Package(f"python/{name}", version, licence, tuple(files)) for name, files in sorted(found.items())
-    ]
+    return [Package(f"python/{name}", version, licence, tuple(files)) for name, files in sorted(found.items())]
 
 
 def _distribution_package(distribution: Distribution, skipped: Counter[str]) -> Package:

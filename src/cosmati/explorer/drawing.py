@@ -45,16 +45,12 @@ def _palette(theme: Theme) -> Palette:
     return DARK if theme == "dark" else LIGHT
 
 
-def _text(
-    x: float, y: float, text: str, colour: str, *, size: int = 14, anchor: str = "start", more: str = ""
-) -> str:
+def _text(x: float, y: float, text: str, colour: str, *, size: int = 14, anchor: str = "start", more: str = "") -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" text-anchor="{anchor}"'
     return f"<text {place} {more}>{escape(text)}</text>"
 
 
-def _line(
-    x0: float, y0: float, x1: float, y1: float, colour: str, *, width: float = 1, more: str = ""
-) -> str:
+def _line(x0: float, y0: float, x1: float, y1: float, colour: str, *, width: float = 1, more: str = "") -> str:
     ends = f'x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}"'
     return f'<line {ends} stroke="{colour}" stroke-width="{width}" {more}/>'
 
@@ -71,9 +67,7 @@ def linear_ticks(low: float, high: float) -> list[float]:
     """Return about three to seven round values between `low` and `high`."""
     raw = (high - low) / 5
     magnitude = 10.0 ** np.floor(np.log10(raw))
-    step = float(
-        magnitude * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= raw * 0.999)
-    )
+    step = float(magnitude * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= raw * 0.999))
     return [float(tick) for tick in np.arange(np.ceil(low / step), np.floor(high / step) + 1) * step]
 
 
@@ -131,17 +125,13 @@ def _axes(study: StudyRecord, palette: Palette, frame: _Frame, title: str, unit:
     return [*body, _text(22, middle, name, palette.muted, anchor="middle", more=turn)]
 
 
-def _curve(
-    curve: Curve, frame: _Frame, colour: str, marker: str, width: float, palette: Palette
-) -> list[str]:
+def _curve(curve: Curve, frame: _Frame, colour: str, marker: str, width: float, palette: Palette) -> list[str]:
     places = [(frame.x(point.position.value), frame.y(point.quality.value)) for point in curve.points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     body = []
     for (x, _), point in zip(places, curve.points, strict=True):
         if point.quality.low is not None and point.quality.high is not None:
-            body.append(
-                _line(x, frame.y(point.quality.low), x, frame.y(point.quality.high), colour, width=1.5)
-            )
+            body.append(_line(x, frame.y(point.quality.low), x, frame.y(point.quality.high), colour, width=1.5))
     pen = f'fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"'
     body.append(f'<polyline points="{path}" {pen}/>')
     return body + [_marker(x, y, marker, colour, palette.paper) for x, y in places]
@@ -170,8 +160,7 @@ def _marker(x: float, y: float, marker: str, fill: str, rim: str) -> str:
             (-2, -2),
         ),
         "star": tuple(
-            (r * np.sin(a), -r * np.cos(a))
-            for a, r in zip(np.arange(10) * np.pi / 5, (8, 3.5) * 5, strict=True)
+            (r * np.sin(a), -r * np.cos(a)) for a, r in zip(np.arange(10) * np.pi / 5, (8, 3.5) * 5, strict=True)
         ),
     }
     points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in shapes[marker])
@@ -200,9 +189,7 @@ def _end_labels(
 def _speed_up_mark(study: StudyRecord, palette: Palette, frame: _Frame, axis: Axis) -> list[str]:
     """The baseline's best quality as a dashed line, and the largest speed-up on it as an arrow."""
     found = {arm.name: speed_up_at_equal_quality(study, arm.name, axis=axis) for arm in study.arms}
-    reached = {
-        n: f for n, f in found.items() if isinstance(f, SpeedUp) and n not in (study.baseline_arm, "aa")
-    }
+    reached = {n: f for n, f in found.items() if isinstance(f, SpeedUp) and n not in (study.baseline_arm, "aa")}
     if not reached:
         return []
     best = max(reached.values(), key=lambda one: one.ratio)
@@ -226,9 +213,7 @@ def _speed_up_mark(study: StudyRecord, palette: Palette, frame: _Frame, axis: Ax
         lines[1] = f"95 % interval {ends[0]} to {ends[1]}, n = {best.n}"
     anchor_x = max(_LEFT + 4, x0 - 8)
     anchor = "end" if x0 > _LEFT + 240 else "start"
-    body.append(
-        _text(anchor_x, y - 26, lines[0], palette.accent, size=15, anchor=anchor, more='font-weight="600"')
-    )
+    body.append(_text(anchor_x, y - 26, lines[0], palette.accent, size=15, anchor=anchor, more='font-weight="600"'))
     return [*body, _text(anchor_x, y - 9, lines[1], palette.muted, size=12, anchor=anchor)]
 
 
@@ -240,9 +225,7 @@ def heat_map_svg(facts: GovernanceFacts, theme: Theme = "light") -> str:
     cell_height, head = 38.0, 74.0
     block = head + cell_height * len(facts.classes) + 18
     width = left + cell_width * len(facts.regions) + 110
-    body = [
-        _text(24, 34, "Which class may teach which region", palette.ink, size=19, more='font-weight="600"')
-    ]
+    body = [_text(24, 34, "Which class may teach which region", palette.ink, size=19, more='font-weight="600"')]
     for index, phase in enumerate(facts.phases):
         top = 40 + index * block
         body.append(_text(24, top + 30, f"phase {phase}", palette.muted, size=13))
@@ -274,9 +257,7 @@ def _cells(
         box = f'x="{x + 1.5:.1f}" y="{y + 1.5:.1f}" width="{width - 3:.1f}" height="{height - 3:.1f}" rx="4"'
         fill = mixed(palette.denied, palette.full, weight / top)
         body.append(f'<rect {box} fill="{fill}"/>')
-        body.append(
-            _text(x + width / 2, y + height / 2 + 5, weight_text(weight), palette.ink, anchor="middle")
-        )
+        body.append(_text(x + width / 2, y + height / 2 + 5, weight_text(weight), palette.ink, anchor="middle"))
     end = left + len(facts.regions) * width + 14
     return [*body, _text(end, y + height / 2 + 5, facts.decision[name][phase], palette.muted, size=13)]
 

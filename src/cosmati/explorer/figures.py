@@ -38,9 +38,7 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(header)
     for row in rows:
-        writer.writerow(
-            [f"'{cell}" if isinstance(cell, str) and cell[:1] in "=+-@" else cell for cell in row]
-        )
+        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell[:1] in "=+-@" else cell for cell in row])
     return stream.getvalue()
 
 
@@ -259,9 +257,7 @@ def learning_figure(study: StudyRecord, palette: Palette, *, axis: Axis = "secon
     layout["xaxis"] |= {"title": _title(title), "rangemode": "tozero"}
     layout["yaxis"] |= {"title": _title(f"{study.quality_name} {study.unit}".strip())}
     label = f"Learning curves of all {len(study.runs)} runs of the study {study.name}"
-    return Figure(
-        {"data": traces, "layout": layout}, label, csv_text(["arm", "budget", "seed", axis, "quality"], rows)
-    )
+    return Figure({"data": traces, "layout": layout}, label, csv_text(["arm", "budget", "seed", axis, "quality"], rows))
 
 
 def thinned(points: Sequence[EvaluationPoint]) -> list[EvaluationPoint]:
@@ -301,8 +297,7 @@ def breakdown_figure(study: StudyRecord, palette: Palette) -> Figure:
                 "marker": marker,
             }
             traces.append(
-                trace
-                | {"customdata": text, "hovertemplate": "%{y}: %{fullData.name} %{customdata}<extra></extra>"}
+                trace | {"customdata": text, "hovertemplate": "%{y}: %{fullData.name} %{customdata}<extra></extra>"}
             )
     layout = base_layout(palette, height=170 + 44 * len(by_arm))
     layout["barmode"], layout["bargap"] = "stack", 0.35
@@ -375,9 +370,7 @@ def contribution_figure(facts: GovernanceFacts, region: str, palette: Palette) -
                 "line": line,
             }
         )
-        rows += [
-            [series.class_name, region, s, norm] for s, norm in zip(series.steps, series.norms, strict=True)
-        ]
+        rows += [[series.class_name, region, s, norm] for s, norm in zip(series.steps, series.norms, strict=True)]
     layout = base_layout(palette, height=230) | {
         "showlegend": False,
         "title": {"text": plotly_text(region), "x": 0.02, "font": {"size": 14}},
@@ -386,6 +379,4 @@ def contribution_figure(facts: GovernanceFacts, region: str, palette: Palette) -
     layout["xaxis"] |= {"title": _title("step"), "rangemode": "tozero"}
     layout["yaxis"] |= {"title": _title("gradient norm"), "rangemode": "tozero"}
     label = f"Gradient norm by class in the region {region} over the steps"
-    return Figure(
-        {"data": traces, "layout": layout}, label, csv_text(["class", "region", "step", "norm"], rows)
-    )
+    return Figure({"data": traces, "layout": layout}, label, csv_text(["class", "region", "step", "norm"], rows))

@@ -126,6 +126,4 @@ def plotly_source() -> str:
 
 
 def _missing(name: str) -> MissingExtraError:
-    return MissingExtraError(
-        f"The report needs {name}, which isn't installed. Run: pip install 'cosmati[explorer]'"
-    )
+    return MissingExtraError(f"The report needs {name}, which isn't installed. Run: pip install 'cosmati[explorer]'")

@@ -139,9 +139,7 @@ def _point_rows(study: StudyRecord, arm: str) -> list[Row]:
         quality = point.quality
         budget, time = f"{point.budget:g}", amount(point.position.value, "seconds")
         interval = interval_text(quality.low, quality.high, point.n, 4)
-        rows.append(
-            (arm, budget, time, quality_text(study, quality.value), interval, str(point.num_diverged))
-        )
+        rows.append((arm, budget, time, quality_text(study, quality.value), interval, str(point.num_diverged)))
     return rows
 
 
@@ -173,9 +171,7 @@ def _part_rows(study: StudyRecord, arm: str) -> list[Row]:
     rows: list[Row] = []
     for name, seconds in parts.items():
         most = f"{number(total / (total - seconds))}×" if seconds < total else "—"
-        rows.append(
-            (arm, name, amount(seconds, "seconds"), f"{100 * seconds / total:.1f} %" if total else "—", most)
-        )
+        rows.append((arm, name, amount(seconds, "seconds"), f"{100 * seconds / total:.1f} %" if total else "—", most))
     return rows
 
 
@@ -192,9 +188,7 @@ def study_figures(view: StudyView) -> dict[str, Figure]:
 
 def governance_figures(facts: GovernanceFacts) -> dict[str, Figure]:
     """Return the heat maps and the contribution figures by their id."""
-    figures = {
-        f"policy-{index}": heat_map_figure(facts, phase, PAGE) for index, phase in enumerate(facts.phases)
-    }
+    figures = {f"policy-{index}": heat_map_figure(facts, phase, PAGE) for index, phase in enumerate(facts.phases)}
     regions = [region for region in facts.regions if any(one.region == region for one in facts.contribution)]
     return figures | {f"contribution-{i}": contribution_figure(facts, r, PAGE) for i, r in enumerate(regions)}
 
@@ -205,9 +199,7 @@ def live_data(view: StudyView) -> dict[str, Any]:
         axis: {
             "start": view.start[axis],
             "title": axis_scale(view.record, axis)[0],
-            "levels": [
-                {"quality": one.quality, "text": one.text, "rows": one.rows} for one in view.levels[axis]
-            ],
+            "levels": [{"quality": one.quality, "text": one.text, "rows": one.rows} for one in view.levels[axis]],
         }
         for axis, _ in view.axes
     }

@@ -65,9 +65,7 @@ def decode_details(line: bytes) -> dict[str, object]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise TamperError(
-            f"A details line isn't JSON: {error}. Restore details.jsonl from a copy."
-        ) from error
+        raise TamperError(f"A details line isn't JSON: {error}. Restore details.jsonl from a copy.") from error
     if not isinstance(value, dict):
         raise TamperError("A details line isn't a JSON object. Restore details.jsonl from a copy.")
     return value

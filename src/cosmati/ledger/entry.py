@@ -77,9 +77,7 @@ def decode_entry(data: bytes) -> Entry:
     except TamperError:
         raise
     except (LedgerError, UnicodeDecodeError) as error:
-        raise TamperError(
-            f"The entry holds a field that no entry can have: {error} Restore the ledger."
-        ) from error
+        raise TamperError(f"The entry holds a field that no entry can have: {error} Restore the ledger.") from error
     if fields.left():
         raise TamperError(f"{fields.left()} bytes follow the entry's end. Restore the ledger from a copy.")
     return entry
@@ -92,18 +90,14 @@ def _text(value: str) -> bytes:
 
 def _count(items: tuple[object, ...]) -> bytes:
     if len(items) > MAX_ENTRY_SIZE:
-        raise LedgerError(
-            f"An entry can't hold {len(items)} items: tlog-tiles allows 65,535 bytes. Use fewer."
-        )
+        raise LedgerError(f"An entry can't hold {len(items)} items: tlog-tiles allows 65,535 bytes. Use fewer.")
     return _COUNT.pack(len(items))
 
 
 def _encode_body(entry: Entry) -> tuple[EntryKind, bytes]:
     if isinstance(entry, StepEntry):
         root = entry.parameter_root
-        head = _STEP.pack(
-            entry.step, entry.attempt, entry.policy_digest, entry.details_digest, root is not None
-        )
+        head = _STEP.pack(entry.step, entry.attempt, entry.policy_digest, entry.details_digest, root is not None)
         cells = (
             _CELL.pack(m.class_id, m.band, m.phase, m.route_id, m.num_rows, m.weight, m.row_commitment)
             for m in entry.microbatches
@@ -134,9 +128,7 @@ class _Fields:
     def raw(self, size: int) -> bytes:
         """Take `size` bytes."""
         if size > self.left():
-            raise TamperError(
-                f"The entry is cut short: {size} bytes wanted, {self.left()} left. Restore the ledger."
-            )
+            raise TamperError(f"The entry is cut short: {size} bytes wanted, {self.left()} left. Restore the ledger.")
         self._position += size
         return self._data[self._position - size : self._position]
 
@@ -171,7 +163,5 @@ def _decode_step(fields: _Fields) -> StepEntry:
     if has_root > 1:
         raise TamperError(f"The entry's root flag is {has_root}, not 0 or 1. Restore the ledger from a copy.")
     root = fields.raw(DIGEST_SIZE) if has_root else None
-    cells = tuple(
-        MicrobatchCell(*_CELL.unpack(fields.raw(_CELL.size))) for _ in range(fields.take(_COUNT)[0])
-    )
+    cells = tuple(MicrobatchCell(*_CELL.unpack(fields.raw(_CELL.size))) for _ in range(fields.take(_COUNT)[0]))
     return StepEntry(step, attempt, policy, details, root, cells)

@@ -44,9 +44,7 @@ class LedgerFiles:
         frontier: The tree's right edge, the unsigned entries included.
     """
 
-    def __init__(
-        self, directory: Path, key: SigningKey, lock: WriterLock, scan: Scan, head: TreeHead
-    ) -> None:
+    def __init__(self, directory: Path, key: SigningKey, lock: WriterLock, scan: Scan, head: TreeHead) -> None:
         self.head = head
         self.frontier: Frontier = scan.frontier
         self._directory = directory
@@ -95,9 +93,7 @@ class LedgerFiles:
         entries = self._bundle + self._recent
         first = self.head.size // TILE_WIDTH
         chunks = [entries[i : i + TILE_WIDTH] for i in range(0, len(entries), TILE_WIDTH)]
-        data = {
-            tile_path(ENTRIES, first + i, len(chunk)): encode_bundle(chunk) for i, chunk in enumerate(chunks)
-        }
+        data = {tile_path(ENTRIES, first + i, len(chunk)): encode_bundle(chunk) for i, chunk in enumerate(chunks)}
         for level, index, hashes in (*self._full_tiles, *self.frontier.partial_tiles()):
             data[tile_path(level, index, len(hashes))] = b"".join(hashes)
         folders = {self._directory}
@@ -142,9 +138,7 @@ class LedgerFiles:
                     entry = decode_entry(data)
                     scan.history.append(entry)
                 except LedgerError as error:
-                    raise TamperError(
-                        f"The write-ahead log in {self._directory} doesn't fit: {error}"
-                    ) from error
+                    raise TamperError(f"The write-ahead log in {self._directory} doesn't fit: {error}") from error
                 if committed_digest(entry) != NO_DETAILS:
                     line = details.readline()
                     check_line(line, entry, f"{path}, byte {position},")
@@ -225,9 +219,7 @@ def open_files(directory: Path, key: SigningKey) -> tuple[LedgerFiles, RunHistor
 def check_overlap(covered: dict[int, bytes], index: int, data: bytes) -> None:
     """Refuse a write-ahead log that has another entry than the tree."""
     if covered.get(index, data) != data:
-        raise TamperError(
-            f"Entry {index} of the write-ahead log isn't that of the tree. Restore the log from a copy."
-        )
+        raise TamperError(f"Entry {index} of the write-ahead log isn't that of the tree. Restore the log from a copy.")
 
 
 def _begin(

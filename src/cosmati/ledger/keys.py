@@ -48,9 +48,7 @@ class SigningKey:
 
     def derive(self, purpose: str) -> bytes:
         """Return a secret of 32 bytes for another purpose; it doesn't reveal the key."""
-        return hmac.digest(
-            self.private.private_bytes_raw(), f"cosmati {purpose} {self.name}".encode(), "sha256"
-        )
+        return hmac.digest(self.private.private_bytes_raw(), f"cosmati {purpose} {self.name}".encode(), "sha256")
 
 
 def create_key(path: Path, *, name: str) -> SigningKey:
@@ -98,9 +96,7 @@ def load_key(path: Path, *, name: str) -> SigningKey:
     try:
         private = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise LedgerError(
-            f"{path} holds no PEM private key without a password: {error}. Restore the file."
-        ) from error
+        raise LedgerError(f"{path} holds no PEM private key without a password: {error}. Restore the file.") from error
     if not isinstance(private, Ed25519PrivateKey):
         raise LedgerError(f"{path} holds a key that isn't Ed25519. Make one with `create_key`.")
     return SigningKey(name, private)

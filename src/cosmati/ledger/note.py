@@ -62,8 +62,7 @@ class VerifierKey:
                 raise ValueError("its id doesn't belong to its name and key")
         except (ValueError, LedgerError) as error:
             raise LedgerError(
-                f"{text.strip()!r:.200} is no verifier key: {error}. Give it as name+id+base64, as in "
-                "operator.vkey."
+                f"{text.strip()!r:.200} is no verifier key: {error}. Give it as name+id+base64, as in operator.vkey."
             ) from error
         return found
 
@@ -111,17 +110,14 @@ def verify_note(note: bytes, key: VerifierKey) -> str:
         except ValueError:
             signature = b""
         if dash != _DASH or not name or len(signature) <= _ID_SIZE:
-            raise TamperError(
-                f"The note has a malformed signature line: {line!r:.120}. Restore it from a copy."
-            )
+            raise TamperError(f"The note has a malformed signature line: {line!r:.120}. Restore it from a copy.")
         if name != key.name or signature[:_ID_SIZE] != key.key_id:
             continue
         try:
             verifier.verify(signature[_ID_SIZE:], text.encode())
         except InvalidSignature as error:
             raise TamperError(
-                f"The signature of {key.name} doesn't match the note: text or signature was changed. "
-                "Restore it."
+                f"The signature of {key.name} doesn't match the note: text or signature was changed. Restore it."
             ) from error
         found = True
     if not found:
@@ -174,11 +170,7 @@ def parse_checkpoint(note: bytes, key: VerifierKey) -> TreeHead:
     except ValueError as error:
         raise TamperError(f"The note is no checkpoint: {error}. Restore it from a copy.") from error
     if str(head.size) != size or head.size < 0 or len(head.root) != _ROOT_SIZE or "" in lines:
-        raise TamperError(
-            "The note is no checkpoint: origin, size and root are not as specified. Restore it."
-        )
+        raise TamperError("The note is no checkpoint: origin, size and root are not as specified. Restore it.")
     if origin != key.name:
-        raise TamperError(
-            f"The checkpoint is of the log {origin!r}, not of {key.name!r}. Give the right ledger."
-        )
+        raise TamperError(f"The checkpoint is of the log {origin!r}, not of {key.name!r}. Give the right ledger.")
     return head

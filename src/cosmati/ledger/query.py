@@ -110,9 +110,7 @@ class _Tables:
 
     def route(self, cell: MicrobatchCell, item: ScannedEntry) -> tuple[float, ...]:
         if cell.route_id >= len(self.routes) or cell.class_id >= len(self.classes):
-            raise _broken(
-                item, f"class {cell.class_id} or route {cell.route_id} isn't in the tables of entry 0"
-            )
+            raise _broken(item, f"class {cell.class_id} or route {cell.route_id} isn't in the tables of entry 0")
         return self.routes[cell.route_id] if cell.num_rows else (0.0,) * len(self.regions)
 
 
@@ -123,26 +121,18 @@ def _index(names: tuple[str, ...], name: str, kind: str) -> int:
 
 
 def _broken(item: ScannedEntry, reason: str) -> TamperError:
-    return TamperError(
-        f"Entry {item.index} breaks the ledger's contract: {reason}. No answer can be drawn from it."
-    )
+    return TamperError(f"Entry {item.index} breaks the ledger's contract: {reason}. No answer can be drawn from it.")
 
 
 def _is_number(value: object) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    )
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
 def _read_tables(item: ScannedEntry) -> _Tables:
     details = decode_details(item.details) if item.details is not None else {}
     classes, regions, routes = (details.get(name) for name in ("classes", "regions", "routes"))
     for names in (classes, regions):
-        if (
-            not isinstance(names, list)
-            or not all(isinstance(n, str) for n in names)
-            or len(set(names)) < len(names)
-        ):
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
             raise _broken(item, "its details have no list of distinct class and region names")
     assert isinstance(classes, list)
     assert isinstance(regions, list)
@@ -157,9 +147,7 @@ def _read_norms(item: ScannedEntry, num_microbatches: int, num_regions: int) -> 
     value = decode_details(item.details).get("gradient_norm") if item.details is not None else None
     norms: dict[int, list[float | None]] = {}
     for name, row in (value if isinstance(value, dict) else {}).items():
-        is_index = (
-            name.isascii() and name.isdigit() and str(int(name)) == name and int(name) < num_microbatches
-        )
+        is_index = name.isascii() and name.isdigit() and str(int(name)) == name and int(name) < num_microbatches
         if not is_index or not isinstance(row, list) or len(row) != num_regions:
             raise _broken(item, f"gradient_norm {name!r} isn't a microbatch with a value for each region")
         if not all(v is None or _is_number(v) for v in row):
@@ -262,9 +250,7 @@ def _contribution(class_name: str, region: str, found: _Sum, total: float) -> Co
     )
 
 
-def regions_of_class(
-    directory: Path, class_name: str, *, vkey: str | None = None
-) -> tuple[Contribution, ...]:
+def regions_of_class(directory: Path, class_name: str, *, vkey: str | None = None) -> tuple[Contribution, ...]:
     """Return the regions that rows of a class reached; see `contributions`."""
     table = contributions(directory, vkey=vkey)
     _index(table.classes, class_name, "class")

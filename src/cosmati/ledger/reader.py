@@ -37,20 +37,14 @@ def read_verifier_key(directory: Path, vkey: str | None = None) -> VerifierKey:
     path = directory / VKEY_FILE
     given = None if vkey is None else VerifierKey.parse(vkey)
     if not directory.is_dir() or not any(directory.iterdir()):
-        raise LedgerError(
-            f"There is no ledger in {directory}. Give the `ledger` directory of a run that keeps one."
-        )
+        raise LedgerError(f"There is no ledger in {directory}. Give the `ledger` directory of a run that keeps one.")
     try:
         text = path.read_bytes().decode("utf-8")
         found = VerifierKey.parse(text)
         if text != found.text + "\n":
-            raise TamperError(
-                f"{path} has more or other white space than the key's one line. Restore it from a copy."
-            )
+            raise TamperError(f"{path} has more or other white space than the key's one line. Restore it from a copy.")
     except FileNotFoundError as error:
-        raise TamperError(
-            f"{path} is missing. Give a ledger directory, or restore the file from a copy."
-        ) from error
+        raise TamperError(f"{path} is missing. Give a ledger directory, or restore the file from a copy.") from error
     except (UnicodeDecodeError, LedgerError) as error:
         raise TamperError(f"{path} is damaged: {error}") from error
     if given is not None and given != found:
@@ -111,9 +105,7 @@ class Scan:
         self.details_size = 0
         self._directory = directory
         self._head = head
-        self._roots: Mapping[int, list[bytes]] = {
-            r.size: [q.root for q in roots if q.size == r.size] for r in roots
-        }
+        self._roots: Mapping[int, list[bytes]] = {r.size: [q.root for q in roots if q.size == r.size] for r in roots}
         for root in roots:
             if root.size > head.size:
                 raise TamperError(
@@ -197,9 +189,7 @@ class Scan:
                 raise TamperError(f"{path} doesn't hold what the entries give. Restore it from a copy.")
 
     def _check_details(self, line: bytes, entry: Entry) -> bytes | None:
-        where = (
-            f"{self._directory / DETAILS_FILE}, byte {self.details_size} (entry {self.frontier.size - 1}),"
-        )
+        where = f"{self._directory / DETAILS_FILE}, byte {self.details_size} (entry {self.frontier.size - 1}),"
         self.details_size += len(line)
         return check_line(line, entry, where)
 

@@ -60,14 +60,8 @@ def tile_files(directory: Path, level: int | str, index: int) -> list[tuple[int,
     """Return all stored widths of a tile, in order of their width, with their files."""
     full = directory / tile_path(level, index)
     folder = full.with_name(full.name + ".p")
-    widths = (
-        [int(f.name) for f in folder.iterdir() if f.name.isascii() and f.name.isdigit()]
-        if folder.is_dir()
-        else []
-    )
-    found = [
-        (w, folder / str(w)) for w in sorted(widths) if 0 < w < TILE_WIDTH and (folder / str(w)).is_file()
-    ]
+    widths = [int(f.name) for f in folder.iterdir() if f.name.isascii() and f.name.isdigit()] if folder.is_dir() else []
+    found = [(w, folder / str(w)) for w in sorted(widths) if 0 < w < TILE_WIDTH and (folder / str(w)).is_file()]
     return [*found, *([(TILE_WIDTH, full)] if full.is_file() else [])]
 
 
@@ -84,9 +78,7 @@ def read_tile(directory: Path, level: int | str, index: int, width: int) -> tupl
         except (FileNotFoundError, NotADirectoryError):
             continue
     path = directory / tile_path(level, index, width)
-    raise TamperError(
-        f"{path} is missing, and the checkpoint covers it. Restore it from a copy of the ledger."
-    )
+    raise TamperError(f"{path} is missing, and the checkpoint covers it. Restore it from a copy of the ledger.")
 
 
 class TileTree:
@@ -106,15 +98,11 @@ class TileTree:
             LedgerError: the tree doesn't have it. TamperError: a tile is missing or cut short.
         """
         if index < 0 or (index + 1) << height > self._size:
-            raise LedgerError(
-                f"The tree of {self._size} entries has no complete subtree {index} of height {height}."
-            )
+            raise LedgerError(f"The tree of {self._size} entries has no complete subtree {index} of height {height}.")
         level, count = height // 8, 1 << height % 8
         tile, offset = divmod(index * count, TILE_WIDTH)
         path, data = read_tile(self._directory, level, tile, needed_width(tile, self._size, level))
         hashes = [data[i * HASH_SIZE : (i + 1) * HASH_SIZE] for i in range(offset, offset + count)]
         if len(hashes[-1]) != HASH_SIZE:
-            raise TamperError(
-                f"{path} is cut short: {len(data)} bytes. Restore it from a copy of the ledger."
-            )
+            raise TamperError(f"{path} is cut short: {len(data)} bytes. Restore it from a copy of the ledger.")
         return merge(hashes)

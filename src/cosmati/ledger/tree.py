@@ -103,9 +103,7 @@ def consistency_proof(complete: CompleteHash, old: int, new: int) -> tuple[bytes
         LedgerError: not 0 <= old <= new.
     """
     if not 0 <= old <= new:
-        raise LedgerError(
-            f"A tree of {old} entries can't be a prefix of one of {new}. Exchange the two sizes."
-        )
+        raise LedgerError(f"A tree of {old} entries can't be a prefix of one of {new}. Exchange the two sizes.")
     if old in {0, new}:
         return ()
     path, start, end, is_whole = [], 0, new, True
@@ -176,9 +174,7 @@ class Frontier:
     def partial_tiles(self) -> list[tuple[int, int, list[bytes]]]:
         """Return the tiles that are neither full nor empty, as (level, index, hashes)."""
         return [
-            (level, self.size >> 8 * (level + 1), list(hashes))
-            for level, hashes in enumerate(self.levels)
-            if hashes
+            (level, self.size >> 8 * (level + 1), list(hashes)) for level, hashes in enumerate(self.levels) if hashes
         ]
 
     def root(self) -> bytes:

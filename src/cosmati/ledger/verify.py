@@ -51,9 +51,7 @@ class LedgerReport:
     evidence_level: str
 
 
-def verify_ledger(
-    directory: Path, *, vkey: str | None = None, pinned: TreeHead | str | None = None
-) -> LedgerReport:
+def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead | str | None = None) -> LedgerReport:
     """Check all that the checkpoint covers, and report.
 
     Args:

@@ -80,8 +80,7 @@ class LedgerWriter:
         """
         if origin != key.name:
             raise LedgerError(
-                f"The key's name is {key.name!r} and the log's is {origin!r}. Load the key under the "
-                "log's name."
+                f"The key's name is {key.name!r} and the log's is {origin!r}. Load the key under the log's name."
             )
         files, history = _explained(directory, lambda: create_files(directory, key))
         return cls(
@@ -196,9 +195,7 @@ class LedgerWriter:
             LedgerError: not 0 <= start <= end <= size.
         """
         if not 0 <= start <= end <= self.size:
-            raise LedgerError(
-                f"The ledger has {self.size} entries, so not {start} to {end}. Ask within them."
-            )
+            raise LedgerError(f"The ledger has {self.size} entries, so not {start} to {end}. Ask within them.")
         return [decode_entry(data) for data in self._call(lambda: self._files.entries(start, end))]
 
     def close(self) -> None:

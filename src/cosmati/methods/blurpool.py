@@ -116,9 +116,7 @@ class BlurConv2d(nn.Conv2d):
         blur_first: bool = True,
         padding_mode: PaddingMode = "zeros",
     ) -> None:
-        super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode
-        )
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
         self.blur_first = blur_first
         _register_kernel(self)
 
@@ -177,9 +175,7 @@ def apply_blurpool(
             if child in replaced:
                 parent._modules[name] = replaced[child]  # noqa: SLF001
     if not replaced and not found and (replace_convs or replace_maxpools):
-        kinds = [f"Conv2d of {min_channels} channels or more"] * replace_convs + [
-            "MaxPool2d"
-        ] * replace_maxpools
+        kinds = [f"Conv2d of {min_channels} channels or more"] * replace_convs + ["MaxPool2d"] * replace_maxpools
         msg = f"BlurPool changes nothing: {type(model).__name__} has no strided {' or '.join(kinds)}."
         warnings.warn(msg, UserWarning, stacklevel=2)
     return replaced.get(model, model)

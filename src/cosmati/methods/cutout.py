@@ -44,7 +44,7 @@ def cutout_batch(
         BatchError: the input isn't an image or images, or num_holes or length is out of range.
     """
     _check(input, num_holes, length)
-    images = input if input.ndim > 3 else input[None]  # noqa: PLR2004
+    images = input if input.ndim > 3 else input[None]
     draws = torch.rand(len(images), 2 * num_holes, dtype=torch.float64, generator=generator)
     return _cut(images, draws, length, uniform_sampling).view_as(input)
 
@@ -81,9 +81,7 @@ class CutOut(Method):
         input = batch.input
         if not isinstance(input, Tensor) or input.ndim != max(_IMAGE_DIMENSIONS):
             found = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
-            msg = (
-                f"CutOut cuts images [rows, channels, height, width]; the input is {found}. Leave CutOut out."
-            )
+            msg = f"CutOut cuts images [rows, channels, height, width]; the input is {found}. Leave CutOut out."
             raise BatchError(msg)
         draws = at.row_uniform("cutout", batch, 2 * self.num_holes)
         return batch.replace(input=_cut(input, draws, self.length, self.uniform_sampling))

@@ -119,8 +119,7 @@ class EMA(Method):
     def _started(self, model: nn.Module, interval: int) -> State:
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         state = {
-            _AVERAGE + name: parameter.detach().to(_wide(parameter), copy=True)
-            for name, parameter in named.items()
+            _AVERAGE + name: parameter.detach().to(_wide(parameter), copy=True) for name, parameter in named.items()
         }
         if interval > 1:
             state[_MOVED] = torch.zeros(len(named), dtype=torch.bool)
@@ -181,7 +180,5 @@ def _wide(parameter: Tensor) -> torch.dtype:
 
 def _approach(averages: list[Tensor], weights: list[Tensor], smoothing: float) -> None:
     if averages:
-        latest = [
-            weight.detach().to(average.dtype) for average, weight in zip(averages, weights, strict=True)
-        ]
+        latest = [weight.detach().to(average.dtype) for average, weight in zip(averages, weights, strict=True)]
         torch._foreach_lerp_(averages, latest, 1 - smoothing)

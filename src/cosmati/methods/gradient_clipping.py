@@ -44,9 +44,7 @@ def apply_gradient_clipping(
             msg = "Adaptive clipping needs whole units, and shards cut them. Use 'norm' or 'value' with FSDP."
             raise PlanError(msg)
         for parameter in parameters:
-            parameter.grad = _clip_units(
-                cast("Tensor", parameter.grad), parameter.detach(), clipping_threshold
-            )
+            parameter.grad = _clip_units(cast("Tensor", parameter.grad), parameter.detach(), clipping_threshold)
     elif clipping_type == "norm":
         # PyTorch's own functions know shards.
         torch.nn.utils.clip_grad_norm_(parameters, clipping_threshold)
@@ -78,17 +76,13 @@ class GradientClipping(Method):
         """Check the options."""
         _check(self.clipping_type, self.clipping_threshold)
         if self.per_region and self.clipping_type != "norm":
-            msg = (
-                f"per_region=True means nothing for {self.clipping_type!r}, which couples none. Leave it out."
-            )
+            msg = f"per_region=True means nothing for {self.clipping_type!r}, which couples none. Leave it out."
             raise PlanError(msg)
 
     @property
     def couples(self) -> frozenset[Coupling]:
         """Regions, where one norm is taken over all of them."""
-        is_common = (
-            self.clipping_type == "norm" and not self.per_region and self.clipping_threshold < math.inf
-        )
+        is_common = self.clipping_type == "norm" and not self.per_region and self.clipping_threshold < math.inf
         return frozenset({"regions"} if is_common else ())
 
     def gradients(

@@ -65,10 +65,7 @@ class LabelSmoothing(Method):
     def __post_init__(self) -> None:
         """Check the share."""
         if not 0 <= self.smoothing <= 1:
-            msg = (
-                f"smoothing={self.smoothing} is not a share. Give a number from 0 (off) to 1 (uniform "
-                "targets)."
-            )
+            msg = f"smoothing={self.smoothing} is not a share. Give a number from 0 (off) to 1 (uniform targets)."
             raise PlanError(msg)
 
     def batch(self, batch: Batch, at: Position) -> Batch:
@@ -80,9 +77,7 @@ class LabelSmoothing(Method):
             return Batch((tokens[:, :-1], self._smooth(tokens[:, 1:], at)), batch.lineage, batch.class_id)
         target = batch.target
         if isinstance(target, MixedTarget):
-            mixed = MixedTarget(
-                self._smooth(target.first, at), self._smooth(target.second, at), target.mixing
-            )
+            mixed = MixedTarget(self._smooth(target.first, at), self._smooth(target.second, at), target.mixing)
             return batch.replace(target=mixed)
         return batch.replace(target=self._smooth(target, at))
 
@@ -95,14 +90,9 @@ class LabelSmoothing(Method):
             raise BatchError(msg)
         if not target.is_floating_point():
             num_classes = at.num_classes(target, "LabelSmoothing")
-            return _smooth_indices(
-                target, num_classes, self.smoothing, getattr(at.loss, "ignore_index", _IGNORE_INDEX)
-            )
-        if target.ndim < 2:  # noqa: PLR2004
-            msg = (
-                f"Targets {tuple(target.shape)} have no class dimension. Give probabilities [rows, classes, "
-                "...]."
-            )
+            return _smooth_indices(target, num_classes, self.smoothing, getattr(at.loss, "ignore_index", _IGNORE_INDEX))
+        if target.ndim < 2:
+            msg = f"Targets {tuple(target.shape)} have no class dimension. Give probabilities [rows, classes, ...]."
             raise BatchError(msg)
         smoothed = smooth_labels(target, target, self.smoothing)
         # A position without probability was ignored before it was mixed; elsewhere it's a row without labels.

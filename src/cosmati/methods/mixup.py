@@ -43,10 +43,7 @@ def mixup_batch(
         BatchError: the input isn't floating point, or mixing or alpha is out of range.
     """
     if not input.is_floating_point():
-        msg = (
-            f"MixUp can't mix inputs of {input.dtype}: a token has no mean. Convert images to floating point "
-            "first."
-        )
+        msg = f"MixUp can't mix inputs of {input.dtype}: a token has no mean. Convert images to floating point first."
         raise BatchError(msg)
     if mixing is None:
         mixing = sample_mixing(alpha, generator)

@@ -51,10 +51,7 @@ def resize_batch(
         BatchError: the tensors aren't images, the mode is unknown or the factor isn't positive.
     """
     if mode not in _MODES or not scale_factor > 0:
-        msg = (
-            f"Can't resize by mode={mode!r}, scale_factor={scale_factor}. Use one of {_MODES}, a positive "
-            "factor."
-        )
+        msg = f"Can't resize by mode={mode!r}, scale_factor={scale_factor}. Use one of {_MODES}, a positive factor."
         raise BatchError(msg)
     _check_images(input, target if resize_targets else None)
     if scale_factor >= 1:
@@ -147,10 +144,7 @@ class ProgressiveResizing(Method):
             first = self.size(self.image_width, self.image_width, self.initial_scale)[1]
             sizes.append(math.ceil((self.image_width - first) / self.size_increment) + 1)
         if not sizes:
-            msg = (
-                "ProgressiveResizing can't count its sizes: the run's steps aren't known ahead. Give "
-                "image_width=."
-            )
+            msg = "ProgressiveResizing can't count its sizes: the run's steps aren't known ahead. Give image_width=."
             raise PlanError(msg)
         return min(sizes)
 
@@ -171,12 +165,9 @@ class ProgressiveResizing(Method):
 
 
 def _check_images(input: object, target: object | None) -> None:
-    if not isinstance(input, Tensor) or input.ndim != 4:  # noqa: PLR2004
+    if not isinstance(input, Tensor) or input.ndim != 4:
         found = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
-        msg = (
-            f"Progressive resizing needs images [rows, channels, height, width]; found {found}. Stack them "
-            "first."
-        )
+        msg = f"Progressive resizing needs images [rows, channels, height, width]; found {found}. Stack them first."
         raise BatchError(msg)
     if target is not None and (not isinstance(target, Tensor) or target.ndim not in (3, 4)):
         found = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
@@ -220,7 +211,7 @@ def _fit(images: Tensor, size: tuple[int, int], corner: tuple[int, int] | None) 
     if corner is not None:
         (top, left), (height, width) = corner, size
         return images[..., top : top + height, left : left + width].clone()
-    maps = images if images.ndim > 3 else images[:, None]  # noqa: PLR2004
+    maps = images if images.ndim > 3 else images[:, None]
     if not images.is_floating_point():
         maps = maps.double()  # Holds every class index; interpolation has no kernel for integers.
     return F.interpolate(maps, size, mode="nearest").to(images.dtype).reshape(*images.shape[:-2], *size)

@@ -28,9 +28,7 @@ class ScaleSchedule(Method):
     def __post_init__(self) -> None:
         """Check the ratio."""
         if not 0 < self.ratio < math.inf:
-            msg = (
-                f"ratio={self.ratio} leaves no run. Give a positive number: 0.5 halves the run, 2 doubles it."
-            )
+            msg = f"ratio={self.ratio} leaves no run. Give a positive number: 0.5 halves the run, 2 doubles it."
             raise PlanError(msg)
 
     def dilation(self) -> float:

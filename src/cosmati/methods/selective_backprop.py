@@ -35,7 +35,7 @@ def should_selective_backprop(
     return start <= current_duration < end and (interrupt == 0 or (batch_idx + 1) % interrupt != 0)
 
 
-def select_using_loss(  # noqa: PLR0917  (the signature that users know)
+def select_using_loss(
     input: Tensor,
     target: Tensor,
     model: Callable[[Tensor], Tensor],
@@ -71,10 +71,7 @@ def select_using_loss(  # noqa: PLR0917  (the signature that users know)
     with torch.no_grad():
         losses = loss_fun(model(_scaled(input, scale_factor)), target, reduction="none")
     if losses.ndim == 0 or losses.shape[0] != input.shape[0]:
-        msg = (
-            f"Losses {tuple(losses.shape)} of {input.shape[0]} rows: the loss function must honour "
-            "reduction='none'."
-        )
+        msg = f"Losses {tuple(losses.shape)} of {input.shape[0]} rows: the loss function must honour reduction='none'."
         raise BatchError(msg)
     draws = torch.rand(input.shape[0], dtype=torch.float64, generator=generator)
     indices = _choose(losses.float().flatten(1).mean(1) if losses.ndim > 1 else losses, draws, keep)
@@ -127,7 +124,7 @@ class SelectiveBackprop(Method):
         """Rows: which ones are kept depends on the others' losses."""
         return frozenset({"rows"} if self.keep < 1 else ())
 
-    def shapes(self, budget: Budget) -> int:  # noqa: ARG002
+    def shapes(self, budget: Budget) -> int:
         """Return 2: all rows, and the share. The budget doesn't matter."""
         return 1 if self.keep == 1 else 2
 
@@ -189,9 +186,7 @@ def _scaled(input: Tensor, scale_factor: float) -> Tensor:
             "and inputs [rows, channels, ...] of one to three spatial dimensions."
         )
         raise BatchError(msg)
-    return F.interpolate(
-        input, scale_factor=scale_factor, mode=_INTERPOLATION[input.ndim], align_corners=False
-    )
+    return F.interpolate(input, scale_factor=scale_factor, mode=_INTERPOLATION[input.ndim], align_corners=False)
 
 
 @contextmanager

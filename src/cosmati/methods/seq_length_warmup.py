@@ -109,17 +109,13 @@ class SeqLengthWarmup(Method):
             longest = max(self.min_seq_length, min(longest, budget.tokens_per_row))
         lengths = [*range(self.min_seq_length, longest, self.step_size), longest]
         num_steps = budget.num_steps
-        return (
-            len(lengths) if num_steps is None else min(len(lengths), math.ceil(self.duration * num_steps) + 1)
-        )
+        return len(lengths) if num_steps is None else min(len(lengths), math.ceil(self.duration * num_steps) + 1)
 
     def batch(self, batch: Batch, at: Position) -> Batch:
         """Return the batch with shorter sequences; pieces of one sequence follow one another."""
         curr_seq_len = self.length(at.elapsed)
         if not self.truncate:
-            curr_seq_len = self._divisor(
-                _length(batch.data) - int(isinstance(batch.data, Tensor)), curr_seq_len
-            )
+            curr_seq_len = self._divisor(_length(batch.data) - int(isinstance(batch.data, Tensor)), curr_seq_len)
         keep_last = self.preserve_end_of_sequence
         data = set_batch_sequence_length(batch.data, curr_seq_len, self.truncate, keep_last)
         if data is batch.data:

@@ -72,9 +72,7 @@ class GPTConfig:
             kind = "even widths" if self.rotary else "equal widths"
             problems.append(f"{self.num_heads} heads of {kind} don't make up width {self.width}")
         if self.activation not in ("gelu", "relu_squared") or self.normalisation not in ("layer", "rms"):
-            problems.append(
-                f"activation {self.activation!r} or normalisation {self.normalisation!r} is unknown"
-            )
+            problems.append(f"activation {self.activation!r} or normalisation {self.normalisation!r} is unknown")
         if not 0 <= self.dropout < 1 or (self.logit_soft_cap is not None and self.logit_soft_cap <= 0):
             problems.append("dropout is in [0, 1), and a soft cap is positive")
         if problems:

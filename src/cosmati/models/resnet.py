@@ -58,9 +58,7 @@ class ResNet(nn.Module):
         for stage, width in enumerate(config.widths):
             for index in range(config.blocks_per_stage):
                 stride = 2 if stage and index == 0 else 1
-                blocks.append(
-                    ResidualBlock(channels, width, stride=stride, pre_activation=config.pre_activation)
-                )
+                blocks.append(ResidualBlock(channels, width, stride=stride, pre_activation=config.pre_activation))
                 channels = width
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.BatchNorm2d(channels) if config.pre_activation else nn.Identity()

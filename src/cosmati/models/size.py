@@ -9,9 +9,7 @@ from cosmati.models.gpt import GPT
 
 def count_parameters(model: nn.Module, *, trainable_only: bool = False) -> int:
     """Count parameters; tied ones count once."""
-    return sum(
-        parameter.numel() for parameter in model.parameters() if parameter.requires_grad or not trainable_only
-    )
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad or not trainable_only)
 
 
 def flops_per_token(model: GPT) -> int:

@@ -74,13 +74,7 @@ class Muon(torch.optim.Optimizer):
         num_iterations: int = 5,
         scale: Scale = "aspect",
     ) -> None:
-        if (
-            lr < 0
-            or not 0 <= momentum < 1
-            or weight_decay < 0
-            or num_iterations < 1
-            or scale not in get_args(Scale)
-        ):
+        if lr < 0 or not 0 <= momentum < 1 or weight_decay < 0 or num_iterations < 1 or scale not in get_args(Scale):
             msg = (
                 f"Muon can't use lr={lr}, momentum={momentum}, weight_decay={weight_decay}, num_iterations="
                 f"{num_iterations}, scale={scale!r}. Use lr >= 0, momentum in [0, 1), weight_decay >= 0, at "
@@ -160,14 +154,8 @@ def _matrix_shape(parameter: Tensor) -> tuple[int, int]:
 
 def _update(batch: Sequence[Tensor], directions: dict[int, Tensor], group: dict[str, Any]) -> None:
     rows, columns = _matrix_shape(batch[0])
-    scale = (
-        math.sqrt(max(1, rows / columns))
-        if group["scale"] == "aspect"
-        else 0.2 * math.sqrt(max(rows, columns))
-    )
-    stacked = torch.stack(
-        [directions[id(p)] if id(p) in directions else p.new_zeros(rows, columns) for p in batch]
-    )
+    scale = math.sqrt(max(1, rows / columns)) if group["scale"] == "aspect" else 0.2 * math.sqrt(max(rows, columns))
+    stacked = torch.stack([directions[id(p)] if id(p) in directions else p.new_zeros(rows, columns) for p in batch])
     updates = orthogonalize(stacked, group["num_iterations"])
     for parameter, update in zip(batch, updates, strict=True):
         if id(parameter) in directions:

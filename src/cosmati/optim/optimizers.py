@@ -157,9 +157,7 @@ class Muon(Optimizer):
         )
 
 
-def assign_parameters(
-    optimizers: Sequence[Optimizer], named_parameters: Named
-) -> list[list[tuple[str, Parameter]]]:
+def assign_parameters(optimizers: Sequence[Optimizer], named_parameters: Named) -> list[list[tuple[str, Parameter]]]:
     """Give each parameter to the first optimizer that takes it.
 
     Raises:

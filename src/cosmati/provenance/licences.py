@@ -54,9 +54,7 @@ def classify_licence(
     if expression is not None and expression.strip():
         return _from_expression(expression.strip())
     licences = [entry for entry in classifiers if entry.startswith("License ::") and entry not in SAY_NOTHING]
-    found = [
-        finding for finding in (_from_classifiers(licences), _from_text(text or "")) if finding is not None
-    ]
+    found = [finding for finding in (_from_classifiers(licences), _from_text(text or "")) if finding is not None]
     known = [finding for finding in found if finding.state != "unknown"]
     if not known:
         evidence = "; ".join(finding.evidence for finding in found) or "no licence metadata"

@@ -161,11 +161,7 @@ class _Parser:
     def licence(self, depth: int) -> Term | None:
         if self.take("("):
             inner = self.either(depth + 1) if depth < _MAX_DEPTH else None
-            return (
-                Term(inner.class_path, f"({inner.spdx})", inner.unlisted)
-                if inner and self.take(")")
-                else None
-            )
+            return Term(inner.class_path, f"({inner.spdx})", inner.unlisted) if inner and self.take(")") else None
         name = self.word()
         if name.upper() in {"", ")", "AND", "OR", "WITH"}:
             return None

@@ -45,9 +45,7 @@ class Taxonomy:
         object.__setattr__(self, "meanings", ordered)
         problems = _problems(self.name, self.version, [path for path, _ in ordered])
         if problems:
-            msg = f"Taxonomy {self.name!r} can't be used:\n" + "\n".join(
-                f"  - {problem}" for problem in problems
-            )
+            msg = f"Taxonomy {self.name!r} can't be used:\n" + "\n".join(f"  - {problem}" for problem in problems)
             raise ProvenanceError(msg)
 
     @classmethod
@@ -141,15 +139,9 @@ def _leaves(prefix: str, tree: object) -> list[tuple[str, str]]:
     if isinstance(tree, str) and prefix:
         return [(prefix, tree)]
     if not isinstance(tree, Mapping) or not tree:
-        msg = (
-            f"The classes below {prefix or 'the root'!r} are {tree!r}. Write a mapping, or a class's meaning."
-        )
+        msg = f"The classes below {prefix or 'the root'!r} are {tree!r}. Write a mapping, or a class's meaning."
         raise ProvenanceError(msg)
-    return [
-        leaf
-        for key, below in tree.items()
-        for leaf in _leaves(f"{prefix}/{key}" if prefix else str(key), below)
-    ]
+    return [leaf for key, below in tree.items() for leaf in _leaves(f"{prefix}/{key}" if prefix else str(key), below)]
 
 
 def _problems(name: str, version: str, paths: list[str]) -> list[str]:
@@ -163,9 +155,7 @@ def _problems(name: str, version: str, paths: list[str]) -> list[str]:
         for path in paths
         if not all(_SEGMENT.fullmatch(part) for part in path.split("/"))
     ]
-    found += [
-        f"class {path!r} is given twice" for path in sorted({path for path in paths if paths.count(path) > 1})
-    ]
+    found += [f"class {path!r} is given twice" for path in sorted({path for path in paths if paths.count(path) > 1})]
     found += [
         f"{path!r} is a class and has classes below it; move its data into a class of its own"
         for path in sorted(set(paths))

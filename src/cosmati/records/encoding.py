@@ -46,7 +46,7 @@ def decode_record(kind: type[T], text: str, *, version: int) -> T:
             f"This {kind.__name__} has version {found!r}, and this release reads version {version}. "
             "Open it with the release of Cosmati that wrote it."
         )
-    return typing.cast(T, _decode(kind, value, kind.__name__))
+    return typing.cast("T", _decode(kind, value, kind.__name__))
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

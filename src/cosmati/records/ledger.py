@@ -61,9 +61,7 @@ def _check_digests(**digests: bytes) -> None:
 def _check_counts(bits: int, **counts: int) -> None:
     for name, value in counts.items():
         if type(value) is not int or not 0 <= value < 1 << bits:
-            raise LedgerError(
-                f"{name} must be an integer from 0 to 2**{bits} - 1 and is {value!r:.80}. Correct it."
-            )
+            raise LedgerError(f"{name} must be an integer from 0 to 2**{bits} - 1 and is {value!r:.80}. Correct it.")
 
 
 def _check_texts(**texts: str) -> None:
@@ -73,9 +71,7 @@ def _check_texts(**texts: str) -> None:
         except UnicodeEncodeError:
             size = 0
         if not 0 < size <= _TEXT_LIMIT:
-            raise LedgerError(
-                f"{name} must be 1 to {_TEXT_LIMIT} bytes of UTF-8 and is {value!r:.80}. Change it."
-            )
+            raise LedgerError(f"{name} must be 1 to {_TEXT_LIMIT} bytes of UTF-8 and is {value!r:.80}. Change it.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,9 +139,7 @@ def compile_policy(
             listed.
     """
     _refuse(check_names(policy, taxonomy, regions), "names what isn't there")
-    phases = _resolve_phases(
-        policy, num_steps, resolve or (lambda text: resolve_time(text, num_steps=num_steps))
-    )
+    phases = _resolve_phases(policy, num_steps, resolve or (lambda text: resolve_time(text, num_steps=num_steps)))
     outcomes = _decide_cells(policy, taxonomy.classes, regions.declared)
     problems: list[str] = []
     weight, decision = [], []
@@ -224,9 +222,7 @@ def _resolve_phases(policy: PolicyFile, num_steps: int, resolve: Callable[[str],
     if num_steps < 1:
         msg = f"A policy is compiled for a run of at least one step, not {num_steps}."
         raise PolicyError(msg)
-    ends = [num_steps if phase.until is None else resolve(phase.until) for phase in policy.phases] or [
-        num_steps
-    ]
+    ends = [num_steps if phase.until is None else resolve(phase.until) for phase in policy.phases] or [num_steps]
     starts = [0, *ends[:-1]]
     phases = tuple(Phase(*span) for span in zip(policy.phase_names, starts, ends, strict=True))
     _refuse(

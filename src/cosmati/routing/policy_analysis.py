@@ -81,20 +81,14 @@ class CellChange:
         return "tightened" if after < before else "loosened"
 
     def __str__(self) -> str:
-        region = (
-            self.new_region
-            if self.old_region == self.new_region
-            else f"{self.old_region} -> {self.new_region}"
-        )
+        region = self.new_region if self.old_region == self.new_region else f"{self.old_region} -> {self.new_region}"
         return (
             f"{self.direction}: {self.class_path}, {region}, steps {self.start_step} to {self.end_step}: "
             f"{self.old_weight:g} ({self.old_decision}) -> {self.new_weight:g} ({self.new_decision})"
         )
 
 
-def explain(
-    policy: PolicyFile, class_path: str, region: str, phase: str, *, taxonomy: Taxonomy
-) -> Explanation:
+def explain(policy: PolicyFile, class_path: str, region: str, phase: str, *, taxonomy: Taxonomy) -> Explanation:
     """Say which rule decides a cell, and against which others.
 
     Raises:
@@ -117,9 +111,7 @@ def explain(
         cell = f"({class_path}, {region}, {phase})"
         msg = f"{pair[0]} and {pair[1]} disagree on {cell}. Add a rule for this cell."
         raise PolicyError(msg)
-    considered = tuple(
-        str(match) for match in sorted(matches, key=lambda match: match.specificity, reverse=True)
-    )
+    considered = tuple(str(match) for match in sorted(matches, key=lambda match: match.specificity, reverse=True))
     if not ahead:
         why = "no rule covers the cell, and the default is reject"
         return Explanation(class_path, region, phase, considered, None, "reject", 0.0, why)
@@ -190,9 +182,7 @@ def heat_map_text(compiled: CompiledPolicy, phase: str) -> str:
             ]
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([f"phase {phase}, steps {span.start_step} to {span.end_step}", *lines])
 
 
@@ -224,9 +214,7 @@ class _Side(NamedTuple):
         if self.class_path not in compiled.classes or self.region is None:
             return 0.0, "reject"
         class_id, phase = compiled.classes.index(self.class_path), compiled.phase_at(step)
-        return compiled.weight[class_id][phase][compiled.regions.index(self.region)], compiled.decision[
-            class_id
-        ][phase]
+        return compiled.weight[class_id][phase][compiled.regions.index(self.region)], compiled.decision[class_id][phase]
 
 
 def _changes(old: _Side, new: _Side, spans: Sequence[tuple[int, int]]) -> Iterator[CellChange]:

@@ -106,12 +106,8 @@ class PolicyFile(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> PolicyFile:
         names = [phase.name for phase in self.phases]
-        problems = [
-            f"phase {name!r} is given twice" for name in sorted({n for n in names if names.count(n) > 1})
-        ]
-        problems += [
-            f"phase {phase.name!r} needs `until`" for phase in self.phases[:-1] if phase.until is None
-        ]
+        problems = [f"phase {name!r} is given twice" for name in sorted({n for n in names if names.count(n) > 1})]
+        problems += [f"phase {phase.name!r} needs `until`" for phase in self.phases[:-1] if phase.until is None]
         problems += [
             f"phase {phase.name!r} is the last one and lasts to the end of the run: leave out `until`"
             for phase in self.phases[-1:]
@@ -212,19 +208,15 @@ class _StrictLoader(yaml.SafeLoader):
         """Refuse anchors, aliases and tags before a node is built."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise yaml.constructor.ConstructorError(
-                None, None, "anchors and aliases aren't allowed", event.start_mark
-            )
+            raise yaml.constructor.ConstructorError(None, None, "anchors and aliases aren't allowed", event.start_mark)
         if getattr(event, "tag", None) is not None:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"tags aren't allowed: {event.tag}", event.start_mark
-            )
+            raise yaml.constructor.ConstructorError(None, None, f"tags aren't allowed: {event.tag}", event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(
         self,
         node: yaml.MappingNode,
-        deep: bool = False,  # noqa: FBT001, FBT002  (PyYAML's signature)
+        deep: bool = False,
     ) -> dict[Hashable, Any]:
         """Refuse keys that aren't strings or come twice, then build the mapping."""
         seen = set()
@@ -234,8 +226,6 @@ class _StrictLoader(yaml.SafeLoader):
                 problem = f"key {key!r} isn't a string; quote it"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is given twice", key_node.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)

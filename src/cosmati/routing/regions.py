@@ -103,18 +103,13 @@ def partition_parameters(
         for name in [*names, *(alias for alias, _ in aliases)]
     }
     owners = {
-        name: tuple(sorted({region for alias in ties.get(name, (name,)) for region in claims[alias]}))
-        for name in names
+        name: tuple(sorted({region for alias in ties.get(name, (name,)) for region in claims[alias]})) for name in names
     }
-    problems += (
-        _overlaps(claims) + _orphans([name for name in names if not owners[name]]) + _empty(chosen, owners)
-    )
+    problems += _overlaps(claims) + _orphans([name for name in names if not owners[name]]) + _empty(chosen, owners)
     if not allow_tied:
         problems += _spread_ties([ties[name] for name in names if name in ties and owners[name]], claims)
     if problems:
-        msg = "The regions don't partition the trainable parameters:\n" + "\n".join(
-            f"  - {text}" for text in problems
-        )
+        msg = "The regions don't partition the trainable parameters:\n" + "\n".join(f"  - {text}" for text in problems)
         raise PolicyError(msg)
     members = tuple(dict.fromkeys(owners.values()))
     return Regions(
@@ -144,11 +139,7 @@ def _overlaps(claims: Mapping[str, tuple[str, ...]]) -> list[str]:
 
 
 def _orphans(names: Sequence[str]) -> list[str]:
-    return (
-        [f"in no region: {_listed(names)}. Select them in a region, or set requires_grad_(False)"]
-        if names
-        else []
-    )
+    return [f"in no region: {_listed(names)}. Select them in a region, or set requires_grad_(False)"] if names else []
 
 
 def _spread_ties(groups: Sequence[Sequence[str]], claims: Mapping[str, tuple[str, ...]]) -> list[str]:
@@ -156,9 +147,7 @@ def _spread_ties(groups: Sequence[Sequence[str]], claims: Mapping[str, tuple[str
     for group in groups:
         if len({claims[alias] for alias in group}) > 1:
             where = ", ".join(f"{alias!r} in {' and '.join(claims[alias]) or 'no region'}" for alias in group)
-            found.append(
-                f"one tied parameter is spread: {where}. Put its names in one region, untie it, or allow tied"
-            )
+            found.append(f"one tied parameter is spread: {where}. Put its names in one region, untie it, or allow tied")
     return found
 
 
@@ -172,11 +161,7 @@ def _empty(chosen: Mapping[str, set[str]], owners: Mapping[str, Sequence[str]]) 
     for region, selected in chosen.items():
         if any(region in regions for regions in owners.values()):
             continue
-        why = (
-            f"its {len(selected)} parameters are frozen"
-            if selected
-            else "it selects no parameter of the model"
-        )
+        why = f"its {len(selected)} parameters are frozen" if selected else "it selects no parameter of the model"
         found.append(f"region {region!r} is empty: {why}. Remove it or mend its selector")
     return found
 
@@ -200,11 +185,7 @@ def _block_prefixes(model: nn.Module, region: str, blocks: BlockRange, problems:
     modules = dict(model.named_modules(remove_duplicate=False))
     container = modules.get(blocks.container)
     if not isinstance(container, _CONTAINERS):
-        what = (
-            f"is a {type(container).__name__}, whose parts have no order"
-            if container
-            else "isn't in the model"
-        )
+        what = f"is a {type(container).__name__}, whose parts have no order" if container else "isn't in the model"
         known = [name for name, module in modules.items() if name and isinstance(module, _CONTAINERS)]
         problems.append(
             f"region {region!r}: container {blocks.container!r} {what}. "

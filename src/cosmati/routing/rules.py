@@ -88,9 +88,7 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
         )
     if not policy.allow.tied:
         problems += [
-            f"region {name} merges tied parameters, and allow.tied is false"
-            for name in regions.names
-            if "&" in name
+            f"region {name} merges tied parameters, and allow.tied is false" for name in regions.names if "&" in name
         ]
     for number, rule in enumerate(policy.rules, 1):
         found = [_class_problem(pattern, taxonomy) for pattern in rule.classes]
@@ -98,9 +96,7 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
             ("region", rule.region, regions.declared),
             ("phase", rule.phase, policy.phase_names),
         ):
-            found += [
-                f"no {axis} {name!r}{closest(name, known)}" for name in names if name not in {*known, "*"}
-            ]
+            found += [f"no {axis} {name!r}{closest(name, known)}" for name in names if name not in {*known, "*"}]
         problems += [f"rule {number}: {problem}" for problem in found if problem]
     return problems
 

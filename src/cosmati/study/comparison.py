@@ -95,9 +95,7 @@ def speed_ups_at_equal_quality(
     return tuple(_read_off(study, arm, base, own, quality) for quality in qualities)
 
 
-def _read_off(
-    study: StudyRecord, arm: str, base: Means, own: Means, quality: float | None
-) -> SpeedUp | NotReached:
+def _read_off(study: StudyRecord, arm: str, base: Means, own: Means, quality: float | None) -> SpeedUp | NotReached:
     if not (np.isfinite(base.quality[0]).any() and np.isfinite(own.quality[0]).any()):
         return NotReached(f"{study.baseline_arm} and {arm} have no finished runs to compare.")
     targets = _targets(study, base, quality)
@@ -107,13 +105,9 @@ def _read_off(
     for name, needs, means in ((study.baseline_arm, base_needs, base), (arm, own_needs, own)):
         if not math.isfinite(needs[0]):
             best = _sign(study) * float(means.quality[0].max())
-            return NotReached(
-                f"{name} never reaches {study.quality_name} {target:.4g}; its best is {best:.4g}."
-            )
+            return NotReached(f"{name} never reaches {study.quality_name} {target:.4g}; its best is {best:.4g}.")
     if base_bound[0] and own_bound[0]:
-        return NotReached(
-            f"Both arms are better than {study.quality_name} {target:.4g} at their smallest budget."
-        )
+        return NotReached(f"Both arms are better than {study.quality_name} {target:.4g} at their smallest budget.")
     with np.errstate(invalid="ignore", divide="ignore"):
         found = estimate(base_needs / own_needs, base.n, is_ratio=True)
     return SpeedUp(
@@ -216,9 +210,7 @@ def interaction(
     for name, means in zip([composition, *parts], others, strict=True):
         needs, is_bound = reach(means, targets)
         if not math.isfinite(needs[0]) or is_bound[0]:
-            return NotReached(
-                f"The curve of {name} doesn't cross the baseline's best, so its gain isn't measured."
-            )
+            return NotReached(f"The curve of {name} doesn't cross the baseline's best, so its gain isn't measured.")
         logs.append(np.log(base_needs) - np.log(needs))
     with np.errstate(invalid="ignore", over="ignore"):
         return estimate(np.exp(logs[0] - np.sum(logs[1:], axis=0)), base.n, is_ratio=True)

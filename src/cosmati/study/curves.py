@@ -93,9 +93,7 @@ def pareto_frontier(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[tupl
     A point is beaten by one that is at least as good on both axes and better on one.
     """
     sign = 1 if study.higher_is_better else -1
-    pairs = [
-        (arm.name, point) for arm in study.arms for point in tradeoff_curve(study, arm.name, axis=axis).points
-    ]
+    pairs = [(arm.name, point) for arm in study.arms for point in tradeoff_curve(study, arm.name, axis=axis).points]
     pairs.sort(key=lambda pair: (pair[1].position.value, -sign * pair[1].quality.value))
     frontier: list[tuple[str, CurvePoint]] = []
     for arm, point in pairs:

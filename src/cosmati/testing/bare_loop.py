@@ -49,7 +49,11 @@ def bare_loop(
 
 
 def _accumulate(
-    model: nn.Module, loss_function: Callable[[nn.Module, Any], Tensor | Loss], microbatches: Sequence[Any], seed: int, step: int
+    model: nn.Module,
+    loss_function: Callable[[nn.Module, Any], Tensor | Loss],
+    microbatches: Sequence[Any],
+    seed: int,
+    step: int,
 ) -> float:
     gradients: list[list[Tensor | None]] = []
     total, weight = 0.0, 0.0

@@ -122,7 +122,8 @@ def split_batch(batch: Batch, num_microbatches: int) -> list[Batch]:
     if rest or not rows:
         msg = (
             f"A batch of {batch.num_rows} rows can't be split into V = {num_microbatches} microbatches of one shape. "
-            f"Give a multiple of {num_microbatches} rows (drop_last=True in a DataLoader), or set another num_microbatches."
+            f"Give a multiple of {num_microbatches} rows (drop_last=True in a DataLoader), or set "
+            "another num_microbatches."
         )
         raise PlanError(msg)
     return [batch.select(slice(i * rows, (i + 1) * rows)) for i in range(num_microbatches)]
@@ -151,7 +152,9 @@ def resolve_turns(
             raise PlanError(msg)
         turns.append(Turn(sub_step.name, sub_step.loss, frozenset().union(*(o.parameters for o in own)), own))
     if left:
-        msg = f"{len(left)} optimizer(s) have parameters of several sub-steps. Give each sub-step an optimizer of its own."
+        msg = (
+            f"{len(left)} optimizer(s) have parameters of several sub-steps. Give each sub-step an "
+            "optimizer of its own."
+        )
         raise PlanError(msg)
     return tuple(turns)
-

@@ -1,8 +1,9 @@
 """Checkpoints: whole or absent, verified before use, and free of pickle.
 
 A checkpoint is a folder `step-00000100/` with `model.safetensors` (weights and buffers), `state/` (optimizers and
-method states, written by PyTorch's distributed checkpoint in its safetensors form), `state.json` (the clock and all that
-isn't a tensor) and `digests.json` (SHA-256 of every other file). It's written beside its place, synced and renamed.
+method states, written by PyTorch's distributed checkpoint in its safetensors form), `state.json` (the clock and
+all that isn't a tensor) and `digests.json` (SHA-256 of every other file). It's written beside its place, synced
+and renamed.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from cosmati.errors import CheckpointError
 
@@ -74,12 +77,15 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> tuple[Path, str]:
     try:
         shutil.rmtree(draft, ignore_errors=True)
         (draft / "state").mkdir(parents=True)
-        save_file({name: value.detach().cpu().contiguous() for name, value in checkpoint.model.items()}, draft / "model.safetensors")
+        save_file(
+            {name: value.detach().cpu().contiguous() for name, value in checkpoint.model.items()},
+            draft / "model.safetensors",
+        )
         if checkpoint.state:
             with _single_process():
-                dcp.save(
-                    {name: value.detach().cpu() for name, value in checkpoint.state.items()},
-                    storage_writer=dcp.HuggingFaceStorageWriter(path=str(draft / "state")),
+                save(
+                    {name: value.detach().cpu().contiguous() for name, value in checkpoint.state.items()},
+                    storage_writer=HuggingFaceStorageWriter(path=str(draft / "state")),
                     no_dist=True,
                 )
         (draft / "state.json").write_text(json.dumps({"step": checkpoint.step, **checkpoint.facts}))
@@ -88,7 +94,10 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> tuple[Path, str]:
         _sync_tree(draft)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
-        msg = f"The checkpoint of step {checkpoint.step} couldn't be written to {folder}: {error}. Free space or fix the folder, and resume; earlier checkpoints are whole."
+        msg = (
+            f"The checkpoint of step {checkpoint.step} couldn't be written to {folder}: {error}. Free "
+            "space or fix the folder, and resume; earlier checkpoints are whole."
+        )
         raise CheckpointError(msg) from error
     return draft, hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
@@ -120,12 +129,17 @@ def read_checkpoint(path: Path) -> Checkpoint:
         actual = _digests(path)
         if recorded != actual:
             wrong = sorted(name for name in {**recorded, **actual} if recorded.get(name) != actual.get(name))
-            msg = f"Checkpoint {path} is damaged: {', '.join(wrong)} don't match digests.json. Delete the folder, and the run resumes from the one before it."
+            msg = (
+                f"Checkpoint {path} is damaged: {', '.join(wrong)} don't match digests.json. Delete the "
+                "folder, and the run resumes from the one before it."
+            )
             raise CheckpointError(msg)
         facts = json.loads((path / "state.json").read_text())
         return Checkpoint(facts.pop("step"), load_file(path / "model.safetensors"), _read_state(path / "state"), facts)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        msg = f"Checkpoint {path} can't be read: {error}. Delete the folder, and the run resumes from the one before it."
+        msg = (
+            f"Checkpoint {path} can't be read: {error}. Delete the folder, and the run resumes from the one before it."
+        )
         raise CheckpointError(msg) from error
 
 
@@ -138,7 +152,7 @@ def _read_state(folder: Path) -> dict[str, Tensor]:
                 state[name] = torch.empty(part.get_shape(), dtype=_DTYPES[part.get_dtype()])
     if state:
         with _single_process():
-            dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(path=str(folder)), no_dist=True)
+            load(state, storage_reader=HuggingFaceStorageReader(path=str(folder)), no_dist=True)
     return state
 
 

@@ -67,8 +67,13 @@ class RunConfig:
         for time in (self.budget, self.checkpoint_every, self.evaluate_every):
             if time is not None:
                 Time.parse(time)
-        if self.num_microbatches is not None and (self.num_microbatches < 1 or self.num_microbatches & (self.num_microbatches - 1)):
-            msg = f"V = {self.num_microbatches} microbatches is not a power of two, and gradients are summed in a binary tree. Use 1, 2, 4, 8, ..."
+        if self.num_microbatches is not None and (
+            self.num_microbatches < 1 or self.num_microbatches & (self.num_microbatches - 1)
+        ):
+            msg = (
+                f"V = {self.num_microbatches} microbatches is not a power of two, and gradients are "
+                "summed in a binary tree. Use 1, 2, 4, 8, ..."
+            )
             raise PlanError(msg)
         if self.precision not in ("float32", "bfloat16"):
             msg = f"Precision {self.precision!r} is not known. Use 'float32' or 'bfloat16'."
@@ -80,10 +85,7 @@ class RunConfig:
 
     def resolve_microbatches(self, *, governed: bool) -> int:
         """Return V."""
-        if self.num_microbatches is not None:
-            chosen = self.num_microbatches
-        else:
-            chosen = 8 if governed or self.elastic else 1
+        chosen = self.num_microbatches or (8 if governed or self.elastic else 1)
         while chosen < self.max_ranks:
             chosen *= 2
         return chosen

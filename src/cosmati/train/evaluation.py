@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from cosmati.core.batch import Data, count_rows, map_tensors
+from cosmati.core.batch import Data, count_rows, input_of, map_tensors, target_of
+from cosmati.core.clock import Clock
 from cosmati.core.loss import Loss
+from cosmati.train.assembly import Assembly
+from cosmati.train.feed import Feed, OrderedFeed
 from cosmati.train.ranks import Ranks
+
+RECALIBRATION_STEPS = 8
+"""Steps whose rows give averaged weights their BatchNorm statistics."""
 
 Metric = Callable[[nn.Module, Data], "Loss | Tensor"]
 
@@ -36,8 +43,6 @@ def batches(data: Data, rows: int) -> list[Data]:
 
 def accuracy(model: nn.Module, data: Data) -> Loss:
     """Count the rows whose largest logit is at the target's index."""
-    from cosmati.core.batch import input_of, target_of
-
     hits = model(input_of(data)).argmax(1) == target_of(data)
     return Loss(hits.sum(), float(hits.numel()))
 
@@ -61,11 +66,18 @@ def evaluate(
             if index % ranks.world == ranks.rank:
                 moved = map_tensors(lambda tensor: tensor.to(device), data)
                 with autocast:
-                    rows[index] = [value for metric in evaluation.metrics.values() for value in _measure(metric(model, moved), data)]
+                    rows[index] = [
+                        value
+                        for metric in evaluation.metrics.values()
+                        for value in _measure(metric(model, moved), data)
+                    ]
     finally:
         model.train(was_training)
     width = 2 * len(evaluation.metrics)
-    padded = [rows.get(index, [0.0] * width) for index in range(ranks.rank, -(-num_batches // ranks.world) * ranks.world, ranks.world)]
+    padded = [
+        rows.get(index, [0.0] * width)
+        for index in range(ranks.rank, -(-num_batches // ranks.world) * ranks.world, ranks.world)
+    ]
     table = ranks.gather(torch.tensor(padded, dtype=torch.float64, device=device).reshape(-1, width)).cpu()
     return {
         name: _ordered_sum(table[:, 2 * i]) / max(_ordered_sum(table[:, 2 * i + 1]), 1e-300)
@@ -129,3 +141,11 @@ def recalibrate(model: nn.Module, layers: Iterable[nn.Module], forwards: Iterabl
         model.train(was_training)
         for layer, momentum in zip(chosen, momenta, strict=True):
             layer.momentum = momentum
+
+
+def recalibration_passes(assembly: Assembly, feed: Feed | None) -> Iterator[Callable[[], object]]:
+    """Yield forward passes over the first steps of the data, for BatchNorm's statistics of averaged weights."""
+    if isinstance(feed, OrderedFeed):
+        for step in range(RECALIBRATION_STEPS):
+            for batch in feed.microbatches(Clock(step=step), range(assembly.num_microbatches)):
+                yield partial(assembly.turns[0].loss, assembly.model, batch.to(assembly.device).data)

@@ -57,7 +57,7 @@ class OrderedFeed:
         """Return the one microbatch of a step."""
         return self._order.microbatch(clock.step, 0)
 
-    def microbatches(self, clock: Clock, mine: Sequence[int]) -> list[Batch] | None:
+    def microbatches(self, clock: Clock, mine: Sequence[int]) -> list[Batch]:
         """Return this rank's microbatches."""
         return [self._order.microbatch(clock.step, index) for index in mine]
 
@@ -89,7 +89,10 @@ class IterableFeed:
         self.is_positional = isinstance(data, Sequence) or self._restores_itself
         self.steps_per_epoch: int | None = len(data) if isinstance(data, Sized) else None
         if self.steps_per_epoch == 0:
-            msg = f"The {type(data).__name__} to train on is empty. With drop_last=True, a batch may be larger than the data."
+            msg = (
+                f"The {type(data).__name__} to train on is empty. With drop_last=True, a batch may be "
+                "larger than the data."
+            )
             raise DataError(msg)
 
     def microbatches(self, clock: Clock, mine: Sequence[int]) -> list[Batch] | None:

@@ -11,9 +11,9 @@ import hmac
 import math
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from cosmati.core.clock import Budget, Clock
 from cosmati.core.state import model_tensors, parameter_root
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.writer import LedgerWriter, details_digest
-from cosmati.records.ledger import CheckpointEntry, EndEntry, MicrobatchCell, ResumeEntry, RunEntry, StepEntry
+from cosmati.records.ledger import CheckpointEntry, EndEntry, MicrobatchCell, RunEntry, StepEntry
 from cosmati.train.observers import Observer, StepReport
 from cosmati.train.run_folder import describe_environment
 
@@ -39,10 +39,9 @@ class LedgerObserver(Observer):
     Args:
         trainer: whose commits are recorded.
         run_folder: the run's folder.
-        resumed: facts of the checkpoint from which the run goes on; None for a new run.
     """
 
-    def __init__(self, trainer: Trainer, run_folder: Path, resumed: Mapping[str, Any] | None) -> None:
+    def __init__(self, trainer: Trainer, run_folder: Path) -> None:
         self._t = trainer
         self._a = trainer.assembly
         self._is_writer = self._a.ranks.rank == 0
@@ -55,11 +54,15 @@ class LedgerObserver(Observer):
             _load_or_create_salt(private / "rows.salt")
             exists = (directory / "wal").exists() or (directory / "checkpoint").exists()
             origin = f"cosmati/{run_folder.name}"
-            self._writer = LedgerWriter.open(directory, key=key) if exists else LedgerWriter.create(directory, origin=origin, key=key)
+            self._writer = (
+                LedgerWriter.open(directory, key=key)
+                if exists
+                else LedgerWriter.create(directory, origin=origin, key=key)
+            )
             if self._writer.size == 0:
                 self._append_run(run_folder.name)
-            elif resumed is not None or exists:
-                self._append_resume(resumed)
+            else:
+                self._append_resume()
         self._a.ranks.barrier()
         self._salt = (private / "rows.salt").read_bytes()
 
@@ -72,8 +75,14 @@ class LedgerObserver(Observer):
             "classes": list(policy.classes if policy else ("all",)),
             "regions": list(a.regions.names),
             "routes": [list(route) for route in policy.routes] if policy else [[1.0] * len(a.regions.names)],
-            "phases": [[p.name, p.start_step, p.end_step] for p in policy.phases] if policy else [["main", 0, a.budget.num_steps or 0]],
-            "policy": [[list(map(list, policy.weight[c])), list(policy.decision[c])] for c in range(len(policy.classes))] if policy else [],
+            "phases": [[p.name, p.start_step, p.end_step] for p in policy.phases]
+            if policy
+            else [["main", 0, a.budget.num_steps or 0]],
+            "policy": [
+                [list(map(list, policy.weight[c])), list(policy.decision[c])] for c in range(len(policy.classes))
+            ]
+            if policy
+            else [],
             "plan": list(plan.lines),
             "environment": describe_environment(a.device),
             "num_microbatches": a.num_microbatches,
@@ -96,12 +105,10 @@ class LedgerObserver(Observer):
         assert self._a.config.run_folder is not None, "a ledger lives in a run folder"
         return self._a.config.run_folder / "private"
 
-    def _append_resume(self, resumed: Mapping[str, Any] | None) -> None:
+    def _append_resume(self) -> None:
         """Say from which step the run goes on; what stands after that step is superseded, and stays."""
-        step = self._t.clock.step
         self.attempt = self._writer.next_attempt()
-        if resumed is None or self._writer.last_step() != step - 1 or self._writer.has_ended():
-            self._writer.append(ResumeEntry(step, self._writer.size, self.attempt))
+        self._writer.append(self._writer.resume_entry(self._t.clock.step))
 
     def on_start(self, clock: Clock, budget: Budget) -> None:
         """Do nothing: entry 0 stands already."""
@@ -133,9 +140,18 @@ class LedgerObserver(Observer):
         )
 
     def _details(self, report: StepReport, step: int) -> dict[str, object]:
-        norms = {} if report.norms is None else {str(m): [_finite(v) for v in row] for m, row in enumerate(report.norms.tolist())}
+        norms = (
+            {}
+            if report.norms is None
+            else {str(m): [_finite(v) for v in row] for m, row in enumerate(report.norms.tolist())}
+        )
         update = None if report.update_norms is None else [_finite(v) for v in report.update_norms.tolist()]
-        return {"step": step, "gradient_norm": norms, "update_norm": update, "loss": _finite(float(report.loss))}
+        return {
+            "step": step,
+            "gradient_norm": norms,
+            "update_norm": update,
+            "loss": _finite(float(report.loss)),
+        }
 
     def _commit(self, batch: Batch, step: int, microbatch: int) -> bytes:
         """Return the commitment to the rows that took part: a hash over salted row leaves, in order."""
@@ -149,7 +165,9 @@ class LedgerObserver(Observer):
             if ids[0] == TOMBSTONE:
                 continue
             blind = hmac.digest(self._salt, prefix + str(slot).encode(), "sha256")
-            total.update(hashlib.sha256(b"\x00" + blind + repr(ids).encode() + (contents[slot] if contents else b"")).digest())
+            total.update(
+                hashlib.sha256(b"\x00" + blind + repr(ids).encode() + (contents[slot] if contents else b"")).digest()
+            )
         return total.digest()
 
     def on_checkpoint(self, clock: Clock, state_digest: str, parameter_root: bytes) -> None:

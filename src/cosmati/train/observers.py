@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
 from cosmati.core.batch import Batch
 from cosmati.core.clock import Budget, Clock
-from cosmati.train.step import Route
+from cosmati.train.routes import Route
 
 
 class StepReport(NamedTuple):
@@ -124,7 +124,7 @@ class ProgressBar(Observer):
         self._label = label
         self._console = Console(stderr=file is None, file=file)
         self._bar: Progress | None = None
-        self._task = None
+        self._task: TaskID | None = None
         self._budget: Budget | None = None
         self._next_line = 0.0
 
@@ -135,7 +135,7 @@ class ProgressBar(Observer):
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
             fields = (TextColumn("{task.fields[loss]}"), TimeElapsedColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, *fields, console=self._console)
-            self._task = self._bar.add_task(self._label, total=1.0, completed=budget.elapsed(clock), loss="")
+            self._task = self._bar.add_task(self._label, total=1.0, loss="")
             self._bar.start()
 
     def on_step(self, report: StepReport) -> None:

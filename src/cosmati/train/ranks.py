@@ -36,7 +36,8 @@ class Ranks:
         """
         if num_microbatches % self.world:
             msg = (
-                f"{self.world} ranks can't share V = {num_microbatches} microbatches. Start a number of ranks that divides "
+                f"{self.world} ranks can't share V = {num_microbatches} microbatches. Start a number "
+                "of ranks that divides "
                 f"V, or set RunConfig(num_microbatches=...) to a power of two that {self.world} divides."
             )
             raise PlanError(msg)

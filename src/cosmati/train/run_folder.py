@@ -1,10 +1,10 @@
 """The folder of a run: one process at a time, one record of what it was.
 
-    run.json            the record: plan, guarantees, environment, outcome
-    steps.jsonl         losses            evaluations.jsonl   metrics
-    checkpoints/        see checkpoint.py
-    ledger/             see cosmati.ledger
-    private/            the operator's key and the rows' salt: never part of what is handed on
+run.json            the record: plan, guarantees, environment, outcome
+steps.jsonl         losses            evaluations.jsonl   metrics
+checkpoints/        see checkpoint.py
+ledger/             see cosmati.ledger
+private/            the operator's key and the rows' salt: never part of what is handed on
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def run_record(
         },
         environment=describe_environment(a.device),
         plan=tuple(
-            PlanLine(m.stage.name.lower(), describe(m), (type(m).__doc__ or "").strip().splitlines()[0]) for m in plan.methods
+            PlanLine(m.stage.name.lower(), describe(m), (type(m).__doc__ or "").strip().splitlines()[0])
+            for m in plan.methods
         ),
         guarantees=tuple(GuaranteeRecord(g.name, g.holds, g.because) for g in plan.guarantees),
         seed=a.config.seed,

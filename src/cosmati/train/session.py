@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -27,13 +28,16 @@ from cosmati.train.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from cosmati.train.evaluation import evaluate, evaluation_weights, recalibrate
+from cosmati.train.evaluation import evaluate, evaluation_weights, recalibrate, recalibration_passes
 from cosmati.train.ledger import LedgerObserver
 from cosmati.train.observers import MetricsFile, Observer, ProgressBar
 from cosmati.train.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from cosmati.train.trainer import Trainer
+
+# A property of the module, which the stubs lack.
+_FILL = "fill_uninitialized_memory"
 
 
 @dataclass(frozen=True)
@@ -67,13 +71,17 @@ def environment(assembly: Assembly) -> Iterator[None]:
             torch.set_num_threads(config.num_threads)
         if config.deterministic:
             _require_workspace(assembly.device)
-            was, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-            fills, benchmark = torch.utils.deterministic.fill_uninitialized_memory, torch.backends.cudnn.benchmark
+            was, warned = (
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+            )
+            settings = sys.modules["torch.utils.deterministic"]
+            fills, benchmark = getattr(settings, _FILL), torch.backends.cudnn.benchmark
             stack.callback(torch.use_deterministic_algorithms, was, warn_only=warned)
-            stack.callback(setattr, torch.utils.deterministic, "fill_uninitialized_memory", fills)
+            stack.callback(setattr, settings, _FILL, fills)
             stack.callback(setattr, torch.backends.cudnn, "benchmark", benchmark)
-            torch.use_deterministic_algorithms(True)
-            torch.utils.deterministic.fill_uninitialized_memory = False
+            torch.use_deterministic_algorithms(mode=True)
+            setattr(settings, _FILL, False)
             torch.backends.cudnn.benchmark = False
         if config.compile_blocks:
             # A silent fall back to eager would change bits.
@@ -122,7 +130,7 @@ class FitSession:
             if self._folder is not None:
                 self._own = [MetricsFile(self._folder.path)]
             if a.plan.facts.has_ledger:
-                self._ledger = LedgerObserver(t, a.config.run_folder, None if checkpoint is None else checkpoint.facts)
+                self._ledger = LedgerObserver(t, a.config.run_folder)
                 self._own.append(self._ledger)
         if a.config.progress and a.ranks.rank == 0:
             self._own.append(ProgressBar())
@@ -176,7 +184,9 @@ class FitSession:
             msg = "fit() needs data: Trainer(model, loss, data, ...). With step(), no data are needed."
             raise DataError(msg)
         mine = list(a.ranks.mine(a.num_microbatches))
-        evaluate_every, checkpoint_every = (self._interval(t) for t in (a.config.evaluate_every, a.config.checkpoint_every))
+        evaluate_every, checkpoint_every = (
+            self._interval(t) for t in (a.config.evaluate_every, a.config.checkpoint_every)
+        )
         outcome = "completed"
         while not a.budget.is_over(t.clock):
             if self._asked_to_stop():
@@ -200,7 +210,7 @@ class FitSession:
             if checkpoint_every and t.clock.step % checkpoint_every == 0:
                 self._save()
         self._outcome = outcome
-        t.check_finite()
+        t.finite.look(t.clock.step)
         if outcome == "completed":
             self._evaluate()
         self._save()
@@ -209,7 +219,12 @@ class FitSession:
     def _result(self) -> RunResult:
         t = self._t
         return RunResult(
-            self._outcome, t.clock, self._metrics, self._seconds_before, dict(t.stopwatch.seconds), self._a.config.run_folder
+            self._outcome,
+            t.clock,
+            self._metrics,
+            self._seconds_before,
+            dict(t.stopwatch.seconds),
+            self._a.config.run_folder,
         )
 
     def _interval(self, time: str | None) -> int | None:
@@ -232,7 +247,7 @@ class FitSession:
             weights = next((w for w in owned if w is not None), None)
             with evaluation_weights(a.model, weights), a.generators.restored():
                 if weights is not None and a.statistics.layers:
-                    recalibrate(a.model, a.statistics.layers.values(), t.recalibration_passes())
+                    recalibrate(a.model, a.statistics.layers.values(), recalibration_passes(a, t.feed))
                 self._metrics = evaluate(a.model, t.evaluation, a.ranks, a.device, a.config.autocast(a.device))
             for observer in t.observers:
                 observer.on_evaluation(t.clock, self._metrics, self._seconds_before)
@@ -243,7 +258,7 @@ class FitSession:
         if a.config.run_folder is None:
             return
         with self._paused("checkpoint"):
-            t.check_finite()
+            t.finite.look(t.clock.step)
             a.ranks.barrier()
             if self._folder is not None:
                 t.tell("checkpoint")
@@ -268,7 +283,11 @@ class FitSession:
             tensors |= {f"optimizer/{index}/{name}": value for name, value in own.items()}
             optimizers.append(facts)
         for index, state in t.states.items():
-            tensors |= {f"method/{index}/{name}": value for name, value in state.items() if next(iterate_tensors(value), None) is not None}
+            tensors |= {
+                f"method/{index}/{name}": value
+                for name, value in state.items()
+                if next(iterate_tensors(value), None) is not None
+            }
         facts = {
             **t.state_facts(),
             "plan": a.plan.digest,
@@ -283,7 +302,8 @@ class FitSession:
         facts = checkpoint.facts
         if facts["plan"] != a.plan.digest:
             msg = (
-                f"The checkpoint of step {checkpoint.step} in {a.config.run_folder} was made by another plan or recipe. "
+                f"The checkpoint of step {checkpoint.step} in {a.config.run_folder} was made by "
+                "another plan or recipe. "
                 "Resume with the recipe that wrote it, or give the new run a folder of its own."
             )
             raise CheckpointError(msg)
@@ -296,7 +316,9 @@ class FitSession:
         for index, scheduled in enumerate(a.optimizers):
             own = _below(checkpoint.state, f"optimizer/{index}/")
             restore_optimizer(scheduled.optimizer, names, own, facts["optimizers"][index])
-        t.states = {i: {n: v.to(a.device) for n, v in _below(checkpoint.state, f"method/{i}/").items()} for i in t.states}
+        t.states = {
+            i: {n: v.to(a.device) for n, v in _below(checkpoint.state, f"method/{i}/").items()} for i in t.states
+        }
         t.clock = Clock(*facts["clock"])
         self._seconds_before = t.clock.seconds
         for name, because in facts["withdrawn"]:

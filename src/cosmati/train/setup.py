@@ -23,7 +23,7 @@ from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy import CompiledPolicy, compile_policy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
-from cosmati.train.assembly import Assembly, ScheduledOptimizer, SubStep, resolve_turns
+from cosmati.train.assembly import Assembly, ScheduledOptimizer, SubStep, Turn, resolve_turns
 from cosmati.train.buffers import BatchNormStatistics
 from cosmati.train.config import RunConfig
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
@@ -75,19 +75,7 @@ def assemble(given: Ingredients) -> tuple[Assembly, Feed | None]:
     scheduled = _optimizers(given.optimizers, list(zip(names, parameters, strict=True)))
     turns = resolve_turns(given.loss, names, scheduled)
     statistics = BatchNormStatistics(model)
-    facts = Facts(
-        num_microbatches=num_microbatches,
-        rows_per_microbatch=budget.rows_per_step // num_microbatches if isinstance(given.data, Source) else None,
-        positional_data=feed is None or feed.is_positional,
-        loss_couples="rows" if getattr(turns[0].loss, "couples", None) == "rows" else "",
-        row_coupled_layers=tuple(statistics.layers),
-        host_clock=budget.span.unit is Unit.SECOND,
-        deterministic=config.deterministic,
-        denied=_denied(policy, class_map),
-        has_ledger=wants_ledger(config, given.policy),
-        num_sub_steps=len(turns),
-        settings=_settings(given, budget, num_microbatches),
-    )
+    facts = _facts(given, feed, budget, num_microbatches, _denied(policy, class_map), turns, statistics)
     plan = make_plan(given.methods, facts)
     _check_shapes(plan, budget, config)
     if config.compile_blocks:
@@ -111,6 +99,31 @@ def assemble(given: Ingredients) -> tuple[Assembly, Feed | None]:
         device=device,
     )
     return assembly, feed
+
+
+def _facts(
+    given: Ingredients,
+    feed: Feed | None,
+    budget: Budget,
+    num_microbatches: int,
+    denied: tuple[tuple[str, str], ...],
+    turns: Sequence[Turn],
+    statistics: BatchNormStatistics,
+) -> Facts:
+    config = given.config
+    return Facts(
+        num_microbatches=num_microbatches,
+        rows_per_microbatch=budget.rows_per_step // num_microbatches if isinstance(given.data, Source) else None,
+        positional_data=feed is None or feed.is_positional,
+        loss_couples="rows" if getattr(turns[0].loss, "couples", None) == "rows" else "",
+        row_coupled_layers=tuple(statistics.layers),
+        host_clock=budget.span.unit is Unit.SECOND,
+        deterministic=config.deterministic,
+        denied=denied,
+        has_ledger=wants_ledger(config, given.policy),
+        num_sub_steps=len(turns),
+        settings=_settings(given, budget, num_microbatches),
+    )
 
 
 def wants_ledger(config: RunConfig, policy: PolicyFile | None) -> bool:
@@ -139,11 +152,16 @@ def _feed(
         return None, Budget(span, ratio=ratio)
     if isinstance(data, Source):
         order = data.order(
-            seed=config.seed, num_microbatches=num_microbatches, route_pure=given.policy is not None, classes=classes
+            seed=config.seed,
+            num_microbatches=num_microbatches,
+            route_pure=given.policy is not None,
+            classes=classes,
         )
         first = order.microbatch(0, 0)
         tokens = first.num_tokens // first.num_rows
-        return OrderedFeed(order, num_microbatches), Budget(span, order.steps_per_epoch, order.rows_per_step, tokens, ratio)
+        return OrderedFeed(order, num_microbatches), Budget(
+            span, order.steps_per_epoch, order.rows_per_step, tokens, ratio
+        )
     if given.policy is not None:
         msg = (
             f"A policy needs rows with classes, and {type(data).__name__} has none. Use a Source (InMemory(..., "
@@ -174,7 +192,9 @@ def _offered(given: Ingredients, regions: Regions) -> frozenset[int] | None:
     """Return the source's classes that the policy admits in some phase; None means all."""
     if given.policy is None:
         return None
-    draft = compile_policy(given.policy, taxonomy=_taxonomy(given), regions=regions, num_steps=1 << 30, resolve=_Counter())
+    draft = compile_policy(
+        given.policy, taxonomy=_taxonomy(given), regions=regions, num_steps=1 << 30, resolve=_Counter()
+    )
     class_map = _class_map(given, draft.classes)
     return frozenset(c for c, own in enumerate(class_map) if {"admit", "gate"} & set(draft.decision[own]))
 
@@ -195,10 +215,17 @@ def _compile(given: Ingredients, regions: Regions, budget: Budget) -> tuple[Comp
     if given.policy is None:
         return None, ()
     if budget.num_steps is None:
-        msg = f"A policy's phases need a run whose number of steps is known; {given.config.budget!r} has none. Use ba, sp, tok or ep."
+        msg = (
+            f"A policy's phases need a run whose number of steps is known; {given.config.budget!r} has "
+            "none. Use ba, sp, tok or ep."
+        )
         raise PlanError(msg)
     policy = compile_policy(
-        given.policy, taxonomy=_taxonomy(given), regions=regions, num_steps=budget.num_steps, resolve=budget.step_of
+        given.policy,
+        taxonomy=_taxonomy(given),
+        regions=regions,
+        num_steps=budget.num_steps,
+        resolve=budget.step_of,
     )
     return policy, _class_map(given, policy.classes)
 
@@ -221,7 +248,9 @@ def _optimizers(given: Sequence[AnyOptimizer], named: list[tuple[str, nn.Paramet
         msg = "Give either configurations (cosmati.optim.AdamW(...)) or built torch optimizers, not both."
         raise PlanError(msg)
     index = {id(parameter): i for i, (_, parameter) in enumerate(named)}
-    pairs: list[tuple[torch.optim.Optimizer, Schedule | None]] = [(o, None) for o in given if isinstance(o, torch.optim.Optimizer)]
+    pairs: list[tuple[torch.optim.Optimizer, Schedule | None]] = [
+        (o, None) for o in given if isinstance(o, torch.optim.Optimizer)
+    ]
     if configured:
         shares = assign_parameters(configured, named)
         pairs = [(o.build(share), o.schedule) for o, share in zip(configured, shares, strict=True)]
@@ -231,7 +260,8 @@ def _optimizers(given: Sequence[AnyOptimizer], named: list[tuple[str, nn.Paramet
         foreign = [tuple(parameter.shape) for parameter in own if id(parameter) not in index]
         if foreign:
             msg = (
-                f"{type(optimizer).__name__} has {len(foreign)} parameter(s) that aren't trainable parameters of the model "
+                f"{type(optimizer).__name__} has {len(foreign)} parameter(s) that aren't trainable "
+                "parameters of the model "
                 f"(shapes {foreign[:5]}). Build it from the model that you give to the Trainer, after any surgery."
             )
             raise PlanError(msg)
@@ -245,7 +275,15 @@ def _optimizers(given: Sequence[AnyOptimizer], named: list[tuple[str, nn.Paramet
 
 def _settings(given: Ingredients, budget: Budget, num_microbatches: int) -> dict[str, object]:
     """Return what determines the run's bits besides the methods: everything but where it's kept and shown."""
-    neutral = {"name", "run_folder", "progress", "num_checkpoints", "max_ranks", "elastic", "num_microbatches"}
+    neutral = {
+        "name",
+        "run_folder",
+        "progress",
+        "num_checkpoints",
+        "max_ranks",
+        "elastic",
+        "num_microbatches",
+    }
     config = {f.name: getattr(given.config, f.name) for f in dataclasses.fields(given.config) if f.name not in neutral}
     optimizers = [_describe(optimizer) for optimizer in given.optimizers]
     policy = given.policy.digest.hex() if given.policy else None
@@ -289,6 +327,12 @@ def compile_blocks(model: nn.Module) -> None:
     """
     blocks = [child for module in model.modules() if isinstance(module, nn.ModuleList) for child in module]
     if not blocks:
-        blocks = [child for module in model.modules() if isinstance(module, nn.Sequential) for child in module if any(child.parameters())]
+        blocks = [
+            child
+            for module in model.modules()
+            if isinstance(module, nn.Sequential)
+            for child in module
+            if any(child.parameters())
+        ]
     for block in blocks:
         block.compile(dynamic=False)

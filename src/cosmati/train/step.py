@@ -18,27 +18,11 @@ from cosmati.core.method import Position
 from cosmati.core.rng import position_key
 from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.ranks import GradientSum
+from cosmati.train.routes import Route
 from cosmati.train.timing import Stopwatch
-from cosmati.train.tree import Leaf, leaf_of
+from cosmati.train.tree import Leaf, leaf_of, present
 
 Trace = Callable[[str], None]
-
-
-class Route(NamedTuple):
-    """What one microbatch may teach.
-
-    Attributes:
-        id: index into the policy's routes; 0 without a policy.
-        phase: index of the policy's phase.
-        weights: one for each region.
-        offered: False where the decision is to reject or defer, or all rows are tombstones: no forward pass.
-    """
-
-    id: int
-    phase: int
-    class_id: int
-    weights: tuple[float, ...]
-    offered: bool
 
 
 class StepGradients(NamedTuple):
@@ -70,20 +54,10 @@ class StepGradientsFunction:
         self._stopwatch = stopwatch
         self._admitted: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._members = [
-            [i for i, region in enumerate(assembly.region_of) if region == r] for r in range(len(assembly.regions.names))
+            [i for i, region in enumerate(assembly.region_of) if region == r]
+            for r in range(len(assembly.regions.names))
         ]
         self.trace: Trace | None = None
-
-    def route_of(self, class_id: int | None, step: int, *, is_empty: bool = False) -> Route:
-        """Look up what a microbatch of a class may teach at a step."""
-        policy = self._a.policy
-        if policy is None:
-            return Route(0, 0, class_id or 0, (1.0,) * len(self._members), not is_empty)
-        assert class_id is not None, "a governed source is route-pure"
-        own = self._a.class_map[class_id]
-        phase = policy.phase_at(step)
-        offered = policy.decision[own][phase] in ("admit", "gate") and not is_empty
-        return Route(policy.route_id(own, phase), phase, own, policy.route(own, step), offered)
 
     def __call__(
         self,
@@ -132,7 +106,13 @@ class StepGradientsFunction:
         return StepGradients(root, facts[:, 0], facts[:, 1], measured, facts[:, 2], statistics)
 
     def _leaf(
-        self, batch: Batch, position: Position, route: Route, turn: Turn, frozen: frozenset[str], scale: float | None
+        self,
+        batch: Batch,
+        position: Position,
+        route: Route,
+        turn: Turn,
+        frozen: frozenset[str],
+        scale: float | None,
     ) -> tuple[Leaf, Tensor, Tensor]:
         a = self._a
         absent: Leaf = [None] * len(a.parameters)
@@ -148,10 +128,9 @@ class StepGradientsFunction:
         objective, loss, weight = _objective(result, scale)
         leaf = leaf_of(objective, a.parameters, self._admitted_by(route, frozen, turn))
         for region, rho in enumerate(route.weights):
-            if rho not in (0.0, 1.0):
-                attenuated = [g for i in self._members[region] if (g := leaf[i]) is not None]
-                if attenuated:
-                    torch._foreach_mul_(attenuated, rho)  # noqa: SLF001
+            attenuated = present(leaf, self._members[region]) if rho not in (0.0, 1.0) else []
+            if attenuated:
+                torch._foreach_mul_(attenuated, rho)
         return leaf, _scalar(loss, a.device), _scalar(weight, a.device)
 
     def _scale(self, batches: Sequence[Batch]) -> float | None:
@@ -179,10 +158,9 @@ class StepGradientsFunction:
         """Return the norm of the leaf in each region, NaN where it's absent; float64 scalars."""
         norms: list[Tensor] = []
         for members in self._members:
-            present = [g for i in members if (g := leaf[i]) is not None]
-            if present:
+            if gradients := present(leaf, members):
                 # Whole logical parameters, in the model's order: the same on any number of ranks.
-                norms.append(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(present))).double())  # noqa: SLF001
+                norms.append(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))).double())  # noqa: SLF001
             else:
                 norms.append(_scalar(torch.nan, self._a.device))
         return norms
@@ -203,9 +181,8 @@ class StepGradientsFunction:
             teachers = tuple(route.weights[region] != 0 for route in routes)
             groups.setdefault(teachers, []).extend(members)
         for members in groups.values():
-            present = [g for i in members if (g := root[i]) is not None]
-            if present:
-                torch._foreach_div_(present, denominators[self._a.region_of[members[0]]])  # noqa: SLF001
+            if gradients := present(root, members):
+                torch._foreach_div_(gradients, denominators[self._a.region_of[members[0]]])
         return root
 
 
@@ -241,7 +218,9 @@ def snapshot(assembly: Assembly) -> list[Tensor]:
 
 def update_norms_since(assembly: Assembly, before: Sequence[Tensor]) -> Tensor:
     """Return the norm of the parameters' change by region: [regions]."""
-    norms = torch.stack([torch.linalg.vector_norm(p.detach() - b) for p, b in zip(assembly.parameters, before, strict=True)])
+    norms = torch.stack(
+        [torch.linalg.vector_norm(p.detach() - b) for p, b in zip(assembly.parameters, before, strict=True)]
+    )
     members = [
         torch.tensor([i for i, r in enumerate(assembly.region_of) if r == region], device=norms.device)
         for region in range(len(assembly.regions.names))

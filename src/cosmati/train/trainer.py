@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -21,22 +20,27 @@ from cosmati.core.method import Method, Position, Stage, State
 from cosmati.core.plan import Plan
 from cosmati.core.rng import position_key
 from cosmati.core.source import Source
-from cosmati.errors import DivergenceError, PlanError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import SubStep, Turn, split_batch
 from cosmati.train.buffers import buffer_versions
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation
-from cosmati.train.feed import OrderedFeed, as_batch, first_rows
+from cosmati.train.feed import as_batch, first_rows
+from cosmati.train.finite import FiniteCheck
 from cosmati.train.observers import Observer, StepReport
+from cosmati.train.routes import Route, Router
 from cosmati.train.session import FitSession, RunResult, environment
 from cosmati.train.setup import AnyOptimizer, Ingredients, assemble
-from cosmati.train.step import Route, StepGradients, StepGradientsFunction, Trace, snapshot, update_norms_since
+from cosmati.train.step import (
+    StepGradients,
+    StepGradientsFunction,
+    Trace,
+    snapshot,
+    update_norms_since,
+)
 from cosmati.train.timing import Stopwatch
 from cosmati.train.tree import Leaf
-
-RECALIBRATION_STEPS = 8
 
 
 class Trainer:
@@ -101,13 +105,13 @@ class Trainer:
         selects = any(m.stage is Stage.SELECT for m in self._batch_methods)
         special = a.policy or a.ranks.is_parallel or len(a.turns) > 1 or selects or self._freezing or self._again
         self.is_plain = a.num_microbatches == 1 and not special
+        self._router = Router(a)
         self._gradients = StepGradientsFunction(a, self.stopwatch)
         self._mine = a.ranks.mine(a.num_microbatches)
         self._region_by_name = dict(zip(a.names, a.region_of, strict=True))
         self._session: FitSession | None = None
         self._environment: ExitStack | None = None
-        self._bad: Tensor | None = None
-        self._checks_each_step = a.device.type == "cpu"
+        self.finite = FiniteCheck(a)
         self._needs_report = False
 
     @property
@@ -166,20 +170,8 @@ class Trainer:
         if self.is_plain:
             return self.plain_step(batch)
         parts = split_batch(as_batch(batch, self.clock.rows), self.assembly.num_microbatches)
-        classes = [self._class_of(part) for part in parts]
+        classes = [self._router.class_of(part) for part in parts]
         return self.step_microbatches([parts[i] for i in self._mine], classes)
-
-    def _class_of(self, batch: Batch) -> int | None:
-        if self.assembly.policy is None or batch.class_id is not None:
-            return batch.class_id
-        classes = batch.lineage.class_ids.unique().tolist()
-        if len(classes) != 1:
-            msg = (
-                f"A microbatch holds rows of classes {classes}, and a governed microbatch holds rows of one. Order the "
-                "rows by class so that each of the V microbatches is pure, or use a Source."
-            )
-            raise PlanError(msg)
-        return int(classes[0])
 
     def plain_step(self, data: Data) -> StepReport:
         """Take a step with V = 1, one rank and no route: the bare loop with a seed and one look at what is due."""
@@ -201,7 +193,7 @@ class Trainer:
         if batches:
             result = without_tombstones(result, batches[0])
         loss = result.mean() if isinstance(result, Loss) else result
-        self._check(loss)
+        self.finite.check(loss, self.clock.step)
         self.stopwatch.lap("forward")
         loss.backward()
         self.stopwatch.lap("backward")
@@ -230,28 +222,36 @@ class Trainer:
         self.tell("step")
         positions = [self.position(m) for m in self._mine]
         moved = [batch.to(a.device) for batch in mine]
-        empty = self._empty(moved)
+        empty = self._router.are_empty(moved)
         routes = [
-            self._gradients.route_of(class_id, self.clock.step, is_empty=gone) for class_id, gone in zip(class_ids, empty, strict=True)
+            self._router.route_of(class_id, self.clock.step, is_empty=gone)
+            for class_id, gone in zip(class_ids, empty, strict=True)
         ]
         versions = buffer_versions(a.model) if self.clock.step == 0 else None
         frozen = frozenset[str]().union(*(m.frozen(a.names, positions[0]) for m in self._freezing))
         self.stopwatch.lap("data")
         with a.statistics.captured():
-            batches = [self._prepared(b, at) if routes[at.microbatch].offered else b for b, at in zip(moved, positions, strict=True)]
+            batches = [
+                self._prepared(b, at) if routes[at.microbatch].offered else b
+                for b, at in zip(moved, positions, strict=True)
+            ]
             self.stopwatch.lap("method")
             losses, learnt, first, update_norms = self._turns(batches, positions, routes, frozen)
         if versions is not None and (changed := a.statistics.unfolded(a.model, versions)):
             self.withdrawn = self.withdrawn.withdraw("elastic", f"forward changes the buffers {', '.join(changed)}")
         if a.statistics.layers and first is not None:
-            a.statistics.fold(first.statistics, a.ranks, lambda m, layer: self._teaches(routes[m], layer))
+            a.statistics.fold(first.statistics, a.ranks, lambda m, layer: self._router.teaches(routes[m], layer))
         assert first is not None, "a step has a turn"
         rows = sum(batch.num_rows for batch in mine) * a.ranks.world
         tokens = sum(batch.num_tokens for batch in mine) * a.ranks.world
         return self._committed(rows, tokens, learnt, losses, routes, batches, first, update_norms)
 
     def _turns(
-        self, batches: Sequence[Batch], positions: Sequence[Position], routes: Sequence[Route], frozen: frozenset[str]
+        self,
+        batches: Sequence[Batch],
+        positions: Sequence[Position],
+        routes: Sequence[Route],
+        frozen: frozenset[str],
     ) -> tuple[list[Tensor], frozenset[str], StepGradients | None, Tensor | None]:
         """Let each sub-step compute its gradients and commit them."""
         a = self.assembly
@@ -262,8 +262,12 @@ class Trainer:
         for turn in a.turns:
             gradients = self._pass(batches, positions, routes, turn, frozen)
             first = first or gradients
-            loss = gradients.losses.sum() / gradients.weights.sum() if any(r.offered for r in routes) else gradients.losses.sum()
-            self._check(loss)
+            loss = (
+                gradients.losses.sum() / gradients.weights.sum()
+                if any(r.offered for r in routes)
+                else gradients.losses.sum()
+            )
+            self.finite.check(loss, self.clock.step)
             losses.append(loss)
             if any(route.offered for route in routes):
                 due = self._needs_report and a.policy is not None and self.clock.step % a.config.update_norm_every == 0
@@ -273,7 +277,12 @@ class Trainer:
         return losses, learnt, first, update_norms
 
     def _pass(
-        self, batches: Sequence[Batch], positions: Sequence[Position], routes: Sequence[Route], turn: Turn, frozen: frozenset[str]
+        self,
+        batches: Sequence[Batch],
+        positions: Sequence[Position],
+        routes: Sequence[Route],
+        turn: Turn,
+        frozen: frozenset[str],
     ) -> StepGradients:
         """Compute the step's gradients, twice where a method asks for a second point."""
         a = self.assembly
@@ -281,7 +290,9 @@ class Trainer:
         gradients = self._gradients(batches, positions, routes, turn, frozen=frozen, with_norms=measured)
         for method in self._again:
             names = {n: (p, g) for n, p, g in zip(a.names, a.parameters, gradients.root, strict=True) if g is not None}
-            offsets = method.perturbation({n: p for n, (p, _) in names.items()}, {n: g for n, (_, g) in names.items()}, positions[0])
+            offsets = method.perturbation(
+                {n: p for n, (p, _) in names.items()}, {n: g for n, (_, g) in names.items()}, positions[0]
+            )
             if offsets is None:
                 continue
             self.tell("again")
@@ -343,17 +354,8 @@ class Trainer:
             self.states[index] = method.after(self.states[index], a.model, at, learnt)
         self.stopwatch.lap("method")
         g = gradients
-        report = StepReport(
-            self.clock,
-            losses[0],
-            losses,
-            routes,
-            g.weights if g else None,
-            g.num_rows if g else None,
-            g.norms if g else None,
-            update_norms,
-            batches,
-        )
+        weights, rows_each, norms = (g.weights, g.num_rows, g.norms) if g else (None, None, None)
+        report = StepReport(self.clock, losses[0], losses, routes, weights, rows_each, norms, update_norms, batches)
         if self._needs_report:
             self.tell("report")
             for observer in self.observers:
@@ -372,50 +374,13 @@ class Trainer:
     def _prepared(self, batch: Batch, at: Position) -> Batch:
         """Let the batch methods change a microbatch, in their stages' order."""
         if self._batch_methods:
-            self.assembly.generators.seed(position_key(self.assembly.config.seed, "prepare", at.clock.step, at.microbatch))
+            self.assembly.generators.seed(
+                position_key(self.assembly.config.seed, "prepare", at.clock.step, at.microbatch)
+            )
         for method in self._batch_methods:
             self.tell(method.stage.name.lower())
             batch = method.batch(batch, at)
         return batch
-
-    def _check(self, loss: Tensor) -> None:
-        """Stop before a commit of what isn't finite; on an accelerator, at the next look at it."""
-        if self._checks_each_step:
-            if not math.isfinite(loss.item()):
-                self._diverged(loss.item())
-            return
-        wrong = ~torch.isfinite(loss.detach())
-        self._bad = wrong if self._bad is None else self._bad | wrong
-        if (self.clock.step + 1) % self.assembly.config.check_every == 0:
-            self.check_finite()
-
-    def check_finite(self) -> None:
-        """Look whether any loss since the last look wasn't finite.
-
-        Raises:
-            DivergenceError: one wasn't.
-        """
-        if self._bad is not None and bool(self._bad):
-            self._diverged(math.nan)
-
-    def _diverged(self, loss: float) -> None:
-        kept = "Checkpoints before it are whole" if self.assembly.config.run_folder else "No run_folder is set, so there is none"
-        msg = (
-            f"The loss is {loss} at step {self.clock.step} and isn't committed. {kept}. Lower the learning rate, clip gradients "
-            "(GradientClipping), lengthen the warm-up, or look at the rows of this step."
-        )
-        raise DivergenceError(msg)
-
-    def _teaches(self, route: Route, layer: str) -> bool:
-        """Say whether a microbatch may move the statistics of a BatchNorm layer."""
-        region = self.assembly.regions.region_of_buffer(f"{layer}.running_mean")
-        return route.offered and (region is None or route.weights[region] != 0)
-
-    def _empty(self, mine: Sequence[Batch]) -> list[bool]:
-        """Say which of the V microbatches hold nothing but tombstones."""
-        a = self.assembly
-        flags = torch.tensor([[float(bool((b.lineage.row_ids < 0).all()))] for b in mine], device=a.device)
-        return [bool(flag) for flag in a.ranks.gather(flags).flatten().tolist()]
 
     def position(self, microbatch: int = 0) -> Position:
         """Return a position of the step at which the clock stands."""
@@ -427,16 +392,6 @@ class Trainer:
         if self.trace is not None:
             self.trace(event)
 
-    def recalibration_passes(self) -> Iterator[Callable[[], object]]:
-        """Yield forward passes over the first microbatches of the data, for BatchNorm's statistics of averaged weights."""
-        a = self.assembly
-        if isinstance(self.feed, OrderedFeed):
-            for step in range(RECALIBRATION_STEPS):
-                for batch in self.feed.microbatches(Clock(step=step), range(a.num_microbatches)):
-                    data = batch.to(a.device).data
-                    yield lambda data=data: a.turns[0].loss(a.model, data)  # type: ignore[misc]
-
     def state_facts(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beside tensors."""
         return {"clock": list(self.clock), "feed": dict(self.feed.state()) if self.feed else {}}
-

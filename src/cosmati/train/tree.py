@@ -6,7 +6,7 @@ the bits of its root. A parameter that may not learn from a microbatch is *absen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -52,8 +52,13 @@ def add_leaves(left: Leaf, right: Leaf) -> Leaf:
     """Add two nodes, in place of the left one; what is absent in one is taken from the other."""
     both = [i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a is not None and b is not None]
     if both:
-        torch._foreach_add_([left[i] for i in both], [right[i] for i in both])  # noqa: SLF001
+        torch._foreach_add_(present(left, both), present(right, both))
     return [b if a is None else a for a, b in zip(left, right, strict=True)]
+
+
+def present(leaf: Leaf, indices: Iterable[int]) -> list[Tensor]:
+    """Return the gradients at some indices, without the absent ones."""
+    return [gradient for i in indices if (gradient := leaf[i]) is not None]
 
 
 class Tree(Generic[Node]):
