@@ -1,1 +1,82 @@
-"""Train PyTorch models faster by composing training methods, and govern what they learn while they do."""
+"""Train PyTorch models faster by composing training methods, and govern what they learn while they do.
+
+    from cosmati import Classification, InMemory, RunConfig, Trainer
+
+The names below are the ones that most programs need; the rest is in the rooms (`cosmati.methods`, `cosmati.optim`,
+`cosmati.routing`, `cosmati.ledger`, ...). They're imported when first used, so `import cosmati` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cosmati.core.batch import Batch, Lineage
+    from cosmati.core.loss import Classification, LanguageModel, Loss, MixedTarget, Regression, huggingface_loss
+    from cosmati.core.method import Method, Position, Stage
+    from cosmati.core.plan import Plan
+    from cosmati.data.in_memory import InMemory
+    from cosmati.provenance.taxonomy import Taxonomy, software_licences
+    from cosmati.routing.policy_file import PolicyFile, load_policy
+    from cosmati.train.assembly import SubStep
+    from cosmati.train.config import RunConfig
+    from cosmati.train.evaluation import Evaluation, accuracy, batches
+    from cosmati.train.observers import History, Observer, StepReport
+    from cosmati.train.session import RunResult
+    from cosmati.train.trainer import Trainer
+
+_HOMES = {
+    "core.batch": ("Batch", "Lineage"),
+    "core.loss": ("Classification", "LanguageModel", "Loss", "MixedTarget", "Regression", "huggingface_loss"),
+    "core.method": ("Method", "Position", "Stage"),
+    "core.plan": ("Plan",),
+    "data.in_memory": ("InMemory",),
+    "provenance.taxonomy": ("Taxonomy", "software_licences"),
+    "routing.policy_file": ("PolicyFile", "load_policy"),
+    "train.assembly": ("SubStep",),
+    "train.config": ("RunConfig",),
+    "train.evaluation": ("Evaluation", "accuracy", "batches"),
+    "train.observers": ("History", "Observer", "StepReport"),
+    "train.session": ("RunResult",),
+    "train.trainer": ("Trainer",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = [
+    "Batch",
+    "Classification",
+    "Evaluation",
+    "History",
+    "InMemory",
+    "LanguageModel",
+    "Lineage",
+    "Loss",
+    "Method",
+    "MixedTarget",
+    "Observer",
+    "Plan",
+    "PolicyFile",
+    "Position",
+    "Regression",
+    "RunConfig",
+    "RunResult",
+    "Stage",
+    "StepReport",
+    "SubStep",
+    "Taxonomy",
+    "Trainer",
+    "accuracy",
+    "batches",
+    "huggingface_loss",
+    "load_policy",
+    "software_licences",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  (any of the names above)
+    if name not in _HOME_OF:
+        msg = f"module 'cosmati' has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(importlib.import_module(f"cosmati.{_HOME_OF[name]}"), name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from cosmati.errors import PlanError
@@ -100,7 +101,7 @@ class Budget:
             msg = f"A budget of {str(self.span)!r} has no end. Give a positive number of ep, ba, sp, tok or sec."
             raise PlanError(msg)
 
-    @property
+    @cached_property
     def num_steps(self) -> int | None:
         """Steps of the whole run, or None where that isn't known ahead."""
         steps = self._steps(self.span)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.core.batch import Batch
-from cosmati.core.clock import Budget
+from cosmati.core.clock import Budget, Clock
 from cosmati.core.loss import LossFunction
 from cosmati.core.plan import Plan
 from cosmati.core.rng import DefaultGenerators
@@ -54,12 +54,17 @@ class ScheduledOptimizer:
     base_rates: tuple[float, ...]
     parameters: frozenset[int]
 
-    def set_rates(self, elapsed: float, budget: Budget) -> None:
-        """Set the learning rates for the step that starts when this fraction of the run has passed."""
+    def step(self, clock: Clock, budget: Budget) -> None:
+        """Set the learning rates for the step that starts at the clock, and take it."""
         if self.schedule is not None:
-            multiplier = self.schedule.multiplier(elapsed, budget)
+            multiplier = self.schedule.multiplier(budget.elapsed(clock), budget)
             for group, rate in zip(self.optimizer.param_groups, self.base_rates, strict=True):
                 group["lr"] = rate * multiplier
+        self.optimizer.step()
+        # As zero_grad does, without its profiling scope: 8 us less.
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,11 @@ class Turn:
     loss: LossFunction
     parameters: frozenset[int]
     optimizers: tuple[ScheduledOptimizer, ...]
+
+    def step(self, clock: Clock, budget: Budget) -> None:
+        """Step the optimizers, and clear the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.step(clock, budget)
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from cosmati.errors import CheckpointError
 
@@ -82,6 +79,10 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> tuple[Path, str]:
             draft / "model.safetensors",
         )
         if checkpoint.state:
+            # Imported where it's used: it brings sympy, and 0.8 s.
+            from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+            from torch.distributed.checkpoint.state_dict_saver import save
+
             with _single_process():
                 save(
                     {name: value.detach().cpu().contiguous() for name, value in checkpoint.state.items()},
@@ -151,6 +152,9 @@ def _read_state(folder: Path) -> dict[str, Tensor]:
                 part = content.get_slice(name)
                 state[name] = torch.empty(part.get_shape(), dtype=_DTYPES[part.get_dtype()])
     if state:
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+        from torch.distributed.checkpoint.state_dict_loader import load
+
         with _single_process():
             load(state, storage_reader=HuggingFaceStorageReader(path=str(folder)), no_dist=True)
     return state

@@ -202,11 +202,7 @@ class Trainer:
             leaf = self._changed([p.grad for p in parameters])
             for parameter, gradient in zip(parameters, leaf, strict=True):
                 parameter.grad = gradient
-        elapsed = a.budget.elapsed(self.clock)
-        for optimizer in turn.optimizers:
-            optimizer.set_rates(elapsed, a.budget)
-            optimizer.optimizer.step()
-            optimizer.optimizer.zero_grad()
+        turn.step(self.clock, a.budget)
         self.stopwatch.lap("optimizer")
         rows, tokens = (batches[0].num_rows, batches[0].num_tokens) if batches else (first_rows(data),) * 2
         return self._committed(rows, tokens, None, [loss.detach()], (), batches)
@@ -326,11 +322,7 @@ class Trainer:
         for index in turn.parameters:
             gradient = root[index]
             a.parameters[index].grad = None if gradient is None else gradient.to(a.parameters[index].dtype)
-        elapsed = a.budget.elapsed(self.clock)
-        for optimizer in turn.optimizers:
-            optimizer.set_rates(elapsed, a.budget)
-            optimizer.optimizer.step()
-            optimizer.optimizer.zero_grad()
+        turn.step(self.clock, a.budget)
         self.stopwatch.lap("optimizer")
         return frozenset(a.names[i] for i in turn.parameters if root[i] is not None)
 

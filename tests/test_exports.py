@@ -1,0 +1,18 @@
+"""The names that `cosmati` exports are pinned, and each one is where it says."""
+
+import subprocess
+import sys
+
+import cosmati
+
+
+def test_every_exported_name_is_there_and_nothing_else() -> None:
+    assert sorted(cosmati._HOME_OF) == sorted(cosmati.__all__)
+    for name in cosmati.__all__:
+        assert getattr(cosmati, name).__module__ == f"cosmati.{cosmati._HOME_OF[name]}"
+
+
+def test_import_loads_nothing() -> None:
+    code = "import sys, cosmati; print(sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'pydantic', 'rich')))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert output.strip() == "[]"
