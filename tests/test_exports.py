@@ -13,6 +13,8 @@ def test_every_exported_name_is_there_and_nothing_else() -> None:
 
 
 def test_import_loads_nothing() -> None:
-    code = "import sys, cosmati; print(sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'pydantic', 'rich')))"
+    code = (
+        "import sys, cosmati; print(sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'pydantic', 'rich')))"
+    )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert output.strip() == "[]"

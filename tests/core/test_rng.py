@@ -1,0 +1,80 @@
+"""Keyed draws: functions of position and row alone, uniform, and golden."""
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cosmati.core.rng import (
+    DefaultGenerators,
+    keyed_permutation,
+    position_generator,
+    position_key,
+    row_uniform,
+    stream_key,
+)
+
+seeds = st.integers(-(2**63), 2**64 - 1)
+
+
+def splitmix(value: int) -> int:
+    """Return SplitMix64's output function, in Python's own integers."""
+    mask = 2**64 - 1
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return value ^ (value >> 31)
+
+
+def test_golden_keys_never_change() -> None:
+    assert position_key(0, "forward", 0, 0) == 5828703056198295605
+    assert position_key(3, "order", 7) == 8897157247491557453
+    assert splitmix(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF
+
+
+@given(seeds, st.lists(st.integers(0, 10**9), min_size=1, max_size=3))
+def test_position_key_is_the_mixing_chain(seed: int, position: list[int]) -> None:
+    key = stream_key(seed, "forward")
+    for coordinate in position:
+        key = splitmix((key + 0x9E3779B97F4A7C15 + coordinate) % 2**64)
+    assert position_key(seed, "forward", *position) == key >> 1 < 2**63
+
+
+@given(seeds, st.permutations(range(12)))
+def test_permuted_rows_have_permuted_draws(seed: int, order: list[int]) -> None:
+    ids = torch.arange(12) * 1000 + 7
+    draws = row_uniform(seed, "crop", 2, ids, num=3)
+    assert torch.equal(row_uniform(seed, "crop", 2, ids[torch.tensor(order)], num=3), draws[torch.tensor(order)])
+    assert bool(((draws >= 0) & (draws < 1)).all())
+
+
+def test_draws_differ_by_epoch_stream_seed_and_repeat() -> None:
+    ids = torch.arange(50)
+    base = row_uniform(0, "a", 0, ids)
+    others = [row_uniform(1, "a", 0, ids), row_uniform(0, "b", 0, ids), row_uniform(0, "a", 1, ids)]
+    others.append(row_uniform(0, "a", 0, ids, repeat=1))
+    assert all(not torch.equal(base, other) for other in others)
+
+
+def test_draws_are_uniform_and_uncorrelated() -> None:
+    draws = row_uniform(5, "u", 0, torch.arange(100_000), num=2).numpy()
+    counts = np.histogram(draws[:, 0], bins=20, range=(0, 1))[0]
+    assert abs(counts - 5000).max() < 5 * np.sqrt(5000)
+    assert abs(np.corrcoef(draws.T)[0, 1]) < 0.02
+
+
+@given(seeds, st.integers(0, 200))
+def test_permutation_visits_every_row_once(seed: int, num_rows: int) -> None:
+    order = keyed_permutation(position_key(seed, "order", 0), np.arange(num_rows) * 3)
+    assert sorted(order.tolist()) == list(range(num_rows))
+
+
+def test_generators_are_seeded_by_position_and_put_back() -> None:
+    generators = DefaultGenerators(torch.device("cpu"))
+    before = torch.get_rng_state()
+    with generators.restored():
+        generators.seed(position_key(0, "forward", 3, 1))
+        first = torch.rand(4)
+        generators.seed(position_key(0, "forward", 3, 1))
+        assert torch.equal(torch.rand(4), first)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.rand(4, generator=position_generator(0, "forward", 3, 1)), first)
