@@ -170,10 +170,10 @@ class LedgerObserver(Observer):
             )
         return total.digest()
 
-    def on_checkpoint(self, clock: Clock, state_digest: str, parameter_root: bytes) -> None:
+    def on_checkpoint(self, clock: Clock, state_digest: bytes, parameter_root: bytes) -> None:
         """Put a signed tree head on disk that covers the model checkpoint."""
         if self._is_writer:
-            self._writer.append(CheckpointEntry(clock.step, bytes.fromhex(state_digest), parameter_root))
+            self._writer.append(CheckpointEntry(clock.step, state_digest, parameter_root))
             self._writer.checkpoint()
 
     def on_end(self, clock: Clock, outcome: str) -> None:

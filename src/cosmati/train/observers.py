@@ -63,7 +63,7 @@ class Observer:
     def on_evaluation(self, clock: Clock, metrics: Mapping[str, float], seconds: float) -> None:
         """Take note of metrics, after this many seconds of training."""
 
-    def on_checkpoint(self, clock: Clock, state_digest: str, parameter_root: bytes) -> None:
+    def on_checkpoint(self, clock: Clock, state_digest: bytes, parameter_root: bytes) -> None:
         """Take note of a model checkpoint, before it's published."""
 
     def on_end(self, clock: Clock, outcome: str) -> None:

@@ -54,9 +54,9 @@ class Ranks:
         """
         if not self.is_parallel:
             return rows
-        gathered = rows.new_empty((self.world, *rows.shape))
+        gathered = rows.new_empty((self.world * rows.shape[0], *rows.shape[1:]))
         dist.all_gather_into_tensor(gathered, rows.contiguous())
-        return gathered.transpose(0, 1).reshape(-1, *rows.shape[1:])
+        return gathered.view(self.world, *rows.shape).transpose(0, 1).reshape(gathered.shape)
 
     def barrier(self) -> None:
         """Wait for every rank."""

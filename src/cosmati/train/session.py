@@ -266,10 +266,11 @@ class FitSession:
                 model = model_tensors(a.model)
                 published = folder / f"step-{t.clock.step:08d}"
                 if not published.exists():
-                    draft, digest = write_checkpoint(folder, self._gathered(model))
+                    checkpoint = self._gathered(model)
+                    draft = write_checkpoint(folder, checkpoint)
                     root = parameter_root(model)
                     for observer in t.observers:
-                        observer.on_checkpoint(t.clock, digest, root)
+                        observer.on_checkpoint(t.clock, checkpoint.state_digest, root)
                     publish_checkpoint(draft, keep=a.config.num_checkpoints)
             a.ranks.barrier()
 
