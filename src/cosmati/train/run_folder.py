@@ -77,7 +77,11 @@ class RunFolder:
         try:
             self.write(outcome, result)
         finally:
-            os.close(self._lock)
+            self.unlock()
+
+    def unlock(self) -> None:
+        """Let another process have the folder."""
+        os.close(self._lock)
 
     def write(self, outcome: str, result: RunResult | None) -> None:
         """Write `run.json`, atomically."""

@@ -116,6 +116,15 @@ class FitSession:
         self._own: list[Observer] = []
 
     def __enter__(self) -> Self:
+        try:
+            self._open()
+        except BaseException:
+            if self._folder is not None:
+                self._folder.unlock()
+            raise
+        return self
+
+    def _open(self) -> None:
         a, t = self._a, self._t
         checkpoint = None
         if a.config.run_folder is not None:
@@ -140,7 +149,6 @@ class FitSession:
         self._listen()
         self._running_since = perf_counter()
         t.stopwatch.start()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

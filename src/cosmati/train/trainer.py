@@ -139,10 +139,11 @@ class Trainer:
     def __enter__(self) -> Self:
         """Open the run: deterministic kernels, threads, the run folder; go on from its last checkpoint."""
         if self._environment is None:
-            self._environment = ExitStack()
-            self._environment.enter_context(environment(self.assembly))
-            self._session = self._environment.enter_context(FitSession(self))
-            self._needs_report = bool(self.observers)
+            with ExitStack() as stack:
+                stack.enter_context(environment(self.assembly))
+                self._session = stack.enter_context(FitSession(self))
+                self._needs_report = bool(self.observers)
+                self._environment = stack.pop_all()
         return self
 
     def __exit__(
