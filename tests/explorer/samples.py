@@ -140,8 +140,7 @@ def demo_facts() -> GovernanceFacts:
         contribution=tuple(series),
         totals=tuple(totals),
         exclusions=(
-            "No logged step gave rows tagged customer/pii weight in any region "
-            "(complete scan of 1,024 entries, level L0).",
+            "No logged step gave rows tagged customer/pii weight in any region (a scan of 1,024 entries, level L0).",
         ),
         sources=(
             SourceRow("public-domain", "old-books", 60000, 12, "CC0-1.0", "declared"),

@@ -51,7 +51,7 @@ def rank(tree: Tree) -> int:
 
 
 @given(TREES, st.booleans())
-def test_expressions_follow_their_tree(tree: Tree, lower: bool) -> None:  # noqa: FBT001
+def test_expressions_follow_their_tree(tree: Tree, lower: bool) -> None:
     text = written(tree).replace(" AND ", " and ").replace(" OR ", " Or ") if lower else written(tree)
     finding = classify_licence(text)
     assert finding.class_path == RESTRICTIVENESS[rank(tree)]
@@ -89,7 +89,7 @@ def test_and_binds_before_or() -> None:
 
 @pytest.mark.parametrize("path", RESTRICTIVENESS)
 def test_every_listed_identifier_is_an_spdx_identifier(path: str) -> None:
-    names = [name for name, own in spdx._CLASS_OF.items() if own == path]  # noqa: SLF001
+    names = [name for name, own in spdx._CLASS_OF.items() if own == path]
     assert names or path in {"proprietary", "unknown"}
     for name in names:
         assert canonicalize_license_expression(name) == name

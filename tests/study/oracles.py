@@ -46,8 +46,9 @@ def study(
     runs = []
     for arm, reached in quality.items():
         for budget in budgets:
-            for seed in (seed + 100 for seed in seeds) if arm == "aa" else seeds:
-                runs.append(run(arm, budget, seed, reached(budget, seed), pace=(pace or {}).get(arm, 1.0)))
+            chosen = [seed + 100 for seed in seeds] if arm == "aa" else seeds
+            factor = (pace or {}).get(arm, 1.0)
+            runs += [run(arm, budget, seed, reached(budget, seed), pace=factor) for seed in chosen]
     arms = tuple(ArmRecord(arm, f"The {arm} arm", '{"lr": 0.1}', (methods or {}).get(arm, ())) for arm in quality)
     return StudyRecord(
         name=name,

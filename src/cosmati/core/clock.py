@@ -130,7 +130,7 @@ class Budget:
             PlanError: the span can't be compared with the budget (epochs of data without length, say).
         """
         time = Time.parse(time)
-        if time.unit is Unit.FRACTION:
+        if time.unit is Unit.FRACTION or time.value == 0:
             return time.value
         if time.unit is self.span.unit:
             return time.value / self.span.value

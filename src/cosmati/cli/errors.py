@@ -1,0 +1,28 @@
+"""How errors reach a person: one message on standard error, and an exit code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from cosmati.errors import CosmatiError
+
+STOPPED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+class Teaching(TyperGroup):
+    """A command group that prints Cosmati's own errors as one message, without a traceback, and exits with 1."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  (a class that typer keeps private)
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except CosmatiError as error:
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as error:
+            typer.echo("Stopped. The same command goes on from what is on disk.", err=True)
+            raise typer.Exit(STOPPED) from error

@@ -1,0 +1,26 @@
+"""The command `cosmati`."""
+
+from __future__ import annotations
+
+import typer
+
+from cosmati.cli import ledger, policy, quickstart, study, train
+from cosmati.cli.errors import Teaching
+
+app = typer.Typer(
+    cls=Teaching,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Train PyTorch models faster by composing methods, govern what they learn, and show the evidence.\n\n"
+    "Start with: cosmati quickstart",
+)
+app.command("quickstart")(quickstart.quickstart)
+app.command("train")(train.train)
+app.command("plan")(train.plan)
+app.add_typer(study.app, name="study")
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(policy.app, name="policy")
+
+if __name__ == "__main__":
+    app()

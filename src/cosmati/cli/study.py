@@ -1,0 +1,86 @@
+"""`cosmati study`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from cosmati.cli.files import call_of
+from cosmati.errors import RunError
+from cosmati.explorer.report import write_report
+from cosmati.records.study import StudyRecord
+from cosmati.study.comparison import SpeedUp, speed_up_at_equal_quality
+from cosmati.study.runner import STUDY_FILE, Study, run_study
+from cosmati.train.run_folder import describe_hardware
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run and report studies: arms, budgets and seeds.")
+
+
+@app.command()
+def run(
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE[:FUNCTION]", help="Python file with a function that returns a Study; it's run."),
+    ],
+    folder: Annotated[Path | None, typer.Option(help="Where the runs are kept; the study's name if left out.")] = None,
+) -> None:
+    """Run all arms at all budgets and seeds. A study that was stopped goes on with the same command.
+
+    FILE holds a function `study()`, or one named as FILE:name, that returns a cosmati.study.runner.Study.
+
+    \b
+    Example:
+      cosmati study run warmup_study.py --folder studies/warmup
+    """  # noqa: D301
+    study = call_of(file, Study, "study")
+    assert isinstance(study, Study), "checked"
+    where = folder or Path(study.name)
+    hardware = describe_hardware(torch.device("cpu"))
+    record = run_study(study, where, hardware=hardware, command=f"cosmati study run {file}")
+    for line in summary(record):
+        typer.echo(line)
+    typer.echo(f"Write the report with: cosmati study report {where}")
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a study.")],
+    output: Annotated[Path | None, typer.Option(help="The HTML file; report.html in the folder if left out.")] = None,
+) -> None:
+    """Write a study as one HTML file that needs nothing from outside.
+
+    \b
+    Example:
+      cosmati study report studies/warmup
+    """  # noqa: D301
+    path = folder / STUDY_FILE
+    if not path.is_file():
+        msg = (
+            f"{folder} holds no {STUDY_FILE}. Run the study to its end first: cosmati study run FILE --folder {folder}"
+        )
+        raise RunError(msg)
+    record = StudyRecord.from_json(path.read_text())
+    where = (output or folder / "report.html").resolve()
+    page = write_report(where.parent, title=record.name, studies=[record], runs=[], governance=None, output=where)
+    typer.echo(str(page))
+
+
+def summary(record: StudyRecord) -> list[str]:
+    """Return a line for each arm: its speed-up at the baseline's best quality, or why none can be quoted."""
+    lines = []
+    for arm in record.arms:
+        if arm.name == record.baseline_arm:
+            continue
+        found = speed_up_at_equal_quality(record, arm.name)
+        if isinstance(found, SpeedUp):
+            bound = "at least " if found.is_at_least else "at most " if found.is_at_most else ""
+            interval = "" if found.low is None or found.high is None else f", 95 % {found.low:.2f} to {found.high:.2f}"
+            lines.append(
+                f"  {arm.name}: {bound}{found.ratio:.2f} times as fast at equal quality (n = {found.n}{interval})"
+            )
+        else:
+            lines.append(f"  {arm.name}: {found.reason}")
+    return lines

@@ -1,0 +1,62 @@
+"""`cosmati train` and `cosmati plan`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cosmati.cli.errors import STOPPED
+from cosmati.cli.files import load_recipe
+
+File = Annotated[
+    str,
+    typer.Argument(metavar="FILE[:FUNCTION]", help="Python file with a function that returns a Recipe; it is run."),
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting: config.seed=3.")
+]
+
+
+def train(
+    file: File,
+    settings: Settings = None,
+    run_folder: Annotated[
+        Path | None, typer.Option(help="Where record, checkpoints and ledger go; the same folder goes on.")
+    ] = None,
+) -> None:
+    """Train a recipe to the end of its budget.
+
+    FILE holds a function `recipe()`, or one named as FILE:name, that returns a cosmati Recipe. Ctrl-C ends the run
+    after the step in progress, with a checkpoint; the same command with the same folder goes on.
+
+    \b
+    Examples:
+      cosmati train digits.py
+      cosmati train digits.py:big --set config.seed=3 --set methods.0.alpha=0.3 --run-folder runs/big-3
+    """  # noqa: D301  (\b is click's mark for lines to leave as they are)
+    recipe = load_recipe(file, settings or [])
+    recipe = dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, progress=True))
+    trainer = recipe.trainer(run_folder=run_folder)
+    result = trainer.fit()
+    metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+    typer.echo(f"{recipe.name}: {result.outcome} after {result.clock.step} steps, {result.seconds:.1f} s  {metrics}")
+    if result.run_folder is not None:
+        typer.echo(f"Kept in {result.run_folder}")
+        if (result.run_folder / "ledger").exists():
+            typer.echo(f"Verify its ledger with: cosmati ledger verify {result.run_folder}")
+    if result.outcome == "stopped":
+        raise typer.Exit(STOPPED)
+
+
+def plan(file: File, settings: Settings = None) -> None:
+    """Show what a recipe would do, and what it may promise, without training.
+
+    \b
+    Examples:
+      cosmati plan digits.py
+      cosmati plan digits.py --set config.num_microbatches=4
+    """  # noqa: D301
+    typer.echo(str(load_recipe(file, settings or []).trainer().plan))

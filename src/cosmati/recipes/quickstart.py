@@ -1,0 +1,227 @@
+"""The quickstart's parts: a small search, two studies and a governed run. `cosmati quickstart` puts them together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+
+from cosmati.core.plan import describe
+from cosmati.errors import DivergenceError
+from cosmati.recipes.digits import ARM_METHODS, DigitsTask, digits_baseline, digits_with
+from cosmati.recipes.language import LanguageTask, python_gpt_baseline, python_gpt_composed
+from cosmati.recipes.recipe import Recipe
+from cosmati.records.run import RunRecord
+from cosmati.records.study import ChecklistItem
+from cosmati.routing.policy_file import PolicyFile, load_policy
+from cosmati.study.runner import Arm, Study
+from cosmati.train.trainer import Trainer
+
+BASELINE_RATES = (4e-3, 8e-3, 1.6e-2)
+COMPOSED_RATES = (0.03, 0.06, 0.12)
+AA_OFFSET = 1000
+"""Added to the seeds of the A/A arm: the baseline once more, with other seeds."""
+
+_LANGUAGE = LanguageTask()
+_DIGITS = DigitsTask()
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickstartSize:
+    """How much the quickstart does.
+
+    Args:
+        language_steps: steps at the language models' full budget.
+        search_steps: steps of each trial of the learning-rate search.
+        governed_steps: steps of the governed run.
+        digits_steps: steps at the digits' full budget.
+        seeds: of both studies.
+        language_budgets: shares of the full budget.
+        digits_budgets: shares of the full budget.
+        language: data and size of the language models.
+        digits: data and size of the image model.
+    """
+
+    language_steps: int = 320
+    search_steps: int = 80
+    governed_steps: int = 200
+    digits_steps: int = 160
+    seeds: tuple[int, ...] = (0, 1, 2)
+    language_budgets: tuple[float, ...] = (0.25, 0.5, 1.0)
+    digits_budgets: tuple[float, ...] = (0.125, 0.25, 0.5, 1.0)
+    language: LanguageTask = _LANGUAGE
+    digits: DigitsTask = _DIGITS
+
+    def scaled(self, factor: float) -> QuickstartSize:
+        """Return the size with all steps multiplied."""
+        names = ("language_steps", "search_steps", "governed_steps", "digits_steps")
+        return replace(self, **{name: max(8, round(getattr(self, name) * factor)) for name in names})
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial of a learning-rate search."""
+
+    arm: str
+    lr: float
+    quality: float
+
+
+def quickstart_policy_text() -> str:
+    """Return the policy file that comes with the quickstart."""
+    return files("cosmati.recipes").joinpath("quickstart_policy.yaml").read_text(encoding="utf-8")
+
+
+def quickstart_policy() -> PolicyFile:
+    """Return the policy that comes with the quickstart."""
+    return load_policy(quickstart_policy_text())
+
+
+def search_rates(size: QuickstartSize) -> tuple[Trial, ...]:
+    """Try as many learning rates for the baseline as for the composition, on one seed that no study uses."""
+    seed, task = 100, size.language
+    trials = [
+        ("baseline", lr, python_gpt_baseline(task, num_steps=size.search_steps, seed=seed, lr=lr))
+        for lr in BASELINE_RATES
+    ]
+    trials += [
+        ("composition", lr, python_gpt_composed(task, num_steps=size.search_steps, seed=seed, lr=lr))
+        for lr in COMPOSED_RATES
+    ]
+    return tuple(Trial(arm, lr, _quality(recipe)) for arm, lr, recipe in trials)
+
+
+def _quality(recipe: Recipe) -> float:
+    try:
+        result = recipe.trainer().fit()
+    except DivergenceError:
+        return math.inf
+    if result.outcome == "stopped":
+        raise KeyboardInterrupt
+    return result.metrics["bits_per_byte"]
+
+
+def best_rate(trials: Sequence[Trial], arm: str) -> float:
+    """Return the rate with the lowest bits per byte."""
+    return min((trial for trial in trials if trial.arm == arm), key=lambda trial: trial.quality).lr
+
+
+def _start(make: Callable[..., Recipe], full: int, budget: float, seed: int) -> Trainer:
+    return make(num_steps=max(1, round(full * budget)), seed=seed).trainer()
+
+
+def _arm(make: Callable[..., Recipe], full: int, description: str, *, seed_offset: int = 0) -> Arm:
+    recipe = make(num_steps=full, seed=0)
+    return Arm(
+        start=partial(_start, make, full),
+        description=description,
+        recipe_text=recipe.text,
+        methods=tuple(describe(method) for method in recipe.methods),
+        seed_offset=seed_offset,
+    )
+
+
+def language_study(size: QuickstartSize, trials: Sequence[Trial]) -> Study:
+    """Return the study of the language models, each with the learning rate that its search found."""
+    task = size.language
+    baseline = partial(python_gpt_baseline, task, lr=best_rate(trials, "baseline"))
+    composed = partial(python_gpt_composed, task, lr=best_rate(trials, "composition"))
+    composition = replace(
+        _arm(composed, size.language_steps, "Muon for the hidden matrices, zero-init projections, sequence warm-up"),
+        methods=("Muon", "zero-init", "sequence warm-up"),
+    )
+    return Study(
+        name="python-language-model",
+        task="Next-byte prediction on the Python source of this machine; packages are held out whole.",
+        arms={
+            "baseline": _arm(baseline, size.language_steps, "AdamW, warm-up, linear decay to zero"),
+            "composition": composition,
+        },
+        budgets=size.language_budgets,
+        seeds=size.seeds,
+        quality="bits_per_byte",
+        quality_name="bits per byte",
+        higher_is_better=False,
+        checklist=_language_checklist(trials, size),
+        notes="A model of 0.2 million parameters, trained for seconds: it shows the way, not what holds at scale. "
+        "Which methods compose, and AdamW's rate for what Muon leaves (0.012), were chosen in earlier trials.",
+    )
+
+
+def _language_checklist(trials: Sequence[Trial], size: QuickstartSize) -> tuple[ChecklistItem, ...]:
+    tried = {arm: [t for t in trials if t.arm == arm] for arm in ("baseline", "composition")}
+    table = "; ".join(
+        f"{arm}: " + ", ".join(f"{t.lr:g} gives {t.quality:.3f}" for t in found) for arm, found in tried.items()
+    )
+    edges = [arm for arm, found in tried.items() if best_rate(trials, arm) in (found[0].lr, found[-1].lr)]
+    return (
+        ChecklistItem(
+            "Learning rate searched with as many trials as the arm's",
+            len(tried["baseline"]) >= len(tried["composition"]),
+            f"{len(tried['baseline'])} trials each, {size.search_steps} steps, one seed of their own; {table}",
+        ),
+        ChecklistItem(
+            "Best learning rate inside the range that was searched",
+            not edges,
+            f"at the edge for: {', '.join(edges)}" if edges else "for both arms",
+        ),
+        ChecklistItem("Schedule fully decayed at every budget", met=True, note="linear to zero over the last half"),
+        ChecklistItem("Decoupled weight decay", met=True, note="AdamW, on matrices only"),
+        ChecklistItem("Mixed precision", met=False, note="float32 on the CPU for all arms"),
+        ChecklistItem("Scaling-law size", met=False, note="the size is what minutes on a CPU allow"),
+    )
+
+
+def digits_study(size: QuickstartSize) -> Study:
+    """Return the study of training methods on the digits, with an A/A arm for the noise."""
+    task, full = size.digits, size.digits_steps
+    baseline = partial(digits_baseline, task)
+    arms = {
+        "baseline": _arm(baseline, full, "SGD with Nesterov momentum, warm-up, cosine to zero"),
+        "aa": _arm(baseline, full, "The baseline once more, with other seeds: the noise floor", seed_offset=AA_OFFSET),
+    }
+    for name, methods in ARM_METHODS.items():
+        added = " and ".join(describe(method) for method in methods)
+        arms[name] = _arm(partial(digits_with, methods, task, name=name), full, f"The baseline with {added}")
+    return Study(
+        name="digits",
+        task=f"Handwritten digits, {task.label_fraction:.0%} of the training labels, {task.size} pixels a side.",
+        arms=arms,
+        budgets=size.digits_budgets,
+        seeds=size.seeds,
+        quality="accuracy",
+        higher_is_better=True,
+        checklist=(
+            ChecklistItem("Schedule fully decayed at every budget", met=True, note="cosine to zero"),
+            ChecklistItem("Noise floor measured", met=True, note="an A/A arm with seeds of its own"),
+            ChecklistItem("Learning rate searched", met=False, note="0.1 for all arms, from earlier trials"),
+            ChecklistItem("Mixed precision", met=False, note="float32 on the CPU for all arms"),
+        ),
+        notes="Accuracy is on 450 held-out images, so one image is 0.0022; writers are on both sides of the split.",
+    )
+
+
+def governed_recipe(size: QuickstartSize, trials: Sequence[Trial], policy: PolicyFile) -> Recipe:
+    """Return the composition under a policy."""
+    lr = best_rate(trials, "composition")
+    recipe = python_gpt_composed(size.language, num_steps=size.governed_steps, lr=lr, policy=policy)
+    return replace(recipe, name="python-gpt-governed")
+
+
+def run_governed(recipe: Recipe, run_folder: Path) -> Trainer:
+    """Train a governed recipe in a folder that keeps record, checkpoints and ledger; return its trainer.
+
+    A run that the folder holds to its end, of the same plan, isn't opened again.
+    """
+    trainer = recipe.trainer(run_folder=run_folder)
+    path = run_folder / "run.json"
+    if path.exists():
+        record = RunRecord.from_json(path.read_text())
+        if record.outcome == "completed" and record.digests["plan"] == trainer.plan.digest:
+            return trainer
+    if trainer.fit().outcome == "stopped":
+        raise KeyboardInterrupt
+    return trainer

@@ -1,0 +1,261 @@
+"""Run the arms of a study at all budgets and seeds, interleaved, and go on where an earlier process stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from cosmati.core.clock import Clock
+from cosmati.errors import DivergenceError, RunError
+from cosmati.records.encoding import decode_record, encode_record
+from cosmati.records.study import ArmRecord, ChecklistItem, EvaluationPoint, StudyRecord, StudyRun
+from cosmati.train.session import RunResult
+
+LINES_FILE = "runs.jsonl"
+STUDY_FILE = "study.json"
+_LINE_VERSION = 1
+
+
+class Run(Protocol):
+    """What an arm gives for each run; a `Trainer` is one."""
+
+    clock: Clock
+
+    def fit(self) -> RunResult:
+        """Train to the end of the budget."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One way of training.
+
+    Args:
+        start: makes the run for a budget and a seed.
+        description: in words.
+        recipe_text: all that says what the arm does; a finished run counts only for an equal text.
+        methods: what it adds to the baseline.
+        seed_offset: added to the study's seeds; an A/A arm is the baseline with other seeds.
+    """
+
+    start: Callable[[float, int], Run]
+    description: str = ""
+    recipe_text: str = ""
+    methods: tuple[str, ...] = ()
+    seed_offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study as it's asked for.
+
+    Args:
+        name: of the study.
+        task: what is learnt from what, in words.
+        arms: by name; the baseline among them.
+        budgets: shares of the full budget.
+        seeds: the same for all arms, but for an arm's offset.
+        quality: name of the metric of the evaluation that counts.
+        higher_is_better: whether a higher metric is the better one.
+        baseline: name of the arm that the others are compared with.
+        quality_name: of the metric in words; the metric's name if empty.
+        unit: of the metric.
+        checklist: what makes the baseline a strong one.
+        notes: whatever a reader must know besides.
+    """
+
+    name: str
+    task: str
+    arms: Mapping[str, Arm]
+    budgets: Sequence[float]
+    seeds: Sequence[int]
+    quality: str
+    higher_is_better: bool
+    baseline: str = "baseline"
+    quality_name: str = ""
+    unit: str = ""
+    checklist: tuple[ChecklistItem, ...] = ()
+    notes: str = ""
+
+    def cells(self) -> Iterator[tuple[str, float, int]]:
+        """Give arm, budget and seed of each run; arms take turns, each time from another one on, so drift hits all."""
+        names = list(self.arms)
+        for turn, seed in enumerate(self.seeds):
+            for place, budget in enumerate(self.budgets):
+                first = (turn + place) % len(names)
+                for name in names[first:] + names[:first]:
+                    yield name, budget, seed + self.arms[name].seed_offset
+
+
+@dataclass(frozen=True)
+class _Line:
+    version: int
+    recipe: str
+    run: StudyRun
+
+
+def run_study(
+    study: Study,
+    folder: Path,
+    *,
+    hardware: str,
+    command: str = "",
+    price_per_hour: float | None = None,
+    console: Console | None = None,
+) -> StudyRecord:
+    """Run what isn't finished yet, and return the record, which is also written to `study.json`.
+
+    Each finished run is a line of `runs.jsonl` in the folder, so a study that was stopped goes on. A line counts
+    only for the same recipe on the same hardware. A run that diverged is kept, with a quality that isn't finite.
+
+    Args:
+        study: what to run.
+        folder: of the study.
+        hardware: what it runs on, in words.
+        command: the command that makes the study, for the record.
+        price_per_hour: of the hardware, None where it isn't known.
+        console: where progress goes; None means standard error.
+
+    Raises:
+        RunError: a finished run's line is damaged, the metric isn't measured, or somebody stopped a run.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LINES_FILE
+    done = _finished(path, study, hardware)
+    cells = list(study.cells())
+    with _Progress(study.name, cells, console or Console(stderr=True)) as progress:
+        for cell in cells:
+            if cell not in done:
+                progress.announce(cell)
+                done[cell] = _run(study, cell)
+                line = _Line(_LINE_VERSION, _digest(study.arms[cell[0]], hardware), done[cell])
+                with path.open("a") as file:
+                    file.write(json.dumps(json.loads(encode_record(line))) + "\n")
+                progress.spent(cell)
+            progress.finish(cell)
+    arms = tuple(ArmRecord(n, a.description, a.recipe_text, a.methods) for n, a in study.arms.items())
+    record = StudyRecord(
+        name=study.name,
+        task=study.task,
+        quality_name=study.quality_name or study.quality,
+        higher_is_better=study.higher_is_better,
+        unit=study.unit,
+        baseline_arm=study.baseline,
+        arms=arms,
+        runs=tuple(done[cell] for cell in cells),
+        checklist=study.checklist,
+        hardware=hardware,
+        price_per_hour=price_per_hour,
+        command=command,
+        notes=study.notes,
+    )
+    (folder / STUDY_FILE).write_text(record.to_json())
+    return record
+
+
+def _digest(arm: Arm, hardware: str) -> str:
+    return hashlib.sha256(json.dumps([arm.recipe_text, hardware]).encode()).hexdigest()
+
+
+def _finished(path: Path, study: Study, hardware: str) -> dict[tuple[str, float, int], StudyRun]:
+    """Read the runs that an earlier process finished, and cut off a line that it didn't."""
+    if not path.exists():
+        return {}
+    whole, newline, torn = path.read_text().rpartition("\n")
+    if torn:
+        path.write_text(whole + newline)
+    lines = [decode_record(_Line, text, version=_LINE_VERSION) for text in whole.splitlines()]
+    wanted = {name: _digest(arm, hardware) for name, arm in study.arms.items()}
+    return {
+        (line.run.arm, line.run.budget, line.run.seed): line.run
+        for line in lines
+        if wanted.get(line.run.arm) == line.recipe
+    }
+
+
+def _run(study: Study, cell: tuple[str, float, int]) -> StudyRun:
+    name, budget, seed = cell
+    run = study.arms[name].start(budget, seed)
+    parts: Mapping[str, float] = {}
+    try:
+        result = run.fit()
+    except DivergenceError:
+        clock, quality, seconds = run.clock, math.nan, run.clock.seconds
+    else:
+        if result.outcome == "stopped":
+            raise KeyboardInterrupt
+        if study.quality not in result.metrics:
+            msg = f"The runs of {name!r} measure {sorted(result.metrics)}, and the study asks for {study.quality!r}."
+            raise RunError(msg)
+        clock, quality, seconds, parts = (
+            result.clock,
+            result.metrics[study.quality],
+            result.seconds,
+            result.seconds_by_part,
+        )
+    point = EvaluationPoint(clock.step, seconds, quality, clock.rows, clock.tokens)
+    return StudyRun(name, budget, seed, f"{name}-{budget:g}-{seed}", (point,), point, dict(parts))
+
+
+@dataclass
+class _Progress:
+    """A bar with the time left, or a line for each tenth of the work where there is no terminal."""
+
+    name: str
+    cells: Sequence[tuple[str, float, int]]
+    console: Console
+    _done: float = 0.0
+    _spent: float = 0.0
+    _seconds: float = 0.0
+    _began: float = 0.0
+    _next_line: float = 0.1
+    _bar: Progress | None = None
+    _task: TaskID | None = field(default=None)
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            text = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+            self._bar = Progress(*text, TextColumn("{task.fields[left]}"), console=self.console)
+            self._task = self._bar.add_task(self.name, total=1.0, left="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def announce(self, cell: tuple[str, float, int]) -> None:
+        """Say which run starts."""
+        self._began = time.perf_counter()
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=f"{self.name}: {cell[0]}, budget {cell[1]:g}, seed {cell[2]}")
+
+    def spent(self, cell: tuple[str, float, int]) -> None:
+        """Learn from a run how long a unit of budget takes."""
+        self._seconds += time.perf_counter() - self._began
+        self._spent += cell[1]
+
+    def finish(self, cell: tuple[str, float, int]) -> None:
+        """Move on by a run."""
+        self._done += cell[1]
+        total = sum(budget for _, budget, _ in self.cells)
+        share = self._done / total
+        rate = self._seconds / self._spent if self._spent else 0.0
+        left = f"about {rate * (total - self._done):.0f} s left"
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=share, left=left)
+        elif share >= self._next_line - 1e-9:
+            self._next_line = math.floor(share * 10 + 1e-9) / 10 + 0.1
+            self.console.print(f"{self.name}: {share:4.0%}, {left}", highlight=False)

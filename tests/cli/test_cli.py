@@ -1,0 +1,189 @@
+"""The commands, on small things."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cosmati.cli.main import app
+
+RECIPE = '''
+import torch
+from cosmati import Classification, InMemory, RunConfig, load_policy, software_licences
+from cosmati.methods import LabelSmoothing
+from cosmati.models.mlp import MLP
+from cosmati.optim import SGD
+from cosmati.recipes.recipe import Recipe
+
+NAMES = software_licences().classes
+POLICY = """
+version: 1
+taxonomy: software-licences
+regions:
+  low: {params: ["layers.0.*"]}
+  high: {params: ["*"], exclude: ["layers.0.*"]}
+rules:
+  - {class: "open/**", weight: 1}
+  - {class: open/psf, region: low, weight: 0}
+"""
+
+def data():
+    ids = torch.tensor([NAMES.index("open/psf"), NAMES.index("open/permissive")]).repeat_interleave(16)
+    return InMemory((torch.arange(96.0).reshape(32, 3) / 96, torch.arange(32) % 2), 8, class_ids=ids, class_names=NAMES)
+
+def recipe():
+    return Recipe(name="small", model=lambda: MLP((3, 4, 2)), loss=Classification(2), data=data,
+                  optimizers=(SGD(lr=0.1),), methods=(LabelSmoothing(),), config=RunConfig(budget="4ba"))
+
+def governed():
+    return Recipe(name="governed", model=lambda: MLP((3, 4, 2)), loss=Classification(2), data=data,
+                  optimizers=(SGD(lr=0.1),), config=RunConfig(budget="4ba", num_microbatches=2),
+                  policy=load_policy(POLICY), taxonomy=software_licences())
+
+def wrong():
+    return 3
+
+def interrupted():
+    raise KeyboardInterrupt
+'''
+
+STUDY = """
+from cosmati.cli.files import load_recipe
+from cosmati.study.runner import Arm, Study
+from pathlib import Path
+import dataclasses, torch
+from cosmati import Evaluation, accuracy
+
+def start(budget, seed):
+    settings = [f"config.seed={seed}", f"config.budget={round(4 * budget)}ba"]
+    made = load_recipe(str(Path(__file__).with_name("recipe.py")), settings)
+    data = (torch.arange(96.0).reshape(32, 3) / 96, torch.arange(32) % 2)
+    return dataclasses.replace(made, evaluation=lambda: Evaluation([data], {"accuracy": accuracy})).trainer()
+
+def study():
+    return Study(name="tiny", task="none", arms={"baseline": Arm(start=start), "same": Arm(start=start)},
+                 budgets=(0.5, 1.0), seeds=(0, 1), quality="accuracy", higher_is_better=True)
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.py"
+    path.write_text(RECIPE)
+    return path
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def succeed(*arguments: object) -> str:
+    result = call(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*arguments: object) -> str:
+    result = call(*arguments)
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("Error: ")
+    assert "Traceback" not in result.output
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "quickstart",
+        "train",
+        "plan",
+        "study run",
+        "study report",
+        "ledger verify",
+        "ledger show",
+        "ledger query",
+        "policy check",
+        "policy show",
+        "policy explain",
+    ],
+)
+def test_each_command_teaches_with_an_example(command: str) -> None:
+    text = succeed(*command.split(), "--help")
+    assert "Example" in text
+    assert f"cosmati {command}" in text
+
+
+def test_train_and_the_ledger_commands_on_its_run(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert "governed: completed after 4 steps" in succeed("train", f"{recipe}:governed", "--run-folder", run)
+    verified = succeed("ledger", "verify", run)
+    assert "4 steps" in verified
+    assert "the run has ended" in verified
+    assert "open/psf" in succeed("ledger", "show", run / "ledger")
+    assert "low" not in succeed("ledger", "query", run, "--class", "open/psf")
+    assert "open/permissive" in succeed("ledger", "query", run, "--region", "low")
+    assert "No logged step gave rows tagged open/psf any weight in low" in succeed(
+        "ledger", "query", run, "--class", "open/psf", "--region", "low"
+    )
+    assert "false" in refused("ledger", "query", run, "--class", "open/permissive", "--region", "low")
+
+
+def test_a_changed_byte_in_the_ledger_is_reported(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    succeed("train", f"{recipe}:governed", "--run-folder", run)
+    path = run / "ledger" / "details.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"loss"', b'"lass"', 1))
+    assert refused("ledger", "verify", run)
+
+
+def test_settings_reach_the_run(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    succeed("train", recipe, "--set", "config.seed=5", "--set", "config.budget=2ba", "--run-folder", run)
+    record = json.loads((run / "run.json").read_text())
+    assert (record["seed"], record["num_steps"], record["recipe_name"]) == (5, 2, "small")
+
+
+def test_plan_shows_methods_and_guarantees(recipe: Path) -> None:
+    assert "LabelSmoothing" in succeed("plan", recipe)
+    assert "no_direct_write(open/psf, low)" in succeed("plan", f"{recipe}:governed")
+
+
+def test_bad_inputs_are_one_clean_message(recipe: Path, tmp_path: Path) -> None:
+    assert "no Python file" in refused("train", tmp_path / "nothing.py")
+    assert "has no function 'other'. It has" in refused("train", f"{recipe}:other")
+    assert "returns a int" in refused("plan", f"{recipe}:wrong")
+    assert "Did you mean seed" in refused("train", recipe, "--set", "config.sead=1")
+    assert "name=value" in refused("train", recipe, "--set", "seed")
+    assert refused("ledger", "verify", tmp_path)
+    assert "holds no study.json" in refused("study", "report", tmp_path)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    assert "ZeroDivisionError" in refused("plan", tmp_path / "broken.py")
+    (tmp_path / "policy.yaml").write_text("version: 1\nrulez: []\n")
+    assert "did you mean rules" in refused("policy", "check", tmp_path / "policy.yaml")
+
+
+def test_an_interrupted_command_says_how_to_go_on(recipe: Path) -> None:
+    result = call("plan", f"{recipe}:interrupted")
+    assert result.exit_code == 130
+    assert "goes on" in result.stderr
+
+
+def test_the_shipped_policy_is_sound_shown_and_explained() -> None:
+    assert "Sound: 64 cells" in succeed("policy", "check")
+    shown = succeed("policy", "show", "--steps", 100)
+    assert "phase start, steps 0 to 25" in shown
+    assert "phase main, steps 25 to 100" in shown
+    assert "open/psf in embedding, phase main: weight 0" in succeed("policy", "explain", "open/psf", "embedding")
+    assert "defer" in succeed("policy", "explain", "open/weak-copyleft", "head", "--phase", "start")
+    assert "no class 'open/pfs'" in refused("policy", "explain", "open/pfs", "embedding")
+
+
+def test_a_study_runs_and_is_reported(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "study.py").write_text(STUDY)
+    text = succeed("study", "run", tmp_path / "study.py", "--folder", tmp_path / "tiny")
+    assert "same:" in text
+    page = Path(succeed("study", "report", tmp_path / "tiny").strip())
+    assert "tiny" in page.read_text(encoding="utf-8")

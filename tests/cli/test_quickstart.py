@@ -1,0 +1,105 @@
+"""The quickstart, small: everything that it writes, and that it goes on."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cosmati.cli.main import app
+from cosmati.cli.quickstart import run_quickstart
+from cosmati.ledger.verify import verify_ledger
+from cosmati.recipes.digits import DigitsTask
+from cosmati.recipes.language import LanguageTask
+from cosmati.recipes.quickstart import QuickstartSize
+from cosmati.records.governance import GovernanceFacts
+from cosmati.records.study import StudyRecord
+
+SIZE = QuickstartSize(
+    language_steps=4,
+    search_steps=2,
+    governed_steps=8,
+    digits_steps=4,
+    seeds=(0, 1),
+    language_budgets=(0.5, 1.0),
+    digits_budgets=(1.0,),
+    language=LanguageTask(
+        sequence_length=32, rows_per_step=8, max_bytes=400_000, num_validation_rows=16, width=16, num_blocks=2
+    ),
+    digits=DigitsTask(size=8, widths=(4,)),
+)
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quick") / "out"
+    run_quickstart(folder, size=SIZE, console=Console(file=io.StringIO()))
+    return folder
+
+
+def test_it_writes_a_report_pictures_and_a_ledger_that_verifies(output: Path) -> None:
+    page = (output / "report.html").read_text(encoding="utf-8")
+    assert "python-language-model" in page
+    assert "open/psf" in page
+    for name in ("tradeoff-light", "tradeoff-dark", "policy-light", "policy-dark"):
+        assert ElementTree.parse(output / f"{name}.svg").getroot().tag.endswith("svg")
+    report = verify_ledger(output / "governed-run" / "ledger")
+    assert report.has_ended
+    assert report.num_steps == 8
+
+
+def test_the_facts_agree_with_the_ledger(output: Path) -> None:
+    facts = GovernanceFacts.from_json((output / "governance.json").read_text())
+    psf = {t.region: t for t in facts.totals if t.class_name == "open/psf"}
+    assert psf["embedding"].num_rows == psf["near_input"].num_rows == 0
+    assert psf["head"].num_rows > 0
+    assert sum("open/psf" in text for text in facts.exclusions) == 2
+    for total in facts.totals:
+        series = [s for s in facts.contribution if (s.class_name, s.region) == (total.class_name, total.region)]
+        assert sum(sum(s.norms) for s in series) == pytest.approx(total.norm_sum)
+    for region in facts.regions:
+        assert sum(t.share for t in facts.totals if t.region == region) == pytest.approx(1)
+
+
+def test_studies_hold_every_run(output: Path) -> None:
+    language, digits = (
+        StudyRecord.from_json((output / name / "study.json").read_text()) for name in ("language-study", "digits-study")
+    )
+    assert len(language.runs) == 2 * 2 * 2
+    assert len(digits.runs) == 6 * 1 * 2
+    assert all(0 < run.final.seconds <= sum(run.seconds_by_part.values()) * 2 for run in language.runs)
+
+
+def test_the_commands_that_it_names_work(output: Path) -> None:
+    run = str(output / "governed-run")
+    for command in (
+        ["ledger", "verify", run],
+        ["ledger", "query", run, "--class", "open/psf", "--region", "embedding"],
+        ["policy", "explain", "open/psf", "embedding", "--file", str(output / "policy.yaml")],
+    ):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+
+
+def test_it_goes_on_without_repeating_what_is_done(output: Path) -> None:
+    lines = {path: path.read_text() for path in output.glob("*/runs.jsonl")}
+    report = verify_ledger(output / "governed-run" / "ledger")
+    run_quickstart(output, size=SIZE, console=Console(file=io.StringIO()))
+    assert len(lines) == 2
+    assert all(path.read_text() == text for path, text in lines.items())
+    assert verify_ledger(output / "governed-run" / "ledger") == report
+
+
+def test_minutes_scale_every_number_of_steps() -> None:
+    scaled = QuickstartSize().scaled(0.5)
+    assert (scaled.language_steps, scaled.search_steps, scaled.governed_steps, scaled.digits_steps) == (
+        160,
+        40,
+        100,
+        80,
+    )
+    assert scaled.seeds == QuickstartSize().seeds

@@ -1,0 +1,169 @@
+"""Recipes: one setting changed by name, initial weights from the seed, and the quickstart's parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from cosmati.core.loss import Classification
+from cosmati.data.in_memory import InMemory
+from cosmati.errors import PlanError
+from cosmati.methods import LabelSmoothing, MixUp
+from cosmati.models.mlp import MLP
+from cosmati.optim import SGD, Cosine
+from cosmati.provenance.taxonomy import software_licences
+from cosmati.recipes.digits import ARM_METHODS, DigitsTask, digits_baseline, digits_with
+from cosmati.recipes.language import LanguageTask, python_gpt_composed
+from cosmati.recipes.quickstart import (
+    QuickstartSize,
+    Trial,
+    best_rate,
+    digits_study,
+    language_study,
+    quickstart_policy,
+)
+from cosmati.recipes.recipe import Recipe, parse_setting
+from cosmati.routing.policy import compile_policy
+from cosmati.routing.regions import partition_parameters
+from cosmati.train.config import RunConfig
+
+
+def rows() -> InMemory:
+    return InMemory((torch.arange(48.0).reshape(16, 3) / 48, torch.arange(16) % 2), 4)
+
+
+def small(**changes: object) -> Recipe:
+    settings = {
+        "name": "small",
+        "model": lambda: MLP((3, 4, 2)),
+        "loss": Classification(2),
+        "data": rows,
+        "optimizers": (SGD(lr=0.1, schedule=Cosine()),),
+        "methods": (LabelSmoothing(), MixUp()),
+        "config": RunConfig(budget="3ba"),
+    }
+    return Recipe(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+def weights(model: nn.Module) -> list[list[float]]:
+    return [p.detach().flatten().tolist() for p in model.parameters()]
+
+
+def test_initial_weights_follow_from_the_seed_and_leave_the_generator_alone() -> None:
+    before = torch.get_rng_state()
+    first, second = small().build_model(), small().build_model()
+    other = small().with_settings({"config.seed": 1}).build_model()
+    assert weights(first) == weights(second)
+    assert weights(first) != weights(other)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_recipe_trains_in_its_folder(tmp_path: Path) -> None:
+    trainer = small().trainer(run_folder=tmp_path / "run")
+    assert trainer.fit().clock.step == 3
+    assert (tmp_path / "run" / "run.json").exists()
+
+
+def test_settings_change_what_they_name_and_nothing_else() -> None:
+    recipe = small()
+    changed = recipe.with_settings(
+        {"config.seed": 3, "methods.1.alpha": 0.3, "optimizers.0.schedule.warmup": "2ba", "config.run_folder": "runs/x"}
+    )
+    assert changed == dataclasses.replace(
+        recipe,
+        config=dataclasses.replace(recipe.config, seed=3, run_folder=Path("runs/x")),
+        methods=(LabelSmoothing(), MixUp(alpha=0.3)),
+        optimizers=(SGD(lr=0.1, schedule=Cosine(warmup="2ba")),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("config.sed", 1, "Did you mean seed"),
+        ("config.seed", "many", "config.seed='many' isn't possible"),
+        ("config.precision", "float8", "isn't possible"),
+        ("config.num_microbatches", 3, "power of two"),
+        ("methods.7.alpha", 1, "2 entries are counted from 0"),
+        ("methods.0", 1, "Name one of them"),
+        ("config.seed.x", 1, "which has none"),
+        ("nothing", 1, "has no setting 'nothing'. It has name"),
+        ("optimizers.0.schedule", "cosine", "can't be given as text"),
+    ],
+)
+def test_settings_that_cannot_be_say_why(name: str, value: object, message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        small().with_settings({name: value})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.b=3", ("a.b", 3)),
+        ("a=1e-3", ("a", 1e-3)),
+        ("a=true", ("a", True)),
+        ("a=3ep", ("a", "3ep")),
+        ("a=b=c", ("a", "b=c")),
+    ],
+)
+def test_settings_are_read_as_json_or_text(text: str, expected: tuple[str, object]) -> None:
+    assert parse_setting(text) == expected
+
+
+@pytest.mark.parametrize("text", ["seed", "=3"])
+def test_a_setting_without_a_name_or_value_is_refused(text: str) -> None:
+    with pytest.raises(PlanError, match="name=value"):
+        parse_setting(text)
+
+
+def test_the_text_tells_recipes_apart_but_not_seeds() -> None:
+    recipe = small()
+    assert recipe.text == recipe.with_settings({"config.seed": 9}).text
+    for name, value in (("methods.1.alpha", 0.3), ("optimizers.0.lr", 0.2), ("config.budget", "4ba")):
+        assert recipe.with_settings({name: value}).text != recipe.text
+
+
+def test_the_policy_of_the_quickstart_keeps_psf_out_of_what_is_near_the_input() -> None:
+    policy = quickstart_policy()
+    regions = partition_parameters(python_gpt_composed(LanguageTask()).build_model(), policy.regions)
+    compiled = compile_policy(policy, taxonomy=software_licences(), regions=regions, num_steps=100)
+    psf = compiled.classes.index("open/psf")
+    for phase in range(2):
+        got = dict(zip(compiled.regions, compiled.weight[psf][phase], strict=True))
+        assert got == {"embedding": 0, "near_input": 0, "near_output": 1, "head": 1}
+    assert set(compiled.decision[compiled.classes.index("unknown")]) == {"reject"}
+
+
+def test_the_best_rate_is_the_arms_own() -> None:
+    trials = [Trial("a", 1, 3.0), Trial("a", 2, 2.0), Trial("b", 3, 1.0)]
+    assert (best_rate(trials, "a"), best_rate(trials, "b")) == (2, 3)
+
+
+def test_the_checklist_says_where_the_best_rate_is_at_the_edge() -> None:
+    inside = [Trial(arm, lr, abs(lr - 2)) for arm in ("baseline", "composition") for lr in (1, 2, 3)]
+    edge = [Trial(arm, lr, lr) for arm in ("baseline", "composition") for lr in (1, 2, 3)]
+    met = [language_study(QuickstartSize(), trials).checklist[1].met for trials in (inside, edge)]
+    assert met == [True, False]
+
+
+def test_the_aa_arm_is_the_baseline_with_seeds_of_its_own() -> None:
+    study = digits_study(QuickstartSize())
+    assert study.arms["aa"].recipe_text == study.arms["baseline"].recipe_text
+    seeds = {name: {s for n, _, s in study.cells() if n == name} for name in study.arms}
+    assert not seeds["aa"] & seeds["baseline"]
+    assert all(seeds[name] == seeds["baseline"] for name in study.arms if name != "aa")
+
+
+@pytest.mark.parametrize("name", ARM_METHODS)
+def test_digits_recipes_train(name: str) -> None:
+    task = DigitsTask(size=8, widths=(4,))
+    plain = digits_baseline(task, num_steps=2).trainer().fit()
+    run = digits_with(ARM_METHODS[name], task, num_steps=2).trainer().fit()
+    assert run.clock.step == 2
+    assert run.metrics != plain.metrics
+    assert set(run.metrics) == {"accuracy", "cross_entropy"}

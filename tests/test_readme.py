@@ -1,0 +1,35 @@
+"""The README's code runs, its picture files exist, and its commands and folders are real."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_code_runs_and_the_plan_says_what_it_promises() -> None:
+    torch.set_num_threads(1)
+    scope: dict[str, object] = {}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+            exec(compile(block, "README.md", "exec"), scope)
+    assert "holds   elastic" in printed.getvalue()
+    assert scope["result"].outcome == "completed"
+    assert scope["report"].clock.step == 8
+
+
+def test_pictures_and_pages_that_it_links_exist() -> None:
+    for target in re.findall(r'(?:src|srcset)="([^"]+)"|\]\(((?!http)[^)]+)\)', README):
+        path = target[0] or target[1]
+        assert (ROOT / path).exists(), path
+
+
+def test_the_tree_names_real_files() -> None:
+    tree = README.split("src/cosmati/\n", 1)[1].split("```", 1)[0]
+    for name in re.findall(r"(\w+/|\w+\.py)(?=\s)", tree):
+        assert list((ROOT / "src" / "cosmati").rglob(name.rstrip("/"))), name
