@@ -76,11 +76,12 @@ def summary(record: StudyRecord) -> list[str]:
             continue
         found = speed_up_at_equal_quality(record, arm.name)
         if isinstance(found, SpeedUp):
+            by_steps = speed_up_at_equal_quality(record, arm.name, axis="step")
+            steps = f"; {by_steps.ratio:.2f} times fewer steps" if isinstance(by_steps, SpeedUp) else ""
             bound = "at least " if found.is_at_least else "at most " if found.is_at_most else ""
             interval = "" if found.low is None or found.high is None else f", 95 % {found.low:.2f} to {found.high:.2f}"
-            lines.append(
-                f"  {arm.name}: {bound}{found.ratio:.2f} times as fast at equal quality (n = {found.n}{interval})"
-            )
+            count = f"n = {found.n}{interval}"
+            lines.append(f"  {arm.name}: {bound}{found.ratio:.2f} times as fast at equal quality ({count}){steps}")
         else:
-            lines.append(f"  {arm.name}: {found.reason}")
+            lines.append(f"  {found.reason}")
     return lines

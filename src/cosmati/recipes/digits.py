@@ -89,7 +89,7 @@ def digits_baseline(task: DigitsTask | None = None, *, num_steps: int = 120, see
             SGD(lr=lr, momentum=0.9, nesterov=True, weight_decay=5e-4, decay_vectors=False, schedule=schedule),
         ),
         evaluation=task.evaluation,
-        config=RunConfig(budget=f"{num_steps}ba", seed=seed),
+        config=RunConfig(budget=f"{num_steps}ba", seed=seed, evaluate_every="0.5dur"),
     )
 
 

@@ -121,7 +121,7 @@ def python_gpt_baseline(
         data=task.data,
         optimizers=(AdamW(lr=lr, betas=(0.9, 0.98), decay_vectors=False, schedule=schedule),),
         evaluation=task.evaluation,
-        config=RunConfig(budget=f"{num_steps}ba", seed=seed),
+        config=RunConfig(budget=f"{num_steps}ba", seed=seed, evaluate_every="0.5dur"),
     )
 
 
@@ -168,7 +168,9 @@ def python_gpt_composed(
         ),
         methods=(warmup,) if sequence_warmup else (),
         evaluation=task.evaluation,
-        config=RunConfig(budget=f"{num_steps}ba", seed=seed, num_microbatches=4 if policy else 1),
+        config=RunConfig(
+            budget=f"{num_steps}ba", seed=seed, evaluate_every="0.5dur", num_microbatches=4 if policy else 1
+        ),
         policy=policy,
         taxonomy=software_licences() if policy else None,
     )

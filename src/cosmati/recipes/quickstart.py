@@ -135,7 +135,7 @@ def language_study(size: QuickstartSize, trials: Sequence[Trial]) -> Study:
     )
     return Study(
         name="python-language-model",
-        task="Next-byte prediction on the Python source of this machine; packages are held out whole.",
+        task="Next-byte prediction on the Python source of this machine; packages are held out whole",
         arms={
             "baseline": _arm(baseline, size.language_steps, "AdamW, warm-up, linear decay to zero"),
             "composition": composition,
@@ -188,7 +188,7 @@ def digits_study(size: QuickstartSize) -> Study:
         arms[name] = _arm(partial(digits_with, methods, task, name=name), full, f"The baseline with {added}")
     return Study(
         name="digits",
-        task=f"Handwritten digits, {task.label_fraction:.0%} of the training labels, {task.size} pixels a side.",
+        task=f"Handwritten digits, {task.label_fraction:.0%} of the training labels, {task.size} pixels a side",
         arms=arms,
         budgets=size.digits_budgets,
         seeds=size.seeds,

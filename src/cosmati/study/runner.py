@@ -19,6 +19,7 @@ from cosmati.core.clock import Clock
 from cosmati.errors import DivergenceError, RunError
 from cosmati.records.encoding import decode_record, encode_record
 from cosmati.records.study import ArmRecord, ChecklistItem, EvaluationPoint, StudyRecord, StudyRun
+from cosmati.train.observers import Observer
 from cosmati.train.session import RunResult
 
 LINES_FILE = "runs.jsonl"
@@ -30,6 +31,7 @@ class Run(Protocol):
     """What an arm gives for each run; a `Trainer` is one."""
 
     clock: Clock
+    observers: list[Observer]
 
     def fit(self) -> RunResult:
         """Train to the end of the budget."""
@@ -183,9 +185,27 @@ def _finished(path: Path, study: Study, hardware: str) -> dict[tuple[str, float,
     }
 
 
+class _Points(Observer):
+    """Keeps what evaluations on the way say."""
+
+    every = 1 << 62  # is told of no step
+
+    def __init__(self, quality: str) -> None:
+        self.points: list[EvaluationPoint] = []
+        self._quality = quality
+
+    def on_evaluation(self, clock: Clock, metrics: Mapping[str, float], seconds: float) -> None:
+        """Keep a point."""
+        if self._quality in metrics:
+            point = EvaluationPoint(clock.step, seconds, metrics[self._quality], clock.rows, clock.tokens)
+            self.points.append(point)
+
+
 def _run(study: Study, cell: tuple[str, float, int]) -> StudyRun:
     name, budget, seed = cell
     run = study.arms[name].start(budget, seed)
+    kept = _Points(study.quality)
+    run.observers.append(kept)
     parts: Mapping[str, float] = {}
     try:
         result = run.fit()
@@ -204,7 +224,8 @@ def _run(study: Study, cell: tuple[str, float, int]) -> StudyRun:
             result.seconds_by_part,
         )
     point = EvaluationPoint(clock.step, seconds, quality, clock.rows, clock.tokens)
-    return StudyRun(name, budget, seed, f"{name}-{budget:g}-{seed}", (point,), point, dict(parts))
+    before = [one for one in kept.points if one.step < point.step]
+    return StudyRun(name, budget, seed, f"{name}-{budget:g}-{seed}", (*before, point), point, dict(parts))
 
 
 @dataclass

@@ -269,11 +269,11 @@ class FitSession:
             t.finite.look(t.clock.step)
             a.ranks.barrier()
             if self._folder is not None:
-                t.tell("checkpoint")
                 folder = self._folder.path / "checkpoints"
                 model = model_tensors(a.model)
                 published = folder / f"step-{t.clock.step:08d}"
                 if not published.exists():
+                    t.tell("checkpoint")
                     checkpoint = self._gathered(model)
                     draft = write_checkpoint(folder, checkpoint)
                     root = parameter_root(model)

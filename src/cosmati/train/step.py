@@ -47,9 +47,15 @@ class StepGradients(NamedTuple):
 
 
 class StepGradientsFunction:
-    """Computes `StepGradients`; keeps caches only."""
+    """Computes `StepGradients`; keeps caches only.
 
-    def __init__(self, assembly: Assembly, stopwatch: Stopwatch) -> None:
+    Args:
+        assembly: of the run.
+        stopwatch: charged with forward and backward.
+        tell: told of each event.
+    """
+
+    def __init__(self, assembly: Assembly, stopwatch: Stopwatch, tell: Trace) -> None:
         self._a = assembly
         self._stopwatch = stopwatch
         self._admitted: dict[tuple[object, ...], tuple[int, ...]] = {}
@@ -57,7 +63,7 @@ class StepGradientsFunction:
             [i for i, region in enumerate(assembly.region_of) if region == r]
             for r in range(len(assembly.regions.names))
         ]
-        self.trace: Trace | None = None
+        self._tell = tell
 
     def __call__(
         self,
@@ -93,13 +99,11 @@ class StepGradientsFunction:
             norms = self._norms(leaf) if with_norms else []
             num_rows = _scalar(float(_num_present(batch) if route.offered else 0), a.device)
             rows.append(torch.stack([loss, weight, num_rows, *norms]))
-            if self.trace:
-                self.trace("leaf")
+            self._tell("leaf")
             total.push(leaf)
             self._stopwatch.lap("backward")
         facts = a.ranks.gather(torch.stack(rows))
-        if self.trace:
-            self.trace("tree")
+        self._tell("tree")
         root = self._divide(total.root(), facts[:, 1], routes, scale)
         measured = facts[:, 3:] / self._denominators(facts[:, 1], routes, scale) if with_norms else None
         self._stopwatch.lap("backward")
@@ -122,8 +126,7 @@ class StepGradientsFunction:
         a.generators.seed(position_key(a.config.seed, "forward", position.clock.step, position.microbatch))
         with a.config.autocast(a.device):
             result = without_tombstones(turn.loss(a.model, batch.data), batch)
-        if self.trace:
-            self.trace("forward")
+        self._tell("forward")
         self._stopwatch.lap("forward")
         objective, loss, weight = _objective(result, scale)
         leaf = leaf_of(objective, a.parameters, self._admitted_by(route, frozen, turn))

@@ -106,7 +106,7 @@ class Trainer:
         special = a.policy or a.ranks.is_parallel or len(a.turns) > 1 or selects or self._freezing or self._again
         self.is_plain = a.num_microbatches == 1 and not special
         self._router = Router(a)
-        self._gradients = StepGradientsFunction(a, self.stopwatch)
+        self._gradients = StepGradientsFunction(a, self.stopwatch, self.tell)
         self._mine = a.ranks.mine(a.num_microbatches)
         self._region_by_name = dict(zip(a.names, a.region_of, strict=True))
         self._session: FitSession | None = None
@@ -237,6 +237,7 @@ class Trainer:
         if versions is not None and (changed := a.statistics.unfolded(a.model, versions)):
             self.withdrawn = self.withdrawn.withdraw("elastic", f"forward changes the buffers {', '.join(changed)}")
         if a.statistics.layers and first is not None:
+            self.tell("fold")
             a.statistics.fold(first.statistics, a.ranks, lambda m, layer: self._router.teaches(routes[m], layer))
         assert first is not None, "a step has a turn"
         rows = sum(batch.num_rows for batch in mine) * a.ranks.world
