@@ -14,6 +14,7 @@ from cosmati.core.clock import Clock
 from cosmati.errors import DivergenceError, RunError
 from cosmati.records.study import StudyRecord
 from cosmati.study.runner import LINES_FILE, STUDY_FILE, Arm, Study, run_study
+from cosmati.train.observers import Observer
 from cosmati.train.session import RunResult
 
 
@@ -22,12 +23,16 @@ class FakeRun:
 
     def __init__(self, budget: float, seed: int, error: Exception | None = None, outcome: str = "completed") -> None:
         self.clock = Clock(step=round(100 * budget), rows=round(800 * budget), seconds=budget)
+        self.observers: list[Observer] = []
         self._quality, self._seconds, self._error, self._outcome = budget + seed / 1000, budget * 2, error, outcome
 
     def fit(self) -> RunResult:
         if self._error is not None:
             raise self._error
         metrics = {"accuracy": self._quality}
+        for observer in self.observers:
+            observer.on_evaluation(Clock(step=1), {"accuracy": 0.25}, 0.1)
+            observer.on_evaluation(self.clock, metrics, self._seconds)
         return RunResult(self._outcome, self.clock, metrics, self._seconds, {"forward": 1.0}, None)
 
 
@@ -71,6 +76,7 @@ def test_every_cell_runs_once_and_the_record_says_what_each_reached(tmp_path: Pa
     for one in record.runs:
         assert one.final.quality == one.budget + one.seed / 1000
         assert one.final.seconds == one.budget * 2
+        assert [(point.step, point.quality) for point in one.points] == [(1, 0.25), (one.final.step, one.final.quality)]
         assert (one.final.step, one.final.rows) == (100 * one.budget, 800 * one.budget)
     assert StudyRecord.from_json((tmp_path / STUDY_FILE).read_text()) == record
 

@@ -19,7 +19,7 @@ from cosmati.core.loss import Classification
 from cosmati.core.state import parameter_root
 from cosmati.data.in_memory import InMemory
 from cosmati.methods import EMA, MixUp
-from cosmati.optim import SGD, AdamW, CosineDecay, Muon
+from cosmati.optim import SGD, AdamW, Cosine, Muon
 from cosmati.train import step as step_module
 from cosmati.train.checkpoint import list_checkpoints, read_checkpoint
 from cosmati.train.config import RunConfig
@@ -86,9 +86,9 @@ class FoldedSum:
 
 
 OPTIMIZERS = {
-    "sgd": [SGD(lr=0.1, momentum=0.9, schedule=CosineDecay())],
-    "adamw": [AdamW(lr=1e-2, weight_decay=0.1, schedule=CosineDecay())],
-    "muon": [Muon(lr=0.02, schedule=CosineDecay()), AdamW(lr=1e-2)],
+    "sgd": [SGD(lr=0.1, momentum=0.9, schedule=Cosine())],
+    "adamw": [AdamW(lr=1e-2, weight_decay=0.1, schedule=Cosine())],
+    "muon": [Muon(lr=0.02, schedule=Cosine()), AdamW(lr=1e-2)],
 }
 
 
