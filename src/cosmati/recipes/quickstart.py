@@ -51,7 +51,7 @@ class QuickstartSize:
     digits_steps: int = 160
     seeds: tuple[int, ...] = (0, 1, 2)
     language_budgets: tuple[float, ...] = (0.25, 0.5, 1.0)
-    digits_budgets: tuple[float, ...] = (0.125, 0.25, 0.5, 1.0)
+    digits_budgets: tuple[float, ...] = (0.25, 0.5, 1.0)
     language: LanguageTask = _LANGUAGE
     digits: DigitsTask = _DIGITS
 
