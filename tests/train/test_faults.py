@@ -23,9 +23,7 @@ LOSS = Classification(num_classes=3)
 
 def _steps() -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(5)
-    return [
-        (torch.randn(8, 4, generator=generator), torch.randint(3, (8,), generator=generator)) for _ in range(10)
-    ]
+    return [(torch.randn(8, 4, generator=generator), torch.randint(3, (8,), generator=generator)) for _ in range(10)]
 
 
 def _trainer(folder: Path | None = None, loss: Any = LOSS, lr: float = 0.01, **options: Any) -> Trainer:

@@ -42,8 +42,7 @@ class Unsized:
 def _steps(num: int, rows: int = 8) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(2)
     return [
-        (torch.randn(rows, 4, generator=generator), torch.randint(3, (rows,), generator=generator))
-        for _ in range(num)
+        (torch.randn(rows, 4, generator=generator), torch.randint(3, (rows,), generator=generator)) for _ in range(num)
     ]
 
 

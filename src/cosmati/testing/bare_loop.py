@@ -64,8 +64,8 @@ def _accumulate(
         loss.sum.backward()
         gradients.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
         model.zero_grad()
-        total += float(loss.sum)
-        weight += float(loss.weight)
+        total += float(loss.sum.detach())
+        weight += float(torch.as_tensor(loss.weight).detach())
     for parameter, gradient in zip(model.parameters(), _pairwise(gradients), strict=True):
         parameter.grad = None if gradient is None else gradient / torch.tensor(weight)
     return total / weight

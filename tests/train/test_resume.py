@@ -1,0 +1,87 @@
+"""Runs that are killed at random events go on to the same bits, and their ledgers stay whole."""
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosmati.ledger.verify import verify_ledger
+from cosmati.train.checkpoint import Checkpoint, list_checkpoints, read_checkpoint
+from tests.train.killed_run import STEPS, make_trainer
+
+SCRIPT = [sys.executable, "-m", "tests.train.killed_run"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, int]:
+    """The run that nobody disturbed, and the number of events that it tells of."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    trainer = make_trainer(folder)
+    events: list[str] = []
+    trainer.trace = events.append
+    assert trainer.fit().outcome == "completed"
+    return read_checkpoint(list_checkpoints(folder / "checkpoints")[0]), len(events)
+
+
+def start_and_signal(folder: Path, event: int, number: signal.Signals) -> tuple[int, list[str]]:
+    """Start the run, send it a signal when it has told of so many events, and return how it ended."""
+    with subprocess.Popen([*SCRIPT, str(folder)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines: list[str] = []
+        for line in process.stdout:
+            lines.append(line.strip())
+            if len(lines) == event:
+                process.send_signal(number)
+        return process.wait(timeout=60), lines
+
+
+def kill_until_done(folder: Path, events: list[int]) -> int:
+    kills = 0
+    for event in events:
+        code, lines = start_and_signal(folder, event, signal.SIGKILL)
+        if code == 0:
+            assert lines[-1] == "outcome completed"
+            return kills
+        assert code == -signal.SIGKILL
+        kills += 1
+    code, lines = start_and_signal(folder, 10**9, signal.SIGKILL)
+    assert (code, lines[-1]) == (0, "outcome completed")
+    return kills
+
+
+def assert_same_bits(folder: Path, expected: Checkpoint) -> None:
+    found = read_checkpoint(list_checkpoints(folder / "checkpoints")[0])
+    assert found.step == expected.step == STEPS
+    assert found.state_digest == expected.state_digest
+    assert found.facts["clock"][:5] == expected.facts["clock"][:5]
+    report = verify_ledger(folder / "ledger")
+    assert report.num_steps == STEPS
+    assert report.has_ended
+    # What was run again gave the recorded digests: nothing diverged, so no row was seen with another content or place.
+    assert report.diverged_steps == ()
+
+
+@pytest.mark.parametrize("tries", [4, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.timeout(600)
+def test_sigkill_at_random_moments_gives_the_same_bits(
+    tmp_path: Path, whole: tuple[Checkpoint, int], tries: int
+) -> None:
+    expected, num_events = whole
+    draw = random.Random(tries)
+    moments = [draw.randrange(1, num_events // 2) for _ in range(tries)]
+    assert kill_until_done(tmp_path / "run", moments) > 0
+    assert_same_bits(tmp_path / "run", expected)
+
+
+def test_ctrl_c_ends_with_a_checkpoint_and_goes_on(tmp_path: Path, whole: tuple[Checkpoint, int]) -> None:
+    code, lines = start_and_signal(tmp_path / "run", 40, signal.SIGINT)
+    assert (code, lines[-1]) == (0, "outcome stopped")
+    assert list_checkpoints(tmp_path / "run" / "checkpoints")
+    code, lines = start_and_signal(tmp_path / "run", 10**9, signal.SIGINT)
+    assert (code, lines[-1]) == (0, "outcome completed")
+    assert_same_bits(tmp_path / "run", whole[0])
