@@ -55,6 +55,18 @@ def iterate_tensors(data: Data) -> Iterator[Tensor]:
     yield from found
 
 
+def first_tensor(data: Data) -> Tensor:
+    """Return the first tensor of a nest, without walking the rest."""
+    while not isinstance(data, Tensor):
+        if isinstance(data, Mapping):
+            data = next(iter(data.values()))
+        elif isinstance(data, list | tuple):
+            data = data[0]
+        else:
+            return next(iterate_tensors(data))
+    return data
+
+
 def count_rows(data: Data) -> int:
     """Return the number of rows that every tensor of the nest agrees on.
 
@@ -165,7 +177,7 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         """Tokens of an integer input [rows, length]; rows otherwise."""
-        tensor = next(iterate_tensors(self.data))
+        tensor = first_tensor(self.data)
         return tensor.numel() if tensor.ndim == 2 and not tensor.is_floating_point() else self.num_rows
 
 

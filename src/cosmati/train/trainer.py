@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from cosmati.core.batch import Batch, Data
+from cosmati.core.batch import Batch, Data, first_tensor
 from cosmati.core.clock import Clock
 from cosmati.core.loss import Loss, LossFunction, without_tombstones
 from cosmati.core.method import Method, Position, Stage, State
@@ -26,7 +26,7 @@ from cosmati.train.assembly import SubStep, Turn, split_batch
 from cosmati.train.buffers import buffer_versions
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation
-from cosmati.train.feed import as_batch, first_rows
+from cosmati.train.feed import as_batch
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.observers import Observer, StepReport
 from cosmati.train.routes import Route, Router
@@ -179,8 +179,10 @@ class Trainer:
         a = self.assembly
         turn = a.turns[0]
         batches: tuple[Batch, ...] = ()
+        has_lineage = False
         if self._batch_methods or isinstance(data, Batch) or self._needs_report:
-            batch = as_batch(data, self.clock.rows)
+            has_lineage = isinstance(data, Batch)
+            batch = as_batch(data, self.clock.rows, trusted=True)
             at = self.position()
             batch = self._prepared(batch.to(a.device) if a.device.type != "cpu" else batch, at)
             data, batches = batch.data, (batch,)
@@ -191,7 +193,7 @@ class Trainer:
         else:
             with a.config.autocast(a.device):
                 result = turn.loss(a.model, data)
-        if batches:
+        if has_lineage:
             result = without_tombstones(result, batches[0])
         loss = result.mean() if isinstance(result, Loss) else result
         self.finite.check(loss, self.clock.step)
@@ -205,7 +207,7 @@ class Trainer:
                 parameter.grad = gradient
         turn.step(self.clock, a.budget)
         self.stopwatch.lap("optimizer")
-        rows, tokens = (batches[0].num_rows, batches[0].num_tokens) if batches else (first_rows(data),) * 2
+        rows, tokens = (batches[0].num_rows, batches[0].num_tokens) if batches else (first_tensor(data).shape[0],) * 2
         return self._committed(rows, tokens, None, [loss.detach()], (), batches)
 
     def step_microbatches(self, mine: Sequence[Batch], class_ids: Sequence[int | None]) -> StepReport:

@@ -1,0 +1,26 @@
+"""`python -m benchmarks [NAME ...] [--quick]`: run benchmarks, and write their results to `benchmarks/results/`."""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks import import_cost, loop_overhead, routing_cost
+
+BENCHMARKS = {"loop_overhead": loop_overhead.run, "routing_cost": routing_cost.run, "import_cost": import_cost.run}
+
+
+def main() -> None:
+    """Run what the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(BENCHMARKS)}; all by default")
+    parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it runs; not for quoting")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.names) - set(BENCHMARKS))
+    if unknown:
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    for name in arguments.names or BENCHMARKS:
+        print(BENCHMARKS[name](quick=arguments.quick), flush=True)
+
+
+if __name__ == "__main__":
+    main()
