@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -67,6 +68,13 @@ def first_tensor(data: Data) -> Tensor:
     return data
 
 
+def count_rows_and_tokens(data: Data) -> tuple[int, int]:
+    """Return rows and tokens of a nest, read off its first tensor; rows that aren't sequences are a token each."""
+    tensor = first_tensor(data)
+    rows = tensor.shape[0] if tensor.ndim else 1
+    return rows, tensor.numel() if tensor.ndim == 2 and not tensor.is_floating_point() else rows
+
+
 def count_rows(data: Data) -> int:
     """Return the number of rows that every tensor of the nest agrees on.
 
@@ -81,6 +89,11 @@ def count_rows(data: Data) -> int:
         )
         raise BatchError(msg)
     return lengths.pop()
+
+
+@lru_cache(maxsize=64)
+def _zeros(num_rows: int) -> Tensor:
+    return torch.zeros(num_rows, dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +115,7 @@ class Lineage:
     @classmethod
     def of_rows(cls, first: int, num_rows: int) -> Lineage:
         """Number rows of unknown origin."""
-        return cls(torch.arange(first, first + num_rows), torch.zeros(num_rows, dtype=torch.int64))
+        return cls(torch.arange(first, first + num_rows), _zeros(num_rows))
 
     def select(self, indices: Tensor | slice) -> Lineage:
         """Keep some rows, in the order given."""
@@ -177,8 +190,7 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         """Tokens of an integer input [rows, length]; rows otherwise."""
-        tensor = first_tensor(self.data)
-        return tensor.numel() if tensor.ndim == 2 and not tensor.is_floating_point() else self.num_rows
+        return count_rows_and_tokens(self.data)[1]
 
 
 def input_of(data: Data) -> Data:

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from cosmati.core.batch import Batch, Data, first_tensor
+from cosmati.core.batch import Batch, Data, count_rows_and_tokens
 from cosmati.core.clock import Clock
 from cosmati.core.loss import Loss, LossFunction, without_tombstones
 from cosmati.core.method import Method, Position, Stage, State
@@ -96,13 +96,14 @@ class Trainer:
         """Look up once what every step would look up."""
         a = self.assembly
         plan = a.plan
-        self._batch_methods = [m for m in plan.with_hook("batch") if Stage.SELECT <= m.stage <= Stage.LABEL]
+        batch_methods = [m for m in plan.with_hook("batch") if Stage.SELECT <= m.stage <= Stage.LABEL]
+        self._batch_methods = [(m.stage.name.lower(), m) for m in batch_methods]
         self._freezing = plan.with_hook("frozen")
         self._again = plan.with_hook("perturbation")
         self._gradient_methods = plan.with_hook("gradients")
         self._after_methods = [(i, m) for i, m in enumerate(plan.methods) if m in plan.with_hook("after")]
         self.states: dict[int, State] = {i: m.init(a.model) for i, m in enumerate(plan.methods)}
-        selects = any(m.stage is Stage.SELECT for m in self._batch_methods)
+        selects = any(m.stage is Stage.SELECT for m in batch_methods)
         special = a.policy or a.ranks.is_parallel or len(a.turns) > 1 or selects or self._freezing or self._again
         self.is_plain = a.num_microbatches == 1 and not special
         self._router = Router(a)
@@ -207,7 +208,7 @@ class Trainer:
                 parameter.grad = gradient
         turn.step(self.clock, a.budget)
         self.stopwatch.lap("optimizer")
-        rows, tokens = (batches[0].num_rows, batches[0].num_tokens) if batches else (first_tensor(data).shape[0],) * 2
+        rows, tokens = count_rows_and_tokens(data)
         return self._committed(rows, tokens, None, [loss.detach()], (), batches)
 
     def step_microbatches(self, mine: Sequence[Batch], class_ids: Sequence[int | None]) -> StepReport:
@@ -373,8 +374,8 @@ class Trainer:
             self.assembly.generators.seed(
                 position_key(self.assembly.config.seed, "prepare", at.clock.step, at.microbatch)
             )
-        for method in self._batch_methods:
-            self.tell(method.stage.name.lower())
+        for event, method in self._batch_methods:
+            self.tell(event)
             batch = method.batch(batch, at)
         return batch
 
