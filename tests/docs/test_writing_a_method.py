@@ -16,7 +16,7 @@ def test_the_tutorial_runs() -> None:
     printed = io.StringIO()
     scope: dict[str, object] = {"__name__": "tutorial"}
     with contextlib.redirect_stdout(printed):
-        exec(compile("\n".join(blocks), "writing-a-method.md", "exec"), scope)  # noqa: S102
+        exec(compile("\n".join(blocks), "writing-a-method.md", "exec"), scope)
     assert len(blocks) == 5
     plan = printed.getvalue().split("V = 4")[1]
     assert plan.index("InputNoise") < plan.index("LabelSmoothing") < plan.index("EMA")

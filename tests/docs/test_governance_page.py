@@ -1,0 +1,24 @@
+"""The policy on the governance page compiles against a real model, and means what the page says."""
+
+from pathlib import Path
+
+from cosmati import load_policy, software_licences
+from cosmati.models.gpt import GPT, GPTConfig
+from cosmati.routing.policy import compile_policy
+from cosmati.routing.regions import partition_parameters
+
+PAGE = (Path(__file__).parents[2] / "docs" / "governance.md").read_text()
+
+
+def test_the_policy_of_the_page_compiles() -> None:
+    policy = load_policy(PAGE.split("```yaml\n")[1].split("```")[0])
+    model = GPT(GPTConfig(sequence_length=8, width=16, num_blocks=4, num_heads=2))
+    regions = partition_parameters(model, policy.regions)
+    compiled = compile_policy(policy, taxonomy=software_licences(), regions=regions, num_steps=100)
+    psf = compiled.classes.index("open/psf")
+    by_region = dict(zip(compiled.regions, compiled.route(psf, 50), strict=True))
+    assert by_region == {"embedding": 0.0, "near_input": 0.0, "near_output": 1.0}
+    copyleft = compiled.classes.index("open/copyleft")
+    assert compiled.route(copyleft, 5) == (0.5, 0.5, 0.5)
+    assert compiled.route(copyleft, 50) == (1.0, 1.0, 1.0)
+    assert compiled.decision[compiled.classes.index("unknown")] == ("reject", "reject")

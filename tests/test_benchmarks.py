@@ -1,0 +1,21 @@
+"""The benchmarks run, and write what they saw."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.measure import in_turns, write
+
+
+def test_arms_are_compared_round_by_round(tmp_path: Path) -> None:
+    times = {"base": iter([9.0, 1.0, 2.0, 4.0]), "double": iter([9.0, 2.0, 4.0, 8.0])}
+    rows = in_turns({name: lambda values=values: next(values) for name, values in times.items()}, 3)
+    assert [row.ratio for row in rows] == [1.0, 2.0]
+    assert rows[1].over_baseline_us == pytest.approx(2e6)
+    table = write("demo", rows, {"note": "n"}, tmp_path)
+    assert "| double |" in table
+    facts = json.loads((tmp_path / "demo.json").read_text())
+    assert facts["rows"][1]["num_rounds"] == 3
+    assert facts["torch"] == torch.__version__
