@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, ClassVar
@@ -104,6 +104,19 @@ def accelerate(steps: int) -> float:
     return (perf_counter() - start) / steps
 
 
+class Repeated:
+    """The one batch, so many times: Lightning takes a list for several loaders."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter([DATA] * self.steps)
+
+
 def lightning(steps: int) -> float:
     """Time Lightning's Trainer, its setting up included."""
     import lightning as pl
@@ -130,7 +143,7 @@ def lightning(steps: int) -> float:
         warnings.simplefilter("ignore")
         trainer = pl.Trainer(accelerator="cpu", max_steps=steps, **quiet)
         start = perf_counter()
-        trainer.fit(Module(), [DATA] * steps)
+        trainer.fit(Module(), Repeated(steps))
     return (perf_counter() - start) / steps
 
 
