@@ -1,5 +1,6 @@
 """The plan's order, refusals and promises; digests of parameters."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cosmati.core.batch import InputKind
 from cosmati.core.method import Method, Stage
 from cosmati.core.plan import Facts, make_plan
 from cosmati.core.state import CHUNK_BYTES, merkle_root, parameter_root, tensor_root
@@ -28,9 +30,9 @@ class Late(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows(Method):
-    stage: ClassVar[Stage] = Stage.SELECT
-    needs_rows: ClassVar[bool] = True
+class Flip(Method):
+    stage: ClassVar[Stage] = Stage.PERTURB
+    reads: ClassVar[frozenset[InputKind]] = frozenset({"images"})
 
 
 FACTS = Facts(num_microbatches=4, rows_per_microbatch=8, positional_data=True)
@@ -47,12 +49,14 @@ def test_two_owners_are_refused_by_name_with_the_mend() -> None:
         make_plan([Late(), Late()], FACTS)
 
 
-def test_a_method_that_needs_rows_refuses_a_loss_without() -> None:
-    facts = Facts(num_microbatches=1, rows_per_microbatch=8, positional_data=True, loss_has_rows=False)
-    with pytest.raises(PlanError, match="doesn't tell them apart"):
-        make_plan([Rows()], facts)
+def test_a_method_of_images_refuses_text() -> None:
+    facts = dataclasses.replace(FACTS, input_kind="tokens")
+    with pytest.raises(PlanError, match=r"Flip\(\) changes images, and the model's input here is tokens. Remove it"):
+        make_plan([Flip()], facts)
+    assert make_plan([Flip()], dataclasses.replace(FACTS, input_kind="images")).methods == (Flip(),)
+    assert make_plan([Flip()], FACTS).methods == (Flip(),)
     with pytest.raises(PlanError, match="is not a method"):
-        make_plan([Rows], FACTS)  # type: ignore[list-item]
+        make_plan([Flip], FACTS)  # type: ignore[list-item]
 
 
 def test_promises_say_what_broke_them() -> None:

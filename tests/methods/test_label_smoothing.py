@@ -136,11 +136,11 @@ def test_off_is_the_same_batch_and_declarations() -> None:
     batch = batch_of(torch.zeros(2, 2), torch.tensor([0, 1]))
     assert LabelSmoothing(smoothing=0.0).batch(batch, position(None)) is batch
     method = LabelSmoothing()
-    assert (method.stage, method.couples, method.claims, method.needs_rows) == (
+    assert (method.stage, method.couples, method.claims, method.reads) == (
         Stage.LABEL,
         frozenset(),
         frozenset(),
-        False,
+        frozenset(),
     )
 
 

@@ -169,7 +169,7 @@ def test_off_is_the_same_batch_and_declarations() -> None:
     assert (off.couples, off.claims) == (frozenset(), frozenset())
     assert (MixUp().stage, MixUp().couples, MixUp().claims) == (Stage.MIX, frozenset({"rows"}), frozenset())
     assert MixUp(interpolate_loss=True).claims == {"loss interpolation"}
-    assert not MixUp().needs_rows
+    assert "tokens" not in MixUp().reads
 
 
 def test_bad_input_is_refused() -> None:

@@ -207,7 +207,6 @@ def test_method_keeps_to_its_interval() -> None:
 def test_declarations() -> None:
     method, budget = SelectiveBackprop(), Budget(Time.parse("10ba"))
     assert (method.stage, method.couples, method.claims) == (Stage.SELECT, frozenset({"rows"}), frozenset())
-    assert method.needs_rows
     assert method.shapes(budget) == 2
     assert (SelectiveBackprop(keep=1.0).couples, SelectiveBackprop(keep=1.0).shapes(budget)) == (
         frozenset(),

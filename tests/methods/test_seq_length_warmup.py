@@ -161,11 +161,11 @@ def test_off_is_the_same_batch_and_declarations() -> None:
     assert off.batch(batch, position(0)) is batch
     assert SeqLengthWarmup(truncate=False).batch(batch, position(90)) is batch
     assert off.batch(batch_of(numbered(2, 41), 2), position(0)).data.shape == (2, 17)
-    assert (off.stage, off.couples, off.claims, off.needs_rows) == (
+    assert (off.stage, off.couples, off.claims, off.reads) == (
         Stage.SHAPE,
         frozenset(),
         frozenset(),
-        False,
+        {"tokens"},
     )
 
 

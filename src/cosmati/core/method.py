@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from cosmati.core.batch import Batch
+from cosmati.core.batch import Batch, InputKind
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.loss import LossFunction
 from cosmati.core.rng import position_generator, row_uniform
@@ -97,12 +97,12 @@ class Method:
     Class attributes:
         stage: where in the loop it acts; ties keep the user's order.
         owns: things that only one method of a plan may hold ("loss interpolation", "evaluation weights", ...).
-        needs_rows: the loss must tell its rows apart.
+        reads: kinds of input that it can change; empty where it takes any, or doesn't read the input.
     """
 
     stage: ClassVar[Stage]
     owns: ClassVar[frozenset[str]] = frozenset()
-    needs_rows: ClassVar[bool] = False
+    reads: ClassVar[frozenset[InputKind]] = frozenset()
 
     @property
     def couples(self) -> frozenset[Coupling]:

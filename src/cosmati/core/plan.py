@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cosmati.core.batch import InputKind
 from cosmati.core.method import Method, Stage, overrides
 from cosmati.errors import PlanError
 
@@ -32,7 +33,7 @@ class Facts:
         num_microbatches: V.
         rows_per_microbatch: None where the user feeds batches by hand.
         positional_data: batches are a pure function of the position, or their loader restores its own state.
-        loss_has_rows: the loss gives `per_row`; None where that isn't known before the first step.
+        input_kind: images or tokens; None where that isn't known before the first step.
         loss_couples: what the loss declares (`couples="rows"`), with its name; empty otherwise.
         row_coupled_layers: names of modules whose forward couples the rows of a microbatch (BatchNorm).
         stateful_buffers: names of buffers that forward changes and that aren't folded.
@@ -47,7 +48,7 @@ class Facts:
     num_microbatches: int
     rows_per_microbatch: int | None
     positional_data: bool
-    loss_has_rows: bool | None = None
+    input_kind: InputKind | None = None
     loss_couples: str = ""
     row_coupled_layers: tuple[str, ...] = ()
     stateful_buffers: tuple[str, ...] = ()
@@ -135,10 +136,10 @@ def make_plan(methods: Sequence[Method], facts: Facts) -> Plan:
             raise PlanError(msg)
     _check_owners(methods)
     for method in methods:
-        if method.needs_rows and facts.loss_has_rows is False:
+        if method.reads and facts.input_kind and facts.input_kind not in method.reads:
             msg = (
-                f"{describe(method)} chooses among rows, and the loss doesn't tell them apart. "
-                "Return Loss(sum, weight, per_row=...) from it."
+                f"{describe(method)} changes {' or '.join(sorted(method.reads))}, and the model's input here is "
+                f"{facts.input_kind}. Remove it from the methods of this run."
             )
             raise PlanError(msg)
     # Python's sort is stable: ties keep the user's order.

@@ -211,10 +211,15 @@ def _speed_up_mark(study: StudyRecord, palette: Palette, frame: _Frame, axis: Ax
             number(best.high) if np.isfinite(best.high) else "open",
         )
         lines[1] = f"95 % interval {ends[0]} to {ends[1]}, n = {best.n}"
-    anchor_x = max(_LEFT + 4, x0 - 8)
-    anchor = "end" if x0 > _LEFT + 240 else "start"
-    body.append(_text(anchor_x, y - 26, lines[0], palette.accent, size=15, anchor=anchor, more='font-weight="600"'))
-    return [*body, _text(anchor_x, y - 9, lines[1], palette.muted, size=12, anchor=anchor)]
+    # The arm's curve crosses from the worse side to the better one: free are the better side left of the crossing, and
+    # the worse side right of it. The halo is for the curves of other arms.
+    is_left = x0 > _LEFT + 240
+    place, anchor = (x0 - 8, "end") if is_left else ((x0 + x1) / 2, "middle")
+    first = y - 26 if study.higher_is_better == is_left else y + 22
+    halo = f'stroke="{palette.paper}" stroke-width="4" paint-order="stroke"'
+    bold = f'font-weight="600" {halo}'
+    body.append(_text(place, first, lines[0], palette.accent, size=15, anchor=anchor, more=bold))
+    return [*body, _text(place, first + 17, lines[1], palette.muted, size=12, anchor=anchor, more=halo)]
 
 
 def heat_map_svg(facts: GovernanceFacts, theme: Theme = "light") -> str:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from cosmati.core.batch import Batch
+from cosmati.core.batch import Batch, InputKind
 from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
 
@@ -60,6 +60,7 @@ class CutOut(Method):
     """
 
     stage: ClassVar[Stage] = Stage.PERTURB
+    reads: ClassVar[frozenset[InputKind]] = frozenset({"images"})
 
     num_holes: int = 1
     length: float = 0.5

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from cosmati.core.batch import Batch
+from cosmati.core.batch import Batch, InputKind
 from cosmati.core.loss import MixedTarget
 from cosmati.core.method import Coupling, Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
@@ -90,6 +90,7 @@ class MixUp(Method):
     """
 
     stage: ClassVar[Stage] = Stage.MIX
+    reads: ClassVar[frozenset[InputKind]] = frozenset({"images", "features"})
 
     alpha: float = 0.2
     interpolate_loss: bool = False

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosmati.core.batch import Batch
+from cosmati.core.batch import Batch, InputKind
 from cosmati.core.clock import Budget
 from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
@@ -81,6 +81,7 @@ class ProgressiveResizing(Method):
     """
 
     stage: ClassVar[Stage] = Stage.SHAPE
+    reads: ClassVar[frozenset[InputKind]] = frozenset({"images"})
 
     mode: Mode = "resize"
     initial_scale: float = 0.5

@@ -99,7 +99,6 @@ class SelectiveBackprop(Method):
     """
 
     stage: ClassVar[Stage] = Stage.SELECT
-    needs_rows: ClassVar[bool] = True
 
     start: float = 0.5
     end: float = 0.9

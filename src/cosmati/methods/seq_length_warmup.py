@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from cosmati.core.batch import Batch, Data, count_rows, iterate_tensors, map_tensors
+from cosmati.core.batch import Batch, Data, InputKind, count_rows, iterate_tensors, map_tensors
 from cosmati.core.clock import Budget
 from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
@@ -73,6 +73,7 @@ class SeqLengthWarmup(Method):
     """
 
     stage: ClassVar[Stage] = Stage.SHAPE
+    reads: ClassVar[frozenset[InputKind]] = frozenset({"tokens"})
 
     duration: float = 0.3
     min_seq_length: int = 8

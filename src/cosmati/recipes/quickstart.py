@@ -46,7 +46,7 @@ class QuickstartSize:
     """
 
     language_steps: int = 320
-    search_steps: int = 80
+    search_steps: int = 160
     governed_steps: int = 200
     digits_steps: int = 160
     seeds: tuple[int, ...] = (0, 1, 2)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from cosmati.core.batch import Data
-from cosmati.core.clock import Budget, Time, Unit
-from cosmati.core.loss import LossFunction
+from cosmati.core.batch import Batch, Data, InputKind, kind_of_input
+from cosmati.core.clock import Budget, Clock, Time, Unit
+from cosmati.core.loss import LanguageModel, LossFunction
 from cosmati.core.method import Method, Stage, overrides
 from cosmati.core.plan import Facts, Plan, make_plan
 from cosmati.core.rng import DefaultGenerators
@@ -115,6 +115,7 @@ def _facts(
         num_microbatches=num_microbatches,
         rows_per_microbatch=budget.rows_per_step // num_microbatches if isinstance(given.data, Source) else None,
         positional_data=feed is None or feed.is_positional,
+        input_kind=_input_kind(given, feed),
         loss_couples="rows" if getattr(turns[0].loss, "couples", None) == "rows" else "",
         row_coupled_layers=tuple(statistics.layers),
         host_clock=budget.span.unit is Unit.SECOND,
@@ -124,6 +125,13 @@ def _facts(
         num_sub_steps=len(turns),
         settings=_settings(given, budget, num_microbatches),
     )
+
+
+def _input_kind(given: Ingredients, feed: Feed | None) -> InputKind | None:
+    if feed is None or not isinstance(given.data, Source | Sequence):
+        return "tokens" if isinstance(given.loss, LanguageModel) else None
+    first = feed.whole(Clock())
+    return kind_of_input(first.data if isinstance(first, Batch) else first)
 
 
 def wants_ledger(config: RunConfig, policy: PolicyFile | None) -> bool:
