@@ -150,6 +150,8 @@ class _Numbered(Lineage):
     """Rows of unknown origin, whose tensors are made when somebody looks: most steps nobody does (6 us)."""
 
     __slots__ = ("_first", "_num_rows")
+    _first: int
+    _num_rows: int
 
     def __init__(self, first: int, num_rows: int) -> None:
         object.__setattr__(self, "_first", first)
@@ -159,21 +161,21 @@ class _Numbered(Lineage):
         return _Numbered, (self._first, self._num_rows)
 
     @property
-    def row_ids(self) -> Tensor:  # type: ignore[override]
+    def row_ids(self) -> Tensor:
         """int64 [rows]."""
         return torch.arange(self._first, self._first + self._num_rows)
 
     @property
-    def class_ids(self) -> Tensor:  # type: ignore[override]
+    def class_ids(self) -> Tensor:
         """int64 [rows], zeros."""
         return _zeros(self._num_rows)
 
     @property
-    def parents(self) -> None:  # type: ignore[override]
+    def parents(self) -> None:
         """None: each row is its own."""
 
     @property
-    def digests(self) -> None:  # type: ignore[override]
+    def digests(self) -> None:
         """None: the content isn't known."""
 
 
@@ -234,6 +236,23 @@ class Batch:
     def num_tokens(self) -> int:
         """Tokens of an integer input [rows, length]; rows otherwise."""
         return count_rows_and_tokens(self.data)[1]
+
+
+def bury(batch: Batch, gone: Tensor) -> Batch:
+    """Put tombstones in place of some rows: canonical shape, content zero, weight zero.
+
+    Args:
+        batch: the rows.
+        gone: bool [rows].
+    """
+
+    def clear(tensor: Tensor) -> Tensor:
+        return tensor.masked_fill(gone.view(-1, *[1] * (tensor.ndim - 1)), 0)
+
+    lineage = batch.lineage
+    digests = None if lineage.digests is None else clear(lineage.digests)
+    buried = Lineage(lineage.row_ids.masked_fill(gone, TOMBSTONE), lineage.class_ids, lineage.parents, digests)
+    return Batch(map_tensors(clear, batch.data), buried, batch.class_id)
 
 
 def input_of(data: Data) -> Data:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol, runtime_checkable
 
 from cosmati.core.batch import Batch
@@ -28,6 +28,15 @@ class Order(Protocol):
 
     def class_id(self, step: int, index: int) -> int | None:
         """Return the class of a route-pure microbatch without reading its rows."""
+        ...
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """An order that reads before it's asked, once it knows what is coming."""
+
+    def expect(self, step: int, indices: Sequence[int]) -> None:
+        """Take note that these microbatches are wanted in each step from `step` on."""
         ...
 
 

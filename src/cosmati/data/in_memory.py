@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmati.core.batch import TOMBSTONE, Batch, Data, Lineage, count_rows, iterate_tensors, map_tensors
+from cosmati.core.batch import TOMBSTONE, Batch, Data, Lineage, bury, count_rows, iterate_tensors
 from cosmati.core.rng import keyed_permutation, position_key
 from cosmati.errors import DataError
 
@@ -184,16 +184,4 @@ class InMemoryOrder:
         rows = torch.from_numpy(piece)
         batch = Batch(self._source.data, self._source.lineage, class_id).select(rows.clamp(min=0))
         gone = rows == TOMBSTONE
-        return _bury(batch, gone) if bool(gone.any()) else batch
-
-
-def _bury(batch: Batch, gone: Tensor) -> Batch:
-    """Put tombstones in place of some rows: canonical shape, content zero."""
-
-    def clear(tensor: Tensor) -> Tensor:
-        return tensor.masked_fill(gone.view(-1, *[1] * (tensor.ndim - 1)), 0)
-
-    lineage = batch.lineage
-    digests = None if lineage.digests is None else clear(lineage.digests)
-    buried = Lineage(lineage.row_ids.masked_fill(gone, TOMBSTONE), lineage.class_ids, lineage.parents, digests)
-    return Batch(map_tensors(clear, batch.data), buried, batch.class_id)
+        return bury(batch, gone) if bool(gone.any()) else batch

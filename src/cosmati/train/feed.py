@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from cosmati.core.batch import Batch, Data, Lineage, count_rows, first_tensor, map_tensors
 from cosmati.core.clock import Clock
-from cosmati.core.source import Order
+from cosmati.core.source import Order, ReadsAhead
 from cosmati.errors import DataError
 from cosmati.train.assembly import split_batch
 
@@ -49,14 +49,19 @@ class OrderedFeed:
     def __init__(self, order: Order, num_microbatches: int) -> None:
         self._order = order
         self._num_microbatches = num_microbatches
+        self._expect = order.expect if isinstance(order, ReadsAhead) else None
         self.steps_per_epoch: int | None = order.steps_per_epoch
 
     def whole(self, clock: Clock) -> Data | None:
         """Return the one microbatch of a step."""
+        if self._expect:
+            self._expect(clock.step, (0,))
         return self._order.microbatch(clock.step, 0)
 
     def microbatches(self, clock: Clock, mine: Sequence[int]) -> list[Batch]:
         """Return this rank's microbatches."""
+        if self._expect:
+            self._expect(clock.step, mine)
         return [self._order.microbatch(clock.step, index) for index in mine]
 
     def class_ids(self, clock: Clock) -> list[int | None]:

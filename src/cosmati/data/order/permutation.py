@@ -1,0 +1,90 @@
+"""A keyed bijection of 0 to size - 1 that needs no table: the order of a billion rows in constant memory.
+
+A Feistel network over the smallest power of two that holds the size, walked until it falls within (Black and Rogaway,
+2002). The round function is SplitMix64's finalizer; all arithmetic is on integers, so every machine gives one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cosmati.core.rng import position_key
+
+_NUM_ROUNDS = 6
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def permute(key: int, indices: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Return where a key sends some indices.
+
+    Args:
+        key: any 63-bit key, from `position_key`.
+        indices: int64 [n], each in [0, size).
+        size: of the domain.
+
+    Returns:
+        int64 [n]; over all indices each of 0 to size - 1 once.
+    """
+    return _walk(indices, size, _Network(key, size).forward)
+
+
+def unpermute(key: int, images: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Return what `permute` sends to some images: its inverse."""
+    return _walk(images, size, _Network(key, size).backward)
+
+
+class _Network:
+    """The bijection of [0, 2^bits)."""
+
+    def __init__(self, key: int, size: int) -> None:
+        bits = max(2, (size - 1).bit_length())
+        self._low = bits // 2
+        self._high = bits - self._low
+        self._keys = [np.uint64(position_key(key, "feistel", number)) for number in range(_NUM_ROUNDS)]
+
+    def forward(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right, low, high = *self._split(values, self._low), self._low, self._high
+        for key in self._keys:
+            # The halves change places, and their widths with them; after an even number of rounds they're back.
+            left, right, low, high = right, left ^ (_mixed(right, key) & _mask(high)), high, low
+        return (left << np.uint64(low)) | right
+
+    def backward(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right, low, high = *self._split(values, self._low), self._low, self._high
+        for key in reversed(self._keys):
+            left, right, low, high = right ^ (_mixed(left, key) & _mask(low)), left, high, low
+        return (left << np.uint64(low)) | right
+
+    @staticmethod
+    def _split(values: NDArray[np.uint64], low: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        return values >> np.uint64(low), values & _mask(low)
+
+
+def _mask(bits: int) -> np.uint64:
+    return np.uint64((1 << bits) - 1)
+
+
+def _mixed(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
+    with np.errstate(over="ignore"):
+        mixed = values + key
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
+        return mixed ^ (mixed >> np.uint64(31))
+
+
+def _walk(
+    indices: NDArray[np.int64], size: int, step: Callable[[NDArray[np.uint64]], NDArray[np.uint64]]
+) -> NDArray[np.int64]:
+    if size <= 1:
+        return indices.copy()
+    values = step(indices.astype(np.uint64))
+    outside = np.flatnonzero(values >= np.uint64(size))
+    while len(outside):
+        again = step(values[outside])
+        values[outside] = again
+        outside = outside[again >= np.uint64(size)]
+    return values.astype(np.int64)

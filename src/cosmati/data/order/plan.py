@@ -1,0 +1,132 @@
+"""Which rows make up a microbatch: the order of a run as a pure function of step and microbatch.
+
+Where routes are pure, a unit is a microbatch of one class (and band): the classes' units are interleaved in exact
+long-run proportion, and within a class its sources' rows are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cosmati.core.batch import TOMBSTONE
+from cosmati.data.order.interleave import Interleave, Ints
+from cosmati.data.order.mixture import Group, Mixture
+from cosmati.errors import DataError
+
+Tail = Literal["carry", "pad", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a microbatch; where padded, `sources` is `TOMBSTONE` and the rest 0.
+
+    Attributes:
+        class_id: the one class of all rows, None where mixed.
+        sources: int64 [rows], index of the source.
+        epochs: int64 [rows], which visit of the source.
+        indices: int64 [rows], place in that visit's order.
+    """
+
+    class_id: int | None
+    sources: Ints
+    epochs: Ints
+    indices: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """Sources that are dealt together."""
+
+    class_id: int | None
+    sources: Ints
+    mixture: Mixture
+
+
+class RoutePlan:
+    """Microbatches from sources.
+
+    Args:
+        groups: the sources.
+        rows: R, rows of a microbatch.
+        num_microbatches: V, microbatches of a step.
+        route_pure: each microbatch is of one class and band.
+        tail: what becomes of rows that don't fill a microbatch or a step. `carry`: nothing ends, each class goes on
+            from one of its epochs into the next. `pad`: every row exactly once an epoch, the rest tombstones. `drop`:
+            they're left out until the next epoch, which has others.
+
+    Raises:
+        DataError: with `drop`, no step can be filled.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        *,
+        rows: int,
+        num_microbatches: int,
+        route_pure: bool,
+        tail: Tail = "carry",
+    ) -> None:
+        self.rows, self.num_microbatches, self.tail = rows, num_microbatches, tail
+        keys = sorted({(g.class_id, g.band) for g in groups if g.rows and g.repeat}) if route_pure else [None]
+        self._streams: list[_Stream] = []
+        for key in keys:
+            own = [i for i, g in enumerate(groups) if key in (None, (g.class_id, g.band))]
+            class_id = None if key is None else key[0]
+            self._streams.append(_Stream(class_id, np.asarray(own), Mixture([groups[i] for i in own])))
+        if not self._streams:
+            raise DataError("There is nothing to visit: the sources have no rows, or all repeats are 0.")
+        sizes = [stream.mixture.num_rows for stream in self._streams]
+        self.num_rows = sum(sizes)
+        per_step = rows * num_microbatches
+        if tail == "carry":
+            self._units = Interleave(sizes)
+            self.steps_per_epoch = max(1, self.num_rows // per_step)
+        else:
+            units = [size // rows if tail == "drop" else -(-size // rows) for size in sizes]
+            self.steps_per_epoch = (
+                sum(units) // num_microbatches if tail == "drop" else -(-sum(units) // num_microbatches)
+            )
+            if not self.steps_per_epoch:
+                msg = (
+                    f"{self.num_rows} rows don't fill one step of {per_step} with tail='drop'. Use fewer rows a step, "
+                    "or tail='carry' or 'pad'."
+                )
+                raise DataError(msg)
+            self._units = Interleave(units)
+
+    def _unit(self, step: int, index: int) -> tuple[int, _Stream, int | None]:
+        """Return epoch (0 where none ends), stream and number of the unit in the stream's epoch; None if it's empty."""
+        if self.tail == "carry":
+            epoch, unit = 0, step * self.num_microbatches + index
+        else:
+            epoch, in_epoch = divmod(step, self.steps_per_epoch)
+            unit = in_epoch * self.num_microbatches + index
+        last = self._units.period_in_full - 1
+        is_empty = self.tail == "pad" and unit > last
+        # A microbatch of tombstones takes the class of the last real one: it needs some route, and weighs nothing.
+        stream, number = self._units.locate(np.asarray([last if is_empty else unit]))
+        return epoch, self._streams[int(stream[0])], None if is_empty else int(number[0])
+
+    def class_of(self, step: int, index: int) -> int | None:
+        """Return the class of a microbatch, without looking at rows."""
+        return self._unit(step, index)[1].class_id
+
+    def microbatch(self, step: int, index: int) -> Rows:
+        """Return the rows of microbatch `index` of step `step`."""
+        epoch, stream, number = self._unit(step, index)
+        if number is None:
+            gone, zero = np.full(self.rows, TOMBSTONE), np.zeros(self.rows, np.int64)
+            return Rows(stream.class_id, gone, zero, zero)
+        start = number * self.rows
+        positions = np.arange(start, start + self.rows) + epoch * stream.mixture.num_rows
+        sources, epochs, indices = stream.mixture.locate(positions)
+        sources = stream.sources[sources]
+        if self.tail == "pad" and start + self.rows > stream.mixture.num_rows:
+            gone_from = stream.mixture.num_rows - start
+            sources[gone_from:], epochs[gone_from:], indices[gone_from:] = TOMBSTONE, 0, 0
+        return Rows(stream.class_id, sources, epochs, indices)

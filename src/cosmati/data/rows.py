@@ -1,0 +1,147 @@
+"""A batch of rows as columns, with what each row is: its id, class, epoch and its own draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cosmati.core.batch import Data
+from cosmati.core.rng import row_uniform
+from cosmati.errors import DataError
+
+Column = NDArray[Any] | list[Any]
+"""An array [rows, ...] where all rows have one shape, a list of values otherwise."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowBatch(Sequence[dict[str, Any]]):
+    """Rows, read together and kept as columns; as a sequence, it's a sequence of dictionaries.
+
+    Attributes:
+        columns: by name.
+        row_ids: int64 [rows], distinct over the whole data set.
+        class_ids: int64 [rows].
+        epochs: int64 [rows], which visit of its source each row belongs to.
+        seed: keys the draws.
+        digests: uint8 [rows, 32], SHA-256 of each encoded row, where asked for.
+    """
+
+    columns: Mapping[str, Column]
+    row_ids: NDArray[np.int64]
+    class_ids: NDArray[np.int64]
+    epochs: NDArray[np.int64]
+    seed: int
+    digests: NDArray[np.uint8] | None = None
+
+    def __len__(self) -> int:
+        return len(self.row_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        values = {name: column[index] for name, column in self.columns.items()}
+        return values | {"row_id": int(self.row_ids[index]), "class_id": int(self.class_ids[index])}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[index] for index in range(len(self)))
+
+    def select(self, indices: NDArray[np.int64]) -> RowBatch:
+        """Return some rows, in the order given."""
+        columns = {
+            name: column[indices] if isinstance(column, np.ndarray) else [column[i] for i in indices]
+            for name, column in self.columns.items()
+        }
+        digests = None if self.digests is None else self.digests[indices]
+        return RowBatch(
+            columns, self.row_ids[indices], self.class_ids[indices], self.epochs[indices], self.seed, digests
+        )
+
+    def uniform(self, stream: str, num: int = 1) -> Tensor:
+        """Draw uniforms in [0, 1) that belong to the rows: float64 [rows, num].
+
+        A row draws anew in each epoch, and the same whoever reads it, in whichever worker, beside whichever rows.
+        """
+        drawn = torch.empty(len(self), num, dtype=torch.float64)
+        ids = torch.from_numpy(self.row_ids)
+        for epoch in np.unique(self.epochs):
+            mine = torch.from_numpy(self.epochs == epoch)
+            drawn[mine] = row_uniform(self.seed, stream, int(epoch), ids[mine], num=num)
+        return drawn
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a column as a tensor [rows, ...], without a copy where it's an array.
+
+        Raises:
+            DataError: there is no such column, or its rows have several shapes or aren't numbers.
+        """
+        if name not in self.columns:
+            raise DataError(f"There is no column {name!r}; the rows have {', '.join(sorted(self.columns))}.")
+        column = self.columns[name]
+        if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
+            return torch.from_numpy(column)
+        kinds = sorted({type(value).__name__ for value in column})
+        shapes = sorted({np.shape(value) for value in column})[:4]
+        msg = (
+            f"Column {name!r} can't be one tensor: its rows are {', '.join(kinds)} of shapes {shapes}. Name other "
+            "columns=, or give transform=, a function from RowBatch to tensors."
+        )
+        raise DataError(msg)
+
+
+def tensors_of(batch: RowBatch, columns: Sequence[str] | None) -> Data:
+    """Return columns as a loss reads them: one tensor, or a tuple in the order named; all numeric ones if None."""
+    if columns is None:
+        columns = [n for n, c in batch.columns.items() if isinstance(c, np.ndarray) and c.dtype.kind in "biuf"]
+        if not columns:
+            names = ", ".join(sorted(batch.columns))
+            raise DataError(f"No column is numeric ({names}). Give transform=, a function from RowBatch to tensors.")
+    found = tuple(batch.tensor(name) for name in columns)
+    return found[0] if len(found) == 1 else found
+
+
+def concatenate(parts: Sequence[tuple[NDArray[np.int64], Mapping[str, Column]]], num_rows: int) -> dict[str, Column]:
+    """Put parts of a batch into their places.
+
+    Args:
+        parts: for each part the places of its rows, and its columns; together they fill all places.
+        num_rows: rows of the whole.
+
+    Raises:
+        DataError: the parts don't have the same columns.
+    """
+    if len(parts) == 1 and np.array_equal(parts[0][0], np.arange(num_rows)):
+        return dict(parts[0][1])
+    names = parts[0][1].keys() if parts else ()
+    if any(columns.keys() != names for _, columns in parts):
+        found = sorted({", ".join(sorted(columns)) for _, columns in parts})
+        msg = (
+            f"Shards of one data set have different columns: {' | '.join(found)}. Name those that all of them have "
+            "with columns=, or write the data set again."
+        )
+        raise DataError(msg)
+    return {name: _place([(places, columns[name]) for places, columns in parts], num_rows) for name in names}
+
+
+def _place(parts: Sequence[tuple[NDArray[np.int64], Column]], num_rows: int) -> Column:
+    arrays = [column for _, column in parts if isinstance(column, np.ndarray)]
+    kinds = {(array.dtype, array.shape[1:]) for array in arrays}
+    if len(arrays) == len(parts) and len(kinds) == 1:
+        whole = np.empty((num_rows, *arrays[0].shape[1:]), arrays[0].dtype)
+        for places, column in parts:
+            whole[places] = column
+        return whole
+    values: list[Any] = [None] * num_rows
+    for places, column in parts:
+        for place, value in zip(places, column, strict=True):
+            values[place] = value
+    return values

@@ -1,0 +1,296 @@
+"""`index.json` of MDS version 2: which shards a source has, and what each must be.
+
+A source may have a hundred thousand shards, so the index is kept as columns; `shard(i)` puts one together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cosmati.data.shards.compression import parse_compression
+from cosmati.data.shards.encodings import encoding
+from cosmati.errors import DataError
+
+Format = Literal["mds", "parquet"]
+MAX_SHARD_BYTES = (1 << 32) - 1
+
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a shard.
+
+    Args:
+        name: of the column.
+        encoding: its name.
+        size: bytes of each value, None where they vary.
+    """
+
+    name: str
+    encoding: str
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A file of a shard.
+
+    Args:
+        basename: path below the source's directory, with forward slashes.
+        num_bytes: length.
+        hashes: hex digests by algorithm.
+    """
+
+    basename: str
+    num_bytes: int
+    hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """A shard.
+
+    Args:
+        num_rows: of the shard.
+        columns: in the order in which they're written.
+        raw: the file that is read; for Parquet, the file that holds the row group.
+        zip: the file that is fetched, where shards are compressed.
+        compression: of it.
+        size_limit: that the writer kept, bytes.
+        format: of the file.
+        row_group: of a Parquet file; 0 otherwise.
+    """
+
+    num_rows: int
+    columns: tuple[Column, ...]
+    raw: FileInfo
+    zip: FileInfo | None = None
+    compression: str | None = None
+    size_limit: int | None = None
+    format: Format = "mds"
+    row_group: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class ShardIndex:
+    """The shards of a source.
+
+    Attributes:
+        shard_rows: int64 [shards].
+        digest: SHA-256 of the index file, in hex.
+        extra: what else stands in it; ours is `cosmati`.
+    """
+
+    shard_rows: NDArray[np.int64]
+    digest: str
+    extra: Mapping[str, Any]
+    _layouts: tuple[_Layout, ...]
+    _layout_of: NDArray[np.int32]
+    _names: tuple[bytes, ...]
+    _num_bytes: NDArray[np.int64]
+    _hashes: tuple[bytes, ...]
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the source."""
+        return len(self.shard_rows)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the source."""
+        return int(self.shard_rows.sum())
+
+    @property
+    def largest_shard(self) -> int:
+        """Bytes of the largest file."""
+        return int(self._num_bytes.max(initial=0))
+
+    def shard(self, number: int) -> ShardInfo:
+        """Return one shard."""
+        layout = self._layouts[self._layout_of[number]]
+        raw, packed = (self._file(2 * number + which, layout) for which in (0, 1))
+        return ShardInfo(
+            num_rows=int(self.shard_rows[number]),
+            columns=layout.columns,
+            raw=raw or FileInfo("", 0),
+            zip=packed,
+            compression=layout.compression,
+            size_limit=layout.size_limit,
+        )
+
+    def _file(self, place: int, layout: _Layout) -> FileInfo | None:
+        if self._num_bytes[place] < 0:
+            return None
+        digests = self._hashes[place].decode().split()
+        return FileInfo(
+            self._names[place].decode(), int(self._num_bytes[place]), dict(zip(layout.hashes, digests, strict=True))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What the shards of one write have in common."""
+
+    columns: tuple[Column, ...]
+    compression: str | None
+    hashes: tuple[str, ...]
+    size_limit: int | None
+
+
+class _FileJson(msgspec.Struct, gc=False):
+    basename: str
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARD_BYTES)]
+    hashes: dict[str, str]
+
+
+class _ShardJson(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    version: Literal[2]
+    format: Literal["mds"]
+    samples: Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARD_BYTES)]
+    size_limit: int | None
+    column_names: list[str]
+    column_encodings: list[str]
+    column_sizes: list[int | None]
+    compression: str | None
+    hashes: list[str]
+    raw_data: _FileJson | None
+    zip_data: _FileJson | None
+
+
+def parse_index(data: bytes, *, name: str) -> ShardIndex:
+    """Read an index.
+
+    Args:
+        data: the file.
+        name: of the file, for messages.
+
+    Raises:
+        DataError: it isn't an index of MDS version 2, or names a file outside its directory.
+    """
+    try:
+        head = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        version = msgspec.json.decode(head.pop("version", b"null"))
+        if version != 2:
+            raise DataError(f"{name} has version {version!r}; this reads version 2 of MDS.")
+        shards = msgspec.json.decode(head.pop("shards", b"null"), type=list[msgspec.Raw])
+        extra = {key: msgspec.json.decode(value) for key, value in head.items()}
+        return _columnar(shards, hashlib.sha256(data).hexdigest(), extra)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        msg = f"{name} isn't an index of MDS version 2: {error}. Fetch it again, or have it written again."
+        raise DataError(msg) from error
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from error
+
+
+def _columnar(shards: Sequence[msgspec.Raw], digest: str, extra: Mapping[str, Any]) -> ShardIndex:
+    layouts: list[_Layout] = []
+    layout_of = np.empty(len(shards), np.int32)
+    names: list[bytes] = []
+    hashes: list[bytes] = []
+    num_bytes: list[int] = []
+    like: _ShardJson | None = None
+    rows = np.empty(len(shards), np.int64)
+    decode = msgspec.json.Decoder(_ShardJson).decode
+    for number, text in enumerate(shards):
+        # One at a time: a hundred thousand shards as objects take 300 MB.
+        shard = decode(text)
+        rows[number] = shard.samples
+        if like is None or not _alike(shard, like):
+            # One writer's shards are alike, so comparing with the one before finds nearly all.
+            layouts.append(_layout(shard, number))
+            like = shard
+        layout_of[number] = len(layouts) - 1
+        for file in (shard.raw_data, shard.zip_data):
+            if file is None:
+                names.append(b"")
+                hashes.append(b"")
+                num_bytes.append(-1)
+                continue
+            if not _is_below(file.basename):
+                msg = f"shard {number} names the file {file.basename!r}, which isn't below the source's directory."
+                raise DataError(msg)
+            names.append(file.basename.encode())
+            hashes.append(" ".join([file.hashes[name] for name in shard.hashes if name in file.hashes]).encode())
+            num_bytes.append(file.bytes)
+            if len(file.hashes) < len(shard.hashes):
+                raise DataError(f"shard {number} lacks a hash of {', '.join(shard.hashes)}.")
+    sizes = np.asarray(num_bytes, np.int64)
+    return ShardIndex(rows, digest, extra, tuple(layouts), layout_of, tuple(names), sizes, tuple(hashes))
+
+
+def _alike(one: _ShardJson, other: _ShardJson) -> bool:
+    return (
+        one.column_names == other.column_names
+        and one.column_encodings == other.column_encodings
+        and one.column_sizes == other.column_sizes
+        and one.compression == other.compression
+        and one.hashes == other.hashes
+        and one.size_limit == other.size_limit
+        and (one.raw_data is None) == (other.raw_data is None)
+        and (one.zip_data is None) == (other.zip_data is None)
+    )
+
+
+def _layout(shard: _ShardJson, number: int) -> _Layout:
+    lists = (shard.column_names, shard.column_encodings, shard.column_sizes)
+    if len({len(one) for one in lists}) != 1 or len(set(shard.column_names)) != len(shard.column_names):
+        raise DataError(f"shard {number} has columns whose names, encodings and sizes don't match, or repeat.")
+    if shard.raw_data is None or (shard.zip_data is None) != (shard.compression is None):
+        raise DataError(f"shard {number} doesn't say which file it's in, or which file is compressed.")
+    if any(" " in h or not h for h in shard.hashes):
+        raise DataError(f"shard {number} names a hash {shard.hashes}, which isn't one.")
+    if shard.compression is not None:
+        parse_compression(shard.compression)
+    columns = []
+    for name, kind, size in zip(*lists, strict=True):
+        fixed = None if kind == "pkl" else encoding(kind).size
+        if size != fixed:
+            raise DataError(f"shard {number} says that column {name!r} has {size} bytes a row; {kind} has {fixed}.")
+        columns.append(Column(name, kind, size))
+    return _Layout(tuple(columns), shard.compression, tuple(shard.hashes), shard.size_limit)
+
+
+def _is_below(basename: str) -> bool:
+    """Whether a path stays below the directory that it's relative to, on any system."""
+    if _PLAIN_NAME.fullmatch(basename):
+        return True
+    parts = basename.replace("\\", "/").split("/")
+    return bool(basename) and not {"", "..", "."} & set(parts) and "\0" not in basename and ":" not in parts[0]
+
+
+def dump_index(shards: Sequence[ShardInfo], extra: Mapping[str, Any]) -> bytes:
+    """Return the file for some shards; equal shards give equal bytes."""
+    content = {**extra, "version": 2, "shards": [_shard_json(shard) for shard in shards]}
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _shard_json(shard: ShardInfo) -> dict[str, Any]:
+    return {
+        "version": 2,
+        "format": "mds",
+        "samples": shard.num_rows,
+        "size_limit": shard.size_limit,
+        "column_names": [column.name for column in shard.columns],
+        "column_encodings": [column.encoding for column in shard.columns],
+        "column_sizes": [column.size for column in shard.columns],
+        "compression": shard.compression,
+        "hashes": sorted(shard.raw.hashes),
+        "raw_data": _file_json(shard.raw),
+        "zip_data": None if shard.zip is None else _file_json(shard.zip),
+    }
+
+
+def _file_json(file: FileInfo) -> dict[str, Any]:
+    return {"basename": file.basename, "bytes": file.num_bytes, "hashes": dict(file.hashes)}

@@ -1,0 +1,273 @@
+"""The order against brute force: each row once, exact proportions, random access equal to reading in sequence."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import tracemalloc
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cosmati.core.batch import TOMBSTONE
+from cosmati.data.order.interleave import Interleave, Phase, PhasedInterleave
+from cosmati.data.order.mixture import Group, Mixture
+from cosmati.data.order.permutation import permute, unpermute
+from cosmati.data.order.plan import RoutePlan, Tail
+from cosmati.data.order.shards import ShardOrder
+from cosmati.errors import DataError
+
+sizes = st.integers(1, 700)
+keys = st.integers(0, 2**63 - 1)
+
+
+@given(keys, sizes)
+def test_a_permutation_reaches_each_index_once_and_its_inverse_undoes_it(key: int, size: int) -> None:
+    indices = np.arange(size)
+    images = permute(key, indices, size)
+    assert np.array_equal(np.sort(images), indices)
+    assert np.array_equal(unpermute(key, images, size), indices)
+
+
+def test_a_permutation_of_a_size_beyond_any_table() -> None:
+    size = 3 * 10**12 + 7
+    indices = np.arange(size - 1000, size)
+    images = permute(1, indices, size)
+    assert len(np.unique(images)) == 1000
+    assert int(images.min()) >= 0
+    assert int(images.max()) < size
+    assert np.array_equal(unpermute(1, images, size), indices)
+
+
+@pytest.mark.parametrize("size", [12, 100, 1000])
+def test_images_are_uniform_over_keys(size: int) -> None:
+    # Chi-square of the image of one index over many keys, in 12 cells: 11 degrees of freedom, 99.99 % below 39.
+    for index in (0, size // 2, size - 1):
+        images = [int(permute(key * 7919, np.asarray([index]), size)[0]) for key in range(1200)]
+        seen = np.bincount([image * 12 // size for image in images], minlength=12)
+        expected = np.bincount([image * 12 // size for image in range(size)], minlength=12) * 1200 / size
+        assert float(((seen - expected) ** 2 / expected).sum()) < 39
+
+
+def test_neighbours_are_torn_apart() -> None:
+    images = permute(5, np.arange(10_000), 10_000)
+    # For a random permutation the mean distance of neighbours is a third of the size.
+    assert abs(np.abs(np.diff(images)).mean() / 10_000 - 1 / 3) < 0.01
+    assert abs(np.corrcoef(images, np.arange(10_000))[0, 1]) < 0.04
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(lambda rows: sum(rows) > 0),
+    st.integers(0, 99),
+    st.integers(1, 60),
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_a_source_is_visited_once_an_epoch(rows: list[int], seed: int, window: int, shuffle: bool, epoch: int) -> None:
+    order = ShardOrder(np.asarray(rows), seed=seed, window_rows=window, shuffle=shuffle)
+    everything = np.arange(sum(rows))
+    shards, places = order.locate(epoch, everything)
+    written = [(shard, row) for shard, n in enumerate(rows) for row in range(n)]
+    visited = list(zip(shards.tolist(), places.tolist(), strict=True))
+    assert sorted(visited) == written
+    assert shuffle or visited == written
+    one_by_one = [order.locate(epoch, np.asarray([i])) for i in everything]
+    assert visited == [(int(s[0]), int(r[0])) for s, r in one_by_one]
+
+
+def test_rows_stay_within_their_window_and_shards_of_says_what_is_needed() -> None:
+    rows = np.asarray([10, 10, 0, 10, 10, 10, 10])
+    order = ShardOrder(rows, seed=3, window_rows=20)
+    shards, _ = order.locate(1, np.arange(60))
+    for start in range(0, 60, 20):
+        assert len(set(shards[start : start + 20].tolist())) == 2
+    for start, stop in ((0, 1), (5, 25), (19, 41), (0, 60), (7, 7)):
+        needed = order.shards_of(1, start, stop).tolist()
+        assert set(shards[start:stop].tolist()) <= set(needed)
+        assert 2 not in needed
+        assert len(needed) <= 2 * (1 + (stop - 1) // 20 - start // 20) or start == stop
+
+
+def test_epochs_differ_and_a_mixed_batch_of_epochs_reads_as_each() -> None:
+    order = ShardOrder(np.asarray([50, 50]), seed=0, window_rows=100)
+    first, second = (np.stack(order.locate(epoch, np.arange(100))) for epoch in (0, 1))
+    assert not np.array_equal(first, second)
+    both = np.stack(order.locate(np.asarray([0, 1, 1, 0]), np.asarray([5, 5, 6, 6])))
+    assert np.array_equal(both, np.stack([first[:, 5], second[:, 5], second[:, 6], first[:, 6]], axis=1))
+    again = pickle.loads(pickle.dumps(order))
+    assert np.array_equal(np.stack(again.locate(1, np.arange(100))), second)
+
+
+def test_a_hundred_thousand_shards_take_memory_for_shards_only() -> None:
+    tracemalloc.start()
+    order = ShardOrder(np.full(100_000, 4000), seed=0)
+    order.locate(0, np.arange(256))
+    order.locate(0, np.asarray([399_999_999]))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20_000_000
+
+
+weights = st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(lambda values: sum(values) > 0)
+
+
+@given(weights, st.integers(1, 3))
+def test_an_interleave_is_exact_over_a_period_and_fair_at_every_prefix(values: list[int], periods: int) -> None:
+    dealt = Interleave(values)
+    total = sum(values)
+    groups, counts = dealt.locate(np.arange(total * periods))
+    seen = [0] * len(values)
+    for n, (group, count) in enumerate(zip(groups.tolist(), counts.tolist(), strict=True)):
+        assert count == seen[group]
+        seen[group] += 1
+        assert dealt.counts(n + 1) == seen
+        depth = max(1, (len(values) - 1).bit_length())
+        assert all(abs(s - v * (n + 1) / total) <= depth for s, v in zip(seen, values, strict=True))
+    assert seen == [value * periods for value in values]
+
+
+def test_an_interleave_of_huge_weights_is_exact() -> None:
+    dealt = Interleave([10**11 + 3, 7, 10**12 + 39])
+    position = 10**12 + 123_456_789
+    before = dealt.counts(position)
+    assert sum(before) == position
+    groups, counts = dealt.locate(np.asarray([position]))
+    assert int(counts[0]) == before[int(groups[0])]
+
+
+def test_phases_go_on_where_the_last_one_left() -> None:
+    dealt = PhasedInterleave([Phase(10, (1, 0)), Phase(25, (1, 2)), Phase(None, (0, 1))])
+    groups, counts = dealt.locate(np.arange(40))
+    for group in (0, 1):
+        own = counts[groups == group]
+        assert np.array_equal(own, np.arange(len(own)))
+    assert Counter(groups[10:25].tolist()) == {0: 5, 1: 10}
+    assert set(groups[:10].tolist()) == {0}
+    assert set(groups[25:].tolist()) == {1}
+
+
+def test_a_repeat_of_two_and_a_half_is_exact() -> None:
+    mixture = Mixture([Group(rows=10), Group(rows=4, repeat=Fraction(5, 2))])
+    assert mixture.num_rows == 20
+    sources, epochs, indices = mixture.locate(np.arange(40))
+    visits = Counter(zip(sources.tolist(), epochs.tolist(), indices.tolist(), strict=True))
+    assert set(visits.values()) == {1}
+    assert {(s, e) for s, e, _ in visits} == {(0, 0), (0, 1)} | {(1, e) for e in range(5)}
+    assert len(visits) == 40
+
+
+def test_bad_mixtures_are_refused() -> None:
+    with pytest.raises(DataError, match="nothing to visit"):
+        Mixture([Group(rows=0), Group(rows=3, repeat=Fraction(0))])
+    with pytest.raises(DataError, match="negative"):
+        Mixture([Group(rows=3, repeat=Fraction(-1))])
+    with pytest.raises(DataError, match="rising positions"):
+        Mixture([Group(rows=3)], [Phase(5, (1,)), Phase(5, (1,)), Phase(None, (1,))])
+    with pytest.raises(DataError, match="not all 0"):
+        Mixture([Group(rows=3), Group(rows=2)], [Phase(None, (0, 0))])
+
+
+def microbatches(plan: RoutePlan, steps: int) -> list[tuple[int | None, list[tuple[int, int, int]]]]:
+    found = []
+    for step in range(steps):
+        for index in range(plan.num_microbatches):
+            rows = plan.microbatch(step, index)
+            assert rows.class_id == plan.class_of(step, index)
+            assert len(rows.sources) == plan.rows
+            triples = zip(rows.sources.tolist(), rows.epochs.tolist(), rows.indices.tolist(), strict=True)
+            found.append((rows.class_id, list(triples)))
+    return found
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2)), min_size=1, max_size=5).filter(
+        lambda pairs: sum(n for n, _ in pairs) > 0
+    ),
+    st.integers(1, 7),
+    st.sampled_from([1, 2, 4]),
+    st.booleans(),
+)
+def test_padded_epochs_visit_each_row_exactly_once(
+    pairs: list[tuple[int, int]], rows: int, num_microbatches: int, route_pure: bool
+) -> None:
+    groups = [Group(rows=n, class_id=c) for n, c in pairs]
+    plan = RoutePlan(groups, rows=rows, num_microbatches=num_microbatches, route_pure=route_pure, tail="pad")
+    for epoch in range(2):
+        seen: Counter[tuple[int, int]] = Counter()
+        for step in range(plan.steps_per_epoch):
+            at = epoch * plan.steps_per_epoch + step
+            for index in range(num_microbatches):
+                piece = plan.microbatch(at, index)
+                real = piece.sources != TOMBSTONE
+                seen.update(zip(piece.sources[real].tolist(), piece.indices[real].tolist(), strict=True))
+                assert set(piece.epochs[real].tolist()) <= {epoch}
+                if route_pure:
+                    assert {groups[s].class_id for s in piece.sources[real].tolist()} <= {piece.class_id}
+        assert seen == Counter({(s, i): 1 for s, g in enumerate(groups) for i in range(g.rows)})
+
+
+@pytest.mark.parametrize("route_pure", [False, True])
+def test_carried_streams_lose_nothing_and_starve_nobody(route_pure: bool) -> None:
+    groups = [Group(rows=97, class_id=0), Group(rows=3, class_id=1), Group(rows=20, class_id=0)]
+    plan = RoutePlan(groups, rows=5, num_microbatches=4, route_pure=route_pure, tail="carry")
+    assert plan.steps_per_epoch == 6
+    seen: Counter[tuple[int, int, int]] = Counter()
+    by_class: Counter[int | None] = Counter()
+    for class_id, triples in microbatches(plan, 300):
+        seen.update(triples)
+        by_class[class_id] += 1
+    assert set(seen.values()) == {1}
+    visits = Counter(s for s, _, _ in seen)
+    # 1,200 microbatches of 5 rows are 50 epochs of 120 rows.
+    assert all(abs(visits[s] - 50 * g.rows) <= 20 for s, g in enumerate(groups))
+    if route_pure:
+        assert abs(by_class[1] - 30) <= 1
+    for source, group in enumerate(groups):
+        places = sorted((e, i) for s, e, i in seen if s == source)
+        assert places == [divmod(n, group.rows) for n in range(len(places))]
+
+
+def test_dropped_tails_differ_from_epoch_to_epoch() -> None:
+    plan = RoutePlan([Group(rows=10)], rows=3, num_microbatches=2, route_pure=False, tail="drop")
+    assert plan.steps_per_epoch == 1
+    first, second = (plan.microbatch(step, 0) for step in (0, 1))
+    assert (first.epochs.tolist(), second.epochs.tolist()) == ([0] * 3, [1] * 3)
+    with pytest.raises(DataError, match="tail='carry' or 'pad'"):
+        RoutePlan([Group(rows=5)], rows=3, num_microbatches=2, route_pure=False, tail="drop")
+
+
+@pytest.mark.parametrize("world", range(1, 10))
+def test_ranks_take_slices_of_one_order(world: int) -> None:
+    plan = RoutePlan([Group(rows=97)], rows=4, num_microbatches=8, route_pure=False, tail="pad")
+    whole = microbatches(plan, plan.steps_per_epoch)
+    parts = [whole[i] for rank in range(world) for i in range(rank, len(whole), world)]
+    assert sorted(map(str, parts)) == sorted(map(str, whole))
+
+
+GOLDEN: dict[Tail, str] = {
+    "carry": "abb362e292544840dc46e0abcb011f7fb0837c014689b264072cb389a6462ac6",
+    "pad": "de246333c7a6cf0cedefe8183d4b113de95857a4e6ff8d0f628d33456a57bf14",
+    "drop": "dc30a40d787fa007387f1e7a899015aa006e5341023086ed21e544de86b4e7ca",
+}
+
+
+@pytest.mark.parametrize("tail", list(GOLDEN))
+def test_the_order_never_changes(tail: Tail) -> None:
+    groups = [Group(rows=1009, class_id=2), Group(rows=31, class_id=0), Group(rows=300, class_id=2)]
+    orders = [ShardOrder(np.full(-(-g.rows // 50), 50)[: g.rows], seed=7, window_rows=128) for g in groups]
+    plan = RoutePlan(groups, rows=6, num_microbatches=4, route_pure=True, tail=tail)
+    digest = hashlib.sha256()
+    for step in range(150):
+        for index in range(4):
+            rows = plan.microbatch(step, index)
+            digest.update(f"{rows.class_id}".encode())
+            for source, epoch, place in zip(rows.sources, rows.epochs, rows.indices, strict=True):
+                if source != TOMBSTONE:
+                    shard, row = orders[source].locate(int(epoch), np.asarray([place]))
+                    digest.update(f" {source} {shard[0]} {row[0]}".encode())
+    assert digest.hexdigest() == GOLDEN[tail]
