@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmati.errors import BatchError
@@ -123,6 +124,11 @@ class Lineage:
     parents: Tensor | None = None
     digests: Tensor | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As arrays: a tensor that goes from one process to another takes a file descriptor, and 0.1 ms.
+        own = (self.row_ids, self.class_ids, self.parents, self.digests)
+        return _lineage_of_arrays, tuple(None if tensor is None else tensor.numpy() for tensor in own)
+
     @classmethod
     def of_rows(cls, first: int, num_rows: int) -> Lineage:
         """Number rows of unknown origin."""
@@ -144,6 +150,13 @@ class Lineage:
         own = self.row_ids[:, None] if self.parents is None else self.parents
         parents = torch.cat([own, own[indices.cpu()]], dim=1)
         return Lineage(self.row_ids, self.class_ids, parents, self.digests)
+
+
+def _lineage_of_arrays(*arrays: NDArray[Any] | None) -> Lineage:
+    row_ids, class_ids, parents, digests = (None if array is None else torch.from_numpy(array) for array in arrays)
+    assert row_ids is not None, "every lineage has them"
+    assert class_ids is not None, "every lineage has them"
+    return Lineage(row_ids, class_ids, parents, digests)
 
 
 class _Numbered(Lineage):

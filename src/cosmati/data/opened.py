@@ -10,7 +10,7 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,8 +42,8 @@ class Shard(Protocol):
         """Return a row as it's encoded."""
         ...
 
-    def rows(self, indices: NDArray[np.int64]) -> dict[str, Column]:
-        """Return rows as columns."""
+    def rows(self, indices: NDArray[np.int64], columns: Collection[str] | None = None) -> dict[str, Column]:
+        """Return rows as columns, all of them or those named."""
         ...
 
 
@@ -91,8 +91,8 @@ class OpenedSource:
         self.url = url
         self._options = options
         self._allow_pickle = allow_pickle
-        remote = _remote(url, options)
-        text = remote.read("index.json", max_bytes=_MAX_INDEX_BYTES)
+        self._open()
+        text = _remote(url, options).read("index.json", max_bytes=_MAX_INDEX_BYTES)
         self.index: ShardIndex = parse_index(text, name=f"{url}/index.json")
         if index_sha256 is not None and self.index.digest != index_sha256:
             msg = (
@@ -102,7 +102,6 @@ class OpenedSource:
             raise DataError(msg)
         own = self.index.extra.get("cosmati", {})
         self.class_path: str = class_path or (own.get("class") if isinstance(own, dict) else None) or UNKNOWN_CLASS
-        self._open()
 
     def _open(self) -> None:
         local = _local_path(self.url)
@@ -177,13 +176,16 @@ class OpenedSource:
                     raise
         raise AssertionError("the loop returns or raises")
 
-    def rows(self, shards: NDArray[np.int64], rows: NDArray[np.int64]) -> dict[str, Column]:
+    def rows(
+        self, shards: NDArray[np.int64], rows: NDArray[np.int64], columns: Collection[str] | None = None
+    ) -> dict[str, Column]:
         """Return rows as columns, in the order asked for; each shard is read once.
 
         Raises:
             DataError: a shard can't be had or isn't what its hash says, or a row can't be decoded.
         """
-        return concatenate([(places, shard.rows(rows[places])) for places, shard in self._by_shard(shards)], len(rows))
+        parts = [(places, shard.rows(rows[places], columns)) for places, shard in self._by_shard(shards)]
+        return concatenate(parts, len(rows))
 
     def digests(self, shards: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return SHA-256 of each row as it's encoded: uint8 [rows, 32]. The manifest's row leaves hold the same."""

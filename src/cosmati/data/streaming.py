@@ -154,7 +154,7 @@ class StreamingDataset(Dataset[dict[str, Any]]):
         for number in np.unique(places.sources):
             mine = np.flatnonzero(places.sources == number)
             source, shards, rows = self.sources[number], places.shards[mine], places.rows[mine]
-            parts.append((mine, source.rows(shards, rows)))
+            parts.append((mine, source.rows(shards, rows, None if self.transform else self.columns)))
             row_ids[mine] = self._first_row[number] + self._first_of_shard[number][shards] + rows
             if digests is not None:
                 digests[mine] = source.digests(shards, rows)

@@ -108,7 +108,7 @@ def test_every_cut_is_decoded_or_named() -> None:
         else:
             # Only what comes after the pixels may be lacking.
             assert torch.equal(found, whole)
-    assert refused > len(data) - 20
+    assert refused >= len(data) - 20  # two checksums and the end mark
 
 
 @pytest.fixture

@@ -189,7 +189,10 @@ def _array_kind(arrow: Any) -> tuple[str, _Convert] | None:  # noqa: ANN401  (op
 
     shape = getattr(arrow, "shape", None)
     if shape is not None:  # Array2D to Array5D
-        dtype = _dtype(arrow.value_type)
+        inner = arrow.storage_type
+        while _is_list(inner):
+            inner = inner.value_type
+        dtype = _dtype(inner)
         static = "" if None in shape else ":" + ",".join(map(str, shape))
         return f"ndarray:{dtype}{static}", lambda scalar: _filled(np.array(_plain(scalar), dtype))
     if _is_list(arrow) and (_is_number(arrow.value_type) or types.is_boolean(arrow.value_type)):

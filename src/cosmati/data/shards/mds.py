@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,7 @@ class MdsShard:
             raise self._corrupt(f"has a row {row} that is {len(sample) - start} bytes longer than its values")
         return values
 
-    def rows(self, indices: NDArray[np.int64]) -> dict[str, Values]:
+    def rows(self, indices: NDArray[np.int64], columns: Collection[str] | None = None) -> dict[str, Values]:
         """Return rows as columns, in the order asked for.
 
         Columns of numbers become arrays [rows, ...], gathered at once; where all rows lay their values out alike, all
@@ -158,6 +158,7 @@ class MdsShard:
 
         Args:
             indices: int64 [n].
+            columns: which ones; None for all.
 
         Raises:
             CorruptShardError: a row can't be decoded.
@@ -178,7 +179,8 @@ class MdsShard:
                 width, variable = lengths[variable], variable + 1
             else:
                 width = np.full(len(indices), kind.size)
-            found[name] = self._column(name, kind, indices, at, width)
+            if columns is None or name in columns:
+                found[name] = self._column(name, kind, indices, at, width)
             at = at + width
         return found
 
@@ -191,8 +193,9 @@ class MdsShard:
 
     def _gather(self, starts: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
         """Return equally long pieces: uint8 [pieces, width], a copy."""
-        pieces = np.lib.stride_tricks.sliding_window_view(self._bytes, width)
-        return pieces[starts]
+        # Every place at which a piece can start, as records of `width` bytes: each is copied in one go.
+        places = np.ndarray((len(self._bytes) - width + 1,), np.dtype((np.void, width)), self._map, strides=(1,))
+        return places[starts].view(np.uint8).reshape(len(starts), width)
 
     def _column(
         self, name: str, kind: Encoding, indices: NDArray[np.int64], at: NDArray[np.int64], width: NDArray[np.int64]

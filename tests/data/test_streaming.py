@@ -1,0 +1,351 @@
+"""Streamed rows: exactly once, in one order, whatever the ranks, the workers and where it stopped."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from cosmati.core.batch import TOMBSTONE, Batch
+from cosmati.core.source import Source
+from cosmati.data.loader import StreamingLoader, Tail
+from cosmati.data.opened import CacheOptions
+from cosmati.data.rows import RowBatch
+from cosmati.data.source import StreamingSource
+from cosmati.data.streaming import StreamingDataset
+from cosmati.errors import DataError
+from cosmati.optim import SGD
+from cosmati.train.config import RunConfig
+from cosmati.train.trainer import Trainer
+from tests.data.shard_files import write_data_set, write_source
+
+CLASSES = {"open/permissive": [7, 0, 9, 5], "open/psf": [3], "unknown": [11, 2]}
+NUM_ROWS = 37
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data_set(tmp_path_factory.mktemp("data"), CLASSES)
+
+
+def opened(folder: Path, **options: object) -> StreamingDataset:
+    return StreamingDataset(folder, columns=("number",), window_rows=10, **{"seed": 3, **options})  # type: ignore[arg-type]
+
+
+def numbers(batch: Batch) -> list[int]:
+    present = batch.lineage.row_ids != TOMBSTONE
+    assert torch.equal(batch.data[present], batch.lineage.row_ids[present])  # rows are numbered through
+    return batch.data[present].tolist()
+
+
+def epoch(loader: StreamingLoader) -> list[list[int]]:
+    return [numbers(batch) for batch in loader]
+
+
+def together(ranks: list[list[list[int]]]) -> list[list[int]]:
+    """Put the ranks' shares of each global batch together again."""
+    steps = {len(rank) for rank in ranks}
+    assert len(steps) == 1, "ranks are in step"
+    interleaved = []
+    for shares in zip(*ranks, strict=True):
+        longest = itertools.zip_longest(*shares)
+        interleaved.append([n for row in longest for n in row if n is not None])
+    return interleaved
+
+
+def test_rows_are_read_as_they_were_written(folder: Path) -> None:
+    data = StreamingDataset(folder, shuffle=False)
+    assert len(data) == NUM_ROWS
+    assert data.class_names == ("open/permissive", "open/psf", "unknown")
+    rows = data.__getitems__(range(NUM_ROWS))
+    for row in rows:
+        assert row["number"] == row["row_id"]
+        assert row["name"] == f"row {row['row_id']}"
+        assert row["tokens"].tolist() == list(range(row["number"], row["number"] + 6))
+        source, number = data.where(row["row_id"])
+        assert source.class_path == data.class_names[row["class_id"]]
+        first = {"open/permissive": 0, "open/psf": 21, "unknown": 24}[source.class_path]
+        assert first + number == row["row_id"]
+    assert data[5]["name"] == rows[5]["name"]
+    with pytest.raises(DataError, match="no row 37"):
+        data.where(37)
+
+
+@pytest.mark.parametrize("num_rows", [[1], [2], [7], [30, 23]])
+@pytest.mark.parametrize("tail", ["keep", "carry"])
+def test_exactly_once_over_worlds(tmp_path: Path, num_rows: list[int], tail: Tail) -> None:
+    data = opened(write_source(tmp_path, num_rows))
+    total, batch_size = sum(num_rows), 12
+    whole = None
+    for world in range(1, 10):
+        ranks = [StreamingLoader(data, batch_size, rank=r, world=world, tail=tail) for r in range(world)]
+        # As many steps as visit every row at least once.
+        epochs = 1 if tail == "keep" else max(1, -(-batch_size // total) * 2)
+        found = together([list(itertools.chain.from_iterable(epoch(one) for _ in range(epochs))) for one in ranks])
+        flat = list(itertools.chain.from_iterable(found))
+        for start in range(0, len(flat) - total + 1, total):
+            assert sorted(flat[start : start + total]) == list(range(total))
+        whole = whole or found
+        assert found == whole
+
+
+def test_drop_leaves_out_what_fills_no_batch_and_other_epochs_leave_out_others(folder: Path) -> None:
+    loader = StreamingLoader(opened(folder), 10, rank=0, world=1, tail="drop")
+    first, second = epoch(loader), epoch(loader)
+    for found in (first, second):
+        flat = list(itertools.chain.from_iterable(found))
+        assert [len(one) for one in found] == [10, 10, 10]
+        assert len(set(flat)) == 30
+    assert first != second
+    assert len(loader) == 3
+    with pytest.raises(DataError, match="don't fill a batch"):
+        StreamingLoader(opened(folder), 40, rank=0, world=1, tail="drop")
+    with pytest.raises(DataError, match="without any"):
+        StreamingLoader(opened(folder), 3, rank=0, world=4)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_give_the_same_batches(folder: Path, method: str) -> None:
+    data = opened(folder)
+    alone = StreamingLoader(data, 8, rank=1, world=2)
+    with_workers = StreamingLoader(
+        data, 8, rank=1, world=2, num_workers=2, multiprocessing_context=multiprocessing.get_context(method)
+    )
+    assert [epoch(alone), epoch(alone)] == [epoch(with_workers), epoch(with_workers)]
+
+
+@pytest.mark.timeout(100)
+def test_resume_at_every_batch_into_other_worlds(folder: Path) -> None:
+    data = opened(folder)
+
+    def loaders(world: int) -> list[StreamingLoader]:
+        return [StreamingLoader(data, 9, rank=r, world=world) for r in range(world)]
+
+    def run(worlds: list[tuple[int, int]]) -> list[list[int]]:
+        """Take so many steps in each world, one after another, handing over the state."""
+        found: list[list[int]] = []
+        state = None
+        for world, steps in worlds:
+            ranks = loaders(world)
+            if state is not None:
+                for one in ranks:
+                    one.load_state_dict(json.loads(json.dumps(state)))
+            iterators = [iter(one) for one in ranks]
+            for _ in range(steps):
+                shares = []
+                for i, one in enumerate(ranks):
+                    batch = next(iterators[i], None)
+                    if batch is None:
+                        iterators[i] = iter(one)
+                        batch = next(iterators[i])
+                    shares.append([numbers(batch)])
+                found += together(shares)
+            states = [one.state_dict() for one in ranks]
+            assert all(one == states[0] for one in states)
+            state = states[0]
+        return found
+
+    fresh = run([(1, 12)])
+    for stop in range(12):
+        assert run([(4, stop), (3, 12 - stop)]) == fresh
+    assert run([(4, 3), (3, 2), (6, 4), (1, 3)]) == fresh
+
+
+def test_a_state_of_other_data_is_refused(folder: Path, tmp_path: Path) -> None:
+    state = StreamingLoader(opened(folder), 8).state_dict()
+    with pytest.raises(DataError, match="seed"):
+        StreamingLoader(opened(folder, seed=4), 8).load_state_dict(state)
+    with pytest.raises(DataError, match="digest"):
+        StreamingLoader(opened(write_source(tmp_path, [37])), 8).load_state_dict(state)
+    with pytest.raises(DataError, match="digest"):
+        StreamingLoader(opened(folder, repeats={"open/psf": 2}), 8).load_state_dict(state)
+
+
+def test_an_iterator_broken_off_and_started_again_goes_on(folder: Path) -> None:
+    loader = StreamingLoader(opened(folder), 8, num_workers=1)
+    expected = [epoch(StreamingLoader(opened(folder), 8))]
+    found = []
+    for batch in loader:
+        found.append(numbers(batch))
+        if len(found) == 2:
+            break
+    found += epoch(loader)
+    assert [found] == expected
+
+
+def test_the_plain_dataloader_reads_it(folder: Path) -> None:
+    data = StreamingDataset(folder, seed=3, window_rows=10)
+    found = Counter(n for batch in DataLoader(data, batch_size=5) for n in batch["number"].tolist())
+    assert found == Counter(range(NUM_ROWS))
+    batch = next(iter(DataLoader(data, batch_size=5, collate_fn=opened(folder).collate)))
+    assert batch.data.shape == (5,)
+
+
+def test_draws_belong_to_rows(folder: Path) -> None:
+    def transform(batch: RowBatch) -> tuple[Tensor, Tensor]:
+        return batch.tensor("number"), batch.uniform("crop", 2)
+
+    drawn: dict[tuple[int, int], list[float]] = {}
+    for size, workers in ((5, 0), (9, 2)):
+        loader = StreamingLoader(StreamingDataset(folder, seed=3, transform=transform), size, num_workers=workers)
+        for number in range(2):
+            for batch in loader:
+                for row, draw in zip(batch.data[0].tolist(), batch.data[1].tolist(), strict=True):
+                    assert drawn.setdefault((number, row), draw) == draw
+    assert len(drawn) == 2 * NUM_ROWS
+    assert len({tuple(draw) for draw in drawn.values()}) == 2 * NUM_ROWS
+
+
+def test_repeats_are_exact(folder: Path) -> None:
+    data = opened(folder, repeats={"open/psf": 2.5})
+    assert len(data) == 34 + 7
+    loader = StreamingLoader(data, 41)
+    seen = Counter(row for _ in range(2) for batch in loader for row in numbers(batch))
+    # 2.5 x 3 rows is 7.5 visits an epoch; epochs have 41 positions, and go on where the last one stopped.
+    repeated = [seen[row] for row in (21, 22, 23)]
+    assert sum(repeated) in (14, 15)
+    assert max(repeated) - min(repeated) <= 1
+    assert {seen[row] for row in range(NUM_ROWS) if row not in (21, 22, 23)} <= {1, 2}
+    with pytest.raises(DataError, match=r"names open/nothing, and the data have"):
+        opened(folder, repeats={"open/nothing": 2})
+
+
+def test_as_a_source_its_microbatches_are_route_pure_and_each_row_comes_once(folder: Path) -> None:
+    source = StreamingSource(opened(folder), 8, tail="pad")
+    assert isinstance(source, Source)
+    order = source.order(seed=1, num_microbatches=2, route_pure=True)
+    seen: Counter[int] = Counter()
+    for step in range(order.steps_per_epoch):
+        order.expect(step, (0, 1))
+        for index in (0, 1):
+            batch = order.microbatch(step, index)
+            assert batch.class_id == order.class_id(step, index)
+            assert batch.num_rows == 4
+            present = batch.lineage.row_ids != TOMBSTONE
+            assert set(batch.lineage.class_ids[present].tolist()) <= {batch.class_id}
+            assert batch.lineage.digests is not None
+            assert bool((batch.lineage.digests[~present] == 0).all())
+            assert bool((batch.data[~present] == 0).all())
+            seen.update(numbers(batch))
+    assert seen == Counter(range(NUM_ROWS))
+
+
+@pytest.mark.timeout(60)
+def test_reading_ahead_changes_nothing(folder: Path) -> None:
+    def read(num_workers: int, steps_ahead: int, jumps: list[int]) -> list[list[int]]:
+        source = StreamingSource(opened(folder), 8, num_workers=num_workers, steps_ahead=steps_ahead)
+        order = source.order(seed=1, num_microbatches=4, route_pure=False)
+        found = []
+        for step in jumps:
+            order.expect(step, (1, 3))
+            found += [numbers(order.microbatch(step, index)) for index in (1, 3)]
+        return found
+
+    steps = [0, 1, 2, 7, 8, 3, 4]
+    expected = read(0, 0, steps)
+    assert read(0, 3, steps) == expected
+    assert read(2, 2, steps) == expected
+
+
+def test_classes_that_arent_offered_never_come(folder: Path) -> None:
+    order = StreamingSource(opened(folder), 4).order(seed=1, num_microbatches=2, route_pure=True, classes={0, 2})
+    assert {order.class_id(step, index) for step in range(30) for index in (0, 1)} == {0, 2}
+
+
+def test_it_trains_and_resumes_to_the_same_bits(folder: Path, tmp_path: Path) -> None:
+    def transform(batch: RowBatch) -> tuple[Tensor, Tensor]:
+        return batch.tensor("tokens").float() / 40, batch.uniform("noise")
+
+    def loss(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+        return (model(data[0])[:, 0] - data[1][:, 0].float()).square().mean()
+
+    def trainer(steps: int, run_folder: Path | None, num_workers: int = 0) -> Trainer:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 1)
+        data = StreamingDataset(folder, transform=transform, window_rows=10)
+        source = StreamingSource(data, 8, num_workers=num_workers)
+        config = RunConfig(budget=f"{steps}ba", num_microbatches=4, seed=5, run_folder=run_folder, num_threads=1)
+        return Trainer(model, loss, source, optimizers=[SGD(lr=0.1, momentum=0.9)], config=config)
+
+    whole = trainer(12, None)
+    whole.fit()
+    with_workers = trainer(12, None, num_workers=2)
+    with_workers.fit()
+    stopped = trainer(12, tmp_path / "run")
+    with stopped:
+        for _ in range(5):
+            batches = stopped.feed.microbatches(stopped.clock, range(4))  # type: ignore[union-attr]
+            stopped.step_microbatches(batches, [None] * 4)  # type: ignore[arg-type]
+    for other in (with_workers, stopped):
+        if other is stopped:
+            assert other.clock.step == 5
+            continue
+        for name, value in whole.model.state_dict().items():
+            assert torch.equal(value, other.model.state_dict()[name])
+
+
+def test_a_remote_is_cached_and_its_cache_crosses_processes(tmp_path: Path) -> None:
+    write_source(tmp_path / "remote", [5, 6, 7], compression="gz")
+    cache = CacheOptions(tmp_path / "cache")
+    data = StreamingDataset(f"file://{tmp_path}/remote", columns=("number",), cache=cache)
+    again = pickle.loads(pickle.dumps(data))
+    for one in (data, again):
+        found = [n for batch in StreamingLoader(one, 4, num_workers=2) for n in numbers(batch)]
+        assert sorted(found) == list(range(18))
+    files = list((tmp_path / "cache").rglob("*.*"))
+    assert len(files) == 3
+    assert all(file.suffix == ".shard" for file in files)
+
+
+def test_a_cache_smaller_than_the_working_set_still_serves(tmp_path: Path) -> None:
+    write_source(tmp_path / "remote", [20] * 8)
+    largest = max(path.stat().st_size for path in (tmp_path / "remote").glob("*.mds"))
+    cache = CacheOptions(tmp_path / "cache", max_bytes=2 * largest + 10)
+    data = StreamingDataset(tmp_path / "remote", columns=("number",), cache=cache, window_rows=20)
+    source = StreamingSource(data, 8, tail="pad")
+    order = source.order(seed=0, num_microbatches=1, route_pure=False)
+    found: list[int] = []
+    for step in range(order.steps_per_epoch):
+        order.expect(step, (0,))
+        found += numbers(order.microbatch(step, 0))
+        kept = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.shard"))
+        assert kept <= 4 * largest  # two threads may each hold one more while they make it
+    assert sorted(found) == list(range(160))
+
+
+def test_bad_data_sets_say_so(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"index.json isn't there"):
+        StreamingDataset(tmp_path)
+    with pytest.raises(DataError, match="say where to keep what is fetched, with cache="):
+        StreamingDataset("memory://nothing/here")
+    other = write_data_set(tmp_path / "other", CLASSES)
+    (other / "open/psf/index.json").write_bytes((other / "unknown/index.json").read_bytes())
+    with pytest.raises(DataError, match="one was changed without the other"):
+        StreamingDataset(other)
+    (other / "sources.json").write_text(
+        '{"version": 1, "sources": [{"path": "../x", "class": "a", "index_sha256": ""}]}'
+    )
+    with pytest.raises(DataError, match="leaves it"):
+        StreamingDataset(other)
+    with pytest.raises(DataError, match="no column 'colour'"):
+        next(iter(StreamingLoader(StreamingDataset(folder, columns=("colour",)), 4)))
+
+
+def test_columns_that_arent_tensors_say_what_to_do(folder: Path) -> None:
+    data = StreamingDataset(folder, columns=("number", "name"))
+    with pytest.raises(DataError, match=r"'name' can't be one tensor.*transform="):
+        next(iter(StreamingLoader(data, 4)))
+    everything = StreamingDataset(folder)
+    batch = next(iter(StreamingLoader(everything, 4)))
+    assert [tuple(tensor.shape) for tensor in batch.data] == [(4,), (4, 6)]
+    assert np.array_equal(batch.data[0].numpy(), batch.lineage.row_ids.numpy())
