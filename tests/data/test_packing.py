@@ -248,8 +248,10 @@ def read_raising(rows: Rows) -> Rows:
 
 
 def some_packs() -> list[Pack]:
-    rows = table([5, 9, 3, 12, 1, 2], [0, 1, 0, 1, 2, 0])
-    return list(pack(rows, Packing(length=8, class_pure=False)))
+    rows = table([5, 9, 3, 10, 1], [0, 1, 0, 1, 2])
+    packs = list(pack(rows, Packing(length=8, class_pure=False)))
+    assert packs[-1].num_tokens == 4  # so that there is padding
+    return packs
 
 
 def test_attention_is_as_if_each_document_were_alone() -> None:
@@ -261,6 +263,7 @@ def test_attention_is_as_if_each_document_were_alone() -> None:
     assert mask.shape == (len(packs), 1, 8, 8)
     mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask)
     assert bool(mixed.isfinite().all())
+    assert bool(mask.any(-1).all())
     for number, one in enumerate(packs):
         for start, stop in one.spans[:, 2:4].tolist():
             cut = (number, slice(None), slice(start, stop))

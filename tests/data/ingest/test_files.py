@@ -7,11 +7,12 @@ import gzip
 import hashlib
 import io
 import lzma
+import random
 from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cosmati.data.ingest import files
@@ -35,6 +36,7 @@ def split_oracle(content: bytes, separator: bytes, max_bytes: int) -> list[tuple
     return found
 
 
+@example(content=b"a\n" * 10 + b"<>a", separator=b"<>", max_bytes=2, chunk=1)
 @given(
     content=st.lists(st.sampled_from([b"a", b"\n", b"<", b">", b"<>"]), max_size=60).map(b"".join),
     separator=st.sampled_from([b"\n", b"\n\n", b"<>", b"a<", b"<><>"]),
@@ -107,6 +109,18 @@ def test_damage_is_raised_or_recorded(suffix: str, harm: str, tmp_path: Path) ->
     assert [row.file for row in reading.skipped] == ["a"]
     assert len(rows) < 2000
     assert reading.files[0].sha256 == hashlib.sha256(stored).hexdigest()
+
+
+def test_a_damaged_file_is_hashed_whole(tmp_path: Path) -> None:
+    stored = bytearray(bz2.compress(random.Random(0).randbytes(3 << 20)))  # blocks of 900 kB, each with a checksum
+    stored[1000:1100] = bytes(100)
+    path = tmp_path / "a.bz2"
+    path.write_bytes(stored)
+    reading = Reading("record")
+    assert sum(len(record) for _, record in read_records("a", path, reading, separator=b"\n", max_bytes=100)) < 3 << 20
+    assert len(reading.skipped) > 0
+    assert reading.files[0].sha256 == hashlib.sha256(stored).hexdigest()
+    assert reading.files[0].num_bytes == len(stored)
 
 
 def test_order_is_by_name_in_bytes_and_names_are_relative(tmp_path: Path) -> None:

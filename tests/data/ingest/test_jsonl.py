@@ -125,6 +125,8 @@ def test_poison_is_raised_with_file_line_and_reason_or_recorded(kind: str, tmp_p
     assert [(bad.file, bad.place, reason in bad.reason) for bad in rows.skipped] == [("a.jsonl", 2, True)]
     assert list(rows)  # a second pass doesn't record twice
     assert len(rows.skipped) == 1
+    iter(rows)  # the latest pass has come nowhere yet
+    assert rows.skipped == ()
 
 
 BAD_VALUES = [

@@ -238,6 +238,21 @@ def _strongest(hashes: Mapping[str, str]) -> tuple[str, str] | None:
     return (names[0], hashes[names[0]]) if names else None
 
 
+def hash_of(name: str, data: bytes) -> str:
+    """Return a hash by its name in the index, in hex.
+
+    Raises:
+        DataError: there is no such hash, or its package isn't installed.
+    """
+    if name not in (*_KNOWN_HASHES, *_XXHASHES) or not _can_compute(name):
+        raise DataError(
+            f"The hash {name!r} can't be computed. There are {', '.join(_KNOWN_HASHES)}; xxhash brings more."
+        )
+    hasher = _hasher(name)
+    hasher.update(data)
+    return str(hasher.hexdigest())
+
+
 def _can_compute(name: str) -> bool:
     if name not in _XXHASHES:
         return True

@@ -111,13 +111,11 @@ def _br(data: bytes, max_bytes: int) -> bytes | None:
 
 def _zstd(data: bytes, max_bytes: int) -> bytes | None:
     module = _module("zstd")
-    with module.ZstdDecompressor(max_window_size=1 << 31).stream_reader(data) as reader:
-        found = bytearray()
-        while piece := reader.read(min(1 << 20, max_bytes + 1 - len(found))):
-            found += piece
-            if len(found) > max_bytes:
-                return None
-    return bytes(found)
+    # A frame that knows its length is allocated whole, so the length is looked at first.
+    if module.frame_content_size(data) > max_bytes:
+        return None
+    unpacker = module.ZstdDecompressor(max_window_size=1 << 31)
+    return bytes(unpacker.decompress(data, max_output_size=max_bytes + 1, allow_extra_data=False))
 
 
 def _snappy(data: bytes, max_bytes: int) -> bytes | None:

@@ -272,11 +272,12 @@ def _is_below(basename: str) -> bool:
 
 def dump_index(shards: Sequence[ShardInfo], extra: Mapping[str, Any]) -> bytes:
     """Return the file for some shards; equal shards give equal bytes."""
-    content = {**extra, "version": 2, "shards": [_shard_json(shard) for shard in shards]}
+    content = {**extra, "version": 2, "shards": [shard_to_json(shard) for shard in shards]}
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _shard_json(shard: ShardInfo) -> dict[str, Any]:
+def shard_to_json(shard: ShardInfo) -> dict[str, Any]:
+    """Return a shard as it stands in an index."""
     return {
         "version": 2,
         "format": "mds",
@@ -290,6 +291,12 @@ def _shard_json(shard: ShardInfo) -> dict[str, Any]:
         "raw_data": _file_json(shard.raw),
         "zip_data": None if shard.zip is None else _file_json(shard.zip),
     }
+
+
+def shard_from_json(content: Mapping[str, Any]) -> ShardInfo:
+    """Read one shard as `shard_to_json` gives it."""
+    text = json.dumps({"version": 2, "shards": [content]}).encode()
+    return parse_index(text, name="a shard's entry").shard(0)
 
 
 def _file_json(file: FileInfo) -> dict[str, Any]:

@@ -1,0 +1,190 @@
+"""The source manifest: what a source holds, whose it is and how it was come by, small enough to be signed.
+
+The rows stand in it by a Merkle root (RFC 6962) over salted leaves, so that a row can be proved to be in it, and nobody
+who guesses a row's content can find out whether it is. Signing is somebody else's: the manifest's SHA-256 is enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+from datetime import date
+from pathlib import Path
+from typing import Literal
+
+import rfc8785
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cosmati.errors import DataError
+from cosmati.ledger.tree import leaf_hash, node_hash
+
+MANIFEST_FILE = "manifest.json"
+SALT_FILE = "salt.key"
+_CLASS_PATH = r"^[a-z0-9-]+(/[a-z0-9-]+)*$"
+_HEX = r"^[0-9a-f]{64}$"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Custody(_Model):
+    """Who held the data, when, and what they did."""
+
+    holder: str
+    since: str
+    did: str = ""
+
+
+class SourceFacts(_Model):
+    """What the writer says about a source; none of it can be checked against the rows.
+
+    Attributes:
+        origin: where the data come from: a URL, a name, a contract.
+        obtained: how: downloaded, licensed, collected, generated.
+        licence: SPDX identifier or the name of the contract.
+        licence_valid_until: the licence's last day, `YYYY-MM-DD`; empty for no end.
+        lawful_basis: for personal data.
+        reservations: rights reservations as seen when it was fetched (robots.txt, C2PA, TDM), each a line.
+        annotators: ids of people, and of label functions.
+        custody: chain of custody, oldest first.
+        notes: anything else.
+    """
+
+    origin: str = ""
+    obtained: str = ""
+    licence: str = ""
+    licence_valid_until: str = Field(default="", pattern=r"^(\d{4}-\d{2}-\d{2})?$")
+    lawful_basis: str = ""
+    reservations: tuple[str, ...] = ()
+    annotators: tuple[str, ...] = ()
+    custody: tuple[Custody, ...] = ()
+    notes: str = ""
+
+    def is_valid_on(self, day: date) -> bool:
+        """Say whether the licence holds on a day."""
+        return not self.licence_valid_until or day <= date.fromisoformat(self.licence_valid_until)
+
+
+class ShardDigest(_Model):
+    """One shard in a manifest."""
+
+    name: str
+    sha256: str = Field(pattern=_HEX)
+    rows: int = Field(ge=0)
+
+
+class SourceManifest(_Model):
+    """A source: a version of a data set, all of one class.
+
+    Attributes:
+        version: of this format.
+        source: name of the source.
+        source_version: of its content.
+        class_path: class of all its rows.
+        num_rows: rows.
+        num_bytes: of the uncompressed shards.
+        shards: digests of the uncompressed shards, in order.
+        row_root: Merkle root over the rows' leaves, in hex.
+        salt_commitment: SHA-256 of the salt that the leaves are keyed with, in hex; the salt lies beside, not in it.
+        facts: what the writer says.
+    """
+
+    version: Literal[1] = 1
+    source: str
+    source_version: str
+    class_path: str = Field(pattern=_CLASS_PATH)
+    num_rows: int = Field(ge=0)
+    num_bytes: int = Field(ge=0)
+    shards: tuple[ShardDigest, ...]
+    row_root: str = Field(pattern=_HEX)
+    salt_commitment: str = Field(pattern=_HEX)
+    facts: SourceFacts = SourceFacts()
+
+    def to_bytes(self) -> bytes:
+        """Return canonical JSON (RFC 8785): the file, and what is signed."""
+        return rfc8785.dumps(self.model_dump(mode="json"))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file, in hex."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, name: str = MANIFEST_FILE) -> SourceManifest:
+        """Read a manifest.
+
+        Raises:
+            DataError: it isn't one, or isn't written canonically.
+        """
+        try:
+            found = cls.model_validate_json(data)
+        except ValidationError as error:
+            raise DataError(
+                f"{name} isn't a source manifest: {error.errors()[0]['msg']} in {error.errors()[0]['loc']}."
+            ) from error
+        if found.to_bytes() != data:
+            raise DataError(f"{name} isn't canonical JSON, so its digest isn't its content's. Write the source again.")
+        return found
+
+
+def row_leaf(salt: bytes, row: int, sample_sha256: bytes) -> bytes:
+    """Return the leaf of a row.
+
+    Args:
+        salt: 32 bytes of the source.
+        row: its number in the source.
+        sample_sha256: SHA-256 of the row as it's encoded.
+    """
+    return leaf_hash(hmac.digest(salt, row.to_bytes(8, "big"), "sha256") + sample_sha256)
+
+
+class RowTree:
+    """The Merkle tree of rows as they come, in memory for its edge only.
+
+    Args:
+        edge: the roots of complete subtrees, largest first, with their sizes: the state to go on from.
+    """
+
+    def __init__(self, edge: Iterable[tuple[int, bytes]] = ()) -> None:
+        self.edge = list(edge)
+
+    def append(self, leaf: bytes) -> None:
+        """Take the next leaf."""
+        size = 1
+        while self.edge and self.edge[-1][0] == size:
+            leaf = node_hash(self.edge.pop()[1], leaf)
+            size *= 2
+        self.edge.append((size, leaf))
+
+    @property
+    def root(self) -> bytes:
+        """Root over all leaves so far; of no leaf SHA-256 of nothing, as RFC 6962 has it."""
+        if not self.edge:
+            return hashlib.sha256(b"").digest()
+        root = self.edge[-1][1]
+        for _, left in reversed(self.edge[:-1]):
+            root = node_hash(left, root)
+        return root
+
+
+def read_or_make_salt(directory: Path, salt: bytes | None = None) -> bytes:
+    """Return a source's salt, drawn and kept (mode 0600) if there is none yet.
+
+    Raises:
+        DataError: there is another one already.
+    """
+    path = directory / SALT_FILE
+    if path.exists():
+        found = path.read_bytes()
+        if salt is not None and found != salt:
+            raise DataError(f"{path} holds another salt than the one given. Remove one of them.")
+        return found
+    salt = secrets.token_bytes(32) if salt is None else salt
+    if len(salt) != 32:
+        raise DataError(f"A salt has 32 bytes, and this one has {len(salt)}.")
+    path.touch(mode=0o600)
+    path.write_bytes(salt)
+    return salt
