@@ -196,7 +196,7 @@ def test_unknown_encodings_are_refused(name: str) -> None:
 def test_compression_comes_back_and_is_bounded(name: str, data: bytes) -> None:
     packed = compress(name, data)
     assert packed == compress(name, data)
-    assert extension(name) == "." + name.split(":")[0]
+    assert extension(name) == "." + name.split(":", maxsplit=1)[0]
     assert decompress(name, packed, max_bytes=len(data)) == data
     for damaged in (packed[:-1], b"", packed + b"more"):
         try:

@@ -68,7 +68,10 @@ def verify_source(
     if not remote.exists(MANIFEST_FILE):
         missing = "there is no manifest.json, so origin and licence are unknown"
         return Verification(url, str(own.get("class", "unknown")), num_rows, tuple(problems), (missing,))
-    manifest = SourceManifest.from_bytes(remote.read(MANIFEST_FILE, max_bytes=MAX_INDEX_BYTES))
+    try:
+        manifest = SourceManifest.from_bytes(remote.read(MANIFEST_FILE, max_bytes=MAX_INDEX_BYTES))
+    except DataError as error:
+        return Verification(url, str(own.get("class", "unknown")), num_rows, (*problems, str(error)), ())
     problems += _differences(manifest, digests, own)
     if salt is None:
         unchecked = ("the salt isn't here, so the rows' root wasn't computed",)

@@ -1,0 +1,27 @@
+"""Writes a source row by row, slowly enough to be killed: `python killed_writer.py OUT NUM_ROWS`."""
+
+import sys
+from pathlib import Path
+
+from cosmati.data.shards.writer import ShardWriter
+
+
+def row(number: int) -> dict[str, object]:
+    return {"id": number, "text": f"row {number} " + "x" * (number * 37 % 200)}
+
+
+if __name__ == "__main__":
+    out, num_rows = Path(sys.argv[1]), int(sys.argv[2])
+    with ShardWriter(
+        out,
+        {"id": "int", "text": "str"},
+        class_path="open/permissive",
+        source="killed",
+        size_limit=8192,
+        compression="gz",
+        salt=bytes(32),
+    ) as writer:
+        sys.stdout.write(f"{writer.num_written}\n")
+        sys.stdout.flush()
+        for number in range(writer.num_written, num_rows):
+            writer.write(row(number))
