@@ -324,7 +324,7 @@ def test_a_cache_smaller_than_the_working_set_still_serves(tmp_path: Path) -> No
 
 
 def test_bad_data_sets_say_so(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"index.json isn't there"):
+    with pytest.raises(DataError, match=r"neither an index.json"):
         StreamingDataset(tmp_path)
     with pytest.raises(DataError, match="say where to keep what is fetched, with cache="):
         StreamingDataset("memory://nothing/here")

@@ -1,6 +1,6 @@
 """A source opened for reading: index, cache, and the shards that are mapped into memory.
 
-A source is a directory, here or remote, with `index.json` and shards; all its rows are of one class. A data set is a
+A source is a directory, here or remote, with `index.json` and MDS shards, or with Parquet files; all its rows are of one class. A data set is a
 directory with `sources.json`, which names its sources, or one source by itself.
 """
 
@@ -22,12 +22,14 @@ from cosmati.data.rows import Column, concatenate
 from cosmati.data.shards.cache import ShardCache, ShardFiles
 from cosmati.data.shards.index import ShardIndex, ShardInfo, parse_index
 from cosmati.data.shards.mds import MdsShard
-from cosmati.data.shards.remote import Remote
+from cosmati.data.shards.parquet import ParquetIndex, ParquetShard, parquet_index
+from cosmati.data.shards.remote import Remote, RemoteMissingError
 from cosmati.errors import DataError
 
 UNKNOWN_CLASS = "unknown"
 _MAX_INDEX_BYTES = 1 << 30
 _MAX_MAPPED = 256
+_MAX_DECODED = 8
 
 
 class Shard(Protocol):
@@ -92,8 +94,7 @@ class OpenedSource:
         self._options = options
         self._allow_pickle = allow_pickle
         self._open()
-        text = _remote(url, options).read("index.json", max_bytes=_MAX_INDEX_BYTES)
-        self.index: ShardIndex = parse_index(text, name=f"{url}/index.json")
+        self.index: ShardIndex | ParquetIndex = _index(url, options)
         if index_sha256 is not None and self.index.digest != index_sha256:
             msg = (
                 f"{url}/index.json has SHA-256 {self.index.digest[:16]}, and sources.json says {index_sha256[:16]}: "
@@ -160,7 +161,8 @@ class OpenedSource:
         with self._lock:
             # Two threads may have opened it; a mapping that nobody holds any more closes itself.
             self._mapped[number] = opened
-            while len(self._mapped) > _MAX_MAPPED:
+            # A row group is decoded whole, and held in memory; a mapped file isn't.
+            while len(self._mapped) > (_MAX_MAPPED if info.format == "mds" else _MAX_DECODED):
                 self._mapped.popitem(last=False)
         return opened
 
@@ -169,7 +171,8 @@ class OpenedSource:
         for attempt in range(3):
             path = self._cache.open(files)
             try:
-                return MdsShard(path, info, allow_pickle=self._allow_pickle)
+                kind = MdsShard if info.format == "mds" else ParquetShard
+                return kind(path, info, allow_pickle=self._allow_pickle)
             except FileNotFoundError:
                 # Another process of the same cache evicted it between its opening and its mapping.
                 if attempt == 2:
@@ -246,6 +249,21 @@ def _sources_file(root: str, options: CacheOptions) -> Sequence[Mapping[str, str
         what = f"a path that leaves it: {bad[0]}" if bad else "no source, or a version that isn't 1"
         raise DataError(f"{root}/sources.json names {what}. Write the data set again with this version.")
     return entries
+
+
+def _index(url: str, options: CacheOptions) -> ShardIndex | ParquetIndex:
+    remote = _remote(url, options)
+    try:
+        return parse_index(remote.read("index.json", max_bytes=_MAX_INDEX_BYTES), name=f"{url}/index.json")
+    except RemoteMissingError as error:
+        found = parquet_index(remote)
+        if found is None:
+            msg = (
+                f"{url} holds neither an index.json (MDS) nor Parquet files. Look at the path; `cosmati data write` makes "
+                "a source."
+            )
+            raise DataError(msg) from error
+        return found
 
 
 def _files(info: ShardInfo) -> ShardFiles:

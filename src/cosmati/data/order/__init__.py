@@ -5,4 +5,30 @@ shards.py        a source's rows: shards permuted, rows permuted within windows 
 interleave.py    groups in exact proportion, with random access
 mixture.py       position -> source, epoch, index: repeats, curricula
 plan.py          step and microbatch -> rows: route-pure, tails
+quality.py       how well an order shuffles, and what its caches would download
 """
+
+from cosmati.data.order.interleave import Interleave, Phase, PhasedInterleave
+from cosmati.data.order.mixture import Group, Mixture
+from cosmati.data.order.permutation import permute, unpermute
+from cosmati.data.order.plan import RoutePlan, Rows, Tail
+from cosmati.data.order.quality import CacheUse, ShuffleQuality, shuffle_quality, simulate_cache
+from cosmati.data.order.shards import ShardOrder
+
+__all__ = [
+    "CacheUse",
+    "Group",
+    "Interleave",
+    "Mixture",
+    "Phase",
+    "PhasedInterleave",
+    "RoutePlan",
+    "Rows",
+    "ShardOrder",
+    "ShuffleQuality",
+    "Tail",
+    "permute",
+    "shuffle_quality",
+    "simulate_cache",
+    "unpermute",
+]

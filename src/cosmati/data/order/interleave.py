@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cosmati.errors import DataError
+
 Ints = NDArray[np.int64]
 
 
@@ -23,9 +25,14 @@ class Interleave:
 
     Args:
         weights: positions of each group in a period; integers, at least one of them positive.
+
+    Raises:
+        DataError: a weight is negative, or none is positive.
     """
 
     def __init__(self, weights: Sequence[int]) -> None:
+        if min(weights, default=0) < 0 or not sum(weights):
+            raise DataError(f"Groups have the weights {list(weights)}. Give 0 or more, not all 0.")
         divisor = math.gcd(*weights)
         self.period_in_full = sum(weights)
         self.weights = tuple(weight // divisor for weight in weights)
@@ -45,10 +52,10 @@ class Interleave:
         Returns:
             int64 [n] and int64 [n].
         """
-        passes, rest = np.divmod(positions, self.period)
+        passes, rest = np.divmod(positions.astype(self._dtype), self.period)
         groups, counts = np.empty_like(positions), np.empty_like(positions)
-        self._descend(0, len(self.weights), rest.astype(self._dtype), np.arange(len(positions)), groups, counts)
-        counts += passes * np.asarray(self.weights, np.int64)[groups]
+        self._descend(0, len(self.weights), rest, np.arange(len(positions)), groups, counts)
+        counts += (passes * np.asarray(self.weights, self._dtype)[groups]).astype(np.int64)
         return groups, counts
 
     def _descend(self, low: int, high: int, positions: NDArray[Any], places: Ints, groups: Ints, counts: Ints) -> None:

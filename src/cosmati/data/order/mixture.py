@@ -48,13 +48,18 @@ class Mixture:
         visits = [group.rows * group.repeat for group in groups]
         if not sum(visits):
             raise DataError("There is nothing to visit: the sources have no rows, or all repeats are 0.")
-        common = math.lcm(*(visit.denominator for visit in visits))
-        by_size = Phase(None, tuple(int(visit * common) for visit in visits))
+        by_size = Phase(None, whole_weights(visits))
         self.groups = tuple(groups)
-        self.num_rows = math.floor(sum(visits))
-        """Visits in an epoch of the whole."""
+        self.visits = sum(visits, Fraction(0))
+        """Visits in an epoch of the whole, exactly."""
+        self.num_rows = math.floor(self.visits)
+        """Those of the first epoch: where repeats make fractions, some epochs have one more."""
         self._rows = np.asarray([max(1, group.rows) for group in groups], np.int64)
         self._interleave = PhasedInterleave(_checked(phases, groups) if phases else [by_size])
+
+    def start(self, epoch: int) -> int:
+        """Return the position at which an epoch of the whole starts; none is lost between two of them."""
+        return math.floor(epoch * self.visits)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """Return source, epoch of that source and index within that epoch, of each position.
@@ -70,14 +75,25 @@ class Mixture:
         return sources, epochs, indices
 
 
+def whole_weights(shares: Sequence[Fraction]) -> tuple[int, ...]:
+    """Return integers in the exact proportion of some shares."""
+    common = math.lcm(*(share.denominator for share in shares))
+    return tuple(int(share * common) for share in shares)
+
+
 def _checked(phases: Sequence[Phase], groups: Sequence[Group]) -> Sequence[Phase]:
     stops = [phase.stop for phase in phases]
     inner = [stop for stop in stops[:-1] if stop is not None]
-    if stops[-1] is not None or len(inner) != len(phases) - 1 or inner != sorted(set(inner)) or 0 in inner:
+    if stops[-1] is not None or len(inner) != len(phases) - 1 or [0, *inner] != sorted({0, *inner}):
         raise DataError(f"Phases end at {stops}. Give rising positions, and None for the last phase.")
     for phase in phases:
+        if len(phase.weights) != len(groups):
+            raise DataError(
+                f"A phase has {len(phase.weights)} weights, and there are {len(groups)} sources. Give one each."
+            )
         told = [w for w, group in zip(phase.weights, groups, strict=True) if group.rows]
         lost = [w for w, group in zip(phase.weights, groups, strict=True) if w and not group.rows]
         if min(phase.weights) < 0 or not sum(told) or lost:
-            raise DataError(f"A phase has the weights {phase.weights}. Give 0 or more, not all 0.")
+            msg = f"A phase has the weights {phase.weights}. Give 0 or more, not all 0, and 0 to sources without rows."
+            raise DataError(msg)
     return phases

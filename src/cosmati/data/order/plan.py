@@ -6,15 +6,17 @@ long-run proportion, and within a class its sources' rows are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from fractions import Fraction
+from typing import Literal, get_args
 
 import numpy as np
 
 from cosmati.core.batch import TOMBSTONE
 from cosmati.data.order.interleave import Interleave, Ints
-from cosmati.data.order.mixture import Group, Mixture
+from cosmati.data.order.mixture import Group, Mixture, whole_weights
 from cosmati.errors import DataError
 
 Tail = Literal["carry", "pad", "drop"]
@@ -59,7 +61,8 @@ class RoutePlan:
             they're left out until the next epoch, which has others.
 
     Raises:
-        DataError: with `drop`, no step can be filled.
+        DataError: there is nothing to visit, `rows` or `num_microbatches` is below 1, or, with `drop`, no step can be
+            filled.
     """
 
     def __init__(
@@ -71,6 +74,12 @@ class RoutePlan:
         route_pure: bool,
         tail: Tail = "carry",
     ) -> None:
+        if rows < 1 or num_microbatches < 1 or tail not in get_args(Tail):
+            msg = (
+                f"A step of {num_microbatches} microbatches of {rows} rows with tail={tail!r} can't be planned. Give at "
+                f"least 1 of each, and a tail of {', '.join(get_args(Tail))}."
+            )
+            raise DataError(msg)
         self.rows, self.num_microbatches, self.tail = rows, num_microbatches, tail
         keys = sorted({(g.class_id, g.band) for g in groups if g.rows and g.repeat}) if route_pure else [None]
         self._streams: list[_Stream] = []
@@ -80,24 +89,24 @@ class RoutePlan:
             self._streams.append(_Stream(class_id, np.asarray(own), Mixture([groups[i] for i in own])))
         if not self._streams:
             raise DataError("There is nothing to visit: the sources have no rows, or all repeats are 0.")
-        sizes = [stream.mixture.num_rows for stream in self._streams]
-        self.num_rows = sum(sizes)
+        visits = [stream.mixture.visits for stream in self._streams]
+        self.num_rows = math.floor(sum(visits))
         per_step = rows * num_microbatches
         if tail == "carry":
-            self._units = Interleave(sizes)
+            self._units = Interleave(whole_weights(visits))
             self.steps_per_epoch = max(1, self.num_rows // per_step)
-        else:
-            units = [size // rows if tail == "drop" else -(-size // rows) for size in sizes]
-            self.steps_per_epoch = (
-                sum(units) // num_microbatches if tail == "drop" else -(-sum(units) // num_microbatches)
+            return
+        # Where a repeat makes a fraction of a visit, epochs differ by one row: the longest fits, the shortest fills.
+        units = [_num_units(size, rows, tail) for size in visits]
+        whole, rest = divmod(sum(units), num_microbatches)
+        self.steps_per_epoch = whole + (1 if rest and tail == "pad" else 0)
+        if not self.steps_per_epoch:
+            msg = (
+                f"{self.num_rows} rows don't fill one step of {per_step} with tail='drop'. Use fewer rows a step, "
+                "or tail='carry' or 'pad'."
             )
-            if not self.steps_per_epoch:
-                msg = (
-                    f"{self.num_rows} rows don't fill one step of {per_step} with tail='drop'. Use fewer rows a step, "
-                    "or tail='carry' or 'pad'."
-                )
-                raise DataError(msg)
-            self._units = Interleave(units)
+            raise DataError(msg)
+        self._units = Interleave(units)
 
     def _unit(self, step: int, index: int) -> tuple[int, _Stream, int | None]:
         """Return epoch (0 where none ends), stream and number of the unit in the stream's epoch; None if it's empty."""
@@ -122,11 +131,14 @@ class RoutePlan:
         if number is None:
             gone, zero = np.full(self.rows, TOMBSTONE), np.zeros(self.rows, np.int64)
             return Rows(stream.class_id, gone, zero, zero)
-        start = number * self.rows
-        positions = np.arange(start, start + self.rows) + epoch * stream.mixture.num_rows
-        sources, epochs, indices = stream.mixture.locate(positions)
+        start = stream.mixture.start(epoch) + number * self.rows
+        sources, epochs, indices = stream.mixture.locate(np.arange(start, start + self.rows))
         sources = stream.sources[sources]
-        if self.tail == "pad" and start + self.rows > stream.mixture.num_rows:
-            gone_from = stream.mixture.num_rows - start
+        if self.tail == "pad":
+            gone_from = max(0, stream.mixture.start(epoch + 1) - start)
             sources[gone_from:], epochs[gone_from:], indices[gone_from:] = TOMBSTONE, 0, 0
         return Rows(stream.class_id, sources, epochs, indices)
+
+
+def _num_units(visits: Fraction, rows: int, tail: Tail) -> int:
+    return math.floor(visits) // rows if tail == "drop" else -(-math.ceil(visits) // rows)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cosmati.core.rng import keyed_permutation, position_key
-from cosmati.data.order.permutation import permute
+from cosmati.data.order.permutation import check_range, permute
 
 Ints = NDArray[np.int64]
 
@@ -38,21 +38,21 @@ class ShardOrder:
     """
 
     def __init__(self, shard_rows: Ints, *, seed: int, window_rows: int = 1 << 17, shuffle: bool = True) -> None:
-        self._shard_rows = np.asarray(shard_rows, np.int64)
+        self.shard_rows = np.asarray(shard_rows, np.int64)
         self._seed = seed
         self._window_rows = max(1, window_rows)
         self._shuffle = shuffle
-        self.num_rows = int(self._shard_rows.sum())
+        self.num_rows = int(self.shard_rows.sum())
         self._layout = lru_cache(maxsize=4)(self._lay_out)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _restored, (self._shard_rows, self._seed, self._window_rows, self._shuffle)
+        return _restored, (self.shard_rows, self._seed, self._window_rows, self._shuffle)
 
     def _lay_out(self, epoch: int) -> _Epoch:
-        shards = np.arange(len(self._shard_rows))
+        shards = np.arange(len(self.shard_rows))
         if self._shuffle:
             shards = keyed_permutation(position_key(self._seed, "shards", epoch), shards)
-        starts = np.cumsum(self._shard_rows[shards]) - self._shard_rows[shards]
+        starts = np.cumsum(self.shard_rows[shards]) - self.shard_rows[shards]
         windows = starts // self._window_rows
         first = np.flatnonzero(np.diff(windows, prepend=-1))
         return _Epoch(shards, starts, np.append(starts[first], self.num_rows))
@@ -66,9 +66,13 @@ class ShardOrder:
 
         Returns:
             int64 [n] and int64 [n].
+
+        Raises:
+            DataError: an index isn't of this source.
         """
-        if isinstance(epoch, int):
-            return self._locate(epoch, indices)
+        check_range(indices, self.num_rows)
+        if np.ndim(epoch) == 0:
+            return self._locate(int(epoch), indices)
         shards, rows = np.empty_like(indices), np.empty_like(indices)
         for one in np.unique(epoch):
             mine = np.flatnonzero(epoch == one)
@@ -102,7 +106,7 @@ class ShardOrder:
             start, stop = int(layout.window_starts[first]), int(layout.window_starts[last + 1])
         first, last = np.searchsorted(layout.starts, [start, stop - 1], side="right") - 1
         found = layout.shards[first : last + 1]
-        return found[self._shard_rows[found] > 0]
+        return found[self.shard_rows[found] > 0]
 
 
 def _restored(shard_rows: Ints, seed: int, window_rows: int, shuffle: bool) -> ShardOrder:

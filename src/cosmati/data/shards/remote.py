@@ -65,6 +65,27 @@ class Remote:
 
         return bool(self._attempts(path, ask))
 
+    def names(self, suffix: str) -> list[str]:
+        """Return the names of the directory's files that end so, sorted.
+
+        Raises:
+            RemoteError: it can't be listed.
+        """
+        if self.local is not None:
+            found = self.local.glob(f"*{suffix}") if self.local.is_dir() else []
+            return sorted(path.name for path in found)
+
+        def ask(_: _Attempt) -> list[str]:
+            files, root = self._open_files()
+            return sorted(str(path).rpartition("/")[2] for path in files.glob(f"{root}/*{suffix}"))
+
+        listed: list[str] = self._attempts(f"*{suffix}", ask)
+        return listed
+
+    def opened(self, path: str) -> IO[bytes]:
+        """Open a file for reading here and there, without fetching all of it."""
+        return self._reading(path)
+
     def read(self, path: str, *, max_bytes: int) -> bytes:
         """Return a file's content.
 
