@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import pickle
 import tracemalloc
 from collections import Counter
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cosmati.core.batch import TOMBSTONE
+from cosmati.core.rng import position_key
 from cosmati.data.order.interleave import Interleave, Phase, PhasedInterleave
 from cosmati.data.order.mixture import Group, Mixture
 from cosmati.data.order.permutation import permute, unpermute
@@ -51,6 +53,47 @@ def test_images_are_uniform_over_keys(size: int) -> None:
         seen = np.bincount([image * 12 // size for image in images], minlength=12)
         expected = np.bincount([image * 12 // size for image in range(size)], minlength=12) * 1200 / size
         assert float(((seen - expected) ** 2 / expected).sum()) < 39
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_permutation_of_a_few_is_as_likely(size: int) -> None:
+    keys = [position_key(3, "few", number) for number in range(100 * math.factorial(size))]
+    seen = Counter(tuple(permute(key, np.arange(size), size).tolist()) for key in keys)
+    assert len(seen) == math.factorial(size)
+    # At most 23 degrees of freedom: 99.99 % below 58.
+    assert sum((count - 100) ** 2 / 100 for count in seen.values()) < 58
+
+
+@pytest.mark.parametrize("size", [1000, 4096, 4097, 7000])
+def test_where_an_index_stands_says_nothing_about_its_image(size: int) -> None:
+    for number in range(4):
+        images = permute(position_key(1, "cells", number), np.arange(size), size)
+        cells = np.zeros((16, 16))
+        np.add.at(cells, (np.arange(size) * 16 // size, images * 16 // size), 1)
+        expected = cells.sum(1, keepdims=True) * cells.sum(0, keepdims=True) / size
+        # 225 degrees of freedom: 99.99 % below 311.
+        assert float(((cells - expected) ** 2 / expected).sum()) < 311
+
+
+@pytest.mark.parametrize("what", ["key", "index"])
+def test_one_bit_changes_every_bit_of_an_image_half_the_time(what: str) -> None:
+    indices = np.arange(1 << 12)
+    images = permute(77, indices, 1 << 12)
+    for bit in range(12):
+        if what == "key":
+            others = permute(77 ^ (1 << bit), indices, 1 << 12)
+        else:
+            others = permute(77, indices ^ (1 << bit), 1 << 12)
+        flipped = [float(((images ^ others) >> out & 1).mean()) for out in range(12)]
+        # Each is a mean over 4,096 (2,048 pairs for an index): six standard deviations are 0.066.
+        assert max(abs(share - 0.5) for share in flipped) < 0.066
+
+
+@pytest.mark.parametrize("index", [-1, 10, 16, 2**40])
+def test_an_index_outside_has_no_image(index: int) -> None:
+    for function in (permute, unpermute):
+        with pytest.raises(DataError, match="below 10"):
+            function(1, np.asarray([0, index]), 10)
 
 
 def test_neighbours_are_torn_apart() -> None:
@@ -98,8 +141,17 @@ def test_epochs_differ_and_a_mixed_batch_of_epochs_reads_as_each() -> None:
     assert not np.array_equal(first, second)
     both = np.stack(order.locate(np.asarray([0, 1, 1, 0]), np.asarray([5, 5, 6, 6])))
     assert np.array_equal(both, np.stack([first[:, 5], second[:, 5], second[:, 6], first[:, 6]], axis=1))
+    assert np.array_equal(np.stack(order.locate(np.int64(1), np.arange(100))), second)  # type: ignore[arg-type]
     again = pickle.loads(pickle.dumps(order))
     assert np.array_equal(np.stack(again.locate(1, np.arange(100))), second)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("index", [-1, 10, 2**40])
+def test_an_index_that_is_not_of_the_source_is_refused(index: int, shuffle: bool) -> None:
+    order = ShardOrder(np.asarray([5, 5]), seed=0, window_rows=10, shuffle=shuffle)
+    with pytest.raises(DataError, match="below 10"):
+        order.locate(0, np.asarray([3, index]))
 
 
 def test_a_hundred_thousand_shards_take_memory_for_shards_only() -> None:
@@ -139,6 +191,24 @@ def test_an_interleave_of_huge_weights_is_exact() -> None:
     assert int(counts[0]) == before[int(groups[0])]
 
 
+@settings(max_examples=30)
+@given(st.lists(st.integers(2**62, 2**70), min_size=1, max_size=4), st.integers(0, 2**61))
+def test_weights_beyond_64_bits_are_exact(values: list[int], start: int) -> None:
+    dealt = Interleave(values)
+    groups, counts = dealt.locate(np.arange(start, start + 9))
+    seen = dealt.counts(start)
+    for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
+        assert count == seen[group]
+        seen[group] += 1
+    assert seen == dealt.counts(start + 9)
+
+
+@pytest.mark.parametrize("values", [[], [0, 0], [3, -1]])
+def test_an_interleave_of_nothing_is_refused(values: list[int]) -> None:
+    with pytest.raises(DataError, match="not all 0"):
+        Interleave(values)
+
+
 def test_phases_go_on_where_the_last_one_left() -> None:
     dealt = PhasedInterleave([Phase(10, (1, 0)), Phase(25, (1, 2)), Phase(None, (0, 1))])
     groups, counts = dealt.locate(np.arange(40))
@@ -169,6 +239,12 @@ def test_bad_mixtures_are_refused() -> None:
         Mixture([Group(rows=3)], [Phase(5, (1,)), Phase(5, (1,)), Phase(None, (1,))])
     with pytest.raises(DataError, match="not all 0"):
         Mixture([Group(rows=3), Group(rows=2)], [Phase(None, (0, 0))])
+    with pytest.raises(DataError, match="0 to sources without rows"):
+        Mixture([Group(rows=3), Group(rows=0)], [Phase(None, (1, 1))])
+    with pytest.raises(DataError, match="rising positions"):
+        Mixture([Group(rows=3)], [Phase(-5, (1,)), Phase(None, (1,))])
+    with pytest.raises(DataError, match="2 weights, and there are 1 sources"):
+        Mixture([Group(rows=3)], [Phase(None, (1, 1))])
 
 
 def microbatches(plan: RoutePlan, steps: int) -> list[tuple[int | None, list[tuple[int, int, int]]]]:
@@ -241,12 +317,62 @@ def test_dropped_tails_differ_from_epoch_to_epoch() -> None:
         RoutePlan([Group(rows=5)], rows=3, num_microbatches=2, route_pure=False, tail="drop")
 
 
+def visits_of_rank(plan: RoutePlan, order: ShardOrder, rank: int, world: int) -> Counter[tuple[int, int]]:
+    """What one rank reads in an epoch, its microbatches asked for from the last to the first."""
+    seen: Counter[tuple[int, int]] = Counter()
+    for number in reversed(range(rank, plan.steps_per_epoch * plan.num_microbatches, world)):
+        piece = plan.microbatch(*divmod(number, plan.num_microbatches))
+        real = piece.sources != TOMBSTONE
+        shards, rows = order.locate(piece.epochs[real], piece.indices[real])
+        seen.update(zip(shards.tolist(), rows.tolist(), strict=True))
+    return seen
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 97, 1000])
 @pytest.mark.parametrize("world", range(1, 10))
-def test_ranks_take_slices_of_one_order(world: int) -> None:
-    plan = RoutePlan([Group(rows=97)], rows=4, num_microbatches=8, route_pure=False, tail="pad")
-    whole = microbatches(plan, plan.steps_per_epoch)
-    parts = [whole[i] for rank in range(world) for i in range(rank, len(whole), world)]
-    assert sorted(map(str, parts)) == sorted(map(str, whole))
+def test_all_ranks_together_visit_each_row_once(world: int, num_rows: int) -> None:
+    shard_rows = np.diff(np.minimum(np.arange(0, num_rows + 13, 13), num_rows))
+    together: Counter[tuple[int, int]] = Counter()
+    for rank in range(world):
+        # Each rank makes its own plan and order, as its own process would.
+        plan = RoutePlan([Group(rows=num_rows)], rows=4, num_microbatches=8, route_pure=False, tail="pad")
+        together += visits_of_rank(plan, ShardOrder(shard_rows, seed=5, window_rows=40), rank, world)
+    assert together == Counter({(shard, row): 1 for shard, n in enumerate(shard_rows.tolist()) for row in range(n)})
+
+
+def test_a_source_without_rows_has_nothing_to_locate() -> None:
+    shards, rows = ShardOrder(np.empty(0, np.int64), seed=0).locate(0, np.empty(0, np.int64))
+    assert shards.tolist() == rows.tolist() == []
+    with pytest.raises(DataError, match="nothing to visit"):
+        RoutePlan([Group(rows=0)], rows=4, num_microbatches=1, route_pure=True)
+
+
+@pytest.mark.parametrize("tail", ["carry", "pad"])
+def test_a_class_visited_less_than_once_an_epoch_still_comes(tail: Tail) -> None:
+    # 3 rows visited a fifth of a time each: 3 visits in 5 epochs, beside 15 of the other class.
+    groups = [Group(rows=3, class_id=0, repeat=Fraction(1, 5)), Group(rows=3, class_id=1)]
+    plan = RoutePlan(groups, rows=1, num_microbatches=1, route_pure=True, tail=tail)
+    steps = 5 * plan.steps_per_epoch if tail == "pad" else 18
+    pieces = [plan.microbatch(step, 0) for step in range(steps)]
+    visits = [(int(p.sources[0]), int(p.indices[0])) for p in pieces if p.sources[0] != TOMBSTONE]
+    assert Counter(visits) == {(0, i): 1 for i in range(3)} | {(1, i): 5 for i in range(3)}
+
+
+@pytest.mark.parametrize("tail", ["carry", "pad"])
+def test_fractional_repeats_keep_their_proportion_over_epochs(tail: Tail) -> None:
+    groups = [Group(rows=3, class_id=0, repeat=Fraction(5, 2)), Group(rows=10, class_id=1)]
+    plan = RoutePlan(groups, rows=1, num_microbatches=1, route_pure=True, tail=tail)
+    steps = 4 * plan.steps_per_epoch if tail == "pad" else 70
+    pieces = [plan.microbatch(step, 0) for step in range(steps)]
+    real = [(int(p.sources[0]), int(p.epochs[0]), int(p.indices[0])) for p in pieces if p.sources[0] != TOMBSTONE]
+    assert len(set(real)) == len(real) == 70  # four epochs of 7.5 + 10 visits, none lost and none twice
+    assert Counter(source for source, _, _ in real) == {0: 30, 1: 40}
+
+
+@pytest.mark.parametrize(("rows", "num_microbatches", "tail"), [(0, 1, "carry"), (1, 0, "pad"), (1, 1, "wrap")])
+def test_plans_of_nothing_are_refused(rows: int, num_microbatches: int, tail: Tail) -> None:
+    with pytest.raises(DataError, match="can't be planned"):
+        RoutePlan([Group(rows=5)], rows=rows, num_microbatches=num_microbatches, route_pure=False, tail=tail)
 
 
 GOLDEN: dict[Tail, str] = {
@@ -271,3 +397,32 @@ def test_the_order_never_changes(tail: Tail) -> None:
                     shard, row = orders[source].locate(int(epoch), np.asarray([place]))
                     digest.update(f" {source} {shard[0]} {row[0]}".encode())
     assert digest.hexdigest() == GOLDEN[tail]
+
+
+def sha256(*arrays: np.ndarray) -> str:
+    """Of the numbers, whatever the machine's byte order."""
+    return hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in arrays)).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("size", "digest"),
+    [
+        (7, "@7"),
+        (1000, "@1000"),
+        (131_073, "@131073"),
+        (3 * 10**12 + 7, "@big"),
+    ],
+)
+def test_a_permutation_never_changes(size: int, digest: str) -> None:
+    assert sha256(permute(2**62 + 11, np.arange(min(size, 1000)), size)) == digest
+
+
+def test_the_parts_of_the_order_never_change() -> None:
+    order = ShardOrder(np.arange(40) % 9, seed=11, window_rows=30)
+    assert sha256(*(part for epoch in range(3) for part in order.locate(epoch, np.arange(order.num_rows)))) == "@shards"
+    assert sha256(*Interleave([5, 0, 17, 3, 11]).locate(np.arange(100))) == "@interleave"
+    mixture = Mixture(
+        [Group(rows=10), Group(rows=4, repeat=Fraction(5, 2)), Group(rows=9)],
+        [Phase(30, (1, 2, 0)), Phase(None, (3, 1, 2))],
+    )
+    assert sha256(*mixture.locate(np.arange(120))) == "@mixture"

@@ -52,7 +52,8 @@ class Interleave:
         Returns:
             int64 [n] and int64 [n].
         """
-        passes, rest = np.divmod(positions.astype(self._dtype), self.period)
+        exact = positions.astype(self._dtype)
+        passes, rest = exact // self.period, exact % self.period
         groups, counts = np.empty_like(positions), np.empty_like(positions)
         self._descend(0, len(self.weights), rest, np.arange(len(positions)), groups, counts)
         counts += (passes * np.asarray(self.weights, self._dtype)[groups]).astype(np.int64)

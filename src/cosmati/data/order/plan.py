@@ -76,8 +76,8 @@ class RoutePlan:
     ) -> None:
         if rows < 1 or num_microbatches < 1 or tail not in get_args(Tail):
             msg = (
-                f"A step of {num_microbatches} microbatches of {rows} rows with tail={tail!r} can't be planned. Give at "
-                f"least 1 of each, and a tail of {', '.join(get_args(Tail))}."
+                f"A step of {num_microbatches} microbatches of {rows} rows with tail={tail!r} can't be planned. "
+                f"Give at least 1 of each, and a tail of {', '.join(get_args(Tail))}."
             )
             raise DataError(msg)
         self.rows, self.num_microbatches, self.tail = rows, num_microbatches, tail

@@ -22,8 +22,8 @@ class ShuffleQuality:
     """How an order compares with a full shuffle of all rows; each figure stands beside what that would give.
 
     Attributes:
-        displacement: mean distance of a row from where it was written, as a share of all rows. Shards alone can bring it
-            to a full shuffle's: look at the neighbours too.
+        displacement: mean distance of a row from where it was written, as a share of all rows. Shuffling shards alone
+            can bring it to a full shuffle's: look at the neighbours too.
         displacement_of_full_shuffle: about 1/3.
         same_shard: share of neighbours in the order that are of one shard.
         same_shard_of_full_shuffle: about 1 / number of shards.
@@ -44,8 +44,8 @@ class CacheUse:
     Attributes:
         downloads: of each rank, with least-recently-used eviction.
         distinct: shards that each rank reads: `downloads` can't be below.
-        peak: most shards at once that a rank has begun and not finished: a cache that knew the future would download each
-            shard once with room for these; one that evicts the least recently used may need more.
+        peak: most shards at once that a rank has begun and not finished: a cache that knew the future would download
+            each shard once with room for these; one that evicts the least recently used may need more.
         num_rows: how many rows were gone through, over all ranks.
     """
 
@@ -97,8 +97,8 @@ def simulate_cache(
 ) -> CacheUse:
     """Go through an epoch as ranks would, each with a cache of its own, without reading anything.
 
-    Rank r of W reads the positions r, r + W, r + 2W and so on. For ranks that share a cache, let `world` be the number of
-    caches.
+    Rank r of W reads the positions r, r + W, r + 2W and so on. For ranks that share a cache, let `world` be the number
+    of caches.
 
     Args:
         order: of one source.
