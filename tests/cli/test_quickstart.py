@@ -98,7 +98,7 @@ def test_minutes_scale_every_number_of_steps() -> None:
     scaled = QuickstartSize().scaled(0.5)
     assert (scaled.language_steps, scaled.search_steps, scaled.governed_steps, scaled.digits_steps) == (
         160,
-        40,
+        80,
         100,
         80,
     )

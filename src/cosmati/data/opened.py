@@ -1,7 +1,7 @@
 """A source opened for reading: index, cache, and the shards that are mapped into memory.
 
-A source is a directory, here or remote, with `index.json` and MDS shards, or with Parquet files; all its rows are of one class. A data set is a
-directory with `sources.json`, which names its sources, or one source by itself.
+A source is a directory, here or remote, with `index.json` and MDS shards, or with Parquet files; all its rows are of
+one class. A data set is a directory with `sources.json`, which names its sources, or one source by itself.
 """
 
 from __future__ import annotations
@@ -259,8 +259,8 @@ def _index(url: str, options: CacheOptions) -> ShardIndex | ParquetIndex:
         found = parquet_index(remote)
         if found is None:
             msg = (
-                f"{url} holds neither an index.json (MDS) nor Parquet files. Look at the path; `cosmati data write` makes "
-                "a source."
+                f"{url} holds neither an index.json (MDS) nor Parquet files. Look at the path; `cosmati data write` "
+                "makes a source."
             )
             raise DataError(msg) from error
         return found

@@ -12,8 +12,10 @@ from torch import nn
 
 from cosmati.core.batch import Data
 from cosmati.core.loss import LanguageModel, Loss
-from cosmati.data.in_memory import InMemory
 from cosmati.data.python_library import PythonLibrary, load_python_library
+from cosmati.data.python_shards import write_python_shards
+from cosmati.data.source import StreamingSource
+from cosmati.data.streaming import StreamingDataset
 from cosmati.methods import SeqLengthWarmup
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import WSD, AdamW, Muon
@@ -56,18 +58,10 @@ class LanguageTask:
         """Return the corpus; read once a process."""
         return _library(self.sequence_length, self.max_bytes)
 
-    def data(self) -> InMemory:
-        """Return the training rows with their classes, ids and digests."""
-        library = self.library()
-        rows = library.train
-        return InMemory(
-            rows.tokens,
-            self.rows_per_step,
-            class_ids=rows.class_ids,
-            class_names=library.class_names,
-            row_ids=rows.row_ids,
-            row_digests=rows.row_digests,
-        )
+    def data(self) -> StreamingSource:
+        """Return the training rows, streamed from shards by licence class; written once a machine."""
+        folder = write_python_shards(self.library())
+        return StreamingSource(StreamingDataset(folder, columns=("tokens",)), self.rows_per_step)
 
     def evaluation(self) -> Evaluation:
         """Return bits per byte on rows of held-out packages."""
