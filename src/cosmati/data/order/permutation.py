@@ -28,8 +28,8 @@ def permute(key: int, indices: NDArray[np.int64], size: int) -> NDArray[np.int64
         size: of the domain.
 
     Returns:
-        int64 [n]; over all indices each of 0 to size - 1 once. Over keys, not all permutations of five or more indices are
-        equally likely, as with any such network.
+        int64 [n]; over all indices each of 0 to size - 1 once. Over keys, not all permutations of five indices
+        are equally likely, as with any such network.
 
     Raises:
         DataError: an index is outside: it would have no image, or another one's.
