@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 QUICKSTART_EXTRAS := vision,explorer
-TEST_EXTRAS := $(QUICKSTART_EXTRAS),study,test
+TEST_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,test
 CHECK_EXTRAS := $(TEST_EXTRAS),check,docs
 DOCS_EXTRAS := $(QUICKSTART_EXTRAS),study,docs
-BENCH_EXTRAS := $(QUICKSTART_EXTRAS),study,bench
+BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test check bench docs

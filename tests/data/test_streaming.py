@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -318,7 +319,10 @@ def test_a_cache_smaller_than_the_working_set_still_serves(tmp_path: Path) -> No
     for step in range(order.steps_per_epoch):
         order.expect(step, (0,))
         found += numbers(order.microbatch(step, 0))
-        kept = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.shard"))
+        kept = 0
+        for path in (tmp_path / "cache").rglob("*.shard"):
+            with contextlib.suppress(FileNotFoundError):
+                kept += path.stat().st_size
         assert kept <= 4 * largest  # two threads may each hold one more while they make it
     assert sorted(found) == list(range(160))
 

@@ -31,6 +31,10 @@ from cosmati.errors import DataError
 Transform = Callable[[RowBatch], Data]
 
 
+ORDER_VERSION = 1
+"""Changes whenever the same seed gives another order, so that a state from before is refused."""
+
+
 class StreamingDataset(Dataset[dict[str, Any]]):
     """Rows of one or more data sets, addressed by their position in the one order.
 
@@ -97,11 +101,12 @@ class StreamingDataset(Dataset[dict[str, Any]]):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what the rows are: every index, its class, and how often it's visited."""
+        """SHA-256 of what is visited, and how: every index, its class, its repeats, and the order's options."""
         facts = [
             [source.index.digest, source.class_path, str(self.repeats[source.class_path])] for source in self.sources
         ]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        order = [ORDER_VERSION, self.shuffle, self.window_rows]
+        return hashlib.sha256(json.dumps([facts, order]).encode()).hexdigest()
 
     def orders(self, seed: int) -> list[ShardOrder]:
         """Return the order of each source's rows under a seed."""

@@ -52,18 +52,12 @@ def serve(folder: Path) -> Iterator[Server]:
             pass
 
         def do_HEAD(self) -> None:
-            self._head()
-
-        def _head(self) -> bytes | None:
             path = state.folder / self.path.lstrip("/")
-            if not path.is_file():
-                self.send_error(404)
-                return None
-            data = path.read_bytes()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
+            left = state.faults.get(path.name, [])
+            status = int(left[0]) if left and left[0].isdigit() else 200 if path.is_file() else 404
+            self.send_response(status)
+            self.send_header("Content-Length", str(path.stat().st_size if status == 200 else 0))
             self.end_headers()
-            return data
 
         def do_GET(self) -> None:
             name = self.path.lstrip("/")
@@ -103,7 +97,7 @@ def serve(folder: Path) -> Iterator[Server]:
             if fault == "reset":
                 self.wfile.write(body[: len(body) // 2])
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                self.connection.close()
+                self.close_connection = True  # what is closed while it lingers for 0 s is reset
             elif fault == "drip":
                 with contextlib.suppress(OSError):
                     for place in range(len(body)):

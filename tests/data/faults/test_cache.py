@@ -69,7 +69,10 @@ def test_a_part_left_by_a_dead_process_is_swept_and_a_live_ones_is_not(tmp_path:
     cache.mkdir()
     (cache / "sha256-00.shard.part").write_bytes(b"half")
     held = cache / "sha256-11.shard.part"
-    script = f"import fcntl, time; f = open({str(held)!r}, 'wb'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); time.sleep(30)"
+    script = (
+        f"import fcntl, time; f = open({str(held)!r}, 'wb'); fcntl.flock(f, fcntl.LOCK_EX); "
+        "print(1, flush=True); time.sleep(30)"
+    )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -124,9 +127,9 @@ def test_local_damage_is_raised_and_the_file_stays(tmp_path: Path) -> None:
     remote = write_source(tmp_path / "remote", ROWS)
     path = remote / "shard.00000.mds"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
+    data = StreamingDataset(remote)
     with pytest.raises(DataError, match="no remote to fetch it from"):
-        StreamingDataset(remote)[0]
-        StreamingDataset(remote).__getitems__(range(len(NUMBERS)))
+        data.__getitems__(range(len(NUMBERS)))
     assert path.exists()
 
 

@@ -92,7 +92,7 @@ def test_a_remote_replaced_in_mid_run_is_found(server: Server, tmp_path: Path) -
     first = data.__getitems__([0])
     assert len(first) == 1
     write_source(tmp_path / "remote", [6, 5, 7], first=100)
-    with pytest.raises(DamagedRemoteError, match="was changed or damaged"):
+    with pytest.raises(DataError, match="was changed or damaged"):
         numbers(data)
 
 
@@ -109,5 +109,5 @@ def test_an_index_longer_than_any_is_refused(server: Server) -> None:
 
 
 def test_urls_that_nobody_knows() -> None:
-    with pytest.raises(DataError, match="no URL that fsspec knows|needs another package"):
+    with pytest.raises(DataError, match=r"no URL that fsspec knows|needs another package"):
         Remote("nowhere://x").read("index.json", max_bytes=10)

@@ -1,11 +1,13 @@
 """A keyed bijection of 0 to size - 1 that needs no table: the order of a billion rows in constant memory.
 
-A Feistel network over the smallest power of two that holds the size, walked until it falls within (Black and Rogaway,
-2002). The round function is SplitMix64's finalizer; all arithmetic is on integers, so every machine gives one order.
+A generalised Feistel network over the least square-like rectangle that holds the size, walked until it falls within
+(Black and Rogaway, 2002). The round function is SplitMix64's finalizer; all arithmetic is on integers, so every machine
+gives one order.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -52,34 +54,26 @@ def check_range(indices: NDArray[np.int64], size: int) -> None:
 
 
 class _Network:
-    """The bijection of [0, 2^bits)."""
+    """The bijection of [0, a * b): a rectangle of nearly `size` cells, so that hardly any index is walked."""
 
     def __init__(self, key: int, size: int) -> None:
-        bits = max(2, (size - 1).bit_length())
-        self._low = bits // 2
-        self._high = bits - self._low
+        rows = math.isqrt(max(size, 2) - 1) + 1
+        self._sides = np.uint64(rows), np.uint64(-(-size // rows))
         self._keys = [np.uint64(position_key(key, "feistel", number)) for number in range(_NUM_ROUNDS)]
 
     def forward(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        left, right, low, high = *self._split(values, self._low), self._low, self._high
+        a, b = self._sides
+        left, right = values // b, values % b
         for key in self._keys:
-            # The halves change places, and their widths with them; after an even number of rounds they're back.
-            left, right, low, high = right, left ^ (_mixed(right, key) & _mask(high)), high, low
-        return (left << np.uint64(low)) | right
+            left, right, a, b = right, (left + _mixed(right, key) % a) % a, b, a
+        return left * b + right
 
     def backward(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        left, right, low, high = *self._split(values, self._low), self._low, self._high
+        a, b = self._sides
+        left, right = values // b, values % b
         for key in reversed(self._keys):
-            left, right, low, high = right ^ (_mixed(left, key) & _mask(low)), left, high, low
-        return (left << np.uint64(low)) | right
-
-    @staticmethod
-    def _split(values: NDArray[np.uint64], low: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        return values >> np.uint64(low), values & _mask(low)
-
-
-def _mask(bits: int) -> np.uint64:
-    return np.uint64((1 << bits) - 1)
+            left, right, a, b = (right + b - _mixed(left, key) % b) % b, left, b, a
+        return left * b + right
 
 
 def _mixed(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:

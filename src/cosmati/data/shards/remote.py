@@ -127,7 +127,13 @@ class Remote:
             with self._reading(path) as stream:
                 while piece := stream.read(_CHUNK_BYTES):
                     length += len(piece)
-                    if not attempt.write(to, piece) or (num_bytes is not None and length > num_bytes):
+                    if num_bytes is not None and length > num_bytes:
+                        msg = (
+                            f"{self.url}/{path} has more than the {num_bytes} bytes that the index says: it was changed or "
+                            "damaged where it lies. Restore it, or write the data set again."
+                        )
+                        raise RemoteError(msg)
+                    if not attempt.write(to, piece):
                         break
             if num_bytes is not None and length != num_bytes:
                 raise OSError(errno.EIO, f"{length} bytes came where {num_bytes} were due")
@@ -163,7 +169,8 @@ class Remote:
         while True:
             number += 1
             attempt = _Attempt(work)
-            error = attempt.run(None if self.local is not None else max(0.0, end - time.monotonic()))
+            left = None if self.local is not None else max(0.0, end - time.monotonic())
+            error = attempt.run(left, stall_seconds=self._deadline_seconds / 3)
             if error is None:
                 return attempt.result
             self._give_up_if_final(path, error)
@@ -179,24 +186,34 @@ class Remote:
     def _give_up_if_final(self, path: str, error: BaseException) -> None:
         if isinstance(error, DataError | MissingExtraError):
             raise error
-        status = getattr(error, "status", None)
-        name = f"{self.url}/{path}"
-        if isinstance(error, FileNotFoundError) or status in (404, 410):
+        name, cause = f"{self.url}/{path}", _cause(error)
+        status = getattr(cause, "status", None)
+        if isinstance(cause, FileNotFoundError) or status in (404, 410):
             raise RemoteMissingError(
                 f"{name} isn't there. Look at the path, and whether all files were copied."
             ) from error
-        if isinstance(error, PermissionError) or status in _FINAL_STATUS:
+        if isinstance(cause, PermissionError) or status in _FINAL_STATUS:
             raise RemoteError(
-                f"{name} may not be read ({error}). Look at the credentials in storage_options."
+                f"{name} may not be read ({cause}). Look at the credentials in storage_options."
             ) from error
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
-            raise disk_error(error, name) from error
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+            raise disk_error(cause, name) from error
+        if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
             raise RemoteError(
                 f"{name}: too many files are open. Raise the limit (ulimit -n), or use fewer workers."
             ) from error
         if self.local is not None or not isinstance(error, Exception):
             raise RemoteError(f"{name} can't be read: {type(error).__name__}: {error}.") from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return what is behind an error: fsspec says "not found" of a server that refused, failed or wasn't there."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if hasattr(seen, "status") or (isinstance(seen, OSError) and not isinstance(seen, FileNotFoundError)):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return error
 
 
 def _restored(url: str, options: Mapping[str, Any], deadline_seconds: float) -> Remote:
@@ -231,21 +248,24 @@ class _Attempt:
         self._lock = threading.Lock()
         self.is_over = False
         self.result: Any = None
+        self._progress = time.monotonic()
         self._error: BaseException | None = None
 
-    def run(self, seconds: float | None) -> BaseException | None:
-        """Work for so long at most; return what went wrong."""
+    def run(self, seconds: float | None, *, stall_seconds: float) -> BaseException | None:
+        """Work for so long at most, and no longer than `stall_seconds` without a byte; return what went wrong."""
         if seconds is None:
             self._run()
             return self._error
+        end = self._progress + seconds
         thread = threading.Thread(target=self._run, daemon=True, name="cosmati-fetch")
         thread.start()
-        thread.join(seconds)
+        while thread.is_alive() and time.monotonic() < min(end, self._progress + stall_seconds):
+            thread.join(max(0.0, min(end, self._progress + stall_seconds) - time.monotonic()))
         with self._lock:
             # From here on a thread that is late writes nothing.
             self.is_over = True
         if thread.is_alive():
-            return TimeoutError(f"no answer, or too slow a one, in {seconds:.1f} s")
+            return TimeoutError("no answer, or too slow a one")
         return self._error
 
     def _run(self) -> None:
@@ -263,4 +283,5 @@ class _Attempt:
                 to.seek(0)
                 to.truncate()
             to.write(piece)
+            self._progress = time.monotonic()
             return True

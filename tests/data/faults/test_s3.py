@@ -1,0 +1,72 @@
+"""S3, as moto serves it on loopback: read by fsspec, cached, and its errors told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosmati.data.loader import StreamingLoader
+from cosmati.data.opened import CacheOptions
+from cosmati.data.shards.remote import RemoteError
+from cosmati.data.streaming import StreamingDataset
+from cosmati.errors import DataError
+from tests.data.shard_files import write_data_set
+
+pytestmark = [
+    pytest.mark.s3,
+    pytest.mark.timeout(60),
+    # Of moto, botocore and their own dependencies; ours are errors elsewhere.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    server_of = pytest.importorskip("moto.server")
+    boto3 = pytest.importorskip("boto3")
+    pytest.importorskip("s3fs")
+    folder = write_data_set(tmp_path_factory.mktemp("s3"), {"open/psf": [6, 7], "unknown": [5]})
+    server = server_of.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = {"endpoint_url": f"http://{host}:{port}", "key": "testing", "secret": "testing"}
+    client = boto3.client(
+        "s3",
+        endpoint_url=options["endpoint_url"],
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",
+        region_name="us-east-1",
+    )
+    client.create_bucket(Bucket="bucket")
+    for path in folder.rglob("*.*"):
+        client.upload_file(str(path), "bucket", f"corpus/{path.relative_to(folder).as_posix()}")
+    try:
+        yield {"options": options, "client": client}
+    finally:
+        server.stop()
+
+
+def opened(bucket: dict[str, Any], cache: Path, name: str = "corpus", deadline: float = 20.0) -> StreamingDataset:
+    options = CacheOptions(cache, deadline_seconds=deadline, storage_options=bucket["options"])
+    return StreamingDataset(f"s3://bucket/{name}", columns=("number",), cache=options)
+
+
+def test_rows_come_exactly_once_with_workers_too(bucket: dict[str, Any], tmp_path: Path) -> None:
+    data = opened(bucket, tmp_path)
+    assert data.class_names == ("open/psf", "unknown")
+    for workers in (0, 2):
+        loader = StreamingLoader(data, 4, num_workers=workers, multiprocessing_context="spawn" if workers else None)
+        assert sorted(n for batch in loader for n in batch.data.tolist()) == list(range(18))
+    assert len(list(tmp_path.rglob("*.shard"))) == 3
+
+
+def test_what_isnt_there_is_told_at_once(bucket: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"neither an index.json \(MDS\) nor Parquet files"):
+        opened(bucket, tmp_path, "nothing")
+    data = opened(bucket, tmp_path)
+    bucket["client"].delete_object(Bucket="bucket", Key="corpus/unknown/shard.00000.mds")
+    with pytest.raises(RemoteError, match="isn't there"):
+        data.__getitems__(range(18))
