@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import import_cost, loop_overhead, routing_cost
+from benchmarks import import_cost, loop_overhead, routing_cost, streaming
 
-BENCHMARKS = {"loop_overhead": loop_overhead.run, "routing_cost": routing_cost.run, "import_cost": import_cost.run}
+BENCHMARKS = {
+    "loop_overhead": loop_overhead.run,
+    "routing_cost": routing_cost.run,
+    "import_cost": import_cost.run,
+    "streaming": streaming.run,
+}
 
 
 def main() -> None:

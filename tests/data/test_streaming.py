@@ -7,6 +7,7 @@ import itertools
 import json
 import multiprocessing
 import pickle
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from cosmati.data.loader import StreamingLoader, Tail
 from cosmati.data.opened import CacheOptions
 from cosmati.data.rows import RowBatch
 from cosmati.data.source import StreamingSource
-from cosmati.data.streaming import StreamingDataset
+from cosmati.data.streaming import Span, StreamingDataset
 from cosmati.errors import DataError
 from cosmati.optim import SGD
 from cosmati.train.config import RunConfig
@@ -343,6 +344,56 @@ def test_bad_data_sets_say_so(folder: Path, tmp_path: Path) -> None:
         StreamingDataset(other)
     with pytest.raises(DataError, match="no column 'colour'"):
         next(iter(StreamingLoader(StreamingDataset(folder, columns=("colour",)), 4)))
+
+
+def test_a_curriculum_changes_the_shares_and_loses_no_place(folder: Path) -> None:
+    spans = [
+        Span({"open/permissive": 1}, 10),
+        Span({"open/permissive": 1, "open/psf": 1}, 40),
+        Span({"unknown": 2, "open/psf": 1}),
+    ]
+    data = opened(folder, curriculum=spans)
+    loader = StreamingLoader(data, 10, tail="carry")
+    read = [n for _ in range(3) for batch in loader for n in numbers(batch)]
+    by_class = [["open/permissive", "open/psf", "unknown"][0 if n < 21 else 1 if n < 24 else 2] for n in read]
+    assert set(by_class[:10]) == {"open/permissive"}
+    assert Counter(by_class[10:40]) == {"open/permissive": 15, "open/psf": 15}
+    assert Counter(by_class[40:70]) == {"unknown": 20, "open/psf": 10}
+    # Each class goes on where the span before left it: all 21 permissive rows before any comes again.
+    assert sorted([n for n in read if n < 21][:21]) == list(range(21))
+    order = StreamingSource(data, 4).order(seed=0, num_microbatches=2, route_pure=True)
+    units = [order.class_id(step, index) for step in range(40) for index in (0, 1)]
+    assert set(units[:5]) == {0}
+    assert Counter(units[5:20]) in ({0: 8, 1: 7}, {0: 7, 1: 8})
+    assert set(units[20:]) == {1, 2}
+    with pytest.raises(DataError, match="tail='carry'"):
+        StreamingSource(data, 4, tail="pad").order(seed=0, num_microbatches=2, route_pure=True)
+    with pytest.raises(DataError, match="names open/nothing"):
+        opened(folder, curriculum=[Span({"open/nothing": 1})])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_poison_row_is_named_or_left_out_with_ranks_in_step(folder: Path, workers: int) -> None:
+    def transform(batch: RowBatch) -> Tensor:
+        if 13 in batch.columns["number"]:
+            raise ValueError("thirteen")
+        return batch.tensor("number")
+
+    data = StreamingDataset(folder, seed=3, window_rows=10, transform=transform)
+    with pytest.raises(DataError, match=r"open/permissive/shard.00002.mds, row 6 is bad: ValueError: thirteen"):
+        list(StreamingLoader(data, 5, num_workers=workers))
+    skipping = StreamingDataset(folder, seed=3, window_rows=10, transform=transform, on_bad_row="skip")
+    ranks = [StreamingLoader(skipping, 6, rank=rank, world=2, num_workers=workers) for rank in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [list(one) for one in ranks]
+    assert [batch.num_rows for batch in found[0][:-1]] == [batch.num_rows for batch in found[1][:-1]]
+    read = Counter(n for one in found for batch in one for n in numbers(batch))
+    assert read == Counter(n for n in range(NUM_ROWS) if n != 13)
+    if not workers:
+        assert {(one.row.rpartition("/")[2], one.reason) for one in skipping.skipped} == {
+            ("shard.00002.mds, row 6", "ValueError: thirteen")
+        }
 
 
 def test_columns_that_arent_tensors_say_what_to_do(folder: Path) -> None:

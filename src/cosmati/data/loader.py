@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.data.streaming import StreamingDataset
@@ -75,6 +75,20 @@ class GlobalBatches(Sampler[list[int]]):
         return left // self.batch_size + (1 if left % self.batch_size and self.tail == "keep" else 0)
 
 
+class _Batches(Dataset[Batch]):
+    """Whole batches by their positions, tensors already."""
+
+    def __init__(self, rows: StreamingDataset) -> None:
+        self._rows = rows
+
+    def __getitems__(self, positions: list[int]) -> Any:  # noqa: ANN401  (DataLoader's name; it says a list)
+        return self._rows.batch(self._rows.locate(positions))
+
+
+def _as_it_is(batch: Any) -> Any:  # noqa: ANN401  (what the data set returns)
+    return batch
+
+
 class StreamingLoader(DataLoader[Batch]):
     """Batches of a `StreamingDataset` on this rank, epoch after epoch, each `for` one epoch.
 
@@ -105,9 +119,7 @@ class StreamingLoader(DataLoader[Batch]):
         world = (dist.get_world_size() if grouped else 1) if world is None else world
         self._batches = GlobalBatches(len(dataset), batch_size, rank, world, tail)
         self._rows: StreamingDataset = dataset
-        # The types say rows in, batches out; DataLoader knows one type for both.
-        read: Any = dataset
-        super().__init__(read, batch_sampler=self._batches, collate_fn=dataset.collate, **options)  # type: ignore[arg-type]
+        super().__init__(_Batches(dataset), batch_sampler=self._batches, collate_fn=_as_it_is, **options)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # Workers read ahead, so the position counts what was handed out, not what was asked for.

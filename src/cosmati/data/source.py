@@ -11,8 +11,10 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from cosmati.core.batch import TOMBSTONE, Batch
+from cosmati.data.order.interleave import Phase
+from cosmati.data.order.mixture import Group
 from cosmati.data.order.plan import RoutePlan, Tail
-from cosmati.data.streaming import StreamingDataset, tensors_with_lineage
+from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import DataError
 
 
@@ -64,9 +66,25 @@ class StreamingSource:
             for group in self.dataset.groups
         ]
         rows = self.rows_per_step // num_microbatches
-        plan = RoutePlan(groups, rows=rows, num_microbatches=num_microbatches, route_pure=route_pure, tail=self.tail)
+        plan = RoutePlan(
+            groups,
+            rows=rows,
+            num_microbatches=num_microbatches,
+            route_pure=route_pure,
+            tail=self.tail,
+            phases=_offered_only(self.dataset.phases, groups),
+        )
         reader = Microbatches(self.dataset, plan, seed, with_digests=route_pure)
         return StreamingOrder(self, plan, reader)
+
+
+def _offered_only(phases: Sequence[Phase] | None, groups: Sequence[Group]) -> list[Phase] | None:
+    """Take the weight from sources that aren't offered."""
+    if phases is None:
+        return None
+    return [
+        replace(p, weights=tuple(w if g.rows else 0 for w, g in zip(p.weights, groups, strict=True))) for p in phases
+    ]
 
 
 class Microbatches(Dataset[tuple[int, Batch]]):
@@ -79,8 +97,7 @@ class Microbatches(Dataset[tuple[int, Batch]]):
     def __getitem__(self, number: int) -> tuple[int, Batch]:
         rows = self.plan.microbatch(*divmod(number, self.plan.num_microbatches))
         places = self.dataset.places(rows.sources, rows.epochs, rows.indices, self.orders)
-        read = self.dataset.read(places, seed=self.seed, with_digests=self.with_digests)
-        batch = tensors_with_lineage(read, self.dataset.columns, self.dataset.transform)
+        batch = self.dataset.batch(places, seed=self.seed, with_digests=self.with_digests)
         return number, Batch(batch.data, batch.lineage, rows.class_id)
 
     def shards_after(self, number: int, fetched: set[tuple[int, int, int]]) -> list[tuple[int, int]]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,12 +24,37 @@ from torch.utils.data import Dataset
 from cosmati.core.batch import TOMBSTONE, Batch, Data, Lineage, bury
 from cosmati.core.rng import position_key
 from cosmati.data.opened import CacheOptions, OpenedSource, open_sources
-from cosmati.data.order.mixture import Group, Mixture
+from cosmati.data.order.interleave import Phase
+from cosmati.data.order.mixture import Group, Mixture, whole_weights
 from cosmati.data.order.shards import ShardOrder
 from cosmati.data.rows import RowBatch, concatenate, tensors_of
-from cosmati.errors import DataError
+from cosmati.data.shards.cache import DamagedRemoteError
+from cosmati.data.shards.remote import RemoteError
+from cosmati.errors import DataError, MissingExtraError
 
 Transform = Callable[[RowBatch], Data]
+
+
+@dataclass(frozen=True)
+class SkippedRow:
+    """A row that was left out because `on_bad_row="skip"` asks for that."""
+
+    source: str
+    row: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span of a curriculum.
+
+    Args:
+        shares: parts of the classes, by class path, in any unit; classes that aren't named have none.
+        stop_rows: where it ends, in rows since the start; None for the last.
+    """
+
+    shares: Mapping[str, float | Fraction]
+    stop_rows: int | None = None
 
 
 ORDER_VERSION = 1
@@ -48,10 +74,13 @@ class StreamingDataset(Dataset[dict[str, Any]]):
         window_rows: rows are shuffled within windows of whole shards of about this many rows, and shards over the whole
             source, so that few shards are needed at a time.
         repeats: how often each class is visited in an epoch, by class path: `{"open/psf": 2.5}`; others once.
+        curriculum: spans of rows with shares of their own, in place of sizes and repeats.
         columns: what a batch holds, in order; None takes all that are numeric.
         transform: makes a batch of tensors from a `RowBatch`, in place of `columns`; draws by `RowBatch.uniform`.
         cache: where fetched shards are kept, or `CacheOptions`; jobs may share it. Local data need none.
         class_path: class of all rows, where the data set doesn't say.
+        on_bad_row: `raise` at a row that can't be read or transformed, or `skip` it: a tombstone takes its place, so
+            that ranks stay in step, and it's listed in `skipped` of the process that met it, with a warning.
         allow_pickle: decode columns of the encoding `pkl`: only from who you'd let run code.
 
     Raises:
@@ -66,10 +95,12 @@ class StreamingDataset(Dataset[dict[str, Any]]):
         shuffle: bool = True,
         window_rows: int = 1 << 17,
         repeats: Mapping[str, float | Fraction] | None = None,
+        curriculum: Sequence[Span] | None = None,
         columns: Sequence[str] | None = None,
         transform: Transform | None = None,
         cache: CacheOptions | str | Path | None = None,
         class_path: str | None = None,
+        on_bad_row: Literal["raise", "skip"] = "raise",
         allow_pickle: bool = False,
     ) -> None:
         options = cache if isinstance(cache, CacheOptions) else CacheOptions(Path(cache) if cache else None)
@@ -82,6 +113,8 @@ class StreamingDataset(Dataset[dict[str, Any]]):
         self.seed = seed
         self.columns = columns
         self.transform = transform
+        self.on_bad_row = on_bad_row
+        self.skipped: list[SkippedRow] = []
         self.class_names: tuple[str, ...] = tuple(sorted({source.class_path for source in self.sources}))
         self._class_of = np.asarray([self.class_names.index(source.class_path) for source in self.sources])
         self._first_row = np.cumsum([0, *(source.num_rows for source in self.sources)])
@@ -93,7 +126,8 @@ class StreamingDataset(Dataset[dict[str, Any]]):
         )
         self.shuffle = shuffle
         self.window_rows = window_rows
-        self._mixture = Mixture(self.groups)
+        self.phases = _phases(curriculum, self.groups, self.class_names)
+        self._mixture = Mixture(self.groups, self.phases)
         self._orders = self.orders(seed)
 
     def __len__(self) -> int:
@@ -105,7 +139,8 @@ class StreamingDataset(Dataset[dict[str, Any]]):
         facts = [
             [source.index.digest, source.class_path, str(self.repeats[source.class_path])] for source in self.sources
         ]
-        order = [ORDER_VERSION, self.shuffle, self.window_rows]
+        phases = [[phase.stop, phase.weights] for phase in self.phases or ()]
+        order = [ORDER_VERSION, self.shuffle, self.window_rows, phases]
         return hashlib.sha256(json.dumps([facts, order]).encode()).hexdigest()
 
     def orders(self, seed: int) -> list[ShardOrder]:
@@ -175,8 +210,7 @@ class StreamingDataset(Dataset[dict[str, Any]]):
         else:
             first = int(np.flatnonzero(~gone)[0])
             stand_in = (places.sources[first], places.epochs[first], places.shards[first], places.rows[first])
-        columns = (places.sources, places.epochs, places.shards, places.rows)
-        return Places(*(np.where(gone, value, column) for value, column in zip(stand_in, columns, strict=True)))
+        return Places(*(np.where(gone, value, column) for value, column in zip(stand_in, places.columns, strict=True)))
 
     def where(self, row_id: int) -> tuple[OpenedSource, int]:
         """Return the source of a row id, and the row's number in it: provenance resolved."""
@@ -195,6 +229,52 @@ class StreamingDataset(Dataset[dict[str, Any]]):
     def collate(self, batch: RowBatch) -> Batch:
         """Return tensors and lineage; what a DataLoader takes as `collate_fn`."""
         return tensors_with_lineage(batch, self.columns, self.transform)
+
+    def batch(self, places: Places, *, seed: int | None = None, with_digests: bool = False) -> Batch:
+        """Read rows and make tensors of them; a bad row is told, or becomes a tombstone if `on_bad_row` is `skip`.
+
+        Raises:
+            DataError: a row can't be read or transformed; the message names its source, shard and number.
+        """
+
+        def made(chosen: Places) -> Batch:
+            return self.collate(self.read(chosen, seed=seed, with_digests=with_digests))
+
+        try:
+            return made(places)
+        except (RemoteError, DamagedRemoteError, MissingExtraError):
+            raise
+        except Exception as error:
+            bad = self._bad_rows(places, made)
+            if not bad or 1 < len(places.rows) == len(bad):
+                # What is wrong with every row isn't wrong with the rows.
+                raise
+            place, reason = next(iter(bad.items()))
+            told = self._name(places, place)
+            if self.on_bad_row == "raise" or len(bad) == len(places.rows):
+                msg = f"{told} is bad: {reason}. Mend it, or leave such rows out with on_bad_row='skip'."
+                raise DataError(msg) from error
+        for place, reason in bad.items():
+            skipped = SkippedRow(self.sources[places.sources[place]].url, self._name(places, place), reason)
+            self.skipped.append(skipped)
+            warnings.warn(f"left out: {skipped.row}: {reason}", stacklevel=2)
+        gone = np.isin(np.arange(len(places.rows)), list(bad))
+        return made(replace(places, sources=np.where(gone, TOMBSTONE, places.sources)))
+
+    def _bad_rows(self, places: Places, made: Callable[[Places], Batch]) -> dict[int, str]:
+        """Return what is wrong with each row that can't be read or transformed by itself."""
+        bad = {}
+        for place in np.flatnonzero(places.sources != TOMBSTONE).tolist():
+            try:
+                made(Places(*(column[[place]] for column in places.columns)))
+            except Exception as error:  # noqa: BLE001  (a transform may raise anything)
+                bad[place] = f"{type(error).__name__}: {error}"
+        return bad
+
+    def _name(self, places: Places, place: int) -> str:
+        source = self.sources[places.sources[place]]
+        shard = source.index.shard(int(places.shards[place])).raw.basename
+        return f"{source.url}/{shard}, row {places.rows[place]}"
 
     def prefetch(self, places: Places) -> None:
         """Bring the shards of some rows into the cache."""
@@ -218,6 +298,11 @@ class Places:
     shards: NDArray[np.int64]
     rows: NDArray[np.int64]
 
+    @property
+    def columns(self) -> tuple[NDArray[np.int64], ...]:
+        """All four, in order."""
+        return self.sources, self.epochs, self.shards, self.rows
+
 
 def tensors_with_lineage(batch: RowBatch, columns: Sequence[str] | None, transform: Transform | None) -> Batch:
     """Return a batch of tensors: by the transform, or the columns named."""
@@ -231,6 +316,24 @@ def tensors_with_lineage(batch: RowBatch, columns: Sequence[str] | None, transfo
     made = Batch(data, lineage, int(one[0]) if len(one) == 1 else None)
     gone = lineage.row_ids == TOMBSTONE
     return bury(made, gone) if bool(gone.any()) else made
+
+
+def _phases(
+    curriculum: Sequence[Span] | None, groups: Sequence[Group], classes: Sequence[str]
+) -> tuple[Phase, ...] | None:
+    """Share each class's part of a span among its sources, by rows."""
+    if curriculum is None:
+        return None
+    phases = []
+    for span in curriculum:
+        unknown = sorted(set(span.shares) - set(classes))
+        if unknown:
+            raise DataError(f"The curriculum names {', '.join(unknown)}, and the data have {', '.join(classes)}.")
+        of_class = [Fraction(span.shares.get(name, 0)).limit_denominator(1000) for name in classes]
+        rows = [sum(group.rows for group in groups if group.class_id == class_id) for class_id in range(len(classes))]
+        shares = [of_class[g.class_id] * Fraction(g.rows, max(1, rows[g.class_id])) for g in groups]
+        phases.append(Phase(span.stop_rows, whole_weights(shares)))
+    return tuple(phases)
 
 
 def _repeats(given: Mapping[str, float | Fraction], classes: Sequence[str]) -> dict[str, Fraction]:

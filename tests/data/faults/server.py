@@ -42,7 +42,7 @@ class Server:
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[Server]:
+def serve(folder: Path) -> Iterator[Server]:  # noqa: C901  (the handler is a class within)
     state = Server(folder)
 
     class Handler(BaseHTTPRequestHandler):

@@ -34,7 +34,6 @@ class Interleave:
         if min(weights, default=0) < 0 or not sum(weights):
             raise DataError(f"Groups have the weights {list(weights)}. Give 0 or more, not all 0.")
         divisor = math.gcd(*weights)
-        self.period_in_full = sum(weights)
         self.weights = tuple(weight // divisor for weight in weights)
         self.period = sum(self.weights)
         self._sums = [0]

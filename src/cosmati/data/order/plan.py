@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from cosmati.core.batch import TOMBSTONE
-from cosmati.data.order.interleave import Interleave, Ints
+from cosmati.data.order.interleave import Interleave, Ints, Phase, PhasedInterleave
 from cosmati.data.order.mixture import Group, Mixture, whole_weights
 from cosmati.errors import DataError
 
@@ -59,6 +59,7 @@ class RoutePlan:
         tail: what becomes of rows that don't fill a microbatch or a step. `carry`: nothing ends, each class goes on
             from one of its epochs into the next. `pad`: every row exactly once an epoch, the rest tombstones. `drop`:
             they're left out until the next epoch, which has others.
+        phases: a curriculum: weight of each source by span of rows, in place of rows times repeat; with `carry` only.
 
     Raises:
         DataError: there is nothing to visit, `rows` or `num_microbatches` is below 1, or, with `drop`, no step can be
@@ -73,6 +74,7 @@ class RoutePlan:
         num_microbatches: int,
         route_pure: bool,
         tail: Tail = "carry",
+        phases: Sequence[Phase] | None = None,
     ) -> None:
         if rows < 1 or num_microbatches < 1 or tail not in get_args(Tail):
             msg = (
@@ -80,20 +82,26 @@ class RoutePlan:
                 f"Give at least 1 of each, and a tail of {', '.join(get_args(Tail))}."
             )
             raise DataError(msg)
+        if phases and tail != "carry":
+            raise DataError("A curriculum has no epochs to pad or to drop from. Use tail='carry'.")
         self.rows, self.num_microbatches, self.tail = rows, num_microbatches, tail
         keys = sorted({(g.class_id, g.band) for g in groups if g.rows and g.repeat}) if route_pure else [None]
         self._streams: list[_Stream] = []
+        self._units: Interleave | PhasedInterleave
         for key in keys:
             own = [i for i, g in enumerate(groups) if key in (None, (g.class_id, g.band))]
             class_id = None if key is None else key[0]
-            self._streams.append(_Stream(class_id, np.asarray(own), Mixture([groups[i] for i in own])))
+            inner = (
+                [Phase(p.stop, tuple(p.weights[i] for i in own)) for p in phases] if phases and key is None else None
+            )
+            self._streams.append(_Stream(class_id, np.asarray(own), Mixture([groups[i] for i in own], inner)))
         if not self._streams:
             raise DataError("There is nothing to visit: the sources have no rows, or all repeats are 0.")
         visits = [stream.mixture.visits for stream in self._streams]
         self.num_rows = math.floor(sum(visits))
         per_step = rows * num_microbatches
         if tail == "carry":
-            self._units = Interleave(whole_weights(visits))
+            self._units = PhasedInterleave(self._unit_phases(visits, phases))
             self.steps_per_epoch = max(1, self.num_rows // per_step)
             return
         # Where a repeat makes a fraction of a visit, epochs differ by one row: the longest fits, the shortest fills.
@@ -106,7 +114,20 @@ class RoutePlan:
                 "or tail='carry' or 'pad'."
             )
             raise DataError(msg)
+        self._num_units = sum(units)
         self._units = Interleave(units)
+
+    def _unit_phases(self, visits: Sequence[Fraction], phases: Sequence[Phase] | None) -> list[Phase]:
+        """Return the streams' weights by span of units; a span ends with the unit that its last row is in."""
+        if phases is None or len(self._streams) == 1:
+            return [Phase(None, whole_weights(visits))]
+        return [
+            Phase(
+                None if phase.stop is None else -(-phase.stop // self.rows),
+                tuple(sum(phase.weights[i] for i in stream.sources.tolist()) for stream in self._streams),
+            )
+            for phase in phases
+        ]
 
     def _unit(self, step: int, index: int) -> tuple[int, _Stream, int | None]:
         """Return epoch (0 where none ends), stream and number of the unit in the stream's epoch; None if it's empty."""
@@ -115,10 +136,9 @@ class RoutePlan:
         else:
             epoch, in_epoch = divmod(step, self.steps_per_epoch)
             unit = in_epoch * self.num_microbatches + index
-        last = self._units.period_in_full - 1
-        is_empty = self.tail == "pad" and unit > last
+        is_empty = self.tail == "pad" and unit >= self._num_units
         # A microbatch of tombstones takes the class of the last real one: it needs some route, and weighs nothing.
-        stream, number = self._units.locate(np.asarray([last if is_empty else unit]))
+        stream, number = self._units.locate(np.asarray([self._num_units - 1 if is_empty else unit]))
         return epoch, self._streams[int(stream[0])], None if is_empty else int(number[0])
 
     def class_of(self, step: int, index: int) -> int | None:

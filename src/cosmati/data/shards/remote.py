@@ -129,8 +129,8 @@ class Remote:
                     length += len(piece)
                     if num_bytes is not None and length > num_bytes:
                         msg = (
-                            f"{self.url}/{path} has more than the {num_bytes} bytes that the index says: it was changed or "
-                            "damaged where it lies. Restore it, or write the data set again."
+                            f"{self.url}/{path} has more than the {num_bytes} bytes that the index says: it was "
+                            "changed or damaged where it lies. Restore it, or write the data set again."
                         )
                         raise RemoteError(msg)
                     if not attempt.write(to, piece):

@@ -1,0 +1,276 @@
+"""(d) Rows a second from streamed shards, against memory and whichever other loaders are installed.
+
+All read the same rows in batches of 256: text is 50,000 rows of 512 int64 tokens, a label and a tag (210 MB); images
+are 4,000 JPEGs of 96 x 96, decoded. Local disk, warm. mosaicml-streaming reads the very shards that Cosmati wrote.
+"""
+
+from __future__ import annotations
+
+import io
+import resource
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.measure import in_turns, write
+from cosmati.data.ingest import decode_image
+from cosmati.data.loader import StreamingLoader
+from cosmati.data.rows import RowBatch
+from cosmati.data.shards.index import Column, FileInfo, ShardInfo, dump_index
+from cosmati.data.shards.writer import ShardWriter
+from cosmati.data.streaming import StreamingDataset
+
+BATCH = 256
+Pass = Callable[[], int]
+
+
+class InMemory(Dataset[Any]):
+    """Tensors, read a batch at a time: nothing can be faster."""
+
+    def __init__(self, tokens: Tensor, labels: Tensor) -> None:
+        self.tokens, self.labels = tokens, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        chosen = torch.tensor(indices)
+        return self.tokens[chosen], self.labels[chosen]
+
+
+def same(batch: Any) -> Any:  # noqa: ANN401  (a collate function)
+    """Return the batch."""
+    return batch
+
+
+def write_text(folder: Path, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Write the text rows; return tokens and labels."""
+    tokens = np.random.default_rng(0).integers(0, 50_000, (num_rows, 512))
+    columns = {"tokens": "ndarray:int64:512", "label": "int", "tag": "str"}
+    with ShardWriter(folder, columns, class_path="unknown", source="bench") as writer:
+        for number, row in enumerate(tokens):
+            writer.write({"tokens": row, "label": number, "tag": f"row-{number:07d}"})
+    return torch.from_numpy(tokens), torch.arange(num_rows)
+
+
+def write_images(folder: Path, num_rows: int) -> list[bytes]:
+    """Write the images; return their files."""
+    from PIL import Image
+
+    files, generator = [], np.random.default_rng(0)
+    for _ in range(num_rows):
+        # Smooth noise compresses about as a photograph does.
+        small = Image.fromarray(generator.integers(0, 256, (12, 12, 3), dtype=np.uint8))
+        stream = io.BytesIO()
+        small.resize((96, 96), Image.Resampling.BICUBIC).save(stream, format="JPEG", quality=85)
+        files.append(stream.getvalue())
+    with ShardWriter(folder, {"image": "bytes", "label": "int"}, class_path="unknown", source="bench") as writer:
+        for number, data in enumerate(files):
+            writer.write({"image": data, "label": number % 10})
+    return files
+
+
+def decode(batch: RowBatch) -> Tensor:
+    """Decode the images of a batch."""
+    return torch.stack([decode_image(data) for data in batch.columns["image"]])
+
+
+class ImagesInMemory(Dataset[Tensor]):
+    """Files in memory, decoded when they're read."""
+
+    def __init__(self, files: list[bytes]) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return decode_image(self.files[index])
+
+
+def counted(make: Callable[[], Iterator[Any]]) -> Pass:
+    """Return a pass over a loader that counts rows."""
+
+    def run() -> int:
+        rows = 0
+        for batch in make():
+            first = batch.data if hasattr(batch, "data") and not isinstance(batch, Tensor) else batch
+            while not isinstance(first, Tensor):
+                first = next(iter(first.values())) if isinstance(first, dict) else first[0]
+            rows += len(first)
+        return rows
+
+    return run
+
+
+def ours(folder: Path, workers: int, *, shuffle: bool = True, **options: Any) -> Pass:  # noqa: ANN401
+    """Return a pass over streamed rows."""
+    data = StreamingDataset(folder, shuffle=shuffle, **options)
+    loader = StreamingLoader(data, BATCH, num_workers=workers, persistent_workers=workers > 0)
+    return counted(lambda: iter(loader))
+
+
+def theirs(dataset: Any, workers: int, **options: Any) -> Pass:  # noqa: ANN401
+    """Return a pass over any other data set."""
+    loader = DataLoader(dataset, BATCH, num_workers=workers, persistent_workers=workers > 0, **options)
+    return counted(lambda: iter(loader))
+
+
+class _Absent:
+    """Stands in for packages that mosaicml-streaming imports and these rows don't need (torchvision, clouds)."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
+        absent = {"torchvision", "oci", "azure", "paramiko", "google", "matplotlib"}
+        return ModuleSpec(name, self, is_package=True) if name.split(".", maxsplit=1)[0] in absent else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        class Empty(types.ModuleType):
+            def __getattr__(self, name: str) -> type:
+                if name.startswith("__"):
+                    raise AttributeError(name)
+                return type(name, (), {})
+
+        return Empty(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+def peers(folder: Path, tokens: Tensor, labels: Tensor) -> dict[str, Pass]:
+    """Return passes over the other loaders that are installed."""
+    found: dict[str, Pass] = {}
+    if find_spec("streaming") is not None:
+        sys.meta_path.append(_Absent())  # type: ignore[arg-type]
+        from streaming import StreamingDataset as Mosaic
+
+        for workers in (0, 2):
+            # A directory of its own for each: its shared memory is named by it.
+            own = folder.parent / f"mosaic-{workers}"
+            own.mkdir()
+            for path in folder.iterdir():
+                (own / path.name).symlink_to(path)
+            text = (own / "index.json").read_text()
+            (own / "index.json").unlink()
+            (own / "index.json").write_text(text)
+            data = Mosaic(local=str(own), shuffle=True, batch_size=BATCH, allow_unsafe_types=False)
+            found[f"mosaicml-streaming, shuffled, {workers} workers"] = theirs(data, workers)
+    if find_spec("datasets") is not None:
+        import datasets
+
+        table = datasets.Dataset.from_dict({"tokens": tokens.numpy(), "label": labels.numpy()})
+        arrow = folder.parent / "arrow"
+        table.save_to_disk(str(arrow))
+        data = datasets.load_from_disk(str(arrow)).with_format("torch")
+        for workers in (0, 2):
+            found[f"datasets (Arrow), shuffled, {workers} workers"] = theirs(data, workers, shuffle=True)
+    return found
+
+
+def timed(run: Pass) -> Callable[[], float]:
+    """Return seconds a row of one pass."""
+
+    def seconds() -> float:
+        start = perf_counter()
+        rows = run()
+        return (perf_counter() - start) / rows
+
+    return seconds
+
+
+def start_up(num_shards: int) -> str:
+    """Open a source of many shards, and say what it took."""
+    columns = (Column("tokens", "ndarray:int64:512", 4096), Column("tag", "str", None))
+    digest = "ab" * 32
+    shards = [
+        ShardInfo(
+            4000,
+            columns,
+            FileInfo(f"shard.{n:06d}.mds", 16_500_000, {"sha256": digest}),
+            FileInfo(f"shard.{n:06d}.mds.zstd", 9_000_000, {"sha256": digest}),
+            "zstd:3",
+            1 << 26,
+        )
+        for n in range(num_shards)
+    ]
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from cosmati.data.streaming import StreamingDataset\n"
+        "def peak(): return int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])\n"
+        "Path('/proc/self/clear_refs').write_text('5')  # the peak starts from here\n"
+        "before = peak()\n"
+        "start = time.perf_counter()\n"
+        "data = StreamingDataset(sys.argv[1])\n"
+        "data.locate(range(256))\n"
+        "took = time.perf_counter() - start\n"
+        "more = peak() - before\n"
+        "print(f'{len(data.sources[0].index.shard_rows):,} shards, {len(data):,} rows: {took:.2f} s to the first '\n"
+        "      f'order, {more / 1e3:.0f} MB more at peak')\n"
+    )
+    import subprocess
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "index.json").write_bytes(dump_index(shards, {}))
+        done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def memory_over_epochs(run: Pass, epochs: int) -> str:
+    """Say how much the peak memory grows over epochs."""
+    run()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(epochs):
+        run()
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3
+    return f"peak memory grew by {grown:.1f} MB over {epochs} more epochs"
+
+
+def run(*, quick: bool) -> str:
+    """Run the benchmark, write its results and return the tables."""
+    torch.set_num_threads(1)
+    num_rows, num_images, rounds = (4_000, 300, 2) if quick else (50_000, 4_000, 7)
+    suffix = "_quick" if quick else ""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tokens, labels = write_text(folder / "text", num_rows)
+        memory = InMemory(tokens, labels)
+        arms: dict[str, Pass] = {}
+        for workers in (2, 0, 4):
+            arms[f"in memory, shuffled, {workers} workers"] = theirs(memory, workers, shuffle=True, collate_fn=same)
+            arms[f"cosmati, shuffled, {workers} workers"] = ours(folder / "text", workers, columns=("tokens", "label"))
+        arms["in memory again (A/A), shuffled, 2 workers"] = theirs(memory, 2, shuffle=True, collate_fn=same)
+        arms["cosmati, sequential, 2 workers"] = ours(folder / "text", 2, shuffle=False, columns=("tokens", "label"))
+        arms |= peers(folder / "text", tokens, labels)
+        rows = in_turns({arm: timed(one) for arm, one in arms.items()}, rounds)
+        notes = {
+            "what": "a step is a row here; batches of 256; 512 int64 tokens and a label",
+            "start": start_up(1_000 if quick else 100_000),
+            "memory": memory_over_epochs(arms["cosmati, shuffled, 0 workers"], 3 if quick else 10),
+        }
+        text = write(f"streaming_text{suffix}", rows, notes)
+        files = write_images(folder / "images", num_images)
+        images: dict[str, Pass] = {}
+        for workers in (2, 0, 4):
+            images[f"in memory, shuffled, {workers} workers"] = theirs(ImagesInMemory(files), workers, shuffle=True)
+            images[f"cosmati, shuffled, {workers} workers"] = ours(folder / "images", workers, transform=decode)
+        images["cosmati, sequential, 2 workers"] = ours(folder / "images", 2, shuffle=False, transform=decode)
+        rows = in_turns({arm: timed(one) for arm, one in images.items()}, 2 if quick else 5)
+        notes = {"what": "a step is an image here: a JPEG of 96 x 96, decoded; batches of 256"}
+        text += "\n" + write(f"streaming_images{suffix}", rows, notes)
+        with suppress(Exception):
+            from streaming.base.util import clean_stale_shared_memory
+
+            clean_stale_shared_memory()
+    return text
