@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from cosmati.core.method import Method, Position, Stage
     from cosmati.core.plan import Plan
     from cosmati.data.in_memory import InMemory
+    from cosmati.data.loader import StreamingLoader
+    from cosmati.data.source import StreamingSource
+    from cosmati.data.streaming import StreamingDataset
     from cosmati.provenance.taxonomy import Taxonomy, software_licences
     from cosmati.routing.policy_file import PolicyFile, load_policy
     from cosmati.train.assembly import SubStep
@@ -32,6 +35,9 @@ _HOMES = {
     "core.method": ("Method", "Position", "Stage"),
     "core.plan": ("Plan",),
     "data.in_memory": ("InMemory",),
+    "data.loader": ("StreamingLoader",),
+    "data.source": ("StreamingSource",),
+    "data.streaming": ("StreamingDataset",),
     "provenance.taxonomy": ("Taxonomy", "software_licences"),
     "routing.policy_file": ("PolicyFile", "load_policy"),
     "train.assembly": ("SubStep",),
@@ -63,6 +69,9 @@ __all__ = [
     "RunConfig",
     "RunResult",
     "Stage",
+    "StreamingDataset",
+    "StreamingLoader",
+    "StreamingSource",
     "StepReport",
     "SubStep",
     "Taxonomy",
