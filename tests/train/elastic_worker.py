@@ -18,6 +18,10 @@ from cosmati.core.batch import count_rows
 from cosmati.core.loss import Classification
 from cosmati.core.state import parameter_root
 from cosmati.data.in_memory import InMemory
+from cosmati.data.rows import RowBatch
+from cosmati.data.shards.writer import ShardWriter
+from cosmati.data.source import StreamingSource
+from cosmati.data.streaming import StreamingDataset
 from cosmati.methods import EMA, MixUp
 from cosmati.optim import SGD, AdamW, Cosine, Muon
 from cosmati.train import step as step_module
@@ -89,7 +93,23 @@ OPTIMIZERS = {
     "sgd": [SGD(lr=0.1, momentum=0.9, schedule=Cosine())],
     "adamw": [AdamW(lr=1e-2, weight_decay=0.1, schedule=Cosine())],
     "muon": [Muon(lr=0.02, schedule=Cosine()), AdamW(lr=1e-2)],
+    "streamed": [SGD(lr=0.1, momentum=0.9, schedule=Cosine())],
 }
+
+
+def noisy(batch: RowBatch) -> tuple[Tensor, Tensor]:
+    """Add noise that belongs to the rows, in whichever worker."""
+    return batch.tensor("image") + batch.uniform("noise").view(-1, 1, 1, 1).float() / 10, batch.tensor("label")
+
+
+def streamed(folder: Path, images: Tensor, labels: Tensor) -> StreamingSource:
+    """Write this rank's own copy of the shards, and stream them through worker processes."""
+    own = folder / f"rows-{os.getpid()}"
+    columns = {"image": "ndarray:float32:1,8,8", "label": "int"}
+    with ShardWriter(own, columns, class_path="unknown", source="elastic", size_limit=16_384, salt=bytes(32)) as writer:
+        for image, label in zip(images.numpy(), labels.tolist(), strict=True):
+            writer.write({"image": image, "label": label})
+    return StreamingSource(StreamingDataset(own, transform=noisy, window_rows=80), 40, num_workers=2)
 
 
 def run(case: str, folder: Path, stop: int) -> dict[str, object]:
@@ -101,7 +121,7 @@ def run(case: str, folder: Path, stop: int) -> dict[str, object]:
     trainer = Trainer(
         ConvNet(),
         Classification(num_classes=5),
-        InMemory(data, rows_per_step=40),
+        streamed(folder.parent, *data) if case == "streamed" else InMemory(data, rows_per_step=40),
         optimizers=OPTIMIZERS[case],
         methods=[MixUp(), EMA(half_life="3ba")],
         evaluation=Evaluation(batches(data, 32), {"accuracy": accuracy, "loss": Classification(num_classes=5)}),

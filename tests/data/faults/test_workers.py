@@ -1,0 +1,67 @@
+"""Worker processes and SIGKILL: the loss of one is an error in the main process, and none outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.data.faults import slow_reader
+from tests.data.shard_files import write_source
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def start(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    command = [sys.executable, slow_reader.__file__, str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    workers = [int(word) for word in process.stdout.readline().split()]
+    assert len(workers) == 2
+    return process, workers
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()  # noqa: PTH208
+
+
+def test_undisturbed_it_reads_everything(tmp_path: Path) -> None:
+    process, _ = start(write_source(tmp_path, [50, 70]))
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert sorted(map(int, out.split())) == list(range(120))
+
+
+def test_a_killed_worker_is_an_error_and_no_hang(tmp_path: Path) -> None:
+    process, workers = start(write_source(tmp_path, [2000]))
+    os.kill(workers[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode not in (0, None)
+    assert "killed by signal" in errors
+
+
+def test_a_killed_job_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:
+    before = shared_memory()
+    process, workers = start(write_source(tmp_path, [5000]))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 20
+    while any(map(is_running, workers)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(is_running, workers))
+    own = {str(pid) for pid in (process.pid, *workers)}
+    left = {name for name in shared_memory() - before if own & set(name.split("_"))}
+    assert left == set()
