@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cosmati.core.loss import Classification
 from cosmati.core.rng import position_key
+from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.models.mlp import MLP
 from cosmati.optim import SGD, AdamW, Muon
 from cosmati.testing.bare_loop import bare_loop
@@ -38,7 +39,7 @@ class ConvNet(nn.Module):
 
 
 class Attention(nn.Module):
-    """A small language model's parts: embedding, causal attention, LayerNorm, dropout."""
+    """An encoder's parts: embedding, attention, LayerNorm, dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,6 +49,18 @@ class Attention(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.block(self.embed(tokens)).mean(1))
+
+
+class Causal(nn.Module):
+    """The library's GPT with dropout, its outputs read as classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = GPTConfig(vocabulary_size=16, sequence_length=6, width=8, num_blocks=2, num_heads=2, dropout=0.1)
+        self.gpt = GPT(config)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.gpt(tokens).mean(1)[:, :5]
 
 
 def _images(rows: int, generator: torch.Generator) -> Tensor:
@@ -62,6 +75,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, torch.Generator]
     "mlp": (lambda: MLP((64, 16, 5)), _images),
     "cnn": (ConvNet, _images),
     "attention": (Attention, _tokens),
+    "gpt": (Causal, _tokens),
 }
 OPTIMIZERS = {
     "sgd": SGD(lr=0.05, momentum=0.9, weight_decay=0.01),
@@ -120,18 +134,22 @@ def test_fit_is_the_bare_loop(kind: str, optimizer: str, num_microbatches: int, 
 
 
 @pytest.mark.parametrize("num_microbatches", [1, 4])
-def test_muon_is_the_bare_loop(num_microbatches: int) -> None:
-    steps, model = _steps("mlp", 24), _model("mlp")
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_muon_is_the_bare_loop(kind: str, num_microbatches: int) -> None:
+    steps, model = _steps(kind, 24), _model(kind)
     plain = copy.deepcopy(model)
-    chosen = Muon(lr=0.01, parameters="layers.0.weight")
-    rest = SGD(lr=0.05, momentum=0.9)
+    hidden = next(name for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name)
+    chosen, rest = Muon(lr=0.01, parameters=hidden), SGD(lr=0.05, momentum=0.9)
     Trainer(model, LOSS, steps, optimizers=[chosen, rest], config=_config(num_microbatches)).fit()
     named = list(plain.named_parameters())
 
     class Both:
         """Two optimizers, as one writes them by hand."""
 
-        parts = (chosen.build(named[:1]), rest.build(named[1:]))
+        parts = (
+            chosen.build([(name, p) for name, p in named if name == hidden]),
+            rest.build([(name, p) for name, p in named if name != hidden]),
+        )
 
         def step(self) -> None:
             for part in self.parts:
