@@ -63,11 +63,11 @@ def test_what_wont_pass_is_raised_at_once(
 @pytest.mark.parametrize("fault", ["hang", "drip", "reset", "503", "short"])
 def test_one_deadline_holds_for_all_attempts(server: Server, tmp_path: Path, fault: str) -> None:
     server.fault(SHARD, fault, forever=True)
-    data = opened(server, tmp_path, deadline=2.0)
+    data = opened(server, tmp_path, deadline=3.0)
     start = time.monotonic()
-    with pytest.raises(RemoteError, match=r"shard.00001.mds couldn't be fetched in 2 s"):
+    with pytest.raises(RemoteError, match=r"shard.00001.mds couldn't be fetched in 3 s"):
         numbers(data)
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 12
     assert not list((tmp_path / "cache").rglob("*.part"))
     server.faults.clear()
     assert numbers(data) == list(range(18))

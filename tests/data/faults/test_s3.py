@@ -66,7 +66,11 @@ def test_rows_come_exactly_once_with_workers_too(bucket: dict[str, Any], tmp_pat
 def test_what_isnt_there_is_told_at_once(bucket: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"neither an index.json \(MDS\) nor Parquet files"):
         opened(bucket, tmp_path, "nothing")
-    data = opened(bucket, tmp_path)
-    bucket["client"].delete_object(Bucket="bucket", Key="corpus/unknown/shard.00000.mds")
+    client = bucket["client"]
+    for entry in client.list_objects_v2(Bucket="bucket", Prefix="corpus/")["Contents"]:
+        copied = entry["Key"].replace("corpus/", "partial/")
+        client.copy_object(Bucket="bucket", CopySource={"Bucket": "bucket", "Key": entry["Key"]}, Key=copied)
+    client.delete_object(Bucket="bucket", Key="partial/unknown/shard.00000.mds")
+    data = opened(bucket, tmp_path, "partial")
     with pytest.raises(RemoteError, match="isn't there"):
         data.__getitems__(range(18))

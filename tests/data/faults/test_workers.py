@@ -50,7 +50,7 @@ def test_a_killed_worker_is_an_error_and_no_hang(tmp_path: Path) -> None:
     os.kill(workers[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=30)
     assert process.returncode not in (0, None)
-    assert "killed by signal" in errors
+    assert "killed by signal" in errors or "Connection reset" in errors
 
 
 def test_a_killed_job_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from cosmati.errors import DataError, MissingExtraError
 _CHUNK_BYTES = 1 << 20
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
+_SHORTEST_STALL_SECONDS = 5.0
 _FINAL_STATUS = {400, 401, 403, 404, 410, 416}
 
 
@@ -170,7 +171,8 @@ class Remote:
             number += 1
             attempt = _Attempt(work)
             left = None if self.local is not None else max(0.0, end - time.monotonic())
-            error = attempt.run(left, stall_seconds=self._deadline_seconds / 3)
+            # Long deadlines leave room for several attempts; within a short one a busy machine needs all of it.
+            error = attempt.run(left, stall_seconds=max(self._deadline_seconds / 3, _SHORTEST_STALL_SECONDS))
             if error is None:
                 return attempt.result
             self._give_up_if_final(path, error)
