@@ -12,9 +12,12 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Data
 from cosmati.core.loss import Classification, Loss
+from cosmati.data.in_memory import InMemory
 from cosmati.errors import CheckpointError, DivergenceError, PlanError, RunError
 from cosmati.models.mlp import MLP
 from cosmati.optim import AdamW
+from cosmati.provenance.taxonomy import software_licences
+from cosmati.routing.policy_file import load_policy
 from cosmati.train.config import RunConfig
 from cosmati.train.trainer import Trainer
 
@@ -99,3 +102,18 @@ def test_another_recipe_does_not_resume(tmp_path: Path) -> None:
     _trainer(tmp_path).fit()
     with pytest.raises(CheckpointError, match="another plan"):
         _trainer(tmp_path, lr=0.02).fit()
+
+
+def test_a_class_that_the_taxonomy_lacks_is_named() -> None:
+    data = InMemory(_steps()[0], 4, class_names=("nobody/knows",))
+    policy = "version: 1\ntaxonomy: software-licences\nrules:\n  - {class: '**', weight: 1}\n"
+    with pytest.raises(PlanError, match=r"classes that the taxonomy lacks: nobody/knows\. It has .*open/permissive"):
+        Trainer(
+            MLP((4, 8, 3)),
+            LOSS,
+            data,
+            optimizers=[AdamW(lr=0.01)],
+            policy=load_policy(policy),
+            taxonomy=software_licences(),
+            config=RunConfig(budget="2ba", num_microbatches=2),
+        )

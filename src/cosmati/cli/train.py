@@ -36,11 +36,15 @@ def train(
     Examples:
       cosmati train digits.py
       cosmati train digits.py:big --set config.seed=3 --set methods.0.alpha=0.3 --run-folder runs/big-3
+      torchrun --nproc-per-node 2 -m cosmati train digits.py --set config.num_microbatches=4
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
     recipe = load_recipe(file, settings or [])
     recipe = dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, progress=True))
     trainer = recipe.trainer(run_folder=run_folder)
     result = trainer.fit()
+    if trainer.assembly.ranks.rank:
+        # Under torchrun one rank speaks for all.
+        return
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     typer.echo(f"{recipe.name}: {result.outcome} after {result.clock.step} steps, {result.seconds:.1f} s  {metrics}")
     if result.run_folder is not None:

@@ -106,6 +106,9 @@ class Microbatches(Dataset[tuple[int, Batch]]):
         Each source is looked at a window ahead, and no further than half its cache.
         """
         rows = self.plan.microbatch(*divmod(number, self.plan.num_microbatches))
+        if len(fetched) > 4 * sum(source.index.num_shards for source in self.dataset.sources):
+            # Epochs long gone; to ask for a shard again that is there costs nothing.
+            fetched.clear()
         found = []
         for source in np.unique(rows.sources[rows.sources != TOMBSTONE]):
             opened = self.dataset.sources[source]

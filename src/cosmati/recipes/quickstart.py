@@ -21,7 +21,7 @@ from cosmati.study.runner import Arm, Study
 from cosmati.train.trainer import Trainer
 
 BASELINE_RATES = (4e-3, 8e-3, 1.6e-2)
-COMPOSED_RATES = (0.03, 0.06, 0.12)
+COMPOSED_RATES = (0.015, 0.03, 0.06)
 AA_OFFSET = 1000
 """Added to the seeds of the A/A arm: the baseline once more, with other seeds."""
 

@@ -7,6 +7,7 @@ additions inside an all-reduce is the backend's to choose.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
 
 import torch
@@ -21,9 +22,13 @@ _ALIGNMENT = 16
 
 
 class Ranks:
-    """This process's place among the ranks; one rank where no process group exists."""
+    """This process's place among the ranks; one rank where there is no process group and torchrun didn't start it."""
 
     def __init__(self) -> None:
+        if dist.is_available() and dist.is_torchelastic_launched() and not dist.is_initialized():
+            # Whoever starts a script with torchrun wants its ranks to work together, and the script needn't say so.
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            atexit.register(dist.destroy_process_group)
         self.is_parallel = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.world = dist.get_world_size() if self.is_parallel else 1
         self.rank = dist.get_rank() if self.is_parallel else 0

@@ -143,7 +143,8 @@ class Trainer:
             with ExitStack() as stack:
                 stack.enter_context(environment(self.assembly))
                 self._session = stack.enter_context(FitSession(self))
-                self._needs_report = bool(self.observers)
+                # What is measured goes through collectives, so ranks must agree, whoever has observers.
+                self._needs_report = self.assembly.ranks.agree(bool(self.observers))
                 self._environment = stack.pop_all()
         return self
 
