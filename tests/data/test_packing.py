@@ -162,7 +162,8 @@ def test_packing_is_lazy_and_holds_no_more_than_its_open_packs() -> None:
         next(packs)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 200_000
+    # 500 packs of 512 int64 would be 2 MB.
+    assert peak < 1_000_000
 
 
 @given(rows=TABLES, packing=PACKINGS)
