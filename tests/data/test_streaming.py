@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import multiprocessing
@@ -19,11 +20,16 @@ from torch.utils.data import DataLoader
 
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.source import Source
+from cosmati.data.ingest import read_text
 from cosmati.data.loader import StreamingLoader, Tail
 from cosmati.data.opened import CacheOptions
+from cosmati.data.packing import Packing, pack_rows
 from cosmati.data.rows import RowBatch
+from cosmati.data.shards.convert import mds_to_parquet
+from cosmati.data.shards.writer import ShardWriter, merge_sources
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import Span, StreamingDataset
+from cosmati.data.tokens import ByteTokenizer, tokenize
 from cosmati.errors import DataError
 from cosmati.optim import SGD
 from cosmati.train.config import RunConfig
@@ -404,3 +410,55 @@ def test_columns_that_arent_tensors_say_what_to_do(folder: Path) -> None:
     batch = next(iter(StreamingLoader(everything, 4)))
     assert [tuple(tensor.shape) for tensor in batch.data] == [(4,), (4, 6)]
     assert np.array_equal(batch.data[0].numpy(), batch.lineage.row_ids.numpy())
+
+
+def test_bands_of_a_class_are_never_in_one_microbatch(tmp_path: Path) -> None:
+    for band in (0, 1):
+        columns = {"number": "int"}
+        with ShardWriter(tmp_path / f"band-{band}", columns, class_path="open/psf", source="x", band=band) as writer:
+            for number in range(20):
+                writer.write({"number": 100 * band + number})
+    data = StreamingDataset([tmp_path / "band-0", tmp_path / "band-1"])
+    order = StreamingSource(data, 8, tail="pad").order(seed=0, num_microbatches=2, route_pure=True)
+    bands: Counter[bool] = Counter()
+    for step in range(order.steps_per_epoch):
+        for index in (0, 1):
+            batch = order.microbatch(step, index)
+            found = set((batch.data[batch.lineage.row_ids != TOMBSTONE] >= 100).tolist())
+            assert len(found) <= 1
+            bands.update(found)
+    assert bands[False] == bands[True] == 5
+
+
+def test_provenance_resolves_after_packing_repetition_merging_and_conversion(tmp_path: Path) -> None:
+    lines = [f"line {n} " + "word " * (n % 7) for n in range(60)]
+    for part in range(2):
+        (tmp_path / f"{part}.txt").write_text("\n".join(lines[30 * part : 30 * part + 30]))
+        read = read_text(tmp_path / f"{part}.txt", class_of="open/psf", separator="\n")
+        packed = pack_rows(tokenize(read, ByteTokenizer()), Packing(length=64), class_names=("open/psf",))
+        with ShardWriter(
+            tmp_path / f"out/{part}", packed.columns, class_path="open/psf", source="x", size_limit=8192
+        ) as writer:
+            for row in packed:
+                writer.write(row)
+    merge_sources([tmp_path / "out/0", tmp_path / "out/1"], tmp_path / "out")
+    mds_to_parquet(tmp_path / "out", tmp_path / "parquet")
+    for folder in (tmp_path / "out", tmp_path / "parquet"):
+        data = StreamingDataset(folder, repeats={"open/psf": 2})
+        seen: Counter[str] = Counter()
+        places = data.locate(range(len(data)))
+        rows = data.read(places, with_digests=True)
+        assert rows.digests is not None
+        for row, digest in zip(rows, rows.digests, strict=True):
+            source, number = data.where(row["row_id"])
+            at = np.asarray([number])
+            shard = np.searchsorted(np.cumsum(source.index.shard_rows), at, side="right")
+            within = at - (np.cumsum(source.index.shard_rows) - source.index.shard_rows)[shard]
+            assert np.array_equal(source.digests(shard, within)[0], digest)
+            for (_, _, start, stop, first), (file, place, sha256) in zip(row["spans"], row["origins"], strict=True):
+                line = lines[30 * int(file[0]) + place - 1]
+                assert hashlib.sha256(line.encode()).hexdigest() == sha256
+                text = ByteTokenizer().decode(row["tokens"][start:stop])
+                assert text == line[first : first + len(text)]
+                seen[sha256] += 1
+        assert set(seen) == {hashlib.sha256(line.encode()).hexdigest() for line in lines}

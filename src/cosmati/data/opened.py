@@ -103,6 +103,10 @@ class OpenedSource:
             raise DataError(msg)
         own = self.index.extra.get("cosmati", {})
         self.class_path: str = class_path or (own.get("class") if isinstance(own, dict) else None) or UNKNOWN_CLASS
+        band = own.get("band", 0) if isinstance(own, dict) else 0
+        if not isinstance(band, int) or band < 0:
+            raise DataError(f"{url} says band {band!r}, and a band is a number from 0. Write the source again.")
+        self.band = band
 
     def _open(self) -> None:
         local = _local_path(self.url)

@@ -121,7 +121,7 @@ class StreamingDataset(Dataset[dict[str, Any]]):
         self._first_of_shard = [np.cumsum([0, *source.index.shard_rows]) for source in self.sources]
         self.repeats = _repeats(repeats or {}, self.class_names)
         self.groups: tuple[Group, ...] = tuple(
-            Group(rows=source.num_rows, class_id=int(class_id), repeat=self.repeats[source.class_path])
+            Group(source.num_rows, int(class_id), self.repeats[source.class_path], source.band)
             for source, class_id in zip(self.sources, self._class_of, strict=True)
         )
         self.shuffle = shuffle
@@ -137,7 +137,8 @@ class StreamingDataset(Dataset[dict[str, Any]]):
     def digest(self) -> str:
         """SHA-256 of what is visited, and how: every index, its class, its repeats, and the order's options."""
         facts = [
-            [source.index.digest, source.class_path, str(self.repeats[source.class_path])] for source in self.sources
+            [source.index.digest, source.class_path, source.band, str(self.repeats[source.class_path])]
+            for source in self.sources
         ]
         phases = [[phase.stop, phase.weights] for phase in self.phases or ()]
         order = [ORDER_VERSION, self.shuffle, self.window_rows, phases]

@@ -31,7 +31,7 @@ def mds_to_parquet(source: Path, out: Path, *, on_shard: Progress = lambda _done
     _refuse_full(out, "*.parquet")
     store = ShardCache(source, None)
     own = index.extra.get("cosmati")
-    told = {k: v for k, v in own.items() if k in ("class", "manifest_sha256")} if isinstance(own, dict) else {}
+    told = {k: v for k, v in own.items() if k in ("class", "band", "manifest_sha256")} if isinstance(own, dict) else {}
     for number in range(index.num_shards):
         info = index.shard(number)
         shard = MdsShard(store.open(ShardFiles(info.raw, info.zip, info.compression)), info, allow_pickle=True)
@@ -81,7 +81,11 @@ def parquet_to_mds(
     columns = {column.name: column.encoding for column in index.shard(0).columns}
     title = name or (before.source if before else source.name)
     with ShardWriter(
-        out, columns, class_path=class_path, source=title, **{"facts": facts, "salt": salt, **options}
+        out,
+        columns,
+        class_path=class_path,
+        source=title,
+        **{"facts": facts, "salt": salt, "band": told.get("band", 0), **options},
     ) as writer:
         for number, row in enumerate(_rows(source, index.shards, on_shard)):
             if number >= writer.num_written:

@@ -84,6 +84,7 @@ class SourceManifest(_Model):
         source: name of the source.
         source_version: of its content.
         class_path: class of all its rows.
+        band: quality band of all its rows, where a policy tells bands apart; measured once, and signed with the shards.
         num_rows: rows.
         num_bytes: of the uncompressed shards.
         shards: digests of the uncompressed shards, in order.
@@ -96,6 +97,7 @@ class SourceManifest(_Model):
     source: str
     source_version: str
     class_path: str = Field(pattern=_CLASS_PATH)
+    band: int = Field(default=0, ge=0)
     num_rows: int = Field(ge=0)
     num_bytes: int = Field(ge=0)
     shards: tuple[ShardDigest, ...]

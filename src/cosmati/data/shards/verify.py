@@ -109,6 +109,8 @@ def _differences(manifest: SourceManifest, digests: list[ShardDigest], own: dict
             yield f"shard {name} isn't what the manifest says"
     if own.get("class") != manifest.class_path:
         yield f"the index says class {own.get('class')}, and the manifest {manifest.class_path}"
+    if own.get("band", 0) != manifest.band:
+        yield f"the index says band {own.get('band')}, and the manifest {manifest.band}"
     if own.get("manifest_sha256") != manifest.digest:
         yield "the index names another manifest"
 

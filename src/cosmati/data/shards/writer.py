@@ -53,6 +53,7 @@ class ShardWriter:
             appended to: its index stays as it was until the new one is in place.
         columns: encodings of the columns by name, in order.
         class_path: class of all rows, such as `open/permissive`.
+        band: quality band of all rows; each band is a source of its own.
         source: name of the source.
         source_version: of its content.
         size_limit: bytes of an uncompressed shard at most, under 4 GiB; a longer row has a shard of its own.
@@ -78,6 +79,7 @@ class ShardWriter:
         class_path: str,
         source: str,
         source_version: str = "1",
+        band: int = 0,
         size_limit: int = 1 << 26,
         compression: str | None = None,
         hashes: Sequence[str] = ("sha256",),
@@ -95,6 +97,7 @@ class ShardWriter:
         extension(compression)
         self._facts = {
             "class_path": class_path,
+            "band": band,
             "source": source,
             "source_version": source_version,
             "size_limit": size_limit,
@@ -234,6 +237,7 @@ class ShardWriter:
             source=str(self._facts["source"]),
             source_version=str(self._facts["source_version"]),
             class_path=str(self._facts["class_path"]),
+            band=int(str(self._facts["band"])),
             num_rows=self.num_written,
             num_bytes=sum(shard.raw.num_bytes for shard in self._shards),
             shards=tuple(self._digests),
@@ -356,7 +360,7 @@ def merge_sources(parts: Sequence[Path | str], out: Path | str, *, salt: bytes |
             shards.append(_moved(info, below))
             digests.append(digest.model_copy(update={"name": f"{below}/{digest.name}"}))
     one = manifests[0]
-    kinds = {(m.class_path, m.source, m.source_version, m.facts.model_dump_json()) for m in manifests}
+    kinds = {(m.class_path, m.band, m.source, m.source_version, m.facts.model_dump_json()) for m in manifests}
     if len(kinds) != 1 or len({shard.columns for shard in shards}) > 1:
         raise DataError("The parts differ in class, source, facts or columns. Write them with the same arguments.")
     merged = one.model_copy(
@@ -381,7 +385,8 @@ def _moved(info: ShardInfo, below: str) -> ShardInfo:
 
 def _finish(folder: Path, shards: Sequence[ShardInfo], manifest: SourceManifest) -> None:
     """Put manifest and index in place, the index last."""
-    extra = {"cosmati": {"version": 1, "class": manifest.class_path, "manifest_sha256": manifest.digest}}
+    told = {"version": 1, "class": manifest.class_path, "band": manifest.band, "manifest_sha256": manifest.digest}
+    extra = {"cosmati": told}
     replace_file(folder / MANIFEST_FILE, manifest.to_bytes())
     replace_file(folder / "index.json", dump_index(shards, extra))
     sync_directory(folder)
