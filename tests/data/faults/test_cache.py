@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import signal
@@ -198,12 +199,29 @@ def test_too_few_file_handles_are_told(tmp_path: Path) -> None:
     assert rows_of(read(remote, cache)) == list(range(180))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_cache_that_cant_be_written_is_told(tmp_path: Path) -> None:
+def heed_permissions() -> None:
+    """Give up root's right to write where nobody may (CAP_DAC_OVERRIDE), from the next program on."""
+    ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP; without root there is nothing to give up
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="capabilities are Linux's")
+def test_a_cache_that_cant_be_written_is_told_and_a_full_one_still_serves(tmp_path: Path) -> None:
     remote, cache = write_source(tmp_path / "remote", ROWS), tmp_path / "cache"
-    cache.mkdir(mode=0o500)
-    with pytest.raises(DataError, match="may not be written to"):
-        StreamingDataset(remote, cache=cache)[0]
+    cache.mkdir()
+    empty = tmp_path / "empty"
+    empty.mkdir(mode=0o500)
+    assert rows_of(read(remote, cache)) == NUMBERS
+    cache.chmod(0o500)
+    for path in cache.rglob("*"):
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    try:
+        refused = read(remote, empty, preexec_fn=heed_permissions)
+        assert refused.returncode != 0
+        assert "may not be written to" in refused.stderr
+        assert rows_of(read(remote, cache, preexec_fn=heed_permissions)) == NUMBERS
+    finally:
+        for path in (cache, empty, *cache.rglob("*")):
+            path.chmod(0o700)
 
 
 def test_a_cache_where_a_file_stands_is_told(tmp_path: Path) -> None:

@@ -107,6 +107,11 @@ class ShardCache:
                 msg = f"Shard {path} {problem}: it's damaged, and there is no remote to fetch it from. Write it again."
                 raise DataError(msg)
             return
+        with contextlib.suppress(FileNotFoundError):
+            # Names are given to whole files only, so this needs no lock, nor a directory that can be written to.
+            if _problem(path, files.raw) is None:
+                self._touch(path)
+                return
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.part")
         with _locked(part) as file:
