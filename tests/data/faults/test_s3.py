@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,3 +77,30 @@ def test_what_isnt_there_is_told_at_once(bucket: dict[str, Any], tmp_path: Path)
     data = opened(bucket, tmp_path, "partial")
     with pytest.raises(RemoteError, match="isn't there"):
         data.__getitems__(range(18))
+
+
+def test_obstore_in_fsspecs_place(bucket: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    # In a process of its own: to register it is to replace fsspec's own for good.
+    options = bucket["options"]
+    config = {
+        "aws_endpoint": options["endpoint_url"],
+        "aws_access_key_id": options["key"],
+        "aws_secret_access_key": options["secret"],
+        "aws_region": "us-east-1",
+    }
+    script = (
+        "import sys, json\n"
+        "from pathlib import Path\n"
+        "import obstore.fsspec\n"
+        "from cosmati.data.opened import CacheOptions\n"
+        "from cosmati.data.streaming import StreamingDataset\n"
+        "obstore.fsspec.register('s3')\n"
+        "own = {'config': json.loads(sys.argv[2]), 'client_options': {'allow_http': True}}\n"
+        "data = StreamingDataset('s3://bucket/corpus', cache=CacheOptions(Path(sys.argv[1]), storage_options=own))\n"
+        "print(sorted(int(row['number']) for row in data.__getitems__(range(len(data)))))\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path), json.dumps(config)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == list(range(18))
