@@ -12,7 +12,8 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -151,6 +152,25 @@ class _Absent:
 def peers(folder: Path, tokens: Tensor, labels: Tensor) -> dict[str, Pass]:
     """Return passes over the other loaders that are installed."""
     found: dict[str, Pass] = {}
+    if find_spec("litdata") is not None:
+        import litdata
+
+        np.save(folder.parent / "tokens.npy", tokens.numpy())
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            litdata.optimize(
+                partial(lit_row, folder.parent / "tokens.npy"),
+                list(range(len(labels))),
+                str(folder.parent / "lit"),
+                num_workers=1,
+                chunk_bytes="64MB",
+                start_method="fork",  # the default changes that of the whole process
+            )
+        for workers in (0, 2):
+            data = litdata.StreamingDataset(str(folder.parent / "lit"), shuffle=True)
+            loader = litdata.StreamingDataLoader(
+                data, batch_size=BATCH, num_workers=workers, persistent_workers=workers > 0
+            )
+            found[f"litdata, shuffled, {workers} workers"] = counted(partial(iter, loader))
     if find_spec("streaming") is not None:
         sys.meta_path.append(_Absent())  # type: ignore[arg-type]
         from streaming import StreamingDataset as Mosaic
@@ -176,6 +196,11 @@ def peers(folder: Path, tokens: Tensor, labels: Tensor) -> dict[str, Pass]:
         for workers in (0, 2):
             found[f"datasets (Arrow), shuffled, {workers} workers"] = theirs(data, workers, shuffle=True)
     return found
+
+
+def lit_row(path: Path, number: int) -> dict[str, Any]:
+    """Return a row, for litdata's own writer."""
+    return {"tokens": np.load(path, mmap_mode="r")[number].copy(), "label": number}
 
 
 def timed(run: Pass) -> Callable[[], float]:
