@@ -169,6 +169,24 @@ def test_resume_at_every_batch_into_other_worlds(folder: Path) -> None:
     assert run([(4, 3), (3, 2), (6, 4), (1, 3)]) == fresh
 
 
+@pytest.mark.timeout(100)
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_any_number_of_workers_and_more_ranks_than_rows(tmp_path: Path) -> None:
+    data = opened(write_source(tmp_path, [3]))
+    for workers in range(6):
+        for world in (1, 5):
+            options = {"num_workers": workers}
+            ranks = [epoch(StreamingLoader(data, 6, rank=r, world=world, **options)) for r in range(world)]
+            assert sorted(itertools.chain.from_iterable(together(ranks))) == [0, 1, 2]
+
+
+def test_no_rows_at_all_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nothing to visit"):
+        opened(write_source(tmp_path / "empty", []))
+    with pytest.raises(DataError, match="nothing to visit"):
+        opened(write_source(tmp_path / "hollow", [0, 0]))
+
+
 def test_a_state_of_other_data_is_refused(folder: Path, tmp_path: Path) -> None:
     state = StreamingLoader(opened(folder), 8).state_dict()
     with pytest.raises(DataError, match="seed"):
