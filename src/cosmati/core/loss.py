@@ -176,7 +176,9 @@ def huggingface_loss(model: nn.Module, data: Data) -> Loss:
     labels = data["labels"]
     predicted = labels[..., 1:] if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) else labels
     weight = (predicted != -100).sum()
-    return Loss(model(**data).loss * weight, weight)
+    # A mean over no labels is NaN, and NaN times 0 too: such rows get any labels, and weigh nothing.
+    safe = torch.where(weight > 0, labels, torch.zeros_like(labels))
+    return Loss(model(**{**data, "labels": safe}).loss * weight, weight)
 
 
 def _from_positions(values: Tensor, weights: Tensor) -> Loss:

@@ -61,10 +61,13 @@ def _accumulate(
         torch.default_generator.manual_seed(position_key(seed, "forward", step, index))
         result = loss_function(model, data)
         loss = result if isinstance(result, Loss) else Loss(result, 1.0)
-        loss.sum.backward()
+        objective = loss.sum
+        for term in loss.aux.values():
+            objective = objective + term * loss.weight
+        objective.backward()
         gradients.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
         model.zero_grad()
-        total += float(loss.sum.detach())
+        total += float(objective.detach())
         weight += float(torch.as_tensor(loss.weight).detach())
     for parameter, gradient in zip(model.parameters(), _pairwise(gradients), strict=True):
         parameter.grad = None if gradient is None else gradient / torch.tensor(weight)

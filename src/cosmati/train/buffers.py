@@ -55,6 +55,16 @@ class BatchNormStatistics:
                 for name, value in zip(_NAMES, values, strict=True):
                     _statistic(layer, name).copy_(value)
 
+    def copied(self) -> list[Tensor]:
+        """Return copies of the running statistics."""
+        return [_statistic(layer, name).clone() for layer in self.layers.values() for name in _NAMES]
+
+    def put_back(self, copies: Sequence[Tensor]) -> None:
+        """Undo what happened to the running statistics since `copied`."""
+        own = [_statistic(layer, name) for layer in self.layers.values() for name in _NAMES]
+        for statistic, value in zip(own, copies, strict=True):
+            statistic.copy_(value)
+
     def clear(self) -> dict[str, int]:
         """Forget what was written; return a mark for `read`."""
         for layer in self.layers.values():

@@ -86,15 +86,20 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         )
         if checkpoint.state:
             # Imported where it's used: it brings sympy, and 0.8 s.
+            from torch.distributed.checkpoint.api import CheckpointException
             from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
             from torch.distributed.checkpoint.state_dict_saver import save
 
-            with _single_process():
-                save(
-                    {name: value.detach().cpu().contiguous() for name, value in checkpoint.state.items()},
-                    storage_writer=HuggingFaceStorageWriter(path=str(draft / "state")),
-                    no_dist=True,
-                )
+            try:
+                with _single_process():
+                    save(
+                        {name: value.detach().cpu().contiguous() for name, value in checkpoint.state.items()},
+                        storage_writer=HuggingFaceStorageWriter(path=str(draft / "state")),
+                        no_dist=True,
+                    )
+            except CheckpointException as error:
+                # It is no Exception, so that nobody would catch it.
+                raise OSError(str(error)) from error
         (draft / "state.json").write_text(json.dumps({"step": checkpoint.step, **checkpoint.facts}))
         digests = _digests(draft)
         (draft / "digests.json").write_text(json.dumps(digests, indent=1))

@@ -10,11 +10,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from cosmati.core.batch import Data, count_rows, input_of, map_tensors, target_of
-from cosmati.core.clock import Clock
+from cosmati.core.batch import Batch, Data, count_rows, input_of, map_tensors, target_of
 from cosmati.core.loss import Loss
+from cosmati.core.rng import position_key
 from cosmati.train.assembly import Assembly
-from cosmati.train.feed import Feed, OrderedFeed
+from cosmati.train.feed import Feed
 from cosmati.train.ranks import Ranks
 
 RECALIBRATION_STEPS = 8
@@ -126,7 +126,9 @@ def evaluation_weights(model: nn.Module, weights: Mapping[str, Tensor] | None) -
 def recalibrate(model: nn.Module, layers: Iterable[nn.Module], forwards: Iterable[Callable[[], object]]) -> None:
     """Compute BatchNorm's statistics anew, as the plain average over some forward passes in training mode."""
     chosen = [layer for layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm)]  # noqa: SLF001
-    if not chosen:
+    forwards = list(forwards)
+    if not chosen or not forwards:
+        # Data that can't be read again from their start: the running statistics are the best there is.
         return
     momenta = [layer.momentum for layer in chosen]
     for layer in chosen:
@@ -145,7 +147,14 @@ def recalibrate(model: nn.Module, layers: Iterable[nn.Module], forwards: Iterabl
 
 def recalibration_passes(assembly: Assembly, feed: Feed | None) -> Iterator[Callable[[], object]]:
     """Yield forward passes over the first steps of the data, for BatchNorm's statistics of averaged weights."""
-    if isinstance(feed, OrderedFeed):
-        for step in range(RECALIBRATION_STEPS):
-            for batch in feed.microbatches(Clock(step=step), range(assembly.num_microbatches)):
-                yield partial(assembly.turns[0].loss, assembly.model, batch.to(assembly.device).data)
+    for step in range(RECALIBRATION_STEPS):
+        for index, batch in enumerate(feed.again(step) if feed is not None else ()):
+            yield partial(_recalibration_pass, assembly, batch, step, index)
+
+
+def _recalibration_pass(assembly: Assembly, batch: Batch, step: int, index: int) -> None:
+    """Run one microbatch forward, as a step would: in the run's precision, with draws of its own position."""
+    a = assembly
+    a.generators.seed(position_key(a.config.seed, "recalibrate", step, index))
+    with a.config.autocast(a.device):
+        a.turns[0].loss(a.model, batch.to(a.device).data)

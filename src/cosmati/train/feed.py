@@ -27,6 +27,10 @@ class Feed(Protocol):
         """Return this rank's microbatches, or None where the data have ended for good."""
         ...
 
+    def again(self, step: int) -> Sequence[Batch]:
+        """Return all microbatches of an early step once more, none where the data can't be read twice."""
+        ...
+
     def class_ids(self, clock: Clock) -> list[int | None]:
         """Return the class of each of the step's V microbatches."""
         ...
@@ -63,6 +67,10 @@ class OrderedFeed:
         if self._expect:
             self._expect(clock.step, mine)
         return [self._order.microbatch(clock.step, index) for index in mine]
+
+    def again(self, step: int) -> Sequence[Batch]:
+        """Return all microbatches of a step."""
+        return [self._order.microbatch(step, index) for index in range(self._num_microbatches)]
 
     def class_ids(self, clock: Clock) -> list[int | None]:
         """Return the classes of the step's microbatches, without reading rows."""
@@ -122,6 +130,12 @@ class IterableFeed:
                 return None
             self._iterator = None
         return None
+
+    def again(self, step: int) -> Sequence[Batch]:
+        """Return all microbatches of a list's batch; a loader is read once."""
+        if not isinstance(self._data, Sequence) or step >= len(self._data):
+            return ()
+        return split_batch(as_batch(self._data[step], 0), self._num_microbatches)
 
     def class_ids(self, clock: Clock) -> list[int | None]:
         """Return that no class is known."""

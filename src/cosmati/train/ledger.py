@@ -21,7 +21,9 @@ from torch import Tensor
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.state import model_tensors, parameter_root
+from cosmati.errors import LedgerError
 from cosmati.ledger.keys import load_or_create_key
+from cosmati.ledger.reader import Scan, read_head, read_verifier_key
 from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.records.ledger import CheckpointEntry, EndEntry, MicrobatchCell, RunEntry, StepEntry
 from cosmati.train.observers import Observer, StepReport
@@ -51,8 +53,10 @@ class LedgerObserver(Observer):
         if self._is_writer:
             private.mkdir(mode=0o700, exist_ok=True)
             key = load_or_create_key(private / "operator.key", name=f"cosmati/{run_folder.name}")
-            _load_or_create_salt(private / "rows.salt")
             exists = (directory / "wal").exists() or (directory / "checkpoint").exists()
+            _load_or_create_salt(private / "rows.salt", may_create=not exists)
+            if (directory / "checkpoint").exists():
+                _refuse_another_salt(directory, private / "rows.salt")
             origin = f"cosmati/{run_folder.name}"
             self._writer = (
                 LedgerWriter.open(directory, key=key)
@@ -95,7 +99,7 @@ class LedgerObserver(Observer):
             "model": parameter_root(model_tensors(a.model)),
             "plan": bytes.fromhex(plan.digest),
             "policy": policy.policy_digest if policy else _NO_POLICY,
-            "rows_salt": hashlib.sha256(b"cosmati rows salt" + (self._private() / "rows.salt").read_bytes()).digest(),
+            "rows_salt": _salt_commitment(self._private() / "rows.salt"),
             "taxonomy": policy.taxonomy_digest if policy else _NO_POLICY,
         }
         self._writer.append(RunEntry(run_id, tuple(sorted(commitments.items())), details_digest(details)), details)
@@ -186,8 +190,24 @@ class LedgerObserver(Observer):
                 self._writer.close()
 
 
-def _load_or_create_salt(path: Path) -> bytes:
+def _salt_commitment(path: Path) -> bytes:
+    return hashlib.sha256(b"cosmati rows salt" + path.read_bytes()).digest()
+
+
+def _refuse_another_salt(ledger: Path, path: Path) -> None:
+    """Compare the salt with what entry 0 commits to: with another one, nobody could open the rows of later steps."""
+    first = next(iter(Scan(ledger, read_head(ledger, read_verifier_key(ledger)))), None)
+    if first is None or not isinstance(first.entry, RunEntry):
+        return
+    if dict(first.entry.commitments).get("rows_salt") != _salt_commitment(path):
+        msg = f"{path} isn't the salt that entry 0 of the ledger commits to. Put the run's own salt back."
+        raise LedgerError(msg)
+
+
+def _load_or_create_salt(path: Path, *, may_create: bool) -> bytes:
     if not path.exists():
+        if not may_create:
+            raise LedgerError(f"{path} is gone, and the ledger's rows are salted with it. Put the run's own salt back.")
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(secrets.token_bytes(32))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cosmati.core.batch import Batch
 from cosmati.core.clock import Budget, Clock
+from cosmati.errors import RunError
 from cosmati.train.routes import Route
 
 
@@ -106,8 +107,12 @@ class MetricsFile(Observer):
         )
 
     def _append(self, name: str, content: Mapping[str, object]) -> None:
-        with (self._folder / name).open("a") as file:
-            file.write(json.dumps(content) + "\n")
+        try:
+            with (self._folder / name).open("a") as file:
+                file.write(json.dumps(content) + "\n")
+        except OSError as error:
+            msg = f"{self._folder / name} can't be written: {error}. Free space, and start the run again: it goes on."
+            raise RunError(msg) from error
 
 
 class ProgressBar(Observer):

@@ -61,8 +61,12 @@ class RunFolder:
             msg = f"Another process is training in {path}. Wait for it, stop it, or give this run a folder of its own."
             raise RunError(msg) from error
         folder = cls(path, trainer, lock)
-        folder._resume_record()
-        folder.write("running", None)
+        try:
+            folder._resume_record()
+            folder.write("running", None)
+        except BaseException:
+            folder.unlock()
+            raise
         return folder
 
     def _resume_record(self) -> None:
@@ -87,8 +91,13 @@ class RunFolder:
         """Write `run.json`, atomically."""
         record = run_record(self._trainer, self.path.name, self._started, self._model_digest, outcome, result)
         draft = self.path / ".run.json"
-        draft.write_text(record.to_json())
-        draft.replace(self.path / "run.json")
+        try:
+            draft.write_text(record.to_json())
+            draft.replace(self.path / "run.json")
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            msg = f"{self.path}/run.json can't be written: {error}. Free space, and start the run again: it goes on."
+            raise RunError(msg) from error
 
 
 def run_record(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -85,7 +86,13 @@ def environment(assembly: Assembly) -> Iterator[None]:
             torch.backends.cudnn.benchmark = False
         if config.compile_blocks:
             # A silent fall back to eager would change bits.
-            stack.enter_context(torch._dynamo.config.patch(fail_on_recompile_limit_hit=True))  # noqa: SLF001
+            # The limit counts the blocks of one class together, in training and in evaluation, for each shape.
+            blocks = sum(module._compiled_call_impl is not None for module in assembly.model.modules())  # noqa: SLF001
+            shapes = math.prod(method.shapes(assembly.budget) for method in assembly.plan.methods)
+            limit = max(torch._dynamo.config.recompile_limit, 2 * blocks * shapes)  # noqa: SLF001
+            stack.enter_context(
+                torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=limit)  # noqa: SLF001
+            )
         stack.enter_context(assembly.generators.restored())
         yield
 

@@ -189,6 +189,7 @@ class Trainer:
             batch = self._prepared(batch.to(a.device) if a.device.type != "cpu" else batch, at)
             data, batches = batch.data, (batch,)
         a.generators.seed(position_key(a.config.seed, "forward", self.clock.step, 0))
+        statistics = a.statistics.copied()
         self.stopwatch.lap("data")
         if a.config.precision == "float32":
             result = turn.loss(a.model, data)
@@ -198,7 +199,7 @@ class Trainer:
         if has_lineage:
             result = without_tombstones(result, batches[0])
         loss = result.mean() if isinstance(result, Loss) else result
-        self.finite.check(loss, self.clock.step)
+        self.finite.check(loss, self.clock.step, undo=lambda: a.statistics.put_back(statistics))
         self.stopwatch.lap("forward")
         loss.backward()
         self.stopwatch.lap("backward")

@@ -1,0 +1,130 @@
+"""`elastic` over 1 to 8 ranks in a governed run: the same bits, and the same ledger byte for byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosmati.ledger.verify import verify_ledger
+from tests.train import elastic_more_worker
+from tests.train.elastic_more_worker import STEPS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+TIMEOUT_SECONDS = 300
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _launch(folder: Path, world: int, *, stop: int = 0) -> dict[str, Any]:
+    """Start or go on with the run in a folder on so many ranks, and return what rank 0 found."""
+    root = Path(__file__).parents[2]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "WORLD_SIZE": str(world),
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, elastic_more_worker.__file__, str(folder), str(stop)],
+            env={**environment, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        errors = [process.communicate(timeout=TIMEOUT_SECONDS)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [p.returncode for p in processes] == [0] * world, "\n".join(errors)
+    facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+    return facts
+
+
+def _with_secrets_of(folder: Path, other: Path) -> Path:
+    """Give a run to come the operator's key and the rows' salt of another, so that both write the same ledger."""
+    (folder / "run").mkdir(parents=True)
+    shutil.copytree(other / "run" / "private", folder / "run" / "private")
+    return folder
+
+
+def _ledger(folder: Path) -> dict[str, bytes]:
+    ledger = folder / "run" / "ledger"
+    # Each writer draws an `epoch` of its own, to notice a second one.
+    files = [path for path in ledger.rglob("*") if path.is_file() and path.name != "epoch"]
+    return {str(path.relative_to(ledger)): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The run on one rank."""
+    folder = tmp_path_factory.mktemp("alone")
+    facts = _launch(folder, 1)
+    assert facts["elastic"]
+    assert (facts["outcome"], facts["step"]) == ("completed", STEPS)
+    return folder, facts
+
+
+@pytest.fixture(scope="module", params=[2, 4, 8])
+def together(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, alone: tuple[Path, dict[str, Any]]
+) -> tuple[Path, dict[str, Any]]:
+    """The run on several ranks, with the secrets of the run on one."""
+    folder = _with_secrets_of(tmp_path_factory.mktemp(f"world-{request.param}"), alone[0])
+    return folder, _launch(folder, request.param)
+
+
+def test_state_and_metrics_have_the_bits_of_one_rank(
+    alone: tuple[Path, dict[str, Any]], together: tuple[Path, dict[str, Any]]
+) -> None:
+    differing = {name for name in alone[1] if together[1][name] != alone[1][name]} - {"drawn"}
+    assert differing == set()
+
+
+def test_the_ledger_has_the_bytes_of_one_rank(
+    alone: tuple[Path, dict[str, Any]], together: tuple[Path, dict[str, Any]]
+) -> None:
+    one, many = _ledger(alone[0]), _ledger(together[0])
+    assert {name for name in one | many if one.get(name) != many.get(name)} == set()
+    details = [json.loads(line) for line in one["details.jsonl"].splitlines()[1:]]
+    assert len(details) == STEPS
+    assert all(len(line["gradient_norm"]) == 8 and line["loss"] > 0 for line in details)
+    assert [line["step"] for line in details if line["update_norm"]] == list(range(0, STEPS, 3))
+
+
+def test_metrics_of_a_model_that_draws_before_batchnorm(
+    alone: tuple[Path, dict[str, Any]], together: tuple[Path, dict[str, Any]]
+) -> None:
+    assert together[1]["drawn"] == alone[1]["drawn"]
+
+
+def test_four_two_eight_one_in_one_run(tmp_path: Path, alone: tuple[Path, dict[str, Any]]) -> None:
+    for world, stop in ((4, 3), (2, 7), (8, 12)):
+        facts = _launch(tmp_path, world, stop=stop)
+        assert (facts["outcome"], facts["step"]) == ("stopped", stop)
+    assert _launch(tmp_path, 1) == alone[1]
+    report = verify_ledger(tmp_path / "run" / "ledger")
+    assert (report.num_steps, report.num_attempts, report.num_superseded) == (STEPS, 4, 0)
+    assert report.has_ended
+    recorded = [
+        [line for line in folder["details.jsonl"].splitlines() if line.startswith(b'{"gradient_norm"')]
+        for folder in (_ledger(tmp_path), _ledger(alone[0]))
+    ]
+    assert len(recorded[0]) == STEPS
+    assert recorded[0] == recorded[1]
