@@ -165,6 +165,9 @@ class Remote:
         return files, str(root).rstrip("/")
 
     def _attempts(self, path: str, work: Callable[[_Attempt], Any]) -> Any:  # noqa: ANN401  (what the work returns)
+        if self.local is None:
+            # The first use imports a client library, which on a busy machine takes seconds that no server took.
+            self._open_files()
         end = time.monotonic() + self._deadline_seconds
         pause, number = _FIRST_PAUSE_SECONDS, 0
         while True:

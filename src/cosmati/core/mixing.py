@@ -1,0 +1,68 @@
+"""What methods that mix rows have in common: shares, pairs and targets as probabilities."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def sample_dirichlet(concentration: float, num: int, generator: torch.Generator | None = None) -> Tensor:
+    """Draw `num` shares that sum to 1 of the symmetric Dirichlet distribution; of two, each is Beta distributed.
+
+    Gamma variates are drawn by rejection (Marsaglia and Tsang, 2000, "A simple method for generating gamma
+    variables") and kept as logarithms, so that small concentrations neither underflow nor divide by zero.
+
+    Args:
+        concentration: parameter of each share, > 0.
+        num: shares, >= 1.
+        generator: of the CPU; None is PyTorch's default generator.
+
+    Returns:
+        float64 [num], on CPU.
+    """
+    draws = [_log_gamma_variate(concentration, generator) for _ in range(num)]
+    return torch.tensor(draws, dtype=torch.float64).softmax(0)
+
+
+def pair_rows(num_rows: int, present: Tensor | None, generator: torch.Generator | None = None) -> Tensor:
+    """Draw a partner for each row, int64 [rows] on CPU; next to a tombstone, each row is its own.
+
+    Nobody is mixed with an empty row, and a deleted row changes no pairs but its own.
+
+    Args:
+        num_rows: rows, tombstones included.
+        present: bool [rows], False at tombstones; None where there are none (`Batch.present`).
+        generator: of the CPU; None is PyTorch's default generator.
+    """
+    pairs = torch.randperm(num_rows, generator=generator)
+    if present is None:
+        return pairs
+    return pairs.where(present & present[pairs], torch.arange(num_rows))
+
+
+def one_hot(target: Tensor, num_classes: int, ignore_index: int = -100) -> Tensor:
+    """Return class indices [rows, ...] as probabilities float32 [rows, classes, ...]; zero where ignored."""
+    target = target.long().unsqueeze(1)
+    learnt = target != ignore_index
+    soft = torch.zeros(target.shape[0], num_classes, *target.shape[2:], device=target.device)
+    return soft.scatter_(1, target.where(learnt, 0), learnt.float())
+
+
+def _log_gamma_variate(shape: float, generator: torch.Generator | None) -> float:
+    boost = 0.0
+    if shape < 1:
+        uniform = float(torch.rand((), dtype=torch.float64, generator=generator))
+        boost = math.log1p(-uniform) / shape
+        shape += 1
+    offset = shape - 1 / 3
+    while True:
+        normal = float(torch.randn((), dtype=torch.float64, generator=generator))
+        uniform = 1 - float(torch.rand((), dtype=torch.float64, generator=generator))
+        base = 1 + normal / math.sqrt(9 * offset)
+        if base <= 0:
+            continue
+        log_cube = 3 * math.log(base)
+        if math.log(uniform) < 0.5 * normal**2 + offset * (1 - math.exp(log_cube) + log_cube):
+            return math.log(offset) + log_cube + boost
