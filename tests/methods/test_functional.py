@@ -27,6 +27,7 @@ SIGNATURES: dict[str, dict[str, Any]] = {
     "apply_channels_last": {},
     "apply_gradient_clipping": {"fsdp_enabled": False},
     "compute_ema": {"smoothing": 0.99},
+    "cutmix_batch": {"length": None, "alpha": 1.0, "bbox": None, "indices": None, "uniform_sampling": False},
     "cutout_batch": {"num_holes": 1, "length": 0.5, "uniform_sampling": False},
     "freeze_layers": {"freeze_start": 0.5, "freeze_level": 1.0},
     "mixup_batch": {"mixing": None, "alpha": 0.2, "indices": None},

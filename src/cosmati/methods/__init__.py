@@ -5,6 +5,7 @@ from __future__ import annotations
 from cosmati.core.method import Method
 from cosmati.methods.blurpool import BlurPool
 from cosmati.methods.channels_last import ChannelsLast
+from cosmati.methods.cutmix import CutMix
 from cosmati.methods.cutout import CutOut
 from cosmati.methods.ema import EMA
 from cosmati.methods.gradient_clipping import GradientClipping
@@ -20,6 +21,7 @@ from cosmati.methods.seq_length_warmup import SeqLengthWarmup
 ALL: tuple[type[Method], ...] = (
     BlurPool,
     ChannelsLast,
+    CutMix,
     CutOut,
     EMA,
     GradientClipping,
@@ -39,6 +41,7 @@ __all__ = [
     "SAM",
     "BlurPool",
     "ChannelsLast",
+    "CutMix",
     "CutOut",
     "GradientClipping",
     "LabelSmoothing",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cosmati.methods.blurpool import apply_blurpool
 from cosmati.methods.channels_last import apply_channels_last
+from cosmati.methods.cutmix import cutmix_batch
 from cosmati.methods.cutout import cutout_batch
 from cosmati.methods.ema import compute_ema
 from cosmati.methods.gradient_clipping import apply_gradient_clipping
@@ -19,6 +20,7 @@ __all__ = [
     "apply_channels_last",
     "apply_gradient_clipping",
     "compute_ema",
+    "cutmix_batch",
     "cutout_batch",
     "freeze_layers",
     "mixup_batch",
