@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -14,25 +13,22 @@ import torch.distributed as dist
 
 from cosmati.core.state import parameter_root
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.methods.cases import CASES, everything, run_of
+
 
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    spec = importlib.util.spec_from_file_location("contract", Path(__file__).with_name("test_contract.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    contract = importlib.util.module_from_spec(spec)
-    sys.modules["contract"] = contract
-    spec.loader.exec_module(contract)
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo")
     found = {}
-    for case in contract.CASES:
-        run = contract.trainer([case.on], is_text=case.is_text)
+    for case in CASES:
+        run = run_of(case)
         run.fit()
         found[str(case)] = {
             "elastic": run.plan.holds("elastic"),
-            "root": parameter_root(contract.everything(run)).hex(),
+            "root": parameter_root(everything(run)).hex(),
             "steps": run.clock.step,
         }
     if os.environ["RANK"] == "0":

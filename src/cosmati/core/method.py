@@ -6,7 +6,7 @@ nothing. State is a dictionary that `init` returns and `after` renews; the train
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, Literal
@@ -127,7 +127,7 @@ class Method:
         return 1
 
     def batch(self, batch: Batch, at: Position) -> Batch:
-        """SELECT to LABEL: return the batch changed."""
+        """Return the batch changed, in the order of the stages; surgery may use it to set its layers by position."""
         return batch
 
     def frozen(self, parameters: Sequence[str], at: Position) -> frozenset[str]:
@@ -150,6 +150,16 @@ class Method:
     ) -> Mapping[str, Tensor]:
         """GRADIENT: return the step's gradients changed. A parameter that doesn't learn in the step is absent."""
         return gradients
+
+    def learning_rate(self, scheduled: Callable[[float], float], elapsed: float, budget: Budget) -> float:
+        """Return the learning rate of a parameter group for the step that starts at a fraction of the run.
+
+        Args:
+            scheduled: what the schedule gives at any fraction of the run.
+            elapsed: fraction that has passed.
+            budget: the run's length.
+        """
+        return scheduled(elapsed)
 
     def init(self, model: nn.Module) -> State:
         """Return the state at step 0."""

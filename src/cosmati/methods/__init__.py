@@ -5,50 +5,71 @@ from __future__ import annotations
 from cosmati.core.method import Method
 from cosmati.methods.blurpool import BlurPool
 from cosmati.methods.channels_last import ChannelsLast
+from cosmati.methods.colout import ColOut
 from cosmati.methods.cutmix import CutMix
 from cosmati.methods.cutout import CutOut
 from cosmati.methods.ema import EMA
+from cosmati.methods.ghost_batchnorm import GhostBatchNorm
 from cosmati.methods.gradient_clipping import GradientClipping
 from cosmati.methods.label_smoothing import LabelSmoothing
 from cosmati.methods.layer_freezing import LayerFreezing
 from cosmati.methods.mixup import MixUp
+from cosmati.methods.no_op_model import NoOpModel
 from cosmati.methods.progressive_resizing import ProgressiveResizing
 from cosmati.methods.sam import SAM
 from cosmati.methods.scale_schedule import ScaleSchedule
 from cosmati.methods.selective_backprop import SelectiveBackprop
 from cosmati.methods.seq_length_warmup import SeqLengthWarmup
+from cosmati.methods.squeeze_excite import SqueezeExcite
+from cosmati.methods.stochastic_depth import StochasticDepth
+from cosmati.methods.swa import SWA
+from cosmati.methods.weight_standardization import WeightStandardization
 
 ALL: tuple[type[Method], ...] = (
     BlurPool,
     ChannelsLast,
+    ColOut,
     CutMix,
     CutOut,
     EMA,
+    GhostBatchNorm,
     GradientClipping,
     LabelSmoothing,
     LayerFreezing,
     MixUp,
+    NoOpModel,
     ProgressiveResizing,
     SAM,
     ScaleSchedule,
     SelectiveBackprop,
     SeqLengthWarmup,
+    SqueezeExcite,
+    StochasticDepth,
+    SWA,
+    WeightStandardization,
 )
 
 __all__ = [
     "ALL",
     "EMA",
     "SAM",
+    "SWA",
     "BlurPool",
     "ChannelsLast",
+    "ColOut",
     "CutMix",
     "CutOut",
+    "GhostBatchNorm",
     "GradientClipping",
     "LabelSmoothing",
     "LayerFreezing",
     "MixUp",
+    "NoOpModel",
     "ProgressiveResizing",
     "ScaleSchedule",
     "SelectiveBackprop",
     "SeqLengthWarmup",
+    "SqueezeExcite",
+    "StochasticDepth",
+    "WeightStandardization",
 ]

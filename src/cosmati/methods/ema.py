@@ -10,12 +10,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from cosmati.core.clock import Budget, Time, Unit
+from cosmati.core.averaging import (
+    approach,
+    averages_of,
+    check_times,
+    interval_of,
+    note_moved,
+    start_averages,
+    steps_of,
+)
+from cosmati.core.clock import Budget, Time
 from cosmati.core.method import Method, Position, Stage, State
 from cosmati.errors import PlanError
-
-_AVERAGE = "average/"
-_MOVED = "moved"
 
 
 def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99) -> None:
@@ -42,10 +48,10 @@ def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99)
         msg = f"The two models differ in {names}. Make ema_model a copy of model: copy.deepcopy(model)."
         raise PlanError(msg)
     with torch.no_grad():
-        _approach(
+        approach(
             [tensor for tensor in averages.values() if tensor.is_floating_point()],
             [latest[name] for name, tensor in averages.items() if tensor.is_floating_point()],
-            smoothing,
+            1.0 - smoothing,
         )
         for name, tensor in averages.items():
             if not tensor.is_floating_point():
@@ -85,10 +91,7 @@ class EMA(Method):
         if self.smoothing is not None and not 0 <= self.smoothing < 1:
             msg = f"smoothing={self.smoothing} is not in [0, 1). Give the share of the old average; 0 is off."
             raise PlanError(msg)
-        for text in (self.half_life, self.ema_start, self.update_interval):
-            if text is not None and Time.parse(text).unit is Unit.SECOND:
-                msg = f"EMA can't be timed by the host's clock ({text!r}). Use ba, ep, sp, tok or dur."
-                raise PlanError(msg)
+        check_times("EMA", self.half_life, self.ema_start, self.update_interval)
 
     @property
     def claims(self) -> frozenset[str]:
@@ -106,79 +109,27 @@ class EMA(Method):
         if self._is_off:
             return state
         interval = self._interval(at.budget)
-        is_due = at.clock.step % interval == 0 and at.clock.step >= _steps(self.ema_start, at.budget)
+        is_due = at.clock.step % interval == 0 and at.clock.step >= steps_of(self.ema_start, at.budget)
         with torch.no_grad():
-            if is_due and not state:
-                return self._started(model, interval)
-            return self._updated(state, model, at.budget, interval, learnt, is_due=is_due) if state else state
+            if not state:
+                return start_averages(model, interval) if is_due else state
+            state, chosen = note_moved(state, learnt, is_due=is_due)
+            if chosen:
+                averages, parameters = averages_of(state), dict(model.named_parameters())
+                share = 1.0 - self._smoothing(at.budget, interval)
+                approach([averages[name] for name in chosen], [parameters[name] for name in chosen], share)
+            return state
 
     def evaluation_weights(self, state: State, at: Position) -> Mapping[str, Tensor] | None:
         """Return the averages by parameter name; None before they start."""
-        return {name.removeprefix(_AVERAGE): value for name, value in state.items() if name != _MOVED} or None
-
-    def _started(self, model: nn.Module, interval: int) -> State:
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        state = {
-            _AVERAGE + name: parameter.detach().to(_wide(parameter), copy=True) for name, parameter in named.items()
-        }
-        if interval > 1:
-            state[_MOVED] = torch.zeros(len(named), dtype=torch.bool)
-        return state
-
-    def _updated(
-        self,
-        state: State,
-        model: nn.Module,
-        budget: Budget,
-        interval: int,
-        learnt: frozenset[str] | None,
-        *,
-        is_due: bool,
-    ) -> State:
-        names = [name.removeprefix(_AVERAGE) for name in state if name != _MOVED]
-        moved = [learnt is None or name in learnt for name in names]
-        if interval > 1:
-            # Flags live on the host; a checkpoint brings them back on the device.
-            flags = state[_MOVED].cpu() | torch.tensor(moved)
-            state = {**state, _MOVED: flags & (not is_due)}
-            moved = flags.tolist() if is_due else moved
-        if is_due:
-            parameters = dict(model.named_parameters())
-            chosen = [name for name, has_moved in zip(names, moved, strict=True) if has_moved]
-            averages = [state[_AVERAGE + name] for name in chosen]
-            _approach(averages, [parameters[name] for name in chosen], self._smoothing(budget, interval))
-        return state
+        return averages_of(state) or None
 
     def _interval(self, budget: Budget) -> int:
         default = "1ep" if self.smoothing is None and str(self.half_life).strip().endswith("ep") else "1ba"
-        return max(1, round(_steps(self.update_interval or default, budget)))
+        return interval_of(self.update_interval or default, budget)
 
     def _smoothing(self, budget: Budget, interval: int) -> float:
         if self.smoothing is not None:
             return self.smoothing
         assert self.half_life is not None, "checked"
-        half_life_steps = _steps(self.half_life, budget)
-        return math.pow(2.0, -interval / half_life_steps)
-
-
-def _steps(text: str, budget: Budget) -> float:
-    """Return a span in steps of the dilated run."""
-    time = Time.parse(text)
-    if time.value == 0:
-        return 0.0
-    # Steps are steps, also in a run whose length in steps isn't known.
-    if time.unit is Unit.STEP:
-        return time.value * budget.ratio
-    num_steps = budget.num_steps
-    # A run whose length in steps isn't known is refused by step_of.
-    return float(budget.step_of(time)) if num_steps is None else budget.fraction_of(time) * num_steps
-
-
-def _wide(parameter: Tensor) -> torch.dtype:
-    return parameter.dtype if parameter.dtype is torch.float64 else torch.float32
-
-
-def _approach(averages: list[Tensor], weights: list[Tensor], smoothing: float) -> None:
-    if averages:
-        latest = [weight.detach().to(average.dtype) for average, weight in zip(averages, weights, strict=True)]
-        torch._foreach_lerp_(averages, latest, 1 - smoothing)
+        return math.pow(2.0, -interval / steps_of(self.half_life, budget))

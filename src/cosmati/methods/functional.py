@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from cosmati.methods.blurpool import apply_blurpool
 from cosmati.methods.channels_last import apply_channels_last
+from cosmati.methods.colout import colout_batch
 from cosmati.methods.cutmix import cutmix_batch
 from cosmati.methods.cutout import cutout_batch
 from cosmati.methods.ema import compute_ema
+from cosmati.methods.ghost_batchnorm import apply_ghost_batchnorm
 from cosmati.methods.gradient_clipping import apply_gradient_clipping
 from cosmati.methods.label_smoothing import smooth_labels
 from cosmati.methods.layer_freezing import freeze_layers
@@ -14,11 +16,19 @@ from cosmati.methods.mixup import mixup_batch
 from cosmati.methods.progressive_resizing import resize_batch
 from cosmati.methods.selective_backprop import select_using_loss, should_selective_backprop
 from cosmati.methods.seq_length_warmup import set_batch_sequence_length
+from cosmati.methods.squeeze_excite import apply_squeeze_excite
+from cosmati.methods.stochastic_depth import apply_stochastic_depth
+from cosmati.methods.weight_standardization import apply_weight_standardization
 
 __all__ = [
     "apply_blurpool",
     "apply_channels_last",
+    "apply_ghost_batchnorm",
     "apply_gradient_clipping",
+    "apply_squeeze_excite",
+    "apply_stochastic_depth",
+    "apply_weight_standardization",
+    "colout_batch",
     "compute_ema",
     "cutmix_batch",
     "cutout_batch",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from cosmati.core.batch import Batch
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.loss import LossFunction
+from cosmati.core.method import Method
 from cosmati.core.plan import Plan
 from cosmati.core.rng import DefaultGenerators
 from cosmati.errors import PlanError
@@ -47,24 +48,33 @@ class ScheduledOptimizer:
         schedule: multiplies `base_rates`; None leaves the rates to the user.
         base_rates: learning rate of each parameter group before the schedule.
         parameters: indices of its parameters.
+        method: changes what the schedule gives; None is the usual case.
     """
 
     optimizer: torch.optim.Optimizer
     schedule: Schedule | None
     base_rates: tuple[float, ...]
     parameters: frozenset[int]
+    method: Method | None = None
 
     def step(self, clock: Clock, budget: Budget) -> None:
         """Set the learning rates for the step that starts at the clock, and take it."""
         if self.schedule is not None:
-            multiplier = self.schedule.multiplier(budget.elapsed(clock), budget)
+            elapsed = budget.elapsed(clock)
+            multiplier = self.schedule.multiplier(elapsed, budget)
             for group, rate in zip(self.optimizer.param_groups, self.base_rates, strict=True):
-                group["lr"] = rate * multiplier
+                group["lr"] = rate * multiplier if self.method is None else self._changed(rate, elapsed, budget)
         self.optimizer.step()
         # As zero_grad does, without its profiling scope: 8 us less.
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
+
+    def _changed(self, rate: float, elapsed: float, budget: Budget) -> float:
+        assert self.schedule is not None, "checked by setup"
+        assert self.method is not None, "asked for"
+        multiplier = self.schedule.multiplier
+        return self.method.learning_rate(lambda fraction: rate * multiplier(fraction, budget), elapsed, budget)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from cosmati.core.batch import Batch, Data, InputKind, kind_of_input
 from cosmati.core.clock import Budget, Clock, Time, Unit
 from cosmati.core.loss import LanguageModel, LossFunction
 from cosmati.core.method import Method, Stage, overrides
-from cosmati.core.plan import Facts, Plan, make_plan
+from cosmati.core.plan import Facts, Plan, describe, make_plan
 from cosmati.core.rng import DefaultGenerators
 from cosmati.core.source import Source
 from cosmati.errors import PlanError
@@ -72,7 +72,7 @@ def assemble(given: Ingredients) -> tuple[Assembly, Feed | None]:
     classes = _offered(given, regions)
     feed, budget = _feed(given, num_microbatches, ratio, classes)
     policy, class_map = _compile(given, regions, budget)
-    scheduled = _optimizers(given.optimizers, list(zip(names, parameters, strict=True)))
+    scheduled = _optimizers(given.optimizers, list(zip(names, parameters, strict=True)), _rate_method(given))
     turns = resolve_turns(given.loss, names, scheduled)
     statistics = BatchNormStatistics(model)
     facts = _facts(given, feed, budget, num_microbatches, _denied(policy, class_map), turns, statistics)
@@ -250,7 +250,21 @@ def _denied(policy: CompiledPolicy | None, class_map: Sequence[int]) -> tuple[tu
     return tuple(pairs)
 
 
-def _optimizers(given: Sequence[AnyOptimizer], named: list[tuple[str, nn.Parameter]]) -> list[ScheduledOptimizer]:
+def _rate_method(given: Ingredients) -> Method | None:
+    """Return the method that changes learning rates; the plan sees to it that there's one at most."""
+    method = next((m for m in given.methods if overrides(m, "learning_rate") and "learning rate" in m.claims), None)
+    if method is not None and any(isinstance(o, torch.optim.Optimizer) for o in given.optimizers):
+        msg = (
+            f"{describe(method)} changes the learning rate, and a built torch optimizer leaves it to you. Give "
+            "configurations instead, such as cosmati.optim.SGD(lr=0.1, schedule=Cosine())."
+        )
+        raise PlanError(msg)
+    return method
+
+
+def _optimizers(
+    given: Sequence[AnyOptimizer], named: list[tuple[str, nn.Parameter]], method: Method | None
+) -> list[ScheduledOptimizer]:
     configured = [optimizer for optimizer in given if isinstance(optimizer, Optimizer)]
     if configured and len(configured) != len(given):
         msg = "Give either configurations (cosmati.optim.AdamW(...)) or built torch optimizers, not both."
@@ -274,7 +288,7 @@ def _optimizers(given: Sequence[AnyOptimizer], named: list[tuple[str, nn.Paramet
             )
             raise PlanError(msg)
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
-        scheduled.append(ScheduledOptimizer(optimizer, schedule, rates, frozenset(index[id(p)] for p in own)))
+        scheduled.append(ScheduledOptimizer(optimizer, schedule, rates, frozenset(index[id(p)] for p in own), method))
     if not scheduled:
         msg = "No optimizer. Give one: Trainer(..., optimizers=[cosmati.optim.AdamW(lr=1e-3)])."
         raise PlanError(msg)

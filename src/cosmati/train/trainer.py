@@ -96,7 +96,7 @@ class Trainer:
         """Look up once what every step would look up."""
         a = self.assembly
         plan = a.plan
-        batch_methods = [m for m in plan.with_hook("batch") if Stage.SELECT <= m.stage <= Stage.LABEL]
+        batch_methods = plan.with_hook("batch")
         self._batch_methods = [(m.stage.name.lower(), m) for m in batch_methods]
         self._freezing = plan.with_hook("frozen")
         self._again = plan.with_hook("perturbation")
