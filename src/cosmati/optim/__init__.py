@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from cosmati.optim.lion import Lion
+from cosmati.optim.more_schedules import (
+    CosineWarmRestarts,
+    Exponential,
+    LinearToZero,
+    MultiStep,
+    Polynomial,
+    Step,
+)
 from cosmati.optim.optimizers import SGD, AdamW, Muon, Optimizer, assign_parameters, matrices
 from cosmati.optim.schedules import WSD, Constant, Cosine, Linear, Schedule
+from cosmati.optim.soap import SOAP
 
 __all__ = [
     "SGD",
+    "SOAP",
     "WSD",
     "AdamW",
     "Constant",
     "Cosine",
+    "CosineWarmRestarts",
+    "Exponential",
     "Linear",
+    "LinearToZero",
+    "Lion",
+    "MultiStep",
     "Muon",
     "Optimizer",
+    "Polynomial",
     "Schedule",
+    "Step",
     "assign_parameters",
     "matrices",
 ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, cast, get_args, overload
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from cosmati.errors import PlanError
+from cosmati.optim.sharing import Job
+from cosmati.optim.stepping import GroupedOptimizer, Params
 
 Scale = Literal["aspect", "rms"]
 _QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -44,7 +46,7 @@ def orthogonalize(matrices: Tensor, num_iterations: int = 5) -> Tensor:
     return (x.mT if is_tall else x).to(matrices.dtype)
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(GroupedOptimizer):
     """Step along the orthogonalized momentum of each matrix, with decoupled weight decay.
 
     A parameter of more than two dimensions is a matrix [first dimension, all others]. One whose gradient is
@@ -66,7 +68,7 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        params: Params,
         lr: float,
         momentum: float = 0.95,
         nesterov: bool = True,
@@ -89,7 +91,7 @@ class Muon(torch.optim.Optimizer):
             "num_iterations": num_iterations,
             "scale": scale,
         }
-        super().__init__(cast("Any", params), options)
+        super().__init__(params, options)
         vectors = [tuple(p.shape) for group in self.param_groups for p in group["params"] if p.ndim < 2]
         if vectors:
             msg = (
@@ -99,37 +101,24 @@ class Muon(torch.optim.Optimizer):
             )
             raise PlanError(msg)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            present = [p for p in group["params"] if p.grad is not None]
-            if present:
-                self._step_group(group, present)
-        return loss
-
-    def _step_group(self, group: dict[str, Any], present: Sequence[Tensor]) -> None:
-        gradients = [cast("Tensor", p.grad) for p in present]
+    def step_group(self, group: dict[str, Any], present: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Step the matrices of a group that have a gradient."""
         for parameter in present:
             if not self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         buffers = [self.state[p]["momentum_buffer"] for p in present]
-        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(gradients, buffers, group["momentum"]) if group["nesterov"] else buffers  # noqa: SLF001
+        torch._foreach_lerp_(buffers, list(gradients), 1 - group["momentum"])
+        ahead = torch._foreach_lerp(list(gradients), buffers, group["momentum"]) if group["nesterov"] else buffers  # noqa: SLF001
         directions = {id(p): d.flatten(1) for p, d in zip(present, ahead, strict=True)}
         if group["weight_decay"]:
             torch._foreach_mul_(list(present), 1 - group["lr"] * group["weight_decay"])
-        for batch in _batches(group["params"]):
-            if any(id(p) in directions for p in batch):
-                _update(batch, directions, group)
+        batches = [batch for batch in _batches(group["params"]) if any(id(p) in directions for p in batch)]
+        jobs = [_job(batch, directions, group["num_iterations"]) for batch in batches]
+        for batch, updates in zip(batches, self.sharing.results(jobs), strict=True):
+            scale = group["lr"] * _factor(group["scale"], *_matrix_shape(batch[0]))
+            for parameter, update in zip(batch, updates, strict=True):
+                if id(parameter) in directions:
+                    parameter.add_(update.view_as(parameter), alpha=-scale)
 
 
 def _batches(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -152,11 +141,13 @@ def _matrix_shape(parameter: Tensor) -> tuple[int, int]:
     return parameter.shape[0], parameter.numel() // parameter.shape[0]
 
 
-def _update(batch: Sequence[Tensor], directions: dict[int, Tensor], group: dict[str, Any]) -> None:
+def _factor(scale: Scale, rows: int, columns: int) -> float:
+    return math.sqrt(max(1, rows / columns)) if scale == "aspect" else 0.2 * math.sqrt(max(rows, columns))
+
+
+def _job(batch: Sequence[Tensor], directions: dict[int, Tensor], num_iterations: int) -> Job:
     rows, columns = _matrix_shape(batch[0])
-    scale = math.sqrt(max(1, rows / columns)) if group["scale"] == "aspect" else 0.2 * math.sqrt(max(rows, columns))
-    stacked = torch.stack([directions[id(p)] if id(p) in directions else p.new_zeros(rows, columns) for p in batch])
-    updates = orthogonalize(stacked, group["num_iterations"])
-    for parameter, update in zip(batch, updates, strict=True):
-        if id(parameter) in directions:
-            parameter.add_(update.view_as(parameter), alpha=-group["lr"] * scale)
+    found = [directions[id(p)] if id(p) in directions else p.new_zeros(rows, columns) for p in batch]
+    cost = len(batch) * rows * columns * min(rows, columns)
+    shape = (len(batch), rows, columns)
+    return Job(cost, shape, found[0], lambda: orthogonalize(torch.stack(found), num_iterations))

@@ -88,7 +88,7 @@ class SGD(Optimizer):
     def build(self, named_parameters: Named) -> torch.optim.SGD:
         """Return `torch.optim.SGD` over some parameters."""
         return torch.optim.SGD(
-            _groups(named_parameters, self.weight_decay, decay_vectors=self.decay_vectors),
+            parameter_groups(named_parameters, self.weight_decay, decay_vectors=self.decay_vectors),
             self.lr,
             momentum=self.momentum,
             nesterov=self.nesterov,
@@ -117,7 +117,7 @@ class AdamW(Optimizer):
     def build(self, named_parameters: Named) -> torch.optim.AdamW:
         """Return `torch.optim.AdamW` over some parameters."""
         return torch.optim.AdamW(
-            _groups(named_parameters, self.weight_decay, decay_vectors=self.decay_vectors),
+            parameter_groups(named_parameters, self.weight_decay, decay_vectors=self.decay_vectors),
             self.lr,
             betas=self.betas,
             eps=self.eps,
@@ -191,7 +191,8 @@ def assign_parameters(optimizers: Sequence[Optimizer], named_parameters: Named) 
     return shares
 
 
-def _groups(named_parameters: Named, weight_decay: float, *, decay_vectors: bool) -> list[dict[str, Any]]:
+def parameter_groups(named_parameters: Named, weight_decay: float, *, decay_vectors: bool) -> list[dict[str, Any]]:
+    """Return parameter groups: one, or those that decay and those that don't."""
     parameters = [parameter for _, parameter in named_parameters]
     if decay_vectors or not weight_decay:
         return [{"params": parameters, "weight_decay": weight_decay}]

@@ -30,7 +30,7 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _WarmedUp:
+class WarmedUp:
     """Warm-up from 0 to 1, linear, before anything else.
 
     Args:
@@ -44,16 +44,16 @@ class _WarmedUp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant(_WarmedUp):
+class Constant(WarmedUp):
     """Warm up, then stay at 1."""
 
     def multiplier(self, fraction_elapsed: float, budget: Budget) -> float:
         """Return the multiplier of the step that starts at a fraction of the run."""
-        return _warm_up(self.warmup, fraction_elapsed, budget)[0]
+        return warm_up(self.warmup, fraction_elapsed, budget)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(_WarmedUp):
+class Linear(WarmedUp):
     """Warm up, then go straight to `final` at the end of the run.
 
     Args:
@@ -64,16 +64,16 @@ class Linear(_WarmedUp):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_final(self.final)
+        check_final(self.final)
 
     def multiplier(self, fraction_elapsed: float, budget: Budget) -> float:
         """Return the multiplier of the step that starts at a fraction of the run."""
-        ramp, start = _warm_up(self.warmup, fraction_elapsed, budget)
-        return ramp * (1 - (1 - self.final) * _progress(fraction_elapsed, start))
+        ramp, start = warm_up(self.warmup, fraction_elapsed, budget)
+        return ramp * (1 - (1 - self.final) * progress_from(fraction_elapsed, start))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine(_WarmedUp):
+class Cosine(WarmedUp):
     """Warm up, then follow half a cosine to `final` at the end of the run (arXiv 1608.03983).
 
     Args:
@@ -84,17 +84,17 @@ class Cosine(_WarmedUp):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_final(self.final)
+        check_final(self.final)
 
     def multiplier(self, fraction_elapsed: float, budget: Budget) -> float:
         """Return the multiplier of the step that starts at a fraction of the run."""
-        ramp, start = _warm_up(self.warmup, fraction_elapsed, budget)
-        height = (1 + math.cos(math.pi * _progress(fraction_elapsed, start))) / 2
+        ramp, start = warm_up(self.warmup, fraction_elapsed, budget)
+        height = (1 + math.cos(math.pi * progress_from(fraction_elapsed, start))) / 2
         return ramp * (self.final + (1 - self.final) * height)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WSD(_WarmedUp):
+class WSD(WarmedUp):
     """Warm up, stay stable, decay at the end (MiniCPM, 2404.06395): budgets can share one trunk.
 
     Args:
@@ -110,7 +110,7 @@ class WSD(_WarmedUp):
     def __post_init__(self) -> None:
         super().__post_init__()
         Time.parse(self.decay)
-        _check_final(self.final)
+        check_final(self.final)
         if self.shape not in get_args(DecayShape):
             msg = f"shape={self.shape!r} is no shape of a decay. Use 'linear' or 'sqrt'."
             raise PlanError(msg)
@@ -121,7 +121,7 @@ class WSD(_WarmedUp):
         Raises:
             PlanError: warm-up and decay are longer than the run.
         """
-        ramp, _ = _warm_up(self.warmup, fraction_elapsed, budget)
+        ramp, _ = warm_up(self.warmup, fraction_elapsed, budget)
         stable = 1 - budget.fraction_of(self.decay)
         # A rounding error of the two divisions isn't an overlap.
         if stable < budget.fraction_of(self.warmup) - 1e-9:
@@ -130,17 +130,18 @@ class WSD(_WarmedUp):
                 f"{str(budget.span)!r}. Shorten one of them."
             )
             raise PlanError(msg)
-        progress = _progress(fraction_elapsed, stable)
+        progress = progress_from(fraction_elapsed, stable)
         return ramp * (1 - (1 - self.final) * (math.sqrt(progress) if self.shape == "sqrt" else progress))
 
 
-def _check_final(final: float) -> None:
+def check_final(final: float) -> None:
+    """Check the multiplier at a schedule's end."""
     if not 0 <= final < math.inf:
         msg = f"final={final} is no multiplier of a learning rate. Give a number >= 0; 0 decays to nothing."
         raise PlanError(msg)
 
 
-def _warm_up(warmup: str, elapsed: float, budget: Budget) -> tuple[float, float]:
+def warm_up(warmup: str, elapsed: float, budget: Budget) -> tuple[float, float]:
     """Return the ramp in [0, 1], and the fraction of the run at which it reaches 1."""
     length = budget.fraction_of(warmup)
     if length >= 1:
@@ -152,6 +153,6 @@ def _warm_up(warmup: str, elapsed: float, budget: Budget) -> tuple[float, float]
     return ramp, max(0.0, length - step)
 
 
-def _progress(elapsed: float, start: float) -> float:
+def progress_from(elapsed: float, start: float) -> float:
     """Return the fraction of the way from `start` to the end of the run, in [0, 1]."""
     return min(1.0, max(0.0, (elapsed - start) / (1 - start))) if start < 1 else float(elapsed >= 1)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cosmati.errors import PlanError
+from cosmati.optim.sharing import Sharing
 from cosmati.train.tree import Leaf, Tree, add_leaves
 
 _ALIGNMENT = 16
@@ -62,6 +63,11 @@ class Ranks:
         gathered = rows.new_empty((self.world * rows.shape[0], *rows.shape[1:]))
         dist.all_gather_into_tensor(gathered, rows.contiguous())
         return gathered.view(self.world, *rows.shape).transpose(0, 1).reshape(gathered.shape)
+
+    @property
+    def sharing(self) -> Sharing:
+        """How optimizers share work on whole matrices over the ranks."""
+        return Sharing(self.rank, self.world, lambda flat: self.gather(flat[None]))
 
     def barrier(self) -> None:
         """Wait for every rank."""

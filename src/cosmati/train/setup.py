@@ -19,6 +19,7 @@ from cosmati.core.source import Source
 from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Optimizer, assign_parameters
 from cosmati.optim.schedules import Schedule
+from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy import CompiledPolicy, compile_policy
 from cosmati.routing.policy_file import PolicyFile
@@ -73,6 +74,9 @@ def assemble(given: Ingredients) -> tuple[Assembly, Feed | None]:
     feed, budget = _feed(given, num_microbatches, ratio, classes)
     policy, class_map = _compile(given, regions, budget)
     scheduled = _optimizers(given.optimizers, list(zip(names, parameters, strict=True)), _rate_method(given))
+    for optimizer in scheduled:
+        if isinstance(optimizer.optimizer, GroupedOptimizer):
+            optimizer.optimizer.sharing = ranks.sharing
     turns = resolve_turns(given.loss, names, scheduled)
     statistics = BatchNormStatistics(model)
     facts = _facts(given, feed, budget, num_microbatches, _denied(policy, class_map), turns, statistics)

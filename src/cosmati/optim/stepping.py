@@ -1,0 +1,64 @@
+"""What the optimizers of this room that PyTorch doesn't have share: checks of options, and the loop over groups."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast, overload
+
+import torch
+from torch import Tensor
+
+from cosmati.errors import PlanError
+from cosmati.optim.sharing import Sharing
+
+Params = Iterable[Tensor] | Iterable[dict[str, Any]]
+
+
+class GroupedOptimizer(torch.optim.Optimizer):
+    """An optimizer that steps one parameter group after the other.
+
+    A parameter whose gradient is None is left alone whole: weights, state and decay. State is tensors only.
+
+    Attributes:
+        sharing: with whom work on whole matrices is shared; alone unless a trainer says otherwise.
+    """
+
+    sharing: Sharing = Sharing()
+
+    def __init__(self, params: Params, options: dict[str, Any]) -> None:
+        super().__init__(cast("Any", params), options)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            present = [p for p in group["params"] if p.grad is not None]
+            if present:
+                self.step_group(group, present, [cast("Tensor", p.grad) for p in present])
+        return loss
+
+    @abstractmethod
+    def step_group(self, group: dict[str, Any], present: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Step the parameters of a group that have a gradient."""
+
+
+def check_options(name: str, betas: Sequence[float], **at_least_zero: float) -> None:
+    """Check that averages' decays are in [0, 1), and other options >= 0.
+
+    Raises:
+        PlanError: one isn't.
+    """
+    if not (all(0 <= beta < 1 for beta in betas) and all(value >= 0 for value in at_least_zero.values())):
+        options: Mapping[str, object] = {"betas": tuple(betas), **at_least_zero}
+        given = ", ".join(f"{key}={value}" for key, value in options.items())
+        msg = f"{name} can't use {given}. Use betas in [0, 1), and {', '.join(at_least_zero)} >= 0."
+        raise PlanError(msg)
