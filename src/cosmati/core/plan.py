@@ -42,6 +42,7 @@ class Facts:
         denied: (class, region) pairs that the policy denies in every phase in which the class is admitted.
         has_ledger: the run keeps a ledger.
         num_sub_steps: alternating losses.
+        owned: what optimizers own that only one part of a run may hold, with the owner's name.
         settings: everything else that determines the run's bits, for the digest.
     """
 
@@ -57,6 +58,7 @@ class Facts:
     denied: tuple[tuple[str, str], ...] = ()
     has_ledger: bool = False
     num_sub_steps: int = 1
+    owned: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -134,7 +136,7 @@ def make_plan(methods: Sequence[Method], facts: Facts) -> Plan:
         if not isinstance(method, Method):
             msg = f"{method!r} is not a method. Give instances, such as LabelSmoothing(smoothing=0.1)."
             raise PlanError(msg)
-    _check_owners(methods)
+    _check_owners(methods, facts.owned)
     for method in methods:
         if method.reads and facts.input_kind and facts.input_kind not in method.reads:
             msg = (
@@ -147,17 +149,17 @@ def make_plan(methods: Sequence[Method], facts: Facts) -> Plan:
     return Plan(ordered, tuple(_guarantees(ordered, facts)), facts)
 
 
-def _check_owners(methods: Sequence[Method]) -> None:
-    owners: dict[str, Method] = {}
+def _check_owners(methods: Sequence[Method], owned: Mapping[str, str]) -> None:
+    owners = dict(owned)
     for method in methods:
         for thing in sorted(method.claims):
             if thing in owners:
                 msg = (
-                    f"{describe(owners[thing])} and {describe(method)} both own the {thing}, and a run has one. "
+                    f"{owners[thing]} and {describe(method)} both own the {thing}, and a run has one. "
                     "Remove one of them, or set the option that claims it to its off-value."
                 )
                 raise PlanError(msg)
-            owners[thing] = method
+            owners[thing] = describe(method)
 
 
 def _guarantees(methods: Sequence[Method], facts: Facts) -> list[Guarantee]:

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import Parameter
@@ -44,7 +44,12 @@ class Optimizer:
         schedule: of the learning rate.
         parameters: which parameters it takes: a glob over their names, several, or a predicate of name and
             parameter. Of several optimizers, the first one that matches takes a parameter.
+
+    Class attributes:
+        owns: things that only one part of a run may hold, such as the evaluation weights (see `Method.owns`).
     """
+
+    owns: ClassVar[frozenset[str]] = frozenset()
 
     lr: float
     schedule: Schedule = _CONSTANT

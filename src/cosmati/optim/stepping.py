@@ -46,6 +46,10 @@ class GroupedOptimizer(torch.optim.Optimizer):
                 self.step_group(group, present, [cast("Tensor", p.grad) for p in present])
         return loss
 
+    def evaluation_weights(self) -> dict[Tensor, Tensor]:
+        """Return what to evaluate and ship in place of parameters; empty where these are it themselves."""
+        return {}
+
     @abstractmethod
     def step_group(self, group: dict[str, Any], present: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Step the parameters of a group that have a gradient."""

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, Data, count_rows, input_of, map_tensors, target_of
 from cosmati.core.loss import Loss
+from cosmati.core.method import Position, State
 from cosmati.core.rng import position_key
+from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.train.assembly import Assembly
 from cosmati.train.feed import Feed
 from cosmati.train.ranks import Ranks
@@ -120,6 +122,29 @@ def evaluation_weights(model: nn.Module, weights: Mapping[str, Tensor] | None) -
                 parameters[name].copy_(value)
             for name, value in kept.items():
                 buffers[name].copy_(value)
+
+
+def averaged_weights(assembly: Assembly, states: Mapping[int, State], at: Position) -> dict[str, Tensor] | None:
+    """Return the averages that a method or an optimizer keeps, by parameter name; None where none does."""
+    for index, method in enumerate(assembly.plan.methods):
+        weights = method.evaluation_weights(states[index], at)
+        if weights is not None:
+            return dict(weights)
+    names = {id(p): name for name, p in assembly.model.named_parameters()}
+    found: dict[str, Tensor] = {}
+    for scheduled in assembly.optimizers:
+        if isinstance(scheduled.optimizer, GroupedOptimizer):
+            found |= {names[id(p)]: value for p, value in scheduled.optimizer.evaluation_weights().items()}
+    return found or None
+
+
+@contextmanager
+def averaged(assembly: Assembly, weights: Mapping[str, Tensor] | None, feed: Feed | None) -> Iterator[nn.Module]:
+    """Give the model with averages in place of its weights, and BatchNorm's statistics computed for them."""
+    with evaluation_weights(assembly.model, weights), assembly.generators.restored():
+        if weights is not None and assembly.statistics.layers:
+            recalibrate(assembly.model, assembly.statistics.layers.values(), recalibration_passes(assembly, feed))
+        yield assembly.model
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ from cosmati.train.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from cosmati.train.evaluation import evaluate, evaluation_weights, recalibrate, recalibration_passes
+from cosmati.train.evaluation import evaluate
 from cosmati.train.ledger import LedgerObserver
 from cosmati.train.observers import MetricsFile, Observer, ProgressBar
 from cosmati.train.run_folder import RunFolder
@@ -257,13 +257,8 @@ class FitSession:
             return
         with self._paused("evaluation"):
             t.tell("evaluate")
-            at = t.position()
-            owned = [m.evaluation_weights(t.states[i], at) for i, m in enumerate(a.plan.methods)]
-            weights = next((w for w in owned if w is not None), None)
-            with evaluation_weights(a.model, weights), a.generators.restored():
-                if weights is not None and a.statistics.layers:
-                    recalibrate(a.model, a.statistics.layers.values(), recalibration_passes(a, t.feed))
-                self._metrics = evaluate(a.model, t.evaluation, a.ranks, a.device, a.config.autocast(a.device))
+            with t.averaged() as model:
+                self._metrics = evaluate(model, t.evaluation, a.ranks, a.device, a.config.autocast(a.device))
             for observer in t.observers:
                 observer.on_evaluation(t.clock, self._metrics, self._seconds_before)
 

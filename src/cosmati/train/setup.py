@@ -127,6 +127,7 @@ def _facts(
         denied=denied,
         has_ledger=wants_ledger(config, given.policy),
         num_sub_steps=len(turns),
+        owned={thing: type(o).__name__ for o in given.optimizers for thing in getattr(o, "owns", ())},
         settings=_settings(given, budget, num_microbatches),
     )
 

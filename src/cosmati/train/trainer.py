@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,20 +25,14 @@ from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import SubStep, Turn, split_batch
 from cosmati.train.buffers import buffer_versions
 from cosmati.train.config import RunConfig
-from cosmati.train.evaluation import Evaluation
+from cosmati.train.evaluation import Evaluation, averaged, averaged_weights
 from cosmati.train.feed import as_batch
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.observers import Observer, StepReport
 from cosmati.train.routes import Route, Router
 from cosmati.train.session import FitSession, RunResult, environment
 from cosmati.train.setup import AnyOptimizer, Ingredients, assemble
-from cosmati.train.step import (
-    StepGradients,
-    StepGradientsFunction,
-    Trace,
-    snapshot,
-    update_norms_since,
-)
+from cosmati.train.step import StepGradients, StepGradientsFunction, Trace, snapshot, update_norms_since
 from cosmati.train.timing import Stopwatch
 from cosmati.train.tree import Leaf
 
@@ -380,6 +374,10 @@ class Trainer:
             self.tell(event)
             batch = method.batch(batch, at)
         return batch
+
+    def averaged(self) -> AbstractContextManager[nn.Module]:
+        """Give the model to evaluate and ship: `with trainer.averaged() as model`; averages are put in for as long."""
+        return averaged(self.assembly, averaged_weights(self.assembly, self.states, self.position()), self.feed)
 
     def position(self, microbatch: int = 0) -> Position:
         """Return a position of the step at which the clock stands."""
