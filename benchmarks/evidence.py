@@ -1,0 +1,262 @@
+"""Each method alone against a tuned baseline: two small real tasks, three budgets, paired seeds.
+
+    python -m benchmarks.evidence rates         search the learning rates of the baselines and of each optimizer
+    cosmati study run benchmarks/evidence.py:vision --folder benchmarks/results/evidence/vision
+    cosmati study run benchmarks/evidence.py:language --folder benchmarks/results/evidence/language
+    python -m benchmarks method_cost            what each arm's runs cost, in turns with the baseline
+    python -m benchmarks.evidence summary       evidence.json and the tables
+
+A study that was stopped goes on with the same command.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from cosmati import methods as m
+from cosmati.core.method import Method
+from cosmati.core.plan import describe
+from cosmati.data.digits import PIXEL_MEAN, PIXEL_STD
+from cosmati.errors import DivergenceError
+from cosmati.optim import SOAP, WSD, AdamW, Lion, Muon, Optimizer
+from cosmati.recipes.digits import DigitsTask, digits_baseline
+from cosmati.recipes.language import LanguageTask, python_gpt_baseline
+from cosmati.recipes.recipe import Recipe
+from cosmati.records.study import ChecklistItem
+from cosmati.study.runner import Arm, Study
+from cosmati.train.trainer import Trainer
+
+Task = Literal["vision", "language"]
+
+RESULTS = Path(__file__).parent / "results" / "evidence"
+RATES = RESULTS / "rates.json"
+SEARCH_SEED = 100
+"""No study uses it."""
+AA_OFFSET = 1000
+NUM_STEPS: Mapping[Task, int] = {"vision": 240, "language": 400}
+BUDGETS = (0.25, 0.5, 1.0)
+SEEDS: Mapping[Task, tuple[int, ...]] = {"vision": (0, 1, 2, 3, 4), "language": (0, 1, 2)}
+SEARCH_SHARE = 0.5
+"""Of the full budget: a rate that is chosen far from where it's used is a wrong one."""
+
+DIGITS = DigitsTask(size=16, label_fraction=0.3, widths=(8, 16, 32))
+TEXT = LanguageTask()
+GREY_LEVELS = (-PIXEL_MEAN / PIXEL_STD, (1 - PIXEL_MEAN) / PIXEL_STD)
+"""Of normalised images."""
+
+VISION: Mapping[str, tuple[Method, ...]] = {
+    "BlurPool": (m.BlurPool(min_channels=8),),
+    "ChannelsLast": (m.ChannelsLast(),),
+    "ColOut": (m.ColOut(),),
+    "CutMix": (m.CutMix(),),
+    "CutOut": (m.CutOut(length=0.3),),
+    "EMA": (m.EMA(half_life="0.05dur"),),
+    "GhostBatchNorm": (m.GhostBatchNorm(ghost_batch_size=16),),
+    "GradientClipping": (m.GradientClipping(clipping_type="adaptive", clipping_threshold=0.1),),
+    "LabelSmoothing": (m.LabelSmoothing(smoothing=0.1),),
+    "LayerFreezing": (m.LayerFreezing(),),
+    "MixUp": (m.MixUp(alpha=0.2),),
+    "ProgressiveResizing": (m.ProgressiveResizing(),),
+    "SAM": (m.SAM(rho=0.05),),
+    "SelectiveBackprop": (m.SelectiveBackprop(),),
+    "SqueezeExcite": (m.SqueezeExcite(latent_channels=0.25, min_channels=8),),
+    "StochasticDepth": (m.StochasticDepth(target_layer_name="ResidualBlock"),),
+    "SWA": (m.SWA(update_interval="0.05dur"),),
+    "WeightStandardization": (m.WeightStandardization(),),
+}
+
+LANGUAGE: Mapping[str, tuple[Method, ...]] = {
+    "EMA": (m.EMA(half_life="0.05dur"),),
+    "GradientClipping": (m.GradientClipping(clipping_type="norm", clipping_threshold=1.0),),
+    "LabelSmoothing": (m.LabelSmoothing(smoothing=0.1),),
+    "LayerFreezing": (m.LayerFreezing(),),
+    "SAM": (m.SAM(rho=0.05),),
+    "SelectiveBackprop": (m.SelectiveBackprop(),),
+    "SeqLengthWarmup": (
+        m.SeqLengthWarmup(duration=0.4, min_seq_length=32, max_seq_length=128, step_size=32, truncate=False),
+    ),
+    "StochasticDepth": (m.StochasticDepth(target_layer_name="Block", stochastic_method="sample"),),
+    "SWA": (m.SWA(update_interval="0.05dur"),),
+}
+
+SCHEDULE = WSD(warmup="0.05dur", decay="0.5dur")
+REST = AdamW(lr=8e-3, betas=(0.9, 0.98), decay_vectors=False, schedule=SCHEDULE)
+"""For what a matrix optimizer leaves: the language baseline's own."""
+
+OPTIMIZERS: Mapping[str, tuple[Callable[[float], tuple[Optimizer, ...]], float]] = {
+    "Lion": (
+        lambda lr: (Lion(lr=lr, weight_decay=0.03, decay_vectors=False, schedule=SCHEDULE),),
+        4e-3,
+    ),
+    "Muon": (lambda lr: (Muon(lr=lr, schedule=SCHEDULE), REST), 0.03),
+    "SOAP": (lambda lr: (SOAP(lr=lr, decay_vectors=False, schedule=SCHEDULE),), 1.6e-2),
+}
+"""For the language model, each with the rate where its search starts."""
+
+BASELINE_RATES: Mapping[Task, float] = {"vision": 0.2, "language": 8e-3}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial of a search: lower is better."""
+
+    task: Task
+    arm: str
+    lr: float
+    quality: float
+
+
+def baseline(task: Task, num_steps: int, seed: int, lr: float) -> Recipe:
+    """Return a task's baseline."""
+    if task == "vision":
+        recipe = digits_baseline(DIGITS, num_steps=num_steps, seed=seed, lr=lr)
+    else:
+        recipe = python_gpt_baseline(TEXT, num_steps=num_steps, seed=seed, lr=lr)
+    # One thread: the study's figures don't change with what else the machine does. Averages have BatchNorm's
+    # statistics recalibrated, so every arm is measured once, at its end.
+    return replace(recipe, config=replace(recipe.config, num_threads=1, evaluate_every=None))
+
+
+def recipe_of(task: Task, arm: str, num_steps: int, seed: int, rates: Mapping[str, float]) -> Recipe:
+    """Return an arm's recipe: the baseline with one method, or with another optimizer."""
+    recipe = baseline(task, num_steps, seed, rates[f"{task}/baseline"])
+    if arm in OPTIMIZERS:
+        make, _ = OPTIMIZERS[arm]
+        recipe = replace(recipe, optimizers=make(rates[f"{task}/{arm}"]))
+    elif arm not in ("baseline", "aa"):
+        recipe = replace(recipe, methods=(VISION if task == "vision" else LANGUAGE)[arm])
+    return replace(recipe, name=arm)
+
+
+def arms_of(task: Task) -> list[str]:
+    """Return the arms of a task: baseline, its double, methods, optimizers."""
+    return ["baseline", "aa", *(VISION if task == "vision" else [*LANGUAGE, *OPTIMIZERS])]
+
+
+def search() -> list[Trial]:
+    """Try learning rates at half of the full budget: a ladder of factors of 2, until the best has one on each side."""
+    trials: list[Trial] = []
+    for task in ("vision", "language"):
+        starts = {"baseline": BASELINE_RATES[task]}
+        starts |= {name: rate for name, (_, rate) in OPTIMIZERS.items()} if task == "language" else {}
+        for arm, start in starts.items():
+            found: dict[float, float] = {}
+            rates = [start / 2, start, start * 2]
+            while rates:
+                found |= {lr: _tried(task, arm, lr) for lr in rates}
+                best, lowest, highest = min(found, key=found.__getitem__), min(found), max(found)
+                rates = [lowest / 2] if best == lowest else [highest * 2] if best == highest else []
+            trials += [Trial(task, arm, lr, found[lr]) for lr in sorted(found)]
+    return trials
+
+
+def _tried(task: Task, arm: str, lr: float) -> float:
+    rates = {f"{task}/baseline": lr, f"{task}/{arm}": lr}
+    quality = _quality(recipe_of(task, arm, round(NUM_STEPS[task] * SEARCH_SHARE), SEARCH_SEED, rates))
+    print(f"{task:9} {arm:20} {lr:<8g} {quality:.4f}", flush=True)
+    return quality
+
+
+def _quality(recipe: Recipe) -> float:
+    try:
+        metrics = recipe.trainer().fit().metrics
+    except DivergenceError:
+        return float("inf")
+    return metrics["bits_per_byte"] if "bits_per_byte" in metrics else metrics["cross_entropy"]
+
+
+def read_trials() -> list[Trial]:
+    """Return the search's trials, as committed."""
+    return [Trial(**fields) for fields in json.loads(RATES.read_text())]
+
+
+def best_rates(trials: Sequence[Trial]) -> dict[str, float]:
+    """Return the best rate by task and arm."""
+    found: dict[str, float] = {}
+    for trial in sorted(trials, key=lambda t: -t.quality):
+        found[f"{trial.task}/{trial.arm}"] = trial.lr
+    return found
+
+
+def _start(task: Task, arm: str, rates: Mapping[str, float], budget: float, seed: int) -> Trainer:
+    torch.set_num_threads(1)
+    return recipe_of(task, arm, max(1, round(NUM_STEPS[task] * budget)), seed, rates).trainer()
+
+
+def _study(task: Task) -> Study:
+    trials = read_trials()
+    rates = best_rates(trials)
+    arms = {}
+    for arm in arms_of(task):
+        recipe = recipe_of(task, arm, NUM_STEPS[task], 0, rates)
+        added = [describe(method) for method in recipe.methods] or ([arm] if arm in OPTIMIZERS else [])
+        arms[arm] = Arm(
+            start=partial(_start, task, arm, rates),
+            description="the baseline with other seeds" if arm == "aa" else f"the baseline with {', '.join(added)}",
+            recipe_text=recipe.text,
+            methods=tuple(added),
+            seed_offset=AA_OFFSET if arm == "aa" else 0,
+        )
+    own = [t for t in trials if t.task == task]
+    tried = "; ".join(
+        f"{arm}: " + ", ".join(f"{t.lr:g} gives {t.quality:.3f}" for t in own if t.arm == arm)
+        for arm in dict.fromkeys(t.arm for t in own)
+    )
+    checklist = (
+        ChecklistItem(
+            "Learning rate searched",
+            met=True,
+            note=f"on a seed of its own at half of the full budget, until the best lay inside: {tried}",
+        ),
+        ChecklistItem("Schedule fully decayed at every budget", met=True, note="it's dilated with the budget"),
+        ChecklistItem("Noise floor measured", met=True, note="an A/A arm with seeds of its own"),
+        ChecklistItem("Mixed precision", met=False, note="float32 on the CPU for all arms"),
+    )
+    is_vision = task == "vision"
+    return Study(
+        name=f"single-methods-{task}",
+        task=f"Handwritten digits, {len(DIGITS.digits().train.targets)} rows, 16 pixels a side, a small ResNet, SGD"
+        if is_vision
+        else "Next-byte prediction on the Python source of this machine, a GPT of 0.2M parameters, AdamW",
+        arms=arms,
+        budgets=BUDGETS,
+        seeds=SEEDS[task],
+        quality="accuracy" if is_vision else "bits_per_byte",
+        quality_name="accuracy" if is_vision else "bits per byte",
+        higher_is_better=is_vision,
+        checklist=checklist,
+        notes="Methods have the settings of their arm, none is tuned. Seconds are of a shared machine: compare steps.",
+    )
+
+
+def vision() -> Study:
+    """Return the study on digits."""
+    return _study("vision")
+
+
+def language() -> Study:
+    """Return the study on Python source."""
+    return _study("language")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run what the command line names."""
+    match list(arguments):
+        case ["rates"]:
+            torch.set_num_threads(1)
+            RESULTS.mkdir(parents=True, exist_ok=True)
+            RATES.write_text(json.dumps([trial.__dict__ for trial in search()], indent=1) + "\n")
+        case _:
+            sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
