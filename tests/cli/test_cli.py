@@ -187,3 +187,11 @@ def test_a_study_runs_and_is_reported(recipe: Path, tmp_path: Path) -> None:
     assert "same:" in text
     page = Path(succeed("study", "report", tmp_path / "tiny").strip())
     assert "tiny" in page.read_text(encoding="utf-8")
+
+
+def test_a_file_may_define_dataclasses_and_be_called_like_a_library(recipe: Path, tmp_path: Path) -> None:
+    own = "from dataclasses import dataclass\n\n\n@dataclass\nclass Size:\n    rows: int = 8\n"
+    path = tmp_path / "json.py"
+    path.write_text(recipe.read_text().replace("from __future__ import annotations\n", "", 1) + own)
+    path.write_text("from __future__ import annotations\n" + path.read_text())
+    assert "AdamW" in succeed("plan", path) or "V = " in succeed("plan", path)

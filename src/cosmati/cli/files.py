@@ -21,14 +21,18 @@ def load_module(path: Path) -> ModuleType:
     if not path.is_file() or path.suffix != ".py":
         msg = f"{path} is no Python file. Give the path of a .py file."
         raise RunError(msg)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A name of its own: a file called json.py mustn't stand in for the standard library's.
+    spec = importlib.util.spec_from_file_location(f"file_{path.stem}", path)
     assert spec is not None, "a .py file has a loader"
     assert spec.loader is not None, "a .py file has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent.resolve()))
+    # Dataclasses look their module up by name.
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[spec.name]
         msg = f"{path} can't be read: {type(error).__name__}: {error}"
         raise RunError(msg) from error
     finally:
