@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import import_cost, loop_overhead, routing_cost, streaming
+from benchmarks import import_cost, loop_overhead, method_cost, routing_cost, streaming
 
 BENCHMARKS = {
     "loop_overhead": loop_overhead.run,
     "routing_cost": routing_cost.run,
     "import_cost": import_cost.run,
     "streaming": streaming.run,
+    "method_cost": method_cost.run,
 }
 
 

@@ -63,7 +63,7 @@ def write(name: str, rows: list[Row], notes: Mapping[str, object], folder: Path 
     folder.mkdir(parents=True, exist_ok=True)
     facts = {
         "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
-        "hardware": _hardware(),
+        "hardware": hardware(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
@@ -86,7 +86,7 @@ def write(name: str, rows: list[Row], notes: Mapping[str, object], folder: Path 
     return table
 
 
-def _hardware() -> str:
+def hardware() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name(0)
     try:

@@ -194,4 +194,4 @@ def test_a_file_may_define_dataclasses_and_be_called_like_a_library(recipe: Path
     path = tmp_path / "json.py"
     path.write_text(recipe.read_text().replace("from __future__ import annotations\n", "", 1) + own)
     path.write_text("from __future__ import annotations\n" + path.read_text())
-    assert "AdamW" in succeed("plan", path) or "V = " in succeed("plan", path)
+    assert "V = " in succeed("plan", path)
