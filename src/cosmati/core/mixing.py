@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from cosmati.errors import BatchError
+
 
 def sample_dirichlet(concentration: float, num: int, generator: torch.Generator | None = None) -> Tensor:
     """Draw `num` shares that sum to 1 of the symmetric Dirichlet distribution; of two, each is Beta distributed.
@@ -43,11 +45,32 @@ def pair_rows(num_rows: int, present: Tensor | None, generator: torch.Generator 
 
 
 def one_hot(target: Tensor, num_classes: int, ignore_index: int = -100) -> Tensor:
-    """Return class indices [rows, ...] as probabilities float32 [rows, classes, ...]; zero where ignored."""
+    """Return class indices [rows, ...] as probabilities float32 [rows, classes, ...]; zero where ignored.
+
+    Raises:
+        BatchError: an index isn't one of a class, where the targets are on CPU.
+    """
+    learnt = known_classes(target, num_classes, ignore_index).unsqueeze(1)
     target = target.long().unsqueeze(1)
-    learnt = target != ignore_index
     soft = torch.zeros(target.shape[0], num_classes, *target.shape[2:], device=target.device)
     return soft.scatter_(1, target.where(learnt, 0), learnt.float())
+
+
+def known_classes(target: Tensor, num_classes: int, ignore_index: int) -> Tensor:
+    """Return which of the class indices aren't ignored, bool, shape of the target.
+
+    Raises:
+        BatchError: an index isn't one of a class. Not looked at on an accelerator, which would have to be waited for.
+    """
+    learnt = target != ignore_index
+    if target.device.type == "cpu" and bool((learnt & ((target < 0) | (target >= num_classes))).any()):
+        low, high = int(target[learnt].min()), int(target[learnt].max())
+        msg = (
+            f"Targets from {low} to {high} in this batch, and the loss has {num_classes} classes: 0 to "
+            f"{num_classes - 1}. Give the loss the right num_classes, or mend the labels."
+        )
+        raise BatchError(msg)
+    return learnt
 
 
 def _log_gamma_variate(shape: float, generator: torch.Generator | None) -> float:

@@ -201,7 +201,7 @@ class BlurPool(Method):
 
     def __post_init__(self) -> None:
         """Check the number of channels."""
-        if self.min_channels < 1:
+        if not self.min_channels >= 1:
             msg = f"min_channels={self.min_channels}: a convolution has at least one. Use 1 to blur all."
             raise PlanError(msg)
 

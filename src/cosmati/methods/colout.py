@@ -48,7 +48,7 @@ def colout_batch(
     Raises:
         BatchError: the input isn't an image, a fraction is out of range, or the target isn't of the input's size.
     """
-    _check(p_row, p_col, BatchError)
+    _check(p_row, p_col, BatchError, resize_target)
     input, target = sample if isinstance(sample, tuple) else (sample, None)
     height, width = _size(input)
     rows, columns = (
@@ -86,8 +86,8 @@ class ColOut(Method):
     resize_target: ResizeTarget = "auto"
 
     def __post_init__(self) -> None:
-        """Check the fractions."""
-        _check(self.p_row, self.p_col, PlanError)
+        """Check the options."""
+        _check(self.p_row, self.p_col, PlanError, self.resize_target)
 
     def batch(self, batch: Batch, at: Position) -> Batch:
         """Return the batch with smaller images, and targets where they're maps."""
@@ -111,7 +111,10 @@ class ColOut(Method):
         return batch.replace(input=_keep(input, rows, columns))
 
 
-def _check(p_row: float, p_col: float, error: type[BatchError | PlanError]) -> None:
+def _check(p_row: float, p_col: float, error: type[BatchError | PlanError], resize_target: ResizeTarget) -> None:
+    if resize_target not in (True, False, "auto"):
+        msg = f"ColOut knows no resize_target={resize_target!r}. Use True, False or 'auto'."
+        raise error(msg)
     if not (0 <= p_row < 1 and 0 <= p_col < 1):
         msg = (
             f"ColOut can't leave out p_row={p_row}, p_col={p_col} of an image. Give fractions from 0 to below 1: an "

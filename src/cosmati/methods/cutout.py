@@ -68,7 +68,7 @@ class CutOut(Method):
 
     def __post_init__(self) -> None:
         """Check the holes."""
-        if self.num_holes < 0 or not 0 <= self.length <= 1:
+        if not self.num_holes >= 0 or not 0 <= self.length <= 1:
             msg = (
                 f"CutOut can't cut num_holes={self.num_holes} of length={self.length}. Give a count >= 0, "
                 "and the side as a fraction of the image's shorter side, from 0 to 1."

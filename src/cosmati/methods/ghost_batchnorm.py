@@ -148,6 +148,6 @@ class GhostBatchNorm(Method):
 
 
 def _check(ghost_batch_size: int) -> None:
-    if ghost_batch_size < 1:
+    if not ghost_batch_size >= 1:
         msg = f"ghost_batch_size={ghost_batch_size} holds no row. Give the most rows of a ghost, 1 at least."
         raise PlanError(msg)

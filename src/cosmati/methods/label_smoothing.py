@@ -10,6 +10,7 @@ from torch import Tensor
 from cosmati.core.batch import Batch, Data
 from cosmati.core.loss import LanguageModel, MixedTarget, Regression
 from cosmati.core.method import Method, Position, Stage
+from cosmati.core.mixing import known_classes
 from cosmati.errors import BatchError, PlanError
 
 _IGNORE_INDEX = -100
@@ -100,8 +101,8 @@ class LabelSmoothing(Method):
 
 
 def _smooth_indices(target: Tensor, num_classes: int, smoothing: float, ignore_index: int) -> Tensor:
+    learnt = known_classes(target, num_classes, ignore_index).unsqueeze(1)
     target = target.long().unsqueeze(1)
-    learnt = target != ignore_index
     low, high = smoothing / num_classes, 1 - smoothing + smoothing / num_classes
     soft = (learnt * low).expand(target.shape[0], num_classes, *target.shape[2:]).contiguous()
     return soft.scatter_(1, target.where(learnt, 0), learnt * high)

@@ -12,6 +12,7 @@ from torch import Tensor
 from cosmati.core.batch import Batch, InputKind
 from cosmati.core.loss import MixedTarget
 from cosmati.core.method import Coupling, Method, Position, Stage
+from cosmati.core.mixing import one_hot, pair_rows
 from cosmati.errors import BatchError, PlanError
 
 
@@ -124,10 +125,10 @@ class MixUp(Method):
             raise BatchError(msg)
         generator = at.generator("mixup")
         mixing = sample_mixing(self.alpha, generator)
-        pairs = _without_tombstones(torch.randperm(batch.num_rows, generator=generator), batch.present)
+        pairs = pair_rows(batch.num_rows, batch.present, generator)
         indices = pairs.to(input.device, non_blocking=True)
         if not self.interpolate_loss and not target.is_floating_point():
-            target = _one_hot(target, at.num_classes(target, "MixUp"), getattr(at.loss, "ignore_index", -100))
+            target = one_hot(target, at.num_classes(target, "MixUp"), getattr(at.loss, "ignore_index", -100))
         mixed, permuted, mixing = mixup_batch(input, target, mixing, indices=indices)
         new_target: Tensor | MixedTarget
         if self.interpolate_loss:
@@ -135,17 +136,3 @@ class MixUp(Method):
         else:
             new_target = (1 - mixing) * target + mixing * permuted
         return batch.replace(input=mixed, target=new_target, lineage=batch.lineage.mix(pairs))
-
-
-def _without_tombstones(pairs: Tensor, present: Tensor | None) -> Tensor:
-    if present is None:
-        return pairs
-    return pairs.where(present & present[pairs], torch.arange(len(pairs)))
-
-
-def _one_hot(target: Tensor, num_classes: int, ignore_index: int) -> Tensor:
-    """Return probabilities float32 [rows, classes, ...]; all zero where the target is ignored."""
-    target = target.long().unsqueeze(1)
-    learnt = target != ignore_index
-    soft = torch.zeros(target.shape[0], num_classes, *target.shape[2:], device=target.device)
-    return soft.scatter_(1, target.where(learnt, 0), learnt.float())

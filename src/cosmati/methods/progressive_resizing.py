@@ -96,14 +96,14 @@ class ProgressiveResizing(Method):
         if self.mode not in _MODES:
             msg = f"mode={self.mode!r} is unknown. Use one of {_MODES}."
             raise PlanError(msg)
-        if not 0 < self.initial_scale <= 1 or self.size_increment < 1:
+        if not 0 < self.initial_scale <= 1 or not self.size_increment >= 1:
             msg = (
                 f"initial_scale={self.initial_scale} with size_increment={self.size_increment} gives no "
                 "size. Give a scale above 0, up to 1, and at least 1 pixel."
             )
             raise PlanError(msg)
         delay, finetune = self.delay_fraction, self.finetune_fraction
-        if delay < 0 or finetune < 0 or delay + finetune > 1:
+        if not (delay >= 0 and finetune >= 0 and delay + finetune <= 1):
             msg = (
                 f"delay_fraction={delay} and finetune_fraction={finetune} don't fit into a run. Give "
                 "fractions whose sum is at most 1."
@@ -168,7 +168,7 @@ class ProgressiveResizing(Method):
 def _check_images(input: object, target: object | None) -> None:
     if not isinstance(input, Tensor) or input.ndim != 4:
         found = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
-        msg = f"Progressive resizing needs images [rows, channels, height, width]; found {found}. Stack them first."
+        msg = f"ProgressiveResizing needs images [rows, channels, height, width]; found {found}. Stack them first."
         raise BatchError(msg)
     if target is not None and (not isinstance(target, Tensor) or target.ndim not in (3, 4)):
         found = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__

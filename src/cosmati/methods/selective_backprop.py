@@ -111,7 +111,7 @@ class SelectiveBackprop(Method):
         if not 0 < self.keep <= 1 or not 0 < self.scale_factor <= 1:
             msg = f"keep={self.keep} and scale_factor={self.scale_factor} must be shares: above 0, up to 1."
             raise PlanError(msg)
-        if not 0 <= self.start <= self.end <= 1 or self.interrupt < 0:
+        if not 0 <= self.start <= self.end <= 1 or not self.interrupt >= 0:
             msg = (
                 f"start={self.start}, end={self.end}, interrupt={self.interrupt} is no interval of a run. "
                 "Give fractions with start <= end, and a number of steps >= 0."

@@ -87,10 +87,10 @@ class SeqLengthWarmup(Method):
         if not 0 <= self.duration <= 1:
             msg = f"duration={self.duration} is not a fraction of the run. Give a number from 0 to 1."
             raise PlanError(msg)
-        if not 1 <= self.min_seq_length <= self.max_seq_length or self.step_size < 1:
+        if not 1 <= self.min_seq_length <= self.max_seq_length or not self.step_size >= 1:
             msg = (
                 f"Lengths from {self.min_seq_length} to {self.max_seq_length} in steps of {self.step_size} "
-                "don't grow. Give 1 <= min_seq_length <= max_seq_length and a step of at least 1 token."
+                "don't grow. Give 1 <= min_seq_length <= max_seq_length and a step_size of at least 1 token."
             )
             raise PlanError(msg)
 

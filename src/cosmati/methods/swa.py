@@ -63,7 +63,7 @@ class SWA(Method):
         if start.unit is end.unit and start.value >= end.value and not self.is_off:
             msg = f"SWA from {self.swa_start!r} to {self.swa_end!r} takes no weights. End after the start."
             raise PlanError(msg)
-        if self.anneal_strategy not in get_args(AnnealStrategy) or self.anneal_steps < 0:
+        if self.anneal_strategy not in get_args(AnnealStrategy) or not self.anneal_steps >= 0:
             msg = (
                 f"SWA can't anneal with anneal_strategy={self.anneal_strategy!r}, anneal_steps={self.anneal_steps}. "
                 "Use 'linear' or 'cos', and a count of intervals >= 0."

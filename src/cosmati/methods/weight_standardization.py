@@ -106,6 +106,6 @@ def _standardized(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _check(n_last_layers_ignore: int) -> None:
-    if n_last_layers_ignore < 0:
+    if not n_last_layers_ignore >= 0:
         msg = f"n_last_layers_ignore={n_last_layers_ignore} counts no layers. Give 0 to standardise all of them."
         raise PlanError(msg)
