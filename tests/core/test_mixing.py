@@ -53,3 +53,9 @@ def test_probabilities() -> None:
     assert soft.dtype == torch.float32
     for row, kind, position in itertools.product(range(2), range(3), range(2)):
         assert soft[row, kind, position] == float(target[row, position] == kind)
+
+
+def test_the_smallest_concentrations_choose_one_share() -> None:
+    for concentration in (5e-324, 1e-300, 1e-20):
+        shares = sample_dirichlet(concentration, 3, torch.Generator().manual_seed(0))
+        assert sorted(shares.tolist()) == [0.0, 0.0, 1.0]

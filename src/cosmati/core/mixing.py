@@ -24,7 +24,9 @@ def sample_dirichlet(concentration: float, num: int, generator: torch.Generator 
     Returns:
         float64 [num], on CPU.
     """
-    draws = [_log_gamma_variate(concentration, generator) for _ in range(num)]
+    # Below this all weight is on one share anyway, and the logarithms would leave what a float can hold.
+    shape = max(concentration, 1e-300)
+    draws = [_log_gamma_variate(shape, generator) for _ in range(num)]
     return torch.tensor(draws, dtype=torch.float64).softmax(0)
 
 
