@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 
@@ -108,8 +107,6 @@ def test_smooth_ones_have_no_jump(schedule: Schedule, start: float, gap: float) 
 def test_dilates_with_the_budget(schedule: Schedule, step: int, ratio: float) -> None:
     """The same curve on a run 2 or 3 times as long: only the length of a step in the warm-up differs."""
     plain, dilated = budget(1000), budget(1000, ratio)
-    if isinstance(schedule, CosineWarmRestarts):  # Its cycles start a step before the warm-up's end: a jump of 0 to 1.
-        schedule = dataclasses.replace(schedule, warmup="0ba")
     short, long = (b.elapsed(Clock(step=round(step * r))) for b, r in ((plain, 1.0), (dilated, ratio)))
     distance = abs(schedule.multiplier(short, plain) - schedule.multiplier(long, dilated))
     # One step of 8 is 1/8, and a dilated one a half or a third of that; cosines are shifted by the same.
@@ -126,14 +123,19 @@ def test_warm_up_rises_to_one_and_multiplies_nothing_after(schedule: Schedule, s
 def test_decays_start_from_one_where_the_warm_up_ends() -> None:
     for schedule in (
         Exponential(warmup="4ba", every="2ba", factor=0.5),
-        CosineWarmRestarts(warmup="4ba", cycle="5ba"),
         Polynomial(warmup="4ba"),
         LinearToZero(warmup="4ba"),
     ):
         rates = run(schedule, budget(20))
         assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1])
         assert rates[4] < 1
-    assert run(CosineWarmRestarts(warmup="4ba", cycle="5ba"), budget(20))[3::5] == pytest.approx([1, 1, 1, 1])
+
+
+def test_cycles_that_fill_the_rest_of_the_run_do_not_restart_in_its_last_step() -> None:
+    rates = run(CosineWarmRestarts(warmup="4ba", cycle="4ba"), budget(20))
+    assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1])
+    assert rates[4::4] == pytest.approx([1, 1, 1, 1])
+    assert rates[7::4] == pytest.approx([(1 + math.cos(0.75 * math.pi)) / 2] * 4)
 
 
 def test_off_values_are_constant() -> None:

@@ -119,9 +119,11 @@ class CosineWarmRestarts(WarmedUp):
 
     def multiplier(self, fraction_elapsed: float, budget: Budget) -> float:
         """Return the multiplier of the step that starts at a fraction of the run."""
-        ramp, start = warm_up(self.warmup, fraction_elapsed, budget)
-        # In lengths of the first cycle.
-        begin, length, now = 0.0, 1.0, max(0.0, fraction_elapsed - start) / budget.fraction_of(self.cycle)
+        ramp, _ = warm_up(self.warmup, fraction_elapsed, budget)
+        # In lengths of the first cycle. Counted from the warm-up's end, so that cycles that fill the rest of the run
+        # don't restart in its last step.
+        since = max(0.0, fraction_elapsed - budget.fraction_of(self.warmup))
+        begin, length, now = 0.0, 1.0, since / budget.fraction_of(self.cycle)
         if self.growth == 1:
             begin = math.floor(now + _ROUNDING)
         else:
