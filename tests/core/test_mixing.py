@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from cosmati.core.mixing import one_hot, pair_rows, sample_dirichlet
+from cosmati.errors import BatchError
 
 torch.set_num_threads(1)
 
@@ -59,3 +60,10 @@ def test_the_smallest_concentrations_choose_one_share() -> None:
     for concentration in (5e-324, 1e-300, 1e-20):
         shares = sample_dirichlet(concentration, 3, torch.Generator().manual_seed(0))
         assert sorted(shares.tolist()) == [0.0, 0.0, 1.0]
+
+
+def test_bytes_of_256_classes_are_known() -> None:
+    target = torch.tensor([0, 10, 255], dtype=torch.uint8)
+    assert one_hot(target, 256).argmax(1).tolist() == [0, 10, 255]
+    with pytest.raises(BatchError, match="Targets from 0 to 255 .* 255 classes"):
+        one_hot(target, 255)

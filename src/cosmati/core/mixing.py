@@ -64,6 +64,7 @@ def known_classes(target: Tensor, num_classes: int, ignore_index: int) -> Tensor
     Raises:
         BatchError: an index isn't one of a class. Not looked at on an accelerator, which would have to be waited for.
     """
+    target = target.long()  # A byte can't be compared with 256.
     learnt = target != ignore_index
     if target.device.type == "cpu" and bool((learnt & ((target < 0) | (target >= num_classes))).any()):
         low, high = int(target[learnt].min()), int(target[learnt].max())
