@@ -65,5 +65,5 @@ def test_the_smallest_concentrations_choose_one_share() -> None:
 def test_bytes_of_256_classes_are_known() -> None:
     target = torch.tensor([0, 10, 255], dtype=torch.uint8)
     assert one_hot(target, 256).argmax(1).tolist() == [0, 10, 255]
-    with pytest.raises(BatchError, match="Targets from 0 to 255 .* 255 classes"):
+    with pytest.raises(BatchError, match=r"Targets from 0 to 255 .* 255 classes"):
         one_hot(target, 255)
