@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cosmati import methods as m
 from cosmati.core.loss import Classification, LanguageModel
 from cosmati.core.method import Method
+from cosmati.core.surgery import replace_modules
 from cosmati.data.in_memory import InMemory
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.models.resnet import ResNet, ResNetConfig
@@ -43,6 +44,7 @@ class Case:
         learns: whether the loss falls.
         adds_parameters: whether the trained weights no longer fit the model that the user gave.
         precision: in which it acts.
+        group_norm: whether it's shown on the vision model with GroupNorm in place of BatchNorm.
     """
 
     on: Method
@@ -54,6 +56,7 @@ class Case:
     learns: bool = True
     adds_parameters: bool = False
     precision: Literal["float32", "bfloat16"] = "float32"
+    group_norm: bool = False
 
     def __str__(self) -> str:
         return type(self.on).__name__
@@ -78,13 +81,29 @@ CASES = (
     Case(m.CutMix(), m.CutMix(alpha=0.0), language="refused"),
     Case(m.CutOut(), m.CutOut(num_holes=0), language="refused"),
     Case(m.EMA(half_life="2ba"), m.EMA(half_life="0ba")),
+    Case(
+        m.Factorize(min_channels=4, latent_channels=0.5, min_features=4, latent_features=0.5),
+        m.Factorize(factorize_convs=False, factorize_linears=False),
+        adds_parameters=True,
+    ),
+    Case(m.GatedLinearUnits(), None, is_text=True, vision="nothing to change", adds_parameters=True),
     Case(m.GhostBatchNorm(ghost_batch_size=4), m.GhostBatchNorm(ghost_batch_size=1000), language="nothing to change"),
     Case(
         m.GradientClipping(clipping_type="norm", clipping_threshold=0.1),
         m.GradientClipping(clipping_type="norm", clipping_threshold=float("inf")),
     ),
+    Case(m.GyroDropout(sigma=4, tau=2), m.GyroDropout(p=0.0), is_text=True, vision="nothing to change"),
     Case(m.LabelSmoothing(), m.LabelSmoothing(smoothing=0.0)),
     Case(m.LayerFreezing(freeze_start=0.1), m.LayerFreezing(freeze_level=0.0)),
+    Case(
+        m.LowPrecisionGroupNorm(),
+        None,
+        precision="bfloat16",
+        group_norm=True,
+        vision="nothing to change",
+        language="nothing to change",
+    ),
+    Case(m.LowPrecisionLayerNorm(), None, is_text=True, precision="bfloat16", vision="nothing to change"),
     Case(m.MixUp(), m.MixUp(alpha=0.0), language="refused"),
     Case(m.NoOpModel(), None, learns=False),
     Case(m.ProgressiveResizing(delay_fraction=0.3), m.ProgressiveResizing(initial_scale=1.0), language="refused"),
@@ -127,22 +146,35 @@ def text() -> tuple[Tensor, Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def network(*, is_text: bool) -> nn.Module:
+def network(*, is_text: bool, group_norm: bool = False) -> nn.Module:
     torch.manual_seed(0)
     if is_text:
         return GPT(GPTConfig(width=16, num_blocks=2, num_heads=2, sequence_length=15, dropout=0.1))
-    return ResNet(ResNetConfig(widths=(4, 8), stem_max_pool=True))
+    model = ResNet(ResNetConfig(widths=(4, 8), stem_max_pool=True))
+    if group_norm:
+        norms = {n: nn.GroupNorm(2, n.num_features) for n in model.modules() if isinstance(n, nn.BatchNorm2d)}
+        replace_modules(model, norms)
+    return model
+
+
+def network_of(case: Case) -> nn.Module:
+    return network(is_text=case.is_text, group_norm=case.group_norm)
 
 
 def trainer(
-    chosen: Sequence[Method], *, is_text: bool = False, observers: Sequence[Observer] = (), **config: Any
+    chosen: Sequence[Method],
+    *,
+    is_text: bool = False,
+    group_norm: bool = False,
+    observers: Sequence[Observer] = (),
+    **config: Any,
 ) -> Trainer:
     source = InMemory(text() if is_text else digits(), rows_per_step=16)
     loss = LanguageModel() if is_text else Classification(10)
     settings = {"budget": f"{NUM_STEPS}ba", "num_microbatches": 2, **config}
     optimizers = [AdamW(lr=0.01, schedule=Cosine(warmup="1ba"))]
     return Trainer(
-        network(is_text=is_text),
+        network(is_text=is_text, group_norm=group_norm),
         loss,
         source,
         optimizers=optimizers,
@@ -154,7 +186,16 @@ def trainer(
 
 def run_of(case: Case, **options: Any) -> Trainer:
     """Return the run that shows a case."""
-    return trainer([case.on], **{"is_text": case.is_text, "precision": case.precision, **options})
+    return trainer([case.on], **{**setting_of(case), **options})
+
+
+def without(case: Case, **options: Any) -> Trainer:
+    """Return the same run without the method."""
+    return trainer([], **{**setting_of(case), **options})
+
+
+def setting_of(case: Case) -> dict[str, Any]:
+    return {"is_text": case.is_text, "group_norm": case.group_norm, "precision": case.precision}
 
 
 def everything(run: Trainer) -> dict[str, Tensor]:

@@ -25,11 +25,12 @@ from tests.methods.cases import (
     StopAt,
     digits,
     everything,
-    network,
+    network_of,
     run_of,
     same,
     text,
     trainer,
+    without,
 )
 
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
@@ -45,9 +46,9 @@ def test_trains_and_acts(case: Case) -> None:
     run = run_of(case, observers=[losses], budget="24ba")
     assert run.fit().outcome == "completed"
     assert (sum(losses.values[-4:]) < sum(losses.values[:4])) is case.learns
-    without = trainer([], is_text=case.is_text, precision=case.precision, budget="24ba")
-    without.fit()
-    assert not same(everything(run), everything(without))
+    plain = without(case, budget="24ba")
+    plain.fit()
+    assert not same(everything(run), everything(plain))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.off], ids=str)
@@ -56,9 +57,9 @@ def test_off_value_is_a_bit_exact_no_op(case: Case, num_microbatches: int) -> No
     assert case.off is not None
     off = trainer([case.off], is_text=case.is_text, num_microbatches=num_microbatches)
     off.fit()
-    without = trainer([], is_text=case.is_text, num_microbatches=num_microbatches)
-    without.fit()
-    assert same(everything(off), everything(without))
+    plain = trainer([], is_text=case.is_text, num_microbatches=num_microbatches)
+    plain.fit()
+    assert same(everything(off), everything(plain))
 
 
 @each_case
@@ -75,7 +76,7 @@ def test_resumes_at_every_step_with_the_same_bits(case: Case, tmp_path: Path) ->
 
 
 def position(case: Case, step: int = 0) -> Position:
-    model = network(is_text=case.is_text)
+    model = network_of(case)
     loss = LanguageModel() if case.is_text else Classification(10)
     return Position(Clock(step=step), Budget(Time.parse(f"{NUM_STEPS}ba")), 0, 0, model, loss)
 
@@ -145,7 +146,7 @@ def test_exports_to_a_plain_module(case: Case) -> None:
     exported = torch.export.export(model, (example,)).module()
     assert not [module for module in exported.modules() if type(module).__module__.startswith("cosmati")]
     torch.testing.assert_close(exported(example), model(example))
-    plain = network(is_text=case.is_text)
+    plain = network_of(case)
     fits = plain.state_dict().keys() == model.state_dict().keys()
     assert fits is not case.adds_parameters
     if fits:
@@ -206,5 +207,5 @@ def test_two_owners_of_one_thing_are_refused(case: Case) -> None:
 def test_the_plan_shows_it(case: Case) -> None:
     run = run_of(case)
     assert describe(case.on) in str(run.plan)
-    assert run.plan.digest != trainer([], is_text=case.is_text, precision=case.precision).plan.digest
+    assert run.plan.digest != without(case).plan.digest
     assert isinstance(case.on.stage, Stage)

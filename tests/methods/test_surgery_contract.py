@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cosmati import methods as m
 from cosmati.core.method import Method, overrides
-from tests.methods.cases import CASES, Case, digits, network, text
+from tests.methods.cases import CASES, Case, digits, network_of, text
 
 SURGERY = [case for case in CASES if overrides(case.on, "apply")]
 each_case = pytest.mark.parametrize("case", SURGERY, ids=str)
@@ -40,7 +40,7 @@ def groups(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 @each_case
 def test_optimizers_hold_each_parameter_once_and_no_dead_ones(case: Case) -> None:
-    model = network(is_text=case.is_text)
+    model = network_of(case)
     optimizers = groups(model)
     options = [{k: v for k, v in g.items() if k != "params"} for o in optimizers for g in o.param_groups]
     model = applied(case.on, model, optimizers)
@@ -57,7 +57,7 @@ def test_optimizers_hold_each_parameter_once_and_no_dead_ones(case: Case) -> Non
 
 @each_case
 def test_hooks_of_every_layer_go_on_firing_and_can_be_removed(case: Case) -> None:
-    model = network(is_text=case.is_text)
+    model = network_of(case)
     kept: set[str] = set()
     handles = [
         module.register_forward_hook(lambda *_, name=name: kept.add(name)) for name, module in model.named_modules()
@@ -85,8 +85,8 @@ def test_hooks_of_every_layer_go_on_firing_and_can_be_removed(case: Case) -> Non
 
 @each_case
 def test_twice_is_once(case: Case) -> None:
-    once = applied(case.on, network(is_text=case.is_text))
-    twice = applied(case.on, applied(case.on, network(is_text=case.is_text)))
+    once = applied(case.on, network_of(case))
+    twice = applied(case.on, applied(case.on, network_of(case)))
     assert str(once) == str(twice)
     assert once.state_dict().keys() == twice.state_dict().keys()
     assert all(torch.equal(value, twice.state_dict()[name]) for name, value in once.state_dict().items())
@@ -98,10 +98,10 @@ def test_twice_is_once(case: Case) -> None:
 
 @each_case
 def test_copies_and_loads_what_it_saved(case: Case) -> None:
-    model = applied(case.on, network(is_text=case.is_text)).eval()
+    model = applied(case.on, network_of(case)).eval()
     copied = copy.deepcopy(model)
     assert torch.equal(copied(example(case)), model(example(case)))
-    other = applied(case.on, network(is_text=case.is_text)).eval()
+    other = applied(case.on, network_of(case)).eval()
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
@@ -111,7 +111,7 @@ def test_copies_and_loads_what_it_saved(case: Case) -> None:
 
 @each_case
 def test_keeps_type_device_and_mode(case: Case) -> None:
-    model = network(is_text=case.is_text).double().eval()
+    model = network_of(case).double().eval()
     before = {name: p.dtype for name, p in model.named_parameters()}
     changed = applied(case.on, model)
     assert {p.dtype for p in changed.parameters()} == {torch.float64}
@@ -121,11 +121,11 @@ def test_keeps_type_device_and_mode(case: Case) -> None:
 
 @each_case
 def test_frozen_parameters_stay_frozen(case: Case) -> None:
-    model = network(is_text=case.is_text)
+    model = network_of(case)
     for parameter in model.parameters():
         parameter.requires_grad_(requires_grad=False)
     changed = applied(case.on, model)
-    names = set(network(is_text=case.is_text).state_dict())
+    names = set(network_of(case).state_dict())
     assert not [name for name, p in changed.named_parameters() if p.requires_grad and name in names]
 
 

@@ -1,8 +1,9 @@
-"""What methods that rebuild models have in common: new weights find their optimizers."""
+"""What methods that rebuild models have in common: layers change places, and weights find their optimizers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,69 @@ def join_groups(optimizers: Optimizers, beside: Tensor, new: Mapping[str, nn.Par
         beside: the parameter whose groups they join.
         new: new parameters by name; the names are kept where the group keeps names.
     """
+    for _, group in _groups_of(optimizers, beside):
+        group["params"] += new.values()
+        if "param_names" in group:
+            group["param_names"] += new
+
+
+def replace_in_groups(optimizers: Optimizers, old: Tensor, new: Mapping[str, nn.Parameter]) -> None:
+    """Put new parameters into every parameter group in the place of another one, whose state is dropped.
+
+    Args:
+        optimizers: one, several or none.
+        old: the parameter that goes.
+        new: new parameters by name.
+
+    Warns:
+        UserWarning: the old one had been stepped already.
+    """
+    for optimizer, group in _groups_of(optimizers, old):
+        place = next(i for i, parameter in enumerate(group["params"]) if parameter is old)
+        group["params"][place : place + 1] = new.values()
+        if "param_names" in group:
+            group["param_names"][place : place + 1] = new
+        if optimizer.state.pop(old, None):
+            msg = (
+                f"{type(optimizer).__name__} had stepped a weight that surgery replaces by {', '.join(new)}: its state "
+                "(momentum and the like) is dropped. Apply methods before the first step."
+            )
+            warnings.warn(msg, UserWarning, stacklevel=3)
+
+
+def replace_modules(model: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """Put layers in the places of others, in place; a layer may stand in several places, or be the root.
+
+    New layers take over the old ones' hooks: the dictionaries themselves, so handles still remove them.
+
+    Returns:
+        The model, or what replaces it.
+    """
+    for old, new in replaced.items():
+        new.train(old.training)
+        new.__dict__ |= {name: value for name, value in old.__dict__.items() if "hook" in name}
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():  # noqa: SLF001  (the same child may stand here twice)
+            if child is not None and child in replaced:
+                parent._modules[name] = replaced[child]  # noqa: SLF001
+    return replaced.get(model, model)
+
+
+def shared_parameters(model: nn.Module) -> set[int]:
+    """Return the ids of parameters that several modules hold: tied weights."""
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for module in model.modules():
+        own = {id(parameter) for parameter in module.parameters(recurse=False)}
+        shared |= seen & own
+        seen |= own
+    return shared
+
+
+def _groups_of(
+    optimizers: Optimizers, parameter: Tensor
+) -> Iterator[tuple[torch.optim.Optimizer, dict[str, list[object]]]]:
     for optimizer in [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers or ():
         for group in optimizer.param_groups:
-            if any(parameter is beside for parameter in group["params"]):
-                group["params"] += new.values()
-                if "param_names" in group:
-                    group["param_names"] += new
+            if any(other is parameter for other in group["params"]):
+                yield optimizer, group

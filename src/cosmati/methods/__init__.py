@@ -9,10 +9,14 @@ from cosmati.methods.colout import ColOut
 from cosmati.methods.cutmix import CutMix
 from cosmati.methods.cutout import CutOut
 from cosmati.methods.ema import EMA
+from cosmati.methods.factorize import Factorize
+from cosmati.methods.gated_linear_units import GatedLinearUnits
 from cosmati.methods.ghost_batchnorm import GhostBatchNorm
 from cosmati.methods.gradient_clipping import GradientClipping
+from cosmati.methods.gyro_dropout import GyroDropout
 from cosmati.methods.label_smoothing import LabelSmoothing
 from cosmati.methods.layer_freezing import LayerFreezing
+from cosmati.methods.low_precision_norms import LowPrecisionGroupNorm, LowPrecisionLayerNorm
 from cosmati.methods.mixup import MixUp
 from cosmati.methods.no_op_model import NoOpModel
 from cosmati.methods.progressive_resizing import ProgressiveResizing
@@ -32,10 +36,15 @@ ALL: tuple[type[Method], ...] = (
     CutMix,
     CutOut,
     EMA,
+    Factorize,
+    GatedLinearUnits,
     GhostBatchNorm,
     GradientClipping,
+    GyroDropout,
     LabelSmoothing,
     LayerFreezing,
+    LowPrecisionGroupNorm,
+    LowPrecisionLayerNorm,
     MixUp,
     NoOpModel,
     ProgressiveResizing,
@@ -59,10 +68,15 @@ __all__ = [
     "ColOut",
     "CutMix",
     "CutOut",
+    "Factorize",
+    "GatedLinearUnits",
     "GhostBatchNorm",
     "GradientClipping",
+    "GyroDropout",
     "LabelSmoothing",
     "LayerFreezing",
+    "LowPrecisionGroupNorm",
+    "LowPrecisionLayerNorm",
     "MixUp",
     "NoOpModel",
     "ProgressiveResizing",

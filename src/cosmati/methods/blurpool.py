@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 from cosmati.core.method import Method, Stage
+from cosmati.core.surgery import Optimizers, replace_modules
 from cosmati.errors import PlanError
 
 Size = int | tuple[int, int]
@@ -139,7 +140,7 @@ def apply_blurpool(
     replace_maxpools: bool = True,
     blur_first: bool = True,
     min_channels: int = 16,
-    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,  # noqa: ARG001
+    optimizers: Optimizers = None,  # noqa: ARG001
 ) -> nn.Module:
     """Put blurred layers in the place of strided `nn.Conv2d` and `nn.MaxPool2d`, in place.
 
@@ -170,15 +171,11 @@ def apply_blurpool(
             replaced[module] = _adopt(BlurConv2d, module, blur_first=blur_first)
         if type(module) is nn.MaxPool2d and replace_maxpools and not module.return_indices:
             replaced[module] = _adopt(BlurMaxPool2d, module)
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():  # A layer may stand in several places.  # noqa: SLF001
-            if child in replaced:
-                parent._modules[name] = replaced[child]  # noqa: SLF001
     if not replaced and not found and (replace_convs or replace_maxpools):
         kinds = [f"Conv2d of {min_channels} channels or more"] * replace_convs + ["MaxPool2d"] * replace_maxpools
         msg = f"BlurPool changes nothing: {type(model).__name__} has no strided {' or '.join(kinds)}."
         warnings.warn(msg, UserWarning, stacklevel=2)
-    return replaced.get(model, model)
+    return replace_modules(model, replaced)
 
 
 @dataclass(frozen=True, kw_only=True)

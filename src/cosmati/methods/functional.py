@@ -8,10 +8,14 @@ from cosmati.methods.colout import colout_batch
 from cosmati.methods.cutmix import cutmix_batch
 from cosmati.methods.cutout import cutout_batch
 from cosmati.methods.ema import compute_ema
+from cosmati.methods.factorize import apply_factorization
+from cosmati.methods.gated_linear_units import apply_gated_linear_units
 from cosmati.methods.ghost_batchnorm import apply_ghost_batchnorm
 from cosmati.methods.gradient_clipping import apply_gradient_clipping
+from cosmati.methods.gyro_dropout import apply_gyro_dropout
 from cosmati.methods.label_smoothing import smooth_labels
 from cosmati.methods.layer_freezing import freeze_layers
+from cosmati.methods.low_precision_norms import apply_low_precision_groupnorm, apply_low_precision_layernorm
 from cosmati.methods.mixup import mixup_batch
 from cosmati.methods.progressive_resizing import resize_batch
 from cosmati.methods.selective_backprop import select_using_loss, should_selective_backprop
@@ -23,8 +27,13 @@ from cosmati.methods.weight_standardization import apply_weight_standardization
 __all__ = [
     "apply_blurpool",
     "apply_channels_last",
+    "apply_factorization",
+    "apply_gated_linear_units",
     "apply_ghost_batchnorm",
     "apply_gradient_clipping",
+    "apply_gyro_dropout",
+    "apply_low_precision_groupnorm",
+    "apply_low_precision_layernorm",
     "apply_squeeze_excite",
     "apply_stochastic_depth",
     "apply_weight_standardization",

@@ -1,0 +1,255 @@
+"""Gated linear units: a linear gate multiplies the hidden layer (Shazeer, 2020, arXiv 2002.05202)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cosmati.core.method import Method, Stage
+from cosmati.core.rng import position_generator
+from cosmati.core.surgery import Optimizers, join_groups
+from cosmati.errors import PlanError
+
+Activation = Callable[[Tensor], Tensor]
+
+_GATED_ALREADY = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "GemmaMLP", "Phi3MLP")
+
+
+class GatedFeedForward(nn.Module):
+    """A gated feed-forward: `down(dropout(activation(up(x)) * gate(x)))`.
+
+    Args:
+        in_features: of input and output.
+        hidden_features: in between.
+        activation: of the gated half.
+        gated_layer_bias: of `up`.
+        non_gated_layer_bias: of `gate`.
+        dropout: of the hidden layer.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        activation: Activation = F.silu,
+        gated_layer_bias: bool = False,
+        non_gated_layer_bias: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.up = nn.Linear(in_features, hidden_features, bias=gated_layer_bias)
+        self.gate = nn.Linear(in_features, hidden_features, bias=non_gated_layer_bias)
+        self.dropout = nn.Dropout(dropout)
+        self.down = nn.Linear(hidden_features, in_features, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map [..., in_features] to the same shape."""
+        hidden = self.activation(self.up(input)) * self.gate(input)
+        output: Tensor = self.down(self.dropout(hidden))
+        return output
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Names of a feed-forward's parts, in the order in which they act."""
+
+    up: str
+    activation: Activation | str
+    after: tuple[str, ...]
+
+
+class GatedBlock(nn.Module):
+    """A feed-forward with a gate; combined with the block's own class by the surgery.
+
+    The block's own layers keep their names and parameters; the gate is the child `gate`.
+    """
+
+    gate: nn.Linear
+    parts: _Parts
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the block's output, with its hidden layer gated."""
+        parts = self.parts
+        activation = parts.activation
+        act = getattr(self, activation) if isinstance(activation, str) else activation
+        hidden: Tensor = act(getattr(self, parts.up)(input)) * self.gate(input)
+        for name in parts.after:
+            hidden = getattr(self, name)(hidden)
+        return hidden
+
+
+def apply_gated_linear_units(
+    model: nn.Module,
+    optimizers: Optimizers = None,
+    act_fn: Activation | str | None = None,
+    gated_layer_bias: bool = False,
+    non_gated_layer_bias: bool = False,
+    target_layer_name: str | type[nn.Module] | None = None,
+    *,
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """Gate every feed-forward of a model, in place: `activation(up(x)) * gate(x)` in the place of `activation(up(x))`.
+
+    Known are the feed-forwards of this library's GPT, and those of Hugging Face's GPT-2, BERT and its kin. Others are
+    named by `target_layer_name`: blocks of a linear layer, an activation that is a module, maybe dropout, and a second
+    linear layer. The first linear layer stays what it was, and the gate is a new layer of the same size, so a
+    feed-forward costs half as much again. Its weights are normal, with the standard deviation of the layer beside it.
+
+    Args:
+        model: the model.
+        optimizers: the gates join the groups that hold the weights beside them.
+        act_fn: activation, or the name of one in `torch.nn.functional`; None keeps the block's own.
+        gated_layer_bias: give the first linear layer a bias where it has none; one that it has stays.
+        non_gated_layer_bias: give the gate a bias.
+        target_layer_name: class of the feed-forwards, or its name; None takes those that are known.
+        generator: of the CPU, for the gates' weights; None is PyTorch's default generator.
+
+    Returns:
+        The same model.
+
+    Raises:
+        PlanError: an unknown activation, or a named block that isn't built like that.
+
+    Warns:
+        UserWarning: there's no feed-forward to gate.
+    """
+    activation = _activation(act_fn)
+    made: dict[type[nn.Module], type[nn.Module]] = {}
+    found = False
+    for name, block in list(model.named_modules()):
+        if isinstance(block, GatedBlock):
+            found = True
+            continue
+        parts = _known_parts(block) if target_layer_name is None else _named_parts(block, target_layer_name)
+        if parts is None:
+            continue
+        up = cast("nn.Linear", getattr(block, parts.up))
+        gate = _gate(up, bias=non_gated_layer_bias, generator=generator)
+        block.add_module("gate", gate)
+        prefix = f"{name}." if name else ""
+        join_groups(optimizers, up.weight, {f"{prefix}gate.{n}": p for n, p in gate.named_parameters()})
+        if gated_layer_bias and up.bias is None:
+            up.register_parameter("bias", nn.Parameter(up.weight.new_zeros(up.weight.shape[0])))
+            join_groups(optimizers, up.weight, {f"{prefix}{parts.up}.bias": up.bias})
+        kind = type(block)
+        block.__class__ = made[kind] = made.get(kind) or type(f"Gated{kind.__name__}", (GatedBlock, kind), {})
+        block.__dict__["parts"] = _Parts(parts.up, activation or parts.activation, parts.after)
+        found = True
+    if not found:
+        gated = any(type(block).__name__ in _GATED_ALREADY for block in model.modules())
+        why = "its feed-forwards have gates already" if gated else "it has no feed-forward that is known"
+        msg = (
+            f"GatedLinearUnits changes nothing: {type(model).__name__} has been looked through, and {why}. Name the "
+            "class of its feed-forwards with target_layer_name, or leave it out."
+        )
+        warnings.warn(msg, UserWarning, stacklevel=2)
+    return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedLinearUnits(Method):
+    """Gate the feed-forwards of a transformer: half as much again of their operations and weights.
+
+    Args:
+        act_fn: name of an activation in `torch.nn.functional`; None keeps the blocks' own.
+        gated_layer_bias: give the first linear layer a bias where it has none.
+        non_gated_layer_bias: give the gate a bias.
+        target_layer_name: class of the feed-forwards, or its name; None takes those that are known.
+        seed: of the new weights.
+    """
+
+    stage: ClassVar[Stage] = Stage.REPLACE
+
+    act_fn: str | None = None
+    gated_layer_bias: bool = False
+    non_gated_layer_bias: bool = False
+    target_layer_name: str | type[nn.Module] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the activation."""
+        _activation(self.act_fn)
+
+    def apply(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> nn.Module:
+        """Return the model with its feed-forwards gated."""
+        return apply_gated_linear_units(
+            model,
+            optimizers,
+            self.act_fn,
+            self.gated_layer_bias,
+            self.non_gated_layer_bias,
+            self.target_layer_name,
+            generator=position_generator(self.seed, "gated_linear_units"),
+        )
+
+
+def _activation(act_fn: Activation | str | None) -> Activation | None:
+    if not isinstance(act_fn, str):
+        return act_fn
+    function = getattr(F, act_fn, None)
+    if not callable(function) or act_fn.startswith("_"):
+        msg = f"act_fn={act_fn!r} is no activation of torch.nn.functional. Use 'gelu', 'silu', 'relu' or 'sigmoid'."
+        raise PlanError(msg)
+    return cast("Activation", function)
+
+
+def _known_parts(block: nn.Module) -> _Parts | None:
+    kind = type(block)
+    if kind.__module__ == "cosmati.models.gpt" and kind.__name__ == "FeedForward":
+        return _Parts("up", F.gelu if block.activation == "gelu" else _relu_squared, ("down",))
+    if not kind.__module__.startswith("transformers."):
+        return None
+    if kind.__name__ == "GPT2MLP":
+        return _Parts("c_fc", "act", ("c_proj", "dropout"))
+    if kind.__name__.endswith("Intermediate") and hasattr(block, "dense") and hasattr(block, "intermediate_act_fn"):
+        return _Parts("dense", "intermediate_act_fn", ())
+    return None
+
+
+def _named_parts(block: nn.Module, target: str | type[nn.Module]) -> _Parts | None:
+    names = {kind.__name__ for kind in type(block).__mro__}
+    if not (target in names if isinstance(target, str) else isinstance(block, target)):
+        return None
+    if (known := _known_parts(block)) is not None:
+        return known
+    children = dict(block.named_children())
+    linear = [name for name, child in children.items() if _is_linear(child)]
+    dropout = [name for name, child in children.items() if isinstance(child, nn.Dropout)]
+    others = [name for name in children if name not in (*linear, *dropout)]
+    if len(linear) != 2 or len(others) != 1:
+        msg = (
+            f"GatedLinearUnits can't gate {type(block).__name__}: it needs two linear layers and one activation that's "
+            f"a module; it has linear layers {linear} and others {others}. Name another class, or build the model with "
+            "GatedFeedForward."
+        )
+        raise PlanError(msg)
+    order = [name for name in children if name not in others and name != linear[0]]
+    return _Parts(linear[0], others[0], tuple(order))
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"
+
+
+def _gate(up: nn.Module, *, bias: bool, generator: torch.Generator | None) -> nn.Linear:
+    weight = cast("Tensor", up.weight)
+    # Hugging Face's Conv1D has its weight the other way round.
+    outputs, inputs = weight.shape if isinstance(up, nn.Linear) else reversed(weight.shape)
+    gate = nn.Linear(inputs, outputs, bias=bias, device="meta").to_empty(device=weight.device).to(weight.dtype)
+    draws = torch.randn(outputs, inputs, generator=generator)
+    with torch.no_grad():
+        gate.weight.copy_(draws * weight.detach().float().std().cpu())
+        if gate.bias is not None:
+            gate.bias.zero_()
+    return gate.train(up.training).requires_grad_(weight.requires_grad)
+
+
+def _relu_squared(hidden: Tensor) -> Tensor:
+    return F.relu(hidden).square()
