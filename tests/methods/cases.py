@@ -72,6 +72,13 @@ class Case:
 
 CASES = (
     Case(
+        m.Alibi(max_sequence_length=15, train_sequence_length_scaling=0.2),
+        None,
+        is_text=True,
+        vision="refused",
+        adds_parameters=True,
+    ),
+    Case(
         m.BlurPool(min_channels=1),
         m.BlurPool(replace_convs=False, replace_maxpools=False),
         language="nothing to change",
@@ -149,7 +156,7 @@ def text() -> tuple[Tensor, Tensor]:
 def network(*, is_text: bool, group_norm: bool = False) -> nn.Module:
     torch.manual_seed(0)
     if is_text:
-        return GPT(GPTConfig(width=16, num_blocks=2, num_heads=2, sequence_length=15, dropout=0.1))
+        return GPT(GPTConfig(width=16, num_blocks=2, num_heads=2, sequence_length=15, dropout=0.1, rotary=False))
     model = ResNet(ResNetConfig(widths=(4, 8), stem_max_pool=True))
     if group_norm:
         norms = {n: nn.GroupNorm(2, n.num_features) for n in model.modules() if isinstance(n, nn.BatchNorm2d)}

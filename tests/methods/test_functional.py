@@ -17,6 +17,7 @@ from cosmati.core.method import Method
 FOLDER = Path(methods.__file__).parent
 
 SIGNATURES: dict[str, dict[str, Any]] = {
+    "apply_alibi": {"optimizers": None},
     "apply_blurpool": {
         "replace_convs": True,
         "replace_maxpools": True,

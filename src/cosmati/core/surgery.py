@@ -31,7 +31,7 @@ def replace_in_groups(optimizers: Optimizers, old: Tensor, new: Mapping[str, nn.
     Args:
         optimizers: one, several or none.
         old: the parameter that goes.
-        new: new parameters by name.
+        new: new parameters by name; none takes the old one out.
 
     Warns:
         UserWarning: the old one had been stepped already.
@@ -42,8 +42,9 @@ def replace_in_groups(optimizers: Optimizers, old: Tensor, new: Mapping[str, nn.
         if "param_names" in group:
             group["param_names"][place : place + 1] = new
         if optimizer.state.pop(old, None):
+            what = ", ".join(new) or "nothing"
             msg = (
-                f"{type(optimizer).__name__} had stepped a weight that surgery replaces by {', '.join(new)}: its state "
+                f"{type(optimizer).__name__} had stepped a weight that surgery replaces by {what}: its state "
                 "(momentum and the like) is dropped. Apply methods before the first step."
             )
             warnings.warn(msg, UserWarning, stacklevel=3)

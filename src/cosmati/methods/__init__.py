@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cosmati.core.method import Method
+from cosmati.methods.alibi import Alibi
 from cosmati.methods.blurpool import BlurPool
 from cosmati.methods.channels_last import ChannelsLast
 from cosmati.methods.colout import ColOut
@@ -30,6 +31,7 @@ from cosmati.methods.swa import SWA
 from cosmati.methods.weight_standardization import WeightStandardization
 
 ALL: tuple[type[Method], ...] = (
+    Alibi,
     BlurPool,
     ChannelsLast,
     ColOut,
@@ -63,6 +65,7 @@ __all__ = [
     "EMA",
     "SAM",
     "SWA",
+    "Alibi",
     "BlurPool",
     "ChannelsLast",
     "ColOut",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cosmati.methods.alibi import apply_alibi
 from cosmati.methods.blurpool import apply_blurpool
 from cosmati.methods.channels_last import apply_channels_last
 from cosmati.methods.colout import colout_batch
@@ -25,6 +26,7 @@ from cosmati.methods.stochastic_depth import apply_stochastic_depth
 from cosmati.methods.weight_standardization import apply_weight_standardization
 
 __all__ = [
+    "apply_alibi",
     "apply_blurpool",
     "apply_channels_last",
     "apply_factorization",

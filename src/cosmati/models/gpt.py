@@ -193,9 +193,14 @@ class Attention(nn.Module):
             length = hidden.shape[1]
             cosine, sine = self.cosine[:length], self.sine[:length]
             query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        bias = self.bias(query)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, is_causal=bias is None)
         output: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
         return output
+
+    def bias(self, query: Tensor) -> Tensor | None:  # noqa: ARG002  (of subclasses)
+        """Return what is added to the scores of queries [rows, heads, length, head_width], with -inf ahead; or None."""
+        return None
 
 
 class FeedForward(nn.Module):

@@ -176,6 +176,8 @@ class Trainer:
         turn = a.turns[0]
         batches: tuple[Batch, ...] = ()
         has_lineage = False
+        # As the data give them: methods may cut rows up.
+        rows, tokens = count_rows_and_tokens(data.data if isinstance(data, Batch) else data)
         if self._batch_methods or isinstance(data, Batch) or self._needs_report:
             has_lineage = isinstance(data, Batch)
             batch = as_batch(data, self.clock.rows, trusted=True)
@@ -204,7 +206,6 @@ class Trainer:
                 parameter.grad = gradient
         turn.step(self.clock, a.budget)
         self.stopwatch.lap("optimizer")
-        rows, tokens = count_rows_and_tokens(data)
         return self._committed(rows, tokens, None, [loss.detach()], (), batches)
 
     def step_microbatches(self, mine: Sequence[Batch], class_ids: Sequence[int | None]) -> StepReport:

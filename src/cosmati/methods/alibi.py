@@ -1,0 +1,254 @@
+"""ALiBi: attention falls off with distance, in place of position embeddings (Press et al., arXiv 2108.12409)."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from cosmati.core.batch import Batch, InputKind, iterate_tensors, map_tensors
+from cosmati.core.method import Method, Position, Stage
+from cosmati.core.surgery import Optimizers, replace_in_groups
+from cosmati.errors import BatchError, PlanError
+from cosmati.models.gpt import GPT, Attention
+
+_ADDITIVE = ("eager", "sdpa")
+"""Hugging Face's attention implementations that take a bias."""
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """Return how steeply each head's attention falls off: float32 [num_heads].
+
+    A geometric series from 2^(-8 / n) to 2^-8 for a power of two; for other numbers that of the power below, and then
+    every second one of the power above.
+    """
+    if num_heads < 1:
+        msg = f"num_heads={num_heads} leaves nobody to attend. Give at least 1."
+        raise PlanError(msg)
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * i / power) for i in range(1, power + 1)]
+    slopes += [2.0 ** (-4 * i / power) for i in range(1, 2 * power + 1, 2)]
+    return torch.tensor(slopes[:num_heads])
+
+
+def alibi_bias(slopes: Tensor, query_length: int, key_length: int, *, is_causal: bool) -> Tensor:
+    """Return what is added to attention's scores: [num_heads, query_length, key_length], minus slope times distance.
+
+    The last query stands at the last key, as in generation with a cache. A causal one is -inf ahead.
+
+    Args:
+        slopes: [num_heads].
+        query_length: positions that attend.
+        key_length: positions that are attended to.
+        is_causal: whether what's ahead is hidden; otherwise distance counts in both directions.
+    """
+    keys = torch.arange(key_length, device=slopes.device)
+    queries = torch.arange(key_length - query_length, key_length, device=slopes.device)
+    distance = queries[:, None] - keys
+    bias = -slopes[:, None, None] * distance.abs()
+    return bias.masked_fill(distance < 0, -torch.inf) if is_causal else bias
+
+
+class AlibiAttention(nn.Module):
+    """Attention with the bias, combined with the layer's own class by the surgery; `slopes` is a buffer, not saved."""
+
+    slopes: Tensor
+
+
+class _OwnAttention(AlibiAttention, Attention):
+    def bias(self, query: Tensor) -> Tensor:
+        length = query.shape[-2]
+        return alibi_bias(self.slopes, length, length, is_causal=True).to(query.dtype)
+
+
+class _HuggingFaceAttention(AlibiAttention):
+    """The bias goes in with the mask."""
+
+    is_causal: bool
+    layer_idx: int
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (the layer's own)
+        bound = inspect.signature(super().forward).bind(*args, **kwargs).arguments
+        hidden: Tensor = bound["hidden_states"]
+        mask: Tensor | None = bound.get("attention_mask")
+        past = bound.get("past_key_values")
+        seen = 0 if past is None else past.get_seq_length(self.layer_idx)
+        length = hidden.shape[1]
+        keys = seen + length if mask is None else mask.shape[-1]
+        bias = alibi_bias(self.slopes, length, keys, is_causal=self.is_causal and mask is None).to(hidden.dtype)[None]
+        if mask is not None and mask.dtype is torch.bool:
+            bias = bias.masked_fill(~mask, torch.finfo(hidden.dtype).min)
+        elif mask is not None:
+            bias = bias + mask
+        more = bound.pop("kwargs", {})
+        return super().forward(**{**bound, **more, "attention_mask": bias})
+
+
+class NoPositions(nn.Module):
+    """Zeros in place of position embeddings of a width; it has no weights."""
+
+    zero: Tensor
+
+    def __init__(self, like: nn.Embedding) -> None:
+        super().__init__()
+        self.register_buffer("zero", torch.zeros_like(like.weight[0]).detach(), persistent=False)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Return zeros [*positions, width]."""
+        return self.zero.expand(*positions.shape, -1)
+
+
+def apply_alibi(model: nn.Module, max_sequence_length: int, optimizers: Optimizers = None) -> nn.Module:
+    """Take a transformer's position embeddings out, and let its attention fall off with distance, in place.
+
+    Known are this library's GPT, and Hugging Face's GPT-2, and BERT with eager or sdpa attention. Layers keep their
+    hooks, names and other parameters. Anything else is refused and left as it is.
+
+    Args:
+        model: the model; everything that holds positions, not an attention layer alone.
+        max_sequence_length: longest sequence that will be seen, in training or after it, >= 1.
+        optimizers: the position embeddings leave their parameter groups.
+
+    Returns:
+        The same model.
+
+    Raises:
+        PlanError: attention or positions that aren't known, or a length below 1.
+    """
+    _check(max_sequence_length)
+    if any(isinstance(module, AlibiAttention) for module in model.modules()):
+        return model
+    attention = [module for module in model.modules() if _is_known(module)]
+    positions = [(module, name) for module in model.modules() if (name := _positions_of(module))]
+    if not attention or not positions:
+        _refuse(model, has_attention=bool(attention))
+    for layer in attention:
+        _change(layer)
+    for module, name in positions:
+        embedding = getattr(module, name)
+        replace_in_groups(optimizers, embedding.weight, {})
+        setattr(module, name, None if isinstance(module, GPT) else NoPositions(embedding))
+        _lengthen(module, max_sequence_length)
+    return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alibi(Method):
+    """Attention that falls off with distance, in place of position embeddings.
+
+    Args:
+        max_sequence_length: longest sequence that will be seen, in training or after it.
+        train_sequence_length_scaling: rows are cut into pieces of this fraction of their length while training, and
+            the model is used on whole ones; 1 doesn't cut. The number of pieces is whole, and divides the length.
+    """
+
+    stage: ClassVar[Stage] = Stage.REPLACE
+    reads: ClassVar[frozenset[InputKind]] = frozenset({"tokens"})
+
+    max_sequence_length: int
+    train_sequence_length_scaling: float = 0.25
+
+    def __post_init__(self) -> None:
+        """Check length and scale."""
+        _check(self.max_sequence_length)
+        scale = self.train_sequence_length_scaling
+        if not 0 < scale <= 1 or abs(1 / scale - round(1 / scale)) > 1e-6:
+            msg = (
+                f"train_sequence_length_scaling={scale} cuts rows into {1 / scale if scale else 'no'} pieces. Give 1, "
+                "0.5, 0.25 or another share that makes a whole number of them."
+            )
+            raise PlanError(msg)
+
+    def apply(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> nn.Module:
+        """Return the model with ALiBi."""
+        return apply_alibi(model, self.max_sequence_length, optimizers)
+
+    def batch(self, batch: Batch, at: Position) -> Batch:
+        """Return the batch with its rows cut into pieces, which keep the row's id."""
+        pieces = round(1 / self.train_sequence_length_scaling)
+        if pieces == 1:
+            return batch
+        shapes = {tuple(tensor.shape) for tensor in iterate_tensors(batch.data)}
+        length = min((shape[1] for shape in shapes if len(shape) > 1), default=0)
+        if len(shapes) != 1 or length % pieces or not length:
+            msg = (
+                f"Alibi can't cut rows into {pieces} pieces in a batch of tensors {sorted(shapes)}: each must be "
+                f"[rows, length], with a length that {pieces} divides. Use train_sequence_length_scaling=1, or pad."
+            )
+            raise BatchError(msg)
+        data = map_tensors(lambda t: t.reshape(t.shape[0] * pieces, length // pieces), batch.data)
+        rows = torch.arange(batch.num_rows).repeat_interleave(pieces)
+        return Batch(data, batch.lineage.select(rows), batch.class_id)
+
+
+def _check(max_sequence_length: int) -> None:
+    if not max_sequence_length >= 1:
+        msg = f"max_sequence_length={max_sequence_length} holds no token. Give the longest sequence's length."
+        raise PlanError(msg)
+
+
+def _is_known(module: nn.Module) -> bool:
+    kind = type(module)
+    if isinstance(module, Attention):
+        return True
+    is_theirs = kind.__module__.startswith("transformers.")
+    own = kind.__name__ in ("GPT2Attention", "BertSelfAttention") and not getattr(module, "is_cross_attention", False)
+    return is_theirs and own
+
+
+def _positions_of(module: nn.Module) -> str | None:
+    """Return the name of a module's learnt positions."""
+    names = {"GPT2Model": "wpe", "BertEmbeddings": "position_embeddings"}
+    name = "position" if isinstance(module, GPT) else names.get(type(module).__name__)
+    return name if name is not None and isinstance(getattr(module, name, None), nn.Embedding) else None
+
+
+def _refuse(model: nn.Module, *, has_attention: bool) -> None:
+    rotary = any("rotary" in type(m).__name__.lower() for m in model.modules()) or (
+        isinstance(model, GPT) and model.config.rotary
+    )
+    why = "it has no attention that is known" if not has_attention else "it has no learnt positions to take out"
+    if rotary:
+        why = "its positions are rotary, inside its attention: there's nothing to take out"
+    msg = (
+        f"Alibi can't change {type(model).__name__}: {why}. Known are this library's GPT (rotary=False) and Hugging "
+        "Face's GPT-2 and BERT. Use one of these. Remove it from the methods of this run otherwise."
+    )
+    raise PlanError(msg)
+
+
+def _change(layer: nn.Module) -> None:
+    if isinstance(layer, Attention):
+        layer.__class__ = _OwnAttention
+        num_heads, like = layer.config.num_heads, layer.query.weight
+    else:
+        implementation = layer.config._attn_implementation  # type: ignore[union-attr]  # noqa: SLF001  (theirs)
+        if implementation not in _ADDITIVE:
+            msg = (
+                f"Alibi adds to attention's scores, and attn_implementation={implementation!r} takes no bias. Build "
+                f"the model with one of {_ADDITIVE}. Remove it from the methods of this run otherwise."
+            )
+            raise PlanError(msg)
+        kind = type(layer)
+        layer.__class__ = type(f"Alibi{kind.__name__}", (_HuggingFaceAttention, kind), {})
+        num_heads = int(getattr(layer, "num_heads", 0) or layer.num_attention_heads)  # type: ignore[arg-type]
+        like = next(layer.parameters())
+    layer.register_buffer("slopes", alibi_slopes(num_heads).to(like.device), persistent=False)
+
+
+def _lengthen(module: nn.Module, length: int) -> None:
+    """Let a model take sequences of this length, now that no table of positions ends before."""
+    if isinstance(module, GPT):
+        length = max(length, module.config.sequence_length)
+        module.config = dataclasses.replace(module.config, sequence_length=length)
+        return
+    held = getattr(module, "position_ids", None)
+    if isinstance(held, Tensor) and held.shape[1] < length:
+        module.register_buffer("position_ids", torch.arange(length, device=held.device)[None], persistent=False)
+        types = torch.zeros(1, length, dtype=torch.int64, device=held.device)
+        module.register_buffer("token_type_ids", types, persistent=False)
