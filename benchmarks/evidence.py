@@ -4,7 +4,7 @@
     cosmati study run benchmarks/evidence.py:vision --folder benchmarks/results/evidence/vision
     cosmati study run benchmarks/evidence.py:language --folder benchmarks/results/evidence/language
     python -m benchmarks method_cost            what each arm's runs cost, in turns with the baseline
-    python -m benchmarks.evidence summary       evidence.json and the tables
+    python -m benchmarks.evidence_summary       evidence.json and the tables
 
 A study that was stopped goes on with the same command.
 """
@@ -26,9 +26,11 @@ from cosmati.core.method import Method
 from cosmati.core.plan import describe
 from cosmati.data.digits import PIXEL_MEAN, PIXEL_STD
 from cosmati.errors import DivergenceError
+from cosmati.models.gpt import GPTConfig
 from cosmati.optim import SOAP, WSD, AdamW, Lion, Muon, Optimizer
+from cosmati.recipes import compositions
 from cosmati.recipes.digits import DigitsTask, digits_baseline
-from cosmati.recipes.language import LanguageTask, python_gpt_baseline
+from cosmati.recipes.language import BuildGPT, LanguageTask, python_gpt_baseline
 from cosmati.recipes.recipe import Recipe
 from cosmati.records.study import ChecklistItem
 from cosmati.study.runner import Arm, Study
@@ -53,28 +55,39 @@ GREY_LEVELS = (-PIXEL_MEAN / PIXEL_STD, (1 - PIXEL_MEAN) / PIXEL_STD)
 """Of normalised images."""
 
 VISION: Mapping[str, tuple[Method, ...]] = {
+    "AugMix": (m.AugMix(value_range=GREY_LEVELS),),
     "BlurPool": (m.BlurPool(min_channels=8),),
     "ChannelsLast": (m.ChannelsLast(),),
     "ColOut": (m.ColOut(),),
     "CutMix": (m.CutMix(),),
     "CutOut": (m.CutOut(length=0.3),),
     "EMA": (m.EMA(half_life="0.05dur"),),
+    "Factorize": (m.Factorize(min_channels=16, latent_channels=0.5, min_features=16),),
     "GhostBatchNorm": (m.GhostBatchNorm(ghost_batch_size=16),),
     "GradientClipping": (m.GradientClipping(clipping_type="adaptive", clipping_threshold=0.1),),
     "LabelSmoothing": (m.LabelSmoothing(smoothing=0.1),),
     "LayerFreezing": (m.LayerFreezing(),),
     "MixUp": (m.MixUp(alpha=0.2),),
     "ProgressiveResizing": (m.ProgressiveResizing(),),
+    "RandAugment": (m.RandAugment(severity=5, depth=1, value_range=GREY_LEVELS),),
     "SAM": (m.SAM(rho=0.05),),
     "SelectiveBackprop": (m.SelectiveBackprop(),),
     "SqueezeExcite": (m.SqueezeExcite(latent_channels=0.25, min_channels=8),),
     "StochasticDepth": (m.StochasticDepth(target_layer_name="ResidualBlock"),),
     "SWA": (m.SWA(update_interval="0.05dur"),),
     "WeightStandardization": (m.WeightStandardization(),),
+    "mild": compositions.image_mild().methods,
+    "medium": compositions.image_medium().methods,
+    "hot": compositions.image_hot("ResidualBlock", value_range=GREY_LEVELS).methods,
+    "cifar": compositions.image_cifar().methods,
 }
 
 LANGUAGE: Mapping[str, tuple[Method, ...]] = {
+    "learnt positions": (),
+    "Alibi": (m.Alibi(max_sequence_length=128, train_sequence_length_scaling=1.0),),
     "EMA": (m.EMA(half_life="0.05dur"),),
+    "Factorize": (m.Factorize(min_features=64, latent_features=0.5),),
+    "GatedLinearUnits": (m.GatedLinearUnits(),),
     "GradientClipping": (m.GradientClipping(clipping_type="norm", clipping_threshold=1.0),),
     "LabelSmoothing": (m.LabelSmoothing(smoothing=0.1),),
     "LayerFreezing": (m.LayerFreezing(),),
@@ -100,6 +113,13 @@ OPTIMIZERS: Mapping[str, tuple[Callable[[float], tuple[Optimizer, ...]], float]]
     "SOAP": (lambda lr: (SOAP(lr=lr, decay_vectors=False, schedule=SCHEDULE),), 1.6e-2),
 }
 """For the language model, each with the rate where its search starts."""
+
+COMPOSED: Mapping[str, Callable[[float], compositions.Composition]] = {
+    "mild": lambda _: compositions.language_mild(128),
+    "medium": lambda lr: compositions.language_medium(128, lr=lr, schedule=SCHEDULE),
+    "hot": lambda lr: compositions.language_hot(128, lr=lr, schedule=SCHEDULE),
+}
+"""Of the language model, with Muon's rate."""
 
 BASELINE_RATES: Mapping[Task, float] = {"vision": 0.2, "language": 8e-3}
 
@@ -131,14 +151,19 @@ def recipe_of(task: Task, arm: str, num_steps: int, seed: int, rates: Mapping[st
     if arm in OPTIMIZERS:
         make, _ = OPTIMIZERS[arm]
         recipe = replace(recipe, optimizers=make(rates[f"{task}/{arm}"]))
+    elif task == "language" and arm in COMPOSED:
+        recipe = COMPOSED[arm](rates["language/Muon"]).on(recipe)
     elif arm not in ("baseline", "aa"):
         recipe = replace(recipe, methods=(VISION if task == "vision" else LANGUAGE)[arm])
+    if arm in ("learnt positions", "Alibi"):
+        # The baseline's positions are rotary, which ALiBi can't take the place of.
+        recipe = replace(recipe, model=BuildGPT(TEXT.gpt(GPTConfig(rotary=False))))
     return replace(recipe, name=arm)
 
 
 def arms_of(task: Task) -> list[str]:
     """Return the arms of a task: baseline, its double, methods, optimizers."""
-    return ["baseline", "aa", *(VISION if task == "vision" else [*LANGUAGE, *OPTIMIZERS])]
+    return ["baseline", "aa", *(VISION if task == "vision" else [*LANGUAGE, *OPTIMIZERS, *COMPOSED])]
 
 
 def search() -> list[Trial]:

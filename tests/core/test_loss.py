@@ -105,3 +105,8 @@ def test_hugging_face_weight_is_the_number_of_predicted_labels() -> None:
     torch.testing.assert_close(loss.mean(), TinyForCausalLM()(ids, labels).loss)
     with pytest.raises(BatchError, match="labels"):
         huggingface_loss(TinyForCausalLM(), {"input_ids": ids})
+
+
+def test_probabilities_of_other_classes_are_refused() -> None:
+    with pytest.raises(BatchError, match=r"don't fit logits \(2, 5\).* here 5"):
+        Classification(3).compare(torch.zeros(2, 5), torch.full((2, 3), 1 / 3))

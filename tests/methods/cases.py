@@ -78,6 +78,7 @@ CASES = (
         vision="refused",
         adds_parameters=True,
     ),
+    Case(m.AugMix(), m.AugMix(severity=0), language="refused"),
     Case(
         m.BlurPool(min_channels=1),
         m.BlurPool(replace_convs=False, replace_maxpools=False),
@@ -114,6 +115,7 @@ CASES = (
     Case(m.MixUp(), m.MixUp(alpha=0.0), language="refused"),
     Case(m.NoOpModel(), None, learns=False),
     Case(m.ProgressiveResizing(delay_fraction=0.3), m.ProgressiveResizing(initial_scale=1.0), language="refused"),
+    Case(m.RandAugment(), m.RandAugment(depth=0), language="refused"),
     Case(m.SAM(interval=2), m.SAM(rho=0.0)),
     Case(m.ScaleSchedule(ratio=0.5), m.ScaleSchedule(ratio=1.0)),
     Case(m.SelectiveBackprop(start=0.0, end=1.0), m.SelectiveBackprop(keep=1.0)),

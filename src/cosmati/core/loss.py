@@ -104,6 +104,12 @@ class Classification:
             return _interpolate(self.compare(logits, target.first), self.compare(logits, target.second), target.mixing)
         logits = logits.float()
         if target.is_floating_point():
+            if target.shape != logits.shape:
+                msg = (
+                    f"Targets as probabilities {tuple(target.shape)} don't fit logits {tuple(logits.shape)}. Give "
+                    f"Classification(num_classes=...) the number of the model's outputs, here {logits.shape[1]}."
+                )
+                raise BatchError(msg)
             per_row = F.cross_entropy(logits, target, reduction="none")
             # A position without any probability is an ignored one.
             return _from_positions(per_row, (target != 0).any(dim=1).to(per_row.dtype))

@@ -30,6 +30,37 @@ def sample_dirichlet(concentration: float, num: int, generator: torch.Generator 
     return torch.tensor(draws, dtype=torch.float64).softmax(0)
 
 
+NUM_GAMMA_DRAWS = 33
+"""Uniforms that a gamma variate takes: 16 tries, of which each succeeds with a probability over 0.95, and a boost."""
+
+
+def log_gamma_of_uniforms(concentration: float, uniforms: Tensor) -> Tensor:
+    """Return logarithms of gamma variates that follow from given uniforms, whatever becomes of others.
+
+    The same method as `sample_dirichlet`'s, with a fixed number of tries; normals are Box and Muller's.
+
+    Args:
+        concentration: shape of the distribution, > 0.
+        uniforms: in [0, 1), float64 [..., 33].
+
+    Returns:
+        float64 [...].
+    """
+    boost, tries = uniforms[..., 0], 1 - uniforms[..., 1:].unflatten(-1, (-1, 2))
+    is_small = concentration < 1
+    offset = concentration + is_small - 1 / 3
+    radius, angle = (-2 * tries[..., 0].log()).sqrt(), 2 * torch.pi * tries[..., 1]
+    normals = radius * angle.cos()
+    cubes = (1 + normals / math.sqrt(9 * offset)) ** 3
+    log_cubes = cubes.clamp(min=1e-300).log()
+    # The try's second normal is independent of the first, and so is the uniform that it's made into.
+    log_uniforms = torch.special.ndtr(radius * angle.sin()).log()
+    accepts = (cubes > 0) & (log_uniforms < 0.5 * normals**2 + offset * (1 - cubes + log_cubes))
+    first = accepts.double().argmax(-1, keepdim=True)
+    logs: Tensor = math.log(offset) + log_cubes.gather(-1, first)[..., 0]
+    return logs + torch.log1p(-boost) / max(concentration, 1e-300) if is_small else logs
+
+
 def pair_rows(num_rows: int, present: Tensor | None, generator: torch.Generator | None = None) -> Tensor:
     """Draw a partner for each row, int64 [rows] on CPU; next to a tombstone, each row is its own.
 

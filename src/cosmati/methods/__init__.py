@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cosmati.core.method import Method
 from cosmati.methods.alibi import Alibi
+from cosmati.methods.augmix import AugMix
 from cosmati.methods.blurpool import BlurPool
 from cosmati.methods.channels_last import ChannelsLast
 from cosmati.methods.colout import ColOut
@@ -21,6 +22,7 @@ from cosmati.methods.low_precision_norms import LowPrecisionGroupNorm, LowPrecis
 from cosmati.methods.mixup import MixUp
 from cosmati.methods.no_op_model import NoOpModel
 from cosmati.methods.progressive_resizing import ProgressiveResizing
+from cosmati.methods.randaugment import RandAugment
 from cosmati.methods.sam import SAM
 from cosmati.methods.scale_schedule import ScaleSchedule
 from cosmati.methods.selective_backprop import SelectiveBackprop
@@ -32,6 +34,7 @@ from cosmati.methods.weight_standardization import WeightStandardization
 
 ALL: tuple[type[Method], ...] = (
     Alibi,
+    AugMix,
     BlurPool,
     ChannelsLast,
     ColOut,
@@ -50,6 +53,7 @@ ALL: tuple[type[Method], ...] = (
     MixUp,
     NoOpModel,
     ProgressiveResizing,
+    RandAugment,
     SAM,
     ScaleSchedule,
     SelectiveBackprop,
@@ -66,6 +70,7 @@ __all__ = [
     "SAM",
     "SWA",
     "Alibi",
+    "AugMix",
     "BlurPool",
     "ChannelsLast",
     "ColOut",
@@ -83,6 +88,7 @@ __all__ = [
     "MixUp",
     "NoOpModel",
     "ProgressiveResizing",
+    "RandAugment",
     "ScaleSchedule",
     "SelectiveBackprop",
     "SeqLengthWarmup",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cosmati.methods.alibi import apply_alibi
+from cosmati.methods.augmix import augmix_image
 from cosmati.methods.blurpool import apply_blurpool
 from cosmati.methods.channels_last import apply_channels_last
 from cosmati.methods.colout import colout_batch
@@ -19,6 +20,7 @@ from cosmati.methods.layer_freezing import freeze_layers
 from cosmati.methods.low_precision_norms import apply_low_precision_groupnorm, apply_low_precision_layernorm
 from cosmati.methods.mixup import mixup_batch
 from cosmati.methods.progressive_resizing import resize_batch
+from cosmati.methods.randaugment import randaugment_image
 from cosmati.methods.selective_backprop import select_using_loss, should_selective_backprop
 from cosmati.methods.seq_length_warmup import set_batch_sequence_length
 from cosmati.methods.squeeze_excite import apply_squeeze_excite
@@ -39,12 +41,14 @@ __all__ = [
     "apply_squeeze_excite",
     "apply_stochastic_depth",
     "apply_weight_standardization",
+    "augmix_image",
     "colout_batch",
     "compute_ema",
     "cutmix_batch",
     "cutout_batch",
     "freeze_layers",
     "mixup_batch",
+    "randaugment_image",
     "resize_batch",
     "select_using_loss",
     "set_batch_sequence_length",

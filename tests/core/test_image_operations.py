@@ -1,0 +1,137 @@
+"""Image operations against Pillow, and laws that Pillow doesn't state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageOps
+from torch import Tensor
+
+from cosmati.core import image_operations as ops
+from cosmati.errors import BatchError
+
+SETTINGS = settings(deadline=None, max_examples=25)
+
+
+def pixels(seed: int, *, channels: int = 3, height: int = 9, width: int = 12) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    smooth = torch.rand(1, channels, 3, 4, generator=generator)
+    image = torch.nn.functional.interpolate(smooth, size=(height, width), mode="bilinear")
+    return (image * 255).round() / 255
+
+
+def to_pil(image: Tensor) -> Image.Image:
+    array = (image[0] * 255).round().byte().permute(1, 2, 0).numpy()
+    return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+
+
+def of_pil(image: Image.Image) -> Tensor:
+    array = torch.from_numpy(np.array(image)).float()
+    return (array[None] if array.ndim == 2 else array.permute(2, 0, 1))[None] / 255
+
+
+def operation(name: str, image: Tensor, amount: float) -> Tensor:
+    return ops._OPERATIONS[name](image, torch.tensor(amount).view(1, 1, 1, 1))
+
+
+POINTWISE: dict[str, Any] = {
+    "autocontrast": (lambda i, a: ImageOps.autocontrast(i), 1),
+    "equalize": (lambda i, a: ImageOps.equalize(i), 0),
+    "posterize": (lambda i, a: ImageOps.posterize(i, int(a)), 0),
+    "solarize": (lambda i, a: ImageOps.solarize(i, round(a * 255)), 0),
+    "brightness": (lambda i, a: ImageEnhance.Brightness(i).enhance(a), 1),
+    "colour": (lambda i, a: ImageEnhance.Color(i).enhance(a), 2),
+    "contrast": (lambda i, a: ImageEnhance.Contrast(i).enhance(a), 2),
+    "sharpness": (lambda i, a: ImageEnhance.Sharpness(i).enhance(a), 2),
+}
+AMOUNTS = {"posterize": [1.0, 2.0, 4.0], "solarize": [0.0, 100 / 255, 256 / 255]}
+
+
+@SETTINGS
+@given(name=st.sampled_from(list(POINTWISE)), seed=st.integers(0, 99), channels=st.sampled_from([1, 3]), data=st.data())
+def test_pointwise_operations_are_pillows(name: str, seed: int, channels: int, data: Any) -> None:
+    """Within Pillow's own rounding: it rounds to whole levels once or twice on the way."""
+    amount = data.draw(st.sampled_from(AMOUNTS.get(name, [0.1, 0.7, 1.0, 1.9])))
+    image = pixels(seed, channels=channels)
+    theirs, levels = POINTWISE[name]
+    expected = of_pil(theirs(to_pil(image), amount))
+    torch.testing.assert_close(operation(name, image, amount), expected, rtol=0, atol=(levels + 0.51) / 255)
+
+
+def draws_of(name: str, strength: float, sign: int) -> Tensor:
+    names = ops.operation_names("all")
+    return torch.tensor([[(names.index(name) + 0.5) / len(names), strength, 0.25 if sign < 0 else 0.75]]).double()
+
+
+@SETTINGS
+@given(
+    name=st.sampled_from(ops.GEOMETRIC),
+    strength=st.floats(0.05, 0.999),
+    sign=st.sampled_from([-1, 1]),
+    seed=st.integers(0, 9),
+)
+def test_geometric_operations_are_pillows(name: str, strength: float, sign: int, seed: int) -> None:
+    """Pillow maps output pixels to input ones by the same matrix, written from the corner; edges are cut otherwise."""
+    image = pixels(seed, height=15, width=18)
+    draws = draws_of(name, strength, sign)
+    found = ops.augment(image, draws, 10, "all")
+    amount = (0.1 + strength * 9.9) / 10
+    matrix = ops._matrices(torch.tensor([ops.GEOMETRIC.index(name)]), torch.tensor([amount * sign]), image)[0]
+    (a, b, c), (d, e, f) = matrix.tolist()
+    # Around the middle of the image, in Pillow's coordinates, where a pixel's middle is at a half.
+    mx, my = 18 / 2, 15 / 2
+    corner = (a, b, c + mx - a * mx - b * my, d, e, f + my - d * mx - e * my)
+    expected = of_pil(to_pil(image).transform((18, 15), Image.Transform.AFFINE, corner, Image.Resampling.BILINEAR))
+    inside = expected.min(1, keepdim=True).values > 0
+    core = torch.nn.functional.avg_pool2d(inside.float(), 3, 1, 1) == 1
+    gap = ((found - expected).abs() * core).max()
+    assert float(gap) <= 3 / 255
+
+
+def test_rotation_turns_by_degrees_and_translation_moves_pixels() -> None:
+    image = torch.zeros(1, 1, 13, 13)
+    image[0, 0, 6, 10] = 1.0
+    turned = ops.augment(image, draws_of("rotate", 1.0, 1), 10, "all")
+    angle = torch.deg2rad(torch.tensor(30.0))
+    row, column = divmod(int(turned.argmax()), 13)
+    assert (row, column) == (round(6 - 4 * float(angle.sin())), round(6 + 4 * float(angle.cos())))
+    moved = ops.augment(image, draws_of("translate_x", 1.0, 1), 10, "all")
+    assert torch.equal(moved, torch.roll(image, -4, dims=3))
+
+
+@SETTINGS
+@given(severity=st.floats(0.01, 10), seed=st.integers(0, 999), kind=st.sampled_from(["all", "safe", "original"]))
+def test_each_row_has_its_own_and_stays_in_range(severity: float, seed: int, kind: Any) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.rand(7, 3, 6, 8, generator=generator)
+    draws = torch.rand(7, 3, dtype=torch.float64, generator=generator)
+    found = ops.augment(images, draws, severity, kind)
+    assert found.shape == images.shape
+    assert float(found.min()) >= 0
+    assert float(found.max()) <= 1 + 1e-6
+    for row in range(7):
+        alone = ops.augment(images[row : row + 1], draws[row : row + 1], severity, kind)
+        torch.testing.assert_close(found[row : row + 1], alone, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*ops.GEOMETRIC, *ops.ENHANCEMENTS])
+def test_weak_operations_change_little_and_strong_ones_more(name: str) -> None:
+    image = pixels(3, height=32, width=32)
+    gaps = [float((ops.augment(image, draws_of(name, s, 1), 10, "all") - image).abs().mean()) for s in (0.0, 0.5, 1.0)]
+    assert gaps[0] <= gaps[1] <= gaps[2]
+    assert gaps[0] < 0.02
+
+
+def test_sets() -> None:
+    assert set(ops.operation_names("all")) - set(ops.operation_names("safe")) == set(ops.ENHANCEMENTS)
+    with pytest.raises(BatchError, match="augmentation_set='some' is unknown"):
+        ops.operation_names("some")  # type: ignore[arg-type]
+    factors = ops._amount("contrast", torch.tensor([0.0, 1.0, 1.0]), torch.tensor([1.0, 1.0, -1.0]), "all")
+    assert factors.tolist() == pytest.approx([1, 1.9, 1 / 1.9])
+    original = ops._amount("contrast", torch.tensor([0.0, 1.0]), torch.ones(2), "original")
+    assert original.tolist() == pytest.approx([0.1, 1.9])
