@@ -27,7 +27,7 @@ from cosmati.core.plan import describe
 from cosmati.data.digits import PIXEL_MEAN, PIXEL_STD
 from cosmati.errors import DivergenceError
 from cosmati.models.gpt import GPTConfig
-from cosmati.optim import SOAP, WSD, AdamW, Lion, Muon, Optimizer
+from cosmati.optim import SOAP, WSD, AdamW, Constant, Lion, Muon, NorMuon, Optimizer, ScheduleFreeAdamW, Sophia
 from cosmati.recipes import compositions
 from cosmati.recipes.digits import DigitsTask, digits_baseline
 from cosmati.recipes.language import BuildGPT, LanguageTask, python_gpt_baseline
@@ -110,6 +110,17 @@ OPTIMIZERS: Mapping[str, tuple[Callable[[float], tuple[Optimizer, ...]], float]]
         4e-3,
     ),
     "Muon": (lambda lr: (Muon(lr=lr, schedule=SCHEDULE), REST), 0.03),
+    "NorMuon": (lambda lr: (NorMuon(lr=lr, schedule=SCHEDULE), REST), 0.03),
+    "ScheduleFreeAdamW": (
+        lambda lr: (
+            ScheduleFreeAdamW(lr=lr, betas=(0.9, 0.98), decay_vectors=False, schedule=Constant(warmup="0.05dur")),
+        ),
+        1.6e-2,
+    ),
+    "Sophia": (
+        lambda lr: (Sophia(lr=lr, num_labels=2048, decay_vectors=False, schedule=SCHEDULE),),
+        4e-3,
+    ),
     "SOAP": (lambda lr: (SOAP(lr=lr, decay_vectors=False, schedule=SCHEDULE),), 1.6e-2),
 }
 """For the language model, each with the rate where its search starts."""
@@ -168,11 +179,14 @@ def arms_of(task: Task) -> list[str]:
 
 def search() -> list[Trial]:
     """Try learning rates at half of the full budget: a ladder of factors of 2, until the best has one on each side."""
-    trials: list[Trial] = []
+    trials = read_trials() if RATES.exists() else []
+    searched = {(trial.task, trial.arm) for trial in trials}
     for task in ("vision", "language"):
         starts = {"baseline": BASELINE_RATES[task]}
         starts |= {name: rate for name, (_, rate) in OPTIMIZERS.items()} if task == "language" else {}
         for arm, start in starts.items():
+            if (task, arm) in searched:
+                continue
             found: dict[float, float] = {}
             rates = [start / 2, start, start * 2]
             while rates:

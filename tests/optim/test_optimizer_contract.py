@@ -22,7 +22,19 @@ from cosmati.core.state import parameter_root
 from cosmati.data.in_memory import InMemory
 from cosmati.methods import SAM
 from cosmati.models.gpt import GPT, GPTConfig
-from cosmati.optim import SGD, SOAP, AdamW, Cosine, Lion, Muon, Optimizer
+from cosmati.optim import (
+    SGD,
+    SOAP,
+    AdamW,
+    Constant,
+    Cosine,
+    Lion,
+    Muon,
+    NorMuon,
+    Optimizer,
+    ScheduleFreeAdamW,
+    Sophia,
+)
 from cosmati.train.config import RunConfig
 from cosmati.train.observers import Observer, StepReport
 from cosmati.train.trainer import Trainer
@@ -35,6 +47,9 @@ OPTIMIZERS: dict[str, tuple[Optimizer, ...]] = {
     "AdamW": (AdamW(lr=3e-3, decay_vectors=False, schedule=SCHEDULE),),
     "Lion": (Lion(lr=1e-3, weight_decay=0.1, schedule=SCHEDULE),),
     "Muon": (Muon(lr=0.02, weight_decay=0.01, schedule=SCHEDULE), REST),
+    "NorMuon": (NorMuon(lr=0.01, weight_decay=0.01, schedule=SCHEDULE), REST),
+    "ScheduleFreeAdamW": (ScheduleFreeAdamW(lr=3e-3, weight_decay=0.01, schedule=Constant(warmup="2ba")),),
+    "Sophia": (Sophia(lr=3e-3, num_labels=240, update_interval=2, schedule=SCHEDULE),),
     "SOAP": (SOAP(lr=3e-3, precondition_frequency=2, schedule=SCHEDULE),),
 }
 each = pytest.mark.parametrize("name", OPTIMIZERS)

@@ -11,9 +11,12 @@ from cosmati.optim.more_schedules import (
     Polynomial,
     Step,
 )
+from cosmati.optim.normuon import NorMuon
 from cosmati.optim.optimizers import SGD, AdamW, Muon, Optimizer, assign_parameters, matrices
+from cosmati.optim.schedule_free import ScheduleFreeAdamW
 from cosmati.optim.schedules import WSD, Constant, Cosine, Linear, Schedule
 from cosmati.optim.soap import SOAP
+from cosmati.optim.sophia import Sophia
 
 __all__ = [
     "SGD",
@@ -29,9 +32,12 @@ __all__ = [
     "Lion",
     "MultiStep",
     "Muon",
+    "NorMuon",
     "Optimizer",
     "Polynomial",
     "Schedule",
+    "ScheduleFreeAdamW",
+    "Sophia",
     "Step",
     "assign_parameters",
     "matrices",

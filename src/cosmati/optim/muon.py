@@ -115,10 +115,14 @@ class Muon(GroupedOptimizer):
         batches = [batch for batch in _batches(group["params"]) if any(id(p) in directions for p in batch)]
         jobs = [_job(batch, directions, group["num_iterations"]) for batch in batches]
         for batch, updates in zip(batches, self.sharing.results(jobs), strict=True):
-            scale = group["lr"] * _factor(group["scale"], *_matrix_shape(batch[0]))
             for parameter, update in zip(batch, updates, strict=True):
                 if id(parameter) in directions:
-                    parameter.add_(update.view_as(parameter), alpha=-scale)
+                    self.apply_update(parameter, update, group)
+
+    def apply_update(self, parameter: Tensor, update: Tensor, group: dict[str, Any]) -> None:
+        """Move a parameter along its orthogonalized direction [rows, columns]."""
+        scale = group["lr"] * _factor(group["scale"], *update.shape)
+        parameter.add_(update.view_as(parameter), alpha=-scale)
 
 
 def _batches(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
