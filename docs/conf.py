@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from importlib.metadata import version as installed_version
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cards.cards import write_cards
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -71,5 +77,6 @@ suppress_warnings = ["ref.python"]
 
 
 def setup(app: Sphinx) -> None:
-    """Read docstrings before napoleon looks for their sections."""
+    """Write the method cards, and read docstrings before napoleon looks for their sections."""
+    write_cards(Path(app.srcdir) / "methods")
     app.connect("autodoc-process-docstring", read_as_plain_text, priority=100)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosmati.errors import PlanError
-from cosmati.methods import GatedLinearUnits
+from cosmati.methods import Factorize, GatedLinearUnits
 from cosmati.methods.gated_linear_units import GatedBlock, GatedFeedForward, apply_gated_linear_units
 from cosmati.models.gpt import GPT, FeedForward, GPTConfig
 
@@ -152,3 +152,12 @@ def test_weights_follow_from_the_seed() -> None:
     assert all(torch.equal(a, b) for a, b in zip(gates(1), gates(1), strict=True))
     assert not torch.equal(gates(1)[0], gates(2)[0])
     assert not torch.equal(*gates(1))
+
+
+def test_a_factorized_feed_forward_is_gated_too() -> None:
+    model = GPT(GPTConfig(width=8, num_blocks=1, num_heads=2, sequence_length=8))
+    Factorize(min_features=8, latent_features=2).apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    GatedLinearUnits().apply(model, [optimizer])
+    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in model.parameters()}
+    assert model(torch.arange(8)[None]).shape == (1, 8, 256)

@@ -134,10 +134,12 @@ def apply_gated_linear_units(
         gate = _gate(up, bias=non_gated_layer_bias, generator=generator)
         block.add_module("gate", gate)
         prefix = f"{name}." if name else ""
-        join_groups(optimizers, up.weight, {f"{prefix}gate.{n}": p for n, p in gate.named_parameters()})
-        if gated_layer_bias and up.bias is None:
+        # Of a factorized layer, the weight is a product and no parameter.
+        beside = next(up.parameters())
+        join_groups(optimizers, beside, {f"{prefix}gate.{n}": p for n, p in gate.named_parameters()})
+        if gated_layer_bias and isinstance(up, nn.Linear) and up.bias is None:
             up.register_parameter("bias", nn.Parameter(up.weight.new_zeros(up.weight.shape[0])))
-            join_groups(optimizers, up.weight, {f"{prefix}{parts.up}.bias": up.bias})
+            join_groups(optimizers, beside, {f"{prefix}{parts.up}.bias": up.bias})
         kind = type(block)
         block.__class__ = made[kind] = made.get(kind) or type(f"Gated{kind.__name__}", (GatedBlock, kind), {})
         block.__dict__["parts"] = _Parts(parts.up, activation or parts.activation, parts.after)
@@ -241,7 +243,7 @@ def _is_linear(layer: nn.Module) -> bool:
 def _gate(up: nn.Module, *, bias: bool, generator: torch.Generator | None) -> nn.Linear:
     weight = cast("Tensor", up.weight)
     # Hugging Face's Conv1D has its weight the other way round.
-    outputs, inputs = weight.shape if isinstance(up, nn.Linear) else reversed(weight.shape)
+    outputs, inputs = reversed(weight.shape) if type(up).__name__ == "Conv1D" else weight.shape
     gate = nn.Linear(inputs, outputs, bias=bias, device="meta").to_empty(device=weight.device).to(weight.dtype)
     draws = torch.randn(outputs, inputs, generator=generator)
     with torch.no_grad():

@@ -1,0 +1,302 @@
+"""Writes the method cards from the code's own facts, the notes and what was measured. Called by the docs' build."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import sys
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import cosmati.methods
+import cosmati.methods.functional
+from cosmati.core.method import Method
+from cosmati.explorer.matrix import matrix_svg
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parents[1] / "benchmarks" / "results"
+MEASURED = {"cost": RESULTS / "method_cost.json", "gain": RESULTS / "evidence.json", "pairs": HERE / "pairs.json"}
+KINDS = {"vision": "digits, a small ResNet", "language": "Python source, a GPT of 0.2M parameters"}
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a person wrote about a method."""
+
+    example: str
+    when: str
+    cost: str
+    published: str
+    badly: dict[str, str]
+
+
+def read_notes() -> dict[str, Note]:
+    """Return the notes by method."""
+    text = (HERE / "notes.yaml").read_text()
+    return {name: Note(**fields) for name, fields in yaml.safe_load(text).items()}
+
+
+def read_measured(which: str) -> dict[str, Any]:
+    """Return a measured file, empty where it isn't there yet."""
+    path = MEASURED[which]
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def instance(name: str, note: Note) -> Method:
+    """Return the method that the note's example makes."""
+    made = eval(note.example, {name: getattr(cosmati.methods, name)})  # noqa: S307  (our own file)
+    assert isinstance(made, Method)
+    return made
+
+
+def options_of(kind: type[Method]) -> list[tuple[str, str, str, str]]:
+    """Return name, type, default and meaning of each option."""
+    meanings = arguments_of(inspect.getdoc(kind) or "")
+    rows = []
+    for field in dataclasses.fields(kind):
+        default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
+        rows.append((field.name, str(field.type), default, meanings.get(field.name, "")))
+    return rows
+
+
+def arguments_of(doc: str) -> dict[str, str]:
+    """Return the meanings in a docstring's Args section."""
+    section = re.search(r"^Args:\n((?:[ ].*\n?|\n)*)", doc, re.MULTILINE)
+    if section is None:
+        return {}
+    found: dict[str, str] = {}
+    name = ""
+    for line in section[1].splitlines():
+        if item := re.match(r"    (\w+): (.*)", line):
+            name = item[1]
+            found[name] = item[2]
+        elif line.strip():
+            found[name] += " " + line.strip()
+    return found
+
+
+def functions_of(kind: type[Method]) -> list[str]:
+    """Return the names of the functions of a method's file."""
+    public = cosmati.methods.functional.__all__
+    return [n for n in public if getattr(cosmati.methods.functional, n).__module__ == kind.__module__]
+
+
+def signature_of(name: str) -> str:
+    """Return a function's signature, a parameter a line where it's long."""
+    text = str(inspect.signature(getattr(cosmati.methods.functional, name))).replace("'", "")
+    return f"{name}{text}"
+
+
+def linked(text: str) -> str:
+    """Turn arXiv numbers into links."""
+    return re.sub(r"(?:arXiv )?\b(\d{4}\.\d{4,5})\b", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+
+
+def card(name: str, note: Note, measured: dict[str, dict[str, Any]]) -> str:
+    """Return a method's page."""
+    kind = getattr(cosmati.methods, name)
+    made = instance(name, note)
+    module = sys.modules[kind.__module__]
+    what = (inspect.getdoc(kind) or "").split("\n\nArgs:")[0]
+    couples, owns, reads = (", ".join(sorted(part)) or "nothing" for part in (made.couples, made.claims, kind.reads))
+    lines = [
+        f"# {name}",
+        "",
+        linked((module.__doc__ or "").strip()),
+        "",
+        what,
+        "",
+        "| | |",
+        "|---|---|",
+        f"| When | {note.when} |",
+        f"| Cost | {note.cost} |",
+        f"| Published by others | {note.published} |",
+        f"| Composes badly with | {_badly(note)} |",
+        f"| Place in the loop | `{kind.stage.name}` |",
+        f"| Couples | {couples} |",
+        f"| Owns | {owns} |",
+        f"| Reads | {reads if kind.reads else 'any input, or none'} |",
+        "",
+        "```python",
+        f"from cosmati.methods import {name}",
+        "",
+        f"methods = [{note.example}]  # Trainer(..., methods=methods)",
+        "```",
+        "",
+        "| option | type | default | meaning |",
+        "|---|---|---|---|",
+        *(f"| `{n}` | `{_cell(t)}` | {_cell(d)} | {_cell(meaning)} |" for n, t, d, meaning in options_of(kind)),
+        "",
+    ]
+    if functions := functions_of(kind):
+        lines += ["In a loop of your own, `import cosmati.methods.functional as cf`:", "", "```python"]
+        lines += [f"cf.{signature_of(function)}" for function in functions]
+        lines += ["```", ""]
+    return "\n".join([*lines, *_cost_lines(name, measured["cost"]), *_gain_lines(name, measured["gain"])]) + "\n"
+
+
+def _badly(note: Note) -> str:
+    return "; ".join(f"[{other}]({other.lower()}.md): {why}" for other, why in note.badly.items()) or "nothing known"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _cost_lines(name: str, cost: dict[str, Any]) -> list[str]:
+    lines = ["## Cost here", ""]
+    rows = [row for row in cost.get("rows", []) if row["method"] == name]
+    if not rows:
+        return [*lines, "Not measured here.", ""]
+    lines += ["A whole run's training time over the baseline's, in turns with it, median (quartiles):", ""]
+    lines += [
+        f"- {row['task']} ({KINDS[row['task']]}): {row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f}), "
+        f"n = {row['n']}"
+        for row in rows
+    ]
+    return [*lines, "", f"{cost['hardware']}; `{cost['command']}`.", ""]
+
+
+def _gain_lines(name: str, gain: dict[str, Any]) -> list[str]:
+    lines = ["## Gain here", ""]
+    found = False
+    for task, part in gain.get("tasks", {}).items():
+        rows = [row for row in part["rows"] if row["method"] == name]
+        if not rows:
+            continue
+        found = True
+        better = "lower" if part["lower_is_better"] else "higher"
+        lines += [
+            f"**{task}** ({KINDS[task]}): {part['metric']}, {better} is better.",
+            f"Alone against the tuned baseline, paired seeds, n = {rows[0]['n']}.",
+            "",
+            "| steps | baseline | with it | difference (95 %) |",
+            "|---|---|---|---|",
+            *(
+                f"| {r['budget']} | {r['baseline']:.4f} | {r['value']:.4f} | {r['difference']:+.4f} "
+                f"({_end(r['low'])} to {_end(r['high'])}) |"
+                for r in rows
+            ),
+            "",
+            *_raw(gain_svg(rows, part["lower_is_better"])),
+            _speed_up(next(s for s in part["speedup"] if s["method"] == name)),
+            "",
+        ]
+    if not found:
+        return [*lines, "Not measured here: it has nothing to change in the two tasks, or nothing to gain.", ""]
+    return [*lines, f"{gain['hardware']}; `{gain['command']}`. All of them: [findings](../findings.md).", ""]
+
+
+def _speed_up(row: dict[str, Any]) -> str:
+    if row["ratio"] is None:
+        return "It never reaches the baseline's best quality in these budgets, so no speed-up can be quoted."
+    shown = row["low"] is not None and row["low"] > 1
+    claim = "" if shown else " The interval holds 1: **no gain is shown**."
+    return (
+        f"Time to the baseline's best quality: {row['ratio']:.2f} times as fast (95 % {_bound(row['low'])} to "
+        f"{_bound(row['high'])}, n = {row['n']}).{claim}"
+    )
+
+
+def _end(value: float | None) -> str:
+    return "open" if value is None else f"{value:+.4f}"
+
+
+def _bound(value: float | None) -> str:
+    return "open" if value is None else f"{value:.2f}"
+
+
+def gain_svg(rows: list[dict[str, Any]], lower_is_better: bool) -> str:
+    """Draw the differences to the baseline with their intervals; the page's own colour, so it fits both themes."""
+    width, left, right, step = 420, 70, 16, 26
+    ends = [v for row in rows for v in (row["low"], row["high"], row["difference"], 0.0) if v is not None]
+    low, high = min(ends), max(ends)
+    span = (high - low) or 1.0
+
+    def x(value: float) -> float:
+        return left + (value - low) / span * (width - left - right)
+
+    height = step * len(rows) + 34
+    better = "left" if lower_is_better else "right"
+    text = 'font-size="12" fill="currentColor"'
+    look = f'width="100%" style="max-width:{width}px" role="img" aria-label="Differences to the baseline, 95 %"'
+    zero = f'x1="{x(0):.1f}" y1="4" x2="{x(0):.1f}" y2="{height - 24}"'
+    body = [
+        f'<svg viewBox="0 0 {width} {height}" {look}>',
+        f'<line {zero} stroke="currentColor" stroke-dasharray="3 3" opacity="0.6"/>',
+    ]
+    for place, row in enumerate(rows):
+        y = 16 + place * step
+        a, b = (row["low"] if row["low"] is not None else low), (row["high"] if row["high"] is not None else high)
+        body += [
+            f'<text x="0" y="{y + 4}" {text}>{row["budget"]} steps</text>',
+            f'<line x1="{x(a):.1f}" y1="{y}" x2="{x(b):.1f}" y2="{y}" stroke="currentColor" stroke-width="2"/>',
+            f'<circle cx="{x(row["difference"]):.1f}" cy="{y}" r="4.5" fill="currentColor"/>',
+        ]
+    place = x(0) if left + 50 < x(0) < width - 60 else width / 2
+    label = f'<text x="{place:.1f}" y="{height - 6}" {text} text-anchor="middle" opacity="0.8">'
+    body.append(f"{label}{better} of the dashed line is better than the baseline</text>")
+    return "".join([*body, "</svg>"])
+
+
+def _raw(html: str) -> list[str]:
+    return ["```{raw} html", html, "```", ""]
+
+
+def overview(notes: dict[str, Note], pairs: dict[str, Any]) -> str:
+    """Return the page that lists all methods and shows which compose."""
+    lines = [
+        "# The methods",
+        "",
+        "One page each: what it does, when, what it costs and gained here, couplings, what it composes badly with.",
+        "",
+        "| method | place | what | when |",
+        "|---|---|---|---|",
+    ]
+    for name, note in notes.items():
+        kind = getattr(cosmati.methods, name)
+        what = (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")
+        lines.append(f"| [{name}]({name.lower()}.md) | `{kind.stage.name}` | {_cell(what)} | {_cell(note.when)} |")
+    lines += ["", "```{toctree}", ":hidden:", "", *(name.lower() for name in notes), "```", "", "## Which compose", ""]
+    lines += [
+        "Every pair was run on a small vision model and a small language model (`python docs/cards/run_pairs.py`).",
+        "A cell's tooltip says why a pair is refused, or what has nothing to change. The diagonal is a method alone.",
+        "",
+    ]
+    for task, part in pairs.items():
+        names = part["methods"]
+        cells = {tuple(key.split("|")): (cell["outcome"], cell["reason"]) for key, cell in part["cells"].items()}
+        for theme in ("light", "dark"):
+            svg = matrix_svg(names, cells, f"Pairs on the {task} model", theme)  # type: ignore[arg-type]
+            lines += _raw(f'<div class="only-{theme}" style="overflow-x:auto">{svg}</div>')
+        refused = {n: c["reason"] for n in names if (c := part["cells"][f"{n}|{n}"])["outcome"] == "refused"}
+        lines += [f"Refused on the {task} model by themselves, so in every pair:", ""]
+        lines += [f"- {name}: {escape(reason, quote=False)}" for name, reason in refused.items()]
+        others = {
+            key: cell["reason"]
+            for key, cell in part["cells"].items()
+            if cell["outcome"] == "refused" and not set(key.split("|")) & set(refused)
+        }
+        said = [f"- {key.replace('|', ' with ')}: {escape(reason, quote=False)}" for key, reason in others.items()]
+        lines += ["", "Refused as pairs:", "", *(said or ["- none"]), ""]
+    return "\n".join(lines) + "\n"
+
+
+def write_cards(folder: Path) -> None:
+    """Write the overview and all cards into a folder."""
+    folder.mkdir(exist_ok=True)
+    notes = read_notes()
+    measured = {which: read_measured(which) for which in MEASURED}
+    pages = {f"{name.lower()}.md": card(name, note, measured) for name, note in notes.items()}
+    pages["index.md"] = overview(notes, measured["pairs"])
+    for name, text in pages.items():
+        path = folder / name
+        # An unchanged page isn't built again.
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
