@@ -22,6 +22,7 @@ from cosmati.explorer.matrix import matrix_svg
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results"
 MEASURED = {"cost": RESULTS / "method_cost.json", "gain": RESULTS / "evidence.json", "pairs": HERE / "pairs.json"}
+_WIDTH = 88
 KINDS = {"vision": "digits, a small ResNet", "language": "Python source, a GPT of 0.2M parameters"}
 
 
@@ -89,8 +90,17 @@ def functions_of(kind: type[Method]) -> list[str]:
 
 def signature_of(name: str) -> str:
     """Return a function's signature, a parameter a line where it's long."""
-    text = str(inspect.signature(getattr(cosmati.methods.functional, name))).replace("'", "")
-    return f"{name}{text}"
+    signature = inspect.signature(getattr(cosmati.methods.functional, name))
+    text = f"cf.{name}{signature}".replace("'", "")
+    if len(text) <= _WIDTH:
+        return text
+    parts: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "    *," not in parts:
+            parts.append("    *,")
+        parts.append(f"    {parameter},")
+    arrow = str(signature).rpartition(" -> ")[2]
+    return "\n".join([f"cf.{name}(", *parts, f") -> {arrow}"]).replace("'", "")
 
 
 def linked(text: str) -> str:
@@ -136,7 +146,7 @@ def card(name: str, note: Note, measured: dict[str, dict[str, Any]]) -> str:
     ]
     if functions := functions_of(kind):
         lines += ["In a loop of your own, `import cosmati.methods.functional as cf`:", "", "```python"]
-        lines += [f"cf.{signature_of(function)}" for function in functions]
+        lines += [signature_of(function) for function in functions]
         lines += ["```", ""]
     return "\n".join([*lines, *_cost_lines(name, measured["cost"]), *_gain_lines(name, measured["gain"])]) + "\n"
 
@@ -256,13 +266,13 @@ def overview(notes: dict[str, Note], pairs: dict[str, Any]) -> str:
         "",
         "One page each: what it does, when, what it costs and gained here, couplings, what it composes badly with.",
         "",
-        "| method | place | what | when |",
-        "|---|---|---|---|",
+        "| method | what | place |",
+        "|---|---|---|",
     ]
-    for name, note in notes.items():
+    for name in notes:
         kind = getattr(cosmati.methods, name)
         what = (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")
-        lines.append(f"| [{name}]({name.lower()}.md) | `{kind.stage.name}` | {_cell(what)} | {_cell(note.when)} |")
+        lines.append(f"| [{name}]({name.lower()}.md) | {_cell(what)} | `{kind.stage.name}` |")
     lines += ["", "```{toctree}", ":hidden:", "", *(name.lower() for name in notes), "```", "", "## Which compose", ""]
     lines += [
         "Every pair was run on a small vision model and a small language model (`python docs/cards/run_pairs.py`).",

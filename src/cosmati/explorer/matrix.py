@@ -40,8 +40,7 @@ def matrix_svg(
         f'<rect width="100%" height="100%" rx="10" fill="{palette.paper}"/>',
         f'<text x="20" y="30" font-size="17" font-weight="600" fill="{palette.ink}">{escape(title)}</text>',
     ]
-    for place, (outcome, meaning) in enumerate(_MEANINGS.items()):
-        x = 20 + place * 240
+    for x, (outcome, meaning) in zip((20, 170, 440), _MEANINGS.items(), strict=True):
         body.append(f'<rect x="{x}" y="46" width="16" height="16" rx="3" fill="{fills[outcome]}"/>')
         body.append(_glyph(x + 8, 54, _GLYPHS[outcome], inks[outcome]))
         body.append(f'<text x="{x + 24}" y="59" font-size="12" fill="{palette.muted}">{meaning}</text>')
