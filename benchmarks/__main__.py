@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import import_cost, loop_overhead, method_cost, routing_cost, streaming
+from benchmarks import augmentations, import_cost, loop_overhead, method_cost, routing_cost, streaming
 
 BENCHMARKS = {
     "loop_overhead": loop_overhead.run,
@@ -12,6 +12,7 @@ BENCHMARKS = {
     "import_cost": import_cost.run,
     "streaming": streaming.run,
     "method_cost": method_cost.run,
+    "augmentations": augmentations.run,
 }
 
 

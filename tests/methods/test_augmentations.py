@@ -40,7 +40,7 @@ def test_randaugment_is_its_operations_one_after_another() -> None:
     draws = torch.rand(6, 3 * NUM_DRAWS, dtype=torch.float64, generator=generator()).view(6, 3, NUM_DRAWS)
     expected = x
     for step in range(3):
-        expected = torch.cat([augment(expected[i : i + 1], draws[i : i + 1, step], 5, "all") for i in range(6)])
+        expected = torch.cat([augment(expected[i : i + 1].clone(), draws[i : i + 1, step], 5, "all") for i in range(6)])
     torch.testing.assert_close(randaugment_image(x, 5, 3, generator=generator()), expected, rtol=0, atol=1e-6)
 
 
@@ -59,7 +59,7 @@ def test_augmix_is_the_papers_formula(depth: int) -> None:
             image = x[row : row + 1]
             for step in range(depth if depth > 0 else 1 + int(own[chain] * 3)):
                 at = width + (chain * longest + step) * NUM_DRAWS
-                image = augment(image, own[None, at : at + NUM_DRAWS], 4, "safe")
+                image = augment(image.clone(), own[None, at : at + NUM_DRAWS], 4, "safe")
             mixed = mixed + float(weights[chain]) * image
         expected = (1 - share) * x[row : row + 1] + share * mixed
         torch.testing.assert_close(found[row : row + 1], expected, rtol=0, atol=1e-5)

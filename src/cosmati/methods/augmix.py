@@ -150,15 +150,14 @@ def _mixed(
     chains = operations.view(len(images), width, longest, NUM_DRAWS)
     for index in range(width):
         length = torch.full((len(images),), depth) if depth > 0 else 1 + (lengths[:, index] * longest).long()
-        chain = images
+        chain = images.clone()
         for step in range(longest):
             going = torch.nonzero(length > step).flatten()
             rows = going.to(images.device, non_blocking=True)
-            changed = augment(chain[rows], chains[going, index, step], severity, augmentation_set)
-            chain = chain.index_copy(0, rows, changed)
-        sum_of_chains += _column(shares[:, index], images) * chain
+            chain[rows] = augment(chain[rows], chains[going, index, step], severity, augmentation_set)
+        sum_of_chains.addcmul_(_column(shares[:, index], images), chain)
     share = _column(mixture[:, 0], images)
-    return ((1 - share) * images + share * sum_of_chains).clamp(0, 1)
+    return torch.lerp(images, sum_of_chains, share).clamp_(0, 1)
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:
