@@ -84,6 +84,10 @@ VISION: Mapping[str, tuple[Method, ...]] = {
 
 LANGUAGE: Mapping[str, tuple[Method, ...]] = {
     "learnt positions": (),
+    "dropout": (),
+    "GyroDropout": (m.GyroDropout(p=0.1, sigma=64, tau=16),),
+    "bfloat16": (),
+    "LowPrecisionLayerNorm": (m.LowPrecisionLayerNorm(),),
     "Alibi": (m.Alibi(max_sequence_length=128, train_sequence_length_scaling=1.0),),
     "EMA": (m.EMA(half_life="0.05dur"),),
     "Factorize": (m.Factorize(min_features=64, latent_features=0.5),),
@@ -99,6 +103,22 @@ LANGUAGE: Mapping[str, tuple[Method, ...]] = {
     "StochasticDepth": (m.StochasticDepth(target_layer_name="Block", stochastic_method="sample"),),
     "SWA": (m.SWA(update_interval="0.05dur"),),
 }
+
+MODELS: Mapping[str, GPTConfig] = {
+    # The baseline's positions are rotary, which ALiBi can't take the place of.
+    "learnt positions": GPTConfig(rotary=False),
+    "Alibi": GPTConfig(rotary=False),
+    "dropout": GPTConfig(dropout=0.1),
+    "GyroDropout": GPTConfig(dropout=0.1),
+}
+"""Where a method needs another model than the baseline's, that model stands beside it as an arm of its own."""
+LOW_PRECISION = ("bfloat16", "LowPrecisionLayerNorm")
+OFF: Mapping[str, str] = {
+    "Alibi": "learnt positions",
+    "GyroDropout": "dropout",
+    "LowPrecisionLayerNorm": "bfloat16",
+}
+"""The arm that differs from another one in the method alone."""
 
 SCHEDULE = WSD(warmup="0.05dur", decay="0.5dur")
 REST = AdamW(lr=8e-3, betas=(0.9, 0.98), decay_vectors=False, schedule=SCHEDULE)
@@ -166,9 +186,10 @@ def recipe_of(task: Task, arm: str, num_steps: int, seed: int, rates: Mapping[st
         recipe = COMPOSED[arm](rates["language/Muon"]).on(recipe)
     elif arm not in ("baseline", "aa"):
         recipe = replace(recipe, methods=(VISION if task == "vision" else LANGUAGE)[arm])
-    if arm in ("learnt positions", "Alibi"):
-        # The baseline's positions are rotary, which ALiBi can't take the place of.
-        recipe = replace(recipe, model=BuildGPT(TEXT.gpt(GPTConfig(rotary=False))))
+    if arm in MODELS:
+        recipe = replace(recipe, model=BuildGPT(TEXT.gpt(MODELS[arm])))
+    if arm in LOW_PRECISION:
+        recipe = replace(recipe, config=replace(recipe.config, precision="bfloat16"))
     return replace(recipe, name=arm)
 
 

@@ -30,7 +30,7 @@ def read_study(task: evidence.Task) -> StudyRecord:
 def read_costs() -> dict[tuple[str, str], float]:
     """Return the cost of a run by task and arm, over the baseline's."""
     rows = json.loads((RESULTS / "method_cost.json").read_text())["rows"]
-    return {(row["task"], row["method"]): row["ratio"] for row in rows}
+    return {(row["task"], row["method"]): row["ratio"] for row in rows if row["off"] == "baseline"}
 
 
 def in_quiet_time(study: StudyRecord, ratios: Mapping[str, float]) -> StudyRecord:

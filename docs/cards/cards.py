@@ -16,6 +16,7 @@ import yaml
 
 import cosmati.methods
 import cosmati.methods.functional
+from cosmati.core.clock import Budget, Time
 from cosmati.core.method import Method
 from cosmati.explorer.matrix import matrix_svg
 
@@ -23,6 +24,8 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results"
 MEASURED = {"cost": RESULTS / "method_cost.json", "gain": RESULTS / "evidence.json", "pairs": HERE / "pairs.json"}
 _WIDTH = 88
+BUDGET = Budget(Time.parse("100ba"))
+"""Of the run for which a card counts shapes."""
 KINDS = {"vision": "digits, a small ResNet", "language": "Python source, a GPT of 0.2M parameters"}
 
 
@@ -35,6 +38,7 @@ class Note:
     cost: str
     published: str
     badly: dict[str, str]
+    loop: str = ""
 
 
 def read_notes() -> dict[str, Note]:
@@ -91,16 +95,16 @@ def functions_of(kind: type[Method]) -> list[str]:
 def signature_of(name: str) -> str:
     """Return a function's signature, a parameter a line where it's long."""
     signature = inspect.signature(getattr(cosmati.methods.functional, name))
-    text = f"cf.{name}{signature}".replace("'", "")
-    if len(text) <= _WIDTH:
-        return text
     parts: list[str] = []
     for parameter in signature.parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY and "    *," not in parts:
-            parts.append("    *,")
-        parts.append(f"    {parameter},")
-    arrow = str(signature).rpartition(" -> ")[2]
-    return "\n".join([f"cf.{name}(", *parts, f") -> {arrow}"]).replace("'", "")
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        # Annotations are strings here; those of defaults keep their quotes.
+        parts.append(f"{parameter.name}: {parameter.annotation}{default}")
+    end = f") -> {signature.return_annotation}"
+    line = f"cf.{name}({', '.join(parts)}{end}"
+    return line if len(line) <= _WIDTH else "\n".join([f"cf.{name}(", *(f"    {part}," for part in parts), end])
 
 
 def linked(text: str) -> str:
@@ -132,6 +136,7 @@ def card(name: str, note: Note, measured: dict[str, dict[str, Any]]) -> str:
         f"| Couples | {couples} |",
         f"| Owns | {owns} |",
         f"| Reads | {reads if kind.reads else 'any input, or none'} |",
+        f"| Input shapes | {_shapes(made)} |",
         "",
         "```python",
         f"from cosmati.methods import {name}",
@@ -139,20 +144,43 @@ def card(name: str, note: Note, measured: dict[str, dict[str, Any]]) -> str:
         f"methods = [{note.example}]  # Trainer(..., methods=methods)",
         "```",
         "",
-        "| option | type | default | meaning |",
-        "|---|---|---|---|",
-        *(f"| `{n}` | `{_cell(t)}` | {_cell(d)} | {_cell(meaning)} |" for n, t, d, meaning in options_of(kind)),
+        *_option_lines(kind),
         "",
+        *_function_lines(kind, note),
     ]
-    if functions := functions_of(kind):
-        lines += ["In a loop of your own, `import cosmati.methods.functional as cf`:", "", "```python"]
-        lines += [signature_of(function) for function in functions]
-        lines += ["```", ""]
     return "\n".join([*lines, *_cost_lines(name, measured["cost"]), *_gain_lines(name, measured["gain"])]) + "\n"
 
 
 def _badly(note: Note) -> str:
-    return "; ".join(f"[{other}]({other.lower()}.md): {why}" for other, why in note.badly.items()) or "nothing known"
+    return " ".join(f"[{other}]({other.lower()}.md): {why}" for other, why in note.badly.items()) or "nothing known"
+
+
+def _shapes(method: Method) -> str:
+    count = method.shapes(BUDGET)
+    return "one" if count == 1 else f"at most {count} in a run of {BUDGET.num_steps} steps; each is compiled once"
+
+
+def _option_lines(kind: type[Method]) -> list[str]:
+    rows = [f"| `{n}` | `{_cell(t)}` | {_cell(d)} | {_cell(meaning)} |" for n, t, d, meaning in options_of(kind)]
+    return ["| option | type | default | meaning |", "|---|---|---|---|", *rows] if rows else ["It has no options."]
+
+
+def _function_lines(kind: type[Method], note: Note) -> list[str]:
+    functions = functions_of(kind)
+    if not functions:
+        return ["It needs the trainer: there is no function for a loop of your own.", ""]
+    return [
+        "In a loop of your own, `import cosmati.methods.functional as cf`:",
+        "",
+        "```python",
+        note.loop.strip(),
+        "```",
+        "",
+        "```python",
+        *map(signature_of, functions),
+        "```",
+        "",
+    ]
 
 
 def _cell(text: str) -> str:
@@ -164,10 +192,10 @@ def _cost_lines(name: str, cost: dict[str, Any]) -> list[str]:
     rows = [row for row in cost.get("rows", []) if row["method"] == name]
     if not rows:
         return [*lines, "Not measured here.", ""]
-    lines += ["A whole run's training time over the baseline's, in turns with it, median (quartiles):", ""]
+    lines += ["A whole run's training time over that without it, in turns, median (quartiles):", ""]
     lines += [
-        f"- {row['task']} ({KINDS[row['task']]}): {row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f}), "
-        f"n = {row['n']}"
+        f"- {row['task']} ({KINDS[row['task']]}), over {row['off']}: {row['ratio']:.3f} "
+        f"({row['low']:.3f} to {row['high']:.3f}), n = {row['n']}"
         for row in rows
     ]
     return [*lines, "", f"{cost['hardware']}; `{cost['command']}`.", ""]
@@ -199,15 +227,16 @@ def _gain_lines(name: str, gain: dict[str, Any]) -> list[str]:
             "",
         ]
     if not found:
-        return [*lines, "Not measured here: it has nothing to change in the two tasks, or nothing to gain.", ""]
+        return [*lines, "Not measured here.", ""]
     return [*lines, f"{gain['hardware']}; `{gain['command']}`. All of them: [findings](../findings.md).", ""]
 
 
 def _speed_up(row: dict[str, Any]) -> str:
     if row["ratio"] is None:
         return "It never reaches the baseline's best quality in these budgets, so no speed-up can be quoted."
-    shown = row["low"] is not None and row["low"] > 1
-    claim = "" if shown else " The interval holds 1: **no gain is shown**."
+    low = 0.0 if row["low"] is None else row["low"]
+    slower = row["high"] is not None and row["high"] < 1
+    claim = " **It is slower.**" if slower else "" if low > 1 else " The interval holds 1: **no gain is shown**."
     return (
         f"Time to the baseline's best quality: {row['ratio']:.2f} times as fast (95 % {_bound(row['low'])} to "
         f"{_bound(row['high'])}, n = {row['n']}).{claim}"
@@ -275,8 +304,10 @@ def overview(notes: dict[str, Note], pairs: dict[str, Any]) -> str:
         lines.append(f"| [{name}]({name.lower()}.md) | {_cell(what)} | `{kind.stage.name}` |")
     lines += ["", "```{toctree}", ":hidden:", "", *(name.lower() for name in notes), "```", "", "## Which compose", ""]
     lines += [
-        "Every pair was run on a small vision model and a small language model (`python docs/cards/run_pairs.py`).",
-        "A cell's tooltip says why a pair is refused, or what has nothing to change. The diagonal is a method alone.",
+        "Every pair was trained for three steps on a small vision model and a small language model, in float32, with",
+        "settings that act on models this small (`python docs/cards/run_pairs.py`). That shows that a pair runs, not",
+        "that it helps. A cell's tooltip says why a pair is refused, or what has nothing to change. The diagonal is a",
+        "method alone.",
         "",
     ]
     for task, part in pairs.items():

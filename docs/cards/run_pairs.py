@@ -19,12 +19,12 @@ from tests.methods.cases import CASES, Case, trainer  # noqa: E402
 
 
 def outcome_of(pair: tuple[Case, Case], *, is_text: bool) -> dict[str, str]:
-    """Train two steps with a pair, or a method alone, and return what became of it and why."""
+    """Train three steps with a pair, or a method alone, and return what became of it and why."""
     chosen = [case.settings(is_text=is_text) for case in dict.fromkeys(pair)]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            run = trainer(chosen, is_text=is_text, budget="2ba")
+            run = trainer(chosen, is_text=is_text, budget="3ba")
             run.fit()
         except PlanError as error:
             return {"outcome": "refused", "reason": str(error)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import copy
+import inspect
 import itertools
 import re
 import sys
@@ -10,10 +12,13 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 import cosmati.methods.functional
 from cosmati import methods
 from cosmati.core.method import Method
+from tests.methods.cases import CASES, Case, digits, network_of, text
 
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
@@ -41,11 +46,9 @@ def test_the_card_is_whole(kind: type[Method]) -> None:
     for other in note.badly:
         assert other in NOTES
         assert other != name
-    for text in (note.when, note.cost, note.published):
-        assert text.endswith(".")
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        if block.startswith("from"):
-            ast.parse(block)
+    for said in (note.when, note.cost, note.published, *note.badly.values()):
+        assert said.endswith(".")
+    assert f"| Input shapes | {'one' if cards.instance(name, note).shapes(cards.BUDGET) == 1 else 'at most'}" in page
     assert "## Cost here" in page
     assert "## Gain here" in page
     for svg in re.findall(r"<svg.*?</svg>", page):
@@ -55,8 +58,94 @@ def test_the_card_is_whole(kind: type[Method]) -> None:
 @each_method
 def test_functions_stand_on_the_card_of_their_method(kind: type[Method]) -> None:
     page = cards.card(kind.__name__, NOTES[kind.__name__], MEASURED)
-    shown = re.findall(r"^cf\.(\w+)\(", page, re.MULTILINE)
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    shown = re.findall(r"^cf\.(\w+)\(", blocks[-1], re.MULTILINE)
     assert shown == cards.functions_of(kind)
+
+
+@pytest.mark.filterwarnings("ignore:.* changes nothing")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_examples_run(case: Case) -> None:
+    """Those of the trainer make a method; those of a loop of one's own act on a model and a batch."""
+    note = NOTES[str(case)]
+    page = cards.card(str(case), note, MEASURED)
+    first, *rest = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    made: dict[str, object] = {}
+    exec(compile(first, str(case), "exec"), made)
+    assert [type(method) for method in made["methods"]] == [type(case.on)]  # type: ignore[attr-defined]
+    shown = cards.functions_of(type(case.on))
+    assert len(rest) == (2 if shown else 0)
+    if not shown:
+        return
+    torch.manual_seed(0)
+    model = network_of(case)
+    (images, labels), (tokens, targets) = ((x[:8], y[:8]) for x, y in (digits(), text()))
+    scope = {"model": model, "images": images, "labels": labels, "tokens": tokens, "targets": targets}
+    scope |= {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "elapsed": 0.6, "step": 1}
+    scope |= {"cf": cosmati.methods.functional, "torch": torch, "F": F, "copy": copy}
+    exec(compile(rest[0], str(case), "exec"), scope)
+    assert any(f"cf.{name}(" in rest[0] for name in shown)
+    assert len(rest[0].splitlines()) <= 3
+    result = scope.get("loss", scope.get("logits"))
+    assert result is None or bool(torch.as_tensor(result).isfinite().all())
+
+
+def test_signatures_are_those_of_the_functions() -> None:
+    """Python reads them back: names, order, kinds and defaults, strings included."""
+    for name in cosmati.methods.functional.__all__:
+        shown = cards.signature_of(name).removeprefix("cf.")
+        head, _, _ = shown.rpartition(" -> ")
+        read = ast.parse(f"def {head}: ...").body[0]
+        assert isinstance(read, ast.FunctionDef)
+        real = inspect.signature(getattr(cosmati.methods.functional, name)).parameters.values()
+        assert [a.arg for a in (*read.args.args, *read.args.kwonlyargs)] == [p.name for p in real]
+        keyword_only = [p for p in real if p.kind is p.KEYWORD_ONLY]
+        assert [a.arg for a in read.args.kwonlyargs] == [p.name for p in keyword_only]
+        defaults = [*read.args.defaults, *(d for d in read.args.kw_defaults if d)]
+        assert [ast.literal_eval(d) for d in defaults] == [p.default for p in real if p.default is not p.empty]
+
+
+GAIN = {"metric": "loss", "lower_is_better": True, "budgets": [60]}
+ROW = {
+    "method": "EMA",
+    "budget": 60,
+    "n": 3,
+    "baseline": 1.0,
+    "value": 0.9,
+    "difference": -0.1,
+    "low": None,
+    "high": 0.1,
+}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "said"),
+    [
+        (1.5, 1.2, 1.9, "1.20 to 1.90, n = 3).\n"),
+        (1.1, 0.8, 1.4, "The interval holds 1: **no gain is shown**."),
+        (1.1, None, None, "The interval holds 1: **no gain is shown**."),
+        (0.8, 0.7, 0.9, "**It is slower.**"),
+        (None, None, None, "no speed-up can be quoted"),
+    ],
+)
+def test_a_gain_is_claimed_only_where_its_interval_shows_one(
+    ratio: float | None, low: float | None, high: float | None, said: str
+) -> None:
+    speed = {"method": "EMA", "n": 3, "ratio": ratio, "low": low, "high": high}
+    gain = {"hardware": "here", "command": "run", "tasks": {"language": {**GAIN, "rows": [ROW], "speedup": [speed]}}}
+    page = cards.card("EMA", NOTES["EMA"], {"cost": {}, "gain": gain})
+    assert said in page
+    assert ("no gain is shown" in page) == ("no gain is shown" in said)
+    assert "| 60 | 1.0000 | 0.9000 | -0.1000 (open to +0.1000) |" in page
+    [svg] = re.findall(r"<svg.*?</svg>", page)
+    assert "left of the dashed line is better" in "".join(ET.fromstring(svg).itertext())
+    assert "Not measured here." in page.split("## Gain here")[0]
+    assert "Not measured here." not in page.split("## Gain here")[1]
+
+
+def test_what_was_not_measured_is_said_plainly() -> None:
+    page = cards.card("MixUp", NOTES["MixUp"], {"cost": {}, "gain": {}})
+    assert page.endswith("## Cost here\n\nNot measured here.\n\n## Gain here\n\nNot measured here.\n\n")
 
 
 def test_every_function_is_on_a_card() -> None:

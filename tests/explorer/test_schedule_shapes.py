@@ -40,16 +40,20 @@ SHOWN: dict[str, Schedule] = {
     "CosineWarmRestarts": CosineWarmRestarts(warmup="0.1dur", cycle="0.3dur"),
     "…, growth=2": CosineWarmRestarts(warmup="0.1dur", cycle="0.13dur", growth=2.0),
 }
-BUDGET = Budget(Time.parse("100ba"))
+
+
+def multipliers(schedules: dict[str, Schedule], num_steps: int) -> dict[str, list[float]]:
+    budget = Budget(Time.parse(f"{num_steps}ba"))
+    return {n: [s.multiplier(step / num_steps, budget) for step in range(num_steps)] for n, s in schedules.items()}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_docs_show_these_schedules(theme: Literal["light", "dark"]) -> None:
-    assert (IMAGES / f"schedules-{theme}.svg").read_text() == schedules_svg(SHOWN, BUDGET, theme)
+    assert (IMAGES / f"schedules-{theme}.svg").read_text() == schedules_svg(multipliers(SHOWN, 100), theme)
 
 
 def test_each_step_has_the_height_of_its_multiplier() -> None:
-    root = ET.fromstring(schedules_svg({"Step": Step(every="0.5dur", factor=0.25)}, Budget(Time.parse("4ba"))))
+    root = ET.fromstring(schedules_svg(multipliers({"Step": Step(every="0.5dur", factor=0.25)}, 4)))
     points = [e.attrib["points"] for e in root.iter() if e.tag.endswith("polyline")]
     heights = [float(y) for y in re.findall(r",([\d.]+)", points[0])]
     top, bottom = min(heights), max(heights)
@@ -59,4 +63,4 @@ def test_each_step_has_the_height_of_its_multiplier() -> None:
 
 if __name__ == "__main__":
     for name in ("light", "dark"):
-        (IMAGES / f"schedules-{name}.svg").write_text(schedules_svg(SHOWN, BUDGET, name))  # type: ignore[arg-type]
+        (IMAGES / f"schedules-{name}.svg").write_text(schedules_svg(multipliers(SHOWN, 100), name))  # type: ignore[arg-type]

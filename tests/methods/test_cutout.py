@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, Lineage
@@ -136,3 +138,13 @@ def test_bad_input_is_refused() -> None:
         cutout_batch(torch.zeros(1, 4, 4), 1, 8)
     with pytest.raises(BatchError, match="images"):
         CutOut().batch(batch_of(torch.zeros(4, 4)), position())
+
+
+def test_a_pil_image_has_the_same_holes() -> None:
+    image = Image.fromarray((torch.rand(9, 7, 3) * 254 + 1).byte().numpy())
+    holed = cutout_batch(image, 2, 0.4, generator=torch.Generator().manual_seed(3))
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    expected = cutout_batch(pixels, 2, 0.4, generator=torch.Generator().manual_seed(3))
+    assert (holed.mode, holed.size) == (image.mode, image.size)
+    assert torch.equal(torch.from_numpy(np.array(holed)).permute(2, 0, 1), expected)
+    assert not torch.equal(expected, pixels)

@@ -8,7 +8,8 @@ from html import escape
 from cosmati.explorer.drawing import Theme
 from cosmati.explorer.palette import DARK, LIGHT
 
-_CELL, _LABEL, _TOP = 22, 168, 96
+# Thirty methods fit the column of text in the docs, which is 736 pixels wide.
+_CELL, _LABEL, _RIGHT, _TOP = 16, 152, 100, 124
 _GLYPHS = {"trains": "", "refused": "×", "unneeded": "·"}
 _MEANINGS = {
     "trains": "trains together",
@@ -32,7 +33,7 @@ def matrix_svg(
     fills = {"trains": palette.good, "refused": palette.bad, "unneeded": palette.denied}
     inks = {"trains": palette.paper, "refused": palette.paper, "unneeded": palette.muted}
     size = len(names) * _CELL
-    width, height = _LABEL + size + 150, _TOP + size + 20
+    width, height = _LABEL + size + _RIGHT, _TOP + size + 16
     font = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
     look = f'width="{width}" height="{height}" role="img" font-family="{font}" aria-label="{escape(title)}"'
     body = [
@@ -40,31 +41,34 @@ def matrix_svg(
         f'<rect width="100%" height="100%" rx="10" fill="{palette.paper}"/>',
         f'<text x="20" y="30" font-size="17" font-weight="600" fill="{palette.ink}">{escape(title)}</text>',
     ]
-    for x, (outcome, meaning) in zip((20, 170, 440), _MEANINGS.items(), strict=True):
-        body.append(f'<rect x="{x}" y="46" width="16" height="16" rx="3" fill="{fills[outcome]}"/>')
-        body.append(_glyph(x + 8, 54, _GLYPHS[outcome], inks[outcome]))
-        body.append(f'<text x="{x + 24}" y="59" font-size="12" fill="{palette.muted}">{meaning}</text>')
+    # One below the other, so that a phone shows them without scrolling.
+    for place, (outcome, meaning) in enumerate(_MEANINGS.items()):
+        y = 46 + 20 * place
+        body.append(f'<rect x="20" y="{y}" width="14" height="14" rx="3" fill="{fills[outcome]}"/>')
+        body.append(_glyph(27, y + 7, _GLYPHS[outcome], inks[outcome]))
+        body.append(f'<text x="42" y="{y + 11}" font-size="12" fill="{palette.muted}">{meaning}</text>')
     for row, name in enumerate(names):
         y = _TOP + row * _CELL
-        label = f'<text x="{_LABEL - 8}" y="{y + 15}" font-size="12" text-anchor="end" fill="{palette.ink}">'
+        label = f'<text x="{_LABEL - 6}" y="{y + 12}" font-size="11.5" text-anchor="end" fill="{palette.ink}">'
         body.append(f"{label}{escape(name)}</text>")
         for column in range(row + 1):
             outcome, reason = cells[names[column], name]
             x = _LABEL + column * _CELL
             pair = name if column == row else f"{names[column]} and {name}"
+            said = reason or ("trains" if column == row else _MEANINGS[outcome])
             body.append(
                 f'<g><rect x="{x + 1}" y="{y + 1}" width="{_CELL - 2}" height="{_CELL - 2}" rx="3" '
                 f'fill="{fills[outcome]}"/>{_glyph(x + _CELL / 2, y + _CELL / 2, _GLYPHS[outcome], inks[outcome])}'
-                f"<title>{escape(pair)}: {escape(reason or _MEANINGS[outcome])}</title></g>"
+                f"<title>{escape(pair)}: {escape(said)}</title></g>"
             )
-        x = _LABEL + row * _CELL + _CELL + 4
-        turn = f'transform="rotate(-38 {x} {y + 8})"'
-        body.append(f'<text x="{x}" y="{y + 8}" font-size="11" {turn} fill="{palette.muted}">{escape(name)}</text>')
+        x = _LABEL + (row + 1) * _CELL + 2
+        turn = f'transform="rotate(-38 {x} {y + 7})"'
+        body.append(f'<text x="{x}" y="{y + 7}" font-size="10" {turn} fill="{palette.muted}">{escape(name)}</text>')
     return "\n".join([*body, "</svg>"]) + "\n"
 
 
 def _glyph(x: float, y: float, glyph: str, colour: str) -> str:
     if not glyph:
         return ""
-    place = f'x="{x}" y="{y}" font-size="14" text-anchor="middle" dominant-baseline="central"'
+    place = f'x="{x}" y="{y}" font-size="12" text-anchor="middle" dominant-baseline="central"'
     return f'<text {place} fill="{colour}">{glyph}</text>'

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
-from cosmati.core.clock import Budget
 from cosmati.explorer.drawing import Theme
 from cosmati.explorer.palette import DARK, LIGHT, Palette
-from cosmati.optim.schedules import Schedule
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 148, 74, 24, 62, 38
 _COLUMNS = 4
 
 
-def schedules_svg(schedules: Mapping[str, Schedule], budget: Budget, theme: Theme = "light") -> str:
-    """Draw each schedule's multiplier at each step of a run.
+def schedules_svg(multipliers: Mapping[str, Sequence[float]], theme: Theme = "light") -> str:
+    """Draw schedules.
 
     Args:
-        schedules: by the name that's written over the panel.
-        budget: the run; its number of steps is known.
+        multipliers: at each step of a run of one length, by the name that's written below the panel.
         theme: colours.
     """
-    num_steps = budget.num_steps
-    assert num_steps is not None, "the picture has an end"
+    num_steps = len(next(iter(multipliers.values())))
     palette = DARK if theme == "dark" else LIGHT
-    num_rows = math.ceil(len(schedules) / _COLUMNS)
+    num_rows = math.ceil(len(multipliers) / _COLUMNS)
     width = 2 * _LEFT + _COLUMNS * _WIDTH + (_COLUMNS - 1) * _GAP // 2
     height = _TOP + num_rows * (_HEIGHT + _GAP) + 4
     font = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
@@ -43,16 +39,15 @@ def schedules_svg(schedules: Mapping[str, Schedule], budget: Budget, theme: Them
             "stretches all of it, warm-up too</text>"
         ),
     ]
-    for index, (name, schedule) in enumerate(schedules.items()):
+    for index, (name, values) in enumerate(multipliers.items()):
         row, column = divmod(index, _COLUMNS)
         x = _LEFT + column * (_WIDTH + _GAP // 2)
         y = _TOP + row * (_HEIGHT + _GAP)
-        values = [schedule.multiplier(step / num_steps, budget) for step in range(num_steps)]
         body += _panel(x, y, name, values, palette)
     return "\n".join([*body, "</svg>"]) + "\n"
 
 
-def _panel(x: float, y: float, name: str, values: list[float], palette: Palette) -> list[str]:
+def _panel(x: float, y: float, name: str, values: Sequence[float], palette: Palette) -> list[str]:
     step = _WIDTH / len(values)
     # A step has one rate from its start to its end.
     corners = [

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from cosmati.core.batch import Batch, InputKind, iterate_tensors, map_tensors
 from cosmati.core.method import Method, Position, Stage
 from cosmati.core.surgery import Optimizers, replace_in_groups
 from cosmati.errors import BatchError, PlanError
-from cosmati.models.gpt import GPT, Attention
 
 _ADDITIVE = ("eager", "sdpa")
 """Hugging Face's attention implementations that take a bias."""
@@ -60,7 +59,9 @@ class AlibiAttention(nn.Module):
     slopes: Tensor
 
 
-class _OwnAttention(AlibiAttention, Attention):
+class _OwnAttention(AlibiAttention):
+    """Of this library's GPT, which asks for a bias."""
+
     def bias(self, query: Tensor) -> Tensor:
         length = query.shape[-2]
         return alibi_bias(self.slopes, length, length, is_causal=True).to(query.dtype)
@@ -132,7 +133,7 @@ def apply_alibi(model: nn.Module, max_sequence_length: int, optimizers: Optimize
     for module, name in positions:
         embedding = getattr(module, name)
         replace_in_groups(optimizers, embedding.weight, {})
-        setattr(module, name, None if isinstance(module, GPT) else NoPositions(embedding))
+        setattr(module, name, None if _is_own(module, "GPT") else NoPositions(embedding))
         _lengthen(module, max_sequence_length)
     return model
 
@@ -192,9 +193,14 @@ def _check(max_sequence_length: int) -> None:
         raise PlanError(msg)
 
 
+def _is_own(module: nn.Module, name: str) -> bool:
+    """Say whether a module is one of this library's models, which methods don't import."""
+    return any(kind.__module__ == "cosmati.models.gpt" and kind.__name__ == name for kind in type(module).__mro__)
+
+
 def _is_known(module: nn.Module) -> bool:
     kind = type(module)
-    if isinstance(module, Attention):
+    if _is_own(module, "Attention"):
         return True
     is_theirs = kind.__module__.startswith("transformers.")
     own = kind.__name__ in ("GPT2Attention", "BertSelfAttention") and not getattr(module, "is_cross_attention", False)
@@ -204,13 +210,13 @@ def _is_known(module: nn.Module) -> bool:
 def _positions_of(module: nn.Module) -> str | None:
     """Return the name of a module's learnt positions."""
     names = {"GPT2Model": "wpe", "BertEmbeddings": "position_embeddings"}
-    name = "position" if isinstance(module, GPT) else names.get(type(module).__name__)
+    name = "position" if _is_own(module, "GPT") else names.get(type(module).__name__)
     return name if name is not None and isinstance(getattr(module, name, None), nn.Embedding) else None
 
 
 def _refuse(model: nn.Module, *, has_attention: bool) -> None:
     rotary = any("rotary" in type(m).__name__.lower() for m in model.modules()) or (
-        isinstance(model, GPT) and model.config.rotary
+        _is_own(model, "GPT") and bool(cast("Any", model).config.rotary)
     )
     why = "it has no attention that is known" if not has_attention else "it has no learnt positions to take out"
     if rotary:
@@ -223,29 +229,30 @@ def _refuse(model: nn.Module, *, has_attention: bool) -> None:
 
 
 def _change(layer: nn.Module) -> None:
-    if isinstance(layer, Attention):
-        layer.__class__ = _OwnAttention
-        num_heads, like = layer.config.num_heads, layer.query.weight
-    else:
-        implementation = layer.config._attn_implementation  # type: ignore[union-attr]  # noqa: SLF001  (theirs)
+    config: Any = layer.config
+    kind = type(layer)
+    mixin: type[AlibiAttention] = _OwnAttention
+    if not _is_own(layer, "Attention"):
+        mixin = _HuggingFaceAttention
+        implementation = config._attn_implementation  # noqa: SLF001  (theirs)
         if implementation not in _ADDITIVE:
             msg = (
                 f"Alibi adds to attention's scores, and attn_implementation={implementation!r} takes no bias. Build "
                 f"the model with one of {_ADDITIVE}. Remove it from the methods of this run otherwise."
             )
             raise PlanError(msg)
-        kind = type(layer)
-        layer.__class__ = type(f"Alibi{kind.__name__}", (_HuggingFaceAttention, kind), {})
-        num_heads = int(getattr(layer, "num_heads", 0) or layer.num_attention_heads)  # type: ignore[arg-type]
-        like = next(layer.parameters())
+    layer.__class__ = type(f"Alibi{kind.__name__}", (mixin, kind), {})
+    heads = [getattr(place, name, None) for place in (layer, config) for name in ("num_heads", "num_attention_heads")]
+    num_heads = int(next(count for count in heads if count))
+    like = next(layer.parameters())
     layer.register_buffer("slopes", alibi_slopes(num_heads).to(like.device), persistent=False)
 
 
 def _lengthen(module: nn.Module, length: int) -> None:
     """Let a model take sequences of this length, now that no table of positions ends before."""
-    if isinstance(module, GPT):
-        length = max(length, module.config.sequence_length)
-        module.config = dataclasses.replace(module.config, sequence_length=length)
+    if _is_own(module, "GPT"):
+        own: Any = module
+        own.config = dataclasses.replace(own.config, sequence_length=max(length, own.config.sequence_length))
         return
     held = getattr(module, "position_ids", None)
     if isinstance(held, Tensor) and held.shape[1] < length:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from cosmati.core.batch import Batch, InputKind
+from cosmati.core.image_operations import as_batch
 from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+AnyImage = TypeVar("AnyImage", bound="Tensor | Image")
 
 _IMAGE_DIMENSIONS = (3, 4)
 _ROUNDING = 1e-9
@@ -18,17 +24,17 @@ _ROUNDING = 1e-9
 
 
 def cutout_batch(
-    input: Tensor,
+    input: AnyImage,
     num_holes: int = 1,
     length: float = 0.5,
     uniform_sampling: bool = False,
     *,
     generator: torch.Generator | None = None,
-) -> Tensor:
+) -> AnyImage:
     """Fill square holes of each image with zeros; every image has holes of its own.
 
     Args:
-        input: one image [channels, height, width] or several [rows, channels, height, width].
+        input: one image [channels, height, width] or several [rows, channels, height, width], or a PIL image.
         num_holes: holes in each image; they may overlap.
         length: side of a hole as a fraction of the shorter side of the image, in [0, 1], rounded down to
             pixels.
@@ -38,15 +44,19 @@ def cutout_batch(
         generator: of the CPU; None is PyTorch's default generator.
 
     Returns:
-        A new tensor of the input's shape and type.
+        What was given, with holes: a new tensor of the same shape and type, or an image.
 
     Raises:
         BatchError: the input isn't an image or images, or num_holes or length is out of range.
     """
+    if not isinstance(input, Tensor):
+        pixels, back = as_batch(input, "CutOut")
+        holed = cutout_batch(pixels, num_holes, length, uniform_sampling, generator=generator)
+        return cast("AnyImage", back(holed))
     _check(input, num_holes, length)
     images = input if input.ndim > 3 else input[None]
     draws = torch.rand(len(images), 2 * num_holes, dtype=torch.float64, generator=generator)
-    return _cut(images, draws, length, uniform_sampling).view_as(input)
+    return cast("AnyImage", _cut(images, draws, length, uniform_sampling).view_as(input))
 
 
 @dataclass(frozen=True, kw_only=True)
