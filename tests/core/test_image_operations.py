@@ -45,9 +45,9 @@ POINTWISE: dict[str, Any] = {
     "posterize": (lambda i, a: ImageOps.posterize(i, int(a)), 0),
     "solarize": (lambda i, a: ImageOps.solarize(i, round(a * 255)), 0),
     "brightness": (lambda i, a: ImageEnhance.Brightness(i).enhance(a), 1),
-    "colour": (lambda i, a: ImageEnhance.Color(i).enhance(a), 2),
-    "contrast": (lambda i, a: ImageEnhance.Contrast(i).enhance(a), 2),
-    "sharpness": (lambda i, a: ImageEnhance.Sharpness(i).enhance(a), 2),
+    "colour": (lambda i, a: ImageEnhance.Color(i).enhance(a), 1),
+    "contrast": (lambda i, a: ImageEnhance.Contrast(i).enhance(a), 1),
+    "sharpness": (lambda i, a: ImageEnhance.Sharpness(i).enhance(a), 1),
 }
 AMOUNTS = {"posterize": [1.0, 2.0, 4.0], "solarize": [0.0, 100 / 255, 256 / 255]}
 
