@@ -72,7 +72,7 @@ def row_of(task: str, row: Row, off: str = "baseline") -> dict[str, object]:
 def run(*, quick: bool) -> str:
     """Time every arm in turns, and write `method_cost.json` for the cards."""
     torch.set_num_threads(1)
-    suffix, rounds = ("_quick", 2) if quick else ("", 5)
+    suffix, rounds = ("_quick", 2) if quick else ("", 3)
     tasks: tuple[evidence.Task, ...] = ("vision", "language")
     num_steps = {t: max(4, round(evidence.NUM_STEPS[t] * SMALLEST / (10 if quick else 1))) for t in tasks}
     found: list[dict[str, object]] = []

@@ -13,7 +13,7 @@ from PIL import Image
 from scipy import stats
 from torch import Tensor
 
-from cosmati.core.batch import Batch, Lineage
+from cosmati.core.batch import Batch, Lineage, bury
 from cosmati.core.clock import Budget, Clock, Time
 from cosmati.core.image_operations import NUM_DRAWS, augment
 from cosmati.core.loss import Classification
@@ -123,6 +123,20 @@ def test_draws_belong_to_rows(method: Any, order: list[int]) -> None:
     assert torch.equal(permuted.input, changed.input[order])
     assert changed.lineage is batch.lineage
     assert not torch.equal(changed.input, batch.input)
+
+
+@pytest.mark.parametrize("method", [AugMix(), AugMix(alpha=0.3), RandAugment()])
+@settings(deadline=None, max_examples=10)
+@given(kept=st.sets(st.integers(0, 5), min_size=1), seed=st.integers(0, 99))
+def test_a_row_is_the_same_to_the_bit_in_any_company(method: Any, kept: set[int], seed: int) -> None:
+    """Or a deleted row would leave its mark on those that stay."""
+    pixels = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+    batch = Batch((pixels, torch.arange(6)), Lineage.of_rows(40 + seed, 6))
+    rows = torch.tensor(sorted(kept))
+    alone = method.batch(batch.select(rows), position()).input
+    assert torch.equal(alone, method.batch(batch, position()).input[rows])
+    gone = torch.ones(6, dtype=torch.bool).index_fill(0, rows, value=False)
+    assert torch.equal(alone, method.batch(bury(batch, gone), position()).input[rows])
 
 
 @pytest.mark.parametrize("kind", [AugMix, RandAugment])

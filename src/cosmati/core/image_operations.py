@@ -29,6 +29,9 @@ GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 POINTWISE = ("autocontrast", "equalize", "posterize", "solarize")
 ENHANCEMENTS = ("brightness", "colour", "contrast", "sharpness")
 
+_BLOCK_SIZE = 1 << 20
+"""Values in a block of images: 6 of 3 x 224 x 224."""
+
 NUM_DRAWS = 3
 """Uniforms that one operation of one row takes: which, how strong, which direction."""
 
@@ -79,8 +82,48 @@ def augment(images: Tensor, draws: Tensor, severity: float, augmentation_set: Au
     return images
 
 
+def change_images(
+    images: Tensor,
+    draws: Tensor,
+    change: Callable[[Tensor, Tensor], Tensor],
+    method: str,
+    value_range: tuple[float, float] = (0.0, 1.0),
+) -> Tensor:
+    """Change images each by its draws; on CPU in blocks of rows, so that what's computed on the way stays in the cache.
+
+    Args:
+        images: [rows, channels, height, width], bytes, or floating point in the range.
+        draws: [rows, ...].
+        change: from float32 in [0, 1] and draws to new values in [0, 1]; is given values barely outside, too, and
+            mustn't change them in place.
+        method: the name of whoever asks.
+        value_range: of the pixels, black to white; bytes have their own.
+
+    Returns:
+        New images of the same shape and type.
+
+    Raises:
+        BatchError: values outside of the range, on CPU.
+    """
+    low, high = (0.0, _LEVELS) if _is_bytes(images) else value_range
+    if not _is_bytes(images):
+        check_range(images, low, high, method)
+    is_scaled = (low, high) != (0.0, 1.0)
+    is_on_cpu = images.device.type == "cpu"
+    num = max(1, _BLOCK_SIZE // max(1, images.shape[1:].numel()) if is_on_cpu else len(images))
+    output = torch.empty_like(images)
+    for before, after, own in zip(images.split(num), output.split(num), draws.split(num), strict=True):
+        values = before.float()
+        if is_scaled:
+            values = change((values - low).div_(high - low), own).mul_(high - low).add_(low)
+        else:
+            values = change(values, own)
+        after.copy_(values.round_() if _is_bytes(images) else values)
+    return output
+
+
 def as_batch(image: Tensor | Image, method: str) -> tuple[Tensor, Callable[[Tensor], Tensor | Image]]:
-    """Return an image, or several, as float32 [rows, channels, height, width], and the way back.
+    """Return an image, or several, as [rows, channels, height, width], and the way back.
 
     Args:
         image: a PIL image, or a tensor [channels, height, width] or [rows, channels, height, width]: bytes, or floating
@@ -98,13 +141,7 @@ def as_batch(image: Tensor | Image, method: str) -> tuple[Tensor, Callable[[Tens
             f"input is {tuple(image.shape)} {image.dtype}."
         )
         raise BatchError(msg)
-    batch = image if image.ndim == 4 else image[None]
-
-    def back(result: Tensor) -> Tensor:
-        result = result if image.ndim == 4 else result[0]
-        return (result * _LEVELS).round().to(torch.uint8) if _is_bytes(image) else result.to(image.dtype)
-
-    return (batch.float() / _LEVELS if _is_bytes(image) else batch.float()), back
+    return (image, lambda result: result) if image.ndim == 4 else (image[None], lambda result: result[0])
 
 
 def check_range(images: Tensor, low: float, high: float, method: str) -> None:
@@ -136,10 +173,10 @@ def _from_pil(image: Image, method: str) -> tuple[Tensor, Callable[[Tensor], Ten
     pixels = torch.from_numpy(np.array(image)).view(image.height, image.width, -1).permute(2, 0, 1)[None]
 
     def back(result: Tensor) -> Image:
-        pixels = (result[0] * _LEVELS).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+        pixels = result[0].permute(1, 2, 0).numpy()
         return PIL.Image.fromarray(pixels[:, :, 0] if mode == "L" else pixels, mode)
 
-    return pixels.float() / _LEVELS, back
+    return pixels, back
 
 
 def _amount(name: str, strength: Tensor, sign: Tensor, augmentation_set: AugmentationSet) -> Tensor:
@@ -175,10 +212,10 @@ def _warp(images: Tensor, matrices: Tensor) -> Tensor:
     # Pixels' middles, counted from the image's.
     y = torch.arange(height, device=images.device) - (height - 1) / 2
     x = torch.arange(width, device=images.device) - (width - 1) / 2
-    rows, columns = torch.meshgrid(y, x, indexing="ij")
-    places = torch.stack([columns, rows, torch.ones_like(rows)])
-    sources = torch.einsum("nij,jhw->nhwi", matrices, places)
-    grid = sources / torch.tensor([width / 2, height / 2], device=images.device)
+    # Not a product of matrices: its last bits depend on how many there are, and a row's pixels on other rows then.
+    of_x, of_y, offset = matrices[..., None, None].unbind(2)
+    sources = (of_y * y[:, None] + offset) + of_x * x
+    grid = sources.div_(torch.tensor([[[width / 2]], [[height / 2]]], device=images.device)).permute(0, 2, 3, 1)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
@@ -190,10 +227,9 @@ def _autocontrast(images: Tensor, amount: Tensor) -> Tensor:  # noqa: ARG001  (i
 
 def _equalize(images: Tensor, amount: Tensor) -> Tensor:  # noqa: ARG001  (it has none)
     levels = (images * _LEVELS).round().long().flatten(2)
-    # One histogram of all: each channel of each row has levels of its own.
-    starts = (_LEVELS + 1) * torch.arange(levels.shape[0] * levels.shape[1], device=images.device)
-    spread = levels + starts.view(levels.shape[0], levels.shape[1], 1)
-    counts = torch.bincount(spread.flatten(), minlength=len(starts) * (_LEVELS + 1)).view(*levels.shape[:2], -1)
+    # torch.bincount would do it on CPU; on a GPU it's waited for, since it reads the smallest and largest level.
+    counts = torch.zeros(*levels.shape[:2], _LEVELS + 1, dtype=torch.int64, device=images.device)
+    counts.scatter_add_(2, levels, torch.ones_like(levels))
     # The count of the brightest level that occurs stays out, as in Pillow.
     last = counts.gather(2, levels.amax(2, keepdim=True))
     step = (counts.sum(2, keepdim=True) - last) // _LEVELS
@@ -213,7 +249,7 @@ def _solarize(images: Tensor, amount: Tensor) -> Tensor:
 
 
 def _brightness(images: Tensor, amount: Tensor) -> Tensor:
-    return (images * amount).clamp(0, 1)
+    return (images * amount).clamp_(0, 1)
 
 
 def _grey(images: Tensor) -> Tensor:
@@ -224,7 +260,7 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def _blend(images: Tensor, degenerate: Tensor, amount: Tensor) -> Tensor:
-    return (degenerate + amount * (images - degenerate)).clamp(0, 1)
+    return (images - degenerate).mul_(amount).add_(degenerate).clamp_(0, 1)
 
 
 def _colour(images: Tensor, amount: Tensor) -> Tensor:

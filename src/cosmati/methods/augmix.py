@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 import torch
@@ -16,7 +17,7 @@ from cosmati.core.image_operations import (
     AugmentationSet,
     as_batch,
     augment,
-    check_range,
+    change_images,
     operation_names,
 )
 from cosmati.core.method import Method, Position, Stage
@@ -66,9 +67,9 @@ def augmix_image(
     if not severity or not depth:
         return img
     images, back = as_batch(img, "AugMix")
-    check_range(images, 0.0, 1.0, "AugMix")
     draws = torch.rand(len(images), _num_draws(depth, width), dtype=torch.float64, generator=generator)
-    return cast("AnyImage", back(_mixed(images, draws, severity, depth, width, alpha, augmentation_set)))
+    change = partial(_mixed, severity, depth, width, alpha, augmentation_set)
+    return cast("AnyImage", back(change_images(images, draws, change, "AugMix")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,20 +110,15 @@ class AugMix(Method):
         """Return the batch with its images mixed, each by draws that belong to it."""
         if not self.severity or not self.depth:
             return batch
-        low, high = self.value_range
         input = batch.input
         if not isinstance(input, Tensor) or input.ndim != 4:
             found = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
             msg = f"AugMix changes images [rows, channels, height, width]; the input is {found}. Leave it out."
             raise BatchError(msg)
-        images, back = as_batch(input, "AugMix")
-        is_scaled = input.is_floating_point() and self.value_range != (0.0, 1.0)
-        if input.is_floating_point():
-            check_range(images, low, high, "AugMix")
-        images = (images - low) / (high - low) if is_scaled else images
+        images, _ = as_batch(input, "AugMix")
         draws = at.row_uniform("augmix", batch, _num_draws(self.depth, self.width))
-        images = _mixed(images, draws, self.severity, self.depth, self.width, self.alpha, self.augmentation_set)
-        return batch.replace(input=back(images * (high - low) + low if is_scaled else images))
+        change = partial(_mixed, self.severity, self.depth, self.width, self.alpha, self.augmentation_set)
+        return batch.replace(input=change_images(images, draws, change, "AugMix", self.value_range))
 
 
 def _num_draws(depth: int, width: int) -> int:
@@ -132,13 +128,13 @@ def _num_draws(depth: int, width: int) -> int:
 
 
 def _mixed(
-    images: Tensor,
-    draws: Tensor,
     severity: int,
     depth: int,
     width: int,
     alpha: float,
     augmentation_set: AugmentationSet,
+    images: Tensor,
+    draws: Tensor,
 ) -> Tensor:
     images = images.clamp(0, 1)
     longest = depth if depth > 0 else _MAX_RANDOM_DEPTH
@@ -150,8 +146,8 @@ def _mixed(
     chains = operations.view(len(images), width, longest, NUM_DRAWS)
     for index in range(width):
         length = torch.full((len(images),), depth) if depth > 0 else 1 + (lengths[:, index] * longest).long()
-        chain = images.clone()
-        for step in range(longest):
+        chain = augment(images.clone(), chains[:, index, 0], severity, augmentation_set)
+        for step in range(1, longest):
             going = torch.nonzero(length > step).flatten()
             rows = going.to(images.device, non_blocking=True)
             chain[rows] = augment(chain[rows], chains[going, index, step], severity, augmentation_set)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 import torch
@@ -15,7 +16,7 @@ from cosmati.core.image_operations import (
     AugmentationSet,
     as_batch,
     augment,
-    check_range,
+    change_images,
     operation_names,
 )
 from cosmati.core.method import Method, Position, Stage
@@ -55,9 +56,9 @@ def randaugment_image(
     if not severity or not depth:
         return img
     images, back = as_batch(img, "RandAugment")
-    check_range(images, 0.0, 1.0, "RandAugment")
     draws = torch.rand(len(images), depth * NUM_DRAWS, dtype=torch.float64, generator=generator)
-    return cast("AnyImage", back(_augmented(images, draws, severity, depth, augmentation_set)))
+    change = partial(_augmented, severity, depth, augmentation_set)
+    return cast("AnyImage", back(change_images(images, draws, change, "RandAugment")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,23 +93,18 @@ class RandAugment(Method):
         """Return the batch with its images changed, each by draws that belong to it."""
         if not self.severity or not self.depth:
             return batch
-        low, high = self.value_range
         input = batch.input
         if not isinstance(input, Tensor) or input.ndim != 4:
             found = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
             msg = f"RandAugment changes images [rows, channels, height, width]; the input is {found}. Leave it out."
             raise BatchError(msg)
-        images, back = as_batch(input, "RandAugment")
-        is_scaled = input.is_floating_point() and self.value_range != (0.0, 1.0)
-        if input.is_floating_point():
-            check_range(images, low, high, "RandAugment")
-        images = (images - low) / (high - low) if is_scaled else images
+        images, _ = as_batch(input, "RandAugment")
         draws = at.row_uniform("randaugment", batch, self.depth * NUM_DRAWS)
-        images = _augmented(images, draws, self.severity, self.depth, self.augmentation_set)
-        return batch.replace(input=back(images * (high - low) + low if is_scaled else images))
+        change = partial(_augmented, self.severity, self.depth, self.augmentation_set)
+        return batch.replace(input=change_images(images, draws, change, "RandAugment", self.value_range))
 
 
-def _augmented(images: Tensor, draws: Tensor, severity: int, depth: int, augmentation_set: AugmentationSet) -> Tensor:
+def _augmented(severity: int, depth: int, augmentation_set: AugmentationSet, images: Tensor, draws: Tensor) -> Tensor:
     images = images.clamp(0, 1)
     for step in draws.view(len(images), depth, NUM_DRAWS).unbind(1):
         images = augment(images, step, severity, augmentation_set)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,10 @@ DropDistribution = Literal["linear", "uniform"]
 
 _ALIASES = {"ResNetBottleneck": "Bottleneck"}
 """What Composer calls torchvision's class."""
+
+
+_not_compiled = cast("Callable[[Callable[..., Any]], Callable[..., Any]]", torch.compiler.disable)
+"""Chances are drawn on the host, and how far they are warmed up mustn't be compiled in."""
 
 
 class StochasticBlock(nn.Module):
@@ -41,19 +45,23 @@ class StochasticBlock(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (the block's own)
         """Return the block's output, or its input where it's skipped."""
         input: Tensor = args[0] if args else next(iter(kwargs.values()))
+        share = _not_compiled(self._share)(input, args, kwargs)
+        if share is None:
+            return input
+        output = super().forward(*args, **kwargs)
+        return _interpolate(input, output, share) if isinstance(share, Tensor) else output
+
+    def _share(self, input: Tensor, args: Any, kwargs: Any) -> Tensor | bool | None:  # noqa: ANN401
+        """Return how much of the block counts, one number or [rows]; True for all of it, None where it's skipped."""
         rate = self.drop_rate * self.drop_scale if self.training else self.drop_rate
         if rate == 0 or (not self.training and self.stochastic_method == "sample"):
-            return super().forward(*args, **kwargs)
+            return True
         if not self.training:
-            return _interpolate(input, super().forward(*args, **kwargs), 1 - rate)
+            return torch.tensor(1 - rate, dtype=input.dtype, device=input.device)
         if self.stochastic_method == "sample":
-            output = super().forward(*args, **kwargs)
-            stays = torch.rand(len(input), device=input.device) >= rate
-            return _interpolate(input, output, stays / (1 - rate))
+            return (torch.rand(len(input), device=input.device) >= rate) / (1 - rate)
         # Drawn on CPU whatever the device: the host has to know, and doesn't wait.
-        if float(torch.rand(())) >= rate or not self._can_be_skipped(input, args, kwargs):
-            return super().forward(*args, **kwargs)
-        return input
+        return None if float(torch.rand(())) < rate and self._can_be_skipped(input, args, kwargs) else True
 
     def _can_be_skipped(self, input: Tensor, args: Any, kwargs: Any) -> bool:  # noqa: ANN401
         """Look once what the block returns, without a trace in buffers and generators."""
@@ -210,13 +218,12 @@ def _stochastic_kind(kind: type[nn.Module]) -> type[nn.Module]:
     return type(f"Stochastic{kind.__name__}", (StochasticBlock, kind), {"__doc__": StochasticBlock.__doc__})
 
 
-def _interpolate(input: Tensor, output: Any, weight: Tensor | float) -> Any:  # noqa: ANN401  (the block's own)
+def _interpolate(input: Tensor, output: Any, weight: Tensor) -> Any:  # noqa: ANN401  (the block's own)
     """Return `input + weight * (output - input)`, weights being one or [rows]; another shape stays as it is."""
     if isinstance(output, tuple):
         return (_interpolate(input, output[0], weight), *output[1:])
     if output.shape != input.shape:
         return output
     dtype = torch.promote_types(input.dtype, output.dtype)
-    if isinstance(weight, Tensor):
-        weight = weight.to(dtype).view(-1, *[1] * (output.ndim - 1))
-    return torch.lerp(input.to(dtype), output.to(dtype), weight)
+    weights = weight.to(dtype).view(-1, *[1] * (output.ndim - 1))
+    return torch.lerp(input.to(dtype), output.to(dtype), weights)
