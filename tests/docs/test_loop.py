@@ -16,6 +16,7 @@ from cosmati.methods import (
     MixUp,
     ProgressiveResizing,
     SelectiveBackprop,
+    StochasticDepth,
 )
 from cosmati.models.resnet import ResNet, ResNetConfig
 from cosmati.optim.optimizers import SGD
@@ -73,6 +74,7 @@ def trace(folder: Path) -> list[str]:
         CutOut(),
         ProgressiveResizing(size_increment=1),
         SelectiveBackprop(start=0.0, end=1.0, interrupt=0),
+        StochasticDepth(target_layer_name="ResidualBlock"),
         GradientClipping(clipping_type="value", clipping_threshold=1.0),
     ]
     trainer = Trainer(
