@@ -16,8 +16,10 @@ from cosmati.core.batch import TOMBSTONE, Batch, Lineage
 from cosmati.core.clock import Budget, Clock, Time
 from cosmati.core.loss import Classification
 from cosmati.core.method import Position, Stage
+from cosmati.core.plan import Facts, make_plan
 from cosmati.errors import BatchError, PlanError
 from cosmati.methods.cutmix import CutMix, cutmix_batch
+from cosmati.methods.mixup import MixUp
 
 torch.set_num_threads(1)
 
@@ -199,3 +201,11 @@ def test_bad_input_is_refused() -> None:
         CutMix().batch(nest, position())
     with pytest.raises(PlanError, match="num_classes"):
         CutMix().batch(batch_of(torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])), position(loss=lambda *_: None))
+
+
+def test_a_second_mixture_of_two_targets_is_refused_by_the_plan() -> None:
+    facts = Facts(num_microbatches=1, rows_per_microbatch=4, positional_data=True)
+    first = CutMix(interpolate_loss=True)
+    with pytest.raises(PlanError, match=r"can't mix again\. Give MixUp before it"):
+        make_plan([first, MixUp()], facts)
+    assert make_plan([MixUp(), first], facts).methods == (MixUp(), first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,6 +147,7 @@ def make_plan(methods: Sequence[Method], facts: Facts) -> Plan:
             raise PlanError(msg)
     # Python's sort is stable: ties keep the user's order.
     ordered = tuple(sorted(methods, key=lambda method: method.stage))
+    _check_mixing([method for method in ordered if method.stage is Stage.MIX])
     return Plan(ordered, tuple(_guarantees(ordered, facts)), facts)
 
 
@@ -160,6 +162,16 @@ def _check_owners(methods: Sequence[Method], owned: Mapping[str, str]) -> None:
                 )
                 raise PlanError(msg)
             owners[thing] = describe(method)
+
+
+def _check_mixing(methods: Sequence[Method]) -> None:
+    for first, second in itertools.pairwise(methods):
+        if "loss interpolation" in first.claims:
+            msg = (
+                f"{describe(first)} leaves two targets and a share, which {describe(second)} can't mix again. Give "
+                f"{type(second).__name__} before it, or leave interpolate_loss off."
+            )
+            raise PlanError(msg)
 
 
 def _guarantees(methods: Sequence[Method], facts: Facts) -> list[Guarantee]:
