@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, InputKind, iterate_tensors, map_tensors
 from cosmati.core.method import Method, Position, Stage
-from cosmati.core.surgery import Optimizers, replace_in_groups, replace_modules
+from cosmati.core.surgery import Optimizers, replace_in_groups
 from cosmati.errors import BatchError, PlanError
 
 _ADDITIVE = ("eager", "sdpa")
@@ -25,9 +25,6 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
     A geometric series from 2^(-8 / n) to 2^-8 for a power of two; for other numbers that of the power below, and then
     every second one of the power above.
-
-    Raises:
-        PlanError: fewer than one head.
     """
     if num_heads < 1:
         msg = f"num_heads={num_heads} leaves nobody to attend. Give at least 1."
@@ -38,25 +35,22 @@ def alibi_slopes(num_heads: int) -> Tensor:
     return torch.tensor(slopes[:num_heads])
 
 
-def alibi_bias(num_heads: int, query_length: int, key_length: int, *, is_causal: bool = True) -> Tensor:
-    """Return what is added to attention's scores: float32 [num_heads, query_length, key_length].
+def alibi_bias(slopes: Tensor, query_length: int, key_length: int, *, is_causal: bool) -> Tensor:
+    """Return what is added to attention's scores: [num_heads, query_length, key_length], minus slope times distance.
 
-    It is minus slope times distance. The last query stands at the last key, as in generation with a cache.
+    The last query stands at the last key, as in generation with a cache. A causal one is -inf ahead.
 
     Args:
-        num_heads: attention heads, >= 1.
+        slopes: [num_heads].
         query_length: positions that attend.
-        key_length: positions that are attended to, at least as many.
-        is_causal: -inf for keys ahead of their query; otherwise distance counts in both directions.
-
-    Raises:
-        BatchError: more queries than keys.
+        key_length: positions that are attended to.
+        is_causal: whether what's ahead is hidden; otherwise distance counts in both directions.
     """
-    if query_length > key_length:
-        msg = f"{query_length} queries don't stand at the end of {key_length} keys. Give as many keys or more."
-        raise BatchError(msg)
-    keys = torch.arange(key_length)
-    return _bias(alibi_slopes(num_heads), keys[key_length - query_length :], keys, is_causal=is_causal)
+    keys = torch.arange(key_length, device=slopes.device)
+    queries = torch.arange(key_length - query_length, key_length, device=slopes.device)
+    distance = queries[:, None] - keys
+    bias = -slopes[:, None, None] * distance.abs()
+    return bias.masked_fill(distance < 0, -torch.inf) if is_causal else bias
 
 
 class AlibiAttention(nn.Module):
@@ -69,64 +63,35 @@ class _OwnAttention(AlibiAttention):
     """Of this library's GPT, which asks for a bias."""
 
     def bias(self, query: Tensor) -> Tensor:
-        positions = torch.arange(query.shape[-2], device=query.device)
-        return _bias(self.slopes, positions, positions, is_causal=True).to(query.dtype)
+        length = query.shape[-2]
+        return alibi_bias(self.slopes, length, length, is_causal=True).to(query.dtype)
 
 
 class _HuggingFaceAttention(AlibiAttention):
     """The bias goes in with the mask."""
 
-    config: Any
     is_causal: bool
     layer_idx: int
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,  # noqa: ANN401  (theirs)
-        **options: Any,  # noqa: ANN401  (theirs)
-    ) -> Any:  # noqa: ANN401  (theirs)
-        _check_implementation(self)
-        seen, num_keys = 0, hidden_states.shape[1]
-        if past_key_values is not None:
-            seen = past_key_values.get_seq_length(self.layer_idx)
-            num_keys, _ = past_key_values.get_mask_sizes(hidden_states.shape[1], self.layer_idx)
-        if attention_mask is not None:
-            num_keys = attention_mask.shape[-1]
-        device, dtype = hidden_states.device, hidden_states.dtype
-        queries = torch.arange(hidden_states.shape[1], device=device) + seen
-        is_causal = self.is_causal and attention_mask is None
-        bias = _bias(self.slopes, queries, torch.arange(num_keys, device=device), is_causal=is_causal).to(dtype)[None]
-        if attention_mask is not None and attention_mask.dtype is torch.bool:
-            bias = torch.where(attention_mask, bias, torch.finfo(dtype).min)
-        elif attention_mask is not None:
-            bias = bias + attention_mask
-        return super().forward(hidden_states, attention_mask=bias, past_key_values=past_key_values, **options)
-
-
-class _Embeddings(nn.Module):
-    """BERT's, that don't look into their tables of positions and token types, which have an end."""
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **options: Any,  # noqa: ANN401  (theirs)
-    ) -> Any:  # noqa: ANN401  (theirs)
-        given = inputs_embeds if input_ids is None else input_ids
-        assert given is not None, "the model has checked it"
-        zeros = torch.zeros(given.shape[:2], dtype=torch.int64, device=given.device)
-        types = zeros if token_type_ids is None else token_type_ids
-        own = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "token_type_ids": types, "position_ids": zeros}
-        return super().forward(**own, **options)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (the layer's own)
+        bound = inspect.signature(super().forward).bind(*args, **kwargs).arguments
+        hidden: Tensor = bound["hidden_states"]
+        mask: Tensor | None = bound.get("attention_mask")
+        past = bound.get("past_key_values")
+        seen = 0 if past is None else past.get_seq_length(self.layer_idx)
+        length = hidden.shape[1]
+        keys = seen + length if mask is None else mask.shape[-1]
+        bias = alibi_bias(self.slopes, length, keys, is_causal=self.is_causal and mask is None).to(hidden.dtype)[None]
+        if mask is not None and mask.dtype is torch.bool:
+            bias = bias.masked_fill(~mask, torch.finfo(hidden.dtype).min)
+        elif mask is not None:
+            bias = bias + mask
+        more = bound.pop("kwargs", {})
+        return super().forward(**{**bound, **more, "attention_mask": bias})
 
 
 class NoPositions(nn.Module):
-    """One vector of zeros in place of position embeddings, whatever they're asked for; it has no weights."""
+    """Zeros in place of position embeddings of a width; it has no weights."""
 
     zero: Tensor
 
@@ -134,59 +99,20 @@ class NoPositions(nn.Module):
         super().__init__()
         self.register_buffer("zero", torch.zeros_like(like.weight[0]).detach(), persistent=False)
 
-    def forward(self, *args: object, **options: object) -> Tensor:
-        """Return zeros [width]."""
-        return self.zero
-
-
-class _Family(NamedTuple):
-    """A transformer: its classes, and where it keeps what is changed, as dotted names."""
-
-    module: str
-    model: str
-    attention: str
-    """Class of its layers of attention."""
-    positions: str
-    blocks: str
-    layer: str
-    """The layer of attention within a block."""
-
-
-def _hugging_face(name: str, model: str, attention: str, positions: str, blocks: str, layer: str) -> _Family:
-    return _Family(f"transformers.models.{name}.modeling_{name}", model, attention, positions, blocks, layer)
-
-
-_BERT = ("embeddings.position_embeddings", "encoder.layer", "attention.self")
-_FAMILIES = (
-    _Family("cosmati.models.gpt", "GPT", "Attention", "position", "blocks", "attention"),
-    _hugging_face("gpt2", "GPT2Model", "GPT2Attention", "wpe", "h", "attn"),
-    _hugging_face("opt", "OPTDecoder", "OPTAttention", "embed_positions", "layers", "self_attn"),
-    _hugging_face("bert", "BertModel", "BertSelfAttention", *_BERT),
-    _hugging_face("roberta", "RobertaModel", "RobertaSelfAttention", *_BERT),
-)
-_OWN = _FAMILIES[0]
-
-
-class _Place(NamedTuple):
-    """A transformer within the model, with its layers of attention."""
-
-    owner: Any
-    family: _Family
-    layers: list[nn.Module]
+    def forward(self, positions: Tensor) -> Tensor:
+        """Return zeros [*positions, width]."""
+        return self.zero.expand(*positions.shape, -1)
 
 
 def apply_alibi(model: nn.Module, max_sequence_length: int, optimizers: Optimizers = None) -> nn.Module:
     """Take a transformer's position embeddings out, and let its attention fall off with distance, in place.
 
-    Known are this library's GPT with learnt positions, and Hugging Face's GPT-2, OPT, BERT and RoBERTa with eager or
-    sdpa attention, in any model that holds one. Layers keep their hooks, names and other parameters. Anything else is
-    refused and left as it is. Weights saved afterwards fit the same model after the same surgery.
+    Known are this library's GPT, and Hugging Face's GPT-2, and BERT with eager or sdpa attention. Layers keep their
+    hooks, names and other parameters. Anything else is refused and left as it is.
 
     Args:
         model: the model; everything that holds positions, not an attention layer alone.
-        max_sequence_length: longest sequence that will be seen, in training or after it, >= 1. This library's GPT
-            refuses longer ones; Hugging Face's models take any, and note it as `config.max_position_embeddings`.
-            Neither gets shorter than it was.
+        max_sequence_length: longest sequence that will be seen, in training or after it, >= 1.
         optimizers: the position embeddings leave their parameter groups.
 
     Returns:
@@ -196,21 +122,19 @@ def apply_alibi(model: nn.Module, max_sequence_length: int, optimizers: Optimize
         PlanError: attention or positions that aren't known, or a length below 1.
     """
     _check(max_sequence_length)
-    places = _places_in(model)
-    made: dict[tuple[type, type], type[nn.Module]] = {}
-    for owner, family, layers in places:
-        for layer in layers:
-            _change(layer, made)
-        positions = attrgetter(family.positions)(owner)
-        if isinstance(positions, nn.Embedding):
-            replace_in_groups(optimizers, positions.weight, {})
-            if family is _OWN:
-                owner.position = None
-            else:
-                replace_modules(model, {positions: NoPositions(positions)})
-        if family.positions.startswith("embeddings."):
-            _mix(owner.embeddings, _Embeddings, made)
-        _lengthen(owner, family, max_sequence_length)
+    if any(isinstance(module, AlibiAttention) for module in model.modules()):
+        return model
+    attention = [module for module in model.modules() if _is_known(module)]
+    positions = [(module, name) for module in model.modules() if (name := _positions_of(module))]
+    if not attention or not positions:
+        _refuse(model, has_attention=bool(attention))
+    for layer in attention:
+        _change(layer)
+    for module, name in positions:
+        embedding = getattr(module, name)
+        replace_in_groups(optimizers, embedding.weight, {})
+        setattr(module, name, None if _is_own(module, "GPT") else NoPositions(embedding))
+        _lengthen(module, max_sequence_length)
     return model
 
 
@@ -221,9 +145,7 @@ class Alibi(Method):
     Args:
         max_sequence_length: longest sequence that will be seen, in training or after it.
         train_sequence_length_scaling: rows are cut into pieces of this fraction of their length while training, and
-            the model is used on whole ones; 1 doesn't cut. The number of pieces is whole, and divides the length. The
-            pieces of one tensor of tokens [rows, length + 1] share a token, which one predicts and the next one
-            reads; a model that shifts its labels itself doesn't predict the first token of each piece.
+            the model is used on whole ones; 1 doesn't cut. The number of pieces is whole, and divides the length.
     """
 
     stage: ClassVar[Stage] = Stage.REPLACE
@@ -248,23 +170,19 @@ class Alibi(Method):
         return apply_alibi(model, self.max_sequence_length, optimizers)
 
     def batch(self, batch: Batch, at: Position) -> Batch:
-        """Return the batch with its rows cut into pieces, which follow one another and keep the row's id."""
+        """Return the batch with its rows cut into pieces, which keep the row's id."""
         pieces = round(1 / self.train_sequence_length_scaling)
         if pieces == 1:
             return batch
-        shared = int(isinstance(batch.data, Tensor))
         shapes = {tuple(tensor.shape) for tensor in iterate_tensors(batch.data)}
-        lengths = {shape[1] - shared if len(shape) > 1 else 0 for shape in shapes}
-        length = min(lengths, default=0)
-        if len(lengths) != 1 or length < 1 or length % pieces:
+        length = min((shape[1] for shape in shapes if len(shape) > 1), default=0)
+        if len(shapes) != 1 or length % pieces or not length:
             msg = (
                 f"Alibi can't cut rows into {pieces} pieces in a batch of tensors {sorted(shapes)}: each must be "
-                f"[rows, length, ...], or one tensor alone [rows, length + 1], with a length that {pieces} divides. "
-                "Use train_sequence_length_scaling=1, or pad."
+                f"[rows, length], with a length that {pieces} divides. Use train_sequence_length_scaling=1, or pad."
             )
             raise BatchError(msg)
-        size = length // pieces
-        data = map_tensors(lambda t: t.unfold(1, size + shared, size).movedim(-1, 2).flatten(0, 1), batch.data)
+        data = map_tensors(lambda t: t.reshape(t.shape[0] * pieces, length // pieces), batch.data)
         rows = torch.arange(batch.num_rows).repeat_interleave(pieces)
         return Batch(data, batch.lineage.select(rows), batch.class_id)
 
@@ -275,96 +193,69 @@ def _check(max_sequence_length: int) -> None:
         raise PlanError(msg)
 
 
-def _bias(slopes: Tensor, queries: Tensor, keys: Tensor, *, is_causal: bool) -> Tensor:
-    """Return minus slope times distance: [num_heads, queries, keys]."""
-    distance = queries[:, None] - keys
-    # In float32 at least: bfloat16 counts to 256.
-    slopes = slopes.to(torch.promote_types(slopes.dtype, torch.float32))
-    bias = -slopes[:, None, None] * distance.abs()
-    return bias.masked_fill(distance < 0, -torch.inf) if is_causal else bias
+def _is_own(module: nn.Module, name: str) -> bool:
+    """Say whether a module is one of this library's models, which methods don't import."""
+    return any(kind.__module__ == "cosmati.models.gpt" and kind.__name__ == name for kind in type(module).__mro__)
 
 
-def _places_in(model: nn.Module) -> list[_Place]:
-    """Return the model's transformers, all checked, so that a refusal leaves no model half changed."""
-    candidates = [(m, f) for m in model.modules() for f in _FAMILIES if _class_of(m, f.module, f.model)]
-    places: list[_Place] = []
-    for owner, family in candidates:
-        try:
-            layers = [attrgetter(family.layer)(block) for block in attrgetter(family.blocks)(owner)]
-            has_positions = isinstance(attrgetter(family.positions)(owner), nn.Embedding)
-        except AttributeError:
-            continue
-        if has_positions or all(isinstance(layer, AlibiAttention) for layer in layers):
-            places.append(_Place(owner, family, layers))
-    if not places and any("rotary" in type(m).__name__.lower() or _is_rotary_gpt(m) for m in model.modules()):
-        _refuse(model, "its positions are rotary, inside its attention: there's nothing to take out")
-    if not places:
-        _refuse(model, "it has no learnt positions to take out" if candidates else "it has no attention that is known")
-    for _, family, layers in places:
-        for layer in layers:
-            if not _is_known(layer, family):
-                _refuse(model, f"its attention {type(layer).__name__} isn't one that is known")
-            if family is not _OWN:
-                _check_implementation(layer)
-    return places
+def _is_known(module: nn.Module) -> bool:
+    kind = type(module)
+    if _is_own(module, "Attention"):
+        return True
+    is_theirs = kind.__module__.startswith("transformers.")
+    own = kind.__name__ in ("GPT2Attention", "BertSelfAttention") and not getattr(module, "is_cross_attention", False)
+    return is_theirs and own
 
 
-def _class_of(module: nn.Module, home: str, name: str) -> type | None:
-    """Return the class of that name that a module is of; neither package is imported for it."""
-    return next((kind for kind in type(module).__mro__ if (kind.__module__, kind.__name__) == (home, name)), None)
+def _positions_of(module: nn.Module) -> str | None:
+    """Return the name of a module's learnt positions."""
+    names = {"GPT2Model": "wpe", "BertEmbeddings": "position_embeddings"}
+    name = "position" if _is_own(module, "GPT") else names.get(type(module).__name__)
+    return name if name is not None and isinstance(getattr(module, name, None), nn.Embedding) else None
 
 
-def _is_known(layer: nn.Module, family: _Family) -> bool:
-    """Say whether a layer attends as its class does, or has been changed already."""
-    kind = _class_of(layer, family.module, family.attention)
-    if kind is None or isinstance(layer, AlibiAttention):
-        return kind is not None
-    overrides = (getattr(type(layer), name, None) is not getattr(kind, name, None) for name in ("forward", "bias"))
-    return "forward" not in vars(layer) and not any(overrides)
-
-
-def _check_implementation(layer: Any) -> None:  # noqa: ANN401  (theirs)
-    implementation = layer.config._attn_implementation  # noqa: SLF001  (theirs)
-    if implementation not in _ADDITIVE:
-        msg = (
-            f"Alibi adds to attention's scores, and attn_implementation={implementation!r} takes no bias. Build "
-            f"the model with one of {_ADDITIVE}. Remove it from the methods of this run otherwise."
-        )
-        raise PlanError(msg)
-
-
-def _refuse(model: nn.Module, why: str) -> NoReturn:
+def _refuse(model: nn.Module, *, has_attention: bool) -> None:
+    rotary = any("rotary" in type(m).__name__.lower() for m in model.modules()) or (
+        _is_own(model, "GPT") and bool(cast("Any", model).config.rotary)
+    )
+    why = "it has no attention that is known" if not has_attention else "it has no learnt positions to take out"
+    if rotary:
+        why = "its positions are rotary, inside its attention: there's nothing to take out"
     msg = (
         f"Alibi can't change {type(model).__name__}: {why}. Known are this library's GPT (rotary=False) and Hugging "
-        "Face's GPT-2, OPT, BERT and RoBERTa. Use one of these. Remove it from the methods of this run otherwise."
+        "Face's GPT-2 and BERT. Use one of these. Remove it from the methods of this run otherwise."
     )
     raise PlanError(msg)
 
 
-def _is_rotary_gpt(module: Any) -> bool:  # noqa: ANN401  (of any class)
-    return _class_of(module, _OWN.module, _OWN.model) is not None and bool(module.config.rotary)
+def _change(layer: nn.Module) -> None:
+    config: Any = layer.config
+    kind = type(layer)
+    mixin: type[AlibiAttention] = _OwnAttention
+    if not _is_own(layer, "Attention"):
+        mixin = _HuggingFaceAttention
+        implementation = config._attn_implementation  # noqa: SLF001  (theirs)
+        if implementation not in _ADDITIVE:
+            msg = (
+                f"Alibi adds to attention's scores, and attn_implementation={implementation!r} takes no bias. Build "
+                f"the model with one of {_ADDITIVE}. Remove it from the methods of this run otherwise."
+            )
+            raise PlanError(msg)
+    layer.__class__ = type(f"Alibi{kind.__name__}", (mixin, kind), {})
+    heads = [getattr(place, name, None) for place in (layer, config) for name in ("num_heads", "num_attention_heads")]
+    num_heads = int(next(count for count in heads if count))
+    like = next(layer.parameters())
+    layer.register_buffer("slopes", alibi_slopes(num_heads).to(like.device), persistent=False)
 
 
-def _mix(module: nn.Module, mixin: type[nn.Module], made: dict[tuple[type, type], type[nn.Module]]) -> None:
-    kind = type(module)
-    if not issubclass(kind, mixin):
-        key = (mixin, kind)
-        made[key] = made.get(key) or type(f"Alibi{kind.__name__}", key, {})
-        module.__class__ = made[key]
-
-
-def _change(layer: Any, made: dict[tuple[type, type], type[nn.Module]]) -> None:  # noqa: ANN401  (of any class)
-    if isinstance(layer, AlibiAttention):
-        return
-    is_own = _class_of(layer, _OWN.module, _OWN.attention) is not None
-    _mix(layer, _OwnAttention if is_own else _HuggingFaceAttention, made)
-    num_heads = layer.config.num_heads if is_own else layer.config.num_attention_heads
-    layer.register_buffer("slopes", alibi_slopes(num_heads).to(next(layer.parameters()).device), persistent=False)
-
-
-def _lengthen(owner: Any, family: _Family, length: int) -> None:  # noqa: ANN401  (of any class)
+def _lengthen(module: nn.Module, length: int) -> None:
     """Let a model take sequences of this length, now that no table of positions ends before."""
-    if family is _OWN:
-        owner.config = dataclasses.replace(owner.config, sequence_length=max(length, owner.config.sequence_length))
-    else:
-        owner.config.max_position_embeddings = max(length, owner.config.max_position_embeddings)
+    if _is_own(module, "GPT"):
+        own: Any = module
+        own.config = dataclasses.replace(own.config, sequence_length=max(length, own.config.sequence_length))
+        return
+    held = getattr(module, "position_ids", None)
+    if isinstance(held, Tensor) and held.shape[1] < length:
+        module.register_buffer("position_ids", torch.arange(length, device=held.device)[None], persistent=False)
+        types = torch.zeros(1, length, dtype=torch.int64, device=held.device)
+        module.register_buffer("token_type_ids", types, persistent=False)
