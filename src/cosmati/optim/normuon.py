@@ -52,7 +52,8 @@ class RowNormalizedMuon(Muon):
         _check(beta2, eps)
         super().__init__(params, lr, momentum, nesterov, weight_decay, num_iterations)
         for group in (self.defaults, *self.param_groups):
-            group |= {"beta2": beta2, "eps": eps}
+            group.setdefault("beta2", beta2)
+            group.setdefault("eps", eps)
 
     def apply_update(self, parameter: Tensor, update: Tensor, group: dict[str, Any]) -> None:
         """Move a parameter along its orthogonalized direction [rows, columns], row by row as long on average."""

@@ -14,6 +14,8 @@ from cosmati.optim.optimizers import Named, Optimizer, parameter_groups
 from cosmati.optim.stepping import GroupedOptimizer, Params, check_options
 
 Betas = tuple[float, float]
+_NUMBERS = ("step", "weight_sum", "lr_max")
+"""On CPU, where reading them waits for no accelerator."""
 
 
 class ScheduleFree(GroupedOptimizer):
@@ -25,7 +27,8 @@ class ScheduleFree(GroupedOptimizer):
 
     The authors' library counts steps for a whole group, so a parameter that was absent for a while would count as if
     it had stood still; here it doesn't count. The state is z and the squared gradients, of the parameter's shape, and
-    three numbers.
+    three numbers. It is float32 at least: a share of 1/t is soon less than a low precision's rounding. Such a
+    parameter is y rounded, and y itself is in the state.
 
     Args:
         params: parameters or groups.
@@ -61,12 +64,12 @@ class ScheduleFree(GroupedOptimizer):
     def step_group(self, group: dict[str, Any], present: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Step the parameters of a group that have a gradient."""
         lr, (beta1, beta2) = group["lr"], group["betas"]
-        for y, gradient in zip(present, gradients, strict=True):
-            state = self.state[y]
+        for parameter, low in zip(present, gradients, strict=True):
+            state = self.state[parameter]
             if not state:
-                state["z"], state["exp_avg_sq"] = y.clone(), torch.zeros_like(y)
-                for name in ("step", "weight_sum", "lr_max"):
-                    state[name] = torch.tensor(0.0, dtype=torch.float64)
+                state |= _new_state(parameter)
+            y, z = state.get("y", parameter), state["z"]
+            gradient = low.to(y.dtype)
             state["step"] += 1
             state["lr_max"] = state["lr_max"].clamp(min=lr)
             weight = float(state["lr_max"]) ** group["weight_lr_power"]
@@ -79,17 +82,29 @@ class ScheduleFree(GroupedOptimizer):
             if group["weight_decay"]:
                 direction = direction.add_(y, alpha=group["weight_decay"])
             # x moves to z by its share, z a step on, and y stays between them.
-            y.lerp_(state["z"], share).add_(direction, alpha=lr * (beta1 * (1 - share) - 1))
-            state["z"].sub_(direction, alpha=lr)
+            y.lerp_(z, share).add_(direction, alpha=lr * (beta1 * (1 - share) - 1))
+            z.sub_(direction, alpha=lr)
+            if y is not parameter:
+                parameter.copy_(y)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state in its own types, from which the next bits follow; PyTorch brings it to the parameters'."""
+        super().load_state_dict(state_dict)
+        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        for index, parameter in zip(indices, own, strict=True):
+            for name, value in state_dict["state"].get(index, {}).items():
+                device = value.device if name in _NUMBERS else parameter.device
+                self.state[parameter][name] = value.to(device, copy=True)
 
     @torch.no_grad()
     def evaluation_weights(self) -> dict[Tensor, Tensor]:
-        """Return x for each parameter that has been stepped."""
+        """Return x for each parameter that has been stepped, float32 at least."""
         return {
-            y: y.lerp(self.state[y]["z"], 1 - 1 / group["betas"][0])
+            parameter: state.get("y", parameter).lerp(state["z"], 1 - 1 / group["betas"][0])
             for group in self.param_groups
-            for y in group["params"]
-            if self.state.get(y)
+            for parameter in group["params"]
+            if (state := self.state.get(parameter))
         }
 
 
@@ -130,6 +145,17 @@ class ScheduleFreeAdamW(Optimizer):
             self.eps,
             weight_lr_power=self.weight_lr_power,
         )
+
+
+def _new_state(parameter: Tensor) -> dict[str, Tensor]:
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    wide = parameter.to(dtype, copy=True)
+    return {
+        "z": wide,
+        "exp_avg_sq": torch.zeros_like(wide),
+        **({} if dtype == parameter.dtype else {"y": wide.clone()}),
+        **{name: torch.tensor(0.0, dtype=torch.float64) for name in _NUMBERS},
+    }
 
 
 def _check(betas: Betas, **at_least_zero: float) -> None:

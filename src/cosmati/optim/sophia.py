@@ -65,12 +65,24 @@ class ClippedCurvature(GroupedOptimizer):
 
     @torch.no_grad()
     def update_curvature(self, estimates: Mapping[Tensor, Tensor]) -> None:
-        """Take estimates of the Hessian's diagonal, by parameter, into the running average."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter in estimates:
-                    state = self._state_of(parameter)
-                    state["curvature"].lerp_(estimates[parameter].to(parameter.dtype), 1 - group["betas"][1])
+        """Take estimates of the Hessian's diagonal, by parameter, into the running average.
+
+        The paper's is the number of labels times the square of the mean loss's gradient, of labels that are sampled
+        from the model's own output, every few steps and before the step.
+
+        Raises:
+            PlanError: one is of a parameter that isn't this optimizer's, or not of its shape; then none is taken.
+        """
+        betas = {parameter: group["betas"] for group in self.param_groups for parameter in group["params"]}
+        wrong = [tuple(e.shape) for p, e in estimates.items() if p not in betas or e.shape != p.shape]
+        if wrong:
+            msg = (
+                f"{len(wrong)} estimate(s) fit no parameter of this optimizer (shapes {wrong[:5]}). Give one of the "
+                "parameter's own shape for each parameter that it steps, and none for those of other optimizers."
+            )
+            raise PlanError(msg)
+        for parameter, estimate in estimates.items():
+            self._state_of(parameter)["curvature"].lerp_(estimate.to(parameter.dtype), 1 - betas[parameter][1])
 
     def step_group(self, group: dict[str, Any], present: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Step the parameters of a group that have a gradient."""
@@ -104,7 +116,8 @@ class Sophia(Optimizer):
         num_labels: how many labels a step's mean gradient is over: its rows, or its tokens.
         betas: decay of the averages of gradient and curvature.
         gamma: larger clips less; chosen so that a tenth to a half of the entries are clipped.
-        update_interval: steps between two estimates of the curvature, >= 1.
+        update_interval: steps between two estimates of the curvature; 0 leaves them to `update_curvature` of what is
+            built.
         eps: smallest denominator, > 0.
         weight_decay: decoupled, times the learning rate.
         decay_vectors: decay biases, norms and other parameters of less than two dimensions too.
