@@ -15,7 +15,7 @@ from cosmati.errors import DivergenceError, RunError
 from cosmati.records.study import StudyRecord
 from cosmati.study.runner import LINES_FILE, STUDY_FILE, Arm, Study, run_study
 from cosmati.train.observers import Observer
-from cosmati.train.session import RunResult
+from cosmati.train.run.result import RunResult
 
 
 class FakeRun:

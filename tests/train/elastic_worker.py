@@ -25,7 +25,7 @@ from cosmati.data.streaming import StreamingDataset
 from cosmati.methods import EMA, MixUp
 from cosmati.optim import SGD, AdamW, Cosine, Muon
 from cosmati.train import step as step_module
-from cosmati.train.checkpoint import list_checkpoints, read_checkpoint
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, accuracy, batches
 from cosmati.train.observers import Observer, StepReport

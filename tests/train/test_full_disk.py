@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cosmati.ledger.verify import verify_ledger
-from cosmati.train.checkpoint import list_checkpoints, read_checkpoint
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from tests.train import full_disk_run
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cosmati.data.shards.writer import ShardWriter
-from cosmati.train.checkpoint import list_checkpoints, read_checkpoint
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 
 RECIPE = """
 import time

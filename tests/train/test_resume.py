@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cosmati.ledger.verify import verify_ledger
-from cosmati.train.checkpoint import Checkpoint, list_checkpoints, read_checkpoint
+from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
 from tests.train.killed_run import STEPS, make_trainer
 
 SCRIPT = [sys.executable, "-m", "tests.train.killed_run"]

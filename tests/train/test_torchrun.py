@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmati.train.checkpoint import list_checkpoints, read_checkpoint
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 
 RECIPE = """
 import torch

@@ -31,7 +31,7 @@ from cosmati.records.run import RunRecord
 from cosmati.records.study import StudyRecord
 from cosmati.routing.policy_file import load_policy
 from cosmati.study.runner import run_study
-from cosmati.train.run_folder import describe_hardware
+from cosmati.train.facts import describe_hardware
 
 MINUTES = 4.5
 """What the full size takes on two cores, nearly."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cosmati.core.clock import Budget, Time, Unit
 from cosmati.core.method import State
+from cosmati.core.pieces import Pieces
 from cosmati.errors import PlanError
 
 _AVERAGE = "average/"
@@ -45,12 +46,12 @@ def interval_of(text: str, budget: Budget) -> int:
     return max(1, round(steps_of(text, budget)))
 
 
-def start_averages(model: nn.Module, interval: int) -> State:
-    """Return copies of the trainable parameters, float32 at least."""
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    state = {_AVERAGE + name: parameter.detach().to(_wide(parameter), copy=True) for name, parameter in named.items()}
+def start_averages(weights: Pieces, interval: int) -> State:
+    """Return copies of the weights, float32 at least."""
+    copies = weights.map(lambda weight: weight.detach().to(_wide(weight), copy=True))
+    state = {_AVERAGE + name: copy for name, copy in copies.tensors.items()}
     if interval > 1:
-        state[_MOVED] = torch.zeros(len(named), dtype=torch.bool)
+        state[_MOVED] = torch.zeros(len(copies.names), dtype=torch.bool)
     return state
 
 

@@ -20,7 +20,7 @@ from cosmati.errors import DivergenceError, RunError
 from cosmati.records.encoding import decode_record, encode_record
 from cosmati.records.study import ArmRecord, ChecklistItem, EvaluationPoint, StudyRecord, StudyRun
 from cosmati.train.observers import Observer
-from cosmati.train.session import RunResult
+from cosmati.train.run.result import RunResult
 
 LINES_FILE = "runs.jsonl"
 STUDY_FILE = "study.json"

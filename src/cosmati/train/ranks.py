@@ -1,14 +1,8 @@
-"""Data-parallel ranks: who runs which microbatch, and sums that don't depend on how many ranks there are.
-
-Rank r runs microbatches r, r + W, r + 2W, ... The low levels of the tree are then across ranks and the high ones
-within a rank. Data moves by all-to-all and all-gather, and additions are local and in tree order, because the order of
-additions inside an all-reduce is the backend's to choose.
-"""
+"""Data-parallel ranks: who runs which microbatch, and what they tell each other."""
 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,10 +10,6 @@ from torch import Tensor
 
 from cosmati.errors import PlanError
 from cosmati.optim.sharing import Sharing
-from cosmati.train.tree import Leaf, Tree, add_leaves
-
-_ALIGNMENT = 16
-"""Floats in 64 bytes: gradients start at aligned addresses, whatever comes before them."""
 
 
 class Ranks:
@@ -85,64 +75,3 @@ class Ranks:
 
 def _device() -> torch.device:
     return torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
-
-
-class GradientSum:
-    """The tree over one step's leaves, over all ranks.
-
-    Args:
-        ranks: the data-parallel ranks.
-        parameters: shapes of the leaves' gradients.
-    """
-
-    def __init__(self, ranks: Ranks, parameters: Sequence[Tensor]) -> None:
-        self._ranks = ranks
-        self._parameters = parameters
-        if ranks.is_parallel:
-            self._offsets = _offsets(parameters)
-            self._shards: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
-            self._present = torch.zeros(len(parameters), dtype=torch.uint8, device=parameters[0].device)
-        else:
-            self._leaves: Tree[Leaf] = Tree(add_leaves)
-
-    def push(self, leaf: Leaf) -> None:
-        """Take the leaf of this rank's next microbatch. Every rank calls it equally often."""
-        if not self._ranks.is_parallel:
-            self._leaves.push(leaf)
-            return
-        world = self._ranks.world
-        size = -(-self._offsets[-1] // (world * _ALIGNMENT)) * world * _ALIGNMENT
-        # -0.0 is what leaves every float as it is when added; +0.0 would turn -0.0 into +0.0.
-        flat = torch.full((size,), -0.0, dtype=torch.float32, device=self._present.device)
-        for index, gradient in enumerate(leaf):
-            if gradient is not None:
-                start = self._offsets[index]
-                flat[start : start + gradient.numel()].view(gradient.shape).copy_(gradient)
-                self._present[index] = 1
-        parts = torch.empty_like(flat)
-        dist.all_to_all_single(parts, flat)
-        across: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
-        for part in parts.view(world, -1):
-            across.push(part)
-        self._shards.push(across.root().clone())
-
-    def root(self) -> Leaf:
-        """Return the step's sum; None where a parameter was absent from every leaf."""
-        if not self._ranks.is_parallel:
-            return self._leaves.root()
-        shard = self._shards.root()
-        flat = shard.new_empty(shard.numel() * self._ranks.world)
-        dist.all_gather_into_tensor(flat, shard)
-        dist.all_reduce(self._present, op=dist.ReduceOp.MAX)
-        return [
-            flat[start : start + parameter.numel()].view(parameter.shape) if present else None
-            for parameter, start, present in zip(self._parameters, self._offsets, self._present.tolist(), strict=False)
-        ]
-
-
-def _offsets(parameters: Sequence[Tensor]) -> list[int]:
-    """Return where each gradient starts in the flat buffer, and its length."""
-    offsets = [0]
-    for parameter in parameters:
-        offsets.append(offsets[-1] + -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT)
-    return offsets

@@ -1,4 +1,4 @@
-"""Gradients of microbatches, summed in one fixed binary tree.
+"""One fixed binary tree over a step's leaves.
 
 The tree has one leaf for each of the V microbatches; its shape doesn't depend on the number of ranks, so neither do
 the bits of its root. A parameter that may not learn from a microbatch is *absent* from that leaf: no zero is added.
@@ -6,7 +6,7 @@ the bits of its root. A parameter that may not learn from a microbatch is *absen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 import torch
@@ -16,36 +16,6 @@ Leaf = list[Tensor | None]
 """One gradient for each parameter, None where absent."""
 
 Node = TypeVar("Node")
-
-
-def leaf_of(objective: Tensor, parameters: Sequence[Tensor], admitted: Sequence[int]) -> Leaf:
-    """Differentiate one microbatch's objective.
-
-    Autograd prunes what isn't asked for: a denied weight gradient isn't computed, and the pass stops where nothing
-    nearer the input learns.
-
-    Args:
-        objective: scalar.
-        parameters: all parameters.
-        admitted: indices of those that may learn from this microbatch.
-
-    Returns:
-        Gradients in float32 at least, each in memory of its own; None where denied or unused.
-    """
-    leaf: Leaf = [None] * len(parameters)
-    if not admitted or not objective.requires_grad:
-        return leaf
-    gradients = torch.autograd.grad(objective, [parameters[i] for i in admitted], allow_unused=True)
-    seen: set[int] = set()
-    for index, gradient in zip(admitted, gradients, strict=True):
-        if gradient is None:
-            continue
-        # Autograd may hand one tensor to two parameters, or an expanded one; sums are taken in place.
-        if gradient.data_ptr() in seen or 0 in gradient.stride():
-            gradient = gradient.clone(memory_format=torch.contiguous_format)  # noqa: PLW2901
-        seen.add(gradient.data_ptr())
-        leaf[index] = gradient if gradient.dtype in (torch.float32, torch.float64) else gradient.float()
-    return leaf
 
 
 def add_leaves(left: Leaf, right: Leaf) -> Leaf:

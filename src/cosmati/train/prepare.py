@@ -1,4 +1,4 @@
-"""From what the user gave to an `Assembly`: plan, surgery, dtype, regions, optimizers, all checked."""
+"""From what the user gave to an `Assembly`: plan, surgery, layout, regions, optimizers, all checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from cosmati.train.assembly import Assembly, ScheduledOptimizer, SubStep, Turn, 
 from cosmati.train.buffers import BatchNormStatistics
 from cosmati.train.config import RunConfig
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
+from cosmati.train.layout.whole import Whole
 from cosmati.train.ranks import Ranks
+from cosmati.train.routes import Router
 
 AnyOptimizer = Optimizer | torch.optim.Optimizer
 
@@ -47,7 +49,22 @@ class Ingredients:
     config: RunConfig
 
 
-def assemble(given: Ingredients) -> tuple[Assembly, Feed | None]:
+@dataclass(frozen=True)
+class Prepared:
+    """What a run needs.
+
+    Attributes:
+        assembly: what a step works with.
+        feed: where `fit` takes its batches from, None where only `step` is called.
+        data_digest: hex digest of the data, empty where they have none.
+    """
+
+    assembly: Assembly
+    feed: Feed | None
+    data_digest: str
+
+
+def prepare(given: Ingredients) -> Prepared:
     """Check and build everything that a run needs.
 
     Raises:
@@ -65,7 +82,6 @@ def assemble(given: Ingredients) -> tuple[Assembly, Feed | None]:
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
     model.to(device)
-    names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
     selectors = given.policy.regions if given.policy else None
     regions = partition_parameters(model, selectors, allow_tied=bool(given.policy and given.policy.allow.tied))
     # Which classes are offered depends on the phases, these on the number of steps, this on the order's length: the
@@ -73,11 +89,12 @@ def assemble(given: Ingredients) -> tuple[Assembly, Feed | None]:
     classes = _offered(given, regions)
     feed, budget = _feed(given, num_microbatches, ratio, classes)
     policy, class_map = _compile(given, regions, budget)
-    scheduled = _optimizers(given.optimizers, list(zip(names, parameters, strict=True)), _rate_method(given))
+    layout = Whole(model, regions, ranks, num_microbatches)
+    scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given))
     for optimizer in scheduled:
         if isinstance(optimizer.optimizer, GroupedOptimizer):
             optimizer.optimizer.sharing = ranks.sharing
-    turns = resolve_turns(given.loss, names, scheduled)
+    turns = resolve_turns(given.loss, layout.weights().names, scheduled)
     statistics = BatchNormStatistics(model)
     facts = _facts(given, feed, budget, num_microbatches, _denied(policy, class_map), turns, statistics)
     plan = make_plan(given.methods, facts)
@@ -86,12 +103,10 @@ def assemble(given: Ingredients) -> tuple[Assembly, Feed | None]:
         compile_blocks(model)
     assembly = Assembly(
         model=model,
-        names=names,
-        parameters=parameters,
-        region_of=tuple(regions.region_of[name] for name in names),
+        layout=layout,
         regions=regions,
         policy=policy,
-        class_map=class_map,
+        router=Router(policy, regions, class_map),
         turns=turns,
         plan=plan,
         config=config,
@@ -102,7 +117,7 @@ def assemble(given: Ingredients) -> tuple[Assembly, Feed | None]:
         statistics=statistics,
         device=device,
     )
-    return assembly, feed
+    return Prepared(assembly, feed, str(getattr(given.data, "digest", "")))
 
 
 def _facts(
