@@ -13,7 +13,7 @@ DOCS_EXTRAS := $(QUICKSTART_EXTRAS),study,docs
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check bench docs
+.PHONY: help quickstart test golden bits check bench docs
 .NOTPARALLEL:
 
 help: ## show this list
@@ -24,6 +24,12 @@ quickstart: $(VENV)/.with-quickstart ## install, train a first governed run and 
 
 test: $(VENV)/.with-test ## run the default test suite (`slow` tests left out)
 	$(BIN)/python -m pytest -n 2
+
+golden: $(VENV)/.with-test ## write this platform's digests of training (tests/golden): a change of bits is a decision
+	$(BIN)/python -m tests.golden.digests
+
+bits: $(VENV)/.with-test ## compare the bits of training with another commit's (BASE=HEAD~1) on this machine
+	$(BIN)/python tools/compare_bits.py $(BASE)
 
 check: $(VENV)/.with-check ## lint, format, types, layers, sizes and the build of the docs
 	$(BIN)/ruff check
