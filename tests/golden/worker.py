@@ -10,6 +10,7 @@ Add a run where a way through the step has none yet; `make golden` then writes i
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -48,10 +49,10 @@ def digest_of(model: nn.Module) -> str:
 
 def fix_environment_facts() -> None:
     """Let entry 0 of every ledger speak of the same machine, whichever it is: its facts aren't bits of the training."""
-    from cosmati.train import ledger, run_folder
-
-    for module in (ledger, run_folder):
-        module.describe_environment = lambda device: {"device": "any"}
+    for name in ("facts", "ledger", "run_folder"):  # the last two: as they were before 0.2
+        module = f"cosmati.train.{name}"
+        if importlib.util.find_spec(module) is not None:
+            importlib.import_module(module).describe_environment = lambda device: {"device": "any"}
 
 
 COMMON = {"budget": "4ba", "checkpoint_every": "3ba", "num_threads": 1, "device": "cpu"}
