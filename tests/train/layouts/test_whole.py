@@ -131,11 +131,16 @@ def test_nothing_is_left_behind() -> None:
     layout = layout_of(model, 2)
     model[0].weight.grad = torch.ones(3, 3)
     learns = frozenset(range(4))
-    with pytest.raises(RuntimeError, match="in mid-step"), layout.step(ALL * 2, learns, measure=True) as step:
-        with step.slot(0) as slot:
-            slot.backward(square(model, torch.ones(1, 3)))
-        assert model[0].weight.grad is not None
-        raise RuntimeError("in mid-step")
+
+    def fail_in_mid_step() -> None:
+        with layout.step(ALL * 2, learns, measure=True) as step:
+            with step.slot(0) as slot:
+                slot.backward(square(model, torch.ones(1, 3)))
+            assert model[0].weight.grad is not None
+            raise RuntimeError("in mid-step")
+
+    with pytest.raises(RuntimeError, match="in mid-step"):
+        fail_in_mid_step()
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(not parameter._backward_hooks for parameter in model.parameters())
 
@@ -144,9 +149,14 @@ def test_weights_come_back_after_an_error() -> None:
     model = nn.Linear(3, 3)
     layout = layout_of(model, 1)
     kept = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(RuntimeError, match="there"), layout.perturbed(layout.weights().copied()):
-        assert torch.equal(model.weight, 2 * kept["weight"])
-        raise RuntimeError("there")
+
+    def fail_there() -> None:
+        with layout.perturbed(layout.weights().copied()):
+            assert torch.equal(model.weight, 2 * kept["weight"])
+            raise RuntimeError("there")
+
+    with pytest.raises(RuntimeError, match="there"):
+        fail_there()
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
     # w + e - e isn't w: the law is about a copy.
     offset = torch.full((3, 3), 1e8)
