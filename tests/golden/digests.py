@@ -45,7 +45,7 @@ def known(name: str) -> Runs:
 
 def measure(*names: str, source: Path = SOURCE) -> Runs:
     """Train the named runs, or all of them, from some sources, and return their digests."""
-    return run_worker(WORKER, source, PINNED, *names)
+    return run_worker(WORKER, source, PINNED | {"PYTHONWARNINGS": "error"}, *names)
 
 
 def write() -> None:

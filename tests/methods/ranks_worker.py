@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import warnings
 from pathlib import Path
 
 import torch
@@ -18,7 +17,6 @@ from tests.methods.cases import CASES, everything, run_of
 
 
 def main() -> None:
-    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo")
@@ -35,6 +33,10 @@ def main() -> None:
         Path(sys.argv[1]).write_text(json.dumps(found))
     if dist.is_initialized():
         dist.destroy_process_group()
+        # Threads that outlive the group may bring the process down while the interpreter ends.
+        tasks = Path("/proc/self/task")
+        left = [(task / "comm").read_text().strip() for task in tasks.iterdir()] if tasks.exists() else []
+        assert "pt_gloo_runloop" not in left, left
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def _launch(out: Path, world: int) -> dict[str, Any]:
     ranks = [
         subprocess.Popen(
             [sys.executable, str(WORKER), str(out)],
-            env={**environment, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            env={**environment, "RANK": str(rank), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"},
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -176,7 +176,7 @@ def launch(out: Path, world: int) -> dict[str, str]:
     ranks = [
         subprocess.Popen(
             [sys.executable, __file__, str(out)],
-            env={**environment, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            env={**environment, "RANK": str(rank), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"},
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -11,6 +11,12 @@ from torch import Tensor
 from cosmati.errors import PlanError
 from cosmati.optim.sharing import Sharing
 
+if dist.is_available():
+    # Its functions have the default group of the moment as a default argument. Imported after the group was made (which
+    # torch._dynamo does), they hold it for good: its threads then live on when it's destroyed, and one that lets go of
+    # a collective's tensors while the interpreter ends brings the process down (terminate, SIGABRT).
+    import torch.distributed.nn.functional
+
 
 class Ranks:
     """This process's place among the ranks; one rank where there is no process group and torchrun didn't start it."""
@@ -19,7 +25,7 @@ class Ranks:
         if dist.is_available() and dist.is_torchelastic_launched() and not dist.is_initialized():
             # Whoever starts a script with torchrun wants its ranks to work together, and the script needn't say so.
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-            atexit.register(dist.destroy_process_group)
+            atexit.register(_leave_group)
         self.is_parallel = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.world = dist.get_world_size() if self.is_parallel else 1
         self.rank = dist.get_rank() if self.is_parallel else 0
@@ -51,7 +57,7 @@ class Ranks:
         if not self.is_parallel:
             return rows
         gathered = rows.new_empty((self.world * rows.shape[0], *rows.shape[1:]))
-        dist.all_gather_into_tensor(gathered, rows.contiguous())
+        all_gather(gathered, rows.contiguous())
         return gathered.view(self.world, *rows.shape).transpose(0, 1).reshape(gathered.shape)
 
     @property
@@ -71,6 +77,18 @@ class Ranks:
         value = torch.tensor([float(flag)], device=_device())
         dist.all_reduce(value, op=dist.ReduceOp.MAX)
         return bool(value.item())
+
+
+def _leave_group() -> None:
+    """Destroy the process group, unless the script has."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def all_gather(gathered: Tensor, own: Tensor) -> None:
+    """Gather equal tensors of all ranks into one; PyTorch 2.13 has it under another name, and warns of the old one."""
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    getattr(dist, name)(gathered, own)
 
 
 def _device() -> torch.device:

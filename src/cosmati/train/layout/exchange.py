@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cosmati.errors import PlanError
 from cosmati.train.layout.tree import Leaf, Tree
-from cosmati.train.ranks import Ranks
+from cosmati.train.ranks import Ranks, all_gather
 
 _ALIGNMENT = 16
 """Floats in 64 bytes: gradients start at aligned addresses, whatever comes before them."""
@@ -60,7 +60,7 @@ class RankSum:
     def root(self) -> Leaf:
         """Return the step's sum; None where a parameter was absent from every leaf."""
         flat = self._flat
-        dist.all_gather_into_tensor(flat, self._shards.root())
+        all_gather(flat, self._shards.root())
         dist.all_reduce(self._present, op=dist.ReduceOp.MAX)
         return [self._place(flat, index) if seen else None for index, seen in enumerate(self._present.tolist())]
 
