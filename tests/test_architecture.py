@@ -31,12 +31,14 @@ def house_with(folder: Path, wrong: dict[str, str]) -> Path:
     rooms = [
         "cli",
         "core",
+        "data",
         "explorer",
         "ledger",
         "methods",
         "provenance",
         "records",
         "routing",
+        "storage",
         "study",
         "train",
     ]
@@ -79,6 +81,11 @@ CONTROLS = {
         "the list of all methods",
     ),
     "torch below core": ({"ledger/leak.py": "import torch\n"}, "need no torch"),
+    "the ledger in data": ({"data/leak.py": "import cosmati.ledger\n"}, "Data know no ledger"),
+    "the ledger in data, by way of core": (
+        {"data/leak.py": "import cosmati.core.up\n", "core/up.py": "import cosmati.ledger\n"},
+        "Data know no ledger",
+    ),
     "the loop in the explorer": ({"explorer/leak.py": "import cosmati.train\n"}, "never the loop"),
 }
 
@@ -109,19 +116,20 @@ def imported_packages(source: str) -> set[str]:
     return packages
 
 
-def foreign_to_records(source: str) -> set[str]:
+def foreign(source: str) -> set[str]:
     return imported_packages(source) - sys.stdlib_module_names - {"cosmati"}
 
 
-def test_records_need_only_the_standard_library() -> None:
-    files = list((ROOT / "src" / "cosmati" / "records").glob("*.py"))
+@pytest.mark.parametrize("room", ["records", "storage"])
+def test_records_and_storage_need_only_the_standard_library(room: str) -> None:
+    files = list((ROOT / "src" / "cosmati" / room).glob("*.py"))
     assert len(files) > 1
-    assert {file.name: found for file in files if (found := foreign_to_records(file.read_text("utf-8")))} == {}
-    assert foreign_to_records("import json\ndef f():\n    from numpy.linalg import norm\n") == {"numpy"}
+    assert {file.name: found for file in files if (found := foreign(file.read_text("utf-8")))} == {}
+    assert foreign("import json\ndef f():\n    from numpy.linalg import norm\n") == {"numpy"}
 
 
-def test_records_provenance_and_ledger_load_without_torch() -> None:
-    rooms = ["records", "provenance", "ledger"]
+def test_records_storage_provenance_and_ledger_load_without_torch() -> None:
+    rooms = ["records", "storage", "provenance", "ledger"]
     source = ROOT / "src"
     modules = [
         ".".join(path.relative_to(source).with_suffix("").parts)

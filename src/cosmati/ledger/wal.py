@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosmati.errors import LedgerError, TamperError
-from cosmati.ledger.disk import replace_file, sync_data, sync_directory, write_all
+from cosmati.ledger.note import TreeHead
 from cosmati.ledger.tiles import decode_bundle, encode_bundle
-from cosmati.ledger.tree import TreeHead
+from cosmati.storage.atomic import replace_file, write_all
 
 WAL_FILE = "wal"
 _MAGIC = b"COSMWAL1"
@@ -143,7 +143,6 @@ class Wal:
         body = _HEADER.pack(_MAGIC, head.size, head.root)
         self._mac = hmac.digest(secret, body, "sha256")
         replace_file(path, _seal(body, self._mac))
-        sync_directory(directory)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     def append(self, entries: Sequence[bytes]) -> None:
@@ -154,7 +153,6 @@ class Wal:
         body = _FRAME.pack(_FRAME_MAGIC, self._next, len(bundle)) + bundle
         mac = hmac.digest(self._secret, self._mac + body, "sha256")
         write_all(self._descriptor, _seal(body, mac))
-        sync_data(self._descriptor)
         self._mac = mac
         self._next += len(entries)
 

@@ -17,7 +17,7 @@ from cosmati.ledger.entry import decode_entry, encode_entry
 from cosmati.ledger.files import LedgerFiles, create_files, open_files
 from cosmati.ledger.history import RunHistory
 from cosmati.ledger.keys import SigningKey
-from cosmati.ledger.tree import TreeHead
+from cosmati.ledger.note import TreeHead
 from cosmati.records.ledger import NO_DETAILS, Entry, ResumeEntry
 
 __all__ = ["LedgerWriter", "details_digest"]
