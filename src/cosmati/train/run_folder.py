@@ -9,7 +9,6 @@ private/            the operator's key and the rows' salt: never part of what is
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -23,6 +22,8 @@ from cosmati.core.plan import describe
 from cosmati.core.state import model_tensors, parameter_root
 from cosmati.errors import RunError
 from cosmati.records.run import GuaranteeRecord, PlanLine, RunRecord
+from cosmati.storage.atomic import replace_file
+from cosmati.storage.lock import FileLock
 
 if TYPE_CHECKING:
     from cosmati.train.session import RunResult
@@ -36,7 +37,7 @@ class RunFolder:
         RunError: another process has it open, or it can't be written.
     """
 
-    def __init__(self, path: Path, trainer: Trainer, lock: int) -> None:
+    def __init__(self, path: Path, trainer: Trainer, lock: FileLock) -> None:
         self.path = path
         self._trainer = trainer
         self._lock = lock
@@ -50,15 +51,12 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / "checkpoints").mkdir(exist_ok=True)
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            lock = FileLock(path / "lock")
+        except BlockingIOError as error:
+            msg = f"Another process is training in {path}. Wait for it, stop it, or give this run a folder of its own."
+            raise RunError(msg) from error
         except OSError as error:
             msg = f"The run folder {path} can't be written: {error}. Give another one."
-            raise RunError(msg) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            msg = f"Another process is training in {path}. Wait for it, stop it, or give this run a folder of its own."
             raise RunError(msg) from error
         folder = cls(path, trainer, lock)
         try:
@@ -85,17 +83,14 @@ class RunFolder:
 
     def unlock(self) -> None:
         """Let another process have the folder."""
-        os.close(self._lock)
+        self._lock.release()
 
     def write(self, outcome: str, result: RunResult | None) -> None:
         """Write `run.json`, atomically."""
         record = run_record(self._trainer, self.path.name, self._started, self._model_digest, outcome, result)
-        draft = self.path / ".run.json"
         try:
-            draft.write_text(record.to_json())
-            draft.replace(self.path / "run.json")
+            replace_file(self.path / "run.json", record.to_json().encode())
         except OSError as error:
-            draft.unlink(missing_ok=True)
             msg = f"{self.path}/run.json can't be written: {error}. Free space, and start the run again: it goes on."
             raise RunError(msg) from error
 
