@@ -31,6 +31,7 @@ def house_with(folder: Path, wrong: dict[str, str]) -> Path:
     rooms = [
         "cli",
         "core",
+        "corpora",
         "data",
         "explorer",
         "ledger",
@@ -67,6 +68,7 @@ CONTROLS = {
         {"core/up.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import cosmati.train\n"},
         "Imports go down",
     ),
+    "corpora in the engine of data": ({"data/leak.py": "import cosmati.corpora\n"}, "Imports go down"),
     "a room without a place": ({"misc/__init__.py": ""}, "Imports go down"),
     "siblings": (
         {"methods/one.py": "", "methods/two.py": "import cosmati.methods.one\n"},

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from cosmati.data.ingest import Rows, class_by_field, read_image_folder, read_jsonl, read_python_packages, read_text
+from cosmati.corpora.python_rows import read_python_packages
+from cosmati.data.ingest import Rows, class_by_field, read_image_folder, read_jsonl, read_text
 from cosmati.data.opened import CacheOptions, open_sources
 from cosmati.data.order.quality import shuffle_quality, simulate_cache
 from cosmati.data.packing import Packing, pack_rows
