@@ -13,8 +13,6 @@ from cosmati.errors import CheckpointError
 from cosmati.storage.merkle import MerkleTree, leaf_hash
 
 CHUNK_BYTES = 1 << 20
-_TENSOR = "tensor"
-_FACT = "fact"
 
 
 def optimizer_tensors(

@@ -277,11 +277,6 @@ class StreamingDataset(Dataset[dict[str, Any]]):
         shard = source.index.shard(int(places.shards[place])).raw.basename
         return f"{source.url}/{shard}, row {places.rows[place]}"
 
-    def prefetch(self, places: Places) -> None:
-        """Bring the shards of some rows into the cache."""
-        for source, shard in sorted(set(zip(places.sources.tolist(), places.shards.tolist(), strict=True))):
-            self.sources[source].fetch(shard)
-
 
 @dataclass(frozen=True, slots=True)
 class Places:

@@ -46,13 +46,12 @@ class WalFrame:
 
 @dataclass(frozen=True, slots=True)
 class WalContent:
-    """The head at a log's start, its header's bytes and mac, its whole frames, the number of torn bytes."""
+    """The head at a log's start, its header's bytes and mac, its whole frames."""
 
     head: TreeHead
     body: bytes
     mac: bytes
     frames: tuple[WalFrame, ...]
-    num_torn_bytes: int
 
     @property
     def entries(self) -> dict[int, bytes]:
@@ -101,7 +100,7 @@ def _read_frame(data: bytes, position: int) -> tuple[WalFrame, int] | None:
 
 
 def read_wal(directory: Path) -> WalContent:
-    """Read the write-ahead log; torn bytes at its end are counted and left alone.
+    """Read the write-ahead log; torn bytes at its end are left alone.
 
     Raises:
         TamperError: it is missing, or damaged where no crash can damage it.
@@ -130,7 +129,7 @@ def read_wal(directory: Path) -> WalContent:
             raise TamperError(f"{path} is damaged at byte {position}, before a whole frame at {later}. Restore it.")
         later = data.find(_FRAME_MAGIC, later + 1)
     body, mac = data[: _HEADER.size], data[_HEADER.size : _HEADER.size + _MAC_SIZE]
-    return WalContent(TreeHead(base, root), body, mac, tuple(frames), len(data) - position)
+    return WalContent(TreeHead(base, root), body, mac, tuple(frames))
 
 
 class Wal:

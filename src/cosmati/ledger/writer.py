@@ -118,11 +118,6 @@ class LedgerWriter:
         with self._changed:
             return self._history.size
 
-    @property
-    def root_hash(self) -> bytes:
-        """Root of the tree of all entries appended so far; flushes them."""
-        return self._call(self._files.frontier.root)
-
     def next_attempt(self) -> int:
         """Return the attempt number of a resume."""
         return self._history.attempt + 1

@@ -164,30 +164,6 @@ def compile_policy(
     )
 
 
-def meet(route: Route, other: Route) -> Route:
-    """Return the elementwise minimum: the route of a row with two parents. It amplifies only where both do.
-
-    Raises:
-        PolicyError: the routes are for different numbers of regions.
-    """
-    if len(route) != len(other):
-        msg = f"Routes over {len(route)} and {len(other)} regions have no meet. Use one policy's routes."
-        raise PolicyError(msg)
-    return tuple(map(min, route, other))
-
-
-def effective_weight(method_product: float, policy_weight: float) -> float:
-    """Return `clamp(method_product * policy_weight, 0, policy_weight)`: methods lower, never lift.
-
-    Raises:
-        PolicyError: one of them isn't a number, or the policy's weight is negative or infinite.
-    """
-    if math.isnan(method_product) or not 0 <= policy_weight < math.inf:
-        msg = f"Weights {method_product} (methods), {policy_weight} (policy) have no product: use finite ones"
-        raise PolicyError(msg)
-    return policy_weight * min(max(method_product, 0.0), 1.0)
-
-
 def resolve_time(text: str, *, num_steps: int, steps_per_epoch: int | None = None) -> int:
     """Return the step at which a span from the start of the run ends, fractions of a step rounded down.
 

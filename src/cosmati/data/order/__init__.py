@@ -10,7 +10,7 @@ quality.py       how well an order shuffles, and what its caches would download
 
 from cosmati.data.order.interleave import Interleave, Phase, PhasedInterleave
 from cosmati.data.order.mixture import Group, Mixture
-from cosmati.data.order.permutation import permute, unpermute
+from cosmati.data.order.permutation import permute
 from cosmati.data.order.plan import RoutePlan, Rows, Tail
 from cosmati.data.order.quality import CacheUse, ShuffleQuality, shuffle_quality, simulate_cache
 from cosmati.data.order.shards import ShardOrder
@@ -30,5 +30,4 @@ __all__ = [
     "permute",
     "shuffle_quality",
     "simulate_cache",
-    "unpermute",
 ]

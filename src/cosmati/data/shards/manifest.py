@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from datetime import date
 from pathlib import Path
 from typing import Literal
 
@@ -62,10 +61,6 @@ class SourceFacts(_Model):
     annotators: tuple[str, ...] = ()
     custody: tuple[Custody, ...] = ()
     notes: str = ""
-
-    def is_valid_on(self, day: date) -> bool:
-        """Say whether the licence holds on a day."""
-        return not self.licence_valid_until or day <= date.fromisoformat(self.licence_valid_until)
 
 
 class ShardDigest(_Model):

@@ -11,7 +11,7 @@ from cosmati.data.shards.cache import ShardCache, ShardFiles
 from cosmati.data.shards.index import ShardInfo, parse_index
 from cosmati.data.shards.manifest import MANIFEST_FILE, SALT_FILE, ShardDigest, SourceManifest, row_leaf
 from cosmati.data.shards.mds import MdsShard
-from cosmati.data.shards.remote import Remote, local_path
+from cosmati.data.shards.remote import Remote
 from cosmati.errors import DataError
 from cosmati.storage.merkle import MerkleTree
 
@@ -125,8 +125,3 @@ def source_urls(url: str) -> list[str]:
         return [url]
     entries = json.loads(remote.read("sources.json", max_bytes=1 << 26))["sources"]
     return [f"{url.rstrip('/')}/{entry['path']}" for entry in entries]
-
-
-def is_local(url: str) -> bool:
-    """Say whether a URL is a path on this machine."""
-    return local_path(url) is not None
