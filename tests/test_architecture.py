@@ -144,6 +144,43 @@ def test_records_storage_provenance_and_ledger_load_without_torch() -> None:
     assert (result.stdout.strip(), result.stderr) == ("False", "")
 
 
+def defined_names(source: str) -> set[str]:
+    """Public classes and type aliases that a module defines; type variables are each module's own."""
+    names = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+        elif isinstance(node, ast.Assign) and not (
+            isinstance(node.value, ast.Call) and "Var" in ast.dump(node.value.func)
+        ):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return {name for name in names if name[0].isupper() and not name.isupper()}
+
+
+def defined_twice(modules: dict[str, str]) -> dict[str, list[str]]:
+    """Names that several modules define, with the modules."""
+    homes: dict[str, list[str]] = {}
+    for module, source in modules.items():
+        for name in defined_names(source):
+            homes.setdefault(name, []).append(module)
+    return {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def test_a_name_means_one_thing() -> None:
+    source = ROOT / "src" / "cosmati"
+    modules = {str(path.relative_to(source)): path.read_text("utf-8") for path in sorted(source.rglob("*.py"))}
+    assert len(modules) > 100
+    assert defined_twice(modules) == {}
+    wrong = {
+        "a.py": "class Row: ...\nKind = int\nT = TypeVar('T')\nSIZE = 1",
+        "b.py": "Row = dict\nKind: TypeAlias = str\nT = TypeVar('T')\nSIZE = 2",
+        "c.py": "def f():\n    class Row: ...\nclass _Row: ...",
+    }
+    assert defined_twice(wrong) == {"Row": ["a.py", "b.py"], "Kind": ["a.py", "b.py"]}
+
+
 def test_sizes_are_within_their_limits(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(ROOT)
     assert code == 0, capsys.readouterr().out
