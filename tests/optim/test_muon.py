@@ -1,4 +1,4 @@
-"""Muon's step against the singular value decomposition in float64, and torch's own Muon."""
+"""Muon against the singular value decomposition in float64, and torch's own Muon."""
 
 from __future__ import annotations
 
