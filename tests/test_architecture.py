@@ -144,6 +144,24 @@ def test_records_storage_provenance_and_ledger_load_without_torch() -> None:
     assert (result.stdout.strip(), result.stderr) == ("False", "")
 
 
+def imported_modules(source: str) -> set[str]:
+    """Modules that a file imports by their whole names."""
+    modules = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add(node.module or "")
+    return modules
+
+
+@pytest.mark.parametrize(("module", "home"), [("fcntl", "storage/lock.py"), ("rich.progress", "progress.py")])
+def test_there_is_one_lock_and_one_progress_display(module: str, home: str) -> None:
+    source = ROOT / "src" / "cosmati"
+    homes = [p for p in sorted(source.rglob("*.py")) if module in imported_modules(p.read_text("utf-8"))]
+    assert [str(path.relative_to(source)) for path in homes] == [home]
+
+
 def defined_names(source: str) -> set[str]:
     """Public classes and type aliases that a module defines; type variables are each module's own."""
     names = set()

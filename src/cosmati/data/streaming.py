@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 from cosmati.core.batch import TOMBSTONE, Batch, Data, Lineage, bury
 from cosmati.core.rng import position_key
 from cosmati.data.opened import CacheOptions, OpenedSource, open_sources
-from cosmati.data.order.interleave import WeightedSpan
+from cosmati.data.order.interleave import Stretch
 from cosmati.data.order.mixture import Group, Mixture, whole_weights
 from cosmati.data.order.shards import ShardOrder
 from cosmati.data.rows import RowBatch, concatenate, tensors_of
@@ -316,7 +316,7 @@ def tensors_with_lineage(batch: RowBatch, columns: Sequence[str] | None, transfo
 
 def _phases(
     curriculum: Sequence[Span] | None, groups: Sequence[Group], classes: Sequence[str]
-) -> tuple[WeightedSpan, ...] | None:
+) -> tuple[Stretch, ...] | None:
     """Share each class's part of a span among its sources, by rows."""
     if curriculum is None:
         return None
@@ -328,7 +328,7 @@ def _phases(
         of_class = [Fraction(span.shares.get(name, 0)).limit_denominator(1000) for name in classes]
         rows = [sum(group.rows for group in groups if group.class_id == class_id) for class_id in range(len(classes))]
         shares = [of_class[g.class_id] * Fraction(g.rows, max(1, rows[g.class_id])) for g in groups]
-        phases.append(WeightedSpan(span.stop_rows, whole_weights(shares)))
+        phases.append(Stretch(span.stop_rows, whole_weights(shares)))
     return tuple(phases)
 
 

@@ -17,6 +17,7 @@ from cosmati.errors import DivergenceError, RunError
 from cosmati.progress import ProgressDisplay
 from cosmati.records.encoding import decode_record, encode_record
 from cosmati.records.study import ArmRecord, ChecklistItem, EvaluationPoint, StudyRecord, StudyRun
+from cosmati.storage.atomic import replace_file
 from cosmati.train.observers import Observer
 from cosmati.train.session import RunResult
 
@@ -161,7 +162,7 @@ def run_study(
         command=command,
         notes=study.notes,
     )
-    (folder / STUDY_FILE).write_text(record.to_json())
+    replace_file(folder / STUDY_FILE, record.to_json().encode())
     return record
 
 
@@ -175,7 +176,7 @@ def _finished(path: Path, study: Study, hardware: str) -> dict[tuple[str, float,
         return {}
     whole, newline, torn = path.read_text().rpartition("\n")
     if torn:
-        path.write_text(whole + newline)
+        replace_file(path, (whole + newline).encode())
     lines = [decode_record(_Line, text, version=_LINE_VERSION) for text in whole.splitlines()]
     wanted = {name: _digest(arm, hardware) for name, arm in study.arms.items()}
     return {

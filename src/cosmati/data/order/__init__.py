@@ -8,7 +8,7 @@ plan.py          step and microbatch -> rows: route-pure, tails
 quality.py       how well an order shuffles, and what its caches would download
 """
 
-from cosmati.data.order.interleave import Interleave, PhasedInterleave, WeightedSpan
+from cosmati.data.order.interleave import Interleave, PhasedInterleave, Stretch
 from cosmati.data.order.mixture import Group, Mixture
 from cosmati.data.order.permutation import permute
 from cosmati.data.order.plan import PlannedRows, RoutePlan, Tail
@@ -25,8 +25,8 @@ __all__ = [
     "RoutePlan",
     "ShardOrder",
     "ShuffleQuality",
+    "Stretch",
     "Tail",
-    "WeightedSpan",
     "permute",
     "shuffle_quality",
     "simulate_cache",

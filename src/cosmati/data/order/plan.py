@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from cosmati.core.batch import TOMBSTONE
-from cosmati.data.order.interleave import Interleave, Ints, PhasedInterleave, WeightedSpan
+from cosmati.data.order.interleave import Interleave, Ints, PhasedInterleave, Stretch
 from cosmati.data.order.mixture import Group, Mixture, whole_weights
 from cosmati.errors import DataError
 
@@ -74,7 +74,7 @@ class RoutePlan:
         num_microbatches: int,
         route_pure: bool,
         tail: Tail = "carry",
-        phases: Sequence[WeightedSpan] | None = None,
+        phases: Sequence[Stretch] | None = None,
     ) -> None:
         if rows < 1 or num_microbatches < 1 or tail not in get_args(Tail):
             msg = (
@@ -92,9 +92,7 @@ class RoutePlan:
             own = [i for i, g in enumerate(groups) if key in (None, (g.class_id, g.band))]
             class_id = None if key is None else key[0]
             inner = (
-                [WeightedSpan(p.stop, tuple(p.weights[i] for i in own)) for p in phases]
-                if phases and key is None
-                else None
+                [Stretch(p.stop, tuple(p.weights[i] for i in own)) for p in phases] if phases and key is None else None
             )
             self._streams.append(_Stream(class_id, np.asarray(own), Mixture([groups[i] for i in own], inner)))
         if not self._streams:
@@ -119,12 +117,12 @@ class RoutePlan:
         self._num_units = sum(units)
         self._units = Interleave(units)
 
-    def _unit_phases(self, visits: Sequence[Fraction], phases: Sequence[WeightedSpan] | None) -> list[WeightedSpan]:
+    def _unit_phases(self, visits: Sequence[Fraction], phases: Sequence[Stretch] | None) -> list[Stretch]:
         """Return the streams' weights by span of units; a span ends with the unit that its last row is in."""
         if phases is None or len(self._streams) == 1:
-            return [WeightedSpan(None, whole_weights(visits))]
+            return [Stretch(None, whole_weights(visits))]
         return [
-            WeightedSpan(
+            Stretch(
                 None if phase.stop is None else -(-phase.stop // self.rows),
                 tuple(sum(phase.weights[i] for i in stream.sources.tolist()) for stream in self._streams),
             )
