@@ -31,12 +31,15 @@ def house_with(folder: Path, wrong: dict[str, str]) -> Path:
     rooms = [
         "cli",
         "core",
+        "corpora",
+        "data",
         "explorer",
         "ledger",
         "methods",
         "provenance",
         "records",
         "routing",
+        "storage",
         "study",
         "train",
     ]
@@ -65,6 +68,7 @@ CONTROLS = {
         {"core/up.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import cosmati.train\n"},
         "Imports go down",
     ),
+    "corpora in the engine of data": ({"data/leak.py": "import cosmati.corpora\n"}, "Imports go down"),
     "a room without a place": ({"misc/__init__.py": ""}, "Imports go down"),
     "siblings": (
         {"methods/one.py": "", "methods/two.py": "import cosmati.methods.one\n"},
@@ -79,6 +83,11 @@ CONTROLS = {
         "the list of all methods",
     ),
     "torch below core": ({"ledger/leak.py": "import torch\n"}, "need no torch"),
+    "the ledger in data": ({"data/leak.py": "import cosmati.ledger\n"}, "Data know no ledger"),
+    "the ledger in data, by way of core": (
+        {"data/leak.py": "import cosmati.core.up\n", "core/up.py": "import cosmati.ledger\n"},
+        "Data know no ledger",
+    ),
     "the loop in the explorer": ({"explorer/leak.py": "import cosmati.train\n"}, "never the loop"),
 }
 
@@ -109,19 +118,20 @@ def imported_packages(source: str) -> set[str]:
     return packages
 
 
-def foreign_to_records(source: str) -> set[str]:
+def foreign(source: str) -> set[str]:
     return imported_packages(source) - sys.stdlib_module_names - {"cosmati"}
 
 
-def test_records_need_only_the_standard_library() -> None:
-    files = list((ROOT / "src" / "cosmati" / "records").glob("*.py"))
+@pytest.mark.parametrize("room", ["records", "storage"])
+def test_records_and_storage_need_only_the_standard_library(room: str) -> None:
+    files = list((ROOT / "src" / "cosmati" / room).glob("*.py"))
     assert len(files) > 1
-    assert {file.name: found for file in files if (found := foreign_to_records(file.read_text("utf-8")))} == {}
-    assert foreign_to_records("import json\ndef f():\n    from numpy.linalg import norm\n") == {"numpy"}
+    assert {file.name: found for file in files if (found := foreign(file.read_text("utf-8")))} == {}
+    assert foreign("import json\ndef f():\n    from numpy.linalg import norm\n") == {"numpy"}
 
 
-def test_records_provenance_and_ledger_load_without_torch() -> None:
-    rooms = ["records", "provenance", "ledger"]
+def test_records_storage_provenance_and_ledger_load_without_torch() -> None:
+    rooms = ["records", "storage", "provenance", "ledger"]
     source = ROOT / "src"
     modules = [
         ".".join(path.relative_to(source).with_suffix("").parts)
@@ -132,6 +142,61 @@ def test_records_provenance_and_ledger_load_without_torch() -> None:
     code = f"import sys, {', '.join(modules)}\nprint('torch' in sys.modules)"
     result = python(code, folder=ROOT, source=source)
     assert (result.stdout.strip(), result.stderr) == ("False", "")
+
+
+def imported_modules(source: str) -> set[str]:
+    """Modules that a file imports by their whole names."""
+    modules = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add(node.module or "")
+    return modules
+
+
+@pytest.mark.parametrize(("module", "home"), [("fcntl", "storage/lock.py"), ("rich.progress", "progress.py")])
+def test_there_is_one_lock_and_one_progress_display(module: str, home: str) -> None:
+    source = ROOT / "src" / "cosmati"
+    homes = [p for p in sorted(source.rglob("*.py")) if module in imported_modules(p.read_text("utf-8"))]
+    assert [str(path.relative_to(source)) for path in homes] == [home]
+
+
+def defined_names(source: str) -> set[str]:
+    """Public classes and type aliases that a module defines; type variables are each module's own."""
+    names = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+        elif isinstance(node, ast.Assign) and not (
+            isinstance(node.value, ast.Call) and "Var" in ast.dump(node.value.func)
+        ):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return {name for name in names if name[0].isupper() and not name.isupper()}
+
+
+def defined_twice(modules: dict[str, str]) -> dict[str, list[str]]:
+    """Names that several modules define, with the modules."""
+    homes: dict[str, list[str]] = {}
+    for module, source in modules.items():
+        for name in defined_names(source):
+            homes.setdefault(name, []).append(module)
+    return {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def test_a_name_means_one_thing() -> None:
+    source = ROOT / "src" / "cosmati"
+    modules = {str(path.relative_to(source)): path.read_text("utf-8") for path in sorted(source.rglob("*.py"))}
+    assert len(modules) > 100
+    assert defined_twice(modules) == {}
+    wrong = {
+        "a.py": "class Row: ...\nKind = int\nT = TypeVar('T')\nSIZE = 1",
+        "b.py": "Row = dict\nKind: TypeAlias = str\nT = TypeVar('T')\nSIZE = 2",
+        "c.py": "def f():\n    class Row: ...\nclass _Row: ...",
+    }
+    assert defined_twice(wrong) == {"Row": ["a.py", "b.py"], "Kind": ["a.py", "b.py"]}
 
 
 def test_sizes_are_within_their_limits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cosmati.optim.muon import Muon
+from cosmati.optim.muon import OrthogonalizedMomentum
 from cosmati.optim.sharing import Job, Sharing, assign_owners
 from cosmati.optim.soap import EigenbasisAdam
 
@@ -73,7 +73,11 @@ def test_everyone_gets_every_result_and_each_runs_once(world: int, sizes: list[t
 
 
 @pytest.mark.parametrize(
-    "kind", [lambda p: Muon(p, lr=0.1, weight_decay=0.1), lambda p: EigenbasisAdam(p, lr=0.1, precondition_frequency=2)]
+    "kind",
+    [
+        lambda p: OrthogonalizedMomentum(p, lr=0.1, weight_decay=0.1),
+        lambda p: EigenbasisAdam(p, lr=0.1, precondition_frequency=2),
+    ],
 )
 def test_shared_steps_have_the_bits_of_one_rank(kind: Any) -> None:
     shapes = [(4, 6), (8, 3), (5, 5), (4, 6), (2, 3, 3)]

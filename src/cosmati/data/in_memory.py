@@ -21,7 +21,7 @@ from cosmati.core.batch import TOMBSTONE, Batch, Data, Lineage, bury, count_rows
 from cosmati.core.rng import keyed_permutation, position_key
 from cosmati.errors import DataError
 
-Tail = Literal["drop", "pad"]
+InMemoryTail = Literal["drop", "pad"]
 Pieces = list[tuple[int | None, NDArray[np.int64]]]
 """Microbatches of an epoch: class (None where mixed) and indices of rows, `TOMBSTONE` where padded."""
 
@@ -50,7 +50,7 @@ class InMemory:
     class_names: tuple[str, ...] = ("all",)
     row_ids: Tensor | None = None
     row_digests: Tensor | None = None
-    tail: Tail = "drop"
+    tail: InMemoryTail = "drop"
     lineage: Lineage = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

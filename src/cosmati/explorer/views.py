@@ -47,7 +47,7 @@ from cosmati.study.comparison import (
 from cosmati.study.curves import Axis, available_axes, tradeoff_curve
 
 NUM_LEVELS = 31
-Row = tuple[str, ...]
+TableRow = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Level:
 
     quality: float
     text: str
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class StudyView:
     axes: tuple[tuple[Axis, str], ...]
     levels: dict[Axis, tuple[Level, ...]]
     start: dict[Axis, int]
-    points: tuple[Row, ...]
-    comparisons: tuple[Row, ...]
+    points: tuple[TableRow, ...]
+    comparisons: tuple[TableRow, ...]
     interactions: tuple[str, ...]
-    parts: tuple[Row, ...]
+    parts: tuple[TableRow, ...]
 
 
 def levels_of(study: StudyRecord, axis: Axis) -> tuple[tuple[Level, ...], int]:
@@ -106,7 +106,7 @@ def levels_of(study: StudyRecord, axis: Axis) -> tuple[tuple[Level, ...], int]:
     return tuple(levels), start
 
 
-def _speed_up_row(arm: str, found: SpeedUp | NotReached, axis: Axis) -> Row:
+def _speed_up_row(arm: str, found: SpeedUp | NotReached, axis: Axis) -> TableRow:
     if isinstance(found, NotReached):
         return arm, "not reached", "—", found.reason
     mark = "≤ " if found.is_at_least else ""
@@ -133,8 +133,8 @@ def study_view(study: StudyRecord, anchor: str) -> StudyView:
     )
 
 
-def _point_rows(study: StudyRecord, arm: str) -> list[Row]:
-    rows: list[Row] = []
+def _point_rows(study: StudyRecord, arm: str) -> list[TableRow]:
+    rows: list[TableRow] = []
     for point in tradeoff_curve(study, arm).points:
         quality = point.quality
         budget, time = f"{point.budget:g}", amount(point.position.value, "seconds")
@@ -143,7 +143,7 @@ def _point_rows(study: StudyRecord, arm: str) -> list[Row]:
     return rows
 
 
-def _comparison_row(study: StudyRecord, arm: str) -> Row:
+def _comparison_row(study: StudyRecord, arm: str) -> TableRow:
     crossed = ", ".join(amount(at, "seconds") for at in crossings(study, arm)) or "none"
     at_time = estimate_text(difference_at_equal(study, arm))
     at_steps = estimate_text(difference_at_equal(study, arm, axis="step"))
@@ -165,10 +165,10 @@ def _interaction_text(study: StudyRecord, arm: str) -> str | None:
     return f"{arm} has {estimate_text(found)} times {product}: {word}."
 
 
-def _part_rows(study: StudyRecord, arm: str) -> list[Row]:
+def _part_rows(study: StudyRecord, arm: str) -> list[TableRow]:
     parts = mean_seconds_by_part(study, arm)
     total = sum(parts.values())
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for name, seconds in parts.items():
         most = f"{number(total / (total - seconds))}×" if seconds < total else "—"
         rows.append((arm, name, amount(seconds, "seconds"), f"{100 * seconds / total:.1f} %" if total else "—", most))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.details import decode_details
+from cosmati.ledger.note import TreeHead
 from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_key
-from cosmati.ledger.tree import TreeHead
 from cosmati.ledger.verify import LEVEL_0
 from cosmati.records.ledger import MicrobatchCell, StepEntry
 

@@ -57,12 +57,12 @@ class GroupNormInAutocast(nn.GroupNorm):
             return F.group_norm(input.to(dtype), self.num_groups, weight, bias, self.eps)
 
 
-Precision = str | torch.dtype | None
+NormPrecision = str | torch.dtype | None
 
 
 def apply_low_precision_layernorm(
     model: nn.Module,
-    precision: Precision = None,
+    precision: NormPrecision = None,
     optimizers: Optimizers = None,  # noqa: ARG001
 ) -> nn.Module:
     """Let every `nn.LayerNorm` compute in the precision of autocast, in place.
@@ -89,7 +89,7 @@ def apply_low_precision_layernorm(
 
 def apply_low_precision_groupnorm(
     model: nn.Module,
-    precision: Precision = None,
+    precision: NormPrecision = None,
     optimizers: Optimizers = None,  # noqa: ARG001
 ) -> nn.Module:
     """Let every `nn.GroupNorm` compute in the precision of autocast, in place.
@@ -128,7 +128,7 @@ class LowPrecisionGroupNorm(Method):
 
 
 def _apply(
-    model: nn.Module, native: type[nn.Module], own: type[nn.Module], method: str, precision: Precision
+    model: nn.Module, native: type[nn.Module], own: type[nn.Module], method: str, precision: NormPrecision
 ) -> nn.Module:
     why = f"{type(model).__name__} has no {native.__name__}"
     found = False

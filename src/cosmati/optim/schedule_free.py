@@ -11,9 +11,8 @@ from torch import Tensor
 
 from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Named, Optimizer, parameter_groups
-from cosmati.optim.stepping import GroupedOptimizer, Params, check_options
+from cosmati.optim.stepping import Betas, GroupedOptimizer, Params, check_options
 
-Betas = tuple[float, float]
 _NUMBERS = ("step", "weight_sum", "lr_max")
 """On CPU, where reading them waits for no accelerator."""
 

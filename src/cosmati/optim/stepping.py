@@ -13,6 +13,7 @@ from cosmati.errors import PlanError
 from cosmati.optim.sharing import Sharing
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
+Betas = tuple[float, float]
 
 
 class GroupedOptimizer(torch.optim.Optimizer):

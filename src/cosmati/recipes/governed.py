@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from cosmati.data.python_library import PythonLibrary
+from cosmati.corpora.python_library import PythonLibrary
 from cosmati.errors import RunError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import contributions, direct_write_exclusion

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from cosmati.core.state import parameter_root
 from cosmati.errors import CheckpointError
+from cosmati.storage.atomic import publish, sync
 
 _DTYPES = {
     "F64": torch.float64,
@@ -103,7 +103,8 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         (draft / "state.json").write_text(json.dumps({"step": checkpoint.step, **checkpoint.facts}))
         digests = _digests(draft)
         (draft / "digests.json").write_text(json.dumps(digests, indent=1))
-        _sync_tree(draft)
+        for path in (*draft.rglob("*"), draft):
+            sync(path)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         msg = (
@@ -118,8 +119,7 @@ def publish_checkpoint(draft: Path, *, keep: int) -> Path:
     """Give a written checkpoint its name, atomically, and remove all but the newest `keep`."""
     target = draft.with_name(draft.name.replace(".draft-", "step-"))
     shutil.rmtree(target, ignore_errors=True)
-    draft.rename(target)
-    _sync(target.parent)
+    publish(draft, target)
     for old in list_checkpoints(target.parent)[keep:]:
         shutil.rmtree(old)
     return target
@@ -182,16 +182,3 @@ def _single_process() -> Iterator[None]:
 def _digests(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "digests.json")
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

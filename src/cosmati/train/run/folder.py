@@ -9,9 +9,7 @@ private/            the operator's key and the rows' salt: never part of what is
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -20,6 +18,8 @@ from cosmati.core.clock import Clock
 from cosmati.core.plan import Plan, describe
 from cosmati.errors import RunError
 from cosmati.records.run import GuaranteeRecord, PlanLine, RunRecord
+from cosmati.storage.atomic import replace_file
+from cosmati.storage.lock import FileLock
 from cosmati.train.facts import RunFacts
 from cosmati.train.run.result import RunResult
 
@@ -31,7 +31,7 @@ class RunFolder:
         RunError: another process has it open, or it can't be written.
     """
 
-    def __init__(self, path: Path, facts: RunFacts, lock: int) -> None:
+    def __init__(self, path: Path, facts: RunFacts, lock: FileLock) -> None:
         self.path = path
         self._facts = facts
         self._lock = lock
@@ -45,15 +45,12 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / "checkpoints").mkdir(exist_ok=True)
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            lock = FileLock(path / "lock")
+        except BlockingIOError as error:
+            msg = f"Another process is training in {path}. Wait for it, stop it, or give this run a folder of its own."
+            raise RunError(msg) from error
         except OSError as error:
             msg = f"The run folder {path} can't be written: {error}. Give another one."
-            raise RunError(msg) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            msg = f"Another process is training in {path}. Wait for it, stop it, or give this run a folder of its own."
             raise RunError(msg) from error
         folder = cls(path, facts, lock)
         try:
@@ -80,17 +77,14 @@ class RunFolder:
 
     def unlock(self) -> None:
         """Let another process have the folder."""
-        os.close(self._lock)
+        self._lock.release()
 
     def write(self, outcome: str, plan: Plan, clock: Clock, result: RunResult | None) -> None:
         """Write `run.json`, atomically."""
         record = self._record(outcome, plan, clock, result)
-        draft = self.path / ".run.json"
         try:
-            draft.write_text(record.to_json())
-            draft.replace(self.path / "run.json")
+            replace_file(self.path / "run.json", record.to_json().encode())
         except OSError as error:
-            draft.unlink(missing_ok=True)
             msg = f"{self.path}/run.json can't be written: {error}. Free space, and start the run again: it goes on."
             raise RunError(msg) from error
 

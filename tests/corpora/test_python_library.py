@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cosmati.data.python_library import ByteRows, PythonLibrary, _level, load_python_library
+from cosmati.corpora.python_library import ByteRows, PythonLibrary, _level, load_python_library
 from cosmati.errors import DataError
 from cosmati.provenance.taxonomy import software_licences
 

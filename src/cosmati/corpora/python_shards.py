@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cosmati.data.python_library import PythonLibrary
+from cosmati.corpora.python_library import PythonLibrary
 from cosmati.data.shards.manifest import SourceFacts
 from cosmati.data.shards.writer import write_dataset
 

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmati.data.python_packages import Package, SourceFile, find_packages
+from cosmati.corpora.python_packages import Package, SourceFile, find_packages
 from cosmati.errors import DataError
 from cosmati.provenance.licences import LicenceFinding
 from cosmati.provenance.taxonomy import software_licences

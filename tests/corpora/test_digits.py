@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cosmati.data.digits import PIXEL_MEAN, PIXEL_STD, load_digits_images
+from cosmati.corpora.digits import PIXEL_MEAN, PIXEL_STD, load_digits_images
 from cosmati.errors import DataError, MissingExtraError
 
 datasets = pytest.importorskip("sklearn.datasets")

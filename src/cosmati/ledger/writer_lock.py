@@ -1,49 +1,14 @@
-"""Writes that survive a crash, and the lock that keeps a ledger to one writer."""
+"""The lock that keeps a ledger to one writer."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import secrets
 from pathlib import Path
 
 from cosmati.errors import LedgerError
-
-TEMPORARY = ".tmp"
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of the bytes at the file's position."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def sync_data(descriptor: int) -> None:
-    """Wait until a file's bytes are on disk, and of its facts those that reading needs."""
-    getattr(os, "fdatasync", os.fsync)(descriptor)  # not every Unix has fdatasync
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Put a whole file in place: temporary file, fsync, rename. The directory is yours to sync."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        write_all(descriptor, data)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    temporary.replace(path)
+from cosmati.storage.atomic import replace_file
+from cosmati.storage.lock import FileLock
 
 
 class WriterLock:
@@ -57,22 +22,17 @@ class WriterLock:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "lock"
         self._epoch_path = directory / "epoch"
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._descriptor)
+            self._lock = FileLock(directory / "lock")
+        except BlockingIOError as error:
             raise LedgerError(
-                f"The ledger {directory} has a writer already: {self._path} is locked. Wait until that "
-                "run ends, or "
-                "stop it; don't delete the lock."
+                f"The ledger {directory} has a writer already: {directory / 'lock'} is locked. Wait until that "
+                "run ends, or stop it; don't delete the lock."
             ) from error
         try:
             self._token = f"{self._last_epoch() + 1} {secrets.token_hex(8)}\n"
             replace_file(self._epoch_path, self._token.encode())
-            sync_directory(directory)
         except OSError:
             self.release()
             raise
@@ -100,6 +60,4 @@ class WriterLock:
 
     def release(self) -> None:
         """Give the lock back; a second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._lock.release()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cosmati.data.ingest import read_python_packages
-from cosmati.data.python_packages import find_packages
+from cosmati.corpora.python_packages import find_packages
+from cosmati.corpora.python_rows import read_python_packages
 from cosmati.errors import DataError
-from tests.data.test_python_library import code, install
+from tests.corpora.test_python_library import code, install
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from cosmati.corpora.python_packages import Package, SourceFile, find_packages
 from cosmati.data.ingest.rows import ORIGIN_COLUMNS, OnError, Reading, Row, Rows
-from cosmati.data.python_packages import Package, SourceFile, find_packages
 
 _COLUMNS = {"content": "bytes", "package": "str", "version": "str", "licence": "str"} | dict(ORIGIN_COLUMNS)
 

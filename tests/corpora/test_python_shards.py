@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmati.data.python_library import load_python_library
-from cosmati.data.python_shards import user_cache, write_python_shards
+from cosmati.corpora.python_library import load_python_library
+from cosmati.corpora.python_shards import user_cache, write_python_shards
 from cosmati.data.streaming import StreamingDataset
 
 
