@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from cosmati import methods as m
 from cosmati.core.loss import Classification, LanguageModel
 from cosmati.core.method import Method
-from cosmati.core.surgery import replace_modules
 from cosmati.data.in_memory import InMemory
+from cosmati.methods.building_blocks.surgery import replace_modules
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.models.resnet import ResNet, ResNetConfig
 from cosmati.optim import AdamW, Cosine

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, InputKind, iterate_tensors, map_tensors
 from cosmati.core.method import Method, Position, Stage
-from cosmati.core.surgery import Optimizers, replace_in_groups
 from cosmati.errors import BatchError, PlanError
+from cosmati.methods.building_blocks.surgery import Optimizers, replace_in_groups
 
 _ADDITIVE = ("eager", "sdpa")
 """Hugging Face's attention implementations that take a bias."""

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 from cosmati.core.method import Method, Stage
-from cosmati.core.surgery import Optimizers, replace_modules
 from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.surgery import Optimizers, replace_modules
 
 Size = int | tuple[int, int]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
