@@ -70,7 +70,7 @@ class Case:
         return self.language if is_text else self.vision
 
 
-CASES = (
+_CASES = (
     Case(
         m.Alibi(max_sequence_length=15, train_sequence_length_scaling=0.2),
         None,
@@ -142,6 +142,7 @@ CASES = (
     ),
     Case(m.WeightStandardization(), None, language="nothing to change"),
 )
+CASES = tuple(sorted(_CASES, key=lambda case: str(case).casefold()))
 
 
 @cache

@@ -16,6 +16,8 @@ from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
 from cosmati.methods.building_blocks.surgery import Optimizers, replace_in_groups
 
+__all__ = ["Alibi", "apply_alibi"]
+
 _ADDITIVE = ("eager", "sdpa")
 """Hugging Face's attention implementations that take a bias."""
 

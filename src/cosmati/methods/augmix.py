@@ -27,6 +27,8 @@ from cosmati.methods.building_blocks.mixing import NUM_GAMMA_DRAWS, log_gamma_of
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+__all__ = ["AugMix", "augmix_image"]
+
 AnyImage = TypeVar("AnyImage", bound="Tensor | Image")
 
 _MAX_RANDOM_DEPTH = 3

@@ -16,6 +16,8 @@ from cosmati.core.method import Method, Stage
 from cosmati.errors import PlanError
 from cosmati.methods.building_blocks.surgery import Optimizers, replace_modules
 
+__all__ = ["BlurConv2d", "BlurMaxPool2d", "BlurPool", "BlurPool2d", "apply_blurpool"]
+
 Size = int | tuple[int, int]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 

@@ -16,6 +16,8 @@ from cosmati.methods.building_blocks.image_operations import as_batch
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+__all__ = ["CutOut", "cutout_batch"]
+
 AnyImage = TypeVar("AnyImage", bound="Tensor | Image")
 
 _IMAGE_DIMENSIONS = (3, 4)

@@ -23,6 +23,8 @@ from cosmati.methods.building_blocks.averaging import (
     steps_of,
 )
 
+__all__ = ["EMA", "compute_ema"]
+
 
 def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99) -> None:
     """Bring the weights of `ema_model` closer to those of `model`, in place.

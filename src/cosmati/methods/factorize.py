@@ -15,6 +15,8 @@ from cosmati.core.method import Method, Stage
 from cosmati.errors import PlanError
 from cosmati.methods.building_blocks.surgery import Optimizers, replace_in_groups, replace_modules, shared_parameters
 
+__all__ = ["Factorize", "FactorizedConv2d", "FactorizedLinear", "apply_factorization"]
+
 
 class FactorizedLinear(nn.Module):
     """Two linear layers in the place of one: `in_features` to `latent_features` to `out_features`.

@@ -16,6 +16,8 @@ from cosmati.core.rng import position_generator
 from cosmati.errors import PlanError
 from cosmati.methods.building_blocks.surgery import Optimizers, join_groups
 
+__all__ = ["GatedFeedForward", "GatedLinearUnits", "apply_gated_linear_units"]
+
 Activation = Callable[[Tensor], Tensor]
 
 _GATED_ALREADY = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "GemmaMLP", "Phi3MLP")

@@ -16,6 +16,8 @@ from cosmati.core.rng import position_generator
 from cosmati.errors import PlanError
 from cosmati.methods.building_blocks.surgery import Optimizers
 
+__all__ = ["GyroDropout", "GyroDropoutLayer", "apply_gyro_dropout"]
+
 _STREAM = "gyro_dropout"
 
 

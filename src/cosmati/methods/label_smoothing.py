@@ -13,6 +13,8 @@ from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
 from cosmati.methods.building_blocks.mixing import known_classes
 
+__all__ = ["LabelSmoothing", "smooth_labels"]
+
 _IGNORE_INDEX = -100
 
 

@@ -15,6 +15,15 @@ from cosmati.core.method import Method, Stage
 from cosmati.errors import PlanError
 from cosmati.methods.building_blocks.surgery import Optimizers
 
+__all__ = [
+    "GroupNormInAutocast",
+    "LayerNormInAutocast",
+    "LowPrecisionGroupNorm",
+    "LowPrecisionLayerNorm",
+    "apply_low_precision_groupnorm",
+    "apply_low_precision_layernorm",
+]
+
 _PRECISIONS: dict[object, torch.dtype | None] = {
     None: None,
     "amp_fp16": torch.float16,

@@ -15,6 +15,8 @@ from cosmati.core.method import Coupling, Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
 from cosmati.methods.building_blocks.mixing import one_hot, pair_rows
 
+__all__ = ["MixUp", "mixup_batch"]
+
 
 def mixup_batch(
     input: Tensor,

@@ -12,6 +12,8 @@ from torch.utils import _pytree
 
 from cosmati.core.method import Method, Stage
 
+__all__ = ["NoOpModel"]
+
 
 @dataclass(frozen=True)
 class _Shape:

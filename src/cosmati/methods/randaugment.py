@@ -25,6 +25,8 @@ from cosmati.methods.building_blocks.image_operations import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+__all__ = ["RandAugment", "randaugment_image"]
+
 AnyImage = TypeVar("AnyImage", bound="Tensor | Image")
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from cosmati.core.method import Coupling, Method, Position, Stage
 from cosmati.errors import PlanError
 
+__all__ = ["SAM"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class SAM(Method):

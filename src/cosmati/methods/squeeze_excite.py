@@ -17,6 +17,8 @@ from cosmati.core.rng import position_generator
 from cosmati.errors import PlanError
 from cosmati.methods.building_blocks.surgery import Optimizers, join_groups
 
+__all__ = ["SqueezeExcite", "SqueezeExcite2d", "SqueezeExciteConv2d", "apply_squeeze_excite"]
+
 
 class SqueezeExcite2d(nn.Module):
     """Multiply each channel by a weight from 0 to 1 that a small network computes of all channels' means.

@@ -15,6 +15,8 @@ from cosmati.core.clock import Time
 from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
 
+__all__ = ["StochasticBlock", "StochasticDepth", "apply_stochastic_depth"]
+
 StochasticMethod = Literal["block", "sample"]
 DropDistribution = Literal["linear", "uniform"]
 

@@ -23,6 +23,8 @@ from cosmati.methods.building_blocks.averaging import (
     steps_of,
 )
 
+__all__ = ["SWA"]
+
 AnnealStrategy = Literal["linear", "cos"]
 
 _COUNTS = "counts"

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from cosmati.core.method import Method, Stage
 from cosmati.errors import PlanError
 
+__all__ = ["WeightStandardization", "apply_weight_standardization"]
+
 _EPSILON = 1e-10
 
 
