@@ -45,8 +45,8 @@ def exports_of(source: str, where: str) -> dict[Name, Kind]:
     methods = {"Method"}
     while more := {name for name, own in bases.items() if own & methods} - methods:
         methods |= more
-    kinds: dict[Name, Kind] = dict.fromkeys(functions, "function") | dict.fromkeys(bases, "layer")
-    kinds |= dict.fromkeys(methods - {"Method"}, "method")
+    kinds: dict[Name, Kind] = dict.fromkeys(functions, "function")
+    kinds |= {name: "method" if name in methods else "layer" for name in bases}
     exported = {name: kinds.get(name) for name in _all_of(body)}
     found = {name: kind for name, kind in exported.items() if kind is not None}
     if unknown := sorted(exported.keys() - found.keys()):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cosmati.core.batch import Batch, InputKind, iterate_tensors, map_tensors
 from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
-from cosmati.methods.building_blocks.surgery import Optimizers, replace_in_groups
+from cosmati.methods.building_blocks.surgery import Graft, Optimizers, graft, replace_in_groups
 
 __all__ = ["Alibi", "apply_alibi"]
 
@@ -55,9 +55,10 @@ def alibi_bias(slopes: Tensor, query_length: int, key_length: int, *, is_causal:
     return bias.masked_fill(distance < 0, -torch.inf) if is_causal else bias
 
 
-class AlibiAttention(nn.Module):
-    """Attention with the bias, combined with the layer's own class by the surgery; `slopes` is a buffer, not saved."""
+class AlibiAttention(Graft):
+    """Attention with the bias; `slopes` is a buffer, not saved."""
 
+    prefix = "Alibi"
     slopes: Tensor
 
 
@@ -232,10 +233,9 @@ def _refuse(model: nn.Module, *, has_attention: bool) -> None:
 
 def _change(layer: nn.Module) -> None:
     config: Any = layer.config
-    kind = type(layer)
-    mixin: type[AlibiAttention] = _OwnAttention
+    part: type[AlibiAttention] = _OwnAttention
     if not _is_own(layer, "Attention"):
-        mixin = _HuggingFaceAttention
+        part = _HuggingFaceAttention
         implementation = config._attn_implementation  # noqa: SLF001  (theirs)
         if implementation not in _ADDITIVE:
             msg = (
@@ -243,7 +243,7 @@ def _change(layer: nn.Module) -> None:
                 f"the model with one of {_ADDITIVE}. Remove it from the methods of this run otherwise."
             )
             raise PlanError(msg)
-    layer.__class__ = type(f"Alibi{kind.__name__}", (mixin, kind), {})
+    graft(layer, part)
     heads = [getattr(place, name, None) for place in (layer, config) for name in ("num_heads", "num_attention_heads")]
     num_heads = int(next(count for count in heads if count))
     like = next(layer.parameters())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cosmati.core.method import Method, Stage
 from cosmati.core.rng import position_generator
 from cosmati.errors import PlanError
-from cosmati.methods.building_blocks.surgery import Optimizers, join_groups
+from cosmati.methods.building_blocks.surgery import Graft, Optimizers, graft, join_groups
 
 __all__ = ["GatedFeedForward", "GatedLinearUnits", "apply_gated_linear_units"]
 
@@ -67,12 +67,13 @@ class _Parts:
     after: tuple[str, ...]
 
 
-class GatedBlock(nn.Module):
-    """A feed-forward with a gate; combined with the block's own class by the surgery.
+class GatedBlock(Graft):
+    """A feed-forward with a gate.
 
     The block's own layers keep their names and parameters; the gate is the child `gate`.
     """
 
+    prefix = "Gated"
     gate: nn.Linear
     parts: _Parts
 
@@ -123,7 +124,6 @@ def apply_gated_linear_units(
         UserWarning: there's no feed-forward to gate.
     """
     activation = _activation(act_fn)
-    made: dict[type[nn.Module], type[nn.Module]] = {}
     found = False
     for name, block in list(model.named_modules()):
         if isinstance(block, GatedBlock):
@@ -142,8 +142,7 @@ def apply_gated_linear_units(
         if gated_layer_bias and isinstance(up, nn.Linear) and up.bias is None:
             up.register_parameter("bias", nn.Parameter(up.weight.new_zeros(up.weight.shape[0])))
             join_groups(optimizers, beside, {f"{prefix}{parts.up}.bias": up.bias})
-        kind = type(block)
-        block.__class__ = made[kind] = made.get(kind) or type(f"Gated{kind.__name__}", (GatedBlock, kind), {})
+        graft(block, GatedBlock)
         block.__dict__["parts"] = _Parts(parts.up, activation or parts.activation, parts.after)
         found = True
     if not found:

@@ -3,12 +3,59 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+
+
+class Graft(nn.Module):
+    """Base of what surgery adds to layers whatever their class: `graft` combines it with that class.
+
+    The combined class is made when the program runs, so no import finds it: its objects are pickled as the classes
+    that they are made of.
+
+    Class attributes:
+        prefix: of the combined class's name.
+    """
+
+    prefix: ClassVar[str]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:  # noqa: ANN401  (typeshed's own)
+        own = type(self)
+        kind, *grafts = _made_of(own)
+        reduced = super().__reduce_ex__(protocol)
+        assert isinstance(reduced, tuple), "a module is no global"
+        make, arguments, *state = reduced
+        return _regraft, (grafts, make, tuple(kind if a is own else a for a in arguments)), *state
+
+
+def graft(layer: nn.Module, part: type[Graft]) -> None:
+    """Let a layer have a graft's attributes and methods before those of its own class, in place."""
+    layer.__class__ = _combined(part, type(layer))  # type: ignore[arg-type]  # mypy asks whether an instance hashes
+
+
+@cache
+def _combined(part: type[Graft], kind: type[nn.Module]) -> type[nn.Module]:
+    facts = {"__doc__": part.__doc__, "__module__": part.__module__, "_made_of": (*_made_of(kind), part)}
+    return type(part.prefix + kind.__name__, (part, kind), facts)
+
+
+def _made_of(kind: type[nn.Module]) -> tuple[Any, ...]:
+    """Return the class that an import finds, and the grafts in their order."""
+    own: tuple[Any, ...] = kind.__dict__.get("_made_of", (kind,)) if issubclass(kind, Graft) else (kind,)
+    return own
+
+
+def _regraft(grafts: list[type[Graft]], make: Callable[..., nn.Module], arguments: tuple[Any, ...]) -> nn.Module:
+    layer = make(*arguments)
+    for part in grafts:
+        graft(layer, part)
+    return layer
 
 
 def join_groups(optimizers: Optimizers, beside: Tensor, new: Mapping[str, nn.Parameter]) -> None:
