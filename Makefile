@@ -13,7 +13,7 @@ DOCS_EXTRAS := $(QUICKSTART_EXTRAS),study,docs
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test golden bits check bench docs
+.PHONY: help quickstart test golden bits check methods bench docs
 .NOTPARALLEL:
 
 help: ## show this list
@@ -37,8 +37,13 @@ check: $(VENV)/.with-check ## lint, format, types, layers, sizes and the build o
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_size.py
+	$(BIN)/python tools/list_methods.py --check
 	rm -rf docs/api/_generated
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
+
+methods: $(VENV)/.with-test ## list the methods anew, and train every pair of them, after one is added or renamed
+	$(BIN)/python tools/list_methods.py
+	$(BIN)/python docs/cards/run_pairs.py
 
 bench: $(VENV)/.with-bench ## run the benchmarks
 	$(BIN)/python -m benchmarks

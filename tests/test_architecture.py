@@ -82,6 +82,30 @@ CONTROLS = {
         },
         "the list of all methods",
     ),
+    "a building block": (
+        {
+            "methods/building_blocks/__init__.py": "",
+            "methods/building_blocks/block.py": "import cosmati.core\n",
+            "methods/one.py": "from cosmati.methods.building_blocks import block\n",
+            "methods/two.py": "import cosmati.methods.building_blocks.block\n",
+        },
+        None,
+    ),
+    "a building block that needs a method": (
+        {
+            "methods/building_blocks/__init__.py": "",
+            "methods/building_blocks/block.py": "from cosmati.methods.one import __doc__\n",
+            "methods/one.py": "",
+        },
+        "A method never imports another method",
+    ),
+    "a building block that needs the list of methods": (
+        {
+            "methods/building_blocks/__init__.py": "",
+            "methods/building_blocks/block.py": "from cosmati.methods import __doc__\n",
+        },
+        "the list of all methods",
+    ),
     "torch below core": ({"ledger/leak.py": "import torch\n"}, "need no torch"),
     "the ledger in data": ({"data/leak.py": "import cosmati.ledger\n"}, "Data know no ledger"),
     "the ledger in data, by way of core": (

@@ -64,9 +64,11 @@ class StopAt(Observer):
             os.kill(os.getpid(), 15)
 
 
-def trainer(name: str, *, observers: Any = (), methods: Any = (), **config: Any) -> Trainer:
+def trainer(
+    name: str, *, observers: Any = (), methods: Any = (), dtype: torch.dtype = torch.float32, **config: Any
+) -> Trainer:
     torch.manual_seed(0)
-    model = GPT(GPTConfig(width=16, num_blocks=2, num_heads=2, sequence_length=15, dropout=0.1))
+    model = GPT(GPTConfig(width=16, num_blocks=2, num_heads=2, sequence_length=15, dropout=0.1)).to(dtype)
     tokens = torch.tensor(list(b"marble of known origin, laid piece by piece into patterns. " * 20))[:1024].view(64, 16)
     return Trainer(
         model,

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 from cosmati.core.method import Method, Stage
-from cosmati.core.surgery import Optimizers, replace_modules
 from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.surgery import Optimizers, replace_modules
+
+__all__ = ["BlurConv2d", "BlurMaxPool2d", "BlurPool", "BlurPool2d", "apply_blurpool"]
 
 Size = int | tuple[int, int]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]

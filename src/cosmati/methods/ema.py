@@ -10,7 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from cosmati.core.averaging import (
+from cosmati.core.clock import Budget, Time
+from cosmati.core.method import Method, Position, Stage, State
+from cosmati.core.pieces import Pieces
+from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.averaging import (
     approach,
     averages_of,
     check_times,
@@ -19,10 +23,8 @@ from cosmati.core.averaging import (
     start_averages,
     steps_of,
 )
-from cosmati.core.clock import Budget, Time
-from cosmati.core.method import Method, Position, Stage, State
-from cosmati.core.pieces import Pieces
-from cosmati.errors import PlanError
+
+__all__ = ["EMA", "compute_ema"]
 
 
 def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99) -> None:

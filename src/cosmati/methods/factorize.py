@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.core.method import Method, Stage
-from cosmati.core.surgery import Optimizers, replace_in_groups, replace_modules, shared_parameters
 from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.surgery import Optimizers, replace_in_groups, replace_modules, shared_parameters
+
+__all__ = ["Factorize", "FactorizedConv2d", "FactorizedLinear", "apply_factorization"]
 
 
 class FactorizedLinear(nn.Module):

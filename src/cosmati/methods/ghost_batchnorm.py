@@ -15,6 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cosmati.core.method import Method, Stage
 from cosmati.errors import PlanError
 
+__all__ = ["GhostBatchNorm", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d", "apply_ghost_batchnorm"]
+
 _not_compiled = cast("Callable[[Callable[..., Any]], Callable[..., Any]]", torch.compiler.disable)
 """Compiled in a block, the parts' gradient is wrong by orders of magnitude (torch 2.13, CPU); a test would see it."""
 

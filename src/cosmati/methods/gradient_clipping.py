@@ -13,6 +13,8 @@ from cosmati.core.method import Coupling, Method, Position, Stage
 from cosmati.core.pieces import Pieces
 from cosmati.errors import PlanError
 
+__all__ = ["GradientClipping", "apply_gradient_clipping"]
+
 ClippingType = Literal["norm", "value", "adaptive"]
 
 _ADDED_TO_NORM = 1e-6

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from cosmati.core.batch import Batch
 from cosmati.core.method import Method, Position, Stage
 from cosmati.core.rng import position_generator
-from cosmati.core.surgery import Optimizers
 from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.surgery import Optimizers
+
+__all__ = ["GyroDropout", "GyroDropoutLayer", "apply_gyro_dropout"]
 
 _STREAM = "gyro_dropout"
 

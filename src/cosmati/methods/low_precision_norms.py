@@ -12,8 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosmati.core.method import Method, Stage
-from cosmati.core.surgery import Optimizers
 from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.surgery import Optimizers
+
+__all__ = [
+    "GroupNormInAutocast",
+    "LayerNormInAutocast",
+    "LowPrecisionGroupNorm",
+    "LowPrecisionLayerNorm",
+    "apply_low_precision_groupnorm",
+    "apply_low_precision_layernorm",
+]
 
 _PRECISIONS: dict[object, torch.dtype | None] = {
     None: None,

@@ -10,6 +10,8 @@ from cosmati.core.method import Coupling, Method, Position, Stage
 from cosmati.core.pieces import Pieces
 from cosmati.errors import PlanError
 
+__all__ = ["SAM"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class SAM(Method):

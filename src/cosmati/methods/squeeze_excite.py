@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from cosmati.core.method import Method, Stage
 from cosmati.core.rng import position_generator
-from cosmati.core.surgery import Optimizers, join_groups
 from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.surgery import Optimizers, join_groups
+
+__all__ = ["SqueezeExcite", "SqueezeExcite2d", "SqueezeExciteConv2d", "apply_squeeze_excite"]
 
 
 class SqueezeExcite2d(nn.Module):

@@ -10,7 +10,11 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from cosmati.core.averaging import (
+from cosmati.core.clock import Budget, Time, Unit
+from cosmati.core.method import Method, Position, Stage, State
+from cosmati.core.pieces import Pieces
+from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.averaging import (
     approach,
     averages_of,
     check_times,
@@ -19,10 +23,8 @@ from cosmati.core.averaging import (
     start_averages,
     steps_of,
 )
-from cosmati.core.clock import Budget, Time, Unit
-from cosmati.core.method import Method, Position, Stage, State
-from cosmati.core.pieces import Pieces
-from cosmati.errors import PlanError
+
+__all__ = ["SWA"]
 
 AnnealStrategy = Literal["linear", "cos"]
 

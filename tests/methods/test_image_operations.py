@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from cosmati.core import image_operations as ops
 from cosmati.errors import BatchError
+from cosmati.methods.building_blocks import image_operations as ops
 
 SETTINGS = settings(deadline=None, max_examples=25)
 

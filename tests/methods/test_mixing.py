@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from cosmati.core.mixing import one_hot, pair_rows, sample_dirichlet
 from cosmati.errors import BatchError
+from cosmati.methods.building_blocks.mixing import one_hot, pair_rows, sample_dirichlet
 
 torch.set_num_threads(1)
 

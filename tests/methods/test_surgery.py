@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from cosmati.core.surgery import join_groups
+from cosmati.methods.building_blocks.surgery import join_groups
 
 
 def test_joins_every_group_that_holds_the_parameter() -> None:
