@@ -1,7 +1,8 @@
 """Answers from a verified ledger: which class gave what to which region. Pure Python, one or two passes.
 
 Each query verifies the whole ledger first, as `verify_ledger` does, and reads only what the checkpoint
-covers. Who asks several opens a `VerifiedLedger` once and gives that in place of the directory. A microbatch *reaches* a region where it has rows and its route gives the region a weight above 0.
+covers. Who asks several opens a `VerifiedLedger` once and gives it in place of the directory. A microbatch
+*reaches* a region where it has rows and its route gives the region a weight above 0.
 """
 
 from __future__ import annotations
@@ -187,6 +188,7 @@ class VerifiedLedger:
         self.standing = scan.history.standing()
 
     def steps(self) -> Iterator[tuple[ScannedEntry, StepEntry]]:
+        """Yield the steps, superseded ones too."""
         for item in Scan(self._directory, self.head):
             if isinstance(item.entry, StepEntry):
                 yield item, item.entry
