@@ -18,8 +18,8 @@ def report(
     """Write one page about a run that needs nothing from outside: no network, no recipe, no data, no model.
 
     It shows losses, metrics, plan and guarantees. Of a governed run it also shows the policy, who taught which region
-    and when, and who was kept out, all drawn from the ledger once that has verified. A run that was broken off or is still
-    going has a page too.
+    and when, and who was kept out, all drawn from the ledger once that has verified. A run that was broken off, or
+    that is still going, has a page too.
 
     A ledger that doesn't verify is shown as such, nothing is drawn from it, and the command exits with 1.
 

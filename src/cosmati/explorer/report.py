@@ -16,7 +16,7 @@ from cosmati.explorer.run_figures import DASHES, run_figures
 from cosmati.explorer.run_view import RunView
 from cosmati.explorer.views import (
     StudyView,
-    decisions_of,
+    decisions_text,
     live_data,
     promises_of,
     seconds_rows,
@@ -71,12 +71,12 @@ def render_report(*, title: str, studies: Sequence[StudyRecord] = (), run: RunVi
             figures=figures,
             run=run,
             facts=run.governance if run else None,
-            decisions=decisions_of(run.governance) if run and run.governance else {},
+            decisions_text=decisions_text,
             promises=promises_of(run.record) if run else (),
             seconds=seconds_rows(run.record) if run else (),
             dashes=DASHES,
             headline=_headline(run) if run else (),
-            environment=sorted({"hardware": run.record.hardware, **run.record.environment}.items()) if run else (),
+            environment=_environment(run) if run else (),
             number=number,
             themes={"light": css_variables(LIGHT), "dark": css_variables(DARK)},
             data=markup(embedded_json(_page_data(views, figures))),
@@ -89,6 +89,11 @@ def _headline(run: RunView) -> tuple[tuple[str, float | None, int], ...]:
     """Return the last value of each metric, and of the loss where there is no metric, with its step."""
     found = dict(run.metrics) or {"mean loss": run.losses}
     return tuple((name, points[-1][1], points[-1][0]) for name, points in found.items() if points)
+
+
+def _environment(run: RunView) -> list[tuple[str, str]]:
+    facts = {"hardware": run.record.hardware, **run.record.environment}
+    return [(name, value or "none") for name, value in sorted(facts.items())]
 
 
 def _page_data(views: Sequence[StudyView], figures: dict[str, Figure]) -> dict[str, Any]:

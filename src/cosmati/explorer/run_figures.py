@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,8 @@ from cosmati.explorer.run_view import Points, RunView
 from cosmati.explorer.wording import number, weight_text
 from cosmati.records.governance import ContributionTotal, GovernanceFacts
 
-MAX_BARS = 64
+MAX_SPANS = 64
+"""Of a run's steps, in the figures that show classes over time."""
 DASHES = ("solid", "dash", "dot")
 _PATTERNS = ("", "/", ".")
 _MAX_LABEL = 26
@@ -46,7 +48,7 @@ def run_figures(run: RunView, palette: Palette) -> dict[str, Figure]:
 def line_figure(name: str, points: Points, palette: Palette) -> Figure:
     """Draw one value over the steps of a run."""
     finite = [(step, value) for step, value in points if value is not None]
-    x, y = averaged(finite)
+    x, y = averaged(finite, MAX_LINE_POINTS)
     trace = {
         "type": "scatter",
         "mode": "lines" if len(x) > 30 else "lines+markers",
@@ -66,12 +68,13 @@ def _small_layout(title: str, palette: Palette) -> dict[str, Any]:
         "title": {"text": plotly_text(elided(title)), "x": 0.02, "font": {"size": 14}},
     }
     layout["margin"] = {"l": 48, "r": 12, "t": 40, "b": 44}
+    layout["yaxis"]["exponentformat"] = "power"
     return layout
 
 
-def averaged(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    """Return at most `MAX_LINE_POINTS` steps and values; where there are more, means over windows, each at its end."""
-    window = max(1, math.ceil(len(points) / MAX_LINE_POINTS))
+def averaged(points: Sequence[tuple[int, float]], most: int) -> tuple[list[int], list[float]]:
+    """Return at most so many steps and values; where there are more, means over windows, each at its end."""
+    window = max(1, math.ceil(len(points) / most))
     groups = [points[start : start + window] for start in range(0, len(points), window)]
     return [group[-1][0] for group in groups], [math.fsum(v for _, v in group) / len(group) for group in groups]
 
@@ -80,6 +83,16 @@ def elided(name: str, limit: int = _MAX_LABEL) -> str:
     """Return a name that fits beside a figure: its ends, where it's long."""
     half = (limit - 1) // 2
     return name if len(name) <= limit else f"{name[:half]}…{name[-half:]}"
+
+
+def wrapped(name: str, width: int = 11) -> list[str]:
+    """Return a name in lines that fit above a column, broken after punctuation where that is possible."""
+    lines = [""]
+    for part in re.findall(rf".{{1,{width - 1}}}?[-_/. ]|.{{1,{width}}}", elided(name, 3 * width)):
+        if len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return lines
 
 
 def heat_map_figure(facts: GovernanceFacts, phase: str, palette: Palette) -> Figure:
@@ -94,13 +107,16 @@ def heat_map_figure(facts: GovernanceFacts, phase: str, palette: Palette) -> Fig
     ]
     table = csv_text(["class", "phase", "region", "weight", "decision"], rows)
     label = f"Policy in the phase {phase}: which class may teach which region, as weights"
-    return Figure(_grid(facts.classes, facts.regions, cells, text, hover, palette), label, table)
+    return Figure(_grid(facts.classes, facts.regions, cells, text, hover, palette, least_top=1.0), label, table)
 
 
 def shares_figure(facts: GovernanceFacts, palette: Palette) -> Figure:
     """Draw each class's share of a region's logged gradient norms; of its rows where no norm was logged."""
-    found = {(one.class_name, one.region): one for one in facts.totals}
     classes = list(dict.fromkeys(one.class_name for one in facts.totals))
+    found = {
+        (name, region): ContributionTotal(name, region, 0, 0, 0.0, 0.0) for name in classes for region in facts.regions
+    }
+    found |= {(one.class_name, one.region): one for one in facts.totals}
     by_norm = any(one.norm_sum for one in facts.totals)
     rows_of = Counter({region: sum(t.num_rows for t in facts.totals if t.region == region) for region in facts.regions})
 
@@ -113,7 +129,7 @@ def shares_figure(facts: GovernanceFacts, palette: Palette) -> Figure:
     of_what = "gradient norms" if by_norm else "rows"
     rows = [[one.class_name, one.region, one.num_steps, one.num_rows, one.norm_sum, share(one)] for one in facts.totals]
     return Figure(
-        _grid(classes, facts.regions, cells, text, hover, palette),
+        _grid(classes, facts.regions, cells, text, hover, palette, least_top=1e-9),
         f"Share of each class in the {of_what} of each region",
         csv_text(["class", "region", "steps", "rows", "norm_sum", f"share_of_{of_what.replace(' ', '_')}"], rows),
     )
@@ -130,8 +146,13 @@ def _grid(
     text: Sequence[Sequence[str]],
     hover: Sequence[Sequence[str]],
     palette: Palette,
+    *,
+    least_top: float,
 ) -> dict[str, Any]:
-    """Draw a value for each class and region. Places are numbers, so that two names may look alike."""
+    """Draw a value for each class and region; the highest one, `least_top` at least, has the full colour.
+
+    Places are numbers, so that two names may look alike.
+    """
     shown = [
         [
             f"{plotly_text(name)} → {plotly_text(region)}<br>{value}<br>{more}"
@@ -145,7 +166,7 @@ def _grid(
         "y": list(range(len(classes))),
         "z": cells,
         "zmin": 0,
-        "zmax": max([1.0, *(value for row in cells for value in row)]),
+        "zmax": max([least_top, *(value for row in cells for value in row)]),
         "text": text,
         "texttemplate": "%{text}",
         "textfont": {"color": palette.ink},
@@ -156,16 +177,15 @@ def _grid(
         "xgap": 3,
         "ygap": 3,
     }
-    height = 40 * len(classes) + 40 + 6 * max(len(elided(name)) for name in regions)
-    layout = base_layout(palette, height=max(150, height))
-    layout["margin"] = {"l": 20, "r": 16, "t": 30, "b": 16}
-    layout["xaxis"] |= {"side": "top", "showgrid": False, "fixedrange": True} | _names_at(regions)
-    layout["yaxis"] |= {"autorange": "reversed", "showgrid": False, "fixedrange": True} | _names_at(classes)
+    above = [wrapped(name) for name in regions]
+    head = 44 + 18 * max(len(lines) for lines in above)
+    layout = base_layout(palette, height=head + 16 + 40 * len(classes))
+    layout["margin"] = {"l": 20, "r": 16, "t": head, "b": 16}
+    layout["xaxis"] |= {"side": "top", "showgrid": False, "fixedrange": True, "tickangle": 0}
+    layout["xaxis"] |= {"tickvals": trace["x"], "ticktext": ["<br>".join(map(plotly_text, one)) for one in above]}
+    layout["yaxis"] |= {"autorange": "reversed", "showgrid": False, "fixedrange": True}
+    layout["yaxis"] |= {"tickvals": trace["y"], "ticktext": [plotly_text(elided(name)) for name in classes]}
     return {"data": [trace], "layout": layout}
-
-
-def _names_at(names: Sequence[str]) -> dict[str, Any]:
-    return {"tickvals": list(range(len(names))), "ticktext": [plotly_text(elided(name)) for name in names]}
 
 
 def contribution_figure(facts: GovernanceFacts, region: str, classes: Sequence[str], palette: Palette) -> Figure:
@@ -173,7 +193,7 @@ def contribution_figure(facts: GovernanceFacts, region: str, classes: Sequence[s
     traces, rows = [], []
     for series in (one for one in facts.contribution if one.region == region and one.class_name in classes):
         around, place = divmod(classes.index(series.class_name), len(palette.series))
-        x, y = averaged(list(zip(series.steps, series.norms, strict=True)))
+        x, y = averaged(list(zip(series.steps, series.norms, strict=True)), MAX_SPANS)
         traces.append(
             {
                 "type": "scatter",
@@ -194,13 +214,18 @@ def contribution_figure(facts: GovernanceFacts, region: str, classes: Sequence[s
 
 def schedule_figure(schedule: Schedule, classes: Sequence[str], palette: Palette) -> Figure:
     """Draw how many microbatches of each class came when: a bar for each span of steps, a part for each class."""
-    span = max(1, math.ceil(len(schedule) / MAX_BARS))
+    span = max(1, math.ceil(len(schedule) / MAX_SPANS))
     spans = [schedule[start : start + span] for start in range(0, len(schedule), span)]
     counts = [Counter(name for step in steps for name in step) for steps in spans]
     traces, rows = [], []
     for index, name in enumerate(classes):
         around, place = divmod(index, len(palette.series))
-        pattern = {"shape": _PATTERNS[around % len(_PATTERNS)], "fgcolor": palette.surface, "size": 5}
+        pattern = {
+            "shape": _PATTERNS[around % len(_PATTERNS)],
+            "fillmode": "overlay",
+            "fgcolor": palette.surface,
+            "size": 5,
+        }
         traces.append(
             {
                 "type": "bar",

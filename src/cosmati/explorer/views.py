@@ -236,10 +236,11 @@ def seconds_rows(record: RunRecord) -> tuple[Row, ...]:
     )
 
 
-def decisions_of(facts: GovernanceFacts) -> dict[str, list[tuple[str, list[str]]]]:
-    """Return by phase the decisions that were taken, each with its classes."""
-    found: dict[str, dict[str, list[str]]] = {phase: {} for phase in facts.phases}
-    for phase in facts.phases:
-        for name in facts.classes:
-            found[phase].setdefault(facts.decision[name][phase], []).append(name)
-    return {phase: list(groups.items()) for phase, groups in found.items()}
+def decisions_text(facts: GovernanceFacts, phase: str) -> str:
+    """Return in words which classes a phase doesn't admit."""
+    found: dict[str, list[str]] = {}
+    for name in facts.classes:
+        if facts.decision[name][phase] != "admit":
+            found.setdefault(facts.decision[name][phase], []).append(name)
+    words = [f"{decision.capitalize()}: {', '.join(names)}." for decision, names in found.items()]
+    return " ".join(words) or "Every class is admitted."
