@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cosmati.explorer.class_schedule import class_schedule_svg
 from cosmati.explorer.drawing import heat_map_svg, linear_ticks, mixed, tradeoff_svg
 from cosmati.explorer.figures import (
     MAX_LINE_POINTS,
@@ -311,3 +312,10 @@ def test_claims_say_what_was_shown_and_no_more() -> None:
         seeds=range(3),
     )
     assert claim_of(noisy, "hint").verdict == "perhaps faster"
+
+
+def test_the_class_schedule_escapes_its_names() -> None:
+    picture = class_schedule_svg([[0, 1]], ("<b>x</b>", "a & b"))
+    words = " ".join(ElementTree.fromstring(picture).itertext())
+    assert "<b>x</b>, 50.0%" in words
+    assert "a & b, 50.0%" in words

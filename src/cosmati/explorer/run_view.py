@@ -210,7 +210,7 @@ def _read_ledger(folder: Path, record: RunRecord, *, tries: int) -> _LedgerReadi
         return _LedgerReading(_facts(folder, None, problems=(str(error),)))
     warnings = _contradictions(ledger.run, record)
     if report.diverged_steps:
-        steps = ", ".join(map(str, report.diverged_steps[:8])) + (", ..." if len(report.diverged_steps) > 8 else "")
+        steps = ", ".join(map(str, report.diverged_steps[:8])) + (" and more" if len(report.diverged_steps) > 8 else "")
         warnings += (f"{len(report.diverged_steps)} steps came out differently when they were run again: {steps}.",)
     return _LedgerReading(facts, governance, schedule, warnings, _notes(report))
 
@@ -231,7 +231,8 @@ def _notes(report: LedgerReport) -> tuple[str, ...]:
     notes = []
     if report.num_attempts > 1:
         again = f"{report.num_superseded} steps were run again, {report.num_confirmed} of them with equal content"
-        notes.append(f"The run went on {report.num_attempts - 1} times after a break: {again}.")
+        times = "once" if report.num_attempts == 2 else f"{report.num_attempts - 1} times"
+        notes.append(f"The run went on {times} after a break: {again}.")
     if report.num_unsigned:
         notes.append(f"{report.num_unsigned} further entries of the ledger aren't signed yet, and are left out here.")
     if not report.has_ended:
