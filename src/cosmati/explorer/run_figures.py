@@ -207,7 +207,7 @@ def contribution_figure(facts: GovernanceFacts, region: str, classes: Sequence[s
         rows += [[series.class_name, region, step, norm] for step, norm in zip(x, y, strict=True)]
     layout = _small_layout(region, palette)
     layout["xaxis"] |= {"title": axis_title("step"), "rangemode": "tozero"}
-    layout["yaxis"] |= {"title": axis_title("gradient norm"), "rangemode": "tozero"}
+    layout["yaxis"] |= {"rangemode": "tozero"}
     label = f"Gradient norm by class in the region {region} over the steps"
     return Figure({"data": traces, "layout": layout}, label, csv_text(["class", "region", "step", "norm"], rows))
 
