@@ -154,6 +154,38 @@ def test_records_and_storage_need_only_the_standard_library(room: str) -> None:
     assert foreign("import json\ndef f():\n    from numpy.linalg import norm\n") == {"numpy"}
 
 
+TRAINS = {"fit", "step", "step_microbatches"}
+WRITES = {"mkdir", "open", "touch", "write_bytes", "write_text"}
+STUDIES = {"run_study"}
+
+
+def deeds(source: str) -> set[str]:
+    """Calls of a module that train, write files or start studies, by the last part of their names."""
+    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    names = {f.attr if isinstance(f, ast.Attribute) else f.id for f in calls if isinstance(f, ast.Attribute | ast.Name)}
+    return names & (TRAINS | WRITES | STUDIES)
+
+
+def test_recipes_configure_and_do_nothing_else() -> None:
+    found = {path.name: deeds(path.read_text("utf-8")) for path in (ROOT / "src/cosmati/recipes").rglob("*.py")}
+    assert len(found) > 4
+    assert not {name: names for name, names in found.items() if names}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("recipe.trainer().fit()", "fit"),
+        ("def f():\n    with t as u:\n        u.step(batch)", "step"),
+        ("Path('a').write_text('b')", "write_text"),
+        ("open('a', 'w')", "open"),
+        ("from cosmati.study.runner import run_study\nrun_study(s, f)", "run_study"),
+    ],
+)
+def test_a_recipe_that_does_something_is_seen(source: str, found: str) -> None:
+    assert deeds(source) == {found}
+
+
 def test_records_storage_provenance_and_ledger_load_without_torch() -> None:
     rooms = ["records", "storage", "provenance", "ledger"]
     source = ROOT / "src"

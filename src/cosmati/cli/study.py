@@ -63,8 +63,7 @@ def report(
         )
         raise RunError(msg)
     record = StudyRecord.from_json(path.read_text())
-    where = (output or folder / "report.html").resolve()
-    page = write_report(where.parent, title=record.name, studies=[record], runs=[], governance=None, output=where)
+    page = write_report(output or folder / "report.html", title=record.name, studies=[record])
     typer.echo(str(page))
 
 
