@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from cosmati.train.assembly import SubStep
     from cosmati.train.config import RunConfig
     from cosmati.train.evaluation import Evaluation, accuracy, batches
-    from cosmati.train.observers import History, Observer, StepOutcome, StepReport
+    from cosmati.train.observers.observer import History, Observer
+    from cosmati.train.outcome import StepOutcome, StepReport
     from cosmati.train.run.result import RunResult
     from cosmati.train.trainer import Trainer
 
@@ -43,7 +44,8 @@ _HOMES = {
     "train.assembly": ("SubStep",),
     "train.config": ("RunConfig",),
     "train.evaluation": ("Evaluation", "accuracy", "batches"),
-    "train.observers": ("History", "Observer", "StepOutcome", "StepReport"),
+    "train.observers.observer": ("History", "Observer"),
+    "train.outcome": ("StepOutcome", "StepReport"),
     "train.run.result": ("RunResult",),
     "train.trainer": ("Trainer",),
 }

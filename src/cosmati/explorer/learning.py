@@ -11,7 +11,7 @@ from cosmati.errors import TamperError
 from cosmati.ledger.query import VerifiedLedger, contributions, direct_write_exclusions, logged_steps
 from cosmati.records.governance import ContributionSeries, ContributionTotal, GovernanceFacts, LedgerFacts
 
-Schedule = tuple[tuple[str, ...], ...]
+ClassSchedule = tuple[tuple[str, ...], ...]
 """Of each step that stands, the classes of its microbatches."""
 Weights = Mapping[str, Mapping[str, Mapping[str, float]]]
 
@@ -25,7 +25,7 @@ NOTES = (
 )
 
 
-def governance_facts(ledger: VerifiedLedger, facts: LedgerFacts) -> tuple[GovernanceFacts, Schedule]:
+def governance_facts(ledger: VerifiedLedger, facts: LedgerFacts) -> tuple[GovernanceFacts, ClassSchedule]:
     """Gather what the page shows of a governed run, and the schedule of its classes.
 
     Args:
@@ -116,7 +116,7 @@ def _listed(regions: Sequence[str], ledger: VerifiedLedger) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _logged(ledger: VerifiedLedger) -> tuple[tuple[ContributionSeries, ...], Schedule]:
+def _logged(ledger: VerifiedLedger) -> tuple[tuple[ContributionSeries, ...], ClassSchedule]:
     """Return the logged norms of each step by class and region, and each step's classes."""
     norms: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
     schedule = []

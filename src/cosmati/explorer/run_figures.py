@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cosmati.explorer.figures import MAX_LINE_POINTS, Figure, axis_title, base_layout, csv_text, plotly_text
-from cosmati.explorer.learning import Schedule
+from cosmati.explorer.learning import ClassSchedule
 from cosmati.explorer.palette import Palette
 from cosmati.explorer.run_view import Points, RunView
 from cosmati.explorer.wording import number, weight_text
@@ -212,7 +212,7 @@ def contribution_figure(facts: GovernanceFacts, region: str, classes: Sequence[s
     return Figure({"data": traces, "layout": layout}, label, csv_text(["class", "region", "step", "norm"], rows))
 
 
-def schedule_figure(schedule: Schedule, classes: Sequence[str], palette: Palette) -> Figure:
+def schedule_figure(schedule: ClassSchedule, classes: Sequence[str], palette: Palette) -> Figure:
     """Draw how many microbatches of each class came when: a bar for each span of steps, a part for each class."""
     span = max(1, math.ceil(len(schedule) / MAX_SPANS))
     spans = [schedule[start : start + span] for start in range(0, len(schedule), span)]

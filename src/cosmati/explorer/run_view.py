@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cosmati.errors import LedgerError, RunError
-from cosmati.explorer.learning import Schedule, governance_facts
+from cosmati.explorer.learning import ClassSchedule, governance_facts
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.verify import LedgerReport, verify_ledger
 from cosmati.records.governance import GovernanceFacts, LedgerFacts
 from cosmati.records.ledger import RunEntry
 from cosmati.records.run import RunRecord
+from cosmati.storage.lock import is_locked
 
 Points = tuple[tuple[int, float | None], ...]
 """Step and value; None where the value wasn't finite."""
@@ -51,7 +50,7 @@ class RunView:
     metrics: Mapping[str, Points]
     ledger: LedgerFacts | None = None
     governance: GovernanceFacts | None = None
-    schedule: Schedule = ()
+    schedule: ClassSchedule = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -78,7 +77,7 @@ def read_run(folder: Path) -> RunView:
     record = _read_record(folder)
     status = record.outcome
     if status == "running":
-        status = "still going" if _is_locked(folder / "lock") else "broken off"
+        status = "still going" if is_locked(folder / "lock") else "broken off"
     steps, torn = _read_lines(folder / "steps.jsonl")
     evaluations, torn_too = _read_lines(folder / "evaluations.jsonl")
     losses = tuple((_step(line), _number(line.get("loss"))) for line in steps)
@@ -132,22 +131,6 @@ def _mend(folder: Path) -> str:
     return "Give the folder that RunConfig(run_folder=...) or `cosmati train --run-folder` named."
 
 
-def _is_locked(path: Path) -> bool:
-    """Say whether a process has the run open; the kernel frees the lock of one that died."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(descriptor)
-
-
 def _read_lines(path: Path) -> tuple[list[dict[str, object]], int]:
     """Return the lines that are objects with a step, and how many aren't; a last line may be torn by a crash."""
     try:
@@ -182,7 +165,7 @@ def _number(value: object) -> float | None:
 class _LedgerReading:
     facts: LedgerFacts | None
     governance: GovernanceFacts | None = None
-    schedule: Schedule = ()
+    schedule: ClassSchedule = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

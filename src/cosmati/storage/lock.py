@@ -55,3 +55,19 @@ class FileLock:
     ) -> None:
         """Release it."""
         self.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Say whether a process holds the lock on a file, without taking it or making the file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)

@@ -29,7 +29,7 @@ BoundLoss = Callable[[LossFunction, Position], LossFunction]
 
 
 @dataclass(frozen=True)
-class Microbatches:
+class StepInput:
     """What a step trains on.
 
     Attributes:
@@ -84,7 +84,7 @@ class StepPasses:
         self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
         self._zero = torch.zeros((), dtype=torch.float64, device=assembly.device)
 
-    def __call__(self, step: Microbatches, turn: Turn, *, measure: bool) -> StepGradients:
+    def __call__(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
         """Return the gradients of a sub-step.
 
         Args:
@@ -104,7 +104,7 @@ class StepPasses:
                     gradients = gradients._replace(root=self._pass(step, turn, measure=False).root)
         return gradients
 
-    def _pass(self, step: Microbatches, turn: Turn, *, measure: bool) -> StepGradients:
+    def _pass(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
         """Run this rank's microbatches forward and backward, and sum over all ranks."""
         a = self._a
         scale = self._scale(step.batches)

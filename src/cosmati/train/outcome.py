@@ -36,3 +36,7 @@ class StepOutcome(NamedTuple):
     num_rows: Tensor | None = None
     norms: Tensor | None = None
     update_norms: Tensor | None = None
+
+
+StepReport = StepOutcome
+"""The earlier name."""

@@ -31,7 +31,7 @@ from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, eva
 from cosmati.train.facts import facts_of
 from cosmati.train.feed import Feed, as_batch
 from cosmati.train.finite import FiniteCheck
-from cosmati.train.gradients import Microbatches, StepGradients, StepPasses, update_norms_since
+from cosmati.train.gradients import StepGradients, StepInput, StepPasses, update_norms_since
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.prepare import AnyOptimizer, Ingredients, prepare
@@ -39,7 +39,7 @@ from cosmati.train.routes import Route, empty_flags
 from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.run.environment import environment
 from cosmati.train.run.result import RunResult
-from cosmati.train.run.session import Run
+from cosmati.train.run.session import OpenRun
 from cosmati.train.snapshot import restore, snapshot
 from cosmati.train.timing import Stopwatch
 
@@ -92,7 +92,7 @@ class Trainer:
         self.finite = FiniteCheck(self.assembly.config, self.assembly.device)
         self._plan = self.assembly.plan
         self._metrics: Mapping[str, float] = {}
-        self._run: Run | None = None
+        self._run: OpenRun | None = None
         self._environment: ExitStack | None = None
         self._ended: str | None = None
         self._needs_outcome = False
@@ -244,7 +244,7 @@ class Trainer:
                 for batch, at in zip(moved, positions, strict=True)
             ]
             self.stopwatch.lap("method")
-            first, losses, learnt, update_norms = self._turns(Microbatches(batches, positions, routes, frozen))
+            first, losses, learnt, update_norms = self._turns(StepInput(batches, positions, routes, frozen))
         if versions is not None and (changed := a.statistics.unfolded(a.model, versions)):
             self._plan = self._plan.withdraw("elastic", f"forward changes the buffers {', '.join(changed)}")
         if a.statistics.layers:
@@ -274,7 +274,7 @@ class Trainer:
             for class_id, flag in zip(class_ids, empty, strict=True)
         ]
 
-    def _turns(self, step: Microbatches) -> tuple[StepGradients, list[Tensor], frozenset[str], Tensor | None]:
+    def _turns(self, step: StepInput) -> tuple[StepGradients, list[Tensor], frozenset[str], Tensor | None]:
         """Let each sub-step compute its gradients and commit them.
 
         Returns:
@@ -353,7 +353,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(environment(a))
             facts = facts_of(a, self.prepared.data_digest)
-            run = Run(facts, a.config, a.budget, a.ranks, self.observers, a.layout.digest)
+            run = OpenRun(facts, a.config, a.budget, a.ranks, self.observers, a.layout.digest)
             with run.opening() as checkpoint:
                 if checkpoint is not None:
                     restored = restore(checkpoint, a, self.feed)

@@ -20,8 +20,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cosmati.core.pieces import Pieces
 from cosmati.core.state import parameter_root
+from cosmati.routing.policy import RegionWeights
 from cosmati.routing.regions import Regions
-from cosmati.train.layout.layout import Parameter, RegionWeights
+from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.tree import Leaf, Tree, add_leaves, present
 from cosmati.train.ranks import Ranks
 

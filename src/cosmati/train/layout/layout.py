@@ -16,9 +16,7 @@ from typing import Protocol, Self
 from torch import Tensor, nn
 
 from cosmati.core.pieces import Pieces
-
-RegionWeights = tuple[float, ...]
-"""What one microbatch may teach: a weight for each region; 0 means that the leaf is absent there."""
+from cosmati.routing.policy import RegionWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ class Layout(Protocol):
         """Open a pass over the step's microbatches.
 
         Args:
-            routes: of all V microbatches.
+            routes: of all V microbatches, a weight for each region; 0 means that the leaf is absent there.
             learns: indices of the parameters that learn in this pass.
             measure: take each leaf's norm by region.
         """

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from cosmati.core.pieces import Pieces
 from cosmati.core.state import model_tensors, parameter_root
 from cosmati.errors import CheckpointError
+from cosmati.routing.policy import RegionWeights
 from cosmati.routing.regions import Regions
 from cosmati.train.layout.exchange import RankSum
-from cosmati.train.layout.layout import Parameter, RegionWeights
+from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.tree import Leaf, Tree, add_leaves, present
 from cosmati.train.ranks import Ranks
 

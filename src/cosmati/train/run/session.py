@@ -29,7 +29,7 @@ from cosmati.train.run.folder import RunFolder
 from cosmati.train.run.result import RunResult
 
 
-class Run:
+class OpenRun:
     """The open run of a trainer.
 
     Args:
