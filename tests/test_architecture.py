@@ -112,6 +112,14 @@ CONTROLS = {
         {"data/leak.py": "import cosmati.core.up\n", "core/up.py": "import cosmati.ledger\n"},
         "Data know no ledger",
     ),
+    "the loop below itself": (
+        {
+            "train/trainer.py": "",
+            "train/facts.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import cosmati.train.trainer\n",
+        },
+        "nobody knows the loop",
+    ),
+    "a file without a place in train": ({"train/step.py": ""}, "nobody knows the loop"),
     "the loop in the explorer": ({"explorer/leak.py": "import cosmati.train\n"}, "never the loop"),
 }
 
