@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.source import Source
 from cosmati.data.ingest import read_text
-from cosmati.data.loader import StreamingLoader, Tail
+from cosmati.data.loader import LoaderTail, StreamingLoader
 from cosmati.data.opened import CacheOptions
 from cosmati.data.packing import Packing, pack_rows
 from cosmati.data.rows import RowBatch
@@ -90,7 +90,7 @@ def test_rows_are_read_as_they_were_written(folder: Path) -> None:
 
 @pytest.mark.parametrize("num_rows", [[1], [2], [7], [30, 23]])
 @pytest.mark.parametrize("tail", ["keep", "carry"])
-def test_exactly_once_over_worlds(tmp_path: Path, num_rows: list[int], tail: Tail) -> None:
+def test_exactly_once_over_worlds(tmp_path: Path, num_rows: list[int], tail: LoaderTail) -> None:
     data = opened(write_source(tmp_path, num_rows))
     total, batch_size = sum(num_rows), 12
     whole = None
