@@ -80,11 +80,11 @@ def test_regression_refuses_shapes_that_would_broadcast() -> None:
 def test_tombstones_leave_even_where_the_loss_is_infinite() -> None:
     per_row = torch.tensor([1.0, float("inf"), 3.0])
     lineage = Lineage(torch.tensor([5, TOMBSTONE, 6]), torch.zeros(3, dtype=torch.int64))
-    loss = without_tombstones(Loss(per_row.sum(), 3.0, per_row), Batch(torch.ones(3), lineage))
+    loss = without_tombstones(Loss(per_row.sum(), 3.0, per_row), Batch(torch.ones(3), lineage).present)
     assert isinstance(loss, Loss)
     assert (float(loss.sum), float(loss.weight)) == (4.0, 2.0)
     with pytest.raises(BatchError, match="doesn't tell rows apart"):
-        without_tombstones(per_row.sum(), Batch(torch.ones(3), lineage))
+        without_tombstones(per_row.sum(), Batch(torch.ones(3), lineage).present)
 
 
 def test_hugging_face_weight_is_the_number_of_predicted_labels() -> None:

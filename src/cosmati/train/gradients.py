@@ -66,6 +66,18 @@ class StepGradients(NamedTuple):
     statistics: list[Tensor]
 
 
+class Seen(NamedTuple):
+    """What a microbatch tells beside its leaf: summed loss, its weight, and how many rows took part."""
+
+    loss: Tensor | float
+    weight: Tensor | float
+    num_rows: float
+
+
+NOTHING = Seen(0.0, 0.0, 0.0)
+"""Of a microbatch that isn't offered."""
+
+
 class StepPasses:
     """Computes `StepGradients`: one pass over the microbatches, and a second one for each method that asks.
 
@@ -82,7 +94,6 @@ class StepPasses:
         self._stopwatch = stopwatch
         self._tell = tell
         self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
-        self._zero = torch.zeros((), dtype=torch.float64, device=assembly.device)
 
     def __call__(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
         """Return the gradients of a sub-step.
@@ -109,45 +120,43 @@ class StepPasses:
         a = self._a
         scale = self._scale(step.batches)
         learns = turn.learning(step.frozen)
-        rows: list[Tensor] = []
+        seen: list[Seen] = []
+        norms: list[Tensor] = []
         statistics: list[Tensor] = []
         with a.layout.step([route.weights for route in step.routes], learns, measure=measure) as sums:
             for batch, position in zip(step.batches, step.positions, strict=True):
                 mark = a.statistics.clear()
                 with sums.slot(position.microbatch) as slot:
                     is_offered = step.routes[position.microbatch].offered
-                    own = self._microbatch(slot, batch, position, turn, scale) if is_offered else (self._zero,) * 3
+                    seen.append(self._microbatch(slot, batch, position, turn, scale) if is_offered else NOTHING)
+                norms += slot.norms
                 if a.statistics.layers:
                     statistics.append(a.statistics.read(mark))
-                rows.append(torch.stack([*own, *slot.norms]))
                 self._tell("leaf")
                 self._stopwatch.lap("backward")
-            facts = a.layout.gather(torch.stack(rows))
+            facts = a.layout.gather(_table(seen, norms, a.device))
             self._tell("tree")
             denominators = None if scale is None else self._denominators(facts[:, 1], step.routes, scale)
             root = sums.root(denominators)
-        losses, weights, num_rows, norms = facts[:, 0], facts[:, 1], facts[:, 2], facts[:, 3:]
+        losses, weights, num_rows, leaf_norms = facts[:, 0], facts[:, 1], facts[:, 2], facts[:, 3:]
         loss = losses.sum() / weights.sum() if any(route.offered for route in step.routes) else losses.sum()
         if measure and denominators is not None:
-            norms = norms / denominators
+            leaf_norms = leaf_norms / denominators
         self._stopwatch.lap("backward")
-        return StepGradients(root, loss, weights, norms if measure else None, num_rows, statistics)
+        return StepGradients(root, loss, weights, leaf_norms if measure else None, num_rows, statistics)
 
-    def _microbatch(
-        self, slot: Slot, batch: Batch, position: Position, turn: Turn, scale: float | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run one microbatch forward and backward; return its loss, weight and number of rows as float64 scalars."""
+    def _microbatch(self, slot: Slot, batch: Batch, position: Position, turn: Turn, scale: float | None) -> Seen:
+        """Run one microbatch forward and backward."""
         a = self._a
+        present = batch.present
         a.generators.seed(position_key(a.config.seed, "forward", position.clock.step, position.microbatch))
         with a.config.autocast(a.device):
-            result = without_tombstones(self._bound(turn.loss, position)(a.model, batch.data), batch)
+            result = without_tombstones(self._bound(turn.loss, position)(a.model, batch.data), present)
         self._tell("forward")
         self._stopwatch.lap("forward")
         objective, loss, weight = _objective(result, scale)
         slot.backward(objective)
-        present = batch.present
-        num_rows = batch.num_rows if present is None else int(present.sum())
-        return _scalar(loss, a.device), _scalar(weight, a.device), _scalar(float(num_rows), a.device)
+        return Seen(loss, weight, float(batch.num_rows if present is None else int(present.sum())))
 
     def _scale(self, batches: Sequence[Batch]) -> float | None:
         """Return the power of two near 1 / (weight of a step); None where the user's scalar is taken as it is.
@@ -186,7 +195,15 @@ def _objective(result: Tensor | Loss, scale: float | None) -> tuple[Tensor, Tens
     return summed * scale, summed.detach(), result.weight
 
 
-def _scalar(value: Tensor | float, device: torch.device) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach().double()
-    return torch.tensor(value, dtype=torch.float64, device=device)
+def _table(seen: Sequence[Seen], norms: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return loss, weight, number of rows and norms of each microbatch: float64 [n, 3 + regions]."""
+    columns = [_column([getattr(one, field) for one in seen], device) for field in Seen._fields]
+    if norms:
+        columns += torch.stack(list(norms)).view(len(seen), -1).unbind(1)
+    return torch.stack(columns, dim=1)
+
+
+def _column(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
+    if any(isinstance(value, Tensor) for value in values):
+        return torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device).detach() for v in values])
+    return torch.tensor(values, dtype=torch.float64, device=device)

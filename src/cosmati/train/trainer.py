@@ -208,7 +208,7 @@ class Trainer:
             with a.config.autocast(a.device):
                 result = loss_function(a.model, data)
         if has_lineage:
-            result = without_tombstones(result, batches[0])
+            result = without_tombstones(result, batches[0].present)
         loss = result.mean() if isinstance(result, Loss) else result
         self.finite.check(loss, self.clock.step, undo=lambda: a.statistics.put_back(statistics))
         self.stopwatch.lap("forward")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -34,24 +34,12 @@ class Admission(NamedTuple):
     Attributes:
         tensors: the parameters that may.
         indices: of these.
-        attenuation: of each.
+        attenuation: by index, of those whose gradient is neither denied nor whole.
     """
 
     tensors: list[Tensor]
-    indices: list[int]
-    attenuation: list[float]
-
-
-class Sum(Protocol):
-    """The tree over a step's leaves."""
-
-    def push(self, leaf: Leaf) -> None:
-        """Take a node of the tree's lowest level."""
-        ...
-
-    def root(self) -> Leaf:
-        """Return the sum; None where a parameter was absent from every leaf."""
-        ...
+    indices: frozenset[int]
+    attenuation: Mapping[int, float]
 
 
 class Whole:
@@ -95,14 +83,20 @@ class Whole:
     def step(self, routes: Sequence[RegionWeights], learns: frozenset[int], *, measure: bool) -> Iterator[WholeStep]:
         """Open a pass over the step's microbatches."""
         clear(self.tensors)
+        step = WholeStep(self, routes, learns, measure=measure)
         try:
-            yield WholeStep(self, routes, learns, measure=measure)
+            yield step
         finally:
+            step.close()
             clear(self.tensors)
 
     def _admission(self, weights: RegionWeights, learns: frozenset[int]) -> Admission:
         chosen = [p for p in self.parameters if p.index in learns and weights[p.region] != 0]
-        return Admission([p.tensor for p in chosen], [p.index for p in chosen], [weights[p.region] for p in chosen])
+        return Admission(
+            [p.tensor for p in chosen],
+            frozenset(p.index for p in chosen),
+            {p.index: weights[p.region] for p in chosen if weights[p.region] != 1},
+        )
 
     def commit(self, root: Pieces, learns: Collection[int], step: Callable[[], None]) -> frozenset[str]:
         """Put gradients in place and let the optimizers step."""
@@ -111,7 +105,8 @@ class Whole:
             gradient = root.tensors.get(parameter.name)
             if gradient is not None:
                 moved.append(parameter.name)
-                gradient = gradient.to(parameter.tensor.dtype)
+                if parameter.index in self.narrow:
+                    gradient = gradient.to(parameter.tensor.dtype)
             parameter.tensor.grad = gradient
         step()
         return frozenset(moved)
@@ -169,15 +164,34 @@ class WholeStep:
     ) -> None:
         self.layout = layout
         self.measures = measure
-        self._routes = routes
-        self._learns = learns
+        self._admissions = [layout.admission(weights, learns) for weights in routes]
         self._sum: PairSum | RankSum = (
             RankSum(layout.ranks, layout.tensors) if layout.ranks.is_parallel else PairSum(layout.tensors)
         )
+        self._slot: WholeSlot | None = None
+        watched = learns if measure else frozenset[int]().union(*(a.attenuation for a in self._admissions))
+        self._handles = [
+            layout.tensors[index].register_hook(self._arrival_of(index)) for index in watched - layout.narrow
+        ]
 
     def slot(self, microbatch: int) -> WholeSlot:
         """Return the slot of this rank's next microbatch."""
-        return WholeSlot(self, self.layout.admission(self._routes[microbatch], self._learns))
+        self._slot = WholeSlot(self, self._admissions[microbatch])
+        return self._slot
+
+    def _arrival_of(self, index: int) -> Callable[[Tensor], Tensor | None]:
+        """Attenuate and measure a gradient as it arrives, before it's summed."""
+
+        def arrive(gradient: Tensor) -> Tensor | None:
+            assert self._slot is not None, "backward runs in a slot"
+            return self._slot.arrived(index, gradient)
+
+        return arrive
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
 
     def fold(self, widened: Mapping[int, Tensor]) -> None:
         """Take the leaf that stands in the parameters' gradients, and the part of it that was brought to float32."""
@@ -230,44 +244,30 @@ class WholeSlot:
         Autograd prunes what isn't asked for: a denied weight gradient isn't computed, and the pass stops where nothing
         nearer the input learns.
         """
-        admitted = self._admission
-        if not admitted.tensors or not objective.requires_grad:
+        tensors, indices, attenuation = self._admission
+        layout = self._step.layout
+        if not tensors or not objective.requires_grad:
             return
-        handles = self._watch()
-        try:
-            torch.autograd.backward(objective, inputs=admitted.tensors)
-        finally:
-            for handle in handles:
-                handle.remove()
-        narrow = self._step.layout.narrow
-        for tensor, index, rho in zip(*admitted, strict=True) if narrow else ():
-            if index in narrow and tensor.grad is not None:
-                wide = tensor.grad.float()
-                tensor.grad = None
-                self._widened[index] = self._arrived(index, wide if rho == 1 else wide.mul_(rho))
+        if len(tensors) == len(layout.tensors):
+            objective.backward()
+        else:
+            torch.autograd.backward(objective, inputs=tensors)
+        for index in layout.narrow & indices:
+            gradient = layout.tensors[index].grad
+            if gradient is not None:
+                layout.tensors[index].grad = None
+                wide = gradient.float()
+                self.arrived(index, wide.mul_(attenuation[index]) if index in attenuation else wide, is_whole=True)
+                self._widened[index] = wide
 
-    def _watch(self) -> list[torch.utils.hooks.RemovableHandle]:
-        """Attenuate and measure each gradient as it arrives, before it's summed."""
-        step = self._step
-        return [
-            tensor.register_hook(self._on_arrival(index, rho))
-            for tensor, index, rho in zip(*self._admission, strict=True)
-            if (step.measures or rho != 1) and index not in step.layout.narrow
-        ]
-
-    def _on_arrival(self, index: int, rho: float) -> Callable[[Tensor], Tensor | None]:
-        if rho == 1:
-
-            def measure(gradient: Tensor) -> None:
-                self._arrived(index, gradient)
-
-            return measure
-        return lambda gradient: self._arrived(index, gradient * rho)
-
-    def _arrived(self, index: int, gradient: Tensor) -> Tensor:
+    def arrived(self, index: int, gradient: Tensor, *, is_whole: bool = False) -> Tensor | None:
+        """Take note of a gradient; return it attenuated, None where it stays as it is."""
+        rho = 1.0 if is_whole else self._admission.attenuation.get(index, 1.0)
+        if rho != 1:
+            gradient = gradient * rho
         if self._step.measures:
             self._seen[index] = torch.linalg.vector_norm(gradient)
-        return gradient
+        return gradient if rho != 1 else None
 
     def _regional_norms(self) -> list[Tensor]:
         """Return the leaf's norm in each region, of whole parameters in the model's order."""
