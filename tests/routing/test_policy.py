@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cosmati.errors import PolicyError
+from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy import (
     Phase,
     compile_policy,
@@ -284,3 +285,14 @@ def test_effective_weight_at_the_edges() -> None:
     for bad in ((math.nan, 1.0), (1.0, math.nan), (1.0, -0.1), (1.0, math.inf)):
         with pytest.raises(PolicyError, match="no product"):
             effective_weight(*bad)
+
+
+def test_a_branch_covers_what_is_below_it_and_not_what_begins_like_it() -> None:
+    taxonomy = Taxonomy("t", "1", tuple((path, "") for path in ("open/x", "openish/x", "open-like")))
+    policy = policy_of([{"class": ["open/**"], "weight": 1.0}])
+    found = compile_policy(policy, taxonomy=taxonomy, regions=PARTITION, num_steps=10)
+    assert dict(zip(found.classes, found.decision, strict=True)) == {
+        "open/x": ("admit", "admit"),
+        "openish/x": ("reject", "reject"),
+        "open-like": ("reject", "reject"),
+    }
