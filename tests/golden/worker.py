@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from torch import Tensor, nn
 
 import cosmati
-from cosmati import Classification, InMemory, LanguageModel, Observer, RunConfig, SubStep, Taxonomy, Trainer
+from cosmati import Classification, InMemory, LanguageModel, Loss, Observer, RunConfig, SubStep, Taxonomy, Trainer
 from cosmati.methods import EMA, SAM, GradientClipping, LabelSmoothing, LayerFreezing, MixUp, SelectiveBackprop
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.models.mlp import MLP
@@ -102,6 +102,22 @@ class Autoencoder(nn.Module):
         self.encode, self.decode = nn.Linear(6, 4), nn.Linear(4, 6)
 
 
+class Scales(nn.Module):
+    """Two products, whose gradients are the rows themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near, self.far = nn.Parameter(torch.ones(1, 3)), nn.Parameter(torch.ones(1, 3))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows * self.near + rows * self.far
+
+
+def total(model: Scales, data: Tensor) -> Loss:
+    per_row = model(data).sum(1)
+    return Loss(per_row.sum(), float(len(data)), per_row)
+
+
 def reconstruction(model: Autoencoder, data: tuple[Tensor, Tensor]) -> Tensor:
     return F.mse_loss(model.decode(torch.tanh(model.encode(data[0]))), data[0])
 
@@ -111,7 +127,11 @@ def separation(model: Autoencoder, data: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def source(kind: str, **options: Any) -> InMemory:
-    """Return 72 rows of two classes, of which a step takes 32."""
+    """Return rows of two classes: 72, of which a step takes 32, or a few zeros."""
+    if kind == "zeros":
+        # A gradient of -0 has to stay one where the other microbatches have none.
+        classes, rows = torch.arange(8) % 2, torch.tensor([[-0.0, 0.0, 1.0]]).repeat(8, 1)
+        return InMemory(rows, 2, class_ids=classes, class_names=("open", "doubtful"), **options)
     generator = torch.Generator().manual_seed(7)
     labels = torch.randint(4, (72,), generator=generator)
     if kind == "tokens":
@@ -193,6 +213,14 @@ RUNS = {
         config=FOUR | {"update_norm_every": 2},
         source={"tail": "pad"},
     ),
+    "zeros of both signs, governed, V = 2": Run(
+        Scales,
+        "zeros",
+        [SGD(lr=0.1, momentum=0.9)],
+        loss=total,
+        policy=policy(["near"]),
+        config={"num_microbatches": 2},
+    ),
     "gpt, AdamW, V = 1": gpt([AdamW(lr=1e-2)], config=ONE),
     "gpt, Muon and AdamW, V = 4": gpt(MUON, config=FOUR),
     "gpt, tied, dropout, V = 4": Run(
@@ -208,7 +236,11 @@ RUNS = {
     ),
     "gpt, governed, V = 1": gpt([SGD_MOMENTUM], policy=policy(["embedding.*", "blocks.0.*"]), config=ONE),
 }
-ON_TWO_RANKS = ("resnet, governed, padded, SAM, EMA, V = 4", "gpt, governed, phases, V = 4")
+ON_TWO_RANKS = (
+    "zeros of both signs, governed, V = 2",
+    "resnet, governed, padded, SAM, EMA, V = 4",
+    "gpt, governed, phases, V = 4",
+)
 
 
 class Digests(Observer):

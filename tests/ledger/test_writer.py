@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,59 @@ def test_a_second_writer_is_refused_and_a_stale_one_too(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="stale"):
         first.close()
     assert verify_ledger(tmp_path / "l").num_steps == 4
+
+
+def test_a_stale_writer_adds_nothing_to_the_files(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "l", KEY, 2)
+    first.flush()
+    (tmp_path / "l/lock").unlink()
+    with LedgerWriter.open(tmp_path / "l", key=KEY) as second:
+        append_steps(second, range(2, 4))
+        second.flush()
+        before = {name: (tmp_path / "l" / name).read_bytes() for name in ("wal", "details.jsonl", "checkpoint")}
+        append_steps(first, range(2, 3), salt="stale")
+        with pytest.raises(LedgerError, match="stale"):
+            first.flush()
+        assert {name: (tmp_path / "l" / name).read_bytes() for name in before} == before
+
+
+def test_a_stale_writer_signs_nothing_that_it_flushed_before(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "l", KEY, 2)
+    first.flush()
+    (tmp_path / "l/lock").unlink()
+    with LedgerWriter.open(tmp_path / "l", key=KEY) as second:
+        append_steps(second, range(2, 4))
+        head = second.checkpoint()
+        with pytest.raises(LedgerError, match="stale"):
+            first.checkpoint()
+        assert read_head(tmp_path / "l", KEY.verifier) == head
+    assert verify_ledger(tmp_path / "l").num_steps == 4
+
+
+def test_a_flush_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL can't show a missing sync, since the kernel keeps what was written; so the calls are counted."""
+    synced: list[tuple[int, int]] = []
+    really = {name: getattr(os, name) for name in ("fdatasync", "fsync") if hasattr(os, name)}
+    for name, function in really.items():
+
+        def sync(descriptor: int, function: Callable[[int], None] = function) -> None:
+            function(descriptor)
+            synced.append((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
+
+        monkeypatch.setattr(os, name, sync)
+    with write_run(tmp_path / "l", KEY, 1) as writer:
+        writer.flush()
+        for step in range(1, 4):
+            synced.clear()
+            writer.append(*step_entry(step))
+            writer.flush()
+            # All bytes of both files, the details before the entry that commits to them.
+            files = [(tmp_path / "l" / name).stat() for name in ("details.jsonl", "wal")]
+            assert synced == [(file.st_ino, file.st_size) for file in files]
+        synced.clear()
+        writer.checkpoint()
+        published = ("tile/entries/000.p/5", "checkpoint", "wal", ".")
+        assert {(tmp_path / "l" / name).stat().st_ino for name in published} <= {inode for inode, _ in synced}
 
 
 def test_a_resume_supersedes_and_compares(tmp_path: Path) -> None:

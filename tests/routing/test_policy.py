@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cosmati.errors import PolicyError
+from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy import (
     Phase,
     compile_policy,
@@ -245,3 +246,14 @@ def test_steps_and_phases_outside_the_run_have_no_route() -> None:
     for phase in (-1, 2):
         with pytest.raises(PolicyError, match=f"no phase {phase}"):
             policy.route_id(0, phase)
+
+
+def test_a_branch_covers_what_is_below_it_and_not_what_begins_like_it() -> None:
+    taxonomy = Taxonomy("t", "1", tuple((path, "") for path in ("open/x", "openish/x", "open-like")))
+    policy = policy_of([{"class": ["open/**"], "weight": 1.0}])
+    found = compile_policy(policy, taxonomy=taxonomy, regions=PARTITION, num_steps=10)
+    assert dict(zip(found.classes, found.decision, strict=True)) == {
+        "open/x": ("admit", "admit"),
+        "openish/x": ("reject", "reject"),
+        "open-like": ("reject", "reject"),
+    }

@@ -217,6 +217,15 @@ def test_verification_finds_every_change(tmp_path: Path) -> None:
         changed("manifest.json", b'"source":"notes"', b'"source":"notez"')
     )
     assert "class" in " ".join(changed("index.json", b"open/permissive", b"open/permissivf"))
+    # A manifest with another root, in an index that names it: only the rows themselves tell. Likewise another salt.
+    manifest = SourceManifest.from_bytes((tmp_path / "manifest.json").read_bytes())
+    forged_manifest = manifest.model_copy(update={"row_root": "0" * 64})
+    (tmp_path / "manifest.json").write_bytes(forged_manifest.to_bytes())
+    not_the_root = ("the rows' Merkle root isn't the manifest's",)
+    assert changed("index.json", manifest.digest.encode(), forged_manifest.digest.encode()) == not_the_root
+    (tmp_path / "manifest.json").write_bytes(manifest.to_bytes())
+    assert changed("salt.key", (tmp_path / "salt.key").read_bytes(), bytes(32)) == not_the_root
+    assert verify_source(url) == whole
     # A row exchanged with all hashes of the index made to fit: the manifest's digest and root still tell.
     shard = (tmp_path / "shard.00000.mds").read_bytes()
     forged = shard.replace(b"row 3 ", b"row 4 ", 1)
