@@ -19,6 +19,7 @@ from cosmati.methods.building_blocks.surgery import is_loaded_instance, stranger
 from cosmati.methods.gated_linear_units import GatedBlock, apply_gated_linear_units
 from cosmati.methods.stochastic_depth import apply_stochastic_depth
 from cosmati.models import gpt
+from tests.methods.cases import CASES
 
 CONFIG = {"width": 12, "num_blocks": 2, "num_heads": 3, "sequence_length": 8, "rotary": False}
 TOKENS = torch.arange(12).view(2, 6)
@@ -277,3 +278,28 @@ def test_strangers_stand_where_the_known_ones_do() -> None:
     assert strangers(model, [model[0][0], model[0][1], model[1][0], model[1][1]]) == {}
     assert strangers(model, [model[0][0], model[0][1], model[1][0]]) == {"1.1": model[1][1]}
     assert strangers(model, []) == {}
+
+
+LEFT_ALONE: dict[str, tuple[type[nn.Module], tuple[Any, ...]]] = {
+    "BlurPool": (nn.MaxPool2d, (2,)),
+    "Factorize": (nn.Linear, (8, 8)),
+    "GhostBatchNorm": (nn.BatchNorm2d, (4,)),
+    "GyroDropout": (nn.Dropout, ()),
+    "LowPrecisionGroupNorm": (nn.GroupNorm, (2, 4)),
+    "LowPrecisionLayerNorm": (nn.LayerNorm, (4,)),
+    "SqueezeExcite": (nn.Conv2d, (8, 8, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_subclasses_that_are_left_alone_are_named(name: str) -> None:
+    case = next(case for case in CASES if str(case) == name)
+    native, sizes = LEFT_ALONE[name]
+    model = nn.Sequential(type("MyLayer", (native,), {})(*sizes), nn.Flatten())
+    check = untouched(model)
+    with pytest.warns(UserWarning, match=rf"{name} changes nothing: .*left alone.* it has MyLayer\.$"):
+        case.on.apply(model)
+    assert check()
+    with pytest.warns(UserWarning, match=rf"{name} changes nothing: ") as said:
+        case.on.apply(nn.Sequential(nn.Flatten()))
+    assert "left alone" not in str(said[0].message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from cosmati.core.method import Method, Stage
 from cosmati.errors import PlanError
-from cosmati.methods.building_blocks.surgery import Optimizers
+from cosmati.methods.building_blocks.surgery import Optimizers, warn_unchanged
 
 __all__ = [
     "GroupNormInAutocast",
@@ -154,7 +153,7 @@ def _apply(
                 module.__dict__["low_precision"] = _PRECISIONS[precision]
                 found = True
     if not found:
-        warnings.warn(f"{method} changes nothing: {why}. Leave it out.", UserWarning, stacklevel=3)
+        warn_unchanged(f"{method} changes nothing: {why}. Leave it out.", model, native, stacklevel=4)
     return model
 
 

@@ -153,6 +153,14 @@ def replace_modules(model: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -
     return replaced.get(model, model)
 
 
+def warn_unchanged(why: str, model: nn.Module, *native: type[nn.Module], stacklevel: int = 3) -> None:
+    """Warn that a method found nothing to change, and name subclasses of the native layers that it changes."""
+    layers = [type(module) for module in model.modules() if isinstance(module, native)]
+    if names := sorted({kind.__name__ for kind in layers if kind not in native}):
+        why += f" Subclasses are left alone, since their function isn't known; it has {', '.join(names)}."
+    warnings.warn(why, UserWarning, stacklevel=stacklevel)
+
+
 def shared_parameters(model: nn.Module) -> set[int]:
     """Return the ids of parameters that several modules hold: tied weights."""
     seen: set[int] = set()
