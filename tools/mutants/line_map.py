@@ -1,0 +1,132 @@
+"""Which tests run which lines, from one run of the tests of each folder.
+
+The map is kept. A test whose own file and whose files of `src` haven't changed since isn't run again. Processes
+that a test starts are measured too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .nearest import Test
+from .sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from coverage import CoverageData
+
+FOLDERS = ("core", "train", "routing", "ledger", "optim", "golden", "test_*.py", "methods", "recipes", "docs")
+"""What may run lines of the five rooms and is quick enough, below `tests`, in the order in which it's mapped."""
+
+
+def read_or_build(root: Path, cache: Path, jobs: int) -> list[Test]:
+    """The map of the tree at `root`, from the cache as far as it still holds. Each folder is kept at once."""
+    path, digests = cache / "map.json", _digests(root)
+    known, done, changed = _read(path, digests)
+    known = [test for test in known if not _is_stale(test, changed)]
+    with Sandbox(root) as sandbox:
+        for folder in (folder for folder in FOLDERS if folder not in done):
+            started, files = time.monotonic(), sorted((root / "tests").glob(folder))
+            if files:
+                known = _run(sandbox, cache / "mapping", [str(file.relative_to(root)) for file in files], known, jobs)
+                print(f"lines of tests/{folder}: {time.monotonic() - started:.0f} s", flush=True)
+            done.append(folder)
+            _write(path, digests, known, done)
+    if failed := [test.name for test in known if test.outcome == "failed"]:
+        print("left out, since they fail without a mutant:", *failed, sep="\n  ")
+    return known
+
+
+def tree_digest(root: Path) -> str:
+    """One digest of everything that results depend on."""
+    return hashlib.sha256(json.dumps(_digests(root)).encode()).hexdigest()
+
+
+def _digests(root: Path) -> dict[str, str]:
+    files = [path for folder in ("src", "tests") for path in sorted((root / folder).rglob("*")) if path.is_file()]
+    files += [root / "pyproject.toml", root / "constraints.txt"]
+    return {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if path.exists() and "__pycache__" not in path.parts
+    }
+
+
+def _read(path: Path, digests: dict[str, str]) -> tuple[list[Test], list[str], set[str]]:
+    """The tests that are known, the folders that need no look, and the files that have changed."""
+    if not path.exists():
+        return [], [], set()
+    held = json.loads(path.read_text())
+    known = [
+        Test(**test | {"lines": {file: int(bits, 16) for file, bits in test["lines"].items()}})
+        for test in held["tests"]
+    ]
+    changed = {name for name in held["digests"] | digests if held["digests"].get(name) != digests.get(name)}
+    return known, [] if changed else held["done"], changed
+
+
+def _write(path: Path, digests: dict[str, str], tests: list[Test], done: list[str]) -> None:
+    known = [vars(test) | {"lines": {file: f"{bits:x}" for file, bits in test.lines.items()}} for test in tests]
+    path.write_text(json.dumps({"digests": digests, "done": done, "tests": known}))
+
+
+def _is_stale(test: Test, changed: set[str]) -> bool:
+    """Whether a test has to run again: it, what it runs, or what tests share has changed."""
+    shared = (name for name in changed if not name.startswith("src/") and not Path(name).name.startswith("test_"))
+    return test.file in changed or not changed.isdisjoint(test.lines) or any(shared)
+
+
+def _run(sandbox: Sandbox, folder: Path, files: list[str], known: list[Test], jobs: int) -> list[Test]:
+    """Run the tests of some files that aren't known; all tests that are known then, without those that are gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "known.json").write_text(json.dumps([test.name for test in known]))
+    (folder / "coverage.ini").write_text(
+        f"[run]\nsource = {sandbox.root / 'src'}\ndata_file = {folder / 'process'}\nparallel = true\n"
+        "context = ${MUTANTS_CURRENT}\npatch = _exit\ndisable_warnings = no-data-collected, module-not-imported\n"
+    )
+    sandbox.pytest(["-n", str(jobs), *files], {"MUTANTS_MAP": str(folder)})
+    seen = [json.loads(path.read_text()) for path in sorted(folder.glob("seen-*.json"))]
+    if not seen:
+        msg = f"pytest couldn't collect {' '.join(files)}. Run it by hand and mend what it says."
+        raise RuntimeError(msg)
+    lines: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    in_workers = ((test, path, int(bits, 16)) for facts in seen for test, path, bits in facts["lines"])
+    for test, path, bits in (*in_workers, *_in_processes(folder, sandbox.root)):
+        lines[test][path] |= bits
+    ran = {test: result for facts in seen for test, result in facts["tests"].items()}
+    collected = {name for facts in seen for name in facts["collected"]}
+    shutil.rmtree(folder)
+    return [
+        *(test for test in known if test.name in collected or not test.file.startswith(tuple(files))),
+        *(
+            Test(name=test, seconds=round(seconds, 4), outcome=outcome, lines=dict(lines[test]))
+            for test, (seconds, outcome) in ran.items()
+        ),
+    ]
+
+
+def _in_processes(folder: Path, root: Path) -> Iterator[tuple[str, str, int]]:
+    from coverage import CoverageData
+
+    for path in folder.glob("process.*"):
+        data = CoverageData(basename=str(path))
+        data.read()
+        yield from lines_by_test(data, root)
+
+
+def lines_by_test(data: CoverageData, root: Path) -> Iterator[tuple[str, str, int]]:
+    """Test, path below `root` and lines, as bits, of what was measured; what no test asked for is left out."""
+    for file in data.measured_files():
+        lines: dict[str, int] = defaultdict(int)
+        for line, contexts in data.contexts_by_lineno(file).items():
+            for test in contexts:
+                lines[test] |= 1 << line
+        path = Path(file).relative_to(root).as_posix()
+        yield from ((test, path, bits) for test, bits in lines.items() if test)
