@@ -12,6 +12,7 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,11 +115,13 @@ def _run(sandbox: Sandbox, folder: Path, files: list[str], known: list[Test], jo
 
 def _in_processes(folder: Path, root: Path) -> Iterator[tuple[str, str, int]]:
     from coverage import CoverageData
+    from coverage.exceptions import DataError
 
     for path in folder.glob("process.*"):
         data = CoverageData(basename=str(path))
-        data.read()
-        yield from lines_by_test(data, root)
+        with suppress(DataError):  # a process that was killed leaves half a file
+            data.read()
+            yield from lines_by_test(data, root)
 
 
 def lines_by_test(data: CoverageData, root: Path) -> Iterator[tuple[str, str, int]]:
