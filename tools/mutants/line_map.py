@@ -92,7 +92,7 @@ def _run(sandbox: Sandbox, folder: Path, files: list[str], known: list[Test], jo
         f"[run]\nsource = {sandbox.root / 'src'}\ndata_file = {folder / 'process'}\nparallel = true\n"
         "context = ${MUTANTS_CURRENT}\npatch = _exit\ndisable_warnings = no-data-collected, module-not-imported\n"
     )
-    sandbox.pytest(["-n", str(jobs), *files], {"MUTANTS_MAP": str(folder)})
+    sandbox.pytest(["-n", str(jobs if jobs > 1 else 0), *files], {"MUTANTS_MAP": str(folder)})
     seen = [json.loads(path.read_text()) for path in sorted(folder.glob("seen-*.json"))]
     if not seen:
         msg = f"pytest couldn't collect {' '.join(files)}. Run it by hand and mend what it says."

@@ -152,6 +152,6 @@ class Bench:
 
 
 def _imports(sandbox: Sandbox, mutant: Mutant) -> bool:
-    """Whether the changed module and everything above it can be imported."""
+    """Whether the changed module and the whole package can be imported."""
     module = mutant.path.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    return sandbox.python(["-c", f"import {module}, {module.split('.')[0]}"], seconds=120) == 0
+    return sandbox.imports(module, module.split(".", maxsplit=1)[0])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -26,19 +28,19 @@ ENVIRONMENT = {
 
 
 class Sandbox:
-    """A copy of the files that git knows or doesn't ignore, in a temporary folder."""
+    """A copy of the files that git knows or doesn't ignore, in a temporary folder, with a process that runs tests."""
 
     def __init__(self, root: Path) -> None:
         self._source = root
         self._folder = Path(tempfile.mkdtemp(prefix="mutants-")).resolve()
-        self._running: subprocess.Popen[bytes] | None = None
-        self._is_stopped = False
+        self._server: subprocess.Popen[bytes] | None = None
+        self._child = 0
         self.root = self._folder / "tree"
 
     def __enter__(self) -> Self:
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        listed = subprocess.run(command, cwd=self._source, check=True, capture_output=True, text=True).stdout  # noqa: S603 - fixed arguments
-        for name in listed.split("\0"):
+        listed = subprocess.run(command, cwd=self._source, check=True, capture_output=True)  # noqa: S603 - fixed
+        for name in listed.stdout.decode().split("\0"):
             if name and (self._source / name).is_file():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(self._source / name, self.root / name)
@@ -46,6 +48,8 @@ class Sandbox:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
+        if self._server is not None:
+            self._server.__exit__(kind, error, at)  # closes its pipes and waits
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @contextmanager
@@ -64,57 +68,55 @@ class Sandbox:
     def pytest(
         self, arguments: Sequence[str], variables: Mapping[str, str], *, seconds: float | None = None
     ) -> int | None:
-        """Run pytest in the copy; its exit status, or none where it took too long."""
+        """Run pytest in the copy; its exit status, or none where it took longer than `seconds`."""
         options = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "tools.mutants.plugin"]
-        return self.python(["-m", "pytest", *options, *arguments], variables, seconds=seconds)
+        return self._ask({"pytest": [*options, *arguments], "variables": dict(variables)}, seconds)
 
-    def python(
-        self,
-        arguments: Sequence[str],
-        variables: Mapping[str, str] | None = None,
-        *,
-        seconds: float | None = None,
-    ) -> int | None:
-        """Run Python in the copy; its exit status, or none where it took longer than `seconds`."""
+    def imports(self, *modules: str) -> bool:
+        """Whether these modules can be imported."""
+        return self._ask({"import": modules, "variables": {}}, 120) == 0
+
+    def stop(self) -> None:
+        """End everything that runs here."""
+        if self._server is not None:
+            self._server.kill()
+        self._end_child()
+
+    def _ask(self, request: dict[str, object], seconds: float | None) -> int | None:
         scratch = self._folder / "tmp"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
-        paths = [str(self.root / "src"), str(self.root), str(HERE)]
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "MAKE"))},
-            **ENVIRONMENT,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "TMPDIR": str(scratch),
-            **(variables or {}),
-        }
-        self._running = subprocess.Popen(  # noqa: S603 - our own tests
-            [sys.executable, *arguments],
-            cwd=self.root,
-            env=environment,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        self._server = self._server or self._start(scratch)
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
         try:
-            status = self._running.wait(seconds)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            self._end()
-        if self._is_stopped:
-            msg = "What ran in the sandbox was stopped from outside, so its status says nothing."
-            raise RuntimeError(msg)
-        return status
+            self._server.stdin.write(json.dumps(request).encode() + b"\n")
+            self._child = int(self._server.stdout.readline())
+            in_time, _, _ = select.select([self._server.stdout], [], [], seconds)
+            self._end_child()
+            status = int(self._server.stdout.readline())
+        except (BrokenPipeError, ValueError) as error:
+            msg = "The process that runs the tests has ended, so nothing more can be said about mutants."
+            raise RuntimeError(msg) from error
+        return status if in_time else None
 
-    def stop(self) -> None:
-        """End what runs, and let nothing more run."""
-        self._is_stopped = True
-        self._end()
+    def _start(self, scratch: Path) -> subprocess.Popen[bytes]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "MAKE"))}
+        paths = os.pathsep.join([str(self.root / "src"), str(self.root), str(HERE)])
+        return subprocess.Popen(
+            [sys.executable, "-m", "tools.mutants.forks"],
+            cwd=self.root,
+            env={**inherited, **ENVIRONMENT, "PYTHONPATH": paths, "TMPDIR": str(scratch)},
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,  # what `select` waits for mustn't lie in a buffer
+        )
 
-    def _end(self) -> None:
-        """End the process with all that it started."""
-        if self._running is not None:
+    def _end_child(self) -> None:
+        """End the run, with the processes that it started."""
+        if self._child:
             with suppress(ProcessLookupError):
-                os.killpg(self._running.pid, signal.SIGKILL)
-            self._running.wait()
+                os.killpg(self._child, signal.SIGKILL)
+        self._child = 0
