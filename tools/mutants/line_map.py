@@ -1,11 +1,12 @@
 """Which tests run which lines, from one run of the tests of each folder.
 
-The map is kept. A test whose own file and whose files of `src` haven't changed since isn't run again. Processes
-that a test starts are measured too.
+The map is kept. A test whose own file hasn't changed since, nor any of `src` and `tests` that it runs lines of, isn't
+run again. Processes that a test starts are measured too.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import shutil
@@ -29,8 +30,7 @@ FOLDERS = ("core", "train", "routing", "ledger", "optim", "golden", "test_*.py",
 def read_or_build(root: Path, cache: Path, jobs: int) -> list[Test]:
     """The map of the tree at `root`, from the cache as far as it still holds. Each folder is kept at once."""
     path, digests = cache / "map.json", _digests(root)
-    known, done, changed = _read(path, digests)
-    known = [test for test in known if not _is_stale(test, changed)]
+    known, done = _read(path, digests)
     with Sandbox(root) as sandbox:
         for folder in (folder for folder in FOLDERS if folder not in done):
             started, files = time.monotonic(), sorted((root / "tests").glob(folder))
@@ -59,28 +59,27 @@ def _digests(root: Path) -> dict[str, str]:
     }
 
 
-def _read(path: Path, digests: dict[str, str]) -> tuple[list[Test], list[str], set[str]]:
-    """The tests that are known, the folders that need no look, and the files that have changed."""
+def _read(path: Path, digests: dict[str, str]) -> tuple[list[Test], list[str]]:
+    """The tests that still hold, and the folders in which nothing has to be looked for."""
     if not path.exists():
-        return [], [], set()
+        return [], []
     held = json.loads(path.read_text())
-    known = [
+    tests = [
         Test(**test | {"lines": {file: int(bits, 16) for file, bits in test["lines"].items()}})
         for test in held["tests"]
     ]
     changed = {name for name in held["digests"] | digests if held["digests"].get(name) != digests.get(name)}
-    return known, [] if changed else held["done"], changed
+    if any(name.endswith(("conftest.py", ".toml", ".txt")) for name in changed):
+        return [], []
+    stale = {test.name for test in tests if test.file in changed or not changed.isdisjoint(test.lines)}
+    touched = changed | {test.file for test in tests if test.name in stale}
+    done = [folder for folder in held["done"] if not fnmatch.filter(touched, f"tests/{folder}*")]
+    return [test for test in tests if test.name not in stale], done
 
 
 def _write(path: Path, digests: dict[str, str], tests: list[Test], done: list[str]) -> None:
     known = [vars(test) | {"lines": {file: f"{bits:x}" for file, bits in test.lines.items()}} for test in tests]
     path.write_text(json.dumps({"digests": digests, "done": done, "tests": known}))
-
-
-def _is_stale(test: Test, changed: set[str]) -> bool:
-    """Whether a test has to run again: it, what it runs, or what tests share has changed."""
-    shared = (name for name in changed if not name.startswith("src/") and not Path(name).name.startswith("test_"))
-    return test.file in changed or not changed.isdisjoint(test.lines) or any(shared)
 
 
 def _run(sandbox: Sandbox, folder: Path, files: list[str], known: list[Test], jobs: int) -> list[Test]:
@@ -89,8 +88,9 @@ def _run(sandbox: Sandbox, folder: Path, files: list[str], known: list[Test], jo
     folder.mkdir(parents=True)
     (folder / "known.json").write_text(json.dumps([test.name for test in known]))
     (folder / "coverage.ini").write_text(
-        f"[run]\nsource = {sandbox.root / 'src'}\ndata_file = {folder / 'process'}\nparallel = true\n"
-        "context = ${MUTANTS_CURRENT}\npatch = _exit\ndisable_warnings = no-data-collected, module-not-imported\n"
+        f"[run]\nsource = {sandbox.root / 'src'}, {sandbox.root / 'tests'}\ndata_file = {folder / 'process'}\n"
+        "parallel = true\ncontext = ${MUTANTS_CURRENT}\n"
+        "patch = _exit\ndisable_warnings = no-data-collected, module-not-imported\n"
     )
     sandbox.pytest(["-n", str(jobs if jobs > 1 else 0), *files], {"MUTANTS_MAP": str(folder)})
     seen = [json.loads(path.read_text()) for path in sorted(folder.glob("seen-*.json"))]
