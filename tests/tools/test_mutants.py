@@ -101,6 +101,14 @@ def test_a_mutant_knows_its_line_its_function_and_whether_it_runs_at_import() ->
     assert (found["41"].spans, found["41"].at_import) == (((8, 8), function, in_class, everything), False)
 
 
+def test_a_constant_knows_where_it_is_read() -> None:
+    source = (
+        b"A = 7\n\nclass B:\n    c: int = 7\n\n    def d(self):\n        A = 7\n        return self.c\n\nprint(A)\n"
+    )
+    uses = {m.line: m.uses for m in find(source, "page.py") if m.kind == "off by one"}
+    assert uses == {1: (10,), 4: (8,), 7: ()}
+
+
 def test_a_sample_is_even_over_lines_and_fixed_by_its_seed() -> None:
     source = b"x = 5\nf(1, 2, 3, 4, 5, 6, 7, 8)\ny = a < b\n" * 40
     mutants = list(find(source, "page.py"))
@@ -111,9 +119,9 @@ def test_a_sample_is_even_over_lines_and_fixed_by_its_seed() -> None:
     assert Counter(m.key for m in draw(mutants, "seed")) == Counter(m.key for m in mutants)
 
 
-def mutant(path: str = "src/cosmati/core/page.py", *, at_import: bool = False) -> Mutant:
-    spans = ((5, 6), (3, 9), (1, 20))
-    return Mutant(path=path, line=5, spans=spans, at_import=at_import, kind="not", edit=(0, 0, ""))
+def mutant(*, at_import: bool = False, uses: tuple[int, ...] = ()) -> Mutant:
+    path, spans = "src/cosmati/core/page.py", ((5, 6), (3, 9), (1, 20))
+    return Mutant(path=path, line=5, spans=spans, at_import=at_import, uses=uses, kind="not", edit=(0, 0, ""))
 
 
 def mapped(name: str, seconds: float, *lines: int, outcome: str = "passed") -> MappedTest:
@@ -146,6 +154,7 @@ def test_a_line_that_no_test_runs_gets_those_of_its_function_then_of_its_file_th
     assert choose(mutant(), [far, room, file, function]) == [function]
     assert choose(mutant(), [far, room, file]) == [file]
     assert choose(mutant(), [far, golden, room]) == [room, golden]
+    assert choose(mutant(at_import=True, uses=(1, 15)), [far, room, file, function]) == [file]
 
 
 def test_one_case_of_every_test_comes_before_the_second_of_any() -> None:

@@ -95,7 +95,7 @@ def _run(sandbox: Sandbox, folder: Path, files: list[str], known: list[Test], jo
     sandbox.pytest(["-n", str(jobs if jobs > 1 else 0), *files], {"MUTANTS_MAP": str(folder)})
     seen = [json.loads(path.read_text()) for path in sorted(folder.glob("seen-*.json"))]
     if not seen:
-        msg = f"pytest couldn't collect {' '.join(files)}. Run it by hand and mend what it says."
+        msg = f"pytest couldn't run {' '.join(files)}:\n{sandbox.last_words}"
         raise RuntimeError(msg)
     lines: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     in_workers = ((test, path, int(bits, 16)) for facts in seen for test, path, bits in facts["lines"])

@@ -42,14 +42,16 @@ class Test:
 def choose(mutant: Mutant, tests: Iterable[Test], seconds: float = SECONDS) -> list[Test]:
     """The tests nearest to a mutant, in the order in which to run them.
 
-    They are those that run its statement; where there are none, its function, then its class, then its file; at
-    last all tests of its room and those of the golden bits. For a statement that runs at import come those of the
-    whole house (`tests/test_*.py`). The tests of its room come first, quick ones before slow ones; of a test with
-    many parameters a second case is taken once every other test has its first.
+    They are those that run its statement, or lines that name the constant that it may change; where there are none,
+    its function, then its class, then its file; at last all tests of its room and those of the golden bits. For a
+    statement that runs at import come those of the whole house (`tests/test_*.py`). The tests of its room come first,
+    quick ones before slow ones; of a test with many parameters a second case is taken once every other test has its
+    first.
     """
     passed = [test for test in tests if test.outcome == "passed"]
     room = f"tests/{mutant.path.split('/')[2]}/"
-    found: list[Test] = []
+    uses = [(line, line) for line in mutant.uses]
+    found = [test for test in passed if any(test.runs(mutant.path, span) for span in uses)]
     for span in mutant.spans:
         found = found or [test for test in passed if test.runs(mutant.path, span)]
     if not found:

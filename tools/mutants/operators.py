@@ -8,6 +8,7 @@ read is left alone: docstrings and other strings, annotations, what an exception
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
@@ -80,13 +81,15 @@ class Mutant:
     """One change in one file.
 
     `spans` are the lines of the statement that it stands in, of the function and the classes around it and of the
-    file, from the inside out. A mutant `at_import` stands in no function's body.
+    file, from the inside out. A mutant `at_import` stands in no function's body; `uses` are the lines of the file that
+    name what it may change, a constant or a field.
     """
 
     path: str
     line: int
     spans: tuple[Span, ...]
     at_import: bool
+    uses: tuple[int, ...]
     kind: str
     edit: Edit
 
@@ -117,9 +120,24 @@ def find(source: bytes, path: str) -> Iterator[Mutant]:
     """Every mutant of a file, in the order of its syntax tree. Some may not be real."""
     tree, text = ast.parse(source), _Text(source)
     everything = (1, len(source.splitlines()))
+    named, by_line = _names(tree)
     for node, spans, at_import in _live(tree, (everything,), at_import=True):
+        uses = tuple(sorted(named[by_line[spans[0][0]]])) if at_import and spans[0][0] in by_line else ()
         for kind, edit in _edits(node, text):
-            yield Mutant(path=path, line=node.lineno, spans=spans, at_import=at_import, kind=kind, edit=edit)
+            yield Mutant(path=path, line=node.lineno, spans=spans, at_import=at_import, uses=uses, kind=kind, edit=edit)
+
+
+def _names(tree: ast.Module) -> tuple[dict[str, set[int]], dict[int, str]]:
+    """On which lines each name is read, and what the assignment that starts on a line gives a value to."""
+    read: dict[str, set[int]] = defaultdict(set)
+    assigned = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(ctx=ast.Load()) | ast.Attribute(ctx=ast.Load()):
+                read[_name(node)].add(node.lineno)
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                assigned[node.lineno] = name
+    return read, assigned
 
 
 class _Text:

@@ -49,8 +49,15 @@ class Chosen:
         for item in items:
             item.add_marker(pytest.mark.timeout(self._seconds[item.nodeid]))
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Write down what couldn't be collected."""
+        self._note(report)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write down what failed, one test a line."""
+        """Write down what failed."""
+        self._note(report)
+
+    def _note(self, report: pytest.CollectReport | pytest.TestReport) -> None:
         if report.failed:
             with self._failed.open("a") as file:
                 file.write(f"{report.nodeid}\n")

@@ -85,13 +85,15 @@ class Bench:
 
     def failing_alone(self, tests: Sequence[Test]) -> set[str]:
         """Which of these tests fail without a mutant, run by themselves in their order."""
+        if not tests:
+            return set()
         sandbox = self._free.get()
         try:
             status, failed = self._run_tests(sandbox, tests, stop_at_first=False)
         finally:
             self._free.put(sandbox)
         if status not in {0, 1}:
-            msg = f"pytest ended with {status} on the tree without a mutant, so its tests say nothing about mutants."
+            msg = f"pytest ended with {status} on the tree without a mutant:\n{sandbox.last_words}"
             raise RuntimeError(msg)
         return set(failed)
 
@@ -121,8 +123,6 @@ class Bench:
         return result
 
     def _judge(self, sandbox: Sandbox, mutant: Mutant, tests: Sequence[Test]) -> tuple[str, str]:
-        if mutant.at_import and not _imports(sandbox, mutant):
-            return BREAKS_IMPORT, ""
         if not tests:
             return SURVIVED, "no test"
         status, failed = self._run_tests(sandbox, tests)
@@ -130,9 +130,14 @@ class Bench:
             return KILLED, "time-out"
         if status in {0, 5}:  # 5: none of the chosen tests was collected, so none failed
             return SURVIVED, ""
-        if failed:
-            return KILLED, failed[0]
-        return (KILLED, f"exit {status}") if _imports(sandbox, mutant) else (BREAKS_IMPORT, "")
+        by = failed[0] if failed else f"signal {-status}"
+        is_a_test = "::" in by  # else a module that couldn't be collected, or nothing at all
+        if (mutant.at_import or not is_a_test) and not _imports(sandbox, mutant):
+            return BREAKS_IMPORT, ""
+        if failed or status < 0:
+            return KILLED, by
+        msg = f"pytest ended with {status} and no test failed:\n{sandbox.last_words}"
+        raise RuntimeError(msg)
 
     @staticmethod
     def _run_tests(

@@ -35,6 +35,7 @@ class Sandbox:
         self._folder = Path(tempfile.mkdtemp(prefix="mutants-")).resolve()
         self._server: subprocess.Popen[bytes] | None = None
         self._child = 0
+        self._output = self._folder / "output"
         self.root = self._folder / "tree"
 
     def __enter__(self) -> Self:
@@ -76,6 +77,11 @@ class Sandbox:
         """Whether these modules can be imported."""
         return self._ask({"import": modules, "variables": {}}, 120) == 0
 
+    @property
+    def last_words(self) -> str:
+        """The end of what the last run printed."""
+        return "\n".join(self._output.read_text(errors="replace").splitlines()[-40:])
+
     def stop(self) -> None:
         """End everything that runs here."""
         if self._server is not None:
@@ -90,7 +96,7 @@ class Sandbox:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         try:
-            self._server.stdin.write(json.dumps(request).encode() + b"\n")
+            self._server.stdin.write(json.dumps(request | {"output": str(self._output)}).encode() + b"\n")
             self._child = int(self._server.stdout.readline())
             in_time, _, _ = select.select([self._server.stdout], [], [], seconds)
             self._end_child()
