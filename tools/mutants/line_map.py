@@ -35,7 +35,7 @@ def read_or_build(root: Path, cache: Path, jobs: int) -> list[Test]:
         for folder in (folder for folder in FOLDERS if folder not in done):
             started, files = time.monotonic(), sorted((root / "tests").glob(folder))
             if files:
-                known = _run(sandbox, cache / "mapping", [str(file.relative_to(root)) for file in files], known, jobs)
+                known = _run(sandbox, [str(file.relative_to(root)) for file in files], known, jobs)
                 print(f"lines of tests/{folder}: {time.monotonic() - started:.0f} s", flush=True)
             done.append(folder)
             _write(path, digests, known, done)
@@ -82,10 +82,10 @@ def _write(path: Path, digests: dict[str, str], tests: list[Test], done: list[st
     path.write_text(json.dumps({"digests": digests, "done": done, "tests": known}))
 
 
-def _run(sandbox: Sandbox, folder: Path, files: list[str], known: list[Test], jobs: int) -> list[Test]:
+def _run(sandbox: Sandbox, files: list[str], known: list[Test], jobs: int) -> list[Test]:
     """Run the tests of some files that aren't known; all tests that are known then, without those that are gone."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder = sandbox.root.parent / "mapping"
+    folder.mkdir()
     (folder / "known.json").write_text(json.dumps([test.name for test in known]))
     (folder / "coverage.ini").write_text(
         f"[run]\nsource = {sandbox.root / 'src'}, {sandbox.root / 'tests'}\ndata_file = {folder / 'process'}\n"
