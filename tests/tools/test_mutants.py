@@ -124,9 +124,9 @@ def mutant(*, at_import: bool = False, uses: tuple[int, ...] = ()) -> Mutant:
     return Mutant(path=path, line=5, spans=spans, at_import=at_import, uses=uses, kind="not", edit=(0, 0, ""))
 
 
-def mapped(name: str, seconds: float, *lines: int, outcome: str = "passed") -> MappedTest:
+def mapped(name: str, work: float, *lines: int, outcome: str = "passed") -> MappedTest:
     bits = sum(1 << line for line in lines)
-    return MappedTest(name=name, seconds=seconds, outcome=outcome, lines={"src/cosmati/core/page.py": bits})
+    return MappedTest(name=name, work=work, seconds=9.0, outcome=outcome, lines={"src/cosmati/core/page.py": bits})
 
 
 def names(tests: list[MappedTest]) -> list[str]:
@@ -160,8 +160,8 @@ def test_a_line_that_no_test_runs_gets_those_of_its_function_then_of_its_file_th
 def test_one_case_of_every_test_comes_before_the_second_of_any() -> None:
     cases = [mapped(f"tests/core/a.py::f[{n}]", 1, 5) for n in range(4)]
     other = mapped("tests/core/a.py::g", 2, 5)
-    assert choose(mutant(), [*cases, other], seconds=4) == [cases[0], cases[1], other]
-    assert choose(mutant(), [mapped("tests/core/a.py::slow", 100, 5)], seconds=4) != []
+    assert choose(mutant(), [*cases, other], work=4) == [cases[0], cases[1], other]
+    assert choose(mutant(), [mapped("tests/core/a.py::slow", 100, 5)], work=4) != []
 
 
 TOY = {

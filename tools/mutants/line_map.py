@@ -107,8 +107,8 @@ def _run(sandbox: Sandbox, files: list[str], known: list[Test], jobs: int) -> li
     return [
         *(test for test in known if test.name in collected or not test.file.startswith(tuple(files))),
         *(
-            Test(name=test, seconds=round(seconds, 4), outcome=outcome, lines=dict(lines[test]))
-            for test, (seconds, outcome) in ran.items()
+            Test(name=test, work=round(work, 4), seconds=round(seconds, 4), outcome=outcome, lines=dict(lines[test]))
+            for test, (work, seconds, outcome) in ran.items()
         ),
     ]
 

@@ -8,18 +8,20 @@ from dataclasses import dataclass
 
 from .operators import Mutant
 
-SECONDS = 90.0
-"""What the tests of one mutant may take together, as they took when the map was made."""
+WORK = 90.0
+"""Processor seconds that the tests of one mutant may take together, as they took when the map was made."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Test:
     """One test as it ran on the tree without mutants: passed, failed or skipped.
 
-    `lines[path]` has bit `n` set where line `n` ran.
+    `work` are the seconds of its processes, its `seconds` those of the clock on the wall, which other work on the
+    machine makes longer. `lines[path]` has bit `n` set where line `n` ran.
     """
 
     name: str
+    work: float
     seconds: float
     outcome: str
     lines: dict[str, int]
@@ -39,7 +41,7 @@ class Test:
         return (self.lines.get(path, 0) >> span[0]) & ((1 << (span[1] - span[0] + 1)) - 1) != 0
 
 
-def choose(mutant: Mutant, tests: Iterable[Test], seconds: float = SECONDS) -> list[Test]:
+def choose(mutant: Mutant, tests: Iterable[Test], work: float = WORK) -> list[Test]:
     """The tests nearest to a mutant, in the order in which to run them.
 
     They are those that run its statement, or lines that name the constant that it may change; where there are none,
@@ -59,19 +61,18 @@ def choose(mutant: Mutant, tests: Iterable[Test], seconds: float = SECONDS) -> l
     if mutant.at_import:
         found += [test for test in passed if test.name.startswith("tests/test_") and test not in found]
     chosen: list[Test] = []
-    left = seconds
     for test in _spread(found, room):
-        if test.seconds <= left or not chosen:
+        if test.work <= work or not chosen:
             chosen.append(test)
-            left -= test.seconds
-    return sorted(chosen, key=lambda test: (not test.name.startswith(room), test.seconds))
+            work -= test.work
+    return sorted(chosen, key=lambda test: (not test.name.startswith(room), test.work))
 
 
 def _spread(found: list[Test], room: str) -> list[Test]:
     """Tests of the room first, then one case of each test, then the second ones, and so on; quick before slow."""
     rounds: dict[str, int] = defaultdict(int)
     keys = {}
-    for test in sorted(found, key=lambda test: test.seconds):
-        keys[test.name] = (not test.name.startswith(room), rounds[test.function], test.seconds)
+    for test in sorted(found, key=lambda test: test.work):
+        keys[test.name] = (not test.name.startswith(room), rounds[test.function], test.work)
         rounds[test.function] += 1
     return sorted(found, key=lambda test: keys[test.name])

@@ -70,6 +70,7 @@ class Mapping:
         self._folder = folder
         self._known: set[str] = set(json.loads((folder / "known.json").read_text()))
         self._collected: list[str] = []
+        self._work: dict[str, float] = {}
         self._duration: dict[str, float] = defaultdict(float)
         self._outcome: dict[str, str] = {}
         worker = getattr(config, "workerinput", None)
@@ -97,9 +98,11 @@ class Mapping:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Name the context after the test."""
         os.environ[CURRENT] = item.nodeid
+        before = sum(os.times()[:4])
         if self._coverage is not None:
             self._coverage.switch_context(item.nodeid)
         yield
+        self._work[item.nodeid] = sum(os.times()[:4]) - before
         if self._coverage is not None:
             self._coverage.switch_context("")
 
@@ -113,7 +116,7 @@ class Mapping:
         """Write what this process saw."""
         facts = {
             "collected": self._collected,
-            "tests": {test: (self._duration[test], outcome) for test, outcome in self._outcome.items()},
+            "tests": {test: (self._work[test], self._duration[test], self._outcome[test]) for test in self._work},
             "lines": [] if self._coverage is None else self._lines(self._coverage, session.config.rootpath),
         }
         (self._folder / f"seen-{self._name}.json").write_text(json.dumps(facts))
