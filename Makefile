@@ -7,13 +7,13 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 QUICKSTART_EXTRAS := vision,explorer
-TEST_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,test
+TEST_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,test,mutants
 CHECK_EXTRAS := $(TEST_EXTRAS),check,docs
 DOCS_EXTRAS := $(QUICKSTART_EXTRAS),study,docs
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test golden bits check methods bench docs
+.PHONY: help quickstart test golden bits mutants check methods bench docs
 .NOTPARALLEL:
 
 help: ## show this list
@@ -30,6 +30,10 @@ golden: $(VENV)/.with-test ## write this platform's digests of training (tests/g
 
 bits: $(VENV)/.with-test ## compare the bits of training with another commit's (BASE=HEAD~1) on this machine
 	$(BIN)/python tools/compare_bits.py $(BASE)
+
+mutants: $(VENV)/.with-test ## plant small mistakes (N=400, SEED=the commit) and see which the tests notice
+	@$(BIN)/python -m tools.mutants $(if $(N),--num $(N)) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(ROOMS),--rooms $(ROOMS)) $(if $(JOBS),--jobs $(JOBS)) $(if $(AGAIN),--again $(AGAIN))
 
 check: $(VENV)/.with-check ## lint, format, types, layers, sizes and the build of the docs
 	$(BIN)/ruff check

@@ -66,3 +66,50 @@ def test_seconds_follow_the_clock_and_have_no_steps() -> None:
         budget.step_of("0.5dur")
     with pytest.raises(PlanError, match="can't be placed"):
         budget.fraction_of("3ba")
+
+
+def test_a_span_is_scaled_in_its_own_unit_and_a_fraction_stays() -> None:
+    assert Time.parse("10ba").scaled(1.5) == Time(15.0, Unit.STEP)
+    assert Time.parse("0.3dur").scaled(1.5) == Time(0.3, Unit.FRACTION)
+
+
+def test_the_clock_counts_each_unit_by_itself() -> None:
+    clock = Clock(step=7, epoch=2, step_in_epoch=1, rows=112, tokens=896, seconds=3.5)
+    amounts = {unit: clock.amount(unit) for unit in Unit if unit is not Unit.FRACTION}
+    assert amounts == {Unit.STEP: 7, Unit.EPOCH: 2, Unit.ROW: 112, Unit.TOKEN: 896, Unit.SECOND: 3.5}
+    assert all(type(amount) is float for amount in amounts.values())
+    assert Clock() == (0, 0, 0, 0, 0, 0.0)
+
+
+def test_without_more_a_step_is_a_row_and_a_row_is_a_token() -> None:
+    assert Budget(Time.parse("64sp")).num_steps == Budget(Time.parse("64tok")).num_steps == 64
+    assert Budget(Time.parse("64ba")).ratio == 1
+
+
+def test_a_run_has_a_step_at_least() -> None:
+    assert Budget(Time.parse("0.2ba")).num_steps == 1
+    assert Budget(Time.parse("3ba"), ratio=0.1).num_steps == 1
+    assert Budget(Time.parse("0.001ba")).fraction_of("0.0005ba") == 0.5, "any length over 0 is one"
+
+
+def test_epochs_of_data_without_length_are_placed_among_themselves() -> None:
+    budget = Budget(Time.parse("4ep"))
+    assert budget.num_steps is None
+    assert budget.fraction_of("1ep") == 0.25
+    assert budget.fraction_of("0ba") == 0, "nothing is nothing in any unit"
+    assert budget.fraction_of(Time.parse("0.5dur")) == 0.5
+    assert (budget.elapsed(Clock(epoch=1)), budget.elapsed(Clock(epoch=9))) == (0.25, 1)
+    assert [budget.is_over(Clock(epoch=n)) for n in (3, 4, 5)] == [False, True, True]
+    with pytest.raises(PlanError, match="can't be placed"):
+        budget.fraction_of("10ba")
+
+
+def test_dilated_seconds_are_longer() -> None:
+    budget = Budget(Time.parse("90sec"), ratio=2.0)
+    assert budget.elapsed(Clock(seconds=45.0)) == 0.25
+    assert [budget.is_over(Clock(seconds=s)) for s in (179.0, 180.0)] == [False, True]
+
+
+def test_a_dilated_run_places_its_steps_in_itself() -> None:
+    budget = Budget(Time.parse("100ba"), ratio=3.0)
+    assert (budget.step_of("0.5dur"), budget.step_of("10ba")) == (150, 30)

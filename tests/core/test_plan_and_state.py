@@ -1,6 +1,8 @@
 """The plan's order, refusals and promises; digests of parameters."""
 
 import dataclasses
+import json
+import struct
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,12 +11,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import Parameter
 
-from cosmati.core.batch import InputKind
-from cosmati.core.method import Method, Stage
-from cosmati.core.plan import Facts, make_plan
-from cosmati.core.state import CHUNK_BYTES, merkle_root, parameter_root, tensor_root
-from cosmati.errors import PlanError
+from cosmati.core.batch import Batch, InputKind
+from cosmati.core.method import Coupling, Method, Position, Stage
+from cosmati.core.plan import Facts, describe, make_plan
+from cosmati.core.state import (
+    CHUNK_BYTES,
+    merkle_root,
+    model_tensors,
+    optimizer_tensors,
+    parameter_root,
+    restore_optimizer,
+    tensor_root,
+)
+from cosmati.errors import CheckpointError, PlanError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,3 +122,174 @@ def test_parameter_root_ignores_layout_and_sees_every_change() -> None:
     assert len(roots) == 5
     big = torch.zeros(CHUNK_BYTES // 4 + 1)
     assert tensor_root("b", big) != tensor_root("b", big[:-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coupled(Method):
+    stage: ClassVar[Stage] = Stage.MIX
+    rows: bool = True
+    hidden: int = dataclasses.field(default=3, init=False)
+
+    @property
+    def couples(self) -> frozenset[Coupling]:
+        return frozenset({"rows"}) if self.rows else frozenset({"regions"})
+
+    def batch(self, batch: Batch, at: Position) -> Batch:
+        return batch
+
+
+def test_the_plan_in_words() -> None:
+    facts = dataclasses.replace(FACTS, row_coupled_layers=("norm1",), denied=(("copyleft", "trunk"),))
+    assert str(make_plan([Late(), Coupled()], facts)).splitlines() == [
+        "V = 4 microbatches a step, 8 rows each; rows are coupled by: Coupled, norm1",
+        "     mix  Coupled()",
+        "   label  Late()",
+        "broken  parity: methods change the step: Coupled(), Late()",
+        "holds   resume: model, optimizer, method states and the clock are all the state",
+        "holds   elastic: any number of ranks that divides V = 4",
+        "broken  replayable: no ledger is kept",
+        "holds   no_direct_write(copyleft, trunk): its leaf is absent, and its denominator separate",
+    ]
+    by_hand = make_plan([], Facts(num_microbatches=1, rows_per_microbatch=None, positional_data=True))
+    assert by_hand.lines[0] == "V = 1 microbatches a step, as the batch gives rows each; rows are coupled by: nothing"
+    assert describe(Coupled(rows=False)) == "Coupled(rows=False)"
+
+
+def test_methods_by_stage_and_by_hook() -> None:
+    early, late, coupled = Early(), Late(), Coupled()
+    plan = make_plan([late, coupled, early], FACTS)
+    assert plan.methods == (early, coupled, late)
+    assert plan.at(Stage.SHAPE, Stage.LABEL) == (early, late)
+    assert plan.with_hook("batch") == (coupled,)
+    assert plan.with_hook("after") == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "broken"),
+    [
+        ({}, set()),
+        ({"host_clock": True}, {"resume", "elastic", "replayable"}),
+        ({"positional_data": False}, {"resume", "elastic", "replayable"}),
+        ({"deterministic": False}, {"resume", "elastic", "replayable"}),
+        ({"num_microbatches": 1}, {"elastic"}),
+        ({"num_microbatches": 2}, set()),
+        ({"stateful_buffers": ("running",)}, {"elastic"}),
+        ({"has_ledger": False}, {"replayable"}),
+    ],
+)
+def test_each_fact_breaks_its_promises_and_no_others(change: dict[str, object], broken: set[str]) -> None:
+    facts = dataclasses.replace(FACTS, **{"has_ledger": True, **change})  # type: ignore[arg-type]
+    plan = make_plan([], facts)
+    assert {guarantee.name for guarantee in plan.guarantees if not guarantee.holds} == broken
+    assert make_plan([Early()], facts).holds("parity") is False
+    assert {name for name in ("parity", "resume", "elastic", "replayable") if not plan.holds(name)} == broken
+
+
+def test_coupled_regions_write_where_coupled_rows_do_not() -> None:
+    facts = dataclasses.replace(FACTS, denied=(("a", "trunk"), ("b", "head")))
+    names = ["no_direct_write(a, trunk)", "no_direct_write(b, head)"]
+    assert [make_plan([Coupled()], facts).holds(name) for name in names] == [True, True]
+    plan = make_plan([Coupled(rows=False)], facts)
+    assert [plan.holds(name) for name in names] == [False, False]
+    assert plan.guarantees[-1].because == "Coupled(rows=False) couples regions"
+    assert not plan.holds("no such promise")
+
+
+def test_a_promise_that_is_withdrawn_leaves_the_others() -> None:
+    plan = make_plan([], FACTS)
+    withdrawn = plan.withdraw("resume", "the moon")
+    assert [g.holds for g in withdrawn.guarantees] == [True, False, True, False]
+    assert [g.because for g in withdrawn.guarantees if g.name == "resume"] == ["the moon"]
+    assert (withdrawn.methods, withdrawn.facts) == (plan.methods, plan.facts)
+
+
+def test_what_an_optimizer_owns_no_method_may_own() -> None:
+    facts = dataclasses.replace(FACTS, owned={"labels": "Teacher()"})
+    with pytest.raises(PlanError, match=r"Teacher\(\) and Late\(\) both own the labels"):
+        make_plan([Late()], facts)
+    assert make_plan([Late()], dataclasses.replace(FACTS, owned={"weights": "Teacher()"})).methods == (Late(),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpolating(Coupled):
+    owns: ClassVar[frozenset[str]] = frozenset({"loss interpolation"})
+
+
+def test_two_targets_are_not_mixed_again() -> None:
+    with pytest.raises(PlanError, match=r"Interpolating\(\) leaves two targets .* Coupled\(\) can't mix again"):
+        make_plan([Interpolating(), Coupled()], FACTS)
+    assert len(make_plan([Coupled(), Interpolating()], FACTS).methods) == 2
+    assert len(make_plan([Late(), Interpolating()], FACTS).methods) == 2, "only those that mix are asked"
+
+
+def test_a_tensors_root_is_the_tree_over_its_head_and_its_chunks() -> None:
+    x = torch.arange(CHUNK_BYTES // 2, dtype=torch.float32)
+    content = struct.pack(f"<{x.numel()}f", *x.tolist())
+    assert len(content) == 2 * (1 << 20)
+    head = f"w\0torch.float32\0({x.numel()},)".encode()
+    leaves = [head, content[: 1 << 20], content[1 << 20 :]]
+    hashes = [blake3.blake3(b"\x00" + leaf).digest() for leaf in leaves]
+    assert tensor_root("w", x) == naive_root(hashes)
+    one = x[: CHUNK_BYTES // 4]
+    assert tensor_root("w", one) == naive_root(
+        [
+            blake3.blake3(b"\x00" + f"w\0torch.float32\0({one.numel()},)".encode()).digest(),
+            blake3.blake3(b"\x00" + content[: 1 << 20]).digest(),
+        ]
+    )
+    assert parameter_root({"b": one, "a": x}) == naive_root([tensor_root("a", x), tensor_root("b", one)])
+    assert merkle_root([]) == blake3.blake3(b"").digest()
+
+
+def drive(parameter: Parameter, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        parameter.grad = torch.full_like(parameter, 1.0 + step)
+        optimizer.step()
+
+
+def test_an_optimizers_state_comes_apart_and_goes_back() -> None:
+    first, second = Parameter(torch.ones(2, 3)), Parameter(torch.ones(4))
+    optimizer = torch.optim.AdamW([{"params": [first], "lr": 0.1}, {"params": [second], "lr": 0.2}], betas=(0.8, 0.9))
+    drive(first, optimizer, 3)
+    optimizer.state[first]["note"] = "a fact"
+    names = {id(first): "layer/weight", id(second): "bias"}
+    tensors, facts = optimizer_tensors(optimizer, names)
+    assert set(tensors) == {f"layer/weight/{key}" for key in ("step", "exp_avg", "exp_avg_sq")}
+    assert tensors["layer/weight/exp_avg"] is optimizer.state[first]["exp_avg"]
+    assert facts["state"] == {"layer/weight": {"note": "a fact"}}
+    assert [(group["lr"], group["betas"]) for group in facts["groups"]] == [(0.1, (0.8, 0.9)), (0.2, (0.8, 0.9))]
+    assert all("params" not in group for group in facts["groups"])
+    stored = json.loads(json.dumps(facts))
+
+    other = torch.optim.AdamW([{"params": [first], "lr": 9.0}, {"params": [second], "lr": 9.0}])
+    drive(second, other, 1)
+    restore_optimizer(other, names, tensors, stored)
+    assert [(group["lr"], group["betas"]) for group in other.param_groups] == [(0.1, (0.8, 0.9)), (0.2, (0.8, 0.9))]
+    assert set(other.state) == {first}, "what had no state has none again"
+    assert other.state[first]["note"] == "a fact"
+    for key in ("step", "exp_avg", "exp_avg_sq"):
+        assert torch.equal(other.state[first][key], optimizer.state[first][key])
+    assert other.state[first]["step"] is not optimizer.state[first]["step"], "two optimizers don't share a counter"
+    with pytest.raises(CheckpointError, match="has 2 parameter groups, and this one 1"):
+        restore_optimizer(torch.optim.AdamW([first]), names, tensors, stored)
+
+
+def test_a_group_keeps_what_json_can_hold() -> None:
+    optimizer = torch.optim.SGD([Parameter(torch.ones(1))], lr=0.1)
+    optimizer.param_groups[0] |= {
+        "list": [1, [2.0, None]],
+        "tensor": torch.ones(1),
+        "nest": [torch.ones(1)],
+        "no": None,
+    }
+    kept = optimizer_tensors(optimizer, {})[1]["groups"][0]
+    assert (kept["list"], kept["no"]) == ([1, [2.0, None]], None)
+    assert not {"tensor", "nest", "params"} & kept.keys()
+
+
+def test_a_compiled_models_tensors_have_the_models_names() -> None:
+    inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    outer = torch.nn.Module()
+    outer.add_module("_orig_mod", inner)
+    assert set(model_tensors(outer)) == set(inner.state_dict())
+    assert model_tensors(outer)["1.running_mean"].data_ptr() == inner.state_dict()["1.running_mean"].data_ptr()

@@ -1,12 +1,16 @@
 """Keyed draws: functions of position and row alone, uniform, and golden."""
 
+import hashlib
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cosmati.core.rng import (
     DefaultGenerators,
+    hash_rows,
     keyed_permutation,
     position_generator,
     position_key,
@@ -78,3 +82,47 @@ def test_generators_are_seeded_by_position_and_put_back() -> None:
         assert torch.equal(torch.rand(4), first)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(torch.rand(4, generator=position_generator(0, "forward", 3, 1)), first)
+
+
+@given(seeds, st.integers(0, 2**63 - 1), st.integers(0, 5))
+def test_a_rows_hash_is_two_rounds_of_the_mixing_function(key: int, row: int, salt: int) -> None:
+    mask, gamma = 2**64 - 1, 0x9E3779B97F4A7C15
+    offset = splitmix((key + (salt + 1) * gamma) & mask)
+    assert int(hash_rows(key & mask, np.array([row]), salt)[0]) == splitmix((row * gamma + offset) & mask)
+
+
+@given(seeds, st.integers(0, 50), st.integers(0, 3), st.integers(1, 3))
+def test_a_rows_draw_is_the_top_53_bits_of_its_hash(seed: int, epoch: int, repeat: int, num: int) -> None:
+    ids = torch.tensor([0, 3, 10**12])
+    key = position_key(seed, "crop", epoch, repeat)
+    expected = [[(int(h) >> 11) / 2**53 for h in hash_rows(key, ids.numpy(), salt)] for salt in range(num)]
+    assert row_uniform(seed, "crop", epoch, ids, num=num, repeat=repeat).T.tolist() == expected
+
+
+def test_a_stream_is_blake2_of_its_name_keyed_by_the_seed() -> None:
+    assert row_uniform(5, "crop", 0, torch.arange(3)).shape == (3, 1)
+    for seed in (0, 7, -1, 2**64 - 1):
+        key = (seed % 2**64).to_bytes(8, "little")
+        expected = hashlib.blake2b(b"forward", digest_size=8, key=key).digest()
+        assert stream_key(seed, "forward") == int.from_bytes(expected, "little")
+
+
+def test_rows_are_visited_in_the_order_of_their_hashes() -> None:
+    ids = np.array([7, 3, 3, 900, 11])
+    hashes = [int(h) for h in hash_rows(99, ids)]
+    order = keyed_permutation(99, ids)
+    assert order.dtype == np.int64
+    assert order.tolist() == sorted(range(5), key=lambda i: (hashes[i], i))
+
+
+def test_generators_are_put_back_after_an_error_too() -> None:
+    before = torch.get_rng_state()
+
+    def draw_and_fail() -> None:
+        with DefaultGenerators(torch.device("cpu")).restored():
+            torch.rand(3)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        draw_and_fail()
+    assert torch.equal(torch.get_rng_state(), before)

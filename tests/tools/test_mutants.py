@@ -1,0 +1,228 @@
+"""`make mutants`: what is changed and what isn't, what is drawn, which tests are chosen, and a whole run on a toy."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tools.mutants.nearest import Test as MappedTest
+from tools.mutants.nearest import choose
+from tools.mutants.operators import Mutant, find
+from tools.mutants.sample import draw, mutants_of, read_equivalents
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def changes(source: str) -> set[str]:
+    """Every change of a source, as the first line that differs."""
+    text = source.encode()
+    return {mutant.difference(text)[1] for mutant in find(text, "page.py") if mutant.is_real(text)}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("a < b", {"a <= b", "a >= b"}),
+        ("a == b", {"a != b"}),
+        ("a is not None", {"a is None"}),
+        ("a not in b", {"a in b"}),
+        ("a < b < c", {"a <= b < c", "a >= b < c", "a < b <= c", "a < b >= c"}),
+        ("a + (b - c)", {"a - (b - c)", "a + (b + c)"}),
+        (
+            "a * b // c % d ** e",
+            {"a // b // c % d ** e", "a * b * c % d ** e", "a * b // c // d ** e", "a * b // c % d * e"},
+        ),
+        ("a and b or c", {"a or b or c", "a and b and c"}),
+        ("x = 7", {"x = 8", "x = 6"}),
+        ("x = 0", {"x = 1"}),
+        ("x = 0.5", set()),
+        ("x = True", {"x = False"}),
+        ("x = not (a or b)", {"x = (a or b)", "x = not (a and b)"}),
+        ("y = x[a:b]", {"y = x[:b]", "y = x[a:]"}),
+        ("x = f(a, b, c=d)", {"x = f(b, a, c=d)"}),
+        ("x = f(*a, b)", set()),
+        ("x = min(a, b)", {"x = max(a, b)"}),
+        ("x = a.any()", {"x = a.all()"}),
+        ("x = 1 if a else b", {"x = 2 if a else b", "x = 0 if a else b", "x = 1 if not (a) else b"}),
+        ("x = [a for a in b if a.c]", {"x = [a for a in b if not (a.c)]"}),
+        ("a.b = c", {"pass"}),
+        ("a[b] = c", {"pass"}),
+        ("a = c", set()),
+        ("f()", {"pass"}),
+        ("a += b", {"a -= b", "pass"}),
+        ("def f():\n    return x", {"return None"}),
+        ("def f():\n    return None", set()),
+        ("def f(a=1):\n    g()", {"def f(a=2):", "def f(a=0):", "pass"}),
+        ("if a:\n    raise E", {"if not (a):", "pass"}),
+        ("if a:\n    msg = 'no'\n    raise E(msg)", {"if not (a):", "pass"}),
+        ("if a:\n    b = 'no'\nelse:\n    raise E", {"if not (a):"}),
+        ("if not a:\n    b = c", {"if a:"}),
+        ("x = 'é'; y = 1", {"x = 'é'; y = 2", "x = 'é'; y = 0"}),
+        ("f(\n    a,\n    b,\n)", {"b,", "pass"}),
+    ],
+)
+def test_every_change_of_a_line(source: str, expected: set[str]) -> None:
+    assert changes(source) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""1 < 2."""',
+        "x: Literal[1] = y",
+        "def f(a: Literal[1]) -> Literal[2]: ...",
+        "Pair: TypeAlias = A[1] | B",
+        "__all__ = [f(1, 2)]",
+        "if TYPE_CHECKING:\n    import a\n    a.b = 1",
+        "raise ValueError(f(1, 2) + 3)",
+        "msg = f(1, 2)",
+        "x = ValueError(1, 2)",
+        'x = f"{a + 1:03d}"',
+        "logger.info(a, b)",
+        "assert a < 1",
+        "x = zip(a, strict=True)",
+    ],
+)
+def test_what_only_people_read_is_left_alone(source: str) -> None:
+    assert changes(source) == set()
+
+
+def test_a_mutant_knows_its_line_its_function_and_whether_it_runs_at_import() -> None:
+    text = "A = 10\n\nclass B:\n    c = 20\n\n    def d(self, e=30):\n        if e:\n            return 40\n"
+    source = text.encode()
+    found = {mutant.edit[2]: mutant for mutant in find(source, "page.py") if mutant.kind == "off by one"}
+    everything, in_class, function = (1, 8), (3, 8), (6, 8)
+    assert (found["11"].spans, found["11"].at_import) == (((1, 1), everything), True)
+    assert (found["21"].spans, found["21"].at_import) == (((4, 4), in_class, everything), True)
+    assert (found["31"].spans, found["31"].at_import) == (((6, 6), function, in_class, everything), True)
+    assert (found["41"].spans, found["41"].at_import) == (((8, 8), function, in_class, everything), False)
+
+
+def test_a_constant_knows_where_it_is_read() -> None:
+    source = (
+        b"A = 7\n\nclass B:\n    c: int = 7\n\n    def d(self):\n        A = 7\n        return self.c\n\nprint(A)\n"
+    )
+    uses = {m.line: m.uses for m in find(source, "page.py") if m.kind == "off by one"}
+    assert uses == {1: (10,), 4: (8,), 7: ()}
+
+
+def test_a_sample_is_even_over_lines_and_fixed_by_its_seed() -> None:
+    source = b"x = 5\nf(1, 2, 3, 4, 5, 6, 7, 8)\ny = a < b\n" * 40
+    mutants = list(find(source, "page.py"))
+    first = [mutant.line for mutant, _ in zip(draw(mutants, "seed"), range(120), strict=False)]
+    assert sorted(first) == list(range(1, 121))
+    assert [m.key for m in draw(mutants, "seed")] == [m.key for m in draw(mutants, "seed")]
+    assert [m.key for m in draw(mutants, "seed")] != [m.key for m in draw(mutants, "other")]
+    assert Counter(m.key for m in draw(mutants, "seed")) == Counter(m.key for m in mutants)
+
+
+def mutant(*, at_import: bool = False, uses: tuple[int, ...] = ()) -> Mutant:
+    path, spans = "src/cosmati/core/page.py", ((5, 6), (3, 9), (1, 20))
+    return Mutant(path=path, line=5, spans=spans, at_import=at_import, uses=uses, kind="not", edit=(0, 0, ""))
+
+
+def mapped(name: str, work: float, *lines: int, outcome: str = "passed") -> MappedTest:
+    bits = sum(1 << line for line in lines)
+    return MappedTest(name=name, work=work, seconds=9.0, outcome=outcome, lines={"src/cosmati/core/page.py": bits})
+
+
+def names(tests: list[MappedTest]) -> list[str]:
+    return [test.name for test in tests]
+
+
+def test_the_nearest_tests_run_the_statement_and_stand_in_its_room() -> None:
+    tests = [
+        mapped("tests/optim/test_a.py::quick", 0.1, 6),
+        mapped("tests/core/test_b.py::slow", 2, 5, 8),
+        mapped("tests/core/test_b.py::quick", 1, 5),
+        mapped("tests/core/test_b.py::fails", 1, 5, outcome="failed"),
+        mapped("tests/core/test_b.py::elsewhere", 1, 4, 7),
+        mapped("tests/test_house.py::everything", 1, 1),
+    ]
+    chosen = names(choose(mutant(), tests))
+    assert chosen == ["tests/core/test_b.py::quick", "tests/core/test_b.py::slow", "tests/optim/test_a.py::quick"]
+    assert names(choose(mutant(at_import=True), tests)) == [*chosen, "tests/test_house.py::everything"]
+
+
+def test_a_line_that_no_test_runs_gets_those_of_its_function_then_of_its_file_then_of_its_room() -> None:
+    function, file = mapped("tests/optim/a.py::f", 1, 3), mapped("tests/core/a.py::f", 1, 1)
+    room, golden = mapped("tests/core/b.py::f", 1), mapped("tests/golden/a.py::f", 1)
+    far = mapped("tests/train/a.py::f", 1)
+    assert choose(mutant(), [far, room, file, function]) == [function]
+    assert choose(mutant(), [far, room, file]) == [file]
+    assert choose(mutant(), [far, golden, room]) == [room, golden]
+    assert choose(mutant(at_import=True, uses=(1, 15)), [far, room, file, function]) == [file]
+
+
+def test_one_case_of_every_test_comes_before_the_second_of_any() -> None:
+    cases = [mapped(f"tests/core/a.py::f[{n}]", 1, 5) for n in range(4)]
+    other = mapped("tests/core/a.py::g", 2, 5)
+    assert choose(mutant(), [*cases, other], work=4) == [cases[0], cases[1], other]
+    assert choose(mutant(), [mapped("tests/core/a.py::slow", 100, 5)], work=4) != []
+
+
+TOY = {
+    "pyproject.toml": '[tool.pytest.ini_options]\naddopts = ["--import-mode=importlib"]\n',
+    "src/cosmati/__init__.py": "",
+    "src/cosmati/core/clamp.py": (
+        "TOP = {False: 3.0}[False]\n\n\ndef clamp(x):\n    if x > TOP:\n        return TOP\n    return x\n"
+    ),
+    "tests/core/test_clamp.py": (
+        "from cosmati.core.clamp import clamp\n\n\ndef test_broken():\n    assert clamp(5.0) == 5.0\n\n\n"
+        "def test_clamp():\n    assert (clamp(5.0), clamp(1.0)) == (3.0, 1.0)\n"
+    ),
+    "tools/equivalent_mutants.toml": (
+        '[[equivalent]]\nfile = "src/cosmati/core/clamp.py"\nline = "if x > TOP:"\nbecomes = "if x >= TOP:"\n'
+        'reason = "at x = TOP both give TOP"\n'
+    ),
+}
+
+
+def test_a_toy_with_one_surviving_mutant(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("coverage", reason="the extra `mutants` isn't installed")
+    from tools.mutants.__main__ import main
+
+    for name, text in TOY.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    arguments = ["--seed", "1", "--rooms", "core", "--num", "30", "--jobs", "1"]
+    assert main(arguments, tmp_path) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[-1] == "mutants: 3 of 4 killed", lines
+    assert "  tests/core/test_clamp.py::test_broken" in lines  # it fails without a mutant, so it can't kill
+    assert sum("breaks the import" in line for line in lines) == 2  # the key, the index
+    assert lines[-8].startswith("survived: src/cosmati/core/clamp.py:5 comparison (1 tests, ")
+    assert lines[-7:-3] == [
+        "  - if x > TOP:",
+        "  + if x >= TOP:",
+        "  equivalent: at x = TOP both give TOP",
+        "",
+    ]
+    kept = sorted((tmp_path / ".mutants").glob("results-*.jsonl"))
+    before = kept[0].read_text()
+    assert main(arguments, tmp_path) == 0  # all is known: nothing runs again
+    assert (len(kept), kept[0].read_text()) == (1, before)
+    assert capfd.readouterr().out.splitlines()[-1] == "mutants: 3 of 4 killed"
+
+
+def test_the_list_of_equivalent_mutants_fits_the_source() -> None:
+    equivalents = read_equivalents(ROOT / "tools" / "equivalent_mutants.toml")
+    files = {e.file: (ROOT / e.file).read_bytes() for e in equivalents}
+    possible = {
+        (file, *m.difference(source)) for file, source in files.items() for m in find(source, file) if m.is_real(source)
+    }
+    unknown = [e for e in equivalents if (e.file, e.line, e.becomes) not in possible]
+    assert unknown == [], "These mutants don't exist any more: take them from the list."
+
+
+def test_an_unknown_room_and_an_equivalent_without_a_reason_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no room src/cosmati/attic"):
+        list(mutants_of(ROOT, ["attic"]))
+    listed = tmp_path / "equivalent.toml"
+    listed.write_text('[[equivalent]]\nfile = "a"\nline = "b"\nbecomes = "c"\nreason = " "\n')
+    with pytest.raises(ValueError, match="needs a reason"):
+        read_equivalents(listed)

@@ -1,0 +1,78 @@
+"""Which tests a mutant is run against."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .operators import Mutant
+
+WORK = 90.0
+"""Processor seconds that the tests of one mutant may take together, as they took when the map was made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Test:
+    """One test as it ran on the tree without mutants: passed, failed or skipped.
+
+    `work` are the seconds of its processes, its `seconds` those of the clock on the wall, which other work on the
+    machine makes longer. `lines[path]` has bit `n` set where line `n` ran.
+    """
+
+    name: str
+    work: float
+    seconds: float
+    outcome: str
+    lines: dict[str, int]
+
+    @property
+    def file(self) -> str:
+        """Where it stands."""
+        return self.name.split("::", maxsplit=1)[0]
+
+    @property
+    def function(self) -> str:
+        """The test without its parameters."""
+        return self.name.split("[", maxsplit=1)[0]
+
+    def runs(self, path: str, span: tuple[int, int]) -> bool:
+        """Whether any line of the span ran."""
+        return (self.lines.get(path, 0) >> span[0]) & ((1 << (span[1] - span[0] + 1)) - 1) != 0
+
+
+def choose(mutant: Mutant, tests: Iterable[Test], work: float = WORK) -> list[Test]:
+    """The tests nearest to a mutant, in the order in which to run them.
+
+    They are those that run its statement, or lines that name the constant that it may change; where there are none,
+    its function, then its class, then its file; at last all tests of its room and those of the golden bits. For a
+    statement that runs at import come those of the whole house (`tests/test_*.py`). The tests of its room come first,
+    quick ones before slow ones; of a test with many parameters a second case is taken once every other test has its
+    first.
+    """
+    passed = [test for test in tests if test.outcome == "passed"]
+    room = f"tests/{mutant.path.split('/')[2]}/"
+    uses = [(line, line) for line in mutant.uses]
+    found = [test for test in passed if any(test.runs(mutant.path, span) for span in uses)]
+    for span in mutant.spans:
+        found = found or [test for test in passed if test.runs(mutant.path, span)]
+    if not found:
+        found = [test for test in passed if test.name.startswith((room, "tests/golden/"))]
+    if mutant.at_import:
+        found += [test for test in passed if test.name.startswith("tests/test_") and test not in found]
+    chosen: list[Test] = []
+    for test in _spread(found, room):
+        if test.work <= work or not chosen:
+            chosen.append(test)
+            work -= test.work
+    return sorted(chosen, key=lambda test: (not test.name.startswith(room), test.work))
+
+
+def _spread(found: list[Test], room: str) -> list[Test]:
+    """Tests of the room first, then one case of each test, then the second ones, and so on; quick before slow."""
+    rounds: dict[str, int] = defaultdict(int)
+    keys = {}
+    for test in sorted(found, key=lambda test: test.work):
+        keys[test.name] = (not test.name.startswith(room), rounds[test.function], test.work)
+        rounds[test.function] += 1
+    return sorted(found, key=lambda test: keys[test.name])
