@@ -51,7 +51,20 @@ def test_a_method_that_overrides_nothing_changes_nothing() -> None:
 
 
 def test_stages_act_in_the_order_of_the_loop() -> None:
-    order = ["BUDGET", "REPLACE", "CAST", "SELECT", "SHAPE", "PERTURB", "MIX", "LABEL", "ROUTE", "AGAIN", "GRADIENT"]
+    order = [
+        "BUDGET",
+        "REPLACE",
+        "CAST",
+        "SELECT",
+        "SHAPE",
+        "PERTURB",
+        "MIX",
+        "LABEL",
+        "LOSS",
+        "ROUTE",
+        "AGAIN",
+        "GRADIENT",
+    ]
     assert [stage.name for stage in sorted(Stage)] == [*order, "AVERAGE"]
 
 

@@ -173,7 +173,6 @@ def test_methods_by_stage_and_by_hook() -> None:
         ({"deterministic": False}, {"resume", "elastic", "replayable"}),
         ({"num_microbatches": 1}, {"elastic"}),
         ({"num_microbatches": 2}, set()),
-        ({"stateful_buffers": ("running",)}, {"elastic"}),
         ({"has_ledger": False}, {"replayable"}),
     ],
 )

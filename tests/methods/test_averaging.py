@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cosmati.core.averaging import (
+from torch import nn
+
+from cosmati.core.clock import Budget, Time
+from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.averaging import (
     approach,
     averages_of,
     check_times,
@@ -13,10 +17,7 @@ from cosmati.core.averaging import (
     start_averages,
     steps_of,
 )
-from torch import nn
-
-from cosmati.core.clock import Budget, Time
-from cosmati.errors import PlanError
+from cosmati.testing.pieces import weights_of
 
 
 def budget(span: str = "100ba", **options: float) -> Budget:
@@ -58,7 +59,7 @@ def model() -> nn.Sequential:
 
 def test_averages_start_as_wide_copies_of_what_learns() -> None:
     net = model()
-    state = start_averages(net, 1)
+    state = start_averages(weights_of(net), 1)
     averages = averages_of(state)
     assert set(averages) == {"0.weight", "1.weight", "1.bias"} == {key.removeprefix("average/") for key in state}
     assert [averages[name].dtype for name in ("0.weight", "1.weight")] == [torch.float32, torch.float64]
@@ -67,12 +68,12 @@ def test_averages_start_as_wide_copies_of_what_learns() -> None:
         assert torch.equal(average, parameter.to(average.dtype))
         assert average.data_ptr() != parameter.data_ptr()
         assert not average.requires_grad
-    flags = start_averages(net, 2)["moved"]
+    flags = start_averages(weights_of(net), 2)["moved"]
     assert (flags.dtype, flags.tolist()) == (torch.bool, [False] * 3)
 
 
 def test_what_moved_since_the_last_update_is_in_the_next() -> None:
-    state = start_averages(model(), 3)
+    state = start_averages(weights_of(model()), 3)
     order = list(averages_of(state))
     state, names = note_moved(state, frozenset({order[1]}), is_due=False)
     assert (names, state["moved"].tolist()) == ([], [False, True, False])
@@ -83,7 +84,7 @@ def test_what_moved_since_the_last_update_is_in_the_next() -> None:
 
 
 def test_at_every_step_there_is_nothing_to_remember() -> None:
-    state = start_averages(model(), 1)
+    state = start_averages(weights_of(model()), 1)
     order = list(averages_of(state))
     assert note_moved(state, None, is_due=True) == (state, order)
     assert note_moved(state, frozenset({order[0]}), is_due=True)[1] == [order[0]]
