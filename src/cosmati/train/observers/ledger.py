@@ -7,11 +7,10 @@ to their rows are gathered here.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import math
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,6 +21,7 @@ from cosmati.core.clock import Budget, Clock
 from cosmati.errors import LedgerError
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
+from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
 from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.records.ledger import CheckpointEntry, EndEntry, MicrobatchCell, RunEntry, StepEntry
 from cosmati.train.facts import RunFacts
@@ -99,6 +99,7 @@ class LedgerObserver(Observer):
             "plan": list(facts.plan.lines),
             "environment": dict(facts.environment),
             "num_microbatches": facts.num_microbatches,
+            "rows_version": ROWS_VERSION,
         }
         environment = "\n".join(f"{k}={v}" for k, v in sorted(facts.environment.items()))
         commitments = {
@@ -126,21 +127,13 @@ class LedgerObserver(Observer):
         self._writer.append(StepEntry(step, self._attempt, self._policy, details_digest(details), None, cells), details)
 
     def _commit(self, batch: Batch, step: int, microbatch: int) -> bytes:
-        """Return the commitment to the rows that took part: a hash over salted row leaves, in order."""
-        prefix = f"{step}/{microbatch}/".encode()
-        total = hashlib.sha256()
-        digests = batch.lineage.digests
-        contents: Sequence[bytes] = [] if digests is None else [row.tobytes() for row in digests.numpy()]
-        parents = batch.lineage.parents
-        rows = batch.lineage.row_ids[:, None] if parents is None else parents
-        for slot, ids in enumerate(rows.tolist()):
-            if ids[0] == TOMBSTONE:
-                continue
-            blind = hmac.digest(self._salt, prefix + str(slot).encode(), "sha256")
-            total.update(
-                hashlib.sha256(b"\x00" + blind + repr(ids).encode() + (contents[slot] if contents else b"")).digest()
-            )
-        return total.digest()
+        """Return the commitment to the rows that took part."""
+        lineage = batch.lineage
+        ids = (lineage.row_ids[:, None] if lineage.parents is None else lineage.parents).numpy()
+        blinds = derive_blinds(self._salt, step, microbatch, len(ids))
+        took_part = ids[:, 0] != TOMBSTONE
+        contents = None if lineage.digests is None else lineage.digests.numpy()[took_part]
+        return commit_rows(hash_rows(blinds[took_part], ids[took_part], contents))
 
     def on_checkpoint(self, clock: Clock, state_digest: bytes, parameter_root: bytes) -> None:
         """Put a signed tree head on disk that covers the model checkpoint."""
