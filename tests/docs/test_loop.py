@@ -2,11 +2,15 @@
 
 import random
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
-from cosmati import Classification, Evaluation, InMemory, RunConfig, Trainer, batches
+from cosmati import Classification, Evaluation, InMemory, Method, Position, RunConfig, Stage, Trainer, batches
+from cosmati.core.loss import LossFunction
+from cosmati.core.method import State
 from cosmati.methods import (
     EMA,
     SAM,
@@ -20,6 +24,17 @@ from cosmati.methods import (
 )
 from cosmati.models.resnet import ResNet, ResNetConfig
 from cosmati.optim.optimizers import SGD
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameLoss(Method):
+    """Leaves the loss as it is."""
+
+    stage: ClassVar[Stage] = Stage.LOSS
+
+    def loss(self, loss: LossFunction, state: State, at: Position) -> LossFunction:
+        return loss
+
 
 DRAWING = (Path(__file__).parents[2] / "docs" / "loop.md").read_text().split("```text\n")[1].split("```")[0]
 V = 4
@@ -70,6 +85,7 @@ def trace(folder: Path) -> list[str]:
         EMA(),
         SAM(interval=2),
         LabelSmoothing(),
+        SameLoss(),
         MixUp(),
         CutOut(),
         ProgressiveResizing(size_increment=1),

@@ -22,7 +22,7 @@ def test_the_tutorial_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     scope = module.__dict__
     with contextlib.redirect_stdout(printed):
         exec(compile("\n".join(blocks), "writing-a-method.md", "exec"), scope)
-    assert len(blocks) == 5
+    assert len(blocks) == 8
     plan = printed.getvalue().split("V = 4")[1]
     assert plan.index("InputDropout") < plan.index("LabelSmoothing") < plan.index("EMA")
     # The asserts of the page ran: what they compare is there.

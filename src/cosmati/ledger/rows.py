@@ -2,9 +2,9 @@
 
 A row's leaf is SHA-256(0x00 || has_content || blind || ids || content): `has_content` is a byte, 0 or 1; `blind` 32
 bytes that only the operator can derive; `ids` the row's id, or those of the rows it was mixed from (int64,
-little-endian); `content` the digest of its content where the source knows one. A microbatch's commitment is SHA-256 over
-its leaves in order. Who is shown a row's blind, ids and content, and the other rows' leaves, sees that it took part, and
-learns nothing of the others.
+little-endian); `content` the digest of its content where the source knows one. A microbatch's commitment is SHA-256
+over its leaves in order. Who is shown a row's blind, ids and content, and the other rows' leaves, sees that it took
+part, and learns nothing of the others.
 """
 
 from __future__ import annotations
