@@ -164,3 +164,31 @@ def test_weights_come_back_after_an_error() -> None:
     with layout.perturbed(layout.weights().only(["weight"]).having({"weight": offset})):
         pass
     assert torch.equal(model.weight, kept["weight"])
+
+
+def test_a_loss_that_differentiates_by_parameters_itself() -> None:
+    """Attenuation is of the leaf, not of what the loss computes on its way there."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    data = [torch.randn(5, 3) for _ in range(2)]
+
+    def penalized(model: nn.Module, rows: Tensor) -> Tensor:
+        value = model(rows).square().sum()
+        gradients = torch.autograd.grad(value, list(model.parameters()), create_graph=True)
+        return value + sum(g.square().sum() for g in gradients)
+
+    layout = layout_of(model, 2)
+    norms = []
+    with layout.step(((0.5,), (0.25,)), frozenset(range(4)), measure=True) as step:
+        for index, rows in enumerate(data):
+            with step.slot(index) as slot:
+                slot.backward(penalized(model, rows))
+            norms.append(float(slot.norms[0]))
+        root = step.root(None).tensors
+    first, second = (torch.autograd.grad(penalized(model, rows), list(model.parameters())) for rows in data)
+    for found, a, b in zip(root.values(), first, second, strict=True):
+        torch.testing.assert_close(found, 0.5 * a + 0.25 * b)
+    expected = [
+        rho * sum(float(g.double().square().sum()) for g in leaf) ** 0.5 for rho, leaf in ((0.5, first), (0.25, second))
+    ]
+    assert norms == pytest.approx(expected, rel=1e-5)

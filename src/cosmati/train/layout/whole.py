@@ -168,7 +168,7 @@ class WholeStep:
         self._sum: PairSum | RankSum = (
             RankSum(layout.ranks, layout.tensors) if layout.ranks.is_parallel else PairSum(layout.tensors)
         )
-        self._slot: WholeSlot | None = None
+        self.in_backward: WholeSlot | None = None
         watched = learns if measure else frozenset[int]().union(*(a.attenuation for a in self._admissions))
         self._handles = [
             layout.tensors[index].register_hook(self._arrival_of(index)) for index in watched - layout.narrow
@@ -176,15 +176,16 @@ class WholeStep:
 
     def slot(self, microbatch: int) -> WholeSlot:
         """Return the slot of this rank's next microbatch."""
-        self._slot = WholeSlot(self, self._admissions[microbatch])
-        return self._slot
+        return WholeSlot(self, self._admissions[microbatch])
 
     def _arrival_of(self, index: int) -> Callable[[Tensor], Tensor | None]:
-        """Attenuate and measure a gradient as it arrives, before it's summed."""
+        """Attenuate and measure a gradient as it arrives, before it's summed.
+
+        A loss may differentiate by parameters itself (a gradient penalty): that is none of ours.
+        """
 
         def arrive(gradient: Tensor) -> Tensor | None:
-            assert self._slot is not None, "backward runs in a slot"
-            return self._slot.arrived(index, gradient)
+            return None if self.in_backward is None else self.in_backward.arrived(index, gradient)
 
         return arrive
 
@@ -248,10 +249,14 @@ class WholeSlot:
         layout = self._step.layout
         if not tensors or not objective.requires_grad:
             return
-        if len(tensors) == len(layout.tensors):
-            objective.backward()
-        else:
-            torch.autograd.backward(objective, inputs=tensors)
+        self._step.in_backward = self
+        try:
+            if len(tensors) == len(layout.tensors):
+                objective.backward()
+            else:
+                torch.autograd.backward(objective, inputs=tensors)
+        finally:
+            self._step.in_backward = None
         for index in layout.narrow & indices:
             gradient = layout.tensors[index].grad
             if gradient is not None:
