@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from cosmati import optim
 from cosmati.core.clock import Budget, Time
 from cosmati.errors import PlanError
 from cosmati.optim import (
@@ -23,6 +24,7 @@ from cosmati.optim import (
     NorMuon,
     Polynomial,
     Step,
+    muon,
 )
 from cosmati.optim.lion import SignMomentum
 from cosmati.optim.muon import Muon
@@ -139,3 +141,45 @@ def test_a_cycle_starts_again_where_it_ends() -> None:
     growing = CosineWarmRestarts(cycle="0.1dur", growth=2.0, final=0.2)
     assert growing.multiplier(0.2, budget("90sec")) == pytest.approx(0.6), "the middle of the second cycle"
     assert growing.multiplier(0.2999, budget("90sec")) == pytest.approx(0.2, abs=1e-5)
+
+
+@pytest.mark.parametrize("rate", [-1e-9, math.nan])
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Lion", "Muon", "NorMuon", "ScheduleFreeAdamW", "Sophia", "SOAP"])
+def test_every_configuration_refuses_a_rate_below_0(name: str, rate: float) -> None:
+    required = {"num_labels": 1} if name == "Sophia" else {}
+    with pytest.raises(PlanError, match="learning rate is a number >= 0"):
+        getattr(optim, name)(lr=rate, **required)
+
+
+def test_matrices_of_one_shape_are_orthogonalized_together_and_an_absent_one_is_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on an accelerator, with the tensors of a CPU."""
+    shapes, generator = [(3, 4), (3, 4), (4, 3)], torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=generator).double() for shape in shapes]
+    gradients = [torch.randn(shape, generator=generator).double() for shape in shapes]
+
+    def stepped(present: tuple[int, ...]) -> list[torch.Tensor]:
+        parameters = [Parameter(weight.clone()) for weight in start]
+        for index in present:
+            parameters[index].grad = gradients[index]
+        Muon(parameters, lr=0.1).step()
+        return [parameter.detach() for parameter in parameters]
+
+    one_by_one = {present: stepped(present) for present in ((0,), (1, 2), (0, 1, 2))}
+    monkeypatch.setattr(muon, "_batches", lambda parameters: [parameters[:2], parameters[2:]])
+    for present, expected in one_by_one.items():
+        found = stepped(present)
+        for index in range(3):
+            torch.testing.assert_close(found[index], expected[index])
+            assert torch.equal(found[index], start[index]) is (index not in present)
+
+
+def test_an_accelerator_batches_by_shape() -> None:
+    parameters = [torch.empty(shape, device="meta") for shape in ((3, 4), (4, 3), (3, 2, 2), (4, 3))]
+    assert [[p is parameters[0] or p is parameters[2] for p in b] for b in muon._batches(parameters)] == [
+        [True, True],
+        [False, False],
+    ]
+    on_cpu = [torch.empty(3, 4), torch.empty(3, 4)]
+    assert [len(batch) for batch in muon._batches(on_cpu)] == [1, 1]
