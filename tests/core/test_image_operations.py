@@ -286,3 +286,10 @@ def test_original_factors_start_at_a_tenth() -> None:
         found = ops.augment(image.clone(), draws_of("brightness", strength, -1), 10, "original")
         level = (0.1 + strength * 9.9) / 10
         torch.testing.assert_close(found, 0.5 * torch.full_like(image, 0.1 + 1.8 * level))
+
+
+@pytest.mark.parametrize("name", [*ops.GEOMETRIC, "brightness", "colour", "contrast", "sharpness"])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_severity_of_0_changes_nothing(name: str, sign: int) -> None:
+    image = pixels(4)
+    torch.testing.assert_close(ops.augment(image.clone(), draws_of(name, 0.5, sign), 0, "all"), image)

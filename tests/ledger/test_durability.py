@@ -175,3 +175,25 @@ def test_details_come_with_their_entries(tmp_path: Path) -> None:
         with pytest.raises(LedgerError, match="commits to other details"):
             writer.append(run_entry()[0])
         assert writer.size == 2
+
+
+def test_a_failed_disk_is_the_cause_of_every_error_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = write_run(tmp_path / "l", KEY, 1)
+    writer.flush()
+    failure = OSError(5, "Input/output error")
+
+    def broken(_: int) -> None:
+        raise failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cosmati.ledger.files.sync_data", broken)
+        append_steps(writer, range(1, 2))
+        with pytest.raises(LedgerError, match=r"Input/output error.*open the ledger again") as caught:
+            writer.flush()
+    assert caught.value.__cause__ is failure
+    with pytest.raises(LedgerError, match="Input/output error") as caught:
+        append_steps(writer, range(2, 3))
+    with pytest.raises(LedgerError, match="Input/output error"):
+        writer.close()
+    with LedgerWriter.open(tmp_path / "l", key=KEY) as again:
+        assert again.last_step() is not None

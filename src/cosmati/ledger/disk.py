@@ -27,7 +27,7 @@ def sync_data(descriptor: int) -> None:
 
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -37,7 +37,7 @@ def sync_directory(path: Path) -> None:
 def replace_file(path: Path, data: bytes) -> None:
     """Put a whole file in place: temporary file, fsync, rename. The directory is yours to sync."""
     temporary = path.with_name(path.name + TEMPORARY)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         write_all(descriptor, data)
         os.fsync(descriptor)
@@ -59,7 +59,7 @@ class WriterLock:
     def __init__(self, directory: Path) -> None:
         self._path = directory / "lock"
         self._epoch_path = directory / "epoch"
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -60,7 +60,7 @@ def create_key(path: Path, *, name: str) -> SigningKey:
     key = SigningKey.generate(name)
     pem = key.private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(pem)
             file.flush()
