@@ -66,6 +66,7 @@ def test_stages_act_in_the_order_of_the_loop() -> None:
         "GRADIENT",
     ]
     assert [stage.name for stage in sorted(Stage)] == [*order, "AVERAGE"]
+    assert all(stage % 5 == 0 for stage in Stage), "round numbers, so that there is room between two"
 
 
 def test_draws_belong_to_the_position_and_to_the_rows() -> None:

@@ -207,3 +207,89 @@ def test_sets() -> None:
     assert factors.tolist() == pytest.approx([1, 1.9, 1 / 1.9])
     original = ops._amount("contrast", torch.tensor([0.0, 1.0]), torch.ones(2), "original")
     assert original.tolist() == pytest.approx([0.1, 1.9])
+
+
+def test_bytes_and_ranges_of_pixels_come_back_as_they_went() -> None:
+    seen: list[tuple[float, float]] = []
+
+    def invert(rows: Tensor, own: Tensor) -> Tensor:
+        seen.append((float(rows.min()), float(rows.max())))
+        return 1 - rows
+
+    draws = torch.zeros(2, 1)
+    levels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 1, 1, 3).repeat(2, 1, 1, 1)
+    assert ops.change_images(levels, draws, invert, "Test").flatten().tolist() == [255, 204, 0] * 2
+    wide = torch.tensor([-2.0, 0.0, 6.0]).view(1, 1, 1, 3).repeat(2, 1, 1, 1)
+    assert ops.change_images(wide, draws, invert, "Test", (-2.0, 6.0)).flatten().tolist() == [6, 4, -2] * 2
+    unit = torch.tensor([0.0, 0.25, 1.0]).view(1, 1, 1, 3).repeat(2, 1, 1, 1)
+    assert ops.change_images(unit, draws, invert, "Test").flatten().tolist() == [1, 0.75, 0] * 2
+    assert seen == [(0, 1)] * 3, "each is given black as 0 and white as 1"
+
+
+def test_pixels_outside_of_the_range_are_refused_but_for_a_thousandth() -> None:
+    ops.check_range(torch.tensor([-0.0009, 1.0009]), 0.0, 1.0, "Test")
+    ops.check_range(torch.tensor([-2.007, 6.007]), -2.0, 6.0, "Test")
+    ops.check_range(torch.empty(0), 0.0, 1.0, "Test")
+    for values in ([-0.002, 0.5], [0.5, 1.002], [float("nan"), 0.5]):
+        with pytest.raises(BatchError, match="Test needs pixels from 0 to 1"):
+            ops.check_range(torch.tensor(values), 0.0, 1.0, "Test")
+    images = torch.full((1, 1, 2, 2), 2.0)
+    with pytest.raises(BatchError, match="value_range"):
+        ops.change_images(images, torch.zeros(1, 1), lambda rows, own: rows, "Test")
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_pil_images_are_batches_of_one_and_come_back(mode: str) -> None:
+    shape = (5, 7) if mode == "L" else (5, 7, 3)
+    array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    image = Image.fromarray(array)
+    batch, back = ops.as_batch(image, "Test")
+    assert (batch.shape, batch.dtype) == ((1, 1 if mode == "L" else 3, 5, 7), torch.uint8)
+    assert int(batch[0, -1, 2, 4]) == (array[2, 4] if mode == "L" else array[2, 4, 2])
+    again = back(batch)
+    assert isinstance(again, Image.Image)
+    assert (again.mode, np.array(again).tolist()) == (mode, array.tolist())
+
+
+def test_one_image_is_a_batch_of_one_and_others_are_refused() -> None:
+    one = torch.rand(3, 4, 5)
+    batch, back = ops.as_batch(one, "Test")
+    assert batch.shape == (1, 3, 4, 5)
+    assert torch.equal(back(batch), one)  # type: ignore[arg-type]
+    many = torch.zeros(2, 1, 4, 5, dtype=torch.uint8)
+    same, back = ops.as_batch(many, "Test")
+    assert same is many
+    assert back(same) is many
+    for wrong in (torch.rand(4, 5), torch.rand(1, 2, 3, 4, 5), torch.rand(2, 4, 5), torch.zeros(3, 4, 5).long()):
+        with pytest.raises(BatchError, match=r"Test changes images \[rows, channels, height, width\]"):
+            ops.as_batch(wrong, "Test")
+    with pytest.raises(BatchError, match=r"mode L or RGB; this is P\. Convert"):
+        ops.as_batch(Image.new("P", (2, 2)), "Test")
+    with pytest.raises(BatchError, match="this is str"):
+        ops.as_batch("image", "Test")  # type: ignore[arg-type]
+
+
+def test_a_flat_image_has_no_contrast_to_stretch_and_no_levels_to_spread() -> None:
+    flat = torch.full((1, 1, 3, 3), 0.4)
+    for name in ("autocontrast", "equalize", "sharpness"):
+        torch.testing.assert_close(operation(name, flat, 1.0), flat)
+    for height, width in ((2, 9), (9, 2)):
+        image = pixels(1, height=height, width=width)
+        assert torch.equal(operation("sharpness", image, 1.9), image), "no pixel has all its neighbours"
+
+
+def test_original_factors_start_at_a_tenth() -> None:
+    image = torch.full((1, 1, 2, 2), 0.5)
+    names = ops.operation_names("original")
+    assert names == (*ops.GEOMETRIC, *ops.POINTWISE, *ops.ENHANCEMENTS)
+    for strength in (0.0, 0.5):
+        found = ops.augment(image.clone(), draws_of("brightness", strength, -1), 10, "original")
+        level = (0.1 + strength * 9.9) / 10
+        torch.testing.assert_close(found, 0.5 * torch.full_like(image, 0.1 + 1.8 * level))
+
+
+@pytest.mark.parametrize("name", [*ops.GEOMETRIC, "brightness", "colour", "contrast", "sharpness"])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_severity_of_0_changes_nothing(name: str, sign: int) -> None:
+    image = pixels(4)
+    torch.testing.assert_close(ops.augment(image.clone(), draws_of(name, 0.5, sign), 0, "all"), image)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -147,3 +148,91 @@ def test_the_trainer_evaluates_the_average_and_gives_it_out() -> None:
 def test_refuses(make: Any, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         make()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_schedule_free_state_is_loaded_in_its_own_types(dtype: torch.dtype) -> None:
+    """PyTorch casts what it loads to the parameter's type, from which other bits would follow."""
+
+    def optimizer(first: Parameter, second: Parameter) -> ScheduleFree:
+        return ScheduleFree([{"params": [first]}, {"params": [second], "lr": 0.1}], 0.05)
+
+    all_gradients = [(g[:3].to(dtype), g[3:].to(dtype)) for g in gradients((5,))]
+    parameters = [Parameter(torch.ones(n, dtype=dtype)) for n in (3, 2)]
+    whole = optimizer(*parameters)
+    halfway: dict[str, Any] = {}
+    for number, (first, second) in enumerate(all_gradients):
+        if number == 7:
+            halfway = {"state": whole.state_dict(), "weights": [p.detach().clone() for p in parameters]}
+            halfway["state"] = copy.deepcopy(halfway["state"])
+        parameters[0].grad, parameters[1].grad = first, second
+        whole.step()
+    again = [Parameter(weight.clone()) for weight in halfway["weights"]]
+    resumed = optimizer(*again)
+    resumed.load_state_dict(halfway["state"])
+    for first, second in all_gradients[7:]:
+        again[0].grad, again[1].grad = first, second
+        resumed.step()
+    for one, other in zip(parameters, again, strict=True):
+        assert torch.equal(one, other)
+        for name, value in whole.state[one].items():
+            assert torch.equal(value, resumed.state[other][name])
+            assert value.dtype == resumed.state[other][name].dtype
+        assert torch.equal(whole.evaluation_weights()[one], resumed.evaluation_weights()[other])
+
+
+def test_schedule_free_moves_from_nothing_at_a_rate_of_zero() -> None:
+    w = Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer = ScheduleFree([w], 0.0, weight_decay=0.5)
+    stepped(optimizer, w, gradients((3,))[:2])
+    assert w.tolist() == [1, 1, 1]
+    assert optimizer.evaluation_weights()[w].tolist() == [1, 1, 1]
+    assert optimizer.state[w]["step"] == 2
+    assert ScheduleFree([Parameter(torch.ones(1))], 0.1).evaluation_weights() == {}, "nothing was stepped"
+
+
+def test_sophia_refuses_estimates_that_fit_nothing_and_takes_none_of_them() -> None:
+    w, other = Parameter(torch.zeros(2)), Parameter(torch.zeros(2))
+    optimizer = ClippedCurvature([w], 0.1, update_interval=0)
+    for wrong in ({other: torch.ones(2)}, {w: torch.ones(3)}, {w: torch.ones(2), other: torch.ones(2)}):
+        with pytest.raises(PlanError, match=r"1 estimate\(s\) fit no parameter of this optimizer"):
+            optimizer.update_curvature(wrong)
+    assert not optimizer.state[w]
+
+
+def test_sophia_builds_what_it_says() -> None:
+    named = [("weight", Parameter(torch.ones(2, 2))), ("bias", Parameter(torch.ones(2)))]
+    options: dict[str, Any] = {"betas": (0.8, 0.7), "gamma": 0.3, "num_labels": 5, "update_interval": 2, "eps": 1e-3}
+    groups = Sophia(lr=0.3, weight_decay=0.2, decay_vectors=False, **options).build(named).param_groups
+    assert [group["weight_decay"] for group in groups] == [0.2, 0.0]
+    assert all(group["lr"] == 0.3 and {key: group[key] for key in options} == options for group in groups)
+    own = ScheduleFreeAdamW(lr=0.3, betas=(0.8, 0.7), eps=1e-3, weight_decay=0.2, weight_lr_power=1.0).build(named)
+    expected = {"lr": 0.3, "betas": (0.8, 0.7), "eps": 1e-3, "weight_decay": 0.2, "weight_lr_power": 1.0}
+    assert {key: own.param_groups[0][key] for key in expected} == expected
+    rows = NorMuon(lr=0.3, momentum=0.7, beta2=0.6, eps=1e-3, nesterov=False, weight_decay=0.2, num_iterations=3).build(
+        named[:1]
+    )
+    expected = {"momentum": 0.7, "beta2": 0.6, "eps": 1e-3, "nesterov": False, "weight_decay": 0.2, "num_iterations": 3}
+    assert {key: rows.param_groups[0][key] for key in expected} == expected
+
+
+@pytest.mark.parametrize("edge", [0, 1])
+def test_options_at_their_edges(edge: int) -> None:
+    """0 is a decay, a rate and an interval; 1 averages nothing for ever, and is none."""
+    if not edge:
+        Sophia(lr=0, num_labels=1, betas=(0.0, 0.0), weight_decay=0.0, update_interval=0)
+        NorMuon(lr=0, beta2=0.0)
+        ScheduleFreeAdamW(lr=0, betas=(0.1, 0.0), weight_decay=0.0, eps=0.0, weight_lr_power=0.0)
+        return
+    for make in (
+        lambda: Sophia(lr=0.1, num_labels=1, betas=(0.9, 1.0)),
+        lambda: ScheduleFreeAdamW(lr=0.1, betas=(1.0, 0.9)),
+        lambda: ScheduleFreeAdamW(lr=0.1, betas=(0.9, 1.0)),
+    ):
+        with pytest.raises(PlanError, match=r"betas in \[0, 1\)"):
+            make()
+    for option in ("gamma", "eps"):
+        with pytest.raises(PlanError, match=f"{option}=0"):
+            Sophia(lr=0.1, num_labels=1, **{option: 0})  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="update_interval=-1"):
+        Sophia(lr=0.1, num_labels=1, update_interval=-1)

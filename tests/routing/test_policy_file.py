@@ -223,3 +223,9 @@ def test_any_text_loads_or_is_refused(text: str) -> None:
 def test_policy_files_need_no_torch() -> None:
     code = "import sys, cosmati.routing.policy_file; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_nothing_is_amplified_or_tied_unless_it_is_allowed() -> None:
+    policy = load_policy(rule("class: a, weight: 1"))
+    assert (policy.allow.amplify, policy.allow.tied) == (False, False)
+    assert load_policy(f"{rule('class: a, weight: 1')}\nallow: {{tied: true}}").allow.tied

@@ -90,23 +90,19 @@ def test_what_only_people_read_is_left_alone(source: str) -> None:
     assert changes(source) == set()
 
 
-def test_a_mutant_knows_its_line_its_function_and_whether_it_runs_at_import() -> None:
-    text = "A = 10\n\nclass B:\n    c = 20\n\n    def d(self, e=30):\n        if e:\n            return 40\n"
-    source = text.encode()
-    found = {mutant.edit[2]: mutant for mutant in find(source, "page.py") if mutant.kind == "off by one"}
-    everything, in_class, function = (1, 8), (3, 8), (6, 8)
-    assert (found["11"].spans, found["11"].at_import) == (((1, 1), everything), True)
-    assert (found["21"].spans, found["21"].at_import) == (((4, 4), in_class, everything), True)
-    assert (found["31"].spans, found["31"].at_import) == (((6, 6), function, in_class, everything), True)
-    assert (found["41"].spans, found["41"].at_import) == (((8, 8), function, in_class, everything), False)
+def lines(*numbers: int) -> int:
+    return sum(1 << number for number in numbers)
 
 
-def test_a_constant_knows_where_it_is_read() -> None:
-    source = (
-        b"A = 7\n\nclass B:\n    c: int = 7\n\n    def d(self):\n        A = 7\n        return self.c\n\nprint(A)\n"
-    )
-    uses = {m.line: m.uses for m in find(source, "page.py") if m.kind == "off by one"}
-    assert uses == {1: (10,), 4: (8,), 7: ()}
+def test_a_mutant_knows_what_is_near_and_whether_it_runs_at_import() -> None:
+    text = "A = 10\n\nclass B:\n    c = 20\n\n    def d(self, e=30):\n        if e:\n            return 40\n\n"
+    text += "def f():\n    A"
+    found = {mutant.edit[2]: mutant for mutant in find(text.encode(), "page.py") if mutant.kind == "off by one"}
+    function, file = lines(7, 8), lines(7, 8, 11)
+    assert (found["11"].near, found["11"].at_import) == ((lines(11), file), True)
+    assert (found["21"].near, found["21"].at_import) == ((0, function, file), True)
+    assert (found["31"].near, found["31"].at_import) == ((0, function, function, file), True)
+    assert (found["41"].near, found["41"].at_import) == ((lines(8), function, function, file), False)
 
 
 def test_a_sample_is_even_over_lines_and_fixed_by_its_seed() -> None:
@@ -119,13 +115,13 @@ def test_a_sample_is_even_over_lines_and_fixed_by_its_seed() -> None:
     assert Counter(m.key for m in draw(mutants, "seed")) == Counter(m.key for m in mutants)
 
 
-def mutant(*, at_import: bool = False, uses: tuple[int, ...] = ()) -> Mutant:
-    path, spans = "src/cosmati/core/page.py", ((5, 6), (3, 9), (1, 20))
-    return Mutant(path=path, line=5, spans=spans, at_import=at_import, uses=uses, kind="not", edit=(0, 0, ""))
+def mutant(*, at_import: bool = False, own: int = 0) -> Mutant:
+    path, near = "src/cosmati/core/page.py", (own or lines(5, 6), lines(*range(3, 10)), lines(*range(1, 21)))
+    return Mutant(path=path, line=5, near=near, at_import=at_import, kind="not", edit=(0, 0, ""))
 
 
-def mapped(name: str, work: float, *lines: int, outcome: str = "passed") -> MappedTest:
-    bits = sum(1 << line for line in lines)
+def mapped(name: str, work: float, *ran: int, outcome: str = "passed") -> MappedTest:
+    bits = lines(*ran)
     return MappedTest(name=name, work=work, seconds=9.0, outcome=outcome, lines={"src/cosmati/core/page.py": bits})
 
 
@@ -154,7 +150,7 @@ def test_a_line_that_no_test_runs_gets_those_of_its_function_then_of_its_file_th
     assert choose(mutant(), [far, room, file, function]) == [function]
     assert choose(mutant(), [far, room, file]) == [file]
     assert choose(mutant(), [far, golden, room]) == [room, golden]
-    assert choose(mutant(at_import=True, uses=(1, 15)), [far, room, file, function]) == [file]
+    assert choose(mutant(own=lines(1, 15)), [far, room, file, function]) == [file]
 
 
 def test_one_case_of_every_test_comes_before_the_second_of_any() -> None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .operators import Mutant
+from .operators import Lines, Mutant
 
 WORK = 90.0
 """Processor seconds that the tests of one mutant may take together, as they took when the map was made."""
@@ -17,14 +17,14 @@ class Test:
     """One test as it ran on the tree without mutants: passed, failed or skipped.
 
     `work` are the seconds of its processes, its `seconds` those of the clock on the wall, which other work on the
-    machine makes longer. `lines[path]` has bit `n` set where line `n` ran.
+    machine makes longer. `lines` are those that it runs, by file.
     """
 
     name: str
     work: float
     seconds: float
     outcome: str
-    lines: dict[str, int]
+    lines: dict[str, Lines]
 
     @property
     def file(self) -> str:
@@ -36,26 +36,24 @@ class Test:
         """The test without its parameters."""
         return self.name.split("[", maxsplit=1)[0]
 
-    def runs(self, path: str, span: tuple[int, int]) -> bool:
-        """Whether any line of the span ran."""
-        return (self.lines.get(path, 0) >> span[0]) & ((1 << (span[1] - span[0] + 1)) - 1) != 0
+    def runs(self, path: str, lines: Lines) -> bool:
+        """Whether any of these lines ran."""
+        return self.lines.get(path, 0) & lines != 0
 
 
 def choose(mutant: Mutant, tests: Iterable[Test], work: float = WORK) -> list[Test]:
     """The tests nearest to a mutant, in the order in which to run them.
 
-    They are those that run its statement, or lines that name the constant that it may change; where there are none,
-    its function, then its class, then its file; at last all tests of its room and those of the golden bits. For a
-    statement that runs at import come those of the whole house (`tests/test_*.py`). The tests of its room come first,
-    quick ones before slow ones; of a test with many parameters a second case is taken once every other test has its
-    first.
+    They are those that run lines near it (see `Mutant.near`), the nearest that anybody runs; where there are none, all
+    of its room and those of the golden bits. For a statement that runs at import come those of the whole house
+    (`tests/test_*.py`). The tests of its room come first, quick ones before slow ones; of a test with many parameters a
+    second case is taken once every other test has its first.
     """
     passed = [test for test in tests if test.outcome == "passed"]
     room = f"tests/{mutant.path.split('/')[2]}/"
-    uses = [(line, line) for line in mutant.uses]
-    found = [test for test in passed if any(test.runs(mutant.path, span) for span in uses)]
-    for span in mutant.spans:
-        found = found or [test for test in passed if test.runs(mutant.path, span)]
+    found: list[Test] = []
+    for lines in mutant.near:
+        found = found or [test for test in passed if test.runs(mutant.path, lines)]
     if not found:
         found = [test for test in passed if test.name.startswith((room, "tests/golden/"))]
     if mutant.at_import:

@@ -72,24 +72,23 @@ UNREAD = {"warn", "debug", "info", "warning", "exception", "TypeVar", "NewType"}
 """Calls whose arguments are for people or for the type checker, beside those of exceptions."""
 
 
-Span = tuple[int, int]
-"""First and last line."""
+Lines = int
+"""A set of lines: bit `n` is set for line `n`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
     """One change in one file.
 
-    `spans` are the lines of the statement that it stands in, of the function and the classes around it and of the
-    file, from the inside out. A mutant `at_import` stands in no function's body; `uses` are the lines of the file that
-    name what it may change, a constant or a field.
+    `near` are lines that somebody runs who tests it, the nearest first: its statement, or those that read the constant
+    that it may change; its function; the classes around that; the file. Lines that run at import aren't among them,
+    since everybody runs those. A mutant `at_import` stands in no function's body.
     """
 
     path: str
     line: int
-    spans: tuple[Span, ...]
+    near: tuple[Lines, ...]
     at_import: bool
-    uses: tuple[int, ...]
     kind: str
     edit: Edit
 
@@ -119,25 +118,39 @@ class Mutant:
 def find(source: bytes, path: str) -> Iterator[Mutant]:
     """Every mutant of a file, in the order of its syntax tree. Some may not be real."""
     tree, text = ast.parse(source), _Text(source)
-    everything = (1, len(source.splitlines()))
-    named, by_line = _names(tree)
-    for node, spans, at_import in _live(tree, (everything,), at_import=True):
-        uses = tuple(sorted(named[by_line[spans[0][0]]])) if at_import and spans[0][0] in by_line else ()
+    bodies, uses = _bodies(tree), _uses(tree)
+    for node, within, at_import in _live(tree, (lines_between(1, len(source.splitlines())),), at_import=True):
+        own = uses.get(node.lineno, 0) if at_import else within[0]
+        near = tuple(lines & bodies for lines in (own, *within[1:]))
         for kind, edit in _edits(node, text):
-            yield Mutant(path=path, line=node.lineno, spans=spans, at_import=at_import, uses=uses, kind=kind, edit=edit)
+            yield Mutant(path=path, line=node.lineno, near=near, at_import=at_import, kind=kind, edit=edit)
 
 
-def _names(tree: ast.Module) -> tuple[dict[str, set[int]], dict[int, str]]:
-    """On which lines each name is read, and what the assignment that starts on a line gives a value to."""
-    read: dict[str, set[int]] = defaultdict(set)
-    assigned = {}
+def lines_between(first: int, last: int) -> Lines:
+    """The lines from the first to the last."""
+    return (1 << (last + 1)) - (1 << first)
+
+
+def _bodies(tree: ast.Module) -> Lines:
+    """The lines in functions."""
+    bodies = 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            bodies |= lines_between(node.body[0].lineno, node.end_lineno or 0)
+    return bodies
+
+
+def _uses(tree: ast.Module) -> dict[int, Lines]:
+    """For each line with an assignment to a name, the lines that read the name."""
+    read: dict[str, Lines] = defaultdict(int)
+    assigned: dict[int, str] = {}
     for node in ast.walk(tree):
         match node:
             case ast.Name(ctx=ast.Load()) | ast.Attribute(ctx=ast.Load()):
-                read[_name(node)].add(node.lineno)
+                read[_name(node)] |= 1 << node.lineno
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
-                assigned[node.lineno] = name
-    return read, assigned
+                assigned |= dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), name)
+    return {line: read[name] for line, name in assigned.items()}
 
 
 class _Text:
@@ -169,23 +182,27 @@ class _Text:
 
 
 def _live(
-    node: ast.AST, spans: tuple[Span, ...], *, at_import: bool
-) -> Iterator[tuple[ast.expr | ast.stmt, tuple[Span, ...], bool]]:
-    """Nodes that run and that a program depends on, with their spans and whether they run at import."""
+    node: ast.AST, within: tuple[Lines, ...], *, at_import: bool
+) -> Iterator[tuple[ast.expr | ast.stmt, tuple[Lines, ...], bool]]:
+    """Nodes that run and that a program depends on, with the lines they stand in and whether they run at import.
+
+    The lines are those of the statement, or of its head where it has a body; of the functions and the classes around
+    it; of the file.
+    """
     for child in _children(node):
         if isinstance(child, ast.stmt):
-            outer = spans if isinstance(node, ast.Module) else spans[1:]  # without the head of what it stands in
-            body = getattr(child, "body", None)
+            outer = within if isinstance(node, ast.Module) else within[1:]  # without the head of what it stands in
+            body, end = getattr(child, "body", None), child.end_lineno or 0
             if isinstance(child, ast.FunctionDef | ast.ClassDef):
-                outer = ((child.lineno, child.end_lineno or 0), *outer)
-            head = (child.lineno, max(child.lineno, body[0].lineno - 1) if body else child.end_lineno or 0)
-            within, runs = (head, *outer), at_import and not isinstance(node, ast.FunctionDef)
-            yield child, within, runs
-            yield from _live(child, within, at_import=runs)
+                outer = (lines_between(child.lineno, end), *outer)
+            head = lines_between(child.lineno, max(child.lineno, body[0].lineno - 1) if body else end)
+            runs = at_import and not isinstance(node, ast.FunctionDef)
+            yield child, (head, *outer), runs
+            yield from _live(child, (head, *outer), at_import=runs)
         else:
             if isinstance(child, ast.expr):
-                yield child, spans, at_import
-            yield from _live(child, spans, at_import=at_import)
+                yield child, within, at_import
+            yield from _live(child, within, at_import=at_import)
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:

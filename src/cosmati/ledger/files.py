@@ -55,7 +55,7 @@ class LedgerFiles:
         self._bundle = list(scan.bundle)
         self._recent: list[bytes] = []
         self._full_tiles: list[tuple[int, int, list[bytes]]] = []
-        self._details = os.open(directory / DETAILS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._details = os.open(directory / DETAILS_FILE, os.O_WRONLY | os.O_APPEND)
         self._wal: Wal | None = None
 
     @property

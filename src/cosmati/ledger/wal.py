@@ -142,7 +142,7 @@ class Wal:
         body = _HEADER.pack(_MAGIC, head.size, head.root)
         self._mac = hmac.digest(secret, body, "sha256")
         replace_file(path, _seal(body, self._mac))
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def append(self, entries: Sequence[bytes]) -> None:
         """Write one batch and wait until it is on disk."""
