@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -65,7 +64,9 @@ class SecondOfTwo(Ranks):
 
 def rows(*ids: int, **lineage: Tensor) -> Batch:
     """A batch of so many rows, by their ids."""
-    return Batch(torch.zeros(len(ids), 1), Lineage(torch.tensor(ids), torch.zeros(len(ids), dtype=torch.int64), **lineage))
+    return Batch(
+        torch.zeros(len(ids), 1), Lineage(torch.tensor(ids), torch.zeros(len(ids), dtype=torch.int64), **lineage)
+    )
 
 
 def outcome(step: int, loss: float = 0.5, **changed: Any) -> StepOutcome:
@@ -77,7 +78,9 @@ def outcome(step: int, loss: float = 0.5, **changed: Any) -> StepOutcome:
         "num_rows": torch.tensor([3.0, 2.0], dtype=torch.float64),
     }
     clock = Clock(step=step + 1, rows=6 * (step + 1))
-    return StepOutcome(**{"clock": clock, "loss": torch.tensor(loss), "sub_losses": [torch.tensor(loss)]} | given | changed)
+    return StepOutcome(
+        **{"clock": clock, "loss": torch.tensor(loss), "sub_losses": [torch.tensor(loss)]} | given | changed
+    )
 
 
 class Ticks:
@@ -92,6 +95,3 @@ class Ticks:
     def pass_by(self, seconds: float) -> Self:
         self.now += seconds
         return self
-
-
-Action = Callable[[], object]

@@ -107,7 +107,10 @@ def test_without_a_policy_nothing_is_committed_for_it(tmp_path: Path) -> None:
 
 
 def test_another_run_has_another_salt(tmp_path: Path) -> None:
-    assert _run_entry(tmp_path / "a", run_facts())[0]["rows_salt"] != _run_entry(tmp_path / "b", run_facts())[0]["rows_salt"]
+    assert (
+        _run_entry(tmp_path / "a", run_facts())[0]["rows_salt"]
+        != _run_entry(tmp_path / "b", run_facts())[0]["rows_salt"]
+    )
     salt = tmp_path / "a" / "private" / "rows.salt"
     assert len(salt.read_bytes()) == 32
     assert stat.S_IMODE(salt.stat().st_mode) == 0o600
@@ -172,7 +175,9 @@ def test_a_step_of_the_short_road_has_one_cell(tmp_path: Path, lacking: str) -> 
 def _commitment(salt: bytes, step: int, microbatch: int, leaves: list[tuple[int, bytes]]) -> bytes:
     """The commitment by its definition, from slot and what is hashed of each row that is there."""
     hashes = [
-        hashlib.sha256(b"\0" + hmac.new(salt, f"{step}/{microbatch}/{slot}".encode(), "sha256").digest() + leaf).digest()
+        hashlib.sha256(
+            b"\0" + hmac.new(salt, f"{step}/{microbatch}/{slot}".encode(), "sha256").digest() + leaf
+        ).digest()
         for slot, leaf in leaves
     ]
     return hashlib.sha256(b"".join(hashes)).digest()
@@ -286,7 +291,7 @@ def test_the_second_rank_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "rows.salt").write_bytes(bytes(32))
     digests = []
-    observer = LedgerObserver(tmp_path, run_facts(), SecondOfTwo(), lambda: digests.append(1) or ROOT)  # type: ignore[func-returns-value]
+    observer = LedgerObserver(tmp_path, run_facts(), SecondOfTwo(), lambda: digests.append(1) or ROOT)
     observer.on_start(Clock(), BUDGET)
     observer.on_step(outcome(0, batches=[rows(3, 4, 5)]))
     observer.on_checkpoint(Clock(step=1), b"S" * 32, ROOT)

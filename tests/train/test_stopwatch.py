@@ -59,9 +59,13 @@ def test_a_pause_is_charged_to_its_part_and_is_not_training(ticks: Ticks) -> Non
 def test_a_pause_that_fails_ends_all_the_same(ticks: Ticks) -> None:
     watch = Stopwatch()
     watch.start()
-    with pytest.raises(KeyError), watch.paused("checkpoint"):
-        ticks.pass_by(2)
+
+    def fails_after(seconds: float) -> None:
+        ticks.pass_by(seconds)
         raise KeyError
+
+    with pytest.raises(KeyError), watch.paused("checkpoint"):
+        fails_after(2)
     ticks.pass_by(1)
     assert (watch.seconds, watch.training_seconds()) == ({"checkpoint": 2}, 1)
 
