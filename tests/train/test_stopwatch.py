@@ -70,6 +70,13 @@ def test_a_pause_that_fails_ends_all_the_same(ticks: Ticks) -> None:
     assert (watch.seconds, watch.training_seconds()) == ({"checkpoint": 2}, 1)
 
 
+def test_before_the_start_parts_are_charged_since_the_watch_was_made(ticks: Ticks) -> None:
+    watch = Stopwatch()
+    ticks.pass_by(3)
+    watch.lap("data")
+    assert (watch.seconds, watch.training_seconds()) == ({"data": 3}, 0)
+
+
 def test_a_resumed_clock_goes_on(ticks: Ticks) -> None:
     watch = Stopwatch()
     watch.start(training_seconds=50)
