@@ -80,7 +80,7 @@ def evaluate(
         rows.get(index, [0.0] * width)
         for index in range(ranks.rank, -(-num_batches // ranks.world) * ranks.world, ranks.world)
     ]
-    table = ranks.gather(torch.tensor(padded, dtype=torch.float64, device=device).reshape(-1, width)).cpu()
+    table = ranks.gather(torch.tensor(padded, dtype=torch.float64, device=device).reshape(len(padded), width)).cpu()
     return {
         name: _ordered_sum(table[:, 2 * i]) / max(_ordered_sum(table[:, 2 * i + 1]), 1e-300)
         for i, name in enumerate(evaluation.metrics)

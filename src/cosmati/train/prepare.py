@@ -374,7 +374,7 @@ def compile_blocks(model: nn.Module) -> None:
             for module in model.modules()
             if isinstance(module, nn.Sequential)
             for child in module
-            if any(child.parameters())
+            if next(child.parameters(), None) is not None
         ]
     for block in blocks:
         block.compile(dynamic=False)

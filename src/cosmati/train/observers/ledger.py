@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -24,12 +23,14 @@ from cosmati.ledger.reader import Scan, read_head, read_verifier_key
 from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
 from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.records.ledger import CheckpointEntry, EndEntry, MicrobatchCell, RunEntry, StepEntry
+from cosmati.storage.atomic import create_secret
 from cosmati.train.facts import RunFacts
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
 
 _NO_POLICY = bytes(32)
+_SALT_BYTES = 32
 
 
 class LedgerObserver(Observer):
@@ -72,7 +73,7 @@ class LedgerObserver(Observer):
         self._private.mkdir(mode=0o700, exist_ok=True)
         key = load_or_create_key(self._private / "operator.key", name=self._origin)
         exists = (directory / "wal").exists() or (directory / "checkpoint").exists()
-        _load_or_create_salt(salt, may_create=not exists)
+        _keep_salt(salt, may_create=not exists)
         if (directory / "checkpoint").exists():
             _refuse_another_salt(directory, salt)
         if exists:
@@ -193,16 +194,15 @@ def _refuse_another_salt(ledger: Path, path: Path) -> None:
         raise LedgerError(msg)
 
 
-def _load_or_create_salt(path: Path, *, may_create: bool) -> bytes:
+def _keep_salt(path: Path, *, may_create: bool) -> None:
+    """Draw a salt where there is none, and refuse one that a crash has cut: short, it would hide no row."""
     if not path.exists():
         if not may_create:
             raise LedgerError(f"{path} is gone, and the ledger's rows are salted with it. Put the run's own salt back.")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(32))
-            file.flush()
-            os.fsync(file.fileno())
-    return path.read_bytes()
+        create_secret(path, secrets.token_bytes(_SALT_BYTES))
+    if (size := path.stat().st_size) != _SALT_BYTES:
+        mend = "Delete it, and start the run again." if may_create else "Put the run's own salt back."
+        raise LedgerError(f"{path} holds {size} bytes, and a salt has {_SALT_BYTES}: its writing was cut. {mend}")
 
 
 def _finite(value: float) -> float | None:

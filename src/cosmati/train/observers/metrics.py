@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from cosmati.core.clock import Budget, Clock
 from cosmati.errors import RunError
+from cosmati.storage.atomic import replace_file
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 
@@ -31,7 +33,8 @@ class MetricsFile(Observer):
             path = self._folder / name
             if path.exists():
                 kept = [line for line in path.read_text().splitlines() if _step_of(line) <= clock.step]
-                path.write_text("".join(line + "\n" for line in kept))
+                with _refusals_named(path):
+                    replace_file(path, "".join(line + "\n" for line in kept).encode())
 
     def on_step(self, outcome: StepOutcome) -> None:
         """Append the loss."""
@@ -47,12 +50,18 @@ class MetricsFile(Observer):
         )
 
     def _append(self, name: str, content: Mapping[str, object]) -> None:
-        try:
-            with (self._folder / name).open("a") as file:
-                file.write(json.dumps(content) + "\n")
-        except OSError as error:
-            msg = f"{self._folder / name} can't be written: {error}. Free space, and start the run again: it goes on."
-            raise RunError(msg) from error
+        path = self._folder / name
+        with _refusals_named(path), path.open("a") as file:
+            file.write(json.dumps(content) + "\n")
+
+
+@contextmanager
+def _refusals_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        msg = f"{path} can't be written: {error}. Free space, and start the run again: it goes on."
+        raise RunError(msg) from error
 
 
 def _step_of(line: str) -> float:

@@ -97,14 +97,13 @@ class OpenRun:
         self._opened.enter_context(self._stop.listening())
 
     def close(self, result: RunResult, plan: Plan) -> None:
-        """Tell everybody that the run has ended, and write its record."""
-        try:
-            for observer in self.observers:
-                observer.on_end(result.clock, result.outcome)
-        finally:
-            self._opened.close()
+        """Tell everybody that the run has ended, also where one of them fails, and write its record."""
+        with ExitStack() as last_first:
             if self._folder is not None:
-                self._folder.close(result, plan)
+                last_first.callback(self._folder.close, result, plan)
+            last_first.push(self._opened)
+            for observer in reversed(self.observers):
+                last_first.callback(observer.on_end, result.clock, result.outcome)
 
     def report(self, outcome: StepOutcome) -> None:
         """Tell observers of a step."""
