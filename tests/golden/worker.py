@@ -320,7 +320,7 @@ def train_all(names: Sequence[str], base: Path) -> dict[str, Any]:
     ranks = [] if names else start_ranks(base / "ranks")
     try:
         found = {name: train(RUNS[name], fix_secrets(base / str(i) / "run")) for i, name in enumerate(names or RUNS)}
-        printed = [rank.communicate(timeout=60)[0] for rank in ranks]
+        printed = [rank.communicate(timeout=280)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

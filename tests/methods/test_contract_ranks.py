@@ -31,13 +31,13 @@ def _launch(out: Path, world: int) -> dict[str, Any]:
         )
         for rank in range(world)
     ]
-    errors = [rank.communicate(timeout=110)[1] for rank in ranks]
+    errors = [rank.communicate(timeout=280)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(errors)
     found: dict[str, Any] = json.loads(out.read_text())
     return found
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_two_ranks_give_the_bits_of_one(tmp_path: Path) -> None:
     one, two = (_launch(tmp_path / f"{world}.json", world) for world in (1, 2))
     assert list(one) == [*(method.__name__ for method in methods.ALL), "ChannelsLast, clipped"]

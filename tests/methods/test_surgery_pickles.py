@@ -75,7 +75,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str
         torch.save(pair, folder / f"{name}.model")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error", "-c", ELSEWHERE, str(folder)]
-    subprocess.run(command, env=environment, check=True, timeout=100)
+    subprocess.run(command, env=environment, check=True, timeout=280)
     return {name: (used(*pair), torch.load(folder / f"{name}.found")) for name, pair in models.items()}
 
 

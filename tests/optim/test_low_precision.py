@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from cosmati.errors import PlanError
 from cosmati.optim import Sophia
 from cosmati.optim.lion import SignMomentum
-from cosmati.optim.muon import Muon
+from cosmati.optim.muon import OrthogonalizedMomentum
 from cosmati.optim.normuon import RowNormalizedMuon
 from cosmati.optim.schedule_free import ScheduleFree
 from cosmati.optim.soap import EigenbasisAdam
@@ -78,7 +78,7 @@ def test_schedule_free_state_is_float32_at_least(dtype: torch.dtype) -> None:
 
 MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Lion": lambda p: SignMomentum(p, lr=0.01),
-    "Muon": lambda p: Muon(p, lr=0.01),
+    "Muon": lambda p: OrthogonalizedMomentum(p, lr=0.01),
     "NorMuon": lambda p: RowNormalizedMuon(p, lr=0.01),
     "ScheduleFree": lambda p: ScheduleFree(p, lr=0.01),
     "SOAP": lambda p: EigenbasisAdam(p, lr=0.01, precondition_frequency=2),

@@ -33,7 +33,7 @@ class Together:
 
     def __init__(self, world: int) -> None:
         self.world = world
-        self._barrier = threading.Barrier(world, timeout=30)
+        self._barrier = threading.Barrier(world, timeout=280)
         self._sent: list[Tensor] = [torch.empty(0)] * world
 
     def run(self, function: Callable[[Sharing], list[Tensor]]) -> list[list[Tensor]]:

@@ -15,7 +15,7 @@ from tests.train import full_disk_run
 
 def _run(folder: Path, limit: int) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, full_disk_run.__file__, str(folder), str(limit)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
 
 
 def _weights(folder: Path) -> dict[str, object]:

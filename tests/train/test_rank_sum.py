@@ -24,7 +24,7 @@ class Threads:
 
     def __init__(self, world: int) -> None:
         self.world = world
-        self._met = threading.Barrier(world, timeout=30)
+        self._met = threading.Barrier(world, timeout=280)
         self._own = threading.local()
         self._given: list[Tensor] = [torch.empty(0)] * world
 

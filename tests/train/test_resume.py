@@ -37,7 +37,7 @@ def start_and_signal(folder: Path, event: int, number: signal.Signals) -> tuple[
             lines.append(line.strip())
             if len(lines) == event:
                 process.send_signal(number)
-        return process.wait(timeout=60), lines
+        return process.wait(timeout=280), lines
 
 
 def assert_same_bits(folder: Path, expected: Checkpoint) -> None:

@@ -81,7 +81,7 @@ def test_the_row_root_is_the_brute_force_one(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "salt.key").stat().st_mode) == 0o600
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(300)
 def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     command = [sys.executable, killed_writer.__file__]
     whole = tmp_path / "whole"

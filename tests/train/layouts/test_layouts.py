@@ -50,7 +50,7 @@ def exercised(kind: str) -> dict[str, Any]:
         )
         for r in range(world)
     ]
-    outputs = [rank.communicate(timeout=100) for rank in ranks]
+    outputs = [rank.communicate(timeout=280) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(error for _, error in outputs)
     return json.loads(outputs[0][0])  # type: ignore[no-any-return]
 
