@@ -24,8 +24,12 @@ def test_owners_are_balanced_and_the_same_everywhere(costs: list[float], world: 
     assert owners == assign_owners(list(costs), world)
     assert all(0 <= owner < world for owner in owners)
     loads = [sum(c for c, o in zip(costs, owners, strict=True) if o == rank) for rank in range(world)]
-    # Graham's bound for the dearest first: 4/3 of the best, which is at least the mean and the dearest job.
-    assert max(loads) <= 4 / 3 * max(sum(costs) / world, *costs, 0.0) + max(costs, default=0.0) / 3 + 1e-6
+    # Graham's bound for any list: whoever has most took its last job when nobody had less.
+    dearest = max(costs, default=0.0)
+    assert max(loads) <= (sum(costs) / world + dearest * (1 - 1 / world)) * (1 + 1e-9)
+    # The dearest come first: each has a rank of its own while there are ranks without a job.
+    order = sorted(range(len(costs)), key=lambda i: -costs[i])[:world]
+    assert len({owners[i] for i in order if costs[i]}) == len([i for i in order if costs[i]])
 
 
 class Together:

@@ -38,10 +38,7 @@ def replace_files(folder: Path, contents: Mapping[str, bytes]) -> None:
 def _replace(path: Path, data: bytes) -> None:
     draft = draft_of(path)
     try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        _create(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), data)
         draft.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -62,19 +59,27 @@ def create_secret(path: Path, data: bytes) -> None:
     Raises:
         FileExistsError: it's there already.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    _create(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), data)
     sync(path.parent)
+
+
+def _create(descriptor: int, data: bytes) -> None:
+    try:
+        _write(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def write_all(descriptor: int, data: bytes) -> None:
     """Write all of the bytes at the file's position, and wait until they and what reading needs are on disk."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    _write(descriptor, data)
     getattr(os, "fdatasync", os.fsync)(descriptor)  # not every Unix has fdatasync
 
 
