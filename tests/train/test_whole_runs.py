@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Data
 from cosmati.core.loss import Regression
-from cosmati.errors import DataError, DivergenceError
+from cosmati.errors import CheckpointError, DataError, DivergenceError
 from cosmati.optim import SGD
 from cosmati.records.run import RunRecord
+from cosmati.storage.lock import is_locked
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation
+from cosmati.train.finite import FiniteCheck
 from cosmati.train.observers import Observer, StepOutcome
 from cosmati.train.run.checkpoints import list_checkpoints
 from cosmati.train.trainer import Trainer
@@ -125,6 +128,65 @@ def test_a_run_that_breaks_off_says_how_and_saves_nothing_of_it(
     with pytest.raises(error):
         _trainer(DATA, events, loss=_raises(error), run_folder=tmp_path).fit()
     assert (_outcome(tmp_path), _saved(tmp_path), events.told[-1]) == (outcome, [], (outcome, 2))
+
+
+@pytest.mark.parametrize("config", [{"checkpoint_every": "3ba"}, {}])
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_on_an_accelerator_a_bad_loss_is_found_before_anything_is_kept(
+    tmp_path: Path, config: dict[str, Any], num_microbatches: int
+) -> None:
+    """There the loss is looked at every so many steps, and before each checkpoint and the last evaluation."""
+    events, losses = Events(), iter([1.0, 1.0, torch.nan, torch.nan] + [1.0] * 9)
+
+    def loss(model: nn.Module, data: Data) -> Tensor:
+        return model(data[0]).mean() * next(losses)
+
+    options = {"run_folder": tmp_path, "num_microbatches": num_microbatches} | config
+    trainer = _trainer([DATA[0]] * 4, events, loss=loss, **options)
+    trainer.finite = FiniteCheck(trainer.assembly.config, torch.device("meta"))
+    with pytest.raises(DivergenceError, match=f"up to {3 if config else 4} isn't finite"):
+        trainer.fit()
+    assert (_outcome(tmp_path), _saved(tmp_path)) == ("diverged", [])
+    assert not [event for event in events.told if event[0] == "evaluation"]
+
+
+def test_on_an_accelerator_the_users_own_loop_is_looked_at_too(tmp_path: Path) -> None:
+    events = Events()
+    trainer = _trainer(None, events, loss=lambda model, data: model(data[0]).mean() * torch.nan, run_folder=tmp_path)
+    trainer.finite = FiniteCheck(trainer.assembly.config, torch.device("meta"))
+
+    def loop() -> None:
+        with trainer:
+            trainer.step(DATA[0])
+
+    with pytest.raises(DivergenceError, match="up to 1 isn't finite"):
+        loop()
+    assert (_outcome(tmp_path), _saved(tmp_path), events.told[-1]) == ("diverged", [], ("diverged", 1))
+
+
+def test_a_last_checkpoint_that_cannot_be_written_still_ends_the_users_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is told of the end, the record and the lock don't wait for the process to go."""
+    events, before = Events(), signal.getsignal(signal.SIGINT)
+    trainer = _trainer(None, events, run_folder=tmp_path)
+
+    def full(folder: Path, checkpoint: object) -> Path:
+        raise CheckpointError("no space")
+
+    def loop() -> None:
+        with trainer:
+            trainer.step(DATA[0])
+
+    monkeypatch.setattr("cosmati.train.run.session.write_checkpoint", full)
+    with pytest.raises(CheckpointError, match="no space"):
+        loop()
+    assert (_outcome(tmp_path), events.told[-1]) == ("failed", ("failed", 1))
+    assert not is_locked(tmp_path / "lock")
+    assert signal.getsignal(signal.SIGINT) is before
+    monkeypatch.undo()
+    loop()
+    assert (_outcome(tmp_path), _saved(tmp_path), trainer.clock.step) == ("stopped", [2], 2)
 
 
 @pytest.mark.parametrize(("num_steps", "outcome"), [(0, "stopped"), (3, "stopped"), (4, "completed"), (6, "completed")])
