@@ -13,8 +13,9 @@ from torch import nn
 
 from cosmati.core.batch import TOMBSTONE, Batch, Lineage
 from cosmati.core.clock import Clock
-from cosmati.core.loss import Regression
-from cosmati.core.method import Method, Position, Stage
+from cosmati.core.loss import LossFunction, Regression
+from cosmati.core.method import Method, Position, Stage, State
+from cosmati.core.pieces import Pieces
 from cosmati.methods import EMA, GradientClipping
 from cosmati.optim import SGD
 from cosmati.train.config import RunConfig
@@ -104,6 +105,22 @@ def test_norms_are_measured_on_their_cadence(details_every: int, steps: list[int
     assert all(outcome.update_norms is None for outcome in keeps.outcomes), "only under a policy"
 
 
+def test_norms_are_of_what_each_microbatch_adds_to_the_mean() -> None:
+    keeps = Keeps()
+    trainer = _trainer(2, keeps)
+    weight, bias = (parameter.detach().clone().requires_grad_() for parameter in trainer.model.parameters())
+    with trainer:
+        trainer.step(DATA[0])
+    norms = keeps.outcomes[0].norms
+    assert norms is not None
+    assert norms.dtype is torch.float64
+    for half, norm in zip((slice(0, 2), slice(2, 4)), norms, strict=True):
+        summed = (nn.functional.linear(DATA[0][0][half], weight, bias) - DATA[0][1][half]).square().sum()
+        gradients = torch.autograd.grad(summed / 4, [weight, bias])
+        expected = torch.cat([gradient.double().flatten() for gradient in gradients]).norm()
+        torch.testing.assert_close(norm, expected[None], rtol=1e-6, atol=0)
+
+
 def test_without_observers_nothing_is_measured_and_batches_are_not_wrapped() -> None:
     trainer = _trainer(2)
     with trainer:
@@ -176,6 +193,53 @@ def test_methods_change_the_batches_that_are_offered(num_microbatches: int) -> N
     assert outcome.loss.item() == pytest.approx(
         nn.functional.mse_loss(_trainer(1).model(2 * DATA[0][0][:2]), DATA[0][1][:2]).item()
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembers(Method):
+    """Writes down where each of its hooks is called."""
+
+    places: list[tuple[str, int, int]]
+    stage: ClassVar[Stage] = Stage.PERTURB
+
+    def _note(self, hook: str, at: Position) -> None:
+        self.places.append((hook, at.clock.step, at.microbatch))
+
+    def batch(self, batch: Batch, at: Position) -> Batch:
+        self._note("batch", at)
+        return batch
+
+    def loss(self, loss: LossFunction, state: State, at: Position) -> LossFunction:
+        self._note("loss", at)
+        return loss
+
+    def gradients(self, gradients: Pieces, weights: Pieces, at: Position) -> Pieces:
+        self._note("gradients", at)
+        return gradients
+
+    def after(self, state: State, weights: Pieces, at: Position, learnt: frozenset[str] | None) -> State:
+        self._note("after", at)
+        return state
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_hooks_are_told_where_in_the_run_they_are(num_microbatches: int) -> None:
+    method = Remembers(places=[])
+    trainer = _trainer(num_microbatches, methods=[method])
+    with trainer:
+        trainer.step(DATA[0])
+        trainer.step(DATA[1])
+    microbatches = range(num_microbatches)
+    assert method.places == [
+        place
+        for step in range(2)
+        for place in (
+            *(("batch", step, m) for m in microbatches),
+            *(("loss", step, m) for m in microbatches),
+            ("gradients", step, 0),
+            ("after", step + 1, 0),
+        )
+    ]
 
 
 def test_the_result_says_where_the_run_stands() -> None:

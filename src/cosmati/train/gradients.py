@@ -166,7 +166,7 @@ class StepPasses:
         """
         if self._a.num_microbatches == 1 and self._a.policy is None:
             return None
-        size = max(1, batches[0].num_tokens * self._a.num_microbatches)
+        size = batches[0].num_tokens * self._a.num_microbatches
         return 2.0 ** -(size.bit_length() - 1)
 
     def _denominators(self, weights: Tensor, routes: Sequence[Route], scale: float) -> Tensor:

@@ -373,14 +373,19 @@ class Trainer:
         opened, run = self._environment, self._run
         if opened is None or run is None:
             return
+        if kind is None and self._ended is None:
+            # The user's own loop ends where its `with` does.
+            self._ended = "completed" if self.assembly.budget.is_over(self.clock) else "stopped"
+            try:
+                self._save()
+            except BaseException as refused:
+                self.__exit__(type(refused), refused, refused.__traceback__)
+                raise
         with opened:
             self.stopwatch.stop()
             if kind is not None:
                 self._ended = "diverged" if issubclass(kind, DivergenceError) else "failed"
-            elif self._ended is None:
-                # The user's own loop ends where its `with` does.
-                self._ended = "completed" if self.assembly.budget.is_over(self.clock) else "stopped"
-                self._save()
+            assert self._ended is not None, "by itself or by an error"
             self._environment = self._run = None
             run.close(self._result(self._ended), self._plan)
 
