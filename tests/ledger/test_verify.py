@@ -14,6 +14,7 @@ from cosmati.ledger.note import TreeHead, checkpoint_text
 from cosmati.ledger.reader import read_head
 from cosmati.ledger.tiles import Frontier, encode_bundle, tile_path
 from cosmati.ledger.verify import verify_ledger
+from cosmati.ledger.writer import LedgerWriter
 from cosmati.records.ledger import Entry, RunEntry
 from cosmati.storage.merkle import leaf_hash
 
@@ -254,3 +255,23 @@ def test_an_entry_of_another_version_is_refused_with_its_place(tmp_path: Path) -
     (tmp_path / "l/checkpoint").write_text(KEY.sign_note(checkpoint_text(ORIGIN, TreeHead(1, leaf))))
     with pytest.raises(TamperError, match=r"Entry 0 .* version 9"):
         verify_ledger(tmp_path / "l")
+
+
+def test_tiles_that_were_written_before_a_crash_and_never_signed_are_not_covered(tmp_path: Path) -> None:
+    """Tiles go before the checkpoint: after a crash between them a full tile holds more than the head covers."""
+    writer = write_run(tmp_path / "l", KEY, 150, every=10_000)
+    signed = writer.checkpoint()
+    head = (tmp_path / "l/checkpoint").read_bytes()
+    append_steps(writer, range(150, 260))
+    writer.flush()
+    log = (tmp_path / "l/wal").read_bytes()
+    writer.close()
+    whole = verify_ledger(tmp_path / "l")
+    assert signed.size < 256 < whole.size
+    (tmp_path / "l/checkpoint").write_bytes(head)
+    (tmp_path / "l/wal").write_bytes(log)
+    report = verify_ledger(tmp_path / "l")
+    assert (report.size, report.root) == (signed.size, signed.root.hex())
+    assert (report.num_steps, report.num_unsigned) == (150, whole.size - signed.size)
+    LedgerWriter.open(tmp_path / "l", key=KEY).close()
+    assert verify_ledger(tmp_path / "l").root == whole.root

@@ -28,9 +28,12 @@ from cosmati.optim import (
 )
 from cosmati.optim.lion import SignMomentum
 from cosmati.optim.muon import OrthogonalizedMomentum
+from cosmati.optim.normuon import RowNormalizedMuon
 from cosmati.optim.optimizers import matrices, parameter_groups
+from cosmati.optim.schedule_free import ScheduleFree
 from cosmati.optim.schedules import Constant, progress_from
 from cosmati.optim.soap import EigenbasisAdam
+from cosmati.optim.sophia import ClippedCurvature
 from cosmati.optim.stepping import check_options
 
 
@@ -183,3 +186,31 @@ def test_an_accelerator_batches_by_shape() -> None:
     ]
     on_cpu = [torch.empty(3, 4), torch.empty(3, 4)]
     assert [len(batch) for batch in muon._batches(on_cpu)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Constant", "Linear", "Cosine", "WSD", "Step", "MultiStep", "Exponential", "CosineWarmRestarts", "Polynomial"],
+)
+def test_every_schedule_refuses_a_warm_up_that_is_no_time(name: str) -> None:
+    required = {"Step": {"every": "1ba"}, "MultiStep": {"milestones": ()}, "CosineWarmRestarts": {"cycle": "1ba"}}
+    with pytest.raises(PlanError, match="'soon' is not a time"):
+        getattr(optim, name)(warmup="soon", **required.get(name, {}))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ScheduleFree(weight(), -1.0),
+        lambda: ScheduleFree(weight(), betas=(0.0, 0.9)),
+        lambda: RowNormalizedMuon(weight(), 0.1, beta2=1.0),
+        lambda: RowNormalizedMuon(weight(), -0.1),
+        lambda: ClippedCurvature(weight(), gamma=0.0),
+        lambda: ClippedCurvature(weight(), -1.0),
+        lambda: SignMomentum(weight(), -1.0),
+        lambda: EigenbasisAdam(weight(), -1.0),
+    ],
+)
+def test_what_is_built_by_hand_is_checked_too(make: Callable[[], object]) -> None:
+    with pytest.raises(PlanError, match="can't use"):
+        make()

@@ -26,22 +26,24 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     options, root = _options(arguments), (root or Path.cwd()).resolve()
     cache = root / ".mutants"
     cache.mkdir(exist_ok=True)
-    tests = {test.name: test for test in read_or_build(root, cache, options.jobs)}
     seed = options.seed or _commit(root)
-    mutants = list(draw(mutants_of(root, options.rooms), seed))
-    if options.again:
-        mutants = list(_survivors(mutants, options.again, root))
     path = cache / f"results-{tree_digest(root)[:12]}-{seed[:12]}-{options.num}.jsonl"
-    print(f"{min(options.num, len(mutants))} of {len(mutants)} mutants, seed {seed}, kept in {path}", flush=True)
     results: dict[tuple[str, int, str], Result] = {}
-    try:
-        with ExitStack() as stack:
-            sandboxes = [stack.enter_context(Sandbox(root)) for _ in range(options.jobs)]
-            _run(Bench(sandboxes, path), mutants, options.num, tests, results)
-        status = 0
-    except KeyboardInterrupt:
-        print(f"interrupted: the same command goes on from {path}")
-        status = 130
+    status = 0
+    with ExitStack() as stack:
+        sandboxes = [stack.enter_context(Sandbox(root)) for _ in range(options.jobs)]
+        try:
+            tests = read_or_build(root, sandboxes[0], cache, options.jobs)
+            mutants = list(draw(mutants_of(root, options.rooms), seed))
+            if options.again:
+                mutants = list(_survivors(mutants, options.again, root))
+            print(
+                f"{min(options.num, len(mutants))} of {len(mutants)} mutants, seed {seed}, kept in {path}", flush=True
+            )
+            _run(Bench(sandboxes, path), mutants, options.num, {test.name: test for test in tests}, results)
+        except KeyboardInterrupt:
+            print(f"interrupted: the same command goes on from {path}")
+            status = 130
     print(*report(list(results.values()), read_equivalents(root / "tools" / "equivalent_mutants.toml")), sep="\n")
     return status
 

@@ -6,6 +6,7 @@ run again. Processes that a test starts are measured too.
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import hashlib
 import json
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .nearest import Test
+from .operators import IMPORTED
 from .sandbox import Sandbox
 
 if TYPE_CHECKING:
@@ -27,18 +29,17 @@ FOLDERS = ("core", "train", "routing", "ledger", "optim", "golden", "test_*.py",
 """What may run lines of the five rooms and is quick enough, below `tests`, in the order in which it's mapped."""
 
 
-def read_or_build(root: Path, cache: Path, jobs: int) -> list[Test]:
+def read_or_build(root: Path, sandbox: Sandbox, cache: Path, jobs: int) -> list[Test]:
     """The map of the tree at `root`, from the cache as far as it still holds. Each folder is kept at once."""
     path, digests = cache / "map.json", _digests(root)
     known, done = _read(path, digests)
-    with Sandbox(root) as sandbox:
-        for folder in (folder for folder in FOLDERS if folder not in done):
-            started, files = time.monotonic(), sorted((root / "tests").glob(folder))
-            if files:
-                known = _run(sandbox, [str(file.relative_to(root)) for file in files], known, jobs)
-                print(f"lines of tests/{folder}: {time.monotonic() - started:.0f} s", flush=True)
-            done.append(folder)
-            _write(path, digests, known, done)
+    for folder in (folder for folder in FOLDERS if folder not in done):
+        started, files = time.monotonic(), sorted((root / "tests").glob(folder))
+        if files:
+            known = _run(sandbox, [str(file.relative_to(root)) for file in files], known, jobs)
+            print(f"lines of tests/{folder}: {time.monotonic() - started:.0f} s", flush=True)
+        done.append(folder)
+        _write(path, digests, known, done)
     if failed := [test.name for test in known if test.outcome == "failed"]:
         print("left out, since they fail without a mutant:", *failed, sep="\n  ")
     return known
@@ -101,6 +102,8 @@ def _run(sandbox: Sandbox, files: list[str], known: list[Test], jobs: int) -> li
     in_workers = ((test, path, int(bits, 16)) for facts in seen for test, path, bits in facts["lines"])
     for test, path, bits in (*in_workers, *_in_processes(folder, sandbox.root)):
         lines[test][path] |= bits
+    for test, path in _imports(sandbox.root, {name for facts in seen for name in facts["tests"]}):
+        lines[test][path] |= IMPORTED
     ran = {test: result for facts in seen for test, result in facts["tests"].items()}
     collected = {name for facts in seen for name in facts["collected"]}
     shutil.rmtree(folder)
@@ -122,6 +125,20 @@ def _in_processes(folder: Path, root: Path) -> Iterator[tuple[str, str, int]]:
         with suppress(DataError):  # a process that was killed leaves half a file
             data.read()
             yield from lines_by_test(data, root)
+
+
+def _imports(root: Path, tests: set[str]) -> Iterator[tuple[str, str]]:
+    """Tests, each with the files of `src` that the file it stands in imports by name."""
+    by_file: dict[str, list[str]] = defaultdict(list)
+    for test in tests:
+        by_file[test.split("::", maxsplit=1)[0]].append(test)
+    for file, own in by_file.items():
+        for node in ast.walk(ast.parse((root / file).read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for module in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                    path = f"src/{module.replace('.', '/')}.py"
+                    if (root / path).exists():
+                        yield from ((test, path) for test in own)
 
 
 def lines_by_test(data: CoverageData, root: Path) -> Iterator[tuple[str, str, int]]:

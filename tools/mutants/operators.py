@@ -75,14 +75,17 @@ UNREAD = {"warn", "debug", "info", "warning", "exception", "TypeVar", "NewType"}
 Lines = int
 """A set of lines: bit `n` is set for line `n`."""
 
+IMPORTED: Lines = 1
+"""No line, but that the file is imported by name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
     """One change in one file.
 
     `near` are lines that somebody runs who tests it, the nearest first: its statement, or those that read the constant
-    that it may change; its function; the classes around that; the file. Lines that run at import aren't among them,
-    since everybody runs those. A mutant `at_import` stands in no function's body.
+    that it may change; its function; the classes around that; the file, and who imports it by name. Lines that run at
+    import aren't among them, since everybody runs those. A mutant `at_import` stands in no function's body.
     """
 
     path: str
@@ -121,7 +124,8 @@ def find(source: bytes, path: str) -> Iterator[Mutant]:
     bodies, uses = _bodies(tree), _uses(tree)
     for node, within, at_import in _live(tree, (lines_between(1, len(source.splitlines())),), at_import=True):
         own = uses.get(node.lineno, 0) if at_import else within[0]
-        near = tuple(lines & bodies for lines in (own, *within[1:]))
+        *inner, file = (lines & bodies for lines in (own, *within[1:]))
+        near = (*inner, file | IMPORTED)
         for kind, edit in _edits(node, text):
             yield Mutant(path=path, line=node.lineno, near=near, at_import=at_import, kind=kind, edit=edit)
 

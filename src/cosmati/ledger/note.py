@@ -151,7 +151,7 @@ def _split_note(note: bytes) -> tuple[str, list[str]]:
 def _decode_base64(text: str) -> bytes:
     """Decode standard base64, only as an encoder writes it: no other text gives the same bytes."""
     try:
-        data = base64.b64decode(text.encode("ascii"), validate=True)
+        data = base64.b64decode(text.encode("ascii"))
     except (binascii.Error, UnicodeEncodeError) as error:
         raise ValueError(f"it isn't base64 ({error})") from error
     if base64.b64encode(data).decode() != text:

@@ -279,8 +279,6 @@ class LedgerWriter:
             for _, future in (*calls, *self._calls):
                 if not future.done():
                     future.set_exception(self._error)
-            self._calls.clear()
-            self._waiting.clear()
             self._changed.notify_all()
 
 

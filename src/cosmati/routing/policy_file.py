@@ -221,7 +221,7 @@ class _StrictLoader(yaml.SafeLoader):
         """Refuse keys that aren't strings or come twice, then build the mapping."""
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
+            key = self.construct_object(key_node)
             if not isinstance(key, str):
                 problem = f"key {key!r} isn't a string; quote it"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
