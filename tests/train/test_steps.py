@@ -16,7 +16,7 @@ from cosmati.core.clock import Clock
 from cosmati.core.loss import LossFunction, Regression
 from cosmati.core.method import Method, Position, Stage, State
 from cosmati.core.pieces import Pieces
-from cosmati.methods import EMA, GradientClipping
+from cosmati.methods import EMA, SAM, GradientClipping
 from cosmati.optim import SGD
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation
@@ -266,3 +266,17 @@ def test_observers_are_told_of_each_evaluation() -> None:
     assert first[2] != last[2]
     assert 0 < first[1] <= last[1] <= result.seconds
     assert first[1] >= first[0].seconds
+
+
+def test_only_the_first_pass_over_microbatches_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = _trainer(2, Keeps(), methods=[SAM(rho=0.1)], config={"details_every": 2})
+    passes: list[tuple[int, bool]] = []
+    step = trainer.assembly.layout.step
+
+    def noted(*given: Any, measure: bool) -> Any:
+        passes.append((trainer.clock.step, measure))
+        return step(*given, measure=measure)
+
+    monkeypatch.setattr(trainer.assembly.layout, "step", noted)
+    trainer.fit()
+    assert passes == [(step, is_first and step % 2 == 0) for step in range(4) for is_first in (True, False)]
