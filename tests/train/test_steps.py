@@ -280,3 +280,34 @@ def test_only_the_first_pass_over_microbatches_is_measured(monkeypatch: pytest.M
     monkeypatch.setattr(trainer.assembly.layout, "step", noted)
     trainer.fit()
     assert passes == [(step, is_first and step % 2 == 0) for step in range(4) for is_first in (True, False)]
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_gradients_are_changed_before_their_commit_on_both_roads(num_microbatches: int) -> None:
+    class Half(nn.Module):
+        """Has a parameter that the loss doesn't know."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(3, 1), nn.Linear(3, 1)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.used(rows)
+
+    torch.manual_seed(2)
+    model = Half()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    loss = nn.functional.mse_loss(model(DATA[0][0]), DATA[0][1])
+    gradients = torch.autograd.grad(loss, list(model.used.parameters()))
+    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+    method = GradientClipping(clipping_type="norm", clipping_threshold=norm.item() / 4)
+    config = RunConfig(budget="4ba", num_microbatches=num_microbatches, num_threads=1)
+    decays = [torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)]
+    with Trainer(model, Regression(), optimizers=decays, methods=[method], config=config) as trainer:
+        trainer.step(DATA[0])
+    for name, gradient in zip(("used.weight", "used.bias"), gradients, strict=True):
+        expected = before[name] - 0.1 * (gradient / 4 + 0.5 * before[name])
+        torch.testing.assert_close(dict(model.named_parameters())[name].data, expected, rtol=1e-4, atol=1e-6)
+    # What has no gradient isn't moved, not even by decay.
+    assert torch.equal(model.idle.weight.data, before["idle.weight"])
+    assert all(parameter.grad is None for parameter in model.parameters())
