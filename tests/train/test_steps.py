@@ -22,6 +22,7 @@ from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation
 from cosmati.train.observers import History, Observer, StepOutcome
 from cosmati.train.trainer import Trainer
+from tests.train.hand_made import SecondOfTwo
 
 GENERATOR = torch.Generator().manual_seed(0)
 DATA = [(torch.randn(4, 3, generator=GENERATOR), torch.randn(4, 1, generator=GENERATOR)) for _ in range(4)]
@@ -39,8 +40,9 @@ class Keeps(Observer):
 def _trainer(num_microbatches: int, *observers: Observer, **options: Any) -> Trainer:
     torch.manual_seed(1)
     config = RunConfig(budget="4ba", num_microbatches=num_microbatches, num_threads=1, **options.pop("config", {}))
+    loss = options.pop("loss", Regression())
     given = {"optimizers": [SGD(lr=0.1)], "observers": observers, "config": config} | options
-    return Trainer(nn.Linear(3, 1), Regression(), DATA, **given)
+    return Trainer(nn.Linear(3, 1), loss, DATA, **given)
 
 
 # What each part is charged with, in order. `method` comes twice on the long road: before and after the passes.
@@ -311,3 +313,13 @@ def test_gradients_are_changed_before_their_commit_on_both_roads(num_microbatche
     # What has no gradient isn't moved, not even by decay.
     assert torch.equal(model.idle.weight.data, before["idle.weight"])
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_clock_counts_the_rows_of_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cosmati.train.prepare.Ranks", SecondOfTwo)
+    tokens = torch.arange(20).view(4, 5)
+    trainer = _trainer(2, loss=lambda model, data: model(data[:, :3].float()).mean())
+    with trainer:
+        outcome = trainer.step(tokens)
+    assert [batch.data.tolist() for batch in outcome.batches] == [tokens[2:].tolist()], "this rank's own"
+    assert (outcome.clock.rows, outcome.clock.tokens) == (4, 20)
