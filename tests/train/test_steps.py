@@ -16,12 +16,13 @@ from cosmati.core.clock import Clock
 from cosmati.core.loss import LossFunction, Regression
 from cosmati.core.method import Method, Position, Stage, State
 from cosmati.core.pieces import Pieces
-from cosmati.methods import EMA, GradientClipping
+from cosmati.methods import EMA, SAM, GradientClipping
 from cosmati.optim import SGD
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation
 from cosmati.train.observers import History, Observer, StepOutcome
 from cosmati.train.trainer import Trainer
+from tests.train.hand_made import SecondOfTwo
 
 GENERATOR = torch.Generator().manual_seed(0)
 DATA = [(torch.randn(4, 3, generator=GENERATOR), torch.randn(4, 1, generator=GENERATOR)) for _ in range(4)]
@@ -39,8 +40,9 @@ class Keeps(Observer):
 def _trainer(num_microbatches: int, *observers: Observer, **options: Any) -> Trainer:
     torch.manual_seed(1)
     config = RunConfig(budget="4ba", num_microbatches=num_microbatches, num_threads=1, **options.pop("config", {}))
+    loss = options.pop("loss", Regression())
     given = {"optimizers": [SGD(lr=0.1)], "observers": observers, "config": config} | options
-    return Trainer(nn.Linear(3, 1), Regression(), DATA, **given)
+    return Trainer(nn.Linear(3, 1), loss, DATA, **given)
 
 
 # What each part is charged with, in order. `method` comes twice on the long road: before and after the passes.
@@ -266,3 +268,58 @@ def test_observers_are_told_of_each_evaluation() -> None:
     assert first[2] != last[2]
     assert 0 < first[1] <= last[1] <= result.seconds
     assert first[1] >= first[0].seconds
+
+
+def test_only_the_first_pass_over_microbatches_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = _trainer(2, Keeps(), methods=[SAM(rho=0.1)], config={"details_every": 2})
+    passes: list[tuple[int, bool]] = []
+    step = trainer.assembly.layout.step
+
+    def noted(*given: Any, measure: bool) -> Any:
+        passes.append((trainer.clock.step, measure))
+        return step(*given, measure=measure)
+
+    monkeypatch.setattr(trainer.assembly.layout, "step", noted)
+    trainer.fit()
+    assert passes == [(step, is_first and step % 2 == 0) for step in range(4) for is_first in (True, False)]
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_gradients_are_changed_before_their_commit_on_both_roads(num_microbatches: int) -> None:
+    class Half(nn.Module):
+        """Has a parameter that the loss doesn't know."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(3, 1), nn.Linear(3, 1)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.used(rows)
+
+    torch.manual_seed(2)
+    model = Half()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    loss = nn.functional.mse_loss(model(DATA[0][0]), DATA[0][1])
+    gradients = torch.autograd.grad(loss, list(model.used.parameters()))
+    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+    method = GradientClipping(clipping_type="norm", clipping_threshold=norm.item() / 4)
+    config = RunConfig(budget="4ba", num_microbatches=num_microbatches, num_threads=1)
+    decays = [torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)]
+    with Trainer(model, Regression(), optimizers=decays, methods=[method], config=config) as trainer:
+        trainer.step(DATA[0])
+    for name, gradient in zip(("used.weight", "used.bias"), gradients, strict=True):
+        expected = before[name] - 0.1 * (gradient / 4 + 0.5 * before[name])
+        torch.testing.assert_close(dict(model.named_parameters())[name].data, expected, rtol=1e-4, atol=1e-6)
+    # What has no gradient isn't moved, not even by decay.
+    assert torch.equal(model.idle.weight.data, before["idle.weight"])
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_clock_counts_the_rows_of_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cosmati.train.prepare.Ranks", SecondOfTwo)
+    tokens = torch.arange(20).view(4, 5)
+    trainer = _trainer(2, loss=lambda model, data: model(data[:, :3].float()).mean())
+    with trainer:
+        outcome = trainer.step(tokens)
+    assert [batch.data.tolist() for batch in outcome.batches] == [tokens[2:].tolist()], "this rank's own"
+    assert (outcome.clock.rows, outcome.clock.tokens) == (4, 20)
