@@ -72,8 +72,13 @@ class FoldedSum:
         self._ranks, self._tensors, self._kind = ranks, tensors, kind
         self._leaves: list[list[Tensor]] = []
 
+    def lend(self) -> None:
+        whole.clear(self._tensors)
+
     def fold(self, widened: Mapping[int, Tensor]) -> None:
-        self._leaves.append([g for g in whole.take(self._tensors, widened) if g is not None])
+        assert not widened, "every parameter is float32"
+        self._leaves.append([tensor.grad for tensor in self._tensors if tensor.grad is not None])
+        self.lend()
 
     def root(self) -> Leaf:
         own = [sum(column[1:], start=column[0]) for column in zip(*self._leaves, strict=True)]

@@ -177,8 +177,13 @@ class StepPasses:
 
 def update_norms_since(layout: Layout, before: Pieces) -> Tensor:
     """Return the norm of the parameters' change by region: [regions]."""
-    norms = layout.weights().map(lambda weight, earlier: weight.detach() - earlier, before).norm_by_region()
-    return torch.stack([norms[region] for region in sorted(norms)])
+    change = layout.weights().map(lambda weight, earlier: weight.detach() - earlier, before)
+    # Of all regions at once, so that narrow parameters' norms are brought to the type of the widest.
+    norms = torch.stack(change.cut.norms(change.tensors))
+    members: dict[int, list[int]] = {}
+    for index, name in enumerate(change.names):
+        members.setdefault(change.regions[name], []).append(index)
+    return torch.stack([torch.linalg.vector_norm(norms[members[region]]) for region in sorted(members)])
 
 
 def _objective(result: Tensor | Loss, scale: float | None) -> tuple[Tensor, Tensor | float, Tensor | float]:
@@ -205,5 +210,7 @@ def _table(seen: Sequence[Seen], norms: Sequence[Tensor], device: torch.device) 
 
 def _column(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
     if any(isinstance(value, Tensor) for value in values):
-        return torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device).detach() for v in values])
+        return torch.stack(
+            [torch.as_tensor(v, dtype=torch.float64, device=device).detach().reshape(()) for v in values]
+        )
     return torch.tensor(values, dtype=torch.float64, device=device)

@@ -41,6 +41,11 @@ class RankSum:
         self._shards: Tree[Tensor] = Tree(lambda left, right: left.add_(right))
         self._present = torch.zeros(len(tensors), dtype=torch.uint8, device=tensors[0].device)
 
+    def lend(self) -> None:
+        """Leave nothing where autograd puts the leaf."""
+        for tensor in self._tensors:
+            tensor.grad = None
+
     def fold(self, widened: Mapping[int, Tensor]) -> None:
         """Take the leaf of this rank's next microbatch. Every rank calls it equally often."""
         # -0.0 is what leaves every float as it is when added; +0.0 would turn -0.0 into +0.0.
@@ -76,8 +81,11 @@ def sum_type(tensors: Sequence[Tensor]) -> torch.dtype:
     """Return the type in which gradients are summed: float32, or float64 where every parameter is.
 
     Raises:
-        PlanError: some parameters are float64 and some aren't.
+        PlanError: some parameters are float64 and some aren't, or one is complex.
     """
+    if any(tensor.is_complex() for tensor in tensors):
+        msg = "Some parameters are complex: several ranks sum real gradients. Train on one rank, or use view_as_real."
+        raise PlanError(msg)
     wide = {tensor.dtype == torch.float64 for tensor in tensors}
     if len(wide) > 1:
         msg = (

@@ -6,7 +6,7 @@ pair of the tree, the same bits, and no leaf in memory beside it. Gradients are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from types import TracebackType
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cosmati.core.pieces import Pieces
 from cosmati.core.state import model_tensors, parameter_root
-from cosmati.errors import CheckpointError
+from cosmati.errors import CheckpointError, PlanError
 from cosmati.routing.policy import RegionWeights
 from cosmati.routing.regions import Regions
 from cosmati.train.layout.exchange import RankSum
@@ -61,11 +61,14 @@ class Whole:
         self.num_regions = len(regions.names)
         self.members = [[p.index for p in self.parameters if p.region == r] for r in range(self.num_regions)]
         self.tensors = [p.tensor for p in self.parameters]
-        self.narrow = frozenset(p.index for p in self.parameters if p.tensor.dtype not in _WIDE)
+        self.narrow = frozenset(
+            p.index for p in self.parameters if p.tensor.is_floating_point() and p.tensor.dtype not in _WIDE
+        )
         self.ranks = ranks
         self._model = model
         self._weights = Pieces({p.name: p.tensor for p in self.parameters}, {p.name: p.region for p in self.parameters})
         self.admission = lru_cache(maxsize=256)(self._admission)
+        self.arrives_once = False
 
     def pieces(self) -> list[tuple[str, nn.Parameter]]:
         """Return names and parameters."""
@@ -169,7 +172,9 @@ class WholeStep:
             RankSum(layout.ranks, layout.tensors) if layout.ranks.is_parallel else PairSum(layout.tensors)
         )
         self.in_backward: WholeSlot | None = None
-        watched = learns if measure else frozenset[int]().union(*(a.attenuation for a in self._admissions))
+        # Norms need every gradient's arrival, and the first step of a run looks whether each arrives once.
+        attenuated = frozenset[int]().union(*(a.attenuation for a in self._admissions))
+        watched = attenuated if layout.arrives_once and not measure else learns
         self._handles = [
             layout.tensors[index].register_hook(self._arrival_of(index)) for index in watched - layout.narrow
         ]
@@ -178,14 +183,16 @@ class WholeStep:
         """Return the slot of this rank's next microbatch."""
         return WholeSlot(self, self._admissions[microbatch])
 
-    def _arrival_of(self, index: int) -> Callable[[Tensor], Tensor | None]:
+    def _arrival_of(self, index: int) -> Callable[[Tensor | None], Tensor | None]:
         """Attenuate and measure a gradient as it arrives, before it's summed.
 
-        A loss may differentiate by parameters itself (a gradient penalty): that is none of ours.
+        A loss may differentiate by parameters itself (a gradient penalty): that is none of ours. A function of the
+        user's own may return None for a gradient, which autograd hands to hooks.
         """
 
-        def arrive(gradient: Tensor) -> Tensor | None:
-            return None if self.in_backward is None else self.in_backward.arrived(index, gradient)
+        def arrive(gradient: Tensor | None) -> Tensor | None:
+            slot = self.in_backward
+            return None if slot is None or gradient is None else slot.arrived(index, gradient)
 
         return arrive
 
@@ -194,6 +201,10 @@ class WholeStep:
         for handle in self._handles:
             handle.remove()
 
+    def lend(self) -> None:
+        """Make the parameters' gradients ready for a leaf, and for nothing that a loss has left there by itself."""
+        self._sum.lend()
+
     def fold(self, widened: Mapping[int, Tensor]) -> None:
         """Take the leaf that stands in the parameters' gradients, and the part of it that was brought to float32."""
         self._sum.fold(widened)
@@ -201,6 +212,7 @@ class WholeStep:
     def root(self, denominators: Tensor | None) -> Pieces:
         """Return the sum of all V leaves over each region's denominator."""
         root = self._sum.root()
+        self.layout.arrives_once = True
         if denominators is not None:
             self._divide(root, denominators)
         return self.layout.weights().having(
@@ -224,8 +236,9 @@ class WholeSlot:
         self.norms: list[Tensor] = []
         self._step = step
         self._admission = admission
-        self._seen: dict[int, Tensor] = {}
+        self._seen: dict[int, Tensor | None] = {}
         self._widened: dict[int, Tensor] = {}
+        self._is_lent = False
 
     def __enter__(self) -> Self:
         return self
@@ -235,6 +248,8 @@ class WholeSlot:
     ) -> None:
         """Hand the leaf on."""
         if kind is None:
+            if not self._is_lent:
+                self._step.lend()
             self._step.fold(self._widened)
             if self._step.measures:
                 self.norms = self._regional_norms()
@@ -249,6 +264,8 @@ class WholeSlot:
         layout = self._step.layout
         if not tensors or not objective.requires_grad:
             return
+        self._step.lend()
+        self._is_lent = True
         self._step.in_backward = self
         try:
             if len(tensors) == len(layout.tensors):
@@ -266,63 +283,109 @@ class WholeSlot:
                 self._widened[index] = wide
 
     def arrived(self, index: int, gradient: Tensor, *, is_whole: bool = False) -> Tensor | None:
-        """Take note of a gradient; return it attenuated, None where it stays as it is."""
+        """Take note of a gradient; return it attenuated, None where it stays as it is.
+
+        Raises:
+            PlanError: it is sparse, or comes in parts: their sum would depend on the number of ranks, and no part's
+                norm is the whole.
+        """
+        if gradient.layout is not torch.strided:
+            msg = (
+                f"The gradient of {self._step.layout.parameters[index].name} is sparse, and several microbatches are "
+                "summed dense. Use sparse=False, or num_microbatches=1 without a policy."
+            )
+            raise PlanError(msg)
+        if index in self._seen:
+            msg = (
+                f"The gradient of {self._step.layout.parameters[index].name} arrives in parts: backward runs within "
+                "backward. With torch.utils.checkpoint, pass use_reentrant=False."
+            )
+            raise PlanError(msg)
         rho = 1.0 if is_whole else self._admission.attenuation.get(index, 1.0)
         if rho != 1:
             gradient = gradient * rho
-        if self._step.measures:
-            self._seen[index] = torch.linalg.vector_norm(gradient)
+        self._seen[index] = _norm(gradient) if self._step.measures else None
         return gradient if rho != 1 else None
 
     def _regional_norms(self) -> list[Tensor]:
         """Return the leaf's norm in each region, of whole parameters in the model's order."""
         nothing = torch.tensor(torch.nan, dtype=torch.float64, device=self._step.layout.tensors[0].device)
-        found = [[self._seen[i] for i in members if i in self._seen] for members in self._step.layout.members]
+        found = [
+            [norm for i in members if (norm := self._seen.get(i)) is not None] for members in self._step.layout.members
+        ]
         return [torch.linalg.vector_norm(torch.stack(norms)).double() if norms else nothing for norms in found]
 
 
 class PairSum:
-    """The tree on one rank: the first leaf of a pair waits in `.grad`, and autograd adds the second one to it.
+    """The tree on one rank: the first leaf of a pair waits aside, and autograd adds the second one to it.
 
-    So it takes log2(V) - 1 copies of the gradients beside the one that plain accumulation has.
+    So it takes log2(V) - 1 copies of the gradients beside the one that plain accumulation has. The first leaf doesn't
+    wait in `.grad`, where a loss may call `zero_grad` or a backward of its own.
     """
 
     def __init__(self, tensors: Sequence[nn.Parameter]) -> None:
         self._tensors = tensors
         self._tree: Tree[Leaf] = Tree(add_leaves)
-        self._waiting: dict[int, Tensor] | None = None
+        self._left: Leaf | None = None
+        self._widened: dict[int, Tensor] = {}
+
+    def lend(self) -> None:
+        """Put the first leaf where autograd adds to it."""
+        if self._left is None:
+            clear(self._tensors)
+            return
+        for tensor, gradient in zip(self._tensors, self._left, strict=True):
+            tensor.grad = gradient
 
     def fold(self, widened: Mapping[int, Tensor]) -> None:
         """Take a leaf."""
-        if self._waiting is None:
-            self._waiting = dict(widened)
+        leaf: Leaf = [tensor.grad for tensor in self._tensors]
+        clear(self._tensors)
+        if self._left is None:
+            unshare(leaf, range(len(leaf)))
+            self._left, self._widened = leaf, dict(widened)
             return
+        unshare(leaf, [i for i, left in enumerate(self._left) if left is None])
+        self._left = leaf
         for index, gradient in widened.items():
-            left = self._waiting.get(index)
-            self._waiting[index] = gradient if left is None else left.add_(gradient)
-        self._take(self._waiting)
+            left = self._widened.get(index)
+            self._widened[index] = gradient if left is None else left.add_(gradient)
+        self._push()
 
     def root(self) -> Leaf:
         """Return the sum; None where a parameter was absent from every leaf."""
-        if self._waiting is not None:
-            self._take(self._waiting)
+        if self._left is not None:
+            self._push()
         return self._tree.root()
 
-    def _take(self, widened: Mapping[int, Tensor]) -> None:
-        self._waiting = None
-        self._tree.push(take(self._tensors, widened))
+    def _push(self) -> None:
+        assert self._left is not None, "a leaf was folded"
+        for index, gradient in self._widened.items():
+            self._left[index] = gradient
+        self._tree.push(self._left)
+        self._left = None
 
 
-def take(tensors: Sequence[nn.Parameter], widened: Mapping[int, Tensor]) -> Leaf:
-    """Take the gradients away from the parameters that hold them."""
-    leaf: Leaf = [tensor.grad for tensor in tensors]
-    clear(tensors)
-    for index, gradient in widened.items():
-        leaf[index] = gradient
-    return leaf
+def unshare(leaf: Leaf, indices: Iterable[int]) -> None:
+    """Give gradients memory of their own: autograd may leave views of one tensor, and sums are taken in place."""
+    seen: set[int] = set()
+    for index in indices:
+        gradient = leaf[index]
+        if gradient is None:
+            continue
+        address = gradient.untyped_storage().data_ptr()
+        if address in seen:
+            leaf[index] = gradient.clone()
+        seen.add(address)
 
 
 def clear(tensors: Sequence[nn.Parameter]) -> None:
     """Leave no gradient behind."""
     for tensor in tensors:
         tensor.grad = None
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    # An expanded gradient has the norm of what autograd makes of it in memory.
+    norm: Tensor = torch.linalg.vector_norm(gradient.contiguous() if 0 in gradient.stride() else gradient)
+    return norm
