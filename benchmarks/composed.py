@@ -1,7 +1,7 @@
 """(g) Methods composed: this library's loop beside Composer's with the same five, and beside five functions.
 
-`python -m benchmarks.composed --composer PYTHON [--clock wall] [--quick]`. PYTHON is the interpreter of an environment
-that has Composer (`pip install mosaicml`) and the same PyTorch as this one, so that both call the same kernels. Each
+`python -m benchmarks.composed --composer PYTHON [--clock wall] [--methods five] [--quick]`. PYTHON is the interpreter of an
+environment that has Composer (`pip install mosaicml`) and the same PyTorch as this one, so that both call the same kernels. Each
 library has a process, and only one of them works at a time.
 """
 
@@ -92,7 +92,7 @@ def arms_of(
     return {first: run, f"{first} (A/A)": run, **others, f"Trainer.fit, {which}": partial(ours, task, which)}
 
 
-def run(*, quick: bool, composer: str | None = None, clock: str = "cpu") -> str:
+def run(*, quick: bool, composer: str | None = None, clock: str = "cpu", methods: str | None = None) -> str:
     """Time the sets of methods on two tasks, and write a table each."""
     suffix = ("_wall" if clock == "wall" else "") + ("_quick" if quick else "")
     tables = []
@@ -103,7 +103,7 @@ def run(*, quick: bool, composer: str | None = None, clock: str = "cpu") -> str:
         peer = None if composer is None else stack.enter_context(Worker(composer, "composed_peer"))
         for side, steps in ((32, 6), (8, 40)):
             task = Task(side, 64, steps // 3 if quick else steps, clock)
-            for which, methods in METHODS.items():
+            for which in [methods] if methods else METHODS:
                 arms = arms_of(task, which, ours, by_hand, peer)
                 if not arms:
                     continue
@@ -112,7 +112,7 @@ def run(*, quick: bool, composer: str | None = None, clock: str = "cpu") -> str:
                     "command": f"python -m benchmarks.composed --composer PYTHON --clock {clock}",
                     "threads": 1,
                     "what": f"ResNet of 78 thousand parameters, {side} x {side} images, 64 rows, SGD with momentum",
-                    "methods": methods,
+                    "methods": METHODS[which],
                     "clock": f"{CLOCKS[clock]}; ratios are taken round by round",
                     "peer": peer.name if peer else "Composer isn't at hand",
                     "steps a round": task.num_steps,
@@ -127,6 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.composed", description=__doc__)
     parser.add_argument("--composer", metavar="PYTHON", help="interpreter of an environment with Composer")
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
+    parser.add_argument("--methods", choices=tuple(METHODS), help="one set of methods; all by default")
     parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it runs; not for quoting")
     run(**vars(parser.parse_args()))
 
