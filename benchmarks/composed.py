@@ -1,8 +1,8 @@
 """(g) Methods composed: this library's loop beside Composer's with the same five, and beside five functions.
 
-`python -m benchmarks.composed --composer PYTHON [--clock wall] [--methods five] [--quick]`. PYTHON is the interpreter of an
-environment that has Composer (`pip install mosaicml`) and the same PyTorch as this one, so that both call the same kernels. Each
-library has a process, and only one of them works at a time.
+`python -m benchmarks.composed --composer PYTHON [--clock wall] [--methods five] [--quick]`. PYTHON is the interpreter
+of an environment that has Composer (`pip install mosaicml`) and the same PyTorch as this one, so that both call the
+same kernels. Each library has a process, and only one of them works at a time.
 """
 
 from __future__ import annotations
