@@ -1,146 +1,62 @@
 """(g) Methods composed: this library's loop beside Composer's with the same five, and beside five functions.
 
-`python -m benchmarks.composed --composer PYTHON [--clock wall] [--quick]`. PYTHON is the interpreter of an environment
-that has Composer (`pip install mosaicml`) and the same PyTorch as this one, so that both call the same kernels.
+`python -m benchmarks.composed --composer PYTHON [--clock wall] [--methods five] [--quick]`. PYTHON is the interpreter
+of an environment that has Composer (`pip install mosaicml`) and the same PyTorch as this one, so that both call the
+same kernels. Each library has a process, and only one of them works at a time.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
-from benchmarks.composed_task import NUM_CLASSES, Batches, Task
+from benchmarks.composed_task import Task
 from benchmarks.measure import in_turns, write
-from cosmati import Classification, RunConfig, Trainer
-from cosmati import methods as m
-from cosmati.core.method import Method
 
-FIVE = (m.BlurPool(), m.ChannelsLast(), m.MixUp(), m.LabelSmoothing(), m.EMA(half_life="100ba"))
-OTHER_FIVE = (
-    m.SqueezeExcite(latent_channels=16, min_channels=32),
-    m.ProgressiveResizing(),
-    m.CutOut(),
-    m.CutMix(),
-    m.SAM(),
-)
-SETS: dict[str, tuple[Method, ...]] = {"none": (), "five": FIVE, "other five": OTHER_FIVE}
-SMOOTHING, ALPHA, HALF_LIFE = 0.1, 0.2, 100
+METHODS = {
+    "none": "none",
+    "five": "BlurPool, ChannelsLast, MixUp, LabelSmoothing, EMA",
+    "other five": "SqueezeExcite, ProgressiveResizing, CutOut, CutMix, SAM",
+}
+CLOCKS = {"cpu": "processor time of the training thread", "wall": "wall time"}
 ROOT = Path(__file__).parents[1]
 
 
-def ours(task: Task, methods: tuple[Method, ...]) -> float:
-    """Time `Trainer.fit`."""
+class Worker:
+    """A process that waits while others are timed.
 
-    def train(batches: Batches, num_batches: int) -> None:
-        model = task.model()
-        config = RunConfig(budget=f"{num_batches}ba")
-        loss = Classification(NUM_CLASSES)
-        Trainer(model, loss, batches, optimizers=[task.sgd(model)], methods=methods, config=config).fit()
+    Args:
+        python: its interpreter.
+        module: what it runs.
+    """
 
-    return task.seconds_a_step(train)
-
-
-def bare(task: Task) -> float:
-    """Time the loop that one writes by hand."""
-
-    def train(batches: Batches, num_batches: int) -> None:
-        model = task.model()
-        optimizer = task.sgd(model)
-        for _, (images, labels) in zip(range(num_batches), batches, strict=False):
-            F.cross_entropy(model(images), labels).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return task.seconds_a_step(train)
-
-
-def functional(task: Task) -> float:
-    """Time that loop with the first five methods as functions, each doing what Composer's does."""
-
-    def train(batches: Batches, num_batches: int) -> None:
-        model = blurred(task.model()).to(memory_format=torch.channels_last)
-        optimizer = task.sgd(model)
-        averages = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        for _, batch in zip(range(num_batches), batches, strict=False):
-            images, labels, permuted, mixing = mixed(*batch)
-            logits = model(images)
-            target = (1 - mixing) * one_hot(labels) + mixing * one_hot(permuted)
-            target = target * (1 - SMOOTHING) + SMOOTHING / NUM_CLASSES
-            (-(target * logits.log_softmax(1)).sum(1).mean()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            follow(averages, model, 2 ** (-1 / HALF_LIFE))
-
-    return task.seconds_a_step(train)
-
-
-class Blurred(nn.Module):
-    """A strided convolution of an image that was blurred, with zeros around it."""
-
-    def __init__(self, convolution: nn.Conv2d) -> None:
-        super().__init__()
-        self.convolution = convolution
-        row = torch.tensor([1.0, 2.0, 1.0]) / 4
-        self.register_buffer("filter", (row[:, None] * row).repeat(convolution.in_channels, 1, 1, 1))
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the convolution."""
-        return self.convolution(F.conv2d(input, self.filter, padding=1, groups=input.shape[1]))
-
-
-def blurred(model: nn.Module) -> nn.Module:
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.Conv2d) and child.stride != (1, 1) and not isinstance(module, Blurred):
-                setattr(module, name, Blurred(child))
-    return model
-
-
-def mixed(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-    drawn = np.random.beta(ALPHA, ALPHA)  # noqa: NPY002  (as Composer draws)
-    mixing = min(drawn, 1 - drawn)
-    order = torch.randperm(len(images))
-    return (1 - mixing) * images + mixing * images[order], labels, labels[order], mixing
-
-
-def one_hot(labels: Tensor) -> Tensor:
-    return torch.zeros(len(labels), NUM_CLASSES).scatter_(1, labels[:, None], 1.0)
-
-
-@torch.no_grad()
-def follow(averages: dict[str, Tensor], model: nn.Module, smoothing: float) -> None:
-    for name, tensor in model.state_dict().items():
-        averages[name].copy_(averages[name] * smoothing + tensor * (1 - smoothing))
-
-
-class Peer:
-    """Composer, in a process of its own that waits while others are timed."""
-
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, module: str) -> None:
+        self._what = f"{python} -m benchmarks.{module}"
         self._process = subprocess.Popen(
-            [python, "-m", "benchmarks.composed_peer"],
+            [python, "-m", f"benchmarks.{module}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             bufsize=1,
             cwd=ROOT,
-            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "OMP_NUM_THREADS": "1"},
         )
-        self.versions = self._answer()
+        self.name = self._answer()
 
     def _answer(self) -> str:
         assert self._process.stdout is not None, "asked for"
         line = self._process.stdout.readline().strip()
         if not line:
-            msg = "Composer's interpreter gave no answer. Try `PYTHON -m benchmarks.composed_peer` to see why."
+            msg = f"No answer from `{self._what}`. Start it by hand to see why: it reads lines from the terminal."
             raise RuntimeError(msg)
         return line
 
@@ -150,59 +66,59 @@ class Peer:
         print(arm, task.side, task.batch_size, task.num_steps, task.clock, sep="\t", file=self._process.stdin)
         return float(self._answer())
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         """End it."""
         assert self._process.stdin is not None, "asked for"
         self._process.stdin.close()
         self._process.wait()
 
 
-def arms_of(task: Task, which: str, peer: Peer | None) -> dict[str, Callable[[], float]]:
+def arms_of(
+    task: Task, which: str, ours: Worker, by_hand: Worker, composer: Worker | None
+) -> dict[str, Callable[[], float]]:
     """Return the arms for a set of methods, the one to compare with first."""
-    others: dict[str, Callable[[], float]] = {
-        "none": {"bare loop": lambda: bare(task)},
-        "five": {"bare loop, functional forms": lambda: functional(task)},
-    }.get(which, {})
-    if peer is not None:
-        others = {f"Composer, {which}": lambda: peer(task, which), **others}
+    others = {} if composer is None else {f"Composer's Trainer, {which}": partial(composer, task, which)}
+    if which != "other five":
+        name = "bare loop" if which == "none" else "bare loop, functional forms"
+        others[name] = partial(by_hand, task, which)
     if not others:
         return {}
     first, run = next(iter(others.items()))
-    return {first: run, "the same again (A/A)": run, **others, f"Trainer.fit, {which}": lambda: ours(task, SETS[which])}
+    return {first: run, f"{first} (A/A)": run, **others, f"Trainer.fit, {which}": partial(ours, task, which)}
 
 
-def run(*, quick: bool, composer: str | None = None, clock: str = "cpu") -> str:
+def run(*, quick: bool, composer: str | None = None, clock: str = "cpu", methods: str | None = None) -> str:
     """Time the sets of methods on two tasks, and write a table each."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    rounds = 3 if quick else 15
-    peer = None if composer is None else Peer(composer)
     suffix = ("_wall" if clock == "wall" else "") + ("_quick" if quick else "")
     tables = []
-    try:
-        for side, steps in ((32, 10), (8, 60)):
-            task = Task(side, 64, max(2, steps // 5) if quick else steps, clock)
-            for which, methods in SETS.items():
-                arms = arms_of(task, which, peer)
+    with ExitStack() as stack:
+        ours, by_hand = (
+            stack.enter_context(Worker(sys.executable, module)) for module in ("composed_ours", "composed_by_hand")
+        )
+        peer = None if composer is None else stack.enter_context(Worker(composer, "composed_peer"))
+        for side, steps in ((32, 6), (8, 40)):
+            task = Task(side, 64, steps // 3 if quick else steps, clock)
+            for which in [methods] if methods else METHODS:
+                arms = arms_of(task, which, ours, by_hand, peer)
                 if not arms:
                     continue
-                rows = in_turns(arms, rounds)
+                rows = in_turns(arms, 3 if quick else 15)
                 notes = {
-                    "command": "python -m benchmarks.composed --composer PYTHON"
-                    + f" --clock {clock}" * (clock == "wall"),
+                    "command": f"python -m benchmarks.composed --composer PYTHON --clock {clock}",
+                    "threads": 1,
                     "what": f"ResNet of 78 thousand parameters, {side} x {side} images, 64 rows, SGD with momentum",
-                    "methods": ", ".join(type(method).__name__ for method in methods) or "none",
-                    "clock": {"cpu": "processor time of the training thread", "wall": "wall time"}[clock]
-                    + "; ratios are taken round by round",
-                    "Composer, PyTorch there": peer.versions if peer else "not at hand",
+                    "methods": METHODS[which],
+                    "clock": f"{CLOCKS[clock]}; ratios are taken round by round",
+                    "peer": peer.name if peer else "Composer isn't at hand",
                     "steps a round": task.num_steps,
                 }
                 tables.append(write(f"composed_{which.replace(' ', '_')}_{side}{suffix}", rows, notes))
                 print(tables[-1], flush=True)
-    finally:
-        if peer is not None:
-            peer.close()
-        torch.set_num_threads(threads)
     return "\n".join(tables)
 
 
@@ -211,6 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.composed", description=__doc__)
     parser.add_argument("--composer", metavar="PYTHON", help="interpreter of an environment with Composer")
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
+    parser.add_argument("--methods", choices=tuple(METHODS), help="one set of methods; all by default")
     parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it runs; not for quoting")
     run(**vars(parser.parse_args()))
 

@@ -1,17 +1,16 @@
 """Composer's arms of `benchmarks.composed`, run by the interpreter of an environment in which it's installed.
 
-Reads a line `arm side batch_size num_steps clock` and answers with the seconds of a step, until its input ends. What
-Composer only imports and never calls here (torchvision, which has no build for every PyTorch; the client of a cloud)
-is an empty module where it isn't installed.
+What Composer only imports and never calls here is an empty module: torchvision where it isn't installed (it has no
+build for every PyTorch), and the client of a cloud.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 import types
 import warnings
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.composed_task import Batches, Task
+from benchmarks.composed_task import Batches, Task, serve
 
 _ABSENT = {name for name in ("torchvision", "mcli") if importlib.util.find_spec(name) is None} | {"mcli"}
 
@@ -91,7 +90,7 @@ class Classifier(ComposerModel):
         return soft_cross_entropy(outputs, batch[1])
 
 
-def train(task: Task, arm: str, batches: Batches, num_batches: int) -> None:
+def train(task: Task, batches: Batches, num_batches: int, chosen: Any) -> None:  # noqa: ANN401  (Composer is untyped)
     model = Classifier(task.model())
     Trainer(
         model=model,
@@ -99,7 +98,7 @@ def train(task: Task, arm: str, batches: Batches, num_batches: int) -> None:
         train_dataloader_label="train",
         max_duration=f"{num_batches}ba",
         optimizers=task.sgd(model),
-        algorithms=ARMS[arm](),
+        algorithms=chosen(),
         device="cpu",
         precision="fp32",
         progress_bar=False,
@@ -107,17 +106,8 @@ def train(task: Task, arm: str, batches: Batches, num_batches: int) -> None:
     ).fit()
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    # Nothing but answers goes to the pipe.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    print(composer.__version__, torch.__version__, file=answers)
-    for line in sys.stdin:
-        arm, side, batch_size, num_steps, clock = line.rstrip("\n").split("\t")
-        task = Task(int(side), int(batch_size), int(num_steps), clock)
-        print(task.seconds_a_step(lambda b, n: train(task, arm, b, n)), file=answers)  # noqa: B023  (called at once)
-
-
 if __name__ == "__main__":
-    main()
+    serve(
+        {name: partial(train, chosen=chosen) for name, chosen in ARMS.items()},
+        f"Composer {composer.__version__}, PyTorch {torch.__version__}",
+    )

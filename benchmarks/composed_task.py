@@ -1,9 +1,11 @@
-"""What every arm of `benchmarks.composed` trains, and how its steps are timed: this library's arms and its peer's."""
+"""What every arm of `benchmarks.composed` trains, how its steps are timed, and the process in which that happens."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -77,3 +79,24 @@ class Batches:
             images, labels = self._data[len(self.taken) % NUM_BATCHES]
             self.taken.append(self._now())
             yield images, labels
+
+
+Loop = Callable[[Task, Batches, int], object]
+
+
+def serve(arms: Mapping[str, Loop], name: str) -> None:
+    """Answer each line `arm side batch_size num_steps clock` of the input with the seconds of a step, until it ends.
+
+    Args:
+        arms: train on so many of the batches that they're given.
+        name: the first answer.
+    """
+    torch.set_num_threads(1)
+    # Nothing but answers goes to the pipe.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    print(name, file=answers)
+    for line in sys.stdin:
+        arm, side, batch_size, num_steps, clock = line.rstrip("\n").split("\t")
+        task = Task(int(side), int(batch_size), int(num_steps), clock)
+        print(task.seconds_a_step(lambda batches, num: arms[arm](task, batches, num)), file=answers)  # noqa: B023

@@ -30,7 +30,7 @@ def blur_2d(input: Tensor, stride: Size = 1, kernel: Tensor | None = None) -> Te
     Args:
         input: [rows, channels, height, width].
         stride: along both sides, or (along height, along width).
-        kernel: [1, 1, 3, 3], the filter if it's already on the input's device; None makes it.
+        kernel: [1 or channels, 1, 3, 3], the filter if it's already on the input's device; None makes it.
 
     Returns:
         [rows, channels, ceil(height / stride), ceil(width / stride)].
@@ -120,7 +120,7 @@ class BlurConv2d(nn.Conv2d):
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
         self.blur_first = blur_first
-        _register_kernel(self)
+        _register_kernel(self, in_channels if blur_first else out_channels)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of the input [rows, channels, height, width]."""
@@ -217,12 +217,16 @@ def _adopt(kind: type[nn.Module], module: nn.Module, **attributes: object) -> nn
     layer.__dict__ = {**module.__dict__, **attributes}
     layer._buffers = dict(module._buffers)  # noqa: SLF001
     layer._non_persistent_buffers_set = set(module._non_persistent_buffers_set)  # noqa: SLF001
-    _register_kernel(layer, next(module.parameters(), None))
+    channels = 1
+    if isinstance(layer, BlurConv2d):
+        channels = layer.in_channels if layer.blur_first else layer.out_channels
+    _register_kernel(layer, channels, next(module.parameters(), None))
     return layer
 
 
-def _register_kernel(module: nn.Module, like: Tensor | None = None) -> None:
-    kernel = _binomial_kernel(None if like is None else like.device)
+def _register_kernel(module: nn.Module, channels: int = 1, like: Tensor | None = None) -> None:
+    # One copy for each channel, where their number is known: a tenth less than to have each call expand the one.
+    kernel = _binomial_kernel(None if like is None else like.device).repeat(channels, 1, 1, 1)
     module.register_buffer("blur_kernel", kernel, persistent=False)
 
 

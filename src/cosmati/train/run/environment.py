@@ -13,6 +13,7 @@ from types import FrameType
 
 import torch
 
+from cosmati.core.memory import freed_memory_kept
 from cosmati.errors import PlanError
 from cosmati.train.assembly import Assembly
 
@@ -52,6 +53,7 @@ def environment(assembly: Assembly) -> Iterator[None]:
                 torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=limit)  # noqa: SLF001
             )
         stack.enter_context(assembly.generators.restored())
+        stack.enter_context(freed_memory_kept())
         yield
 
 
