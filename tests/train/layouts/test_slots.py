@@ -107,7 +107,7 @@ def test_a_slot_that_fails_hands_no_leaf_on() -> None:
         slot = step.slot(0)
         with pytest.raises(ZeroDivisionError), slot:
             fails()
-        assert step._sum._waiting is None
+        assert step._sum._left is None
         assert slot.norms == []
 
 
