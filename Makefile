@@ -13,7 +13,7 @@ DOCS_EXTRAS := $(QUICKSTART_EXTRAS),study,docs
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test mutants check bench docs
+.PHONY: help quickstart test golden bits mutants check methods bench docs
 .NOTPARALLEL:
 
 help: ## show this list
@@ -25,6 +25,12 @@ quickstart: $(VENV)/.with-quickstart ## install, train a first governed run and 
 test: $(VENV)/.with-test ## run the default test suite (`slow` tests left out)
 	$(BIN)/python -m pytest -n 2
 
+golden: $(VENV)/.with-test ## write this platform's digests of training (tests/golden): a change of bits is a decision
+	$(BIN)/python -m tests.golden.digests
+
+bits: $(VENV)/.with-test ## compare the bits of training with another commit's (BASE=HEAD~1) on this machine
+	$(BIN)/python tools/compare_bits.py $(BASE)
+
 mutants: $(VENV)/.with-test ## plant small mistakes (N=400, SEED=the commit) and see which the tests notice
 	@$(BIN)/python -m tools.mutants $(if $(N),--num $(N)) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(ROOMS),--rooms $(ROOMS)) $(if $(JOBS),--jobs $(JOBS)) $(if $(AGAIN),--again $(AGAIN))
@@ -35,8 +41,13 @@ check: $(VENV)/.with-check ## lint, format, types, layers, sizes and the build o
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_size.py
+	$(BIN)/python tools/list_methods.py --check
 	rm -rf docs/api/_generated
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
+
+methods: $(VENV)/.with-test ## list the methods anew, and train every pair of them, after one is added or renamed
+	$(BIN)/python tools/list_methods.py
+	$(BIN)/python docs/cards/run_pairs.py
 
 bench: $(VENV)/.with-bench ## run the benchmarks
 	$(BIN)/python -m benchmarks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import augmentations, import_cost, loop_overhead, method_cost, routing_cost, streaming
+from benchmarks import augmentations, composed, import_cost, loop_overhead, method_cost, routing_cost, streaming
 
 BENCHMARKS = {
     "loop_overhead": loop_overhead.run,
@@ -13,6 +13,7 @@ BENCHMARKS = {
     "streaming": streaming.run,
     "method_cost": method_cost.run,
     "augmentations": augmentations.run,
+    "composed": composed.run,
 }
 
 

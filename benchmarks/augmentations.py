@@ -20,9 +20,9 @@ from benchmarks.measure import Row, in_turns, write
 from cosmati import methods as m
 from cosmati.core.batch import Batch, Lineage
 from cosmati.core.clock import Budget, Clock, Time
-from cosmati.core.image_operations import operation_names
 from cosmati.core.loss import Classification
 from cosmati.core.method import Method, Position
+from cosmati.methods.building_blocks.image_operations import operation_names
 
 NUM_IMAGES = {32: 256, 224: 32}
 Pass = Callable[[], object]

@@ -24,7 +24,7 @@ import torch
 from cosmati import methods as m
 from cosmati.core.method import Method
 from cosmati.core.plan import describe
-from cosmati.data.digits import PIXEL_MEAN, PIXEL_STD
+from cosmati.corpora.digits import PIXEL_MEAN, PIXEL_STD
 from cosmati.errors import DivergenceError
 from cosmati.models.gpt import GPTConfig
 from cosmati.optim import SOAP, WSD, AdamW, Constant, Lion, Muon, NorMuon, Optimizer, ScheduleFreeAdamW, Sophia

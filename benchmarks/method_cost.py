@@ -14,7 +14,7 @@ from benchmarks import evidence
 from benchmarks.measure import RESULTS, Row, hardware, in_turns, write
 from cosmati import methods as m
 from cosmati.core.method import Method
-from cosmati.core.surgery import replace_modules
+from cosmati.methods.building_blocks.surgery import replace_modules
 from cosmati.recipes.recipe import Recipe
 
 SMALLEST = min(evidence.BUDGETS)

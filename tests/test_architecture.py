@@ -31,12 +31,15 @@ def house_with(folder: Path, wrong: dict[str, str]) -> Path:
     rooms = [
         "cli",
         "core",
+        "corpora",
+        "data",
         "explorer",
         "ledger",
         "methods",
         "provenance",
         "records",
         "routing",
+        "storage",
         "study",
         "train",
     ]
@@ -65,6 +68,7 @@ CONTROLS = {
         {"core/up.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import cosmati.train\n"},
         "Imports go down",
     ),
+    "corpora in the engine of data": ({"data/leak.py": "import cosmati.corpora\n"}, "Imports go down"),
     "a room without a place": ({"misc/__init__.py": ""}, "Imports go down"),
     "siblings": (
         {"methods/one.py": "", "methods/two.py": "import cosmati.methods.one\n"},
@@ -78,7 +82,44 @@ CONTROLS = {
         },
         "the list of all methods",
     ),
+    "a building block": (
+        {
+            "methods/building_blocks/__init__.py": "",
+            "methods/building_blocks/block.py": "import cosmati.core\n",
+            "methods/one.py": "from cosmati.methods.building_blocks import block\n",
+            "methods/two.py": "import cosmati.methods.building_blocks.block\n",
+        },
+        None,
+    ),
+    "a building block that needs a method": (
+        {
+            "methods/building_blocks/__init__.py": "",
+            "methods/building_blocks/block.py": "from cosmati.methods.one import __doc__\n",
+            "methods/one.py": "",
+        },
+        "A method never imports another method",
+    ),
+    "a building block that needs the list of methods": (
+        {
+            "methods/building_blocks/__init__.py": "",
+            "methods/building_blocks/block.py": "from cosmati.methods import __doc__\n",
+        },
+        "the list of all methods",
+    ),
     "torch below core": ({"ledger/leak.py": "import torch\n"}, "need no torch"),
+    "the ledger in data": ({"data/leak.py": "import cosmati.ledger\n"}, "Data know no ledger"),
+    "the ledger in data, by way of core": (
+        {"data/leak.py": "import cosmati.core.up\n", "core/up.py": "import cosmati.ledger\n"},
+        "Data know no ledger",
+    ),
+    "the loop below itself": (
+        {
+            "train/trainer.py": "",
+            "train/facts.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import cosmati.train.trainer\n",
+        },
+        "nobody knows the loop",
+    ),
+    "a file without a place in train": ({"train/step.py": ""}, "nobody knows the loop"),
     "the loop in the explorer": ({"explorer/leak.py": "import cosmati.train\n"}, "never the loop"),
 }
 
@@ -109,19 +150,52 @@ def imported_packages(source: str) -> set[str]:
     return packages
 
 
-def foreign_to_records(source: str) -> set[str]:
+def foreign(source: str) -> set[str]:
     return imported_packages(source) - sys.stdlib_module_names - {"cosmati"}
 
 
-def test_records_need_only_the_standard_library() -> None:
-    files = list((ROOT / "src" / "cosmati" / "records").glob("*.py"))
+@pytest.mark.parametrize("room", ["records", "storage"])
+def test_records_and_storage_need_only_the_standard_library(room: str) -> None:
+    files = list((ROOT / "src" / "cosmati" / room).glob("*.py"))
     assert len(files) > 1
-    assert {file.name: found for file in files if (found := foreign_to_records(file.read_text("utf-8")))} == {}
-    assert foreign_to_records("import json\ndef f():\n    from numpy.linalg import norm\n") == {"numpy"}
+    assert {file.name: found for file in files if (found := foreign(file.read_text("utf-8")))} == {}
+    assert foreign("import json\ndef f():\n    from numpy.linalg import norm\n") == {"numpy"}
 
 
-def test_records_provenance_and_ledger_load_without_torch() -> None:
-    rooms = ["records", "provenance", "ledger"]
+TRAINS = {"fit", "step", "step_microbatches"}
+WRITES = {"mkdir", "open", "touch", "write_bytes", "write_text"}
+STUDIES = {"run_study"}
+
+
+def deeds(source: str) -> set[str]:
+    """Calls of a module that train, write files or start studies, by the last part of their names."""
+    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    names = {f.attr if isinstance(f, ast.Attribute) else f.id for f in calls if isinstance(f, ast.Attribute | ast.Name)}
+    return names & (TRAINS | WRITES | STUDIES)
+
+
+def test_recipes_configure_and_do_nothing_else() -> None:
+    found = {path.name: deeds(path.read_text("utf-8")) for path in (ROOT / "src/cosmati/recipes").rglob("*.py")}
+    assert len(found) > 4
+    assert not {name: names for name, names in found.items() if names}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("recipe.trainer().fit()", "fit"),
+        ("def f():\n    with t as u:\n        u.step(batch)", "step"),
+        ("Path('a').write_text('b')", "write_text"),
+        ("open('a', 'w')", "open"),
+        ("from cosmati.study.runner import run_study\nrun_study(s, f)", "run_study"),
+    ],
+)
+def test_a_recipe_that_does_something_is_seen(source: str, found: str) -> None:
+    assert deeds(source) == {found}
+
+
+def test_records_storage_provenance_and_ledger_load_without_torch() -> None:
+    rooms = ["records", "storage", "provenance", "ledger"]
     source = ROOT / "src"
     modules = [
         ".".join(path.relative_to(source).with_suffix("").parts)
@@ -132,6 +206,61 @@ def test_records_provenance_and_ledger_load_without_torch() -> None:
     code = f"import sys, {', '.join(modules)}\nprint('torch' in sys.modules)"
     result = python(code, folder=ROOT, source=source)
     assert (result.stdout.strip(), result.stderr) == ("False", "")
+
+
+def imported_modules(source: str) -> set[str]:
+    """Modules that a file imports by their whole names."""
+    modules = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add(node.module or "")
+    return modules
+
+
+@pytest.mark.parametrize(("module", "home"), [("fcntl", "storage/lock.py"), ("rich.progress", "progress.py")])
+def test_there_is_one_lock_and_one_progress_display(module: str, home: str) -> None:
+    source = ROOT / "src" / "cosmati"
+    homes = [p for p in sorted(source.rglob("*.py")) if module in imported_modules(p.read_text("utf-8"))]
+    assert [str(path.relative_to(source)) for path in homes] == [home]
+
+
+def defined_names(source: str) -> set[str]:
+    """Public classes and type aliases that a module defines; type variables are each module's own."""
+    names = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+        elif isinstance(node, ast.Assign) and not (
+            isinstance(node.value, ast.Call) and "Var" in ast.dump(node.value.func)
+        ):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return {name for name in names if name[0].isupper() and not name.isupper()}
+
+
+def defined_twice(modules: dict[str, str]) -> dict[str, list[str]]:
+    """Names that several modules define, with the modules."""
+    homes: dict[str, list[str]] = {}
+    for module, source in modules.items():
+        for name in defined_names(source):
+            homes.setdefault(name, []).append(module)
+    return {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def test_a_name_means_one_thing() -> None:
+    source = ROOT / "src" / "cosmati"
+    modules = {str(path.relative_to(source)): path.read_text("utf-8") for path in sorted(source.rglob("*.py"))}
+    assert len(modules) > 100
+    assert defined_twice(modules) == {}
+    wrong = {
+        "a.py": "class Row: ...\nKind = int\nT = TypeVar('T')\nSIZE = 1",
+        "b.py": "Row = dict\nKind: TypeAlias = str\nT = TypeVar('T')\nSIZE = 2",
+        "c.py": "def f():\n    class Row: ...\nclass _Row: ...",
+    }
+    assert defined_twice(wrong) == {"Row": ["a.py", "b.py"], "Kind": ["a.py", "b.py"]}
 
 
 def test_sizes_are_within_their_limits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from cosmati.optim.optimizers import Optimizer
 from cosmati.optim.schedules import WarmedUp
 
 ROOMS = ("core", "data", "ledger", "methods", "models", "optim", "provenance", "records", "routing", "train")
-CHANGES = {"data.packing._Open", "ledger.query._Sum", "train.observers.History"}
+CHANGES = {"data.packing._Open", "ledger.query._Sum", "train.observers.observer.History"}
 """Those that count something up."""
 
 

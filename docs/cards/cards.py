@@ -42,9 +42,9 @@ class Note:
 
 
 def read_notes() -> dict[str, Note]:
-    """Return the notes by method."""
-    text = (HERE / "notes.yaml").read_text()
-    return {name: Note(**fields) for name, fields in yaml.safe_load(text).items()}
+    """Return the notes by method, in the methods' order."""
+    notes = yaml.safe_load((HERE / "notes.yaml").read_text())
+    return {name: Note(**notes[name]) for name in sorted(notes, key=str.casefold)}
 
 
 def read_measured(which: str) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Run every pair of methods on the two small models, and write what became of it: `python docs/cards/run_pairs.py`."""
+"""Run every pair of methods on the two small models, and write what became of it: `python docs/cards/run_pairs.py`.
+
+Named methods (`run_pairs.py MixUp`) are run with each other one, and the rest of the pairs is kept as it was.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +36,21 @@ def outcome_of(pair: tuple[Case, Case], *, is_text: bool) -> dict[str, str]:
     return {"outcome": "unneeded" if reasons else "trains", "reason": " ".join(reasons)}
 
 
-def main() -> None:
+def main(named: list[str]) -> None:
     """Write `pairs.json` beside this file."""
     torch.set_num_threads(1)
+    path = Path(__file__).with_name("pairs.json")
+    known = json.loads(path.read_text()) if named else {}
     found = {}
     for task in ("vision", "language"):
-        pairs = list(itertools.combinations_with_replacement(CASES, 2))
-        cells = {f"{a}|{b}": outcome_of((a, b), is_text=task == "language") for a, b in track(pairs, description=task)}
+        cells = {}
+        for pair in track(list(itertools.combinations_with_replacement(CASES, 2)), description=task):
+            key = "|".join(map(str, pair))
+            kept = None if set(named) & set(key.split("|")) else known.get(task, {}).get("cells", {}).get(key)
+            cells[key] = kept or outcome_of(pair, is_text=task == "language")
         found[task] = {"methods": [str(case) for case in CASES], "cells": cells}
-    Path(__file__).with_name("pairs.json").write_text(json.dumps(found, indent=0) + "\n")
+    path.write_text(json.dumps(found, indent=0) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

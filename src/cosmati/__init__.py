@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from cosmati.train.assembly import SubStep
     from cosmati.train.config import RunConfig
     from cosmati.train.evaluation import Evaluation, accuracy, batches
-    from cosmati.train.observers import History, Observer, StepReport
-    from cosmati.train.session import RunResult
+    from cosmati.train.observers.observer import History, Observer
+    from cosmati.train.outcome import StepOutcome, StepReport
+    from cosmati.train.run.result import RunResult
     from cosmati.train.trainer import Trainer
 
 _HOMES = {
@@ -43,8 +44,9 @@ _HOMES = {
     "train.assembly": ("SubStep",),
     "train.config": ("RunConfig",),
     "train.evaluation": ("Evaluation", "accuracy", "batches"),
-    "train.observers": ("History", "Observer", "StepReport"),
-    "train.session": ("RunResult",),
+    "train.observers.observer": ("History", "Observer"),
+    "train.outcome": ("StepOutcome", "StepReport"),
+    "train.run.result": ("RunResult",),
     "train.trainer": ("Trainer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -69,6 +71,7 @@ __all__ = [
     "RunConfig",
     "RunResult",
     "Stage",
+    "StepOutcome",
     "StepReport",
     "StreamingDataset",
     "StreamingLoader",

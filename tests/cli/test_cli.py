@@ -100,6 +100,7 @@ def refused(*arguments: object) -> str:
         "quickstart",
         "train",
         "plan",
+        "report",
         "study run",
         "study report",
         "ledger verify",
@@ -137,6 +138,29 @@ def test_a_changed_byte_in_the_ledger_is_reported(recipe: Path, tmp_path: Path) 
     path = run / "ledger" / "details.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"loss"', b'"lass"', 1))
     assert refused("ledger", "verify", run)
+
+
+def test_any_run_has_a_page(recipe: Path, tmp_path: Path) -> None:
+    for name in ("governed", "recipe"):
+        run = tmp_path / name
+        succeed("train", f"{recipe}:{name}", "--run-folder", run)
+        page = Path(succeed("report", run).strip())
+        assert page == run / "report.html"
+        assert ('id="policy"' in page.read_text(encoding="utf-8")) == (name == "governed")
+    assert succeed("report", run, "--out", tmp_path / "new" / "page.html").strip() == str(
+        tmp_path / "new" / "page.html"
+    )
+    assert "is no run folder" in refused("report", tmp_path / "nothing")
+
+
+def test_a_page_about_a_damaged_ledger_is_written_and_the_command_fails(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    succeed("train", f"{recipe}:governed", "--run-folder", run)
+    (run / "ledger" / "checkpoint").unlink()
+    result = call("report", run)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Warning: ")
+    assert "does not verify" in (run / "report.html").read_text(encoding="utf-8")
 
 
 def test_settings_reach_the_run(recipe: Path, tmp_path: Path) -> None:

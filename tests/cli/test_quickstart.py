@@ -57,7 +57,9 @@ def test_the_facts_agree_with_the_ledger(output: Path) -> None:
     psf = {t.region: t for t in facts.totals if t.class_name == "open/psf"}
     assert psf["embedding"].num_rows == psf["near_input"].num_rows == 0
     assert psf["head"].num_rows > 0
-    assert sum("open/psf" in text for text in facts.exclusions) == 2
+    (excluded,) = (text for text in facts.exclusions if "tagged open/psf" in text)
+    assert "any weight in embedding or near_input:" in excluded
+    assert {source.class_name for source in facts.sources} >= {"open/psf"}
     for total in facts.totals:
         series = [s for s in facts.contribution if (s.class_name, s.region) == (total.class_name, total.region)]
         assert sum(sum(s.norms) for s in series) == pytest.approx(total.norm_sum)
@@ -78,6 +80,7 @@ def test_the_commands_that_it_names_work(output: Path) -> None:
     run = str(output / "governed-run")
     for command in (
         ["ledger", "verify", run],
+        ["report", run],
         ["ledger", "query", run, "--class", "open/psf", "--region", "embedding"],
         ["policy", "explain", "open/psf", "embedding", "--file", str(output / "policy.yaml")],
     ):

@@ -83,11 +83,11 @@ def test_regression_refuses_shapes_that_would_broadcast() -> None:
 def test_tombstones_leave_even_where_the_loss_is_infinite() -> None:
     per_row = torch.tensor([1.0, float("inf"), 3.0])
     lineage = Lineage(torch.tensor([5, TOMBSTONE, 6]), torch.zeros(3, dtype=torch.int64))
-    loss = without_tombstones(Loss(per_row.sum(), 3.0, per_row), Batch(torch.ones(3), lineage))
+    loss = without_tombstones(Loss(per_row.sum(), 3.0, per_row), Batch(torch.ones(3), lineage).present)
     assert isinstance(loss, Loss)
     assert (float(loss.sum), float(loss.weight)) == (4.0, 2.0)
     with pytest.raises(BatchError, match="doesn't tell rows apart"):
-        without_tombstones(per_row.sum(), Batch(torch.ones(3), lineage))
+        without_tombstones(per_row.sum(), Batch(torch.ones(3), lineage).present)
 
 
 def test_hugging_face_weight_is_the_number_of_predicted_labels() -> None:
@@ -125,16 +125,16 @@ def test_tombstones_take_their_weight_along_and_leave_the_auxiliary_terms() -> N
     lineage = Lineage(torch.tensor([5, TOMBSTONE, 6]), torch.zeros(3, dtype=torch.int64))
     batch, aux = Batch(torch.ones(3), lineage), {"balance": torch.tensor(0.5)}
     per_row, weights = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 20.0, 30.0])
-    loss = without_tombstones(Loss(per_row.sum(), weights.sum(), per_row, weights, aux), batch)
+    loss = without_tombstones(Loss(per_row.sum(), weights.sum(), per_row, weights, aux), batch.present)
     assert isinstance(loss, Loss)
     assert (float(loss.sum), float(loss.weight), loss.aux) == (4.0, 40.0, aux)
     assert loss.per_row is not None
     assert loss.per_row_weight is not None
     assert (loss.per_row.tolist(), loss.per_row_weight.tolist()) == ([1, 0, 3], [10, 0, 30])
     whole = Loss(per_row.sum(), 3.0)
-    assert without_tombstones(whole, Batch(torch.ones(3), Lineage.of_rows(0, 3))) is whole
+    assert without_tombstones(whole, Batch(torch.ones(3), Lineage.of_rows(0, 3)).present) is whole
     with pytest.raises(BatchError, match="doesn't tell rows apart"):
-        without_tombstones(whole, batch)
+        without_tombstones(whole, batch.present)
 
 
 def test_rows_are_interpolated_as_the_sums_are() -> None:

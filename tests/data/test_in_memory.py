@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from cosmati.core.batch import TOMBSTONE
 from cosmati.core.source import Source
-from cosmati.data.in_memory import InMemory, Tail
+from cosmati.data.in_memory import InMemory, InMemoryTail
 from cosmati.errors import DataError
 
 
-def source(num_rows: int, rows_per_step: int, classes: list[int] | None = None, tail: Tail = "pad") -> InMemory:
+def source(num_rows: int, rows_per_step: int, classes: list[int] | None = None, tail: InMemoryTail = "pad") -> InMemory:
     ids = torch.arange(num_rows) * 7
     class_ids = None if classes is None else torch.tensor([classes[i % len(classes)] for i in range(num_rows)])
     return InMemory((ids.double(), ids), rows_per_step, class_ids, ("a", "b", "c"), ids, tail=tail)

@@ -9,15 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from cosmati.core.batch import TOMBSTONE
 from cosmati.data.ingest import Rows, class_by_field, read_jsonl
-from cosmati.data.packed_tensors import IGNORED_LABEL, document_mask, pack_lineage, pack_tensors
-from cosmati.data.packing import NO_ROW, Pack, Packing, number_rows, pack, pack_rows
+from cosmati.data.packing import Pack, Packing, number_rows, pack, pack_rows
 from cosmati.data.shards.encodings import encoding
 from cosmati.data.tokens import ByteTokenizer, tokenize
 from cosmati.errors import DataError
@@ -53,8 +49,7 @@ def test_nothing_is_lost_and_nothing_is_twice(rows: Table, packing: Packing) -> 
     found: dict[int, list[tuple[int, list[int]]]] = {}
     for one in packs:
         assert one.tokens.shape == (packing.length,)
-        assert one.num_tokens > 0
-        assert (one.tokens[one.num_tokens :] == packing.pad_id).all()
+        assert (one.tokens[one.spans[-1, 3] :] == packing.pad_id).all()
         for row, _, offset, tokens in one.pieces():
             found.setdefault(row, []).append((offset, tokens.tolist()))
     # Laid end to end by their offsets, the pieces are the row, without gap or overlap.
@@ -68,26 +63,12 @@ def test_nothing_is_lost_and_nothing_is_twice(rows: Table, packing: Packing) -> 
 
 
 @given(rows=TABLES, packing=PACKINGS)
-def test_every_token_resolves_to_its_row(rows: Table, packing: Packing) -> None:
+def test_every_span_is_a_piece_of_its_row(rows: Table, packing: Packing) -> None:
     by_id = {row["row_id"]: row for row in rows}
     for one in pack(rows, packing):
-        documents: list[tuple[int, int]] = []
-        for index in range(packing.length):
-            row, class_id, place = one.token_origin(index)
-            assert (row, class_id) == (one.row_ids[index], one.class_ids[index])
-            assert one.token_origin(index - packing.length) == (row, class_id, place)
-            if row == NO_ROW:
-                assert (class_id, place, one.document_ids[index], one.position_ids[index]) == (-1, -1, -1, 0)
-                continue
-            assert one.tokens[index] == by_id[row]["tokens"][place]
+        for row, class_id, start, stop, offset in one.spans.tolist():
             assert class_id == by_id[row]["class_id"]
-            documents.append((int(one.document_ids[index]), int(one.position_ids[index])))
-        # Documents are numbered in order, positions count up from 0 in each.
-        expected, previous = [], -1
-        for document, _ in documents:
-            expected.append((document, 0 if document != previous else expected[-1][1] + 1))
-            previous = document
-        assert documents == expected
+            assert one.tokens[start:stop].tolist() == by_id[row]["tokens"][offset : offset + stop - start].tolist()
         if packing.class_pure:
             assert len(set(one.spans[:, 1].tolist())) == 1
 
@@ -248,59 +229,6 @@ def read_raising(rows: Rows) -> Rows:
     return dataclasses.replace(rows, on_error="raise")
 
 
-def some_packs() -> list[Pack]:
-    rows = table([5, 9, 3, 10, 1], [0, 1, 0, 1, 2])
-    packs = list(pack(rows, Packing(length=8, class_pure=False)))
-    assert packs[-1].num_tokens == 4  # so that there is padding
-    return packs
-
-
-def test_attention_is_as_if_each_document_were_alone() -> None:
-    packs = some_packs()
-    tensors = pack_tensors(packs)
-    shape = (len(packs), 2, 8, 4)
-    query, key, value = torch.randn(3, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    mask = document_mask(tensors.document_ids)
-    assert mask.shape == (len(packs), 1, 8, 8)
-    mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    assert bool(mixed.isfinite().all())
-    assert bool(mask.any(-1).all())
-    for number, one in enumerate(packs):
-        for start, stop in one.spans[:, 2:4].tolist():
-            cut = (number, slice(None), slice(start, stop))
-            alone = scaled_dot_product_attention(query[cut], key[cut], value[cut], is_causal=True)
-            torch.testing.assert_close(mixed[cut], alone, rtol=1e-12, atol=1e-12)
-
-
-def test_labels_are_the_next_tokens_of_the_same_document() -> None:
-    packs = some_packs()
-    tensors = pack_tensors(packs)
-    logits = torch.randn(len(packs), 8, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    expected, count = torch.zeros((), dtype=torch.float64), 0
-    for number, one in enumerate(packs):
-        for start, stop in one.spans[:, 2:4].tolist():
-            for index in range(start, stop - 1):
-                expected -= logits[number, index].log_softmax(0)[int(one.tokens[index + 1])]
-                count += 1
-    assert int((tensors.labels != IGNORED_LABEL).sum()) == count
-    loss = cross_entropy(logits.flatten(0, 1), tensors.labels.flatten(), reduction="sum")
-    torch.testing.assert_close(loss, expected)
-    assert torch.equal(tensors.tokens[0], torch.from_numpy(packs[0].tokens))
-    assert torch.equal(tensors.class_ids[1], torch.from_numpy(packs[1].class_ids))
-    assert torch.equal(tensors.position_ids[1], torch.from_numpy(packs[1].position_ids))
-
-
-def test_lineage_names_all_rows() -> None:
-    packs = some_packs()
-    lineage = pack_lineage(packs)
-    assert lineage.parents is not None
-    for number, one in enumerate(packs):
-        rows = one.spans[:, 0].tolist()
-        assert (int(lineage.row_ids[number]), int(lineage.class_ids[number])) == tuple(one.spans[0, :2].tolist())
-        filled = rows + [TOMBSTONE] * (lineage.parents.shape[1] - len(rows))
-        assert lineage.parents[number].tolist() == filled
-
-
 def test_bad_rows_and_packs_are_refused() -> None:
     good = {"tokens": np.array([1, 2]), "row_id": 5, "class_id": 0}
     packing = Packing(length=4)
@@ -319,8 +247,6 @@ def test_bad_rows_and_packs_are_refused() -> None:
         list(pack([good], Packing(length=4, pad_id=300), dtype="uint8"))
     with pytest.raises(DataError, match="must be 1 at least"):
         Packing(length=0)
-    with pytest.raises(DataError, match="don't stack"):
-        pack_tensors([])
     one = next(pack([good], packing))
     for spans in ([[5, 0, 1, 2, 0]], [[5, 0, 0, 2, 0], [6, 0, 3, 4, 0]], [[5, 0, 0, 5, 0]], [[5, 0, 0, 0, 0]]):
         with pytest.raises(DataError, match="don't lie one after another"):

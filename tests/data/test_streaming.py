@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.source import Source
 from cosmati.data.ingest import read_text
-from cosmati.data.loader import StreamingLoader, Tail
+from cosmati.data.loader import LoaderTail, StreamingLoader
 from cosmati.data.opened import CacheOptions
 from cosmati.data.packing import Packing, pack_rows
 from cosmati.data.rows import RowBatch
@@ -90,7 +90,7 @@ def test_rows_are_read_as_they_were_written(folder: Path) -> None:
 
 @pytest.mark.parametrize("num_rows", [[1], [2], [7], [30, 23]])
 @pytest.mark.parametrize("tail", ["keep", "carry"])
-def test_exactly_once_over_worlds(tmp_path: Path, num_rows: list[int], tail: Tail) -> None:
+def test_exactly_once_over_worlds(tmp_path: Path, num_rows: list[int], tail: LoaderTail) -> None:
     data = opened(write_source(tmp_path, num_rows))
     total, batch_size = sum(num_rows), 12
     whole = None
@@ -121,7 +121,7 @@ def test_drop_leaves_out_what_fills_no_batch_and_other_epochs_leave_out_others(f
         StreamingLoader(opened(folder), 3, rank=0, world=4)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_give_the_same_batches(folder: Path, method: str) -> None:
     data = opened(folder)
@@ -132,7 +132,7 @@ def test_workers_give_the_same_batches(folder: Path, method: str) -> None:
     assert [epoch(alone), epoch(alone)] == [epoch(with_workers), epoch(with_workers)]
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(300)
 def test_resume_at_every_batch_into_other_worlds(folder: Path) -> None:
     data = opened(folder)
 
@@ -169,7 +169,7 @@ def test_resume_at_every_batch_into_other_worlds(folder: Path) -> None:
     assert run([(4, 3), (3, 2), (6, 4), (1, 3)]) == fresh
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_any_number_of_workers_and_more_ranks_than_rows(tmp_path: Path) -> None:
     data = opened(write_source(tmp_path, [3]))
@@ -266,7 +266,7 @@ def test_as_a_source_its_microbatches_are_route_pure_and_each_row_comes_once(fol
     assert seen == Counter(range(NUM_ROWS))
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_reading_ahead_changes_nothing(folder: Path) -> None:
     def read(num_workers: int, steps_ahead: int, jumps: list[int]) -> list[list[int]]:
         source = StreamingSource(opened(folder), 8, num_workers=num_workers, steps_ahead=steps_ahead)

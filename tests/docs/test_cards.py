@@ -158,7 +158,7 @@ def test_every_pair_has_been_run() -> None:
     expected = {f"{a}|{b}" for a, b in itertools.combinations_with_replacement(names, 2)}
     assert set(MEASURED["pairs"]) == {"vision", "language"}
     for part in MEASURED["pairs"].values():
-        assert part["methods"] == names
+        assert part["methods"] == names, "pairs.json isn't of these methods: run `make methods`"
         assert set(part["cells"]) == expected
         for cell in part["cells"].values():
             assert cell["outcome"] in {"trains", "refused", "unneeded"}

@@ -1,12 +1,17 @@
 """The drawing in docs/loop.md, replayed against the trace of a real run."""
 
+import copy
 import random
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
-from cosmati import Classification, Evaluation, InMemory, RunConfig, Trainer, batches
+from cosmati import Classification, Evaluation, InMemory, Method, Position, RunConfig, Stage, Trainer, batches
+from cosmati.core.loss import LossFunction
+from cosmati.core.method import State
 from cosmati.methods import (
     EMA,
     SAM,
@@ -20,8 +25,23 @@ from cosmati.methods import (
 )
 from cosmati.models.resnet import ResNet, ResNetConfig
 from cosmati.optim.optimizers import SGD
+from cosmati.routing.regions import partition_parameters
+from cosmati.train.layout.whole import Whole
+from cosmati.train.ranks import Ranks
 
-DRAWING = (Path(__file__).parents[2] / "docs" / "loop.md").read_text().split("```text\n")[1].split("```")[0]
+
+@dataclass(frozen=True, kw_only=True)
+class SameLoss(Method):
+    """Leaves the loss as it is."""
+
+    stage: ClassVar[Stage] = Stage.LOSS
+
+    def loss(self, loss: LossFunction, state: State, at: Position) -> LossFunction:
+        return loss
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "loop.md").read_text()
+DRAWING = PAGE.split("```text\n")[1].split("```")[0]
 V = 4
 
 
@@ -70,6 +90,7 @@ def trace(folder: Path) -> list[str]:
         EMA(),
         SAM(interval=2),
         LabelSmoothing(),
+        SameLoss(),
         MixUp(),
         CutOut(),
         ProgressiveResizing(size_increment=1),
@@ -106,3 +127,29 @@ def test_a_real_run_follows_the_drawing(tmp_path: Path) -> None:
     assert not pattern.fullmatch(" ".join(shuffled) + " ")
     without = [event for i, event in enumerate(events) if i != events.index("leaf")]
     assert not pattern.fullmatch(" ".join(without) + " ")
+
+
+def test_the_pages_example_of_a_layout_runs() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    layout = Whole(model, partition_parameters(model), Ranks(), 2)
+    microbatches = [torch.randn(4, 3), torch.randn(4, 3)]
+
+    def loss(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        return model(rows).square().sum()
+
+    before = copy.deepcopy(model)
+    scope = {
+        "layout": layout,
+        "routes": [(1.0,), (1.0,)],
+        "learns": frozenset({0, 1}),
+        "denominators": torch.tensor([8.0], dtype=torch.float64),
+        "loss": loss,
+        "model": model,
+        "microbatches": microbatches,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+    }
+    exec(compile(PAGE.split("```python\n")[1].split("```")[0], "loop.md", "exec"), scope)
+    (sum(loss(before, rows) for rows in microbatches) / 8).backward()
+    for moved, was in zip(model.parameters(), before.parameters(), strict=True):
+        torch.testing.assert_close(moved, was - 0.1 * was.grad)

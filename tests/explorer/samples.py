@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from cosmati.explorer.run_view import RunView
 from cosmati.records.governance import (
     ContributionSeries,
     ContributionTotal,
@@ -57,7 +58,7 @@ def demo_study(num_seeds: int = 5) -> StudyRecord:
     )
 
 
-def demo_runs() -> tuple[RunRecord, ...]:
+def demo_record() -> RunRecord:
     plan = (
         PlanLine(
             "shape",
@@ -72,27 +73,38 @@ def demo_runs() -> tuple[RunRecord, ...]:
         GuaranteeRecord("elastic", holds=False, because="BatchNorm2d in block 3 couples rows of a microbatch"),
         GuaranteeRecord("no_direct_write(customer/pii, *)", holds=True, because="route weight 0 in all phases"),
     )
-    return tuple(
-        RunRecord(
-            run_id=f"composed-1.0-{seed}",
-            recipe_name="composed",
-            recipe_text='{"lr": 0.1}',
-            digests={"plan": "9f2c" * 16, "model": "11aa" * 16, "data": "77be" * 16, "policy": "03d1" * 16},
-            environment={"python": "3.11.9", "torch": "2.13.0", "numpy": "2.3.1", "device": "cpu"},
-            plan=plan,
-            guarantees=guarantees,
-            seed=seed,
-            num_microbatches=4,
-            num_steps=1000,
-            hardware="one CPU core",
-            cost=0.1,
-            seconds_by_part={"data": 37.0, "forward": 222.0},
-            outcome="completed",
-            started="2025-03-01T10:00:00+00:00",
-            ended="2025-03-01T10:12:20+00:00",
-            metrics={"accuracy": 0.92},
-        )
-        for seed in range(3)
+    return RunRecord(
+        run_id="composed-1.0-0",
+        recipe_name="composed",
+        recipe_text='{"lr": 0.1}',
+        digests={"plan": "9f2c" * 16, "model": "11aa" * 16, "data": "77be" * 16, "policy": "03d1" * 16},
+        environment={"python": "3.11.9", "torch": "2.13.0", "numpy": "2.3.1", "device": "cpu"},
+        plan=plan,
+        guarantees=guarantees,
+        seed=0,
+        num_microbatches=4,
+        num_steps=1000,
+        hardware="one CPU core",
+        cost=0.1,
+        seconds_by_part={"data": 37.0, "forward": 222.0},
+        outcome="completed",
+        started="2025-03-01T10:00:00+00:00",
+        ended="2025-03-01T10:12:20+00:00",
+        metrics={"accuracy": 0.92},
+    )
+
+
+def demo_run() -> RunView:
+    facts = demo_facts()
+    return RunView(
+        record=demo_record(),
+        status="completed",
+        num_steps=1000,
+        losses=tuple((step, math.exp(-step / 400)) for step in range(10, 1001, 10)),
+        metrics={"accuracy": ((500, 0.8), (1000, 0.92))},
+        ledger=facts.ledger,
+        governance=facts,
+        schedule=tuple((CLASSES[step % 2], CLASSES[2]) for step in range(1000)),
     )
 
 

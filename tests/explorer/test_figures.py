@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cosmati.explorer.class_schedule import class_schedule_svg
 from cosmati.explorer.drawing import heat_map_svg, linear_ticks, mixed, tradeoff_svg
 from cosmati.explorer.figures import (
     MAX_LINE_POINTS,
     breakdown_figure,
-    contribution_figure,
     csv_text,
-    heat_map_figure,
     learning_figure,
     log_ticks,
     mean_seconds_by_part,
@@ -28,6 +27,16 @@ from cosmati.explorer.figures import (
     tradeoff_figure,
 )
 from cosmati.explorer.palette import DARK, LIGHT, PAGE, Palette, css_variables
+from cosmati.explorer.run_figures import (
+    averaged,
+    contribution_figure,
+    elided,
+    heat_map_figure,
+    line_figure,
+    schedule_figure,
+    shares_figure,
+    wrapped,
+)
 from cosmati.explorer.wording import amount, claim_of, noise_sentence, number
 from cosmati.records.study import EvaluationPoint
 from cosmati.study.comparison import SpeedUp, speed_up_at_equal_quality
@@ -122,8 +131,73 @@ def test_heat_map_has_every_cell() -> None:
     assert len(figure.csv.splitlines()) == 1 + len(CLASSES) * len(REGIONS)
 
 
+def test_names_that_look_alike_keep_their_places() -> None:
+    facts = demo_facts()
+    names = tuple(f"{'a' * 60}{number}{'b' * 60}" for number in range(len(CLASSES)))
+    renamed = dict(zip(CLASSES, names, strict=True))
+    facts = replace(
+        facts,
+        classes=names,
+        weight={renamed[name]: row for name, row in facts.weight.items()},
+        decision={renamed[name]: row for name, row in facts.decision.items()},
+    )
+    plot = heat_map_figure(facts, "main", LIGHT).plot
+    assert len(set(plot["layout"]["yaxis"]["ticktext"])) == 1
+    assert plot["data"][0]["y"] == [0, 1, 2, 3]
+    assert all(name in plot["data"][0]["customdata"][i][0] for i, name in enumerate(names))
+
+
+def test_shares_are_of_norms_or_else_of_rows() -> None:
+    facts = demo_facts()
+    trace = shares_figure(facts, LIGHT).plot["data"][0]
+    assert [sum(column) for column in zip(*trace["z"], strict=True)] == pytest.approx([1.0] * len(REGIONS))
+    unlogged = replace(facts, totals=tuple(replace(t, norm_sum=0.0, share=0.0) for t in facts.totals))
+    figure = shares_figure(unlogged, LIGHT)
+    assert "rows" in figure.label
+    assert figure.plot["data"][0]["z"][0] == pytest.approx([1 / 2, 1 / 2, 1 / 3, 1 / 3, 1 / 3])
+
+
+def test_the_schedule_counts_every_microbatch() -> None:
+    schedule = tuple(("x",) * (step % 3) + ("y",) for step in range(1001))
+    figure = schedule_figure(schedule, ("x", "y"), LIGHT)
+    x, y = figure.plot["data"]
+    assert (sum(x["y"]), sum(y["y"])) == (sum(step % 3 for step in range(1001)), 1001)
+    assert len(y["y"]) <= 64
+    assert "in 16 steps" in figure.label
+
+
+def test_more_classes_than_colours_differ_by_pattern_and_dash() -> None:
+    names = tuple(f"c{i:02}" for i in range(12))
+    looks = [
+        (trace["marker"]["color"], trace["marker"]["pattern"]["shape"])
+        for trace in schedule_figure((names,), names, LIGHT).plot["data"]
+    ]
+    assert len(set(looks)) == 12
+
+
+def test_long_lines_are_means_over_windows() -> None:
+    steps, values = averaged([(step, float(step % 2)) for step in range(1000)], 100)
+    assert len(steps) == 100
+    assert steps[-1] == 999
+    assert set(values) == {0.5}
+    assert averaged([(3, 1.0), (4, 2.0)], 100) == ([3, 4], [1.0, 2.0])
+    figure = line_figure("loss", ((1, 0.5), (2, None), (3, 0.25)), LIGHT)
+    assert figure.plot["data"][0]["y"] == [0.5, 0.25]
+    assert figure.csv.splitlines() == ["step,loss", "1,0.5", "2,", "3,0.25"]
+
+
+@pytest.mark.parametrize(
+    "name", ["head", "near_output", "region_0_of_the_model", "x" * 200, "a b-c/d.e" * 9, "訓練" * 30]
+)
+def test_labels_fit(name: str) -> None:
+    assert len(elided(name)) <= 26
+    lines = wrapped(name)
+    assert "".join(lines) == elided(name, 33)
+    assert all(0 < len(line) <= 11 for line in lines)
+
+
 def test_contribution_and_learning_lines() -> None:
-    figure = contribution_figure(demo_facts(), "middle", LIGHT)
+    figure = contribution_figure(demo_facts(), "middle", CLASSES, LIGHT)
     assert [trace["name"] for trace in figure.plot["data"]] == list(CLASSES[:3])
     lines = learning_figure(demo_study(2), LIGHT).plot["data"]
     assert lines[0]["y"].count(None) == 12
@@ -238,3 +312,10 @@ def test_claims_say_what_was_shown_and_no_more() -> None:
         seeds=range(3),
     )
     assert claim_of(noisy, "hint").verdict == "perhaps faster"
+
+
+def test_the_class_schedule_escapes_its_names() -> None:
+    picture = class_schedule_svg([[0, 1]], ("<b>x</b>", "a & b"))
+    words = " ".join(ElementTree.fromstring(picture).itertext())
+    assert "<b>x</b>, 50.0%" in words
+    assert "a & b, 50.0%" in words

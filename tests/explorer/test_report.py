@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 
-from cosmati.errors import MissingExtraError
+from cosmati.errors import MissingExtraError, RunError
 from cosmati.explorer import report
 from cosmati.explorer.report import embedded_json, render_report, write_report
+from cosmati.explorer.run_view import RunView
 from cosmati.explorer.wording import ratio_interval_text, ratio_text
 from cosmati.records.governance import GovernanceFacts, LedgerFacts, SourceRow
+from cosmati.records.run import GuaranteeRecord, PlanLine
 from cosmati.records.study import ChecklistItem
 from cosmati.study.comparison import NotReached, SpeedUp, speed_up_at_equal_quality
 from cosmati.study.curves import tradeoff_curve
-from tests.explorer.samples import demo_facts, demo_runs, demo_study
+from tests.explorer.samples import demo_facts, demo_record, demo_run, demo_study
 
 VOID = {"meta", "input", "br", "hr", "img", "link"}
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
@@ -65,7 +67,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def source() -> str:
-    return render_report(title="Digits", studies=[demo_study()], runs=demo_runs(), governance=demo_facts())
+    return render_report(title="Digits", studies=[demo_study()], run=demo_run())
 
 
 def plain(page: str) -> str:
@@ -82,9 +84,9 @@ def test_structure_is_sound(source: str) -> None:
     assert all(after - before <= 1 for before, after in zip(page.headings, page.headings[1:], strict=False))
     targets = [value[1:] for _, name, value in page.attributes if name == "href"]
     assert set(targets) <= set(page.ids)
-    for anchor in ("summary", "study-1-tradeoffs", "study-1-time", "study-1-baseline", "runs"):
+    for anchor in ("summary", "study-1-tradeoffs", "study-1-time", "study-1-baseline", "training", "plan"):
         assert anchor in targets
-    for anchor in ("policy", "contribution", "totals", "exclusions", "sources", "ledger", "reproduction"):
+    for anchor in ("policy", "schedule", "contribution", "totals", "exclusions", "sources", "ledger", "reproduction"):
         assert anchor in page.ids
 
 
@@ -164,6 +166,35 @@ def hostile_facts() -> GovernanceFacts:
     )
 
 
+def hostile_run() -> RunView:
+    record = replace(
+        demo_record(),
+        recipe_name=HOSTILE,
+        recipe_text=HOSTILE,
+        run_id=HOSTILE,
+        hardware=HOSTILE,
+        started=HOSTILE,
+        environment={HOSTILE: HOSTILE},
+        digests={"policy": HOSTILE, HOSTILE: HOSTILE},
+        seconds_by_part={HOSTILE: 1.0},
+        plan=(PlanLine(HOSTILE, HOSTILE, HOSTILE),),
+        guarantees=tuple(GuaranteeRecord(f"{HOSTILE}({i})", holds=True, because=HOSTILE) for i in range(5)),
+    )
+    facts = hostile_facts()
+    return RunView(
+        record=record,
+        status=HOSTILE,
+        num_steps=2,
+        losses=((1, 2.0), (2, 1.0)),
+        metrics={HOSTILE: ((1, 2.0), (2, None))},
+        ledger=facts.ledger,
+        governance=facts,
+        schedule=((HOSTILE,), (HOSTILE,)),
+        warnings=(HOSTILE,),
+        notes=(HOSTILE,),
+    )
+
+
 def test_hostile_text_stays_text() -> None:
     study = demo_study(2)
     arms = tuple(
@@ -182,16 +213,17 @@ def test_hostile_text_stays_text() -> None:
         command=HOSTILE,
         notes=HOSTILE,
     )
-    record = replace(demo_runs()[0], recipe_name=HOSTILE, run_id=HOSTILE, environment={HOSTILE: HOSTILE})
-    own = plain(render_report(title=HOSTILE, studies=[study], runs=[record], governance=hostile_facts()))
+    own = plain(render_report(title=HOSTILE, studies=[study], run=hostile_run()))
     page = Page(own)
     assert own.count("<script") == 3
     assert "<img" not in own
     assert page.open == []
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
     assert page.text.count(HOSTILE) > 10
-    labels = json.loads(page.scripts[0])["figures"]["policy-0"]["plot"]["data"][0]["x"]
-    assert "<" not in labels[0]
+    figures = json.loads(page.scripts[0])["figures"]
+    shown = [figures[name]["plot"] for name in ("policy-0", "schedule", "metric-0")]
+    assert "<" not in shown[0]["layout"]["xaxis"]["ticktext"][0].replace("<br>", "")
+    assert "<script" not in json.dumps(shown)
 
 
 def test_embedded_json_round_trips() -> None:
@@ -202,40 +234,77 @@ def test_embedded_json_round_trips() -> None:
 
 
 def test_an_empty_report_makes_no_claim() -> None:
-    page = Page(plain(render_report(title="Empty", studies=[], runs=[], governance=None)))
-    assert "makes no claim about speed" in page.text
-    assert "No run records were given" in page.text
+    page = Page(plain(render_report(title="Empty")))
+    assert "holds no study and no run" in page.text
     assert "governance" not in page.ids
 
 
 def test_a_study_without_runs_and_with_one_seed() -> None:
     bare = replace(demo_study(), runs=(), checklist=())
-    text = Page(plain(render_report(title="t", studies=[bare, demo_study(1)], runs=[], governance=None))).text
+    text = Page(plain(render_report(title="t", studies=[bare, demo_study(1)]))).text
     assert "No run of this study has finished" in text
     assert "Nothing was checked" in text
     assert "One seed shows no spread, so this is no claim." in text
     assert "no interval, n\u00a0=\u00a01" in text
 
 
+def text_of(run: RunView) -> str:
+    return Page(plain(render_report(title="t", run=run))).text
+
+
 def test_ledger_states_are_told_apart() -> None:
-    facts = demo_facts()
-    assert facts.ledger is not None
-    for ledger, words in (
-        (replace(facts.ledger, checked=False), "was not checked for this page"),
-        (replace(facts.ledger, problems=("root differs",)), "did not verify"),
-        (replace(facts.ledger, num_witnesses=2), "2 witnesses cosigned"),
-        (None, "The run kept no ledger"),
+    run, ledger = demo_run(), demo_facts().ledger
+    assert ledger is not None
+    for state, words in (
+        (replace(ledger, checked=False), "Not checked"),
+        (replace(ledger, num_witnesses=2), "2 witnesses cosigned"),
+        (None, "The folder holds no ledger"),
     ):
-        own = render_report(title="t", studies=[], runs=[], governance=replace(facts, ledger=ledger))
-        assert words in Page(plain(own)).text
+        assert words in text_of(replace(run, ledger=state))
+    damaged = text_of(replace(run, ledger=replace(ledger, problems=("root differs",)), governance=None))
+    assert damaged.count("does not verify") == damaged.count("root differs") == 2
+    assert "Verified" not in damaged
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ("completed", "Completed\nafter 1,000 steps"),
+        ("still going", "A process is training in this folder"),
+        ("broken off", "Its process is gone without an end"),
+        ("stopped", "goes on from here"),
+        ("diverged", "Diverged"),
+    ],
+)
+def test_the_page_says_how_the_run_stands(status: str, words: str) -> None:
+    assert words in text_of(replace(demo_run(), status=status))
+
+
+def test_guarantees_of_one_kind_are_one_line() -> None:
+    pairs = tuple(GuaranteeRecord(f"no_direct_write(c, r{i})", holds=True, because="absent") for i in range(4))
+    kept = replace(pairs[0], name="no_direct_write(d, r0)", because="rejected")
+    run = replace(demo_run(), record=replace(demo_record(), guarantees=(*pairs, kept)))
+    text = text_of(run)
+    assert text.count("no_direct_write(…)") == 1
+    assert "All 4 of them" in text
+    assert all(one.name in text for one in (*pairs, kept))
+    assert text.count("Holds") == 2
+
+
+def test_a_run_with_nothing_logged_says_so() -> None:
+    bare = replace(
+        demo_run(), losses=(), metrics={}, governance=None, schedule=(), notes=("The folder holds no losses.",)
+    )
+    text = text_of(bare)
+    assert "There is nothing to draw" in text
+    assert "The folder holds no losses." in text
 
 
 def test_the_file_is_written_where_it_was_asked(tmp_path: Path) -> None:
-    path = write_report(
-        tmp_path / "new", title="t", studies=[], runs=[], governance=None, output=Path("out/report.html")
-    )
-    assert path == tmp_path / "new" / "out" / "report.html"
+    path = write_report(tmp_path / "new" / "report.html", title="t")
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+    with pytest.raises(RunError, match="Name another file"):
+        write_report(path / "below", title="t")
 
 
 def test_missing_extras_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +318,7 @@ def test_missing_extras_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(builtins, "__import__", without_jinja)
         with pytest.raises(MissingExtraError, match=re.escape("pip install 'cosmati[explorer]'")):
-            render_report(title="t", studies=[], runs=[], governance=None)
+            render_report(title="t")
     monkeypatch.setattr(report, "find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match="Plotly"):
-        render_report(title="t", studies=[], runs=[], governance=None)
+        render_report(title="t")

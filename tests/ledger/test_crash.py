@@ -105,7 +105,7 @@ def test_killed_at_any_moment_nothing_flushed_is_lost(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_and_costs_nothing_that_was_flushed(tmp_path: Path, limit: int, every: int) -> None:
     start(tmp_path).close()
     with child(FILL_THE_DISK, str(tmp_path), str(limit), str(every)) as process:
-        told, closing = process.communicate(timeout=60)[0].splitlines()
+        told, closing = process.communicate(timeout=280)[0].splitlines()
     flushed, _, message = told.partition(" ")
     for text in (message, closing):
         assert "can't be written: [Errno 27] File too large" in text

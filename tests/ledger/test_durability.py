@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from cosmati.errors import LedgerError
-from cosmati.ledger import disk
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.writer import LedgerWriter
+from cosmati.ledger.writer_lock import WriterLock
+from cosmati.storage.atomic import replace_file
 
 from .ledgers import ORIGIN, append_steps, digest, run_entry, write_run
 
@@ -124,7 +125,7 @@ def test_a_ledger_that_cannot_be_started_gives_its_lock_back(tmp_path: Path, mon
         patch.setattr("cosmati.ledger.files.publish_head", full)
         with pytest.raises(LedgerError, match="No space left"):
             LedgerWriter.create(tmp_path / "l", origin=ORIGIN, key=KEY)
-    lock = disk.WriterLock(tmp_path / "l")
+    lock = WriterLock(tmp_path / "l")
     lock.check()
     lock.release()
     lock.release()
@@ -133,31 +134,31 @@ def test_a_ledger_that_cannot_be_started_gives_its_lock_back(tmp_path: Path, mon
 def test_a_lock_that_cannot_be_recorded_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "epoch.tmp").mkdir()
     with pytest.raises(IsADirectoryError):
-        disk.WriterLock(tmp_path)
+        WriterLock(tmp_path)
     (tmp_path / "epoch.tmp").rmdir()
-    first = disk.WriterLock(tmp_path)
+    first = WriterLock(tmp_path)
     assert (tmp_path / "epoch").read_text().split()[0] == "1"
     with pytest.raises(LedgerError, match="has a writer already"):
-        disk.WriterLock(tmp_path)
+        WriterLock(tmp_path)
     first.release()
     (tmp_path / "epoch").write_text("41 somebody\n")
     with pytest.raises(LedgerError, match="stale"):
         first.check()
-    second = disk.WriterLock(tmp_path)
+    second = WriterLock(tmp_path)
     assert (tmp_path / "epoch").read_text().split()[0] == "42"
     (tmp_path / "epoch").unlink()
     with pytest.raises(LedgerError, match="stale"):
         second.check()
     second.release()
     (tmp_path / "epoch").write_text("no number")
-    disk.WriterLock(tmp_path).release()
+    WriterLock(tmp_path).release()
     assert (tmp_path / "epoch").read_text().split()[0] == "1"
 
 
 def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, bytes(data[:3])))
-    disk.replace_file(tmp_path / "file", b"marble of known origin")
+    replace_file(tmp_path / "file", b"marble of known origin")
     assert (tmp_path / "file").read_bytes() == b"marble of known origin"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644 & ~umask()
@@ -182,11 +183,11 @@ def test_a_failed_disk_is_the_cause_of_every_error_after_it(tmp_path: Path, monk
     writer.flush()
     failure = OSError(5, "Input/output error")
 
-    def broken(_: int) -> None:
+    def broken(*_: object) -> None:
         raise failure
 
     with monkeypatch.context() as patch:
-        patch.setattr("cosmati.ledger.files.sync_data", broken)
+        patch.setattr("cosmati.ledger.files.write_all", broken)
         append_steps(writer, range(1, 2))
         with pytest.raises(LedgerError, match=r"Input/output error.*open the ledger again") as caught:
             writer.flush()

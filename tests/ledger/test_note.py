@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.keys import SigningKey, create_key, load_key, load_or_create_key
-from cosmati.ledger.note import VerifierKey, checkpoint_text, parse_checkpoint, sign_note, verify_note
-from cosmati.ledger.tree import TreeHead
+from cosmati.ledger.note import TreeHead, VerifierKey, checkpoint_text, parse_checkpoint, sign_note, verify_note
 
 NAME = "example.com/log"
 HEAD = TreeHead(12, hashlib.sha256(b"root").digest())

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.keys import SigningKey
-from cosmati.ledger.query import classes_of_region, contributions, direct_write_exclusion, regions_of_class
+from cosmati.ledger.query import (
+    VerifiedLedger,
+    classes_of_region,
+    contributions,
+    direct_write_exclusion,
+    direct_write_exclusions,
+    logged_steps,
+    regions_of_class,
+)
 from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.records.ledger import MicrobatchCell, RunEntry, StepEntry
 
@@ -120,6 +128,44 @@ def test_an_exclusion_is_stated_exactly_where_no_microbatch_wrote(
             assert statement.num_class_microbatches == sum(m[0] == class_id for row in run for m in row)
             assert list(statement.policy_digests) == [digest(f"policy {p}").hex() for p in range(-(-len(run) // 3))]
             assert statement.evidence_level.startswith("L0")
+
+
+@settings(max_examples=40, deadline=None)
+@given(run=runs)
+def test_logged_steps_are_those_of_a_plain_recomputation(
+    run: list[list[tuple[Any, ...]]], tmp_path_factory: Any
+) -> None:
+    path = tmp_path_factory.mktemp("run") / "l"
+    write_signed(path, build(run), KEY)
+    found = list(logged_steps(VerifiedLedger(path, KEY.verifier.text)))
+    assert [one.step for one in found] == list(range(len(run)))
+    for one, row in zip(found, run, strict=True):
+        assert one.class_names == tuple(NAMES[m[0]] for m in row if m[2] > 0)
+        expected: dict[tuple[str, str], list[float]] = {}
+        for class_id, route, _, _, norm in row:
+            for r, weight in enumerate(TABLE[route]):
+                if norm is not None and weight:
+                    expected.setdefault((NAMES[class_id], AREAS[r]), []).append(norm + r)
+        assert one.norms == pytest.approx({key: sum(norms) for key, norms in expected.items()})
+
+
+def test_superseded_steps_are_not_among_the_logged(tmp_path: Path) -> None:
+    writer = write_run(tmp_path / "l", KEY, 6)
+    writer.append(writer.resume_entry(2))
+    append_steps(writer, range(2, 4), attempt=1, salt="again")
+    writer.close()
+    assert [one.step for one in logged_steps(tmp_path / "l")] == [0, 1, 2, 3]
+
+
+def test_many_exclusions_are_the_single_ones(tmp_path: Path) -> None:
+    write_signed(tmp_path / "l", build([[(0, 1, 3, 1.0, None), (1, 2, 2, 1.0, None)]] * 3), KEY)
+    pairs = [("a", "in"), ("b", "out"), ("b", "in")]
+    found = direct_write_exclusions(tmp_path / "l", pairs)
+    assert found == tuple(direct_write_exclusion(tmp_path / "l", *pair) for pair in pairs)
+    assert [(one.class_name, one.region, one.num_class_microbatches) for one in found] == [(*p, 3) for p in pairs]
+    assert direct_write_exclusions(tmp_path / "l", []) == ()
+    with pytest.raises(TamperError, match=r"gave rows of 'a' weight 0\.25 in 'mid'"):
+        direct_write_exclusions(tmp_path / "l", [*pairs, ("a", "mid")])
 
 
 def test_superseded_steps_do_not_contribute_and_still_deny_an_exclusion(tmp_path: Path) -> None:

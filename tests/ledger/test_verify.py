@@ -10,13 +10,13 @@ from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.details import encode_details
 from cosmati.ledger.entry import encode_entry
 from cosmati.ledger.keys import SigningKey
-from cosmati.ledger.note import checkpoint_text
+from cosmati.ledger.note import TreeHead, checkpoint_text
 from cosmati.ledger.reader import read_head
-from cosmati.ledger.tiles import encode_bundle, tile_path
-from cosmati.ledger.tree import Frontier, TreeHead, leaf_hash
+from cosmati.ledger.tiles import Frontier, encode_bundle, tile_path
 from cosmati.ledger.verify import verify_ledger
 from cosmati.ledger.writer import LedgerWriter
 from cosmati.records.ledger import Entry, RunEntry
+from cosmati.storage.merkle import leaf_hash
 
 from .ledgers import ORIGIN, append_steps, run_entry, step_entry, write_run
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from cosmati import methods as m
 from cosmati.core.loss import Classification, LanguageModel
 from cosmati.core.method import Method
-from cosmati.core.surgery import replace_modules
 from cosmati.data.in_memory import InMemory
+from cosmati.methods.building_blocks.surgery import replace_modules
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.models.resnet import ResNet, ResNetConfig
 from cosmati.optim import AdamW, Cosine
@@ -70,7 +70,7 @@ class Case:
         return self.language if is_text else self.vision
 
 
-CASES = (
+_CASES = (
     Case(
         m.Alibi(max_sequence_length=15, train_sequence_length_scaling=0.2),
         None,
@@ -142,6 +142,7 @@ CASES = (
     ),
     Case(m.WeightStandardization(), None, language="nothing to change"),
 )
+CASES = tuple(sorted(_CASES, key=lambda case: str(case).casefold()))
 
 
 @cache

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from cosmati.core.batch import Batch, Lineage, bury
 from cosmati.core.clock import Budget, Clock, Time
-from cosmati.core.image_operations import NUM_DRAWS, augment
 from cosmati.core.loss import Classification
 from cosmati.core.method import Position
-from cosmati.core.mixing import NUM_GAMMA_DRAWS, log_gamma_of_uniforms
 from cosmati.errors import BatchError, PlanError
 from cosmati.methods import AugMix, RandAugment
 from cosmati.methods.augmix import augmix_image
+from cosmati.methods.building_blocks.image_operations import NUM_DRAWS, augment
+from cosmati.methods.building_blocks.mixing import NUM_GAMMA_DRAWS, log_gamma_of_uniforms
 from cosmati.methods.randaugment import randaugment_image
 
 FUNCTIONS = (augmix_image, randaugment_image)

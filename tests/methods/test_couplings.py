@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,8 +16,10 @@ from cosmati.core.batch import Batch, Lineage
 from cosmati.core.clock import Budget, Clock, Time
 from cosmati.core.loss import Classification, LanguageModel, Loss
 from cosmati.core.method import Coupling, Method, Position, Stage, overrides
+from cosmati.core.pieces import Pieces
 from cosmati.methods import GhostBatchNorm
 from cosmati.optim import Optimizer
+from cosmati.testing.pieces import weights_of
 from tests.methods.cases import CASES, NUM_STEPS, Case, digits, network, text, trainer
 from tests.optim.test_optimizer_contract import OPTIMIZERS
 
@@ -99,20 +101,20 @@ def test_layers_that_couple_rows_are_in_the_plan(methods: tuple[Method, ...]) ->
 def regions_are_coupled(method: Method, model: nn.Module) -> bool:
     """Say whether another gradient in one region changes what becomes of the other region's."""
     names = [name for name, p in model.named_parameters() if p.requires_grad]
-    parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     regions = {name: int(index >= len(names) // 2) for index, name in enumerate(names)}
     generator = torch.Generator().manual_seed(0)
-    gradients = {name: torch.randn(p.shape, generator=generator) for name, p in parameters.items()}
+    weights = weights_of(model, regions)
+    gradients = weights.map(lambda p: torch.randn(p.shape, generator=generator))
     first = next(name for name in names if regions[name] == 0)
-    other = {name: 3 * g + 1 if name == first else g for name, g in gradients.items()}
+    other = gradients.having({name: 3 * g + 1 if name == first else g for name, g in gradients.tensors.items()})
     coupled = False
     for step in range(NUM_STEPS):
         at = Position(Clock(step=step), Budget(Time.parse(f"{NUM_STEPS}ba")), 0, 0, model, Classification(10))
         for outcome in (
-            lambda g: method.gradients(g, parameters, regions),
-            lambda g, at=at: method.perturbation(parameters, g, at) or {},
+            lambda g, at=at: method.gradients(g, weights, at),
+            lambda g, at=at: method.perturbation(weights, g, at) or Pieces({}),
         ):
-            here, there = outcome(gradients), outcome(other)
+            here, there = outcome(gradients).tensors, outcome(other).tensors
             far = [name for name in here if regions[name] == 1]
             coupled = coupled or any(not torch.equal(here[name], there[name]) for name in far)
     return coupled
@@ -129,7 +131,7 @@ def test_averages_of_a_region_do_not_follow_another(case: Case) -> None:
     model = plain_network(is_text=case.is_text)
     names = [name for name, _ in model.named_parameters()]
     learnt = frozenset(names[: len(names) // 2])
-    state = case.on.init(model)
+    state = case.on.init(weights_of(model))
     seen = []
     for step in range(1, NUM_STEPS):
         with torch.no_grad():
@@ -137,7 +139,7 @@ def test_averages_of_a_region_do_not_follow_another(case: Case) -> None:
                 if name in learnt:
                     parameter.add_(1.0)
         at = Position(Clock(step=step), Budget(Time.parse(f"{NUM_STEPS}ba")), 0, 0, model, Classification(10))
-        state = case.on.after(state, model, at, learnt)
+        state = case.on.after(state, weights_of(model), at, learnt)
         weights = case.on.evaluation_weights(state, at)
         if weights is not None:
             seen.append({name: value.clone() for name, value in weights.items()})
@@ -183,11 +185,9 @@ class SecretNorm(Method):
 
     stage: ClassVar[Stage] = Stage.GRADIENT
 
-    def gradients(
-        self, gradients: Mapping[str, Tensor], parameters: Mapping[str, Tensor], regions: Mapping[str, int]
-    ) -> Mapping[str, Tensor]:
-        norm = sum(g.square().sum() for g in gradients.values()) ** 0.5
-        return {name: g / norm for name, g in gradients.items()}
+    def gradients(self, gradients: Pieces, weights: Pieces, at: Position) -> Pieces:
+        norm = sum(g.square().sum() for g in gradients.tensors.values()) ** 0.5
+        return gradients.map(lambda g: g / norm)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from cosmati.core.clock import Budget, Clock, Time
 from cosmati.core.method import Position, Stage, State
 from cosmati.errors import PlanError
 from cosmati.methods.ema import EMA, compute_ema
+from cosmati.testing.pieces import weights_of
 
 torch.set_num_threads(1)
 
@@ -45,14 +46,14 @@ def follow(
 ) -> tuple[State, Two]:
     """Set the weights to a known curve, step by step; b moves only where it learns."""
     model = Two()
-    state = method.init(model) if state is None else state
+    state = method.init(weights_of(model)) if state is None else state
     for step in range(1, steps + 1):
         moved = (learnt or {}).get(step, frozenset({"a", "b"}))
         with torch.no_grad():
             for name in moved:
                 model.get_parameter(name).fill_(weights(step))
         if step >= first:
-            state = method.after(state, model, at(model, step, budget), moved if learnt else None)
+            state = method.after(state, weights_of(model), at(model, step, budget), moved if learnt else None)
     return state, model
 
 
@@ -115,7 +116,7 @@ def test_the_first_weight_has_halved_after_a_half_life(
             # The copy was taken in the step before; from here on the weights are zero.
             start = step - 1
             nn.init.zeros_(model.a)
-        state = method.after(state, model, at(model, step, budget), None)
+        state = method.after(state, weights_of(model), at(model, step, budget), None)
         if start and step == start + half_life_steps:
             break
     torch.testing.assert_close(averages(method, state, budget)["a"], torch.full((3,), 0.5))
@@ -181,10 +182,10 @@ def test_frozen_and_narrow_parameters() -> None:
     model.b.requires_grad_(False)
     method = EMA(smoothing=0.999)
     nn.init.ones_(model.a)
-    state = method.after({}, model, at(model, 1, HUNDRED), None)
+    state = method.after({}, weights_of(model), at(model, 1, HUNDRED), None)
     nn.init.zeros_(model.a)
     for step in range(2, 12):
-        state = method.after(state, model, at(model, step, HUNDRED), None)
+        state = method.after(state, weights_of(model), at(model, step, HUNDRED), None)
     found = averages(method, state, HUNDRED)
     assert set(found) == {"a"}
     # bfloat16 would have stayed at 1: a thousandth is less than its precision.
@@ -211,10 +212,10 @@ def test_function_equals_method() -> None:
     nn.init.uniform_(model.a, generator=torch.Generator().manual_seed(0))
     average = copy.deepcopy(model)
     method = EMA(smoothing=0.99)
-    state = method.after({}, model, at(model, 1, HUNDRED), None)
+    state = method.after({}, weights_of(model), at(model, 1, HUNDRED), None)
     for step in range(2, 6):
         nn.init.uniform_(model.a, generator=torch.Generator().manual_seed(step))
-        state = method.after(state, model, at(model, step, HUNDRED), None)
+        state = method.after(state, weights_of(model), at(model, step, HUNDRED), None)
         compute_ema(model, average)
     assert torch.equal(averages(method, state, HUNDRED)["a"], average.a)
 

@@ -17,9 +17,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from cosmati.core.method import Stage
+from cosmati.core.clock import Budget, Clock, Time
+from cosmati.core.method import Position, Stage
+from cosmati.core.pieces import Pieces
 from cosmati.errors import PlanError
 from cosmati.methods.gradient_clipping import GradientClipping, apply_gradient_clipping
+from cosmati.testing.pieces import gradients_of, weights_of
 
 torch.set_num_threads(1)
 
@@ -38,11 +41,15 @@ def held(net: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
 
 
+def position(net: nn.Module) -> Position:
+    return Position(Clock(), Budget(Time.parse("10ba")), 0, 0, net, None)
+
+
 def clip(method: GradientClipping, net: nn.Module, regions: dict[str, int] | None = None) -> dict[str, Tensor]:
     values = held(net)
-    parameters = dict(net.named_parameters())
-    found = method.gradients(values, parameters, regions or dict.fromkeys(parameters, 0))
-    assert all(torch.equal(value, held(net)[name]) for name, value in values.items()), "given values stay"
+    given_values = gradients_of(net, regions)
+    found = method.gradients(given_values, weights_of(net, regions), position(net)).tensors
+    assert all(torch.equal(value, values[name]) for name, value in given_values.tensors.items()), "given values stay"
     return dict(found)
 
 
@@ -112,12 +119,13 @@ def test_below_the_threshold_and_at_infinity_nothing_changes(kind: Any) -> None:
     net = model()
     found = clip(GradientClipping(clipping_type=kind, clipping_threshold=1e6), net)
     assert all(torch.equal(value, held(net)[name]) for name, value in found.items())
-    values = held(net)
     off = GradientClipping(clipping_type=kind, clipping_threshold=math.inf)
-    assert off.gradients(values, dict(net.named_parameters()), {}) is values
+    values = gradients_of(net)
+    assert off.gradients(values, weights_of(net), position(net)) is values
     assert off.couples == frozenset()
-    empty: dict[str, Tensor] = {}
-    assert GradientClipping(clipping_type=kind, clipping_threshold=1.0).gradients(empty, {}, {}) is empty
+    empty = Pieces({})
+    on = GradientClipping(clipping_type=kind, clipping_threshold=1.0)
+    assert on.gradients(empty, weights_of(net), position(net)) is empty
 
 
 def test_a_region_does_not_feel_another_one() -> None:

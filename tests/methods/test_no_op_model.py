@@ -70,7 +70,12 @@ def test_every_parameter_that_learns_gets_a_gradient_of_zeros() -> None:
 
 def test_is_idempotent_and_copies() -> None:
     model = apply_no_op(apply_no_op(Structured()))
-    assert [kind.__name__ for kind in type(model).__mro__[:3]] == ["NoOpStructured", "NoOpForward", "Structured"]
+    assert [kind.__name__ for kind in type(model).__mro__[:4]] == [
+        "NoOpStructured",
+        "NoOpForward",
+        "Graft",
+        "Structured",
+    ]
     assert copy.deepcopy(model)(torch.ones(2, 3)).logits.shape == (2, 5)
 
 

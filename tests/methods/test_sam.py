@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cosmati.core.clock import Budget, Clock, Time
 from cosmati.core.method import Position, Stage
+from cosmati.core.pieces import Pieces
 from cosmati.errors import PlanError
 from cosmati.methods.sam import SAM
 
@@ -29,11 +30,16 @@ def gradients(seed: int = 0, scale: float = 1.0) -> dict[str, Tensor]:
     return {name: scale * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
+def perturbed(method: SAM, values: dict[str, Tensor], step: int = 0) -> dict[str, Tensor] | None:
+    found = method.perturbation(Pieces(values), Pieces(values), position(step))
+    return None if found is None else dict(found.tensors)
+
+
 @given(st.integers(0, 99), st.floats(1e-3, 10), st.floats(1e-3, 1e3))
 def test_against_the_formula(seed: int, rho: float, scale: float) -> None:
     values = gradients(seed, scale)
     kept = {name: value.clone() for name, value in values.items()}
-    found = SAM(rho=rho).perturbation(values, values, position())
+    found = perturbed(SAM(rho=rho), values)
     assert found is not None
     assert list(found) == list(values)
     norm = math.sqrt(sum(float(value.double().square().sum()) for value in values.values()))
@@ -46,24 +52,24 @@ def test_against_the_formula(seed: int, rho: float, scale: float) -> None:
 
 def test_zero_gradient_stays_where_it_is() -> None:
     zero = {"weight": torch.zeros(3)}
-    found = SAM().perturbation(zero, zero, position())
+    found = perturbed(SAM(), zero)
     assert found is not None
     assert torch.equal(found["weight"], torch.zeros(3))
 
 
 def test_last_step_of_each_interval() -> None:
     values = gradients()
-    passes = [SAM(interval=3).perturbation(values, values, position(step)) is not None for step in range(7)]
+    passes = [perturbed(SAM(interval=3), values, step) is not None for step in range(7)]
     assert passes == [False, False, True, False, False, True, False]
-    assert all(SAM().perturbation(values, values, position(step)) is not None for step in range(3))
+    assert all(perturbed(SAM(), values, step) is not None for step in range(3))
 
 
 def test_off() -> None:
     values = gradients()
-    assert SAM(rho=0.0).perturbation(values, values, position()) is None
+    assert perturbed(SAM(rho=0.0), values) is None
     assert SAM(rho=0.0).couples == frozenset()
     assert SAM().couples == {"regions"}
-    assert SAM().perturbation({}, {}, position()) is None, "a step in which nothing learns"
+    assert perturbed(SAM(), {}) is None, "a step in which nothing learns"
 
 
 def test_leaves_the_sharp_minimum() -> None:
@@ -76,7 +82,7 @@ def test_leaves_the_sharp_minimum() -> None:
         x = torch.tensor(-0.9, requires_grad=True)
         for _ in range(200):
             (gradient,) = torch.autograd.grad(loss(x), x)
-            offset = SAM(rho=rho).perturbation({"x": x}, {"x": gradient}, position())
+            offset = perturbed(SAM(rho=rho), {"x": gradient})
             if offset is not None:
                 moved = (x + offset["x"]).detach().requires_grad_()
                 (gradient,) = torch.autograd.grad(loss(moved), moved)

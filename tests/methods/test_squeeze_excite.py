@@ -92,6 +92,10 @@ def test_surgery_shares_everything() -> None:
         "body.2.squeeze_excite.excite",
     ]
     torch.testing.assert_close(layer(net.stem(image)), layer.squeeze_excite(convolved))
+    with torch.no_grad():
+        # Otherwise one draw in 16 has no unit above zero, and the gates' weights no gradient.
+        layer.squeeze_excite.squeeze.copy_(torch.eye(4, 12) / 100)
+        layer.bias.fill_(100.0)
     net(image).sum().backward()
     assert len(seen) == 2, "the layer stands in two places"
     handle.remove()

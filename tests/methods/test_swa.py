@@ -17,6 +17,7 @@ from cosmati.core.method import Position, State
 from cosmati.errors import PlanError
 from cosmati.methods import EMA, SWA
 from cosmati.optim import SGD, Constant, Cosine, Linear
+from cosmati.testing.pieces import weights_of
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, accuracy
 from cosmati.train.observers import Observer, StepReport
@@ -41,7 +42,7 @@ def walk(method: SWA, num_steps: int, span: Budget, learnt: dict[int, frozenset[
                     parameter.add_(torch.randn_like(parameter))
         path.append({name: p.detach().double().clone() for name, p in model.named_parameters()})
         at = Position(Clock(step=step), span, 0, 0, model, Classification(2))
-        state = method.after(state, model, at, moving)
+        state = method.after(state, weights_of(model), at, moving)
     return method.evaluation_weights(state, at), path
 
 

@@ -27,7 +27,7 @@ from cosmati.optim import (
     muon,
 )
 from cosmati.optim.lion import SignMomentum
-from cosmati.optim.muon import Muon
+from cosmati.optim.muon import OrthogonalizedMomentum
 from cosmati.optim.normuon import RowNormalizedMuon
 from cosmati.optim.optimizers import matrices, parameter_groups
 from cosmati.optim.schedule_free import ScheduleFree
@@ -43,7 +43,7 @@ def weight() -> list[Parameter]:
 
 ALLOWED: dict[str, Callable[[], object]] = {
     "a rate of 0": lambda: SGD(lr=0),
-    "Muon": lambda: Muon(weight(), lr=0, momentum=0, weight_decay=0, num_iterations=1),
+    "Muon": lambda: OrthogonalizedMomentum(weight(), lr=0, momentum=0, weight_decay=0, num_iterations=1),
     "NorMuon": lambda: NorMuon(lr=0, beta2=0, eps=1e-30),
     "Lion": lambda: SignMomentum(weight(), 0, (0, 0), 0),
     "Lion's configuration": lambda: Lion(lr=0, betas=(0, 0), weight_decay=0),
@@ -54,9 +54,9 @@ ALLOWED: dict[str, Callable[[], object]] = {
     "an end at 0": lambda: Linear(final=0),
 }
 REFUSED: dict[str, Callable[[], object]] = {
-    "Muon's momentum of 1": lambda: Muon(weight(), lr=0.1, momentum=1.0),
-    "a momentum below 0": lambda: Muon(weight(), lr=0.1, momentum=-1e-9),
-    "no iteration": lambda: Muon(weight(), lr=0.1, num_iterations=0),
+    "Muon's momentum of 1": lambda: OrthogonalizedMomentum(weight(), lr=0.1, momentum=1.0),
+    "a momentum below 0": lambda: OrthogonalizedMomentum(weight(), lr=0.1, momentum=-1e-9),
+    "no iteration": lambda: OrthogonalizedMomentum(weight(), lr=0.1, num_iterations=0),
     "an eps of 0": lambda: NorMuon(lr=0.1, eps=0),
     "SOAP's eps of 0": lambda: SOAP(lr=0.1, eps=0),
     "no step between bases": lambda: SOAP(lr=0.1, precondition_frequency=0),
@@ -166,7 +166,7 @@ def test_matrices_of_one_shape_are_orthogonalized_together_and_an_absent_one_is_
         parameters = [Parameter(weight.clone()) for weight in start]
         for index in present:
             parameters[index].grad = gradients[index]
-        Muon(parameters, lr=0.1).step()
+        OrthogonalizedMomentum(parameters, lr=0.1).step()
         return [parameter.detach() for parameter in parameters]
 
     one_by_one = {present: stepped(present) for present in ((0,), (1, 2), (0, 1, 2))}

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from cosmati.errors import PlanError
 from cosmati.optim import optimizers
-from cosmati.optim.muon import Muon, orthogonalize
+from cosmati.optim.muon import OrthogonalizedMomentum, orthogonalize
 
 torch.set_num_threads(1)
 
@@ -79,9 +79,9 @@ def trained(kind: type[torch.optim.Optimizer], steps: int, **options: Any) -> li
 def test_agrees_with_torch(scale: str, theirs: str, nesterov: bool) -> None:
     """torch iterates in bfloat16, so the agreement is that of bfloat16."""
     common: dict[str, Any] = {"momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.1}
-    ours = trained(Muon, 4, scale=scale, **common)
+    ours = trained(OrthogonalizedMomentum, 4, scale=scale, **common)
     reference = trained(torch.optim.Muon, 4, adjust_lr_fn=theirs, **common)
-    start = trained(Muon, 0)
+    start = trained(OrthogonalizedMomentum, 0)
     for a, b, before in zip(ours, reference, start, strict=True):
         assert float((a - b).norm() / (b - before).norm()) < 0.02
 
@@ -90,7 +90,7 @@ def test_one_step_by_hand() -> None:
     weight, gradient = random(6, 3), random(6, 3, seed=1)
     parameter = Parameter(weight.clone())
     parameter.grad = gradient
-    Muon([parameter], lr=0.1, momentum=0.8, nesterov=True, weight_decay=0.5).step()
+    OrthogonalizedMomentum([parameter], lr=0.1, momentum=0.8, nesterov=True, weight_decay=0.5).step()
     average = 0.2 * gradient.double()
     ahead = 0.2 * gradient.double() + 0.8 * average
     expected = weight.double() * (1 - 0.1 * 0.5) - 0.1 * math.sqrt(2) * quintic(ahead, 5)
@@ -103,14 +103,14 @@ def test_convolution_is_its_flattened_matrix() -> None:
     for parameter in (kernel, matrix, channels_last):
         parameter.grad = random(8, 3, 3, 3, seed=1).view_as(parameter)
     for parameter in (kernel, matrix, channels_last):
-        Muon([parameter], lr=0.1).step()
+        OrthogonalizedMomentum([parameter], lr=0.1).step()
     assert torch.equal(kernel.detach().flatten(1), matrix.detach())
     assert torch.equal(channels_last.detach(), kernel.detach())
 
 
 def test_none_is_skipped_whole() -> None:
     first, second = Parameter(random(4, 4)), Parameter(random(4, 4, seed=1))
-    optimizer = Muon([first, second], lr=0.1, weight_decay=0.5)
+    optimizer = OrthogonalizedMomentum([first, second], lr=0.1, weight_decay=0.5)
     first.grad, second.grad = random(4, 4, seed=2), random(4, 4, seed=3)
     optimizer.step()
     kept = second.detach().clone(), optimizer.state[second]["momentum_buffer"].clone()
@@ -125,7 +125,7 @@ def test_none_is_skipped_whole() -> None:
 def test_bits_do_not_depend_on_who_else_has_a_gradient() -> None:
     def step(present: list[bool]) -> Tensor:
         parameters = [Parameter(random(16, 24, seed=i)) for i in range(3)]
-        optimizer = Muon(parameters, lr=0.1)
+        optimizer = OrthogonalizedMomentum(parameters, lr=0.1)
         for i, parameter in enumerate(parameters):
             parameter.grad = random(16, 24, seed=10 + i) if present[i] else None
         optimizer.step()
@@ -138,7 +138,7 @@ def test_bits_do_not_depend_on_who_else_has_a_gradient() -> None:
 def test_on_an_accelerator_a_batch_has_one_shape() -> None:
     def step(present: list[bool]) -> Tensor:
         parameters = [Parameter(random(64, 96, seed=i).cuda()) for i in range(4)]
-        optimizer = Muon(parameters, lr=1.0)
+        optimizer = OrthogonalizedMomentum(parameters, lr=1.0)
         for i, parameter in enumerate(parameters):
             parameter.grad = random(64, 96, seed=10 + i).cuda() if present[i] else None
         optimizer.step()
@@ -153,18 +153,18 @@ def test_on_an_accelerator_a_batch_has_one_shape() -> None:
 
 
 def test_resumes_with_the_same_bits() -> None:
-    def steps(parameter: Parameter, optimizer: Muon, which: range) -> None:
+    def steps(parameter: Parameter, optimizer: OrthogonalizedMomentum, which: range) -> None:
         for step in which:
             parameter.grad = random(5, 7, seed=step)
             optimizer.step()
 
     whole = Parameter(random(5, 7))
-    steps(whole, Muon([whole], lr=0.1), range(6))
+    steps(whole, OrthogonalizedMomentum([whole], lr=0.1), range(6))
     half = Parameter(random(5, 7))
-    stopped = Muon([half], lr=0.1)
+    stopped = OrthogonalizedMomentum([half], lr=0.1)
     steps(half, stopped, range(3))
     resumed = Parameter(half.detach().clone())
-    again = Muon([resumed], lr=0.1)
+    again = OrthogonalizedMomentum([resumed], lr=0.1)
     again.load_state_dict(stopped.state_dict())
     steps(resumed, again, range(3, 6))
     assert torch.equal(resumed, whole)
@@ -178,7 +178,7 @@ def test_closure_gives_the_loss() -> None:
         loss.backward()
         return loss.item()
 
-    assert Muon([parameter], lr=0.1).step(closure) == 3.0
+    assert OrthogonalizedMomentum([parameter], lr=0.1).step(closure) == 3.0
     assert parameter.grad is not None
 
 
@@ -204,9 +204,9 @@ def test_configuration_builds_it() -> None:
 )
 def test_refuses_options(options: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match="Muon can't use"):
-        Muon([Parameter(torch.eye(2))], **{"lr": 0.1, **options})
+        OrthogonalizedMomentum([Parameter(torch.eye(2))], **{"lr": 0.1, **options})
 
 
 def test_refuses_vectors() -> None:
     with pytest.raises(PlanError, match="less than two dimensions"):
-        Muon([Parameter(torch.ones(3))], lr=0.1)
+        OrthogonalizedMomentum([Parameter(torch.ones(3))], lr=0.1)

@@ -64,9 +64,11 @@ class StopAt(Observer):
             os.kill(os.getpid(), 15)
 
 
-def trainer(name: str, *, observers: Any = (), methods: Any = (), **config: Any) -> Trainer:
+def trainer(
+    name: str, *, observers: Any = (), methods: Any = (), dtype: torch.dtype = torch.float32, **config: Any
+) -> Trainer:
     torch.manual_seed(0)
-    model = GPT(GPTConfig(width=16, num_blocks=2, num_heads=2, sequence_length=15, dropout=0.1))
+    model = GPT(GPTConfig(width=16, num_blocks=2, num_heads=2, sequence_length=15, dropout=0.1)).to(dtype)
     tokens = torch.tensor(list(b"marble of known origin, laid piece by piece into patterns. " * 20))[:1024].view(64, 16)
     return Trainer(
         model,
@@ -176,19 +178,19 @@ def launch(out: Path, world: int) -> dict[str, str]:
     ranks = [
         subprocess.Popen(
             [sys.executable, __file__, str(out)],
-            env={**environment, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            env={**environment, "RANK": str(rank), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"},
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(world)
     ]
-    errors = [rank.communicate(timeout=110)[1] for rank in ranks]
+    errors = [rank.communicate(timeout=280)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(errors)
     found: dict[str, str] = json.loads(out.read_text())
     return found
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_two_ranks_give_the_bits_of_one(tmp_path: Path) -> None:
     one, two = (launch(tmp_path / f"{world}.json", world) for world in (1, 2))
     assert set(one) == set(OPTIMIZERS)

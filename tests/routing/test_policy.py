@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import product
 
 import pytest
@@ -10,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cosmati.errors import PolicyError
+from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy import (
     Phase,
     compile_policy,
-    effective_weight,
-    meet,
     resolve_time,
 )
 from cosmati.routing.policy_file import load_policy
@@ -250,37 +248,12 @@ def test_steps_and_phases_outside_the_run_have_no_route() -> None:
             policy.route_id(0, phase)
 
 
-WEIGHTS = st.floats(0, 4)
-ROUTES = st.tuples(WEIGHTS, WEIGHTS, WEIGHTS)
-
-
-@given(ROUTES, ROUTES, ROUTES)
-def test_meet_is_a_semilattice(a: tuple[float, ...], b: tuple[float, ...], c: tuple[float, ...]) -> None:
-    assert meet(a, b) == meet(b, a)
-    assert meet(a, meet(b, c)) == meet(meet(a, b), c)
-    assert meet(a, a) == a
-    for one, x, y in zip(meet(a, b), a, b, strict=True):
-        assert one <= x
-        assert one <= y
-        assert (one > 1) == (x > 1 and y > 1)  # amplified only where all parents are
-
-
-def test_meet_of_different_policies_is_refused() -> None:
-    with pytest.raises(PolicyError, match="over 1 and 2 regions"):
-        meet((1.0,), (1.0, 1.0))
-
-
-@given(st.floats(-10, 10), WEIGHTS)
-def test_methods_never_lift_a_weight(product_of_methods: float, weight: float) -> None:
-    result = effective_weight(product_of_methods, weight)
-    assert 0 <= result <= weight
-    assert result == min(max(product_of_methods * weight, 0.0), weight)
-
-
-def test_effective_weight_at_the_edges() -> None:
-    assert effective_weight(math.inf, 0.0) == 0.0
-    assert effective_weight(math.inf, 0.5) == 0.5
-    assert effective_weight(1.0, 0.3) == 0.3
-    for bad in ((math.nan, 1.0), (1.0, math.nan), (1.0, -0.1), (1.0, math.inf)):
-        with pytest.raises(PolicyError, match="no product"):
-            effective_weight(*bad)
+def test_a_branch_covers_what_is_below_it_and_not_what_begins_like_it() -> None:
+    taxonomy = Taxonomy("t", "1", tuple((path, "") for path in ("open/x", "openish/x", "open-like")))
+    policy = policy_of([{"class": ["open/**"], "weight": 1.0}])
+    found = compile_policy(policy, taxonomy=taxonomy, regions=PARTITION, num_steps=10)
+    assert dict(zip(found.classes, found.decision, strict=True)) == {
+        "open/x": ("admit", "admit"),
+        "openish/x": ("reject", "reject"),
+        "open-like": ("reject", "reject"),
+    }

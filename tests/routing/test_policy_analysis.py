@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cosmati.errors import PolicyError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy import CompiledPolicy, compile_policy
-from cosmati.routing.policy_analysis import CellChange, as_table, diff, explain, heat_map_text
+from cosmati.routing.policy_analysis import CellChange, diff, explain, heat_map_text
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions
 
@@ -77,8 +77,11 @@ def test_explanations_of_other_outcomes() -> None:
 
 def test_every_explanation_agrees_with_the_compiled_weight() -> None:
     policy = policy_of(RULES)
-    for cell in as_table(compiled(policy)):
-        assert explain(policy, cell.class_path, cell.region, cell.phase, taxonomy=TAXONOMY).weight == cell.weight
+    table = compiled(policy)
+    cells = list(product(enumerate(table.classes), enumerate(table.phases), enumerate(table.regions)))
+    assert [table.weight[c][p][r] for (c, _), (p, _), (r, _) in cells[:4]] == [0.5, 1.0, 0.5, 1.0]
+    for (c, path), (p, phase), (r, region) in cells:
+        assert explain(policy, path, region, phase.name, taxonomy=TAXONOMY).weight == table.weight[c][p][r]
 
 
 @pytest.mark.parametrize(
@@ -99,19 +102,6 @@ def test_conflicts_are_refused() -> None:
     policy = policy_of([{"class": "d", "weight": 1}, {"class": "d", "weight": 0.5}])
     with pytest.raises(PolicyError, match=r"rule 1 .* and rule 2 .* disagree on \(d, head, late\)"):
         explain(policy, "d", "head", "late", taxonomy=TAXONOMY)
-
-
-def test_table_holds_every_cell_once() -> None:
-    policy = compiled(policy_of(RULES))
-    table = as_table(policy)
-    keys = [(cell.class_path, cell.phase, cell.region) for cell in table]
-    assert keys == list(product(policy.classes, ("early", "late"), policy.regions))
-    assert [(c.weight, c.decision) for c in table[:4]] == [
-        (0.5, "gate"),
-        (1.0, "gate"),
-        (0.5, "gate"),
-        (1.0, "gate"),
-    ]
 
 
 def test_diff_of_equal_policies_is_empty() -> None:

@@ -28,7 +28,6 @@ from cosmati.study.curves import (
     best_within,
     pareto_frontier,
     reach,
-    time_to_quality,
     tradeoff_curve,
 )
 from cosmati.study.statistics import Estimate
@@ -80,7 +79,6 @@ def test_better_at_the_smallest_budget_is_a_bound() -> None:
     found = speed_up(record, "great")
     assert found.is_at_least
     assert found.ratio == pytest.approx(4.0)
-    assert time_to_quality(record, "great", 0.9) == (pytest.approx(250.0), True)
     both = speed_up_at_equal_quality(record, "great", quality=0.1)
     assert isinstance(both, NotReached)
 

@@ -15,7 +15,7 @@ from cosmati.errors import DivergenceError, RunError
 from cosmati.records.study import StudyRecord
 from cosmati.study.runner import LINES_FILE, STUDY_FILE, Arm, Study, run_study
 from cosmati.train.observers import Observer
-from cosmati.train.session import RunResult
+from cosmati.train.run.result import RunResult
 
 
 class FakeRun:
@@ -148,5 +148,5 @@ def test_a_damaged_line_is_refused(tmp_path: Path) -> None:
 def test_plain_lines_tell_the_share_done(tmp_path: Path) -> None:
     file = io.StringIO()
     run_study(make_study([]), tmp_path, hardware="machine", console=Console(file=file))
-    assert "100%, about 0 s left" in file.getvalue()
+    assert "100%  12 runs, 0:00:00 left" in file.getvalue()
     assert len(file.getvalue().splitlines()) <= 11

@@ -21,9 +21,9 @@ from cosmati.methods import EMA, SAM, GradientClipping
 from cosmati.optim import AdamW, Cosine, Muon
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
-from cosmati.train.checkpoint import list_checkpoints, read_checkpoint
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, accuracy, batches
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 from tests.train.elastic_worker import ConvNet, StopAt
 

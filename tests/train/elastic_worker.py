@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -24,14 +25,15 @@ from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
 from cosmati.methods import EMA, MixUp
 from cosmati.optim import SGD, AdamW, Cosine, Muon
-from cosmati.train import step as step_module
-from cosmati.train.checkpoint import list_checkpoints, read_checkpoint
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, accuracy, batches
+from cosmati.train.layout import whole
+from cosmati.train.layout.exchange import RankSum
+from cosmati.train.layout.tree import Leaf
 from cosmati.train.observers import Observer, StepReport
-from cosmati.train.ranks import GradientSum, Ranks
+from cosmati.train.ranks import Ranks
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
-from cosmati.train.tree import Leaf
 
 STEPS = 12
 
@@ -66,12 +68,12 @@ class StopAt(Observer):
 class FoldedSum:
     """The control: sums that depend on the number of ranks."""
 
-    def __init__(self, ranks: Ranks, kind: str) -> None:
-        self._ranks, self._kind = ranks, kind
+    def __init__(self, ranks: Ranks, tensors: Sequence[nn.Parameter], kind: str) -> None:
+        self._ranks, self._tensors, self._kind = ranks, tensors, kind
         self._leaves: list[list[Tensor]] = []
 
-    def push(self, leaf: Leaf) -> None:
-        self._leaves.append([g for g in leaf if g is not None])
+    def fold(self, widened: Mapping[int, Tensor]) -> None:
+        self._leaves.append([g for g in whole.take(self._tensors, widened) if g is not None])
 
     def root(self) -> Leaf:
         own = [sum(column[1:], start=column[0]) for column in zip(*self._leaves, strict=True)]
@@ -147,8 +149,8 @@ def main() -> None:
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo")
     if control != "none":
-        step_module.GradientSum = lambda ranks, _: FoldedSum(ranks, control)  # type: ignore[assignment,misc]
-    assert control != "none" or step_module.GradientSum is GradientSum
+        whole.RankSum = lambda ranks, tensors: FoldedSum(ranks, tensors, control)  # type: ignore[assignment,misc]
+    assert control != "none" or whole.RankSum is RankSum
     cases = list(OPTIMIZERS) if control == "none" else ["sgd"]
     facts = {case: run(case, base / case, stop) for case in cases}
     if os.environ["RANK"] == "0":

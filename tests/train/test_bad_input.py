@@ -36,9 +36,9 @@ from cosmati.models.mlp import MLP
 from cosmati.optim import AdamW
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
-from cosmati.train.checkpoint import list_checkpoints, read_checkpoint
 from cosmati.train.config import RunConfig
 from cosmati.train.ranks import Ranks
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 
 LOSS = Classification(3)

@@ -31,6 +31,7 @@ def _launch(folder: Path, world: int, *, stop: int = 0, control: str = "none") -
         "MASTER_PORT": str(_free_port()),
         "WORLD_SIZE": str(world),
         "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "error",
     }
     name = f"world-{world}-{stop}"
     processes = [

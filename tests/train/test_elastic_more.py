@@ -37,6 +37,7 @@ def _launch(folder: Path, world: int, *, stop: int = 0) -> dict[str, Any]:
         "MASTER_PORT": str(_free_port()),
         "WORLD_SIZE": str(world),
         "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "error",
     }
     processes = [
         subprocess.Popen(

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from cosmati.ledger.verify import verify_ledger
-from cosmati.train.checkpoint import list_checkpoints, read_checkpoint
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from tests.train import full_disk_run
 
 
 def _run(folder: Path, limit: int) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, full_disk_run.__file__, str(folder), str(limit)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
 
 
 def _weights(folder: Path) -> dict[str, object]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cosmati.data.shards.writer import ShardWriter
-from cosmati.train.checkpoint import list_checkpoints, read_checkpoint
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 
 RECIPE = """
 import time
@@ -84,7 +84,7 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
 @pytest.mark.parametrize("victims", ["one", "all"])
 def test_a_job_whose_ranks_are_killed_goes_on_to_the_same_bits(tmp_path: Path, victims: str) -> None:
@@ -107,7 +107,7 @@ def test_a_job_whose_ranks_are_killed_goes_on_to_the_same_bits(tmp_path: Path, v
         assert len(ranks) == world
         for pid in ranks[1:2] if victims == "one" else ranks:
             os.kill(pid, signal.SIGKILL)
-        job.communicate(timeout=60)
+        job.communicate(timeout=280)
         assert job.returncode != 0
     last = subprocess.run(_command(tmp_path, "broken", 1), check=False, capture_output=True, text=True)
     assert last.returncode == 0, last.stderr

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cosmati.ledger.verify import verify_ledger
-from cosmati.train.checkpoint import Checkpoint, list_checkpoints, read_checkpoint
+from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
 from tests.train.killed_run import STEPS, make_trainer
 
 SCRIPT = [sys.executable, "-m", "tests.train.killed_run"]
@@ -37,7 +37,7 @@ def start_and_signal(folder: Path, event: int, number: signal.Signals) -> tuple[
             lines.append(line.strip())
             if len(lines) == event:
                 process.send_signal(number)
-        return process.wait(timeout=60), lines
+        return process.wait(timeout=280), lines
 
 
 def assert_same_bits(folder: Path, expected: Checkpoint) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmati.train.checkpoint import list_checkpoints, read_checkpoint
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 
+# Every rank inherits it.
+STRICT = {**os.environ, "PYTHONWARNINGS": "error"}
 RECIPE = """
 import torch
 from cosmati import Classification, InMemory, RunConfig
@@ -39,14 +42,14 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(read_checkpoint(list_checkpoints(folder / "checkpoints")[0]).model)
 
 
-@pytest.mark.timeout(110)
+@pytest.mark.timeout(300)
 def test_torchrun_gives_the_bits_of_one_rank(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(RECIPE)
     alone, together = tmp_path / "alone", tmp_path / "together"
     train = ["-m", "cosmati", "train", str(tmp_path / "small.py"), "--run-folder"]
     subprocess.run([sys.executable, *train, str(alone)], check=True, capture_output=True)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*torchrun, *train, str(together)], check=False, capture_output=True, text=True)
+    done = subprocess.run([*torchrun, *train, str(together)], check=False, capture_output=True, text=True, env=STRICT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("small: completed after 12 steps") == 1
     one, two = _weights(alone), _weights(together)

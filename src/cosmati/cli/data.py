@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from cosmati.data.ingest import Rows, class_by_field, read_image_folder, read_jsonl, read_python_packages, read_text
+from cosmati.corpora.python_rows import read_python_packages
+from cosmati.data.ingest import Rows, class_by_field, read_image_folder, read_jsonl, read_text
 from cosmati.data.opened import CacheOptions, open_sources
 from cosmati.data.order.quality import shuffle_quality, simulate_cache
 from cosmati.data.packing import Packing, pack_rows
@@ -26,6 +24,7 @@ from cosmati.data.streaming import StreamingDataset
 from cosmati.data.tokens import ByteTokenizer, tokenize
 from cosmati.errors import DataError
 from cosmati.explorer.class_schedule import class_schedule_svg
+from cosmati.progress import ProgressDisplay
 from cosmati.provenance.taxonomy import software_licences
 
 app = typer.Typer(
@@ -76,9 +75,9 @@ def write(
         tokens = tokenize(rows, ByteTokenizer(), column=column)
         rows = pack_rows(tokens, Packing(length=pack), class_names=_class_names(kind, class_path))
     facts = SourceFacts(origin=origin, licence=licence)
-    with _counting("writing") as count:
+    with ProgressDisplay("writing") as progress:
         manifests = write_dataset(
-            count(rows),
+            _counted(rows, progress),
             out,
             rows.columns,
             class_of=rows.class_of,
@@ -117,29 +116,15 @@ def _class_names(kind: Kind, class_path: str) -> tuple[str, ...]:
     return (class_path,)
 
 
-@contextmanager
-def _counting(what: str) -> Iterator[Callable[[Any], Iterator[Mapping[str, Any]]]]:
+def _counted(rows: Iterable[Mapping[str, Any]], progress: ProgressDisplay) -> Iterator[Mapping[str, Any]]:
     """Show how many rows went by."""
-    with Progress(
-        SpinnerColumn(), TextColumn(what), TextColumn("{task.completed:,.0f} rows"), console=Console(stderr=True)
-    ) as bar:
-        task = bar.add_task(what, total=None)
-
-        def count(rows: Any) -> Iterator[Mapping[str, Any]]:  # noqa: ANN401  (any rows)
-            for row in rows:
-                yield row
-                bar.advance(task)
-
-        yield count
+    for number, row in enumerate(rows, 1):
+        progress.update(None, f"{number:,} rows")
+        yield row
 
 
-@contextmanager
-def _shards(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show how many shards are done, and how long the rest will take."""
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+def _show_shards(progress: ProgressDisplay) -> Callable[[int, int], None]:
+    return lambda done, total: progress.update(done / total, f"{done:,} of {total:,} shards")
 
 
 @app.command()
@@ -177,8 +162,8 @@ def verify(url: Url, cache: Cache = None) -> None:
     """  # noqa: D301
     is_bad = False
     for one in source_urls(url):
-        with _shards("verifying") as on_shard:
-            found = verify_source(one, cache=cache, on_shard=on_shard)
+        with ProgressDisplay("verifying") as progress:
+            found = verify_source(one, cache=cache, on_shard=_show_shards(progress))
         is_bad |= bool(found.problems)
         typer.echo(f"{'BAD' if found.problems else 'ok '}  {one}  {found.class_path}, {found.num_rows:,} rows")
         for line in found.problems:
@@ -203,7 +188,8 @@ def convert(
       cosmati data convert corpus/open/psf parquet/
       cosmati data convert parquet/ corpus2 --class open/psf
     """  # noqa: D301
-    with _shards("converting") as on_shard:
+    with ProgressDisplay("converting") as progress:
+        on_shard = _show_shards(progress)
         if (source / "index.json").exists():
             num_rows = mds_to_parquet(source, out, on_shard=on_shard)
         else:

@@ -18,7 +18,7 @@ from cosmati.routing.policy_file import PolicyFile, load_policy
 from cosmati.routing.regions import partition_parameters
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check, show and explain policy files.")
-File = Annotated[Path | None, typer.Argument(help="A policy file; the quickstart's if left out.")]
+PolicyArgument = Annotated[Path | None, typer.Argument(help="A policy file; the quickstart's if left out.")]
 RecipeFile = Annotated[
     str | None, typer.Option("--recipe", metavar="FILE[:FUNCTION]", help="The model; the quickstart's GPT if left out.")
 ]
@@ -37,7 +37,7 @@ def _compile(policy: PolicyFile, recipe: str | None, steps: int) -> CompiledPoli
 
 
 @app.command()
-def check(file: File = None, recipe: RecipeFile = None, steps: Steps = 1000) -> None:
+def check(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps = 1000) -> None:
     """Check that a policy parses, that its regions divide the model, and that it decides every cell.
 
     \b
@@ -55,7 +55,7 @@ def check(file: File = None, recipe: RecipeFile = None, steps: Steps = 1000) -> 
 
 
 @app.command()
-def show(file: File = None, recipe: RecipeFile = None, steps: Steps = 1000) -> None:
+def show(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps = 1000) -> None:
     """Draw a policy: classes down, regions across, the weight in each cell, one table a phase.
 
     \b

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,29 +16,32 @@ import typer
 from rich.console import Console
 
 from cosmati.cli.study import summary
-from cosmati.errors import RunError
+from cosmati.corpora.python_library import PythonLibrary
+from cosmati.errors import DivergenceError, RunError, TamperError
 from cosmati.explorer.drawing import Theme, heat_map_svg, tradeoff_svg
 from cosmati.explorer.report import write_report
+from cosmati.explorer.run_view import RECORD_FILE, RunView, read_run
 from cosmati.ledger.verify import verify_ledger
-from cosmati.recipes.governed import governance_facts
 from cosmati.recipes.quickstart import (
     QuickstartSize,
+    Trial,
     digits_study,
     governed_recipe,
     language_study,
     quickstart_policy_text,
-    run_governed,
-    search_rates,
+    rate_search,
 )
-from cosmati.records.governance import GovernanceFacts
+from cosmati.recipes.recipe import Recipe
+from cosmati.records.governance import GovernanceFacts, SourceRow
 from cosmati.records.run import RunRecord
 from cosmati.records.study import StudyRecord
 from cosmati.routing.policy_file import load_policy
 from cosmati.study.runner import run_study
-from cosmati.train.run_folder import describe_hardware
+from cosmati.train.facts import describe_hardware
 
 MINUTES = 4.5
 """What the full size takes on two cores, nearly."""
+LICENCE_NOTE = "Classes come from what packages declare about their licences. That is metadata, not legal advice."
 _THEMES: tuple[Theme, ...] = ("light", "dark")
 
 
@@ -77,18 +84,15 @@ def run_quickstart(
     size = size or QuickstartSize()
     size = size if minutes is None else size.scaled(minutes / MINUTES)
     output.mkdir(parents=True, exist_ok=True)
-    studies, facts, runs = _work(output, size, console)
-    _draw(output, studies[0], facts)
-    report = write_report(
-        output, title="Cosmati quickstart", studies=studies, runs=runs, governance=facts, output=Path("report.html")
-    )
+    studies, run = _work(output, size, console)
+    assert run.governance is not None, "its ledger verified"
+    _draw(output, studies[0], run.governance)
+    report = write_report(output / "report.html", title="Cosmati quickstart", studies=studies, run=run)
     _say_what_next(output, report, studies, time.perf_counter() - began)
     return report
 
 
-def _work(
-    output: Path, size: QuickstartSize, console: Console
-) -> tuple[list[StudyRecord], GovernanceFacts, list[RunRecord]]:
+def _work(output: Path, size: QuickstartSize, console: Console) -> tuple[list[StudyRecord], RunView]:
     hardware = describe_hardware(torch.device("cpu"))
     policy = output / "policy.yaml"
     if not policy.exists():
@@ -99,14 +103,74 @@ def _work(
     trials = search_rates(size)
     console.print("2/4  Train one language model under policy.yaml, with a ledger", highlight=False)
     folder = output / "governed-run"
-    trainer = run_governed(governed_recipe(size, trials, load_policy(policy)), folder)
-    facts = governance_facts(trainer, library, folder)
+    run = run_governed(governed_recipe(size, trials, load_policy(policy)), folder, library)
     console.print("3/4  Compare language models: baseline and composition", highlight=False)
     compare = partial(run_study, hardware=hardware, command=f"cosmati quickstart --output {output}", console=console)
     language = compare(language_study(size, trials), output / "language-study")
     console.print("4/4  Compare training methods on handwritten digits", highlight=False)
     digits = compare(digits_study(size), output / "digits-study")
-    return [language, digits], facts, [RunRecord.from_json((folder / "run.json").read_text())]
+    return [language, digits], run
+
+
+def search_rates(size: QuickstartSize) -> tuple[Trial, ...]:
+    """Train each trial of the learning-rate search."""
+    return tuple(Trial(arm, lr, _quality(recipe)) for arm, lr, recipe in rate_search(size))
+
+
+def _quality(recipe: Recipe) -> float:
+    try:
+        result = recipe.trainer().fit()
+    except DivergenceError:
+        return math.inf
+    if result.outcome == "stopped":
+        raise KeyboardInterrupt
+    return result.metrics["bits_per_byte"]
+
+
+def run_governed(recipe: Recipe, folder: Path, library: PythonLibrary) -> RunView:
+    """Train a governed recipe in a folder that keeps record, checkpoints and ledger, and read the folder.
+
+    A run that the folder holds to its end, of the same plan, isn't opened again.
+
+    Raises:
+        TamperError: its ledger doesn't verify.
+    """
+    trainer = recipe.trainer(run_folder=folder)
+    path = folder / RECORD_FILE
+    record = RunRecord.from_json(path.read_text()) if path.exists() else None
+    is_done = record is not None and record.outcome == "completed" and record.digests["plan"] == trainer.plan.digest
+    if not is_done and trainer.fit().outcome == "stopped":
+        raise KeyboardInterrupt
+    run = read_run(folder)
+    if run.governance is None:
+        raise TamperError("; ".join(run.ledger.problems) if run.ledger else f"{folder} holds no ledger.")
+    notes = (*run.governance.notes, LICENCE_NOTE)
+    return replace(run, governance=replace(run.governance, sources=_sources(library), notes=notes))
+
+
+def _sources(library: PythonLibrary) -> tuple[SourceRow, ...]:
+    """Group the training packages by class and licence; the standard library's modules count as packages."""
+    groups: dict[tuple[str, str, str], list[tuple[str, int]]] = defaultdict(list)
+    for package in library.packages:
+        if package.split == "train" and package.num_rows:
+            licence = package.licence
+            key = (licence.class_path, licence.spdx or "not understood", licence.state)
+            groups[key].append((package.name, package.num_rows))
+    return tuple(
+        SourceRow(
+            class_name=class_path,
+            name=_named([name for name, _ in sorted(found, key=lambda pair: -pair[1])]),
+            num_rows=sum(rows for _, rows in found),
+            num_packages=len(found),
+            licence=expression,
+            licence_state=state,
+        )
+        for (class_path, expression, state), found in sorted(groups.items())
+    )
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _draw(output: Path, study: StudyRecord, facts: GovernanceFacts) -> None:
@@ -128,6 +192,7 @@ def _say_what_next(output: Path, report: Path, studies: list[StudyRecord], secon
         raise RunError(msg)
     typer.echo(f"\nLedger: {found.size} entries verify.  Done in {seconds:.0f} s.\n")
     typer.echo(f"Open the report:              {report}")
+    typer.echo("A page of any other run:      cosmati report RUN")
     typer.echo(f"Verify the ledger yourself:   cosmati ledger verify {run}")
     typer.echo(f"Ask it who taught what:       cosmati ledger query {run} --class open/psf --region embedding")
     typer.echo(

@@ -14,7 +14,7 @@ from cosmati.explorer.report import write_report
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import SpeedUp, speed_up_at_equal_quality
 from cosmati.study.runner import STUDY_FILE, Study, run_study
-from cosmati.train.run_folder import describe_hardware
+from cosmati.train.facts import describe_hardware
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run and report studies: arms, budgets and seeds.")
 
@@ -63,8 +63,7 @@ def report(
         )
         raise RunError(msg)
     record = StudyRecord.from_json(path.read_text())
-    where = (output or folder / "report.html").resolve()
-    page = write_report(where.parent, title=record.name, studies=[record], runs=[], governance=None, output=where)
+    page = write_report(output or folder / "report.html", title=record.name, studies=[record])
     typer.echo(str(page))
 
 

@@ -11,7 +11,7 @@ import typer
 from cosmati.cli.errors import STOPPED
 from cosmati.cli.files import load_recipe
 
-File = Annotated[
+RecipeArgument = Annotated[
     str,
     typer.Argument(metavar="FILE[:FUNCTION]", help="Python file with a function that returns a Recipe; it is run."),
 ]
@@ -21,7 +21,7 @@ Settings = Annotated[
 
 
 def train(
-    file: File,
+    file: RecipeArgument,
     settings: Settings = None,
     run_folder: Annotated[
         Path | None, typer.Option(help="Where record, checkpoints and ledger go; the same folder goes on.")
@@ -55,7 +55,7 @@ def train(
         raise typer.Exit(STOPPED)
 
 
-def plan(file: File, settings: Settings = None) -> None:
+def plan(file: RecipeArgument, settings: Settings = None) -> None:
     """Show what a recipe would do, and what it may promise, without training.
 
     \b

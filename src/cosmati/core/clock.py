@@ -77,6 +77,19 @@ class Clock(NamedTuple):
             {"ep": self.epoch, "ba": self.step, "sp": self.rows, "tok": self.tokens, "sec": self.seconds}[unit.value]
         )
 
+    def advanced(self, rows: int, tokens: int, steps_per_epoch: int | None, seconds: float) -> Clock:
+        """Return the clock after one more step.
+
+        Args:
+            rows: of the step.
+            tokens: of the step.
+            steps_per_epoch: None where the data has no length.
+            seconds: of training so far.
+        """
+        step = self.step + 1
+        epoch, in_epoch = divmod(step, steps_per_epoch) if steps_per_epoch else (self.epoch, self.step_in_epoch + 1)
+        return Clock(step, epoch, in_epoch, self.rows + rows, self.tokens + tokens, seconds)
+
 
 @dataclass(frozen=True)
 class Budget:

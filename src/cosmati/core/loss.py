@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosmati.core.batch import Batch, Data, input_of, target_of
+from cosmati.core.batch import Data, input_of, target_of
 from cosmati.errors import BatchError
 
 LossFunction = Callable[[nn.Module, Data], "Tensor | Loss"]
@@ -46,15 +46,18 @@ class Loss:
         return value
 
 
-def without_tombstones(loss: Tensor | Loss, batch: Batch) -> Tensor | Loss:
+def without_tombstones(loss: Tensor | Loss, present: Tensor | None) -> Tensor | Loss:
     """Leave the rows that aren't there out of a loss.
 
     The rows are dropped by `where`, since 0 x inf is NaN.
 
+    Args:
+        loss: of the batch.
+        present: mask of the rows that are there, bool [rows]; None where all are (see `Batch.present`).
+
     Raises:
         BatchError: the batch has tombstones, and the loss doesn't tell its rows apart.
     """
-    present = batch.present
     if present is None:
         return loss
     if not isinstance(loss, Loss) or loss.per_row is None:

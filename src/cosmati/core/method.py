@@ -6,6 +6,7 @@ nothing. State is a dictionary that `init` returns and `after` renews; the train
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -17,9 +18,24 @@ from torch import Tensor, nn
 from cosmati.core.batch import Batch, InputKind
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.loss import LossFunction
+from cosmati.core.pieces import Pieces
 from cosmati.core.rng import position_generator, row_uniform
 from cosmati.errors import PlanError
 
+HOOKS = (
+    "dilation",
+    "apply",
+    "shapes",
+    "batch",
+    "loss",
+    "frozen",
+    "perturbation",
+    "gradients",
+    "learning_rate",
+    "init",
+    "after",
+    "evaluation_weights",
+)
 State = dict[str, Tensor]
 Coupling = Literal["rows", "regions"]
 
@@ -35,6 +51,7 @@ class Stage(IntEnum):
     PERTURB = 50
     MIX = 60
     LABEL = 70
+    LOSS = 75
     ROUTE = 80
     AGAIN = 90
     GRADIENT = 100
@@ -139,16 +156,34 @@ class Method:
         """
         return frozenset()
 
-    def perturbation(
-        self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], at: Position
-    ) -> Mapping[str, Tensor] | None:
-        """AGAIN: return what to add to the parameters for a second pass over the same microbatches, or None."""
+    def loss(self, loss: LossFunction, state: State, at: Position) -> LossFunction:
+        """LOSS: return the loss function with something around it: a term added, a teacher asked, rows weighed anew.
+
+        Args:
+            loss: what the methods before it have made of the user's; takes the model and a batch's data.
+            state: as `init` or the last `after` has returned it.
+            at: position of the microbatch.
+        """
+        return loss
+
+    def perturbation(self, weights: Pieces, gradients: Pieces, at: Position) -> Pieces | None:
+        """AGAIN: return what to add to the weights for a second pass over the same microbatches, or None.
+
+        Args:
+            weights: of the parameters that have a gradient in this step.
+            gradients: of the first pass.
+            at: position of the step.
+        """
         return None
 
-    def gradients(
-        self, gradients: Mapping[str, Tensor], parameters: Mapping[str, Tensor], regions: Mapping[str, int]
-    ) -> Mapping[str, Tensor]:
-        """GRADIENT: return the step's gradients changed. A parameter that doesn't learn in the step is absent."""
+    def gradients(self, gradients: Pieces, weights: Pieces, at: Position) -> Pieces:
+        """GRADIENT: return the step's gradients changed.
+
+        Args:
+            gradients: summed over the step. A parameter that doesn't learn in it is absent, and stays so.
+            weights: of all trainable parameters.
+            at: position of the step.
+        """
         return gradients
 
     def learning_rate(self, scheduled: Callable[[float], float], elapsed: float, budget: Budget) -> float:
@@ -161,16 +196,20 @@ class Method:
         """
         return scheduled(elapsed)
 
-    def init(self, model: nn.Module) -> State:
-        """Return the state at step 0."""
+    def init(self, weights: Pieces) -> State:
+        """Return the state at step 0.
+
+        Args:
+            weights: of all trainable parameters; state named after them is cut as they are.
+        """
         return {}
 
-    def after(self, state: State, model: nn.Module, at: Position, learnt: frozenset[str] | None) -> State:
+    def after(self, state: State, weights: Pieces, at: Position, learnt: frozenset[str] | None) -> State:
         """AVERAGE: return the state after a commit; `at.clock` has advanced.
 
         Args:
             state: of the step before.
-            model: after the commit.
+            weights: of all trainable parameters, after the commit.
             at: position after the commit.
             learnt: names of the parameters that moved; None means all.
         """
@@ -179,6 +218,33 @@ class Method:
     def evaluation_weights(self, state: State, at: Position) -> Mapping[str, Tensor] | None:
         """Return parameters to evaluate with, by name, or None for the model's own."""
         return None
+
+
+_FORMER_ARGUMENTS = {"perturbation": "parameters", "gradients": "parameters", "init": "model", "after": "model"}
+
+
+def check_hooks(method: Method) -> None:
+    """Check that a method's hooks take what the loop gives.
+
+    Raises:
+        PlanError: a hook has other arguments, such as whole parameters and the model, which earlier releases gave.
+    """
+    for hook in HOOKS:
+        if not overrides(method, hook):
+            continue
+        own, given = (
+            [p for p in inspect.signature(getattr(kind, hook)).parameters.values() if p.name != "self"]
+            for kind in (type(method), Method)
+        )
+        names, wanted = [p.name for p in own], [p.name for p in given]
+        takes_any = any(p.kind is p.VAR_POSITIONAL for p in own)
+        if (len(names) != len(wanted) and not takes_any) or _FORMER_ARGUMENTS.get(hook) in names:
+            msg = (
+                f"{type(method).__name__}.{hook}({', '.join(names)}) can't be called: the loop gives "
+                f"{hook}({', '.join(wanted)}). Weights and gradients are `Pieces` now, of which a rank may hold a "
+                "part: see 'Weights and gradients' in docs/writing-a-method.md."
+            )
+            raise PlanError(msg)
 
 
 def overrides(method: Method, hook: str) -> bool:

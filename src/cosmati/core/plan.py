@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cosmati.core.batch import InputKind
-from cosmati.core.method import Method, Stage, overrides
+from cosmati.core.method import Method, Stage, check_hooks, overrides
 from cosmati.errors import PlanError
 
 
@@ -37,7 +37,6 @@ class Facts:
         input_kind: images or tokens; None where that isn't known before the first step.
         loss_couples: what the loss declares (`couples="rows"`), with its name; empty otherwise.
         row_coupled_layers: names of modules whose forward couples the rows of a microbatch (BatchNorm).
-        stateful_buffers: names of buffers that forward changes and that aren't folded.
         host_clock: the budget or a span is in seconds.
         deterministic: deterministic kernels were asked for.
         denied: (class, region) pairs that the policy denies in every phase in which the class is admitted.
@@ -53,7 +52,6 @@ class Facts:
     input_kind: InputKind | None = None
     loss_couples: str = ""
     row_coupled_layers: tuple[str, ...] = ()
-    stateful_buffers: tuple[str, ...] = ()
     host_clock: bool = False
     deterministic: bool = True
     denied: tuple[tuple[str, str], ...] = ()
@@ -137,6 +135,7 @@ def make_plan(methods: Sequence[Method], facts: Facts) -> Plan:
         if not isinstance(method, Method):
             msg = f"{method!r} is not a method. Give instances, such as LabelSmoothing(smoothing=0.1)."
             raise PlanError(msg)
+        check_hooks(method)
     _check_owners(methods, facts.owned)
     for method in methods:
         if method.reads and facts.input_kind and facts.input_kind not in method.reads:
@@ -181,14 +180,13 @@ def _guarantees(methods: Sequence[Method], facts: Facts) -> list[Guarantee]:
     kernels = [] if facts.deterministic else ["deterministic kernels are off"]
     base = data + clock + kernels
     single = ["V = 1 runs on one rank"] if facts.num_microbatches == 1 else []
-    buffers = [f"forward changes the buffers {', '.join(facts.stateful_buffers)}"] if facts.stateful_buffers else []
     ledger = [] if facts.has_ledger else ["no ledger is kept"]
     promises = [
         _promise("parity", [f"methods change the step: {names}"] if names else [], "no methods"),
         _promise("resume", base, "model, optimizer, method states and the clock are all the state"),
         _promise(
             "elastic",
-            base + single + buffers,
+            base + single,
             f"any number of ranks that divides V = {facts.num_microbatches}",
         ),
         _promise("replayable", base + ledger, "data, draws and order follow from the position"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import blake3
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.errors import CheckpointError
+from cosmati.storage.merkle import MerkleTree, leaf_hash
 
 CHUNK_BYTES = 1 << 20
-_TENSOR = "tensor"
-_FACT = "fact"
 
 
 def optimizer_tensors(
@@ -90,28 +89,27 @@ def parameter_root(tensors: Mapping[str, Tensor]) -> bytes:
     A tensor's leaf-hashes cover name, dtype, shape and canonical (contiguous, little-endian) bytes, so the root
     doesn't depend on sharding, memory layout or device, and an unchanged tensor has an unchanged subtree.
     """
-    return merkle_root([tensor_root(name, tensor) for name, tensor in sorted(tensors.items())])
+    return merkle_root(tensor_root(name, tensor) for name, tensor in sorted(tensors.items()))
 
 
 def tensor_root(name: str, tensor: Tensor) -> bytes:
     """Return the Merkle root of one named tensor."""
     content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     head = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}".encode()
-    chunks = [
-        blake3.blake3(b"\x00" + content[i : i + CHUNK_BYTES].tobytes()).digest()
-        for i in range(0, content.size, CHUNK_BYTES)
-    ]
-    return merkle_root([blake3.blake3(b"\x00" + head).digest(), *chunks])
+    chunks = (content[i : i + CHUNK_BYTES].tobytes() for i in range(0, content.size, CHUNK_BYTES))
+    return merkle_root(leaf_hash(data, _blake3) for data in (head, *chunks))
 
 
-def merkle_root(hashes: Sequence[bytes]) -> bytes:
+def merkle_root(hashes: Iterable[bytes]) -> bytes:
     """Fold hashes into one, as RFC 6962 pairs them, with BLAKE3."""
-    if not hashes:
-        return blake3.blake3(b"").digest()
-    if len(hashes) == 1:
-        return hashes[0]
-    split = 1 << ((len(hashes) - 1).bit_length() - 1)
-    return blake3.blake3(b"\x01" + merkle_root(hashes[:split]) + merkle_root(hashes[split:])).digest()
+    tree = MerkleTree(digest=_blake3)
+    for one in hashes:
+        tree.append(one)
+    return tree.root()
+
+
+def _blake3(data: bytes) -> bytes:
+    return blake3.blake3(data).digest()
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

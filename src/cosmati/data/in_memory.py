@@ -21,8 +21,8 @@ from cosmati.core.batch import TOMBSTONE, Batch, Data, Lineage, bury, count_rows
 from cosmati.core.rng import keyed_permutation, position_key
 from cosmati.errors import DataError
 
-Tail = Literal["drop", "pad"]
-Pieces = list[tuple[int | None, NDArray[np.int64]]]
+InMemoryTail = Literal["drop", "pad"]
+PureRuns = list[tuple[int | None, NDArray[np.int64]]]
 """Microbatches of an epoch: class (None where mixed) and indices of rows, `TOMBSTONE` where padded."""
 
 
@@ -50,7 +50,7 @@ class InMemory:
     class_names: tuple[str, ...] = ("all",)
     row_ids: Tensor | None = None
     row_digests: Tensor | None = None
-    tail: Tail = "drop"
+    tail: InMemoryTail = "drop"
     lineage: Lineage = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -140,18 +140,18 @@ class InMemoryOrder:
         whole, rest = divmod(pieces, num_microbatches)
         self.steps_per_epoch: int = whole + (1 if rest and source.tail == "pad" else 0)
         self.rows_per_step: int = source.rows_per_step
-        self._epoch: tuple[int, Pieces] = (-1, [])
+        self._epoch: tuple[int, PureRuns] = (-1, [])
 
     def _num_pieces(self, num_rows: int) -> int:
         return -(-num_rows // self._rows) if self._source.tail == "pad" else num_rows // self._rows
 
-    def _pieces(self, epoch: int) -> Pieces:
+    def _pieces(self, epoch: int) -> PureRuns:
         """Return the microbatches of an epoch. Only the last epoch asked for is kept."""
         if self._epoch[0] != epoch:
             self._epoch = (epoch, self._plan(epoch))
         return self._epoch[1]
 
-    def _plan(self, epoch: int) -> Pieces:
+    def _plan(self, epoch: int) -> PureRuns:
         row_ids = self._source.lineage.row_ids.numpy()
         key = position_key(self._seed, "order", epoch)
         placed: list[tuple[float, int, int | None, NDArray[np.int64]]] = []
@@ -164,7 +164,7 @@ class InMemoryOrder:
                 piece = shuffled[index * self._rows : (index + 1) * self._rows]
                 placed.append(((index + 0.5) / num_pieces, group, class_id, piece))
         placed.sort(key=lambda item: item[:2])
-        pieces: Pieces = [(class_id, piece) for _, _, class_id, piece in placed]
+        pieces: PureRuns = [(class_id, piece) for _, _, class_id, piece in placed]
         missing = self.steps_per_epoch * self._num_microbatches - len(pieces)
         empty = np.full(self._rows, TOMBSTONE)
         # A microbatch of tombstones takes the class of the last real one: it needs some route, and weighs nothing.

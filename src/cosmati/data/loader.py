@@ -12,7 +12,7 @@ from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import DataError
 
-Tail = Literal["keep", "drop", "carry"]
+LoaderTail = Literal["keep", "drop", "carry"]
 
 
 class GlobalBatches(Sampler[list[int]]):
@@ -30,7 +30,7 @@ class GlobalBatches(Sampler[list[int]]):
             into the next epoch.
     """
 
-    def __init__(self, num_rows: int, batch_size: int, rank: int, world: int, tail: Tail) -> None:
+    def __init__(self, num_rows: int, batch_size: int, rank: int, world: int, tail: LoaderTail) -> None:
         if batch_size < world:
             msg = f"A global batch of {batch_size} rows leaves some of {world} ranks without any. Give {world} or more."
             raise DataError(msg)
@@ -111,7 +111,7 @@ class StreamingLoader(DataLoader[Batch]):
         *,
         rank: int | None = None,
         world: int | None = None,
-        tail: Tail = "keep",
+        tail: LoaderTail = "keep",
         **options: Any,  # noqa: ANN401  (DataLoader's own options)
     ) -> None:
         grouped = dist.is_available() and dist.is_initialized()

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cosmati.data.rows import Column, concatenate
+from cosmati.data.rows import ColumnValues, concatenate
 from cosmati.data.shards.cache import ShardCache, ShardFiles
 from cosmati.data.shards.index import ShardIndex, ShardInfo, parse_index
 from cosmati.data.shards.mds import MdsShard
@@ -44,7 +44,7 @@ class Shard(Protocol):
         """Return a row as it's encoded."""
         ...
 
-    def rows(self, indices: NDArray[np.int64], columns: Collection[str] | None = None) -> dict[str, Column]:
+    def rows(self, indices: NDArray[np.int64], columns: Collection[str] | None = None) -> dict[str, ColumnValues]:
         """Return rows as columns, all of them or those named."""
         ...
 
@@ -185,7 +185,7 @@ class OpenedSource:
 
     def rows(
         self, shards: NDArray[np.int64], rows: NDArray[np.int64], columns: Collection[str] | None = None
-    ) -> dict[str, Column]:
+    ) -> dict[str, ColumnValues]:
         """Return rows as columns, in the order asked for; each shard is read once.
 
         Raises:

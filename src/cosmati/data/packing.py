@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -64,41 +63,6 @@ class Pack:
     tokens: NDArray[np.integer[Any]]
     spans: NDArray[np.int64]
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that aren't padding."""
-        return int(self.spans[-1, 3])
-
-    @cached_property
-    def document_ids(self) -> NDArray[np.int64]:
-        """Which span each token belongs to: int64 [length], `NO_ROW` where padded."""
-        return self._spread(np.arange(len(self.spans)))
-
-    @cached_property
-    def row_ids(self) -> NDArray[np.int64]:
-        """Row of each token: int64 [length], `NO_ROW` where padded."""
-        return self._spread(self.spans[:, 0])
-
-    @cached_property
-    def class_ids(self) -> NDArray[np.int64]:
-        """Class of each token: int64 [length], `NO_ROW` where padded."""
-        return self._spread(self.spans[:, 1])
-
-    @cached_property
-    def position_ids(self) -> NDArray[np.int64]:
-        """Place of each token in its span: int64 [length], from 0 in each piece of a row; 0 where padded."""
-        positions = np.arange(len(self.tokens)) - self._spread(self.spans[:, 2])
-        positions[self.num_tokens :] = 0
-        return positions
-
-    def token_origin(self, index: int) -> tuple[int, int, int]:
-        """Return row id, class id and place in the row of one token; `NO_ROW` thrice for padding."""
-        document = int(self.document_ids[index])
-        if document == NO_ROW:
-            return NO_ROW, NO_ROW, NO_ROW
-        row, class_id, start, _, offset = (int(value) for value in self.spans[document])
-        return row, class_id, offset + range(len(self.tokens))[index] - start
-
     def pieces(self) -> Iterator[tuple[int, int, int, NDArray[np.integer[Any]]]]:
         """Yield row id, class id, start in the row and tokens of each piece."""
         for row, class_id, start, stop, offset in self.spans.tolist():
@@ -124,11 +88,6 @@ class Pack:
         if not follows or stops[-1] > len(tokens):
             raise DataError(f"A pack's spans don't lie one after another in its {len(tokens)} tokens. Write it again.")
         return cls(tokens, spans)
-
-    def _spread(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        spread = np.full(len(self.tokens), NO_ROW, np.int64)
-        spread[: self.num_tokens] = np.repeat(values, self.spans[:, 3] - self.spans[:, 2])
-        return spread
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from cosmati.core.batch import Data
 from cosmati.core.rng import row_uniform
 from cosmati.errors import DataError
 
-Column = NDArray[Any] | list[Any]
+ColumnValues = NDArray[Any] | list[Any]
 """An array [rows, ...] where all rows have one shape, a list of values otherwise."""
 
 
@@ -32,7 +32,7 @@ class RowBatch(Sequence[dict[str, Any]]):
         digests: uint8 [rows, 32], SHA-256 of each encoded row, where asked for.
     """
 
-    columns: Mapping[str, Column]
+    columns: Mapping[str, ColumnValues]
     row_ids: NDArray[np.int64]
     class_ids: NDArray[np.int64]
     epochs: NDArray[np.int64]
@@ -109,7 +109,9 @@ def tensors_of(batch: RowBatch, columns: Sequence[str] | None) -> Data:
     return found[0] if len(found) == 1 else found
 
 
-def concatenate(parts: Sequence[tuple[NDArray[np.int64], Mapping[str, Column]]], num_rows: int) -> dict[str, Column]:
+def concatenate(
+    parts: Sequence[tuple[NDArray[np.int64], Mapping[str, ColumnValues]]], num_rows: int
+) -> dict[str, ColumnValues]:
     """Put parts of a batch into their places.
 
     Args:
@@ -132,7 +134,7 @@ def concatenate(parts: Sequence[tuple[NDArray[np.int64], Mapping[str, Column]]],
     return {name: _place([(places, columns[name]) for places, columns in parts], num_rows) for name in names}
 
 
-def _place(parts: Sequence[tuple[NDArray[np.int64], Column]], num_rows: int) -> Column:
+def _place(parts: Sequence[tuple[NDArray[np.int64], ColumnValues]], num_rows: int) -> ColumnValues:
     arrays = [column for _, column in parts if isinstance(column, np.ndarray)]
     kinds = {(array.dtype, array.shape[1:]) for array in arrays}
     if len(arrays) == len(parts) and len(kinds) == 1:

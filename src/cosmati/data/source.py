@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from cosmati.core.batch import TOMBSTONE, Batch
-from cosmati.data.order.interleave import Phase
+from cosmati.data.order.interleave import Stretch
 from cosmati.data.order.mixture import Group
 from cosmati.data.order.plan import RoutePlan, Tail
 from cosmati.data.streaming import StreamingDataset
@@ -78,7 +78,7 @@ class StreamingSource:
         return StreamingOrder(self, plan, reader)
 
 
-def _offered_only(phases: Sequence[Phase] | None, groups: Sequence[Group]) -> list[Phase] | None:
+def _offered_only(phases: Sequence[Stretch] | None, groups: Sequence[Group]) -> list[Stretch] | None:
     """Take the weight from sources that aren't offered."""
     if phases is None:
         return None

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 from cosmati.core.batch import TOMBSTONE, Batch, Data, Lineage, bury
 from cosmati.core.rng import position_key
 from cosmati.data.opened import CacheOptions, OpenedSource, open_sources
-from cosmati.data.order.interleave import Phase
+from cosmati.data.order.interleave import Stretch
 from cosmati.data.order.mixture import Group, Mixture, whole_weights
 from cosmati.data.order.shards import ShardOrder
 from cosmati.data.rows import RowBatch, concatenate, tensors_of
@@ -36,7 +36,7 @@ Transform = Callable[[RowBatch], Data]
 
 
 @dataclass(frozen=True)
-class SkippedRow:
+class BadRow:
     """A row that was left out because `on_bad_row="skip"` asks for that."""
 
     source: str
@@ -114,7 +114,7 @@ class StreamingDataset(Dataset[dict[str, Any]]):
         self.columns = columns
         self.transform = transform
         self.on_bad_row = on_bad_row
-        self.skipped: list[SkippedRow] = []
+        self.skipped: list[BadRow] = []
         self.class_names: tuple[str, ...] = tuple(sorted({source.class_path for source in self.sources}))
         self._class_of = np.asarray([self.class_names.index(source.class_path) for source in self.sources])
         self._first_row = np.cumsum([0, *(source.num_rows for source in self.sources)])
@@ -256,7 +256,7 @@ class StreamingDataset(Dataset[dict[str, Any]]):
                 msg = f"{told} is bad: {reason}. Mend it, or leave such rows out with on_bad_row='skip'."
                 raise DataError(msg) from error
         for place, reason in bad.items():
-            skipped = SkippedRow(self.sources[places.sources[place]].url, self._name(places, place), reason)
+            skipped = BadRow(self.sources[places.sources[place]].url, self._name(places, place), reason)
             self.skipped.append(skipped)
             warnings.warn(f"left out: {skipped.row}: {reason}", stacklevel=2)
         gone = np.isin(np.arange(len(places.rows)), list(bad))
@@ -276,11 +276,6 @@ class StreamingDataset(Dataset[dict[str, Any]]):
         source = self.sources[places.sources[place]]
         shard = source.index.shard(int(places.shards[place])).raw.basename
         return f"{source.url}/{shard}, row {places.rows[place]}"
-
-    def prefetch(self, places: Places) -> None:
-        """Bring the shards of some rows into the cache."""
-        for source, shard in sorted(set(zip(places.sources.tolist(), places.shards.tolist(), strict=True))):
-            self.sources[source].fetch(shard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +316,7 @@ def tensors_with_lineage(batch: RowBatch, columns: Sequence[str] | None, transfo
 
 def _phases(
     curriculum: Sequence[Span] | None, groups: Sequence[Group], classes: Sequence[str]
-) -> tuple[Phase, ...] | None:
+) -> tuple[Stretch, ...] | None:
     """Share each class's part of a span among its sources, by rows."""
     if curriculum is None:
         return None
@@ -333,7 +328,7 @@ def _phases(
         of_class = [Fraction(span.shares.get(name, 0)).limit_denominator(1000) for name in classes]
         rows = [sum(group.rows for group in groups if group.class_id == class_id) for class_id in range(len(classes))]
         shares = [of_class[g.class_id] * Fraction(g.rows, max(1, rows[g.class_id])) for g in groups]
-        phases.append(Phase(span.stop_rows, whole_weights(shares)))
+        phases.append(Stretch(span.stop_rows, whole_weights(shares)))
     return tuple(phases)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 
 from cosmati.explorer.drawing import Theme, mixed
 from cosmati.explorer.palette import DARK, LIGHT
@@ -55,6 +56,6 @@ def class_schedule_svg(
         body.append(
             f'<rect x="{_LEFT}" y="{y - 10}" width="{_CELL}" height="{_CELL}" rx="2" fill="{colours[class_id]}"/>'
         )
-        text = f"{class_names[class_id]}, {share:.1%} of {total} microbatches"
+        text = f"{escape(class_names[class_id])}, {share:.1%} of {total} microbatches"
         body.append(f'<text x="{_LEFT + 20}" y="{y}" font-size="13" fill="{palette.ink}">{text}</text>')
     return "\n".join([*body, "</svg>"]) + "\n"

@@ -8,9 +8,9 @@ from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
-from cosmati.explorer.figures import arm_colours, arm_markers, axis_scale, log_ticks, weight_text
+from cosmati.explorer.figures import arm_colours, arm_markers, axis_scale, log_ticks
 from cosmati.explorer.palette import DARK, LIGHT, Palette
-from cosmati.explorer.wording import AXIS_NAMES, number
+from cosmati.explorer.wording import AXIS_NAMES, number, weight_text
 from cosmati.records.governance import GovernanceFacts
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import SpeedUp, speed_up_at_equal_quality

@@ -15,7 +15,6 @@ from typing import Any
 
 from cosmati.explorer.palette import MARKERS, Palette
 from cosmati.explorer.wording import AXIS_NAMES, interval_text, number, quality_text, time_unit
-from cosmati.records.governance import GovernanceFacts
 from cosmati.records.run import TIME_PARTS
 from cosmati.records.study import EvaluationPoint, StudyRecord
 from cosmati.study.curves import Axis, CurvePoint, pareto_frontier, runs_of, tradeoff_curve
@@ -102,17 +101,18 @@ def base_layout(palette: Palette, *, height: int = 420) -> dict[str, Any]:
     }
 
 
-def _title(text: str) -> dict[str, Any]:
+def axis_title(text: str) -> dict[str, Any]:
+    """Return an axis title as all figures have it."""
     return {"text": plotly_text(text), "font": {"size": 13}}
 
 
 def _log_axis(positions: Sequence[float], title: str) -> dict[str, Any]:
     if not positions:
-        return {"title": _title(title)}
+        return {"title": axis_title(title)}
     ticks = log_ticks(min(positions) * 0.9, max(positions) * 1.1)
     return {
         "type": "log",
-        "title": _title(title),
+        "title": axis_title(title),
         "tickvals": ticks,
         "ticktext": [f"{tick:.3g}" if tick < 1e6 else f"{tick:.0e}" for tick in ticks],
         "range": [math.log10(min(positions) * 0.88), math.log10(max(positions) * 1.14)],
@@ -155,7 +155,7 @@ def tradeoff_figure(study: StudyRecord, palette: Palette, *, axis: Axis = "secon
     traces.insert(0, _frontier_trace(study, palette, axis, unit))
     layout = base_layout(palette, height=480)
     layout["xaxis"] |= _log_axis(positions, title)
-    layout["yaxis"] |= {"title": _title(f"{study.quality_name} {study.unit}".strip())}
+    layout["yaxis"] |= {"title": axis_title(f"{study.quality_name} {study.unit}".strip())}
     layout["shapes"] = [_quality_line(study, palette, axis)]
     header = [
         "arm",
@@ -254,8 +254,8 @@ def learning_figure(study: StudyRecord, palette: Palette, *, axis: Axis = "secon
         }
         traces.append(trace | {"opacity": 0.5, "connectgaps": False, "hoverinfo": "name+x+y"})
     layout = base_layout(palette)
-    layout["xaxis"] |= {"title": _title(title), "rangemode": "tozero"}
-    layout["yaxis"] |= {"title": _title(f"{study.quality_name} {study.unit}".strip())}
+    layout["xaxis"] |= {"title": axis_title(title), "rangemode": "tozero"}
+    layout["yaxis"] |= {"title": axis_title(f"{study.quality_name} {study.unit}".strip())}
     label = f"Learning curves of all {len(study.runs)} runs of the study {study.name}"
     return Figure({"data": traces, "layout": layout}, label, csv_text(["arm", "budget", "seed", axis, "quality"], rows))
 
@@ -301,82 +301,8 @@ def breakdown_figure(study: StudyRecord, palette: Palette) -> Figure:
             )
     layout = base_layout(palette, height=170 + 44 * len(by_arm))
     layout["barmode"], layout["bargap"] = "stack", 0.35
-    layout["xaxis"] |= {"title": _title(f"wall clock of a run ({unit})")}
+    layout["xaxis"] |= {"title": axis_title(f"wall clock of a run ({unit})")}
     layout["yaxis"] |= {"autorange": "reversed", "showgrid": False, "type": "category"}
     rows = [[arm, name, seconds] for arm, parts in by_arm.items() for name, seconds in parts.items()]
     label = f"Time of a run by part of the work for each arm of the study {study.name}"
     return Figure({"data": traces, "layout": layout}, label, csv_text(["arm", "part", "seconds"], rows))
-
-
-def heat_map_figure(facts: GovernanceFacts, phase: str, palette: Palette) -> Figure:
-    """Draw the policy's weights of one phase, classes down, regions across, each weight in its cell."""
-    cells = [[facts.weight[name][phase][region] for region in facts.regions] for name in facts.classes]
-    decisions = [facts.decision[name][phase] for name in facts.classes]
-    top = max([1.0, *(value for row in cells for value in row)])
-    trace = {
-        "type": "heatmap",
-        "x": [plotly_text(region) for region in facts.regions],
-        "y": [plotly_text(name) for name in facts.classes],
-        "z": cells,
-        "zmin": 0,
-        "zmax": top,
-        "text": [[weight_text(value) for value in row] for row in cells],
-        "texttemplate": "%{text}",
-        "textfont": {"color": palette.ink},
-        "customdata": [[decision] * len(facts.regions) for decision in decisions],
-        "hovertemplate": "%{y} → %{x}<br>weight %{z}<br>%{customdata}<extra></extra>",
-        "colorscale": [[0, palette.denied], [1, palette.full]],
-        "showscale": False,
-        "xgap": 3,
-        "ygap": 3,
-    }
-    layout = base_layout(palette, height=110 + 44 * len(facts.classes))
-    layout["margin"] = {"l": 20, "r": 16, "t": 60, "b": 16}
-    layout["xaxis"] |= {"side": "top", "showgrid": False, "type": "category", "fixedrange": True}
-    layout["yaxis"] |= {"autorange": "reversed", "showgrid": False, "type": "category", "fixedrange": True}
-    rows = [
-        [name, phase, region, facts.weight[name][phase][region], facts.decision[name][phase]]
-        for name in facts.classes
-        for region in facts.regions
-    ]
-    label = f"Policy in the phase {phase}: which class may teach which region, as weights"
-    return Figure(
-        {"data": [trace], "layout": layout},
-        label,
-        csv_text(["class", "phase", "region", "weight", "decision"], rows),
-    )
-
-
-def weight_text(weight: float) -> str:
-    """Return a weight as it stands in a cell: 0 is a dash."""
-    return "–" if weight == 0 else f"{weight:.3g}"
-
-
-def contribution_figure(facts: GovernanceFacts, region: str, palette: Palette) -> Figure:
-    """Draw the gradient norms that each class left in `region` over the steps, one line a class."""
-    traces, rows = [], []
-    for series in (series for series in facts.contribution if series.region == region):
-        index = facts.classes.index(series.class_name) if series.class_name in facts.classes else 0
-        stride = max(1, math.ceil(len(series.steps) / MAX_LINE_POINTS))
-        line = {"color": palette.series[index % len(palette.series)], "width": 1.8}
-        x, y = list(series.steps[::stride]), list(series.norms[::stride])
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": plotly_text(series.class_name),
-                "x": x,
-                "y": y,
-                "line": line,
-            }
-        )
-        rows += [[series.class_name, region, s, norm] for s, norm in zip(series.steps, series.norms, strict=True)]
-    layout = base_layout(palette, height=230) | {
-        "showlegend": False,
-        "title": {"text": plotly_text(region), "x": 0.02, "font": {"size": 14}},
-    }
-    layout["margin"] = {"l": 48, "r": 12, "t": 40, "b": 44}
-    layout["xaxis"] |= {"title": _title("step"), "rangemode": "tozero"}
-    layout["yaxis"] |= {"title": _title("gradient norm"), "rangemode": "tozero"}
-    label = f"Gradient norm by class in the region {region} over the steps"
-    return Figure({"data": traces, "layout": layout}, label, csv_text(["class", "region", "step", "norm"], rows))

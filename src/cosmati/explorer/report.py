@@ -1,4 +1,4 @@
-"""Write finished studies and runs as one HTML file that needs nothing from outside."""
+"""Write studies and a run as one HTML file that needs nothing from outside."""
 
 from __future__ import annotations
 
@@ -9,69 +9,57 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cosmati.errors import MissingExtraError
+from cosmati.errors import MissingExtraError, RunError
 from cosmati.explorer.figures import Figure
-from cosmati.explorer.palette import DARK, LIGHT, css_variables
+from cosmati.explorer.palette import DARK, LIGHT, PAGE, css_variables
+from cosmati.explorer.run_figures import DASHES, run_figures
+from cosmati.explorer.run_view import RunView
 from cosmati.explorer.views import (
     StudyView,
-    environments_of,
-    governance_figures,
-    group_runs,
+    decisions_text,
     live_data,
+    promises_of,
+    seconds_rows,
     study_figures,
     study_view,
 )
-from cosmati.records.governance import GovernanceFacts
-from cosmati.records.run import RunRecord
+from cosmati.explorer.wording import number
 from cosmati.records.study import StudyRecord
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def write_report(
-    directory: Path,
-    *,
-    title: str,
-    studies: Sequence[StudyRecord],
-    runs: Sequence[RunRecord],
-    governance: GovernanceFacts | None,
-    output: Path,
-) -> Path:
+def write_report(path: Path, *, title: str, studies: Sequence[StudyRecord] = (), run: RunView | None = None) -> Path:
     """Write the report page and return its path.
 
     The page holds its own styles, script, Plotly and data: it makes no request. All text is escaped.
 
     Args:
-        directory: Folder of the report, made if it isn't there.
+        path: Path of the file; its folder is made if it isn't there.
         title: Title of the page.
         studies: Studies, one section each.
-        runs: Runs whose plan, guarantees and environment are shown.
-        governance: Policy, contribution, sources and ledger, None for ungoverned runs.
-        output: Path of the file, taken from `directory` where it is relative.
+        run: The run whose training, plan, guarantees, policy and ledger are shown.
 
     Raises:
-        MissingExtraError: Jinja2 or Plotly isn't installed.
+        MissingExtraError: Jinja2 or Plotly isn't installed. RunError: the file can't be written.
     """
-    page = render_report(title=title, studies=studies, runs=runs, governance=governance)
-    path = directory / output
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    page = render_report(title=title, studies=studies, run=run)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        msg = f"The page can't be written: {error}. Name another file."
+        raise RunError(msg) from error
     return path
 
 
-def render_report(
-    *,
-    title: str,
-    studies: Sequence[StudyRecord],
-    runs: Sequence[RunRecord],
-    governance: GovernanceFacts | None,
-) -> str:
+def render_report(*, title: str, studies: Sequence[StudyRecord] = (), run: RunView | None = None) -> str:
     """Return the report page as text; see `write_report`."""
     jinja2, markup = _import_jinja()
     views = tuple(study_view(study, f"study-{index}") for index, study in enumerate(studies, start=1))
     figures = {name: figure for view in views for name, figure in study_figures(view).items()}
-    if governance is not None:
-        figures |= governance_figures(governance)
+    if run is not None:
+        figures |= run_figures(run, PAGE)
     loader = jinja2.FileSystemLoader(_TEMPLATES)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -81,14 +69,31 @@ def render_report(
             title=title,
             views=views,
             figures=figures,
-            groups=group_runs(runs),
-            environments=environments_of(runs),
-            facts=governance,
+            run=run,
+            facts=run.governance if run else None,
+            decisions_text=decisions_text,
+            promises=promises_of(run.record) if run else (),
+            seconds=seconds_rows(run.record) if run else (),
+            dashes=DASHES,
+            headline=_headline(run) if run else (),
+            environment=_environment(run) if run else (),
+            number=number,
             themes={"light": css_variables(LIGHT), "dark": css_variables(DARK)},
             data=markup(embedded_json(_page_data(views, figures))),
             plotly=markup(plotly_source()),
         )
     )
+
+
+def _headline(run: RunView) -> tuple[tuple[str, float | None, int], ...]:
+    """Return the last value of each metric, and of the loss where there is no metric, with its step."""
+    found = dict(run.metrics) or {"mean loss": run.losses}
+    return tuple((name, points[-1][1], points[-1][0]) for name, points in found.items() if points)
+
+
+def _environment(run: RunView) -> list[tuple[str, str]]:
+    facts = {"hardware": run.record.hardware, **run.record.environment}
+    return [(name, value or "none") for name, value in sorted(facts.items())]
 
 
 def _page_data(views: Sequence[StudyView], figures: dict[str, Figure]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +9,6 @@ from cosmati.explorer.figures import (
     Figure,
     axis_scale,
     breakdown_figure,
-    contribution_figure,
-    heat_map_figure,
     learning_figure,
     mean_seconds_by_part,
     tradeoff_figure,
@@ -31,7 +28,7 @@ from cosmati.explorer.wording import (
     ratio_text,
 )
 from cosmati.records.governance import GovernanceFacts
-from cosmati.records.run import RunRecord
+from cosmati.records.run import TIME_PARTS, RunRecord
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import (
     NOISE_ARM,
@@ -47,7 +44,7 @@ from cosmati.study.comparison import (
 from cosmati.study.curves import Axis, available_axes, tradeoff_curve
 
 NUM_LEVELS = 31
-Row = tuple[str, ...]
+TableRow = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Level:
 
     quality: float
     text: str
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
 
 
 @dataclass(frozen=True)
@@ -70,10 +67,10 @@ class StudyView:
     axes: tuple[tuple[Axis, str], ...]
     levels: dict[Axis, tuple[Level, ...]]
     start: dict[Axis, int]
-    points: tuple[Row, ...]
-    comparisons: tuple[Row, ...]
+    points: tuple[TableRow, ...]
+    comparisons: tuple[TableRow, ...]
     interactions: tuple[str, ...]
-    parts: tuple[Row, ...]
+    parts: tuple[TableRow, ...]
 
 
 def levels_of(study: StudyRecord, axis: Axis) -> tuple[tuple[Level, ...], int]:
@@ -106,7 +103,7 @@ def levels_of(study: StudyRecord, axis: Axis) -> tuple[tuple[Level, ...], int]:
     return tuple(levels), start
 
 
-def _speed_up_row(arm: str, found: SpeedUp | NotReached, axis: Axis) -> Row:
+def _speed_up_row(arm: str, found: SpeedUp | NotReached, axis: Axis) -> TableRow:
     if isinstance(found, NotReached):
         return arm, "not reached", "—", found.reason
     mark = "≤ " if found.is_at_least else ""
@@ -133,8 +130,8 @@ def study_view(study: StudyRecord, anchor: str) -> StudyView:
     )
 
 
-def _point_rows(study: StudyRecord, arm: str) -> list[Row]:
-    rows: list[Row] = []
+def _point_rows(study: StudyRecord, arm: str) -> list[TableRow]:
+    rows: list[TableRow] = []
     for point in tradeoff_curve(study, arm).points:
         quality = point.quality
         budget, time = f"{point.budget:g}", amount(point.position.value, "seconds")
@@ -143,7 +140,7 @@ def _point_rows(study: StudyRecord, arm: str) -> list[Row]:
     return rows
 
 
-def _comparison_row(study: StudyRecord, arm: str) -> Row:
+def _comparison_row(study: StudyRecord, arm: str) -> TableRow:
     crossed = ", ".join(amount(at, "seconds") for at in crossings(study, arm)) or "none"
     at_time = estimate_text(difference_at_equal(study, arm))
     at_steps = estimate_text(difference_at_equal(study, arm, axis="step"))
@@ -165,10 +162,10 @@ def _interaction_text(study: StudyRecord, arm: str) -> str | None:
     return f"{arm} has {estimate_text(found)} times {product}: {word}."
 
 
-def _part_rows(study: StudyRecord, arm: str) -> list[Row]:
+def _part_rows(study: StudyRecord, arm: str) -> list[TableRow]:
     parts = mean_seconds_by_part(study, arm)
     total = sum(parts.values())
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for name, seconds in parts.items():
         most = f"{number(total / (total - seconds))}×" if seconds < total else "—"
         rows.append((arm, name, amount(seconds, "seconds"), f"{100 * seconds / total:.1f} %" if total else "—", most))
@@ -186,13 +183,6 @@ def study_figures(view: StudyView) -> dict[str, Figure]:
     return figures
 
 
-def governance_figures(facts: GovernanceFacts) -> dict[str, Figure]:
-    """Return the heat maps and the contribution figures by their id."""
-    figures = {f"policy-{index}": heat_map_figure(facts, phase, PAGE) for index, phase in enumerate(facts.phases)}
-    regions = [region for region in facts.regions if any(one.region == region for one in facts.contribution)]
-    return figures | {f"contribution-{i}": contribution_figure(facts, r, PAGE) for i, r in enumerate(regions)}
-
-
 def live_data(view: StudyView) -> dict[str, Any]:
     """Return what the page's script needs to move the quality line: levels and the unit of each axis."""
     return {
@@ -206,25 +196,51 @@ def live_data(view: StudyView) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class RunGroup:
-    """Runs of one recipe with the same plan and the same guarantees, shown once."""
+class Promise:
+    """A guarantee as the page shows it; those that differ only in what stands in brackets are shown once."""
 
-    first: RunRecord
-    run_ids: tuple[str, ...]
-
-
-def group_runs(runs: Sequence[RunRecord]) -> tuple[RunGroup, ...]:
-    """Group runs by recipe, plan and guarantees, in the order in which they come."""
-    groups: dict[tuple[object, ...], list[RunRecord]] = {}
-    for run in runs:
-        groups.setdefault((run.recipe_name, run.plan, run.guarantees), []).append(run)
-    return tuple(RunGroup(members[0], tuple(run.run_id for run in members)) for members in groups.values())
+    name: str
+    holds: bool
+    because: str
+    members: tuple[str, ...]
 
 
-def environments_of(runs: Sequence[RunRecord]) -> tuple[tuple[tuple[tuple[str, str], ...], int], ...]:
-    """Return the different environments, each as sorted pairs, with the number of runs in it."""
-    seen: dict[tuple[tuple[str, str], ...], int] = {}
-    for run in runs:
-        key = tuple(sorted({"hardware": run.hardware, **run.environment}.items()))
-        seen[key] = seen.get(key, 0) + 1
-    return tuple(seen.items())
+MAX_ALIKE = 3
+
+
+def promises_of(record: RunRecord) -> tuple[Promise, ...]:
+    """Group a run's guarantees: more than `MAX_ALIKE` of one kind, with one reason, are one line."""
+    groups: dict[tuple[str, bool, str], list[str]] = {}
+    for one in record.guarantees:
+        groups.setdefault((one.name.partition("(")[0], one.holds, one.because), []).append(one.name)
+    return tuple(
+        promise
+        for (kind, holds, because), names in groups.items()
+        for promise in (
+            [Promise(name, holds, because, ()) for name in names]
+            if len(names) <= MAX_ALIKE
+            else [Promise(f"{kind}(…)", holds, because, tuple(names))]
+        )
+    )
+
+
+def seconds_rows(record: RunRecord) -> tuple[TableRow, ...]:
+    """Return each part of a run's wall clock, with its time and its share."""
+    total = sum(record.seconds_by_part.values())
+    ordered = [n for n in TIME_PARTS if n in record.seconds_by_part]
+    ordered += [n for n in record.seconds_by_part if n not in TIME_PARTS]
+    return tuple(
+        (name, amount(seconds, "seconds"), f"{100 * seconds / total:.1f} %" if total else "—")
+        for name in ordered
+        if (seconds := record.seconds_by_part[name])
+    )
+
+
+def decisions_text(facts: GovernanceFacts, phase: str) -> str:
+    """Return in words which classes a phase doesn't admit."""
+    found: dict[str, list[str]] = {}
+    for name in facts.classes:
+        if facts.decision[name][phase] != "admit":
+            found.setdefault(facts.decision[name][phase], []).append(name)
+    words = [f"{decision.capitalize()}: {', '.join(names)}." for decision, names in found.items()]
+    return " ".join(words) or "Every class is admitted."

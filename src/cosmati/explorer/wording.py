@@ -63,6 +63,11 @@ def amount(value: float, axis: Axis) -> str:
     return f"{number(value)} {AXIS_NAMES[axis]}"
 
 
+def weight_text(weight: float) -> str:
+    """Return a weight as it stands in a cell: 0 is a dash."""
+    return "–" if weight == 0 else f"{weight:.3g}"
+
+
 def quality_text(study: StudyRecord, value: float) -> str:
     """Return a quality with four significant digits and the study's unit."""
     return f"{number(value, 4)} {study.unit}".strip()

@@ -34,7 +34,6 @@ ENTRY_VERSION = 1
 MAX_ENTRY_SIZE = 65_535
 _HEAD = struct.Struct(">BB")
 _COUNT = struct.Struct(">H")
-_U64 = struct.Struct(">Q")
 _STEP = struct.Struct(">QI32s32sB")
 _CELL = struct.Struct(">IHHIId32s")
 _RESUME = struct.Struct(">QQI")

@@ -14,24 +14,26 @@ from pathlib import Path
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.details import DETAILS_FILE, check_line, committed_digest
-from cosmati.ledger.disk import TEMPORARY, WriterLock, replace_file, sync_data, sync_directory, write_all
 from cosmati.ledger.entry import decode_entry
 from cosmati.ledger.history import RunHistory
 from cosmati.ledger.keys import SigningKey
-from cosmati.ledger.note import checkpoint_text
+from cosmati.ledger.note import TreeHead, checkpoint_text
 from cosmati.ledger.reader import CHECKPOINT_FILE, VKEY_FILE, Scan, read_head, read_verifier_key
 from cosmati.ledger.tiles import (
     ENTRIES,
     TILE_WIDTH,
+    Frontier,
     decode_bundle,
     encode_bundle,
     needed_width,
     read_tile,
     tile_path,
 )
-from cosmati.ledger.tree import EMPTY_ROOT, Frontier, TreeHead, leaf_hash
 from cosmati.ledger.wal import Wal, WalContent, read_wal
+from cosmati.ledger.writer_lock import WriterLock
 from cosmati.records.ledger import NO_DETAILS
+from cosmati.storage.atomic import DRAFT_SUFFIX, replace_file, replace_files, sync, write_all
+from cosmati.storage.merkle import MerkleTree, leaf_hash
 
 _WAL_PURPOSE = "write-ahead log"
 
@@ -68,7 +70,6 @@ class LedgerFiles:
         lines = b"".join(line + b"\n" for _, line in batch if line is not None)
         if lines:
             write_all(self._details, lines)
-            sync_data(self._details)
         assert self._wal is not None
         self._wal.append(entries)
         self._take(entries)
@@ -96,14 +97,7 @@ class LedgerFiles:
         data = {tile_path(ENTRIES, first + i, len(chunk)): encode_bundle(chunk) for i, chunk in enumerate(chunks)}
         for level, index, hashes in (*self._full_tiles, *self.frontier.partial_tiles()):
             data[tile_path(level, index, len(hashes))] = b"".join(hashes)
-        folders = {self._directory}
-        for name, content in data.items():
-            path = self._directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, content)
-            folders.update(p for p in path.parents if p.is_relative_to(self._directory))
-        for folder in folders:
-            sync_directory(folder)
+        replace_files(self._directory, data)
         head = TreeHead(self.frontier.size, self.frontier.root())
         publish_head(self._directory, self._key, head)
         for name in data:
@@ -158,7 +152,6 @@ def publish_head(directory: Path, key: SigningKey, head: TreeHead) -> None:
     """Sign a tree head and put it in place as the checkpoint."""
     note = key.sign_note(checkpoint_text(key.name, head))
     replace_file(directory / CHECKPOINT_FILE, note.encode())
-    sync_directory(directory)
 
 
 def create_files(directory: Path, key: SigningKey) -> tuple[LedgerFiles, RunHistory]:
@@ -175,11 +168,11 @@ def create_files(directory: Path, key: SigningKey) -> tuple[LedgerFiles, RunHist
         )
     lock = WriterLock(directory)
     try:
-        head = TreeHead(0, EMPTY_ROOT)
+        head = TreeHead(0, MerkleTree().root())
         replace_file(directory / VKEY_FILE, (key.verifier.text + "\n").encode())
         replace_file(directory / DETAILS_FILE, b"")
         publish_head(directory, key, head)
-        sync_directory(directory.parent)
+        sync(directory.parent)
         return _begin(directory, key, lock, Scan(directory, head), head)
     except BaseException:
         lock.release()
@@ -202,7 +195,7 @@ def open_files(directory: Path, key: SigningKey) -> tuple[LedgerFiles, RunHistor
         )
     lock = WriterLock(directory)
     try:
-        for path in directory.rglob(f"*{TEMPORARY}"):
+        for path in directory.rglob(f"*{DRAFT_SUFFIX}"):
             path.unlink()
         wal = read_wal(directory)
         head = read_head(directory, verifier)

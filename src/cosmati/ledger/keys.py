@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from cosmati.errors import LedgerError
 from cosmati.ledger.note import VerifierKey, check_key_name, sign_note
+from cosmati.storage.atomic import create_secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,7 @@ def create_key(path: Path, *, name: str) -> SigningKey:
     key = SigningKey.generate(name)
     pem = key.private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(pem)
-            file.flush()
-            os.fsync(file.fileno())
+        create_secret(path, pem)
     except OSError as error:
         raise LedgerError(
             f"The operator key {path} can't be created: {error.strerror}. Name a new file in a folder "

@@ -12,7 +12,6 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from cosmati.errors import LedgerError, TamperError
-from cosmati.ledger.tree import TreeHead
 
 ED25519 = b"\x01"
 _KEY_SIZE = 32
@@ -20,6 +19,14 @@ _ID_SIZE = 4
 _ROOT_SIZE = 32
 _MAX_NOTE_SIZE = 1 << 20
 _DASH = "\u2014"
+
+
+@dataclass(frozen=True, slots=True)
+class TreeHead:
+    """Size of a tree (entries) and its 32-byte root hash."""
+
+    size: int
+    root: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,23 @@
 """Answers from a verified ledger: which class gave what to which region. Pure Python, one or two passes.
 
 Each query verifies the whole ledger first, as `verify_ledger` does, and reads only what the checkpoint
-covers. A microbatch *reaches* a region where it has rows and its route gives the region a weight above 0.
+covers. Who asks several opens a `VerifiedLedger` once and gives it in place of the directory. A microbatch
+*reaches* a region where it has rows and its route gives the region a weight above 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.details import decode_details
+from cosmati.ledger.note import TreeHead
 from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_key
-from cosmati.ledger.tree import TreeHead
 from cosmati.ledger.verify import LEVEL_0
-from cosmati.records.ledger import MicrobatchCell, StepEntry
+from cosmati.records.ledger import MicrobatchCell, RunEntry, StepEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +157,23 @@ def _read_norms(item: ScannedEntry, num_microbatches: int, num_regions: int) -> 
     return norms
 
 
-class _Ledger:
-    """A ledger that was verified once; every further scan is under that one head."""
+class VerifiedLedger:
+    """A ledger that was verified once; every further scan is under that one head.
 
-    def __init__(self, directory: Path, vkey: str | None) -> None:
+    Args:
+        directory: the ledger's.
+        vkey: the operator's verifier key from a source that you trust.
+
+    Attributes:
+        run: Entry 0.
+        details: Entry 0's details: classes, regions, routes, phases and what else the run committed to.
+
+    Raises:
+        LedgerError: no ledger, an empty one, or no key. TamperError: it doesn't verify, or its details don't
+        follow the contract in `cosmati.records.ledger`.
+    """
+
+    def __init__(self, directory: Path, vkey: str | None = None) -> None:
         self.key = read_verifier_key(directory, vkey)
         self.head: TreeHead = read_head(directory, self.key)
         if self.head.size == 0:
@@ -167,13 +181,21 @@ class _Ledger:
         self._directory = directory
         scan = Scan(directory, self.head)
         first, *_ = (item for item in scan if item.index == 0)
+        assert isinstance(first.entry, RunEntry), "the history refuses anything else as entry 0"
+        self.run = first.entry
+        self.details = decode_details(first.details) if first.details is not None else {}
         self.tables = _read_tables(first)
         self.standing = scan.history.standing()
 
     def steps(self) -> Iterator[tuple[ScannedEntry, StepEntry]]:
+        """Yield the steps, superseded ones too."""
         for item in Scan(self._directory, self.head):
             if isinstance(item.entry, StepEntry):
                 yield item, item.entry
+
+
+def _opened(ledger: Path | VerifiedLedger, vkey: str | None) -> VerifiedLedger:
+    return ledger if isinstance(ledger, VerifiedLedger) else VerifiedLedger(ledger, vkey)
 
 
 @dataclass(slots=True)
@@ -199,14 +221,14 @@ class _Sum:
             self.square_sum += norm * norm
 
 
-def contributions(directory: Path, *, vkey: str | None = None) -> ContributionTable:
+def contributions(directory: Path | VerifiedLedger, *, vkey: str | None = None) -> ContributionTable:
     """Return what each class gave each region over the steps that stand; `Contribution` says what it means.
 
     Raises:
         LedgerError: no ledger, an empty one, or no key. TamperError: the ledger doesn't verify, or its
         details don't follow the contract in `cosmati.records.ledger`.
     """
-    ledger = _Ledger(directory, vkey)
+    ledger = _opened(directory, vkey)
     tables = ledger.tables
     sums = [[_Sum() for _ in tables.regions] for _ in tables.classes]
     for item, entry in ledger.steps():
@@ -264,47 +286,103 @@ def classes_of_region(directory: Path, region: str, *, vkey: str | None = None) 
     return tuple(c for c in table.cells if c.region == region and c.num_microbatches)
 
 
+@dataclass(frozen=True, slots=True)
+class LoggedStep:
+    """A step that stands.
+
+    Attributes:
+        step: Its number.
+        class_names: The class of each microbatch that has rows.
+        norms: Sum of the logged gradient norms by class and region.
+    """
+
+    step: int
+    class_names: tuple[str, ...]
+    norms: Mapping[tuple[str, str], float]
+
+
+def logged_steps(directory: Path | VerifiedLedger, *, vkey: str | None = None) -> Iterator[LoggedStep]:
+    """Yield the steps that stand, in order.
+
+    Raises:
+        LedgerError, TamperError: as for `contributions`.
+    """
+    ledger = _opened(directory, vkey)
+    tables = ledger.tables
+    for item, entry in ledger.steps():
+        if item.index not in ledger.standing:
+            continue
+        norms: dict[tuple[str, str], float] = {}
+        rows = _read_norms(item, len(entry.microbatches), len(tables.regions))
+        for number, cell in enumerate(entry.microbatches):
+            tables.route(cell, item)
+            for region, norm in zip(tables.regions, rows.get(number, ()), strict=False):
+                if norm is not None:
+                    key = tables.classes[cell.class_id], region
+                    norms[key] = norms.get(key, 0.0) + norm
+        seen = tuple(tables.classes[cell.class_id] for cell in entry.microbatches if cell.num_rows)
+        yield LoggedStep(entry.step, seen, norms)
+
+
 def direct_write_exclusion(
-    directory: Path, class_name: str, region: str, *, vkey: str | None = None
+    directory: Path | VerifiedLedger, class_name: str, region: str, *, vkey: str | None = None
 ) -> ExclusionStatement:
     """Scan the whole ledger and state that no step gave rows of the class weight in the region.
+
+    Raises:
+        LedgerError, TamperError: as for `direct_write_exclusions`.
+    """
+    return direct_write_exclusions(directory, [(class_name, region)], vkey=vkey)[0]
+
+
+def direct_write_exclusions(
+    directory: Path | VerifiedLedger, pairs: Sequence[tuple[str, str]], *, vkey: str | None = None
+) -> tuple[ExclusionStatement, ...]:
+    """Scan the whole ledger once, and state of each class and region that no step gave such rows weight there.
 
     Raises:
         LedgerError: no ledger, an empty one, or no such class or region. TamperError: a logged step (a
         superseded one too) did, or logged a gradient where its route gave no weight; or
             the ledger doesn't verify.
     """
-    ledger = _Ledger(directory, vkey)
+    ledger = _opened(directory, vkey)
     tables = ledger.tables
-    wanted, column = tables.class_index(class_name), tables.region_index(region)
-    num_steps, num_cells, found = 0, 0, None
+    columns: dict[int, list[int]] = {}
+    for class_name, region in pairs:
+        columns.setdefault(tables.class_index(class_name), []).append(tables.region_index(region))
+    num_steps, found = 0, ""
+    num_cells = dict.fromkeys(columns, 0)
     policies: dict[str, None] = {}
     for item, entry in ledger.steps():
         num_steps += 1
         policies[entry.policy_digest.hex()] = None
         norms = _read_norms(item, len(entry.microbatches), len(tables.regions))
         for number, cell in enumerate(entry.microbatches):
-            weight = tables.route(cell, item)[column]
-            if cell.class_id == wanted:
-                num_cells += 1
+            route = tables.route(cell, item)
+            if cell.class_id not in columns:
+                continue
+            num_cells[cell.class_id] += 1
+            for column in columns[cell.class_id]:
                 norm = norms[number][column] if number in norms else None
-                if weight > 0 or norm:
-                    found = found or (item.index, entry.step, number, weight, norm)
-    if found is not None:
-        index, step, number, weight, norm = found
-        raise TamperError(
-            f"The statement is false: entry {index} (step {step}), microbatch {number}, gave rows of "
-            f"{class_name!r} weight "
-            f"{weight} in {region!r} (gradient norm {norm}). Ask `contributions` how much there was."
+                if (route[column] > 0 or norm) and not found:
+                    found = (
+                        f"entry {item.index} (step {entry.step}), microbatch {number}, gave rows of "
+                        f"{tables.classes[cell.class_id]!r} weight {route[column]} in {tables.regions[column]!r} "
+                        f"(gradient norm {norm})"
+                    )
+    if found:
+        raise TamperError(f"The statement is false: {found}. Ask `contributions` how much there was.")
+    return tuple(
+        ExclusionStatement(
+            class_name=class_name,
+            region=region,
+            origin=ledger.key.name,
+            tree_size=ledger.head.size,
+            root=ledger.head.root.hex(),
+            num_steps_scanned=num_steps,
+            num_class_microbatches=num_cells[tables.class_index(class_name)],
+            policy_digests=tuple(policies),
+            evidence_level=LEVEL_0,
         )
-    return ExclusionStatement(
-        class_name=class_name,
-        region=region,
-        origin=ledger.key.name,
-        tree_size=ledger.head.size,
-        root=ledger.head.root.hex(),
-        num_steps_scanned=num_steps,
-        num_class_microbatches=num_cells,
-        policy_digests=tuple(policies),
-        evidence_level=LEVEL_0,
+        for class_name, region in pairs
     )

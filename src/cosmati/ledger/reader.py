@@ -10,18 +10,19 @@ from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.details import DETAILS_FILE, check_line, committed_digest
 from cosmati.ledger.entry import decode_entry
 from cosmati.ledger.history import RunHistory
-from cosmati.ledger.note import VerifierKey, parse_checkpoint
+from cosmati.ledger.note import TreeHead, VerifierKey, parse_checkpoint
 from cosmati.ledger.tiles import (
     ENTRIES,
     TILE_WIDTH,
+    Frontier,
     decode_bundle,
     encode_bundle,
     needed_width,
     read_tile,
     tile_files,
 )
-from cosmati.ledger.tree import Frontier, TreeHead, leaf_hash
 from cosmati.records.ledger import NO_DETAILS, Entry
+from cosmati.storage.merkle import leaf_hash
 
 CHECKPOINT_FILE = "checkpoint"
 VKEY_FILE = "operator.vkey"

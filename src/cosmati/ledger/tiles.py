@@ -6,11 +6,11 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from cosmati.errors import LedgerError, TamperError
-from cosmati.ledger.tree import TreeHead, merge
+from cosmati.errors import TamperError
+from cosmati.storage.merkle import MerkleTree
 
-TILE_WIDTH = 256
-HASH_SIZE = 32
+_TILE_HEIGHT = 8
+TILE_WIDTH = 1 << _TILE_HEIGHT
 ENTRIES = "entries"
 _LENGTH = struct.Struct(">H")
 
@@ -53,7 +53,7 @@ def decode_bundle(data: bytes) -> list[bytes]:
 
 def needed_width(index: int, size: int, level: int = 0) -> int:
     """Return the width, 0 to 256, of tile `index` of a level in a tree of `size` entries."""
-    return max(0, min(TILE_WIDTH, (size >> 8 * level) - index * TILE_WIDTH))
+    return max(0, min(TILE_WIDTH, (size >> _TILE_HEIGHT * level) - index * TILE_WIDTH))
 
 
 def tile_files(directory: Path, level: int | str, index: int) -> list[tuple[int, Path]]:
@@ -81,28 +81,35 @@ def read_tile(directory: Path, level: int | str, index: int, width: int) -> tupl
     raise TamperError(f"{path} is missing, and the checkpoint covers it. Restore it from a copy of the ledger.")
 
 
-class TileTree:
-    """Hashes of a stored tree, for proofs: pass `complete` to `inclusion_proof` or `consistency_proof`.
+class Frontier:
+    """The right edge of a growing tree, and for each tile level the hashes of the tile that isn't full yet."""
 
-    Tiles aren't verified here. A proof is: check it against a tree head that you trust.
-    """
+    def __init__(self) -> None:
+        self.levels: list[list[bytes]] = []
+        self.size = 0
+        self._tree = MerkleTree()
 
-    def __init__(self, directory: Path, head: TreeHead) -> None:
-        self._directory = directory
-        self._size = head.size
+    def append(self, leaf: bytes) -> list[tuple[int, int, list[bytes]]]:
+        """Add a leaf hash; return the tiles that it filled, as (level, index, 256 hashes)."""
+        full: list[tuple[int, int, list[bytes]]] = []
+        self.size += 1
+        for level, value in enumerate(self._tree.append(leaf)[::_TILE_HEIGHT]):
+            if level == len(self.levels):
+                self.levels.append([])
+            self.levels[level].append(value)
+            if len(self.levels[level]) == TILE_WIDTH:
+                full.append((level, (self.size >> _TILE_HEIGHT * (level + 1)) - 1, self.levels[level]))
+                self.levels[level] = []
+        return full
 
-    def complete(self, height: int, index: int) -> bytes:
-        """Return the hash of the complete subtree of `2**height` entries number `index`.
+    def partial_tiles(self) -> list[tuple[int, int, list[bytes]]]:
+        """Return the tiles that are neither full nor empty, as (level, index, hashes)."""
+        return [
+            (level, self.size >> _TILE_HEIGHT * (level + 1), list(hashes))
+            for level, hashes in enumerate(self.levels)
+            if hashes
+        ]
 
-        Raises:
-            LedgerError: the tree doesn't have it. TamperError: a tile is missing or cut short.
-        """
-        if index < 0 or (index + 1) << height > self._size:
-            raise LedgerError(f"The tree of {self._size} entries has no complete subtree {index} of height {height}.")
-        level, count = height // 8, 1 << height % 8
-        tile, offset = divmod(index * count, TILE_WIDTH)
-        path, data = read_tile(self._directory, level, tile, needed_width(tile, self._size, level))
-        hashes = [data[i * HASH_SIZE : (i + 1) * HASH_SIZE] for i in range(offset, offset + count)]
-        if len(hashes[-1]) != HASH_SIZE:
-            raise TamperError(f"{path} is cut short: {len(data)} bytes. Restore it from a copy of the ledger.")
-        return merge(hashes)
+    def root(self) -> bytes:
+        """Return the root hash of all leaves so far."""
+        return self._tree.root()

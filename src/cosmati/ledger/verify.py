@@ -7,9 +7,8 @@ from pathlib import Path
 
 from cosmati.errors import TamperError
 from cosmati.ledger.files import check_overlap
-from cosmati.ledger.note import VerifierKey, parse_checkpoint
+from cosmati.ledger.note import TreeHead, VerifierKey, parse_checkpoint
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
-from cosmati.ledger.tree import TreeHead
 from cosmati.ledger.wal import WAL_FILE, read_wal
 
 LEVEL_0 = "L0: consistent in itself, operator-asserted"

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosmati.errors import LedgerError, TamperError
-from cosmati.ledger.disk import replace_file, sync_data, sync_directory, write_all
+from cosmati.ledger.note import TreeHead
 from cosmati.ledger.tiles import decode_bundle, encode_bundle
-from cosmati.ledger.tree import TreeHead
+from cosmati.storage.atomic import replace_file, write_all
 
 WAL_FILE = "wal"
 _MAGIC = b"COSMWAL1"
@@ -46,13 +46,12 @@ class WalFrame:
 
 @dataclass(frozen=True, slots=True)
 class WalContent:
-    """The head at a log's start, its header's bytes and mac, its whole frames, the number of torn bytes."""
+    """The head at a log's start, its header's bytes and mac, its whole frames."""
 
     head: TreeHead
     body: bytes
     mac: bytes
     frames: tuple[WalFrame, ...]
-    num_torn_bytes: int
 
     @property
     def entries(self) -> dict[int, bytes]:
@@ -101,7 +100,7 @@ def _read_frame(data: bytes, position: int) -> tuple[WalFrame, int] | None:
 
 
 def read_wal(directory: Path) -> WalContent:
-    """Read the write-ahead log; torn bytes at its end are counted and left alone.
+    """Read the write-ahead log; torn bytes at its end are left alone.
 
     Raises:
         TamperError: it is missing, or damaged where no crash can damage it.
@@ -130,7 +129,7 @@ def read_wal(directory: Path) -> WalContent:
             raise TamperError(f"{path} is damaged at byte {position}, before a whole frame at {later}. Restore it.")
         later = data.find(_FRAME_MAGIC, later + 1)
     body, mac = data[: _HEADER.size], data[_HEADER.size : _HEADER.size + _MAC_SIZE]
-    return WalContent(TreeHead(base, root), body, mac, tuple(frames), len(data) - position)
+    return WalContent(TreeHead(base, root), body, mac, tuple(frames))
 
 
 class Wal:
@@ -143,7 +142,6 @@ class Wal:
         body = _HEADER.pack(_MAGIC, head.size, head.root)
         self._mac = hmac.digest(secret, body, "sha256")
         replace_file(path, _seal(body, self._mac))
-        sync_directory(directory)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def append(self, entries: Sequence[bytes]) -> None:
@@ -154,7 +152,6 @@ class Wal:
         body = _FRAME.pack(_FRAME_MAGIC, self._next, len(bundle)) + bundle
         mac = hmac.digest(self._secret, self._mac + body, "sha256")
         write_all(self._descriptor, _seal(body, mac))
-        sync_data(self._descriptor)
         self._mac = mac
         self._next += len(entries)
 

@@ -17,7 +17,7 @@ from cosmati.ledger.entry import decode_entry, encode_entry
 from cosmati.ledger.files import LedgerFiles, create_files, open_files
 from cosmati.ledger.history import RunHistory
 from cosmati.ledger.keys import SigningKey
-from cosmati.ledger.tree import TreeHead
+from cosmati.ledger.note import TreeHead
 from cosmati.records.ledger import NO_DETAILS, Entry, ResumeEntry
 
 __all__ = ["LedgerWriter", "details_digest"]
@@ -117,11 +117,6 @@ class LedgerWriter:
         """Number of entries appended, flushed or not."""
         with self._changed:
             return self._history.size
-
-    @property
-    def root_hash(self) -> bytes:
-        """Root of the tree of all entries appended so far; flushes them."""
-        return self._call(self._files.frontier.root)
 
     def next_attempt(self) -> int:
         """Return the attempt number of a resume."""

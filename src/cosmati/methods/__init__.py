@@ -1,5 +1,7 @@
 """Training methods. This list is all there is: no registry."""
 
+# Written by tools/list_methods.py: run `make methods` after a change of a method's `__all__`.
+
 from __future__ import annotations
 
 from cosmati.core.method import Method

@@ -6,18 +6,36 @@ import dataclasses
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, InputKind, iterate_tensors, map_tensors
 from cosmati.core.method import Method, Position, Stage
-from cosmati.core.surgery import Optimizers, replace_in_groups
 from cosmati.errors import BatchError, PlanError
+from cosmati.methods.building_blocks.surgery import (
+    Graft,
+    Optimizers,
+    graft,
+    is_loaded_instance,
+    replace_in_groups,
+    strangers,
+)
+
+__all__ = ["Alibi", "apply_alibi"]
 
 _ADDITIVE = ("eager", "sdpa")
 """Hugging Face's attention implementations that take a bias."""
+_ATTENTION = (
+    "transformers.models.gpt2.modeling_gpt2.GPT2Attention",
+    "transformers.models.bert.modeling_bert.BertSelfAttention",
+)
+_POSITIONS = {
+    "transformers.models.gpt2.modeling_gpt2.GPT2Model": "wpe",
+    "transformers.models.bert.modeling_bert.BertEmbeddings": "position_embeddings",
+}
+"""Where Hugging Face's models hold what they have learnt of positions."""
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
@@ -53,9 +71,10 @@ def alibi_bias(slopes: Tensor, query_length: int, key_length: int, *, is_causal:
     return bias.masked_fill(distance < 0, -torch.inf) if is_causal else bias
 
 
-class AlibiAttention(nn.Module):
-    """Attention with the bias, combined with the layer's own class by the surgery; `slopes` is a buffer, not saved."""
+class AlibiAttention(Graft):
+    """Attention with the bias; `slopes` is a buffer, not saved."""
 
+    prefix = "Alibi"
     slopes: Tensor
 
 
@@ -107,8 +126,10 @@ class NoPositions(nn.Module):
 def apply_alibi(model: nn.Module, max_sequence_length: int, optimizers: Optimizers = None) -> nn.Module:
     """Take a transformer's position embeddings out, and let its attention fall off with distance, in place.
 
-    Known are this library's GPT, and Hugging Face's GPT-2, and BERT with eager or sdpa attention. Layers keep their
-    hooks, names and other parameters. Anything else is refused and left as it is.
+    Known are Hugging Face's GPT-2, and BERT with eager or sdpa attention, their subclasses, and models built as this
+    library's GPT: attention that asks a method `bias(query)` for what it adds to its scores, with `num_heads` in itself
+    or its `config`, and learnt positions in `position`, which may be None. Layers keep their hooks, names and other
+    parameters. Anything else is refused and left as it is.
 
     Args:
         model: the model; everything that holds positions, not an attention layer alone.
@@ -124,16 +145,24 @@ def apply_alibi(model: nn.Module, max_sequence_length: int, optimizers: Optimize
     _check(max_sequence_length)
     if any(isinstance(module, AlibiAttention) for module in model.modules()):
         return model
-    attention = [module for module in model.modules() if _is_known(module)]
+    attention = [module for module in model.modules() if _is_theirs(module) or _asks_for_bias(module)]
     positions = [(module, name) for module in model.modules() if (name := _positions_of(module))]
     if not attention or not positions:
         _refuse(model, has_attention=bool(attention))
+    for name, layer in strangers(model, attention).items():
+        _stop(
+            f"{name} is a {type(layer).__name__} that isn't known, beside others that are: it would know no positions"
+        )
     for layer in attention:
-        _change(layer)
+        _check_layer(layer)
+    for layer in attention:
+        graft(layer, _HuggingFaceAttention if _is_theirs(layer) else _OwnAttention)
+        slopes = alibi_slopes(_num_heads(layer)).to(next(layer.parameters()).device)
+        layer.register_buffer("slopes", slopes, persistent=False)
     for module, name in positions:
         embedding = getattr(module, name)
         replace_in_groups(optimizers, embedding.weight, {})
-        setattr(module, name, None if _is_own(module, "GPT") else NoPositions(embedding))
+        setattr(module, name, None if _is_built_as_own(module) else NoPositions(embedding))
         _lengthen(module, max_sequence_length)
     return model
 
@@ -193,64 +222,74 @@ def _check(max_sequence_length: int) -> None:
         raise PlanError(msg)
 
 
-def _is_own(module: nn.Module, name: str) -> bool:
-    """Say whether a module is one of this library's models, which methods don't import."""
-    return any(kind.__module__ == "cosmati.models.gpt" and kind.__name__ == name for kind in type(module).__mro__)
+def _is_theirs(module: nn.Module) -> bool:
+    return is_loaded_instance(module, _ATTENTION) and not getattr(module, "is_cross_attention", False)
 
 
-def _is_known(module: nn.Module) -> bool:
-    kind = type(module)
-    if _is_own(module, "Attention"):
-        return True
-    is_theirs = kind.__module__.startswith("transformers.")
-    own = kind.__name__ in ("GPT2Attention", "BertSelfAttention") and not getattr(module, "is_cross_attention", False)
-    return is_theirs and own
+def _asks_for_bias(module: nn.Module) -> bool:
+    """Say whether a module has a method `bias`, not a parameter, and heads."""
+    return inspect.isfunction(inspect.getattr_static(type(module), "bias", None)) and _num_heads(module) > 0
+
+
+def _num_heads(layer: nn.Module) -> int:
+    places = (layer, getattr(layer, "config", None))
+    counts = (getattr(place, name, None) for place in places for name in ("num_heads", "num_attention_heads"))
+    return next((count for count in counts if isinstance(count, int)), 0)
+
+
+def _is_built_as_own(module: nn.Module) -> bool:
+    config = getattr(module, "config", None)
+    return hasattr(module, "position") and dataclasses.is_dataclass(config) and hasattr(config, "sequence_length")
 
 
 def _positions_of(module: nn.Module) -> str | None:
     """Return the name of a module's learnt positions."""
-    names = {"GPT2Model": "wpe", "BertEmbeddings": "position_embeddings"}
-    name = "position" if _is_own(module, "GPT") else names.get(type(module).__name__)
-    return name if name is not None and isinstance(getattr(module, name, None), nn.Embedding) else None
+    names = [name for path, name in _POSITIONS.items() if is_loaded_instance(module, [path])]
+    names += ["position"] * _is_built_as_own(module)
+    return next((name for name in names if isinstance(getattr(module, name, None), nn.Embedding)), None)
 
 
-def _refuse(model: nn.Module, *, has_attention: bool) -> None:
-    rotary = any("rotary" in type(m).__name__.lower() for m in model.modules()) or (
-        _is_own(model, "GPT") and bool(cast("Any", model).config.rotary)
-    )
+def _refuse(model: nn.Module, *, has_attention: bool) -> NoReturn:
     why = "it has no attention that is known" if not has_attention else "it has no learnt positions to take out"
-    if rotary:
+    # Tables of rotations are buffers: of this library's attention, of Hugging Face's models.
+    if any(name.rpartition(".")[2] in ("cosine", "inv_freq") for name, _ in model.named_buffers()):
         why = "its positions are rotary, inside its attention: there's nothing to take out"
+    _stop(f"{type(model).__name__}: {why}")
+
+
+def _stop(why: str) -> NoReturn:
     msg = (
-        f"Alibi can't change {type(model).__name__}: {why}. Known are this library's GPT (rotary=False) and Hugging "
-        "Face's GPT-2 and BERT. Use one of these. Remove it from the methods of this run otherwise."
+        f"Alibi can't change {why}. Known are models built as this library's GPT (rotary=False) and Hugging Face's "
+        "GPT-2 and BERT. Use one of these. Remove it from the methods of this run otherwise."
     )
     raise PlanError(msg)
 
 
-def _change(layer: nn.Module) -> None:
-    config: Any = layer.config
+def _check_layer(layer: nn.Module) -> None:
+    """Refuse attention that a bias wouldn't reach."""
     kind = type(layer)
-    mixin: type[AlibiAttention] = _OwnAttention
-    if not _is_own(layer, "Attention"):
-        mixin = _HuggingFaceAttention
-        implementation = config._attn_implementation  # noqa: SLF001  (theirs)
-        if implementation not in _ADDITIVE:
-            msg = (
-                f"Alibi adds to attention's scores, and attn_implementation={implementation!r} takes no bias. Build "
-                f"the model with one of {_ADDITIVE}. Remove it from the methods of this run otherwise."
+    if not _is_theirs(layer):
+        forward, bias = (next(k for k in kind.__mro__ if name in k.__dict__) for name in ("forward", "bias"))
+        if forward is not bias:
+            _stop(
+                f"{kind.__name__}: its forward is of {forward.__name__} and its `bias` of {bias.__name__}, so nothing "
+                "says that one asks the other (define both in one class)"
             )
-            raise PlanError(msg)
-    layer.__class__ = type(f"Alibi{kind.__name__}", (mixin, kind), {})
-    heads = [getattr(place, name, None) for place in (layer, config) for name in ("num_heads", "num_attention_heads")]
-    num_heads = int(next(count for count in heads if count))
-    like = next(layer.parameters())
-    layer.register_buffer("slopes", alibi_slopes(num_heads).to(like.device), persistent=False)
+        return
+    if not {"hidden_states", "attention_mask"} <= inspect.signature(kind.forward).parameters.keys():
+        _stop(f"{kind.__name__}: its forward has no `hidden_states` and `attention_mask`, where the bias goes in")
+    implementation = cast("Any", layer).config._attn_implementation  # noqa: SLF001  (theirs)
+    if implementation not in _ADDITIVE:
+        msg = (
+            f"Alibi adds to attention's scores, and attn_implementation={implementation!r} takes no bias. Build "
+            f"the model with one of {_ADDITIVE}. Remove it from the methods of this run otherwise."
+        )
+        raise PlanError(msg)
 
 
 def _lengthen(module: nn.Module, length: int) -> None:
     """Let a model take sequences of this length, now that no table of positions ends before."""
-    if _is_own(module, "GPT"):
+    if _is_built_as_own(module):
         own: Any = module
         own.config = dataclasses.replace(own.config, sequence_length=max(length, own.config.sequence_length))
         return

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from cosmati.core.batch import Batch, InputKind
-from cosmati.core.image_operations import (
+from cosmati.core.method import Method, Position, Stage
+from cosmati.errors import BatchError, CosmatiError, PlanError
+from cosmati.methods.building_blocks.image_operations import (
     MAX_SEVERITY,
     NUM_DRAWS,
     AugmentationSet,
@@ -20,12 +22,12 @@ from cosmati.core.image_operations import (
     change_images,
     operation_names,
 )
-from cosmati.core.method import Method, Position, Stage
-from cosmati.core.mixing import NUM_GAMMA_DRAWS, log_gamma_of_uniforms
-from cosmati.errors import BatchError, CosmatiError, PlanError
+from cosmati.methods.building_blocks.mixing import NUM_GAMMA_DRAWS, log_gamma_of_uniforms
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+__all__ = ["AugMix", "augmix_image"]
 
 AnyImage = TypeVar("AnyImage", bound="Tensor | Image")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
@@ -13,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 from cosmati.core.method import Method, Stage
-from cosmati.core.surgery import Optimizers, replace_modules
 from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.surgery import Optimizers, replace_modules, warn_unchanged
+
+__all__ = ["BlurConv2d", "BlurMaxPool2d", "BlurPool", "BlurPool2d", "apply_blurpool"]
 
 Size = int | tuple[int, int]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -174,7 +175,7 @@ def apply_blurpool(
     if not replaced and not found and (replace_convs or replace_maxpools):
         kinds = [f"Conv2d of {min_channels} channels or more"] * replace_convs + ["MaxPool2d"] * replace_maxpools
         msg = f"BlurPool changes nothing: {type(model).__name__} has no strided {' or '.join(kinds)}."
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warn_unchanged(msg, model, *[nn.Conv2d] * replace_convs, *[nn.MaxPool2d] * replace_maxpools)
     return replace_modules(model, replaced)
 
 

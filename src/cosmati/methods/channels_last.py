@@ -11,6 +11,8 @@ from torch import nn
 
 from cosmati.core.method import Method, Stage
 
+__all__ = ["ChannelsLast", "apply_channels_last"]
+
 
 def apply_channels_last(model: nn.Module) -> nn.Module:
     """Lay out every parameter and buffer of four dimensions with channels last, in place.

@@ -16,6 +16,8 @@ from cosmati.errors import BatchError, PlanError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+__all__ = ["ColOut", "colout_batch"]
+
 ResizeTarget = bool | Literal["auto"]
 Sample = TypeVar("Sample", bound="Tensor | Image | tuple[Tensor | Image, Tensor | Image]")
 

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from cosmati.core.batch import Batch, InputKind
-from cosmati.core.image_operations import as_batch
 from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
+from cosmati.methods.building_blocks.image_operations import as_batch
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+__all__ = ["CutOut", "cutout_batch"]
 
 AnyImage = TypeVar("AnyImage", bound="Tensor | Image")
 

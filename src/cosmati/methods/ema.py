@@ -10,7 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from cosmati.core.averaging import (
+from cosmati.core.clock import Budget, Time
+from cosmati.core.method import Method, Position, Stage, State
+from cosmati.core.pieces import Pieces
+from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.averaging import (
     approach,
     averages_of,
     check_times,
@@ -19,9 +23,8 @@ from cosmati.core.averaging import (
     start_averages,
     steps_of,
 )
-from cosmati.core.clock import Budget, Time
-from cosmati.core.method import Method, Position, Stage, State
-from cosmati.errors import PlanError
+
+__all__ = ["EMA", "compute_ema"]
 
 
 def compute_ema(model: nn.Module, ema_model: nn.Module, smoothing: float = 0.99) -> None:
@@ -104,20 +107,20 @@ class EMA(Method):
             return self.smoothing == 0
         return self.half_life is None or Time.parse(self.half_life).value == 0
 
-    def after(self, state: State, model: nn.Module, at: Position, learnt: frozenset[str] | None) -> State:
-        """Return the state with the averages moved towards the model's parameters, where an update is due."""
+    def after(self, state: State, weights: Pieces, at: Position, learnt: frozenset[str] | None) -> State:
+        """Return the state with the averages moved towards the weights, where an update is due."""
         if self._is_off:
             return state
         interval = self._interval(at.budget)
         is_due = at.clock.step % interval == 0 and at.clock.step >= steps_of(self.ema_start, at.budget)
         with torch.no_grad():
             if not state:
-                return start_averages(model, interval) if is_due else state
+                return start_averages(weights, interval) if is_due else state
             state, chosen = note_moved(state, learnt, is_due=is_due)
             if chosen:
-                averages, parameters = averages_of(state), dict(model.named_parameters())
+                averages = averages_of(state)
                 share = 1.0 - self._smoothing(at.budget, interval)
-                approach([averages[name] for name in chosen], [parameters[name] for name in chosen], share)
+                approach([averages[name] for name in chosen], [weights.tensors[name] for name in chosen], share)
             return state
 
     def evaluation_weights(self, state: State, at: Position) -> Mapping[str, Tensor] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -12,8 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.core.method import Method, Stage
-from cosmati.core.surgery import Optimizers, replace_in_groups, replace_modules, shared_parameters
 from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.surgery import (
+    Optimizers,
+    replace_in_groups,
+    replace_modules,
+    shared_parameters,
+    warn_unchanged,
+)
+
+__all__ = ["Factorize", "FactorizedConv2d", "FactorizedLinear", "apply_factorization"]
 
 
 class FactorizedLinear(nn.Module):
@@ -198,7 +205,7 @@ def apply_factorization(
             f"Factorize changes nothing: {type(model).__name__} has no Conv2d of {min_channels} channels or Linear of "
             f"{min_features} features or more, in and out, that would get smaller. Lower the bounds, or leave it out."
         )
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warn_unchanged(msg, model, *[nn.Conv2d] * factorize_convs, *[nn.Linear] * factorize_linears)
     return replace_modules(model, replaced)
 
 

@@ -1,5 +1,7 @@
 """The methods' functions, for a loop of your own: `import cosmati.methods.functional as cf`."""
 
+# Written by tools/list_methods.py: run `make methods` after a change of a method's `__all__`.
+
 from __future__ import annotations
 
 from cosmati.methods.alibi import apply_alibi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
@@ -13,12 +14,12 @@ from torch import Tensor, nn
 
 from cosmati.core.method import Method, Stage
 from cosmati.core.rng import position_generator
-from cosmati.core.surgery import Optimizers, join_groups
 from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.surgery import Graft, Optimizers, graft, join_groups, strangers
+
+__all__ = ["GatedFeedForward", "GatedLinearUnits", "apply_gated_linear_units"]
 
 Activation = Callable[[Tensor], Tensor]
-
-_GATED_ALREADY = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "GemmaMLP", "Phi3MLP")
 
 
 class GatedFeedForward(nn.Module):
@@ -65,24 +66,19 @@ class _Parts:
     after: tuple[str, ...]
 
 
-class GatedBlock(nn.Module):
-    """A feed-forward with a gate; combined with the block's own class by the surgery.
+class GatedBlock(Graft):
+    """A feed-forward with a gate.
 
     The block's own layers keep their names and parameters; the gate is the child `gate`.
     """
 
+    prefix = "Gated"
     gate: nn.Linear
     parts: _Parts
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the block's output, with its hidden layer gated."""
-        parts = self.parts
-        activation = parts.activation
-        act = getattr(self, activation) if isinstance(activation, str) else activation
-        hidden: Tensor = act(getattr(self, parts.up)(input)) * self.gate(input)
-        for name in parts.after:
-            hidden = getattr(self, name)(hidden)
-        return hidden
+        return _compute(self, self.parts, input, self.gate)
 
 
 def apply_gated_linear_units(
@@ -97,10 +93,12 @@ def apply_gated_linear_units(
 ) -> nn.Module:
     """Gate every feed-forward of a model, in place: `activation(up(x)) * gate(x)` in the place of `activation(up(x))`.
 
-    Known are the feed-forwards of this library's GPT, and those of Hugging Face's GPT-2, BERT and its kin. Others are
-    named by `target_layer_name`: blocks of a linear layer, an activation that is a module, maybe dropout, and a second
-    linear layer. The first linear layer stays what it was, and the gate is a new layer of the same size, so a
-    feed-forward costs half as much again. Its weights are normal, with the standard deviation of the layer beside it.
+    Known are feed-forwards built as those of this library's GPT, of Hugging Face's GPT-2, or of BERT and its kin, by
+    the names of their parts. Others are named by `target_layer_name`: blocks of a linear layer, an activation that is
+    a module, maybe dropout, and a second linear layer. Each is tried on a few numbers first: one that computes
+    anything else is refused. The first linear layer stays what it was, and the gate is a new layer of the same size,
+    so a feed-forward costs half as much again. Its weights are normal, with the standard deviation of the layer beside
+    it.
 
     Args:
         model: the model.
@@ -115,21 +113,16 @@ def apply_gated_linear_units(
         The same model.
 
     Raises:
-        PlanError: an unknown activation, or a named block that isn't built like that.
+        PlanError: an unknown activation; a block that isn't built like that, or doesn't compute that; blocks of which
+            some are known and others aren't. The model is then as it was.
 
     Warns:
         UserWarning: there's no feed-forward to gate.
     """
     activation = _activation(act_fn)
-    made: dict[type[nn.Module], type[nn.Module]] = {}
-    found = False
-    for name, block in list(model.named_modules()):
-        if isinstance(block, GatedBlock):
-            found = True
-            continue
-        parts = _known_parts(block) if target_layer_name is None else _named_parts(block, target_layer_name)
-        if parts is None:
-            continue
+    parts_of = _parts_by_name(model, target_layer_name)
+    for name, parts in parts_of.items():
+        block = model.get_submodule(name)
         up = cast("nn.Linear", getattr(block, parts.up))
         gate = _gate(up, bias=non_gated_layer_bias, generator=generator)
         block.add_module("gate", gate)
@@ -140,12 +133,10 @@ def apply_gated_linear_units(
         if gated_layer_bias and isinstance(up, nn.Linear) and up.bias is None:
             up.register_parameter("bias", nn.Parameter(up.weight.new_zeros(up.weight.shape[0])))
             join_groups(optimizers, beside, {f"{prefix}{parts.up}.bias": up.bias})
-        kind = type(block)
-        block.__class__ = made[kind] = made.get(kind) or type(f"Gated{kind.__name__}", (GatedBlock, kind), {})
+        graft(block, GatedBlock)
         block.__dict__["parts"] = _Parts(parts.up, activation or parts.activation, parts.after)
-        found = True
-    if not found:
-        gated = any(type(block).__name__ in _GATED_ALREADY for block in model.modules())
+    if not parts_of and not any(isinstance(block, GatedBlock) for block in model.modules()):
+        gated = any(isinstance(part, nn.Linear) and "gate" in name for name, part in model.named_modules())
         why = "its feed-forwards have gates already" if gated else "it has no feed-forward that is known"
         msg = (
             f"GatedLinearUnits changes nothing: {type(model).__name__} has been looked through, and {why}. Name the "
@@ -202,17 +193,79 @@ def _activation(act_fn: Activation | str | None) -> Activation | None:
     return cast("Activation", function)
 
 
+def _parts_by_name(model: nn.Module, target: str | type[nn.Module] | None) -> dict[str, _Parts]:
+    """Return the parts of each block that is to be gated, by the block's name."""
+    found: dict[str, _Parts] = {}
+    known: list[nn.Module] = []
+    for name, block in model.named_modules():
+        parts = None
+        if isinstance(block, GatedBlock):
+            known.append(block)
+        elif (parts := _known_parts(block) if target is None else _named_parts(block, target)) is not None:
+            found[name] = parts
+            known.append(block)
+            if not _computes(block, parts):
+                msg = (
+                    f"GatedLinearUnits can't gate {name or 'the model'}, a {type(block).__name__}: it doesn't compute "
+                    f"{' -> '.join((parts.up, 'activation', *parts.after))}, which a gate would put in its place. Name "
+                    "another class with target_layer_name, or build the model with GatedFeedForward."
+                )
+                raise PlanError(msg)
+    for name, block in strangers(model, known).items() if target is None else ():
+        msg = (
+            f"GatedLinearUnits would gate only some of the blocks: {name} is a {type(block).__name__} that isn't "
+            "known, beside others that are. Name the class of those to gate with target_layer_name."
+        )
+        raise PlanError(msg)
+    return found
+
+
 def _known_parts(block: nn.Module) -> _Parts | None:
-    kind = type(block)
-    if kind.__module__ == "cosmati.models.gpt" and kind.__name__ == "FeedForward":
-        return _Parts("up", F.gelu if block.activation == "gelu" else _relu_squared, ("down",))
-    if not kind.__module__.startswith("transformers."):
-        return None
-    if kind.__name__ == "GPT2MLP":
+    children = {name for name, _ in block.named_children()}
+    if children == {"up", "down"}:
+        functions: dict[object, Activation] = {"gelu": F.gelu, "relu_squared": _relu_squared}
+        function = functions.get(str(getattr(block, "activation", None)))
+        return None if function is None else _Parts("up", function, ("down",))
+    if children == {"c_fc", "act", "c_proj", "dropout"}:
         return _Parts("c_fc", "act", ("c_proj", "dropout"))
-    if kind.__name__.endswith("Intermediate") and hasattr(block, "dense") and hasattr(block, "intermediate_act_fn"):
+    if children - {"intermediate_act_fn"} == {"dense"} and callable(getattr(block, "intermediate_act_fn", None)):
         return _Parts("dense", "intermediate_act_fn", ())
     return None
+
+
+def _compute(block: nn.Module, parts: _Parts, input: Tensor, gate: nn.Module | None) -> Tensor:
+    activation = getattr(block, parts.activation) if isinstance(parts.activation, str) else parts.activation
+    hidden: Tensor = activation(getattr(block, parts.up)(input))
+    if gate is not None:
+        hidden = hidden * gate(input)
+    for name in parts.after:
+        hidden = getattr(block, name)(hidden)
+    return hidden
+
+
+@torch.no_grad()
+def _computes(block: nn.Module, parts: _Parts) -> bool:
+    """Try whether a block is what its parts make of it, in evaluation and without its hooks; it's left as it was."""
+    weight = cast("Tensor", getattr(block, parts.up).weight)
+    if weight.is_meta:
+        return True
+    kept = {module: dict(module.__dict__) for module in block.modules()}
+    for module in kept:
+        hooks = {name: OrderedDict[int, object]() for name, value in module.__dict__.items() if name.endswith("hooks")}
+        module.__dict__ |= {"training": False, **hooks}
+    inputs = _sizes(getattr(block, parts.up))[0]
+    input = torch.linspace(-2, 2, 3 * inputs, device=weight.device, dtype=weight.dtype).view(1, 3, inputs)
+    try:
+        own, expected = block.forward(input), _compute(block, parts, input, None)
+        # To a low precision's rounding; a residual or a norm is another order of magnitude. Weights that aren't there
+        # yet may be anything.
+        size = expected.abs().max()
+        return own.shape == expected.shape and not bool((own - expected).abs().max() > 0.01 * size)
+    except Exception:  # noqa: BLE001  (whatever a block says that takes something else)
+        return False
+    finally:
+        for module, facts in kept.items():
+            module.__dict__ |= facts
 
 
 def _named_parts(block: nn.Module, target: str | type[nn.Module]) -> _Parts | None:
@@ -237,13 +290,24 @@ def _named_parts(block: nn.Module, target: str | type[nn.Module]) -> _Parts | No
 
 
 def _is_linear(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"
+    return isinstance(layer, nn.Linear) or _is_transposed(layer)
+
+
+def _is_transposed(layer: nn.Module) -> bool:
+    """Say whether a layer is built as Hugging Face's Conv1D: its weight is [inputs, outputs], `nf` the outputs."""
+    weight = getattr(layer, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim == 2 and getattr(layer, "nf", None) == weight.shape[1]
+
+
+def _sizes(layer: nn.Module) -> tuple[int, int]:
+    """Return a linear layer's number of inputs and of outputs."""
+    rows, columns = cast("Tensor", layer.weight).shape
+    return (rows, columns) if _is_transposed(layer) else (columns, rows)
 
 
 def _gate(up: nn.Module, *, bias: bool, generator: torch.Generator | None) -> nn.Linear:
     weight = cast("Tensor", up.weight)
-    # Hugging Face's Conv1D has its weight the other way round.
-    outputs, inputs = reversed(weight.shape) if type(up).__name__ == "Conv1D" else weight.shape
+    inputs, outputs = _sizes(up)
     gate = nn.Linear(inputs, outputs, bias=bias, device="meta").to_empty(device=weight.device).to(weight.dtype)
     draws = torch.randn(outputs, inputs, generator=generator)
     with torch.no_grad():

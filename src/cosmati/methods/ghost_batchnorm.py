@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -14,6 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cosmati.core.method import Method, Stage
 from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.surgery import warn_unchanged
+
+__all__ = ["GhostBatchNorm", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d", "apply_ghost_batchnorm"]
 
 _not_compiled = cast("Callable[[Callable[..., Any]], Callable[..., Any]]", torch.compiler.disable)
 """Compiled in a block, the parts' gradient is wrong by orders of magnitude (torch 2.13, CPU); a test would see it."""
@@ -128,7 +130,7 @@ def apply_ghost_batchnorm(
             changed = True
     if not changed:
         msg = f"GhostBatchNorm changes nothing: {type(model).__name__} has no BatchNorm1d, 2d or 3d. Leave it out."
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warn_unchanged(msg, model, *_KINDS)
     return model
 
 

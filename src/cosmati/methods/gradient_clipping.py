@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from cosmati.core.method import Coupling, Method, Stage
+from cosmati.core.method import Coupling, Method, Position, Stage
+from cosmati.core.pieces import Pieces
 from cosmati.errors import PlanError
+
+__all__ = ["GradientClipping", "apply_gradient_clipping"]
 
 ClippingType = Literal["norm", "value", "adaptive"]
 
@@ -85,22 +87,21 @@ class GradientClipping(Method):
         is_common = self.clipping_type == "norm" and not self.per_region and self.clipping_threshold < math.inf
         return frozenset({"regions"} if is_common else ())
 
-    def gradients(
-        self, gradients: Mapping[str, Tensor], parameters: Mapping[str, Tensor], regions: Mapping[str, int]
-    ) -> Mapping[str, Tensor]:
+    def gradients(self, gradients: Pieces, weights: Pieces, at: Position) -> Pieces:
         """Return the gradients clipped; what is absent stays absent. The host doesn't wait for the device."""
-        if self.clipping_threshold == math.inf or not gradients:
+        threshold = self.clipping_threshold
+        if threshold == math.inf or not gradients:
             return gradients
-        clipped: dict[str, Tensor] = {}
-        for names in _by_region(gradients, regions) if self.per_region else [list(gradients)]:
-            values = _clip(
-                [gradients[name] for name in names],
-                [parameters[name].detach() for name in names],
-                self.clipping_type,
-                self.clipping_threshold,
-            )
-            clipped.update(zip(names, values, strict=True))
-        return {name: clipped[name] for name in gradients}
+        if self.clipping_type == "value":
+            return gradients.map(lambda gradient: gradient.clamp(-threshold, threshold))
+        if self.clipping_type == "adaptive":
+            return gradients.map_whole(lambda g, weight: _clip_units(g, weight.detach(), threshold), weights)
+        if self.per_region:
+            return gradients.scaled({region: self._share(norm) for region, norm in gradients.norm_by_region().items()})
+        return gradients.scaled(self._share(gradients.norm()))
+
+    def _share(self, norm: Tensor) -> Tensor:
+        return (self.clipping_threshold / (norm + _ADDED_TO_NORM)).clamp(max=1)
 
 
 def _check(clipping_type: str, threshold: float) -> None:
@@ -110,27 +111,6 @@ def _check(clipping_type: str, threshold: float) -> None:
     if not threshold >= 0:
         msg = f"clipping_threshold={threshold} is no bound. Give a number >= 0; infinity clips nothing."
         raise PlanError(msg)
-
-
-def _by_region(names: Mapping[str, Tensor], regions: Mapping[str, int]) -> list[list[str]]:
-    groups: dict[int, list[str]] = {}
-    for name in names:
-        groups.setdefault(regions[name], []).append(name)
-    return list(groups.values())
-
-
-def _clip(
-    gradients: list[Tensor], weights: list[Tensor], clipping_type: ClippingType, threshold: float
-) -> Sequence[Tensor]:
-    if clipping_type == "value":
-        above = torch._foreach_clamp_min(gradients, -threshold)  # noqa: SLF001
-        return torch._foreach_clamp_max(above, threshold)  # noqa: SLF001
-    if clipping_type == "adaptive":
-        return [_clip_units(g, weight, threshold) for g, weight in zip(gradients, weights, strict=True)]
-    # Norms of whole parameters, in the model's order: the same bits on any number of ranks.
-    total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))  # noqa: SLF001
-    share = (threshold / (total + _ADDED_TO_NORM)).clamp(max=1)
-    return torch._foreach_mul(gradients, share)  # noqa: SLF001
 
 
 def _clip_units(gradient: Tensor, weight: Tensor, threshold: float) -> Tensor:

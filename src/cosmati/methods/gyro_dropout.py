@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
@@ -13,8 +12,10 @@ from torch import Tensor, nn
 from cosmati.core.batch import Batch
 from cosmati.core.method import Method, Position, Stage
 from cosmati.core.rng import position_generator
-from cosmati.core.surgery import Optimizers
 from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.surgery import Optimizers, warn_unchanged
+
+__all__ = ["GyroDropout", "GyroDropoutLayer", "apply_gyro_dropout"]
 
 _STREAM = "gyro_dropout"
 
@@ -136,7 +137,7 @@ def apply_gyro_dropout(
             layer.turn_into(p, sigma, tau, max(1, iters_per_epoch * max_epoch * tau // sigma), seed, name)
     if not found:
         msg = f"GyroDropout changes nothing: {type(model).__name__} has no Dropout. Leave it out."
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warn_unchanged(msg, model, nn.Dropout)
     return model
 
 

@@ -10,8 +10,10 @@ from torch import Tensor
 from cosmati.core.batch import Batch, Data
 from cosmati.core.loss import LanguageModel, MixedTarget, Regression
 from cosmati.core.method import Method, Position, Stage
-from cosmati.core.mixing import known_classes
 from cosmati.errors import BatchError, PlanError
+from cosmati.methods.building_blocks.mixing import known_classes
+
+__all__ = ["LabelSmoothing", "smooth_labels"]
 
 _IGNORE_INDEX = -100
 

@@ -12,6 +12,8 @@ from torch import nn
 from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import PlanError
 
+__all__ = ["LayerFreezing", "freeze_layers"]
+
 
 def freeze_layers(
     model: nn.Module,

@@ -1,5 +1,7 @@
 """The methods' layers, to build models with: `from cosmati.methods.layers import BlurPool2d`."""
 
+# Written by tools/list_methods.py: run `make methods` after a change of a method's `__all__`.
+
 from __future__ import annotations
 
 from cosmati.methods.blurpool import BlurConv2d, BlurMaxPool2d, BlurPool2d

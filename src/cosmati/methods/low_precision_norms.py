@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,8 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosmati.core.method import Method, Stage
-from cosmati.core.surgery import Optimizers
 from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.surgery import Optimizers, warn_unchanged
+
+__all__ = [
+    "GroupNormInAutocast",
+    "LayerNormInAutocast",
+    "LowPrecisionGroupNorm",
+    "LowPrecisionLayerNorm",
+    "apply_low_precision_groupnorm",
+    "apply_low_precision_layernorm",
+]
 
 _PRECISIONS: dict[object, torch.dtype | None] = {
     None: None,
@@ -57,12 +65,12 @@ class GroupNormInAutocast(nn.GroupNorm):
             return F.group_norm(input.to(dtype), self.num_groups, weight, bias, self.eps)
 
 
-Precision = str | torch.dtype | None
+NormPrecision = str | torch.dtype | None
 
 
 def apply_low_precision_layernorm(
     model: nn.Module,
-    precision: Precision = None,
+    precision: NormPrecision = None,
     optimizers: Optimizers = None,  # noqa: ARG001
 ) -> nn.Module:
     """Let every `nn.LayerNorm` compute in the precision of autocast, in place.
@@ -89,7 +97,7 @@ def apply_low_precision_layernorm(
 
 def apply_low_precision_groupnorm(
     model: nn.Module,
-    precision: Precision = None,
+    precision: NormPrecision = None,
     optimizers: Optimizers = None,  # noqa: ARG001
 ) -> nn.Module:
     """Let every `nn.GroupNorm` compute in the precision of autocast, in place.
@@ -128,7 +136,7 @@ class LowPrecisionGroupNorm(Method):
 
 
 def _apply(
-    model: nn.Module, native: type[nn.Module], own: type[nn.Module], method: str, precision: Precision
+    model: nn.Module, native: type[nn.Module], own: type[nn.Module], method: str, precision: NormPrecision
 ) -> nn.Module:
     why = f"{type(model).__name__} has no {native.__name__}"
     found = False
@@ -145,7 +153,7 @@ def _apply(
                 module.__dict__["low_precision"] = _PRECISIONS[precision]
                 found = True
     if not found:
-        warnings.warn(f"{method} changes nothing: {why}. Leave it out.", UserWarning, stacklevel=3)
+        warn_unchanged(f"{method} changes nothing: {why}. Leave it out.", model, native, stacklevel=4)
     return model
 
 

@@ -12,8 +12,10 @@ from torch import Tensor
 from cosmati.core.batch import Batch, InputKind
 from cosmati.core.loss import MixedTarget
 from cosmati.core.method import Coupling, Method, Position, Stage
-from cosmati.core.mixing import one_hot, pair_rows
 from cosmati.errors import BatchError, PlanError
+from cosmati.methods.building_blocks.mixing import one_hot, pair_rows
+
+__all__ = ["MixUp", "mixup_batch"]
 
 
 def mixup_batch(

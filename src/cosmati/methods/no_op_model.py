@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from cosmati.core.method import Method, Stage
+from cosmati.methods.building_blocks.surgery import Graft, graft
+
+__all__ = ["NoOpModel"]
 
 
 @dataclass(frozen=True)
@@ -21,13 +24,14 @@ class _Shape:
     dtype: torch.dtype
 
 
-class NoOpForward(nn.Module):
-    """Zeros in place of a model's output; combined with the model's own class by the surgery.
+class NoOpForward(Graft):
+    """Zeros in place of a model's output.
 
     Each parameter gets a gradient of zeros. The shapes come from one real forward pass for each new shape of the
     input, in evaluation mode and without a trace in buffers.
     """
 
+    prefix = "NoOp"
     _outputs: dict[Any, Any]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (the model's own)
@@ -61,8 +65,7 @@ class NoOpForward(nn.Module):
 def apply_no_op(model: nn.Module) -> nn.Module:
     """Take the computation out of a model, in place; its parameters, names, hooks and output shapes stay."""
     if not isinstance(model, NoOpForward):
-        kind = type(model)
-        model.__class__ = type(f"NoOp{kind.__name__}", (NoOpForward, kind), {"__doc__": NoOpForward.__doc__})
+        graft(model, NoOpForward)
         model.__dict__["_outputs"] = {}
     return model
 

@@ -15,6 +15,8 @@ from cosmati.core.clock import Budget
 from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
 
+__all__ = ["ProgressiveResizing", "resize_batch"]
+
 Mode = Literal["crop", "resize"]
 
 _MODES = ("crop", "resize")

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from cosmati.core.batch import Batch, InputKind
-from cosmati.core.image_operations import (
+from cosmati.core.method import Method, Position, Stage
+from cosmati.errors import BatchError, CosmatiError, PlanError
+from cosmati.methods.building_blocks.image_operations import (
     MAX_SEVERITY,
     NUM_DRAWS,
     AugmentationSet,
@@ -19,11 +21,11 @@ from cosmati.core.image_operations import (
     change_images,
     operation_names,
 )
-from cosmati.core.method import Method, Position, Stage
-from cosmati.errors import BatchError, CosmatiError, PlanError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+__all__ = ["RandAugment", "randaugment_image"]
 
 AnyImage = TypeVar("AnyImage", bound="Tensor | Image")
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from cosmati.core.method import Coupling, Method, Position, Stage
+from cosmati.core.pieces import Pieces
 from cosmati.errors import PlanError
+
+__all__ = ["SAM"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +47,8 @@ class SAM(Method):
         """Regions: the norm is over all of them."""
         return frozenset({"regions"} if self.rho else ())
 
-    def perturbation(
-        self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], at: Position
-    ) -> Mapping[str, Tensor] | None:
+    def perturbation(self, weights: Pieces, gradients: Pieces, at: Position) -> Pieces | None:
         """Return the step to the worst point nearby, by name; None in steps without a second pass."""
         if self.rho == 0 or (at.clock.step + 1) % self.interval or not gradients:
             return None
-        steps = list(gradients.values())
-        # Norms of whole parameters, in the model's order: the same bits on any number of ranks.
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(steps)))  # noqa: SLF001
-        scaled = torch._foreach_mul(steps, self.rho / (norm + self.epsilon))  # noqa: SLF001
-        return dict(zip(gradients, scaled, strict=True))
+        return gradients.scaled(self.rho / (gradients.norm() + self.epsilon))

@@ -9,6 +9,8 @@ from typing import ClassVar
 from cosmati.core.method import Method, Stage
 from cosmati.errors import PlanError
 
+__all__ = ["ScaleSchedule"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleSchedule(Method):

@@ -17,6 +17,8 @@ from cosmati.core.loss import Loss
 from cosmati.core.method import Coupling, Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
 
+__all__ = ["SelectiveBackprop", "select_using_loss", "should_selective_backprop"]
+
 _INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 

@@ -15,6 +15,8 @@ from cosmati.core.clock import Budget
 from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
 
+__all__ = ["SeqLengthWarmup", "set_batch_sequence_length"]
+
 
 def set_batch_sequence_length(
     batch: Data, curr_seq_len: int, truncate: bool = True, preserve_end_of_sequence: bool = False

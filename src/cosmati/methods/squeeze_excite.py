@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,8 +13,10 @@ from torch import Tensor, nn
 
 from cosmati.core.method import Method, Stage
 from cosmati.core.rng import position_generator
-from cosmati.core.surgery import Optimizers, join_groups
 from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.surgery import Optimizers, join_groups, warn_unchanged
+
+__all__ = ["SqueezeExcite", "SqueezeExcite2d", "SqueezeExciteConv2d", "apply_squeeze_excite"]
 
 
 class SqueezeExcite2d(nn.Module):
@@ -101,7 +102,7 @@ def apply_squeeze_excite(
             f"SqueezeExcite changes nothing: {type(model).__name__} has no Conv2d of {min_channels} channels or more, "
             "in and out. Lower min_channels, or leave it out."
         )
-        warnings.warn(msg, UserWarning, stacklevel=2)
+        warn_unchanged(msg, model, nn.Conv2d)
     return model
 
 

@@ -14,6 +14,9 @@ from cosmati.core.batch import Batch
 from cosmati.core.clock import Time
 from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
+from cosmati.methods.building_blocks.surgery import Graft, graft
+
+__all__ = ["StochasticBlock", "StochasticDepth", "apply_stochastic_depth"]
 
 StochasticMethod = Literal["block", "sample"]
 DropDistribution = Literal["linear", "uniform"]
@@ -26,13 +29,14 @@ _not_compiled = cast("Callable[[Callable[..., Any]], Callable[..., Any]]", torch
 """Chances are drawn on the host, and how far they are warmed up mustn't be compiled in."""
 
 
-class StochasticBlock(nn.Module):
-    """A residual block that may be skipped in training; combined with the block's own class by the surgery.
+class StochasticBlock(Graft):
+    """A residual block that may be skipped in training.
 
     What's skipped is all that the block adds to its input. A block whose output has another shape than its
     input is never skipped: it has nothing to fall back on.
     """
 
+    prefix = "Stochastic"
     drop_rate: float
     """Probability of being skipped."""
 
@@ -130,13 +134,11 @@ def apply_stochastic_depth(
     if drop_rate == 0:
         return model
     blocks = [module for module in model.modules() if _is_of(module, target_layer_name)]
-    made: dict[type[nn.Module], type[nn.Module]] = {}
     for index, block in enumerate(blocks):
         if isinstance(block, StochasticBlock):
             continue
         share = (index + 1) / len(blocks) if drop_distribution == "linear" else 1.0
-        kind = type(block)
-        block.__class__ = made[kind] = made.get(kind) or _stochastic_kind(kind)
+        graft(block, StochasticBlock)
         block.__dict__ |= {"drop_rate": drop_rate * share, "stochastic_method": stochastic_method}
     if not blocks:
         kinds = sorted({type(module).__name__ for module in model.modules()})
@@ -212,10 +214,6 @@ def _is_of(module: nn.Module, target: str | type[nn.Module]) -> bool:
     if not isinstance(target, str):
         return isinstance(module, target)
     return any(kind.__name__ == _ALIASES.get(target, target) for kind in type(module).__mro__)
-
-
-def _stochastic_kind(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Stochastic{kind.__name__}", (StochasticBlock, kind), {"__doc__": StochasticBlock.__doc__})
 
 
 def _interpolate(input: Tensor, output: Any, weight: Tensor) -> Any:  # noqa: ANN401  (the block's own)

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from cosmati.core.averaging import (
+from cosmati.core.clock import Budget, Time, Unit
+from cosmati.core.method import Method, Position, Stage, State
+from cosmati.core.pieces import Pieces
+from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.averaging import (
     approach,
     averages_of,
     check_times,
@@ -19,9 +23,8 @@ from cosmati.core.averaging import (
     start_averages,
     steps_of,
 )
-from cosmati.core.clock import Budget, Time, Unit
-from cosmati.core.method import Method, Position, Stage, State
-from cosmati.errors import PlanError
+
+__all__ = ["SWA"]
 
 AnnealStrategy = Literal["linear", "cos"]
 
@@ -98,8 +101,8 @@ class SWA(Method):
         rate = scheduled(start) if self.swa_lr is None else self.swa_lr
         return scheduled(elapsed) * (1 - progress) + rate * progress
 
-    def after(self, state: State, model: nn.Module, at: Position, learnt: frozenset[str] | None) -> State:
-        """Return the state with the model's parameters taken into the mean, where a moment has come."""
+    def after(self, state: State, weights: Pieces, at: Position, learnt: frozenset[str] | None) -> State:
+        """Return the state with the weights taken into the mean, where a moment has come."""
         if self.is_off:
             return state
         interval = interval_of(self.update_interval, at.budget)
@@ -108,17 +111,17 @@ class SWA(Method):
         is_due = step % interval == 0 and is_within
         with torch.no_grad():
             if not state:
-                return self._started(model, interval) if is_due else state
+                return self._started(weights, interval) if is_due else state
             state, chosen = note_moved(state, learnt, is_due=is_due)
             if not chosen:
                 return state
-            averages, parameters = averages_of(state), dict(model.named_parameters())
+            averages = averages_of(state)
             names = list(averages)
             counts = state[_COUNTS].cpu() + torch.tensor([name in set(chosen) for name in names])
             taken = dict(zip(names, counts.tolist(), strict=True))
             approach(
                 [averages[name] for name in chosen],
-                [parameters[name] for name in chosen],
+                [weights.tensors[name] for name in chosen],
                 [1 / taken[name] for name in chosen],
             )
             return {**state, _COUNTS: counts}
@@ -127,6 +130,6 @@ class SWA(Method):
         """Return the means by parameter name; None before the first weights are taken."""
         return averages_of(state) or None
 
-    def _started(self, model: nn.Module, interval: int) -> State:
-        state = start_averages(model, interval)
+    def _started(self, weights: Pieces, interval: int) -> State:
+        state = start_averages(weights, interval)
         return {**state, _COUNTS: torch.ones(len(averages_of(state)), dtype=torch.int64)}

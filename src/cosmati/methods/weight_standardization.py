@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from cosmati.core.method import Method, Stage
 from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.surgery import Graft, graft
+
+__all__ = ["WeightStandardization", "apply_weight_standardization"]
 
 _EPSILON = 1e-10
 
@@ -22,11 +25,13 @@ def standardize_weight(weight: Tensor) -> Tensor:
     return (weight - mean) * (variance + _EPSILON).rsqrt()
 
 
-class StandardizedWeight(nn.Module):
-    """A convolution that reads its weight standardised; combined with the layer's own class by the surgery.
+class StandardizedWeight(Graft):
+    """A convolution that reads its weight standardised.
 
     The parameter itself keeps its name, and is what optimizers, checkpoints and policies see.
     """
+
+    prefix = "Standardized"
 
     @property
     def weight(self) -> Tensor:
@@ -61,15 +66,13 @@ def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 
         layer for layer in module.modules() if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     ]
     layers = layers[: max(0, len(layers) - n_last_layers_ignore)]
-    made: dict[type[nn.Module], type[nn.Module]] = {}
     found = False
     for layer in layers:
         if not isinstance(layer, StandardizedWeight):
             weight = layer._parameters.get("weight")  # noqa: SLF001  (a parametrized weight isn't a parameter)
             if weight is None or weight[0].numel() == 1:
                 continue
-            kind = type(layer)
-            layer.__class__ = made[kind] = made.get(kind) or _standardized(kind)
+            graft(layer, StandardizedWeight)
         found = True
     if not found:
         msg = (
@@ -99,10 +102,6 @@ class WeightStandardization(Method):
     def apply(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> nn.Module:
         """Return the model with its filters standardised."""
         return apply_weight_standardization(model, self.n_last_layers_ignore)
-
-
-def _standardized(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Standardized{kind.__name__}", (StandardizedWeight, kind), {"__doc__": StandardizedWeight.__doc__})
 
 
 def _check(n_last_layers_ignore: int) -> None:

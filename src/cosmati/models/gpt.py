@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cosmati.errors import BatchError, PlanError
 
-Activation = Literal["gelu", "relu_squared"]
+ActivationName = Literal["gelu", "relu_squared"]
 Normalisation = Literal["layer", "rms"]
 
 _ROTARY_BASE = 10_000.0
@@ -55,7 +55,7 @@ class GPTConfig:
     num_blocks: int = 4
     num_heads: int = 4
     qk_norm: bool = False
-    activation: Activation = "gelu"
+    activation: ActivationName = "gelu"
     zero_init_projections: bool = False
     logit_soft_cap: float | None = None
     tied: bool = False

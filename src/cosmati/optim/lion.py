@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from cosmati.optim.optimizers import Named, Optimizer, parameter_groups
-from cosmati.optim.stepping import GroupedOptimizer, Params, check_options
-
-Betas = tuple[float, float]
+from cosmati.optim.stepping import Betas, GroupedOptimizer, Params, check_options
 
 
 class SignMomentum(GroupedOptimizer):

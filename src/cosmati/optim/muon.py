@@ -46,7 +46,7 @@ def orthogonalize(matrices: Tensor, num_iterations: int = 5) -> Tensor:
     return (x.mT if is_tall else x).to(matrices.dtype)
 
 
-class Muon(GroupedOptimizer):
+class OrthogonalizedMomentum(GroupedOptimizer):
     """Step along the orthogonalized momentum of each matrix, with decoupled weight decay.
 
     A parameter of more than two dimensions is a matrix [first dimension, all others]. One whose gradient is

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cosmati.errors import PlanError
-from cosmati.optim.muon import Muon
+from cosmati.optim.muon import OrthogonalizedMomentum
 from cosmati.optim.optimizers import Named, Optimizer, ParameterFilter, matrices
 from cosmati.optim.stepping import Params, check_options
 
@@ -18,7 +18,7 @@ _RMS = 0.2
 """Of the entries of an update at a learning rate of 1: about AdamW's, whose rates can be used."""
 
 
-class RowNormalizedMuon(Muon):
+class RowNormalizedMuon(OrthogonalizedMomentum):
     """Divide each row of the orthogonalized momentum by the root of a running average of its mean square.
 
     The update is then scaled to a root mean square of 0.2 times the learning rate. The state of a matrix

@@ -13,7 +13,7 @@ import torch
 from torch.nn import Parameter
 
 from cosmati.errors import PlanError
-from cosmati.optim import muon
+from cosmati.optim.muon import OrthogonalizedMomentum, Scale
 from cosmati.optim.schedules import Constant, Schedule
 
 Named = Sequence[tuple[str, Parameter]]
@@ -139,7 +139,7 @@ class Muon(Optimizer):
         nesterov: look ahead by one step of the momentum.
         weight_decay: decoupled, times the learning rate.
         num_iterations: of Newton-Schulz.
-        scale: `aspect`, or `rms` to use AdamW's learning rates (see `cosmati.optim.muon.Muon`).
+        scale: `aspect`, or `rms` to use AdamW's learning rates (see `cosmati.optim.muon.OrthogonalizedMomentum`).
     """
 
     parameters: ParameterFilter = matrices
@@ -147,11 +147,11 @@ class Muon(Optimizer):
     nesterov: bool = True
     weight_decay: float = 0.0
     num_iterations: int = 5
-    scale: muon.Scale = "aspect"
+    scale: Scale = "aspect"
 
-    def build(self, named_parameters: Named) -> muon.Muon:
+    def build(self, named_parameters: Named) -> OrthogonalizedMomentum:
         """Return Muon over some parameters."""
-        return muon.Muon(
+        return OrthogonalizedMomentum(
             [parameter for _, parameter in named_parameters],
             self.lr,
             self.momentum,

@@ -11,11 +11,7 @@ from torch import Tensor
 
 from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Named, Optimizer, parameter_groups
-from cosmati.optim.stepping import GroupedOptimizer, Params, check_options
-
-Betas = tuple[float, float]
-_NUMBERS = ("step", "weight_sum", "lr_max")
-"""On CPU, where reading them waits for no accelerator."""
+from cosmati.optim.stepping import Betas, GroupedOptimizer, Params, check_options
 
 
 class ScheduleFree(GroupedOptimizer):
@@ -41,6 +37,8 @@ class ScheduleFree(GroupedOptimizer):
     Raises:
         PlanError: an option out of range.
     """
+
+    numbers: ClassVar[tuple[str, ...]] = ("step", "weight_sum", "lr_max")
 
     def __init__(
         self,
@@ -88,14 +86,12 @@ class ScheduleFree(GroupedOptimizer):
                 parameter.copy_(y)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state in its own types, from which the next bits follow; PyTorch brings it to the parameters'."""
+        """Load a state in its own types; that of float32 parameters serves narrower ones too."""
         super().load_state_dict(state_dict)
-        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
-        own = [parameter for group in self.param_groups for parameter in group["params"]]
-        for index, parameter in zip(indices, own, strict=True):
-            for name, value in state_dict["state"].get(index, {}).items():
-                device = value.device if name in _NUMBERS else parameter.device
-                self.state[parameter][name] = value.to(device, copy=True)
+        for parameter in [parameter for group in self.param_groups for parameter in group["params"]]:
+            state = self.state.get(parameter)
+            if state and "y" not in state and state["z"].dtype != parameter.dtype:
+                state["y"] = parameter.detach().to(state["z"].dtype)
 
     @torch.no_grad()
     def evaluation_weights(self) -> dict[Tensor, Tensor]:
@@ -154,7 +150,7 @@ def _new_state(parameter: Tensor) -> dict[str, Tensor]:
         "z": wide,
         "exp_avg_sq": torch.zeros_like(wide),
         **({} if dtype == parameter.dtype else {"y": wide.clone()}),
-        **{name: torch.tensor(0.0, dtype=torch.float64) for name in _NUMBERS},
+        **{name: torch.tensor(0.0, dtype=torch.float64) for name in ScheduleFree.numbers},
     }
 
 

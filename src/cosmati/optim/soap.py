@@ -12,9 +12,8 @@ from torch import Tensor
 from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Named, Optimizer, parameter_groups
 from cosmati.optim.sharing import Job
-from cosmati.optim.stepping import GroupedOptimizer, Params, check_options
+from cosmati.optim.stepping import Betas, GroupedOptimizer, Params, check_options
 
-Betas = tuple[float, float]
 _SIDES = ("rows", "columns")
 
 

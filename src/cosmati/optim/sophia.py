@@ -11,9 +11,7 @@ from torch import Tensor
 
 from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Named, Optimizer, parameter_groups
-from cosmati.optim.stepping import GroupedOptimizer, Params, check_options
-
-Betas = tuple[float, float]
+from cosmati.optim.stepping import Betas, GroupedOptimizer, Params, check_options
 
 
 class ClippedCurvature(GroupedOptimizer):

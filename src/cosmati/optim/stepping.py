@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast, overload
+from typing import Any, ClassVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from cosmati.errors import PlanError
 from cosmati.optim.sharing import Sharing
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
+Betas = tuple[float, float]
 
 
 class GroupedOptimizer(torch.optim.Optimizer):
@@ -22,9 +23,13 @@ class GroupedOptimizer(torch.optim.Optimizer):
 
     Attributes:
         sharing: with whom work on whole matrices is shared; alone unless a trainer says otherwise.
+
+    Class attributes:
+        numbers: names of state that is on CPU, where reading it waits for no accelerator.
     """
 
     sharing: Sharing = Sharing()
+    numbers: ClassVar[tuple[str, ...]] = ("step",)
 
     def __init__(self, params: Params, options: dict[str, Any]) -> None:
         super().__init__(cast("Any", params), options)
@@ -45,6 +50,16 @@ class GroupedOptimizer(torch.optim.Optimizer):
             if present:
                 self.step_group(group, present, [cast("Tensor", p.grad) for p in present])
         return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state in its own types, from which the next bits follow; PyTorch brings it to the parameters'."""
+        super().load_state_dict(state_dict)
+        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        for index, parameter in zip(indices, own, strict=True):
+            for name, value in state_dict["state"].get(index, {}).items():
+                device = torch.device("cpu") if name in self.numbers else parameter.device
+                self.state[parameter][name] = value.to(device, copy=True)
 
     def evaluation_weights(self) -> dict[Tensor, Tensor]:
         """Return what to evaluate and ship in place of parameters; empty where these are it themselves."""

@@ -5,7 +5,7 @@ Each entry gives a class of `software_licences` and an SPDX identifier, or None 
 
 from __future__ import annotations
 
-Named = tuple[str, str | None]
+ClassedLicence = tuple[str, str | None]
 
 _PUBLIC, _PERMISSIVE, _PSF = "public-domain", "open/permissive", "open/psf"
 _WEAK, _COPYLEFT, _RESTRICTED, _PROPRIETARY = (
@@ -18,7 +18,7 @@ _WEAK, _COPYLEFT, _RESTRICTED, _PROPRIETARY = (
 SAY_NOTHING = frozenset({"License :: OSI Approved", "License :: DFSG approved"})
 """Classifiers that name no licence."""
 
-CLASSIFIERS: dict[str, Named] = {
+CLASSIFIERS: dict[str, ClassedLicence] = {
     "Public Domain": (_PUBLIC, None),
     "CC0 1.0 Universal (CC0 1.0) Public Domain Dedication": (_PUBLIC, "CC0-1.0"),
     "The Unlicense (Unlicense)": (_PUBLIC, "Unlicense"),
@@ -78,7 +78,7 @@ CLASSIFIERS: dict[str, Named] = {
 }
 """By the classifier's last part."""
 
-NAMES: tuple[tuple[str, Named], ...] = (
+NAMES: tuple[tuple[str, ClassedLicence], ...] = (
     (r"public domain", (_PUBLIC, None)),
     (r"cc0", (_PUBLIC, "CC0-1.0")),
     (r"mit(?: (?:mit|expat|x11))?|expat", (_PERMISSIVE, "MIT")),
@@ -112,7 +112,7 @@ GNU_NAME = (
 )
 """Pattern for the name of a GNU licence, after the same clean-up."""
 
-SENTENCES: tuple[tuple[str, Named], ...] = (
+SENTENCES: tuple[tuple[str, ClassedLicence], ...] = (
     (r"(?i)free and unencumbered software released into the public domain", (_PUBLIC, "Unlicense")),
     (r"(?i)permission is hereby granted, free of charge, to any person", (_PERMISSIVE, None)),
     (r"(?i)redistribution and use in source and binary forms", (_PERMISSIVE, None)),

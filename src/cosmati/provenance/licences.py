@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cosmati.provenance.licence_names import CLASSIFIERS, GNU_NAME, NAMES, SAY_NOTHING, SENTENCES, Named
+from cosmati.provenance.licence_names import CLASSIFIERS, GNU_NAME, NAMES, SAY_NOTHING, SENTENCES, ClassedLicence
 from cosmati.provenance.spdx import most_restrictive, parse_expression
 
-State = Literal["declared", "normalised", "unknown"]
+LicenceState = Literal["declared", "normalised", "unknown"]
 
 _MAX_EXPRESSION = 2000
 _MAX_NAME = 200
@@ -37,7 +37,7 @@ class LicenceFinding:
 
     class_path: str
     spdx: str | None
-    state: State
+    state: LicenceState
     evidence: str
 
 
@@ -80,7 +80,7 @@ def _from_expression(expression: str) -> LicenceFinding:
 def _from_classifiers(classifiers: Sequence[str]) -> LicenceFinding | None:
     if not classifiers:
         return None
-    unlisted: Named = ("unknown", None)
+    unlisted: ClassedLicence = ("unknown", None)
     terms = [CLASSIFIERS.get(entry.rpartition(" :: ")[2], unlisted) for entry in classifiers]
     path = most_restrictive(*(term[0] for term in terms))
     evidence = "classifier: " + ", ".join(classifiers)
@@ -98,7 +98,7 @@ def _from_text(text: str) -> LicenceFinding | None:
     return LicenceFinding(path, spdx, "unknown" if path == "unknown" else "normalised", evidence)
 
 
-def _short_name(text: str) -> Named | None:
+def _short_name(text: str) -> ClassedLicence | None:
     """Read an identifier, an expression or one of the common ways to write a name."""
     term = parse_expression(text)
     if term is not None and term.class_path != "unknown":
@@ -112,7 +112,7 @@ def _short_name(text: str) -> Named | None:
     return next((named for pattern, named in NAMES if re.fullmatch(pattern, plain)), None)
 
 
-def _gnu_licence(kind: str, number: str | None, *, later: bool) -> Named:
+def _gnu_licence(kind: str, number: str | None, *, later: bool) -> ClassedLicence:
     family = "LGPL" if kind[0] == "l" else "AGPL" if kind[0] == "a" else "GPL"
     term = parse_expression(
         f"{family}-{number or ''}{'' if '.' in (number or '') else '.0'}-{'or-later' if later else 'only'}"
@@ -122,7 +122,7 @@ def _gnu_licence(kind: str, number: str | None, *, later: bool) -> Named:
     return ("open/weak-copyleft" if family == "LGPL" else "open/copyleft"), None
 
 
-def _whole_text(text: str) -> Named | None:
+def _whole_text(text: str) -> ClassedLicence | None:
     """Look for the tell-tale sentences of well-known licences.
 
     The strictest one found counts, since texts are often several licences in a row. So a whole LGPL or MPL

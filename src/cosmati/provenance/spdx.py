@@ -8,6 +8,7 @@ guessed.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 RESTRICTIVENESS = (
@@ -162,18 +163,19 @@ class _Parser:
         if self.take("("):
             inner = self.either(depth + 1) if depth < _MAX_DEPTH else None
             return Term(inner.class_path, f"({inner.spdx})", inner.unlisted) if inner and self.take(")") else None
-        name = self.word()
-        if name.upper() in {"", ")", "AND", "OR", "WITH"}:
+        name = self.name(_EXCEPTIONS)
+        if name is None or not self.take("WITH"):
+            return None if name is None else _licence_term(name)
+        exception = self.name(_CANONICAL)
+        return None if exception is None else _with_exception(_licence_term(name), exception)
+
+    def name(self, others: Mapping[str, str]) -> str | None:
+        """Read an identifier that isn't one of the others: a licence is no exception, and an exception no licence."""
+        word = self.word()
+        if word.upper() in {"", "(", ")", "AND", "OR", "WITH"} or word.removesuffix("+").lower() in others:
             return None
         self.position += 1
-        term = _licence_term(name)
-        if not self.take("WITH"):
-            return term
-        exception = self.word()
-        if exception.upper() in {"", "(", ")", "AND", "OR", "WITH"}:
-            return None
-        self.position += 1
-        return _with_exception(term, exception)
+        return word
 
 
 def _licence_term(name: str) -> Term:

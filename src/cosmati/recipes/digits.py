@@ -12,7 +12,7 @@ from torch import nn
 from cosmati.core.batch import Data, input_of, target_of
 from cosmati.core.loss import Classification, Loss
 from cosmati.core.method import Method
-from cosmati.data.digits import Digits, load_digits_images
+from cosmati.corpora.digits import Digits, load_digits_images
 from cosmati.data.in_memory import InMemory
 from cosmati.methods import CutOut, LabelSmoothing, MixUp
 from cosmati.models.resnet import ResNet, ResNetConfig

@@ -12,8 +12,8 @@ from torch import nn
 
 from cosmati.core.batch import Data
 from cosmati.core.loss import LanguageModel, Loss
-from cosmati.data.python_library import PythonLibrary, load_python_library
-from cosmati.data.python_shards import write_python_shards
+from cosmati.corpora.python_library import PythonLibrary, load_python_library
+from cosmati.corpora.python_shards import write_python_shards
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
 from cosmati.methods import SeqLengthWarmup

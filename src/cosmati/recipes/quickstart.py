@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
-from pathlib import Path
 
 from cosmati.core.plan import describe
-from cosmati.errors import DivergenceError
 from cosmati.recipes.digits import ARM_METHODS, DigitsTask, digits_baseline, digits_with
 from cosmati.recipes.language import LanguageTask, python_gpt_baseline, python_gpt_composed
 from cosmati.recipes.recipe import Recipe
-from cosmati.records.run import RunRecord
 from cosmati.records.study import ChecklistItem
 from cosmati.routing.policy_file import PolicyFile, load_policy
 from cosmati.study.runner import Arm, Study
@@ -80,8 +76,8 @@ def quickstart_policy() -> PolicyFile:
     return load_policy(quickstart_policy_text())
 
 
-def search_rates(size: QuickstartSize) -> tuple[Trial, ...]:
-    """Try as many learning rates for the baseline as for the composition, on one seed that no study uses."""
+def rate_search(size: QuickstartSize) -> tuple[tuple[str, float, Recipe], ...]:
+    """Return arm, rate and recipe of each trial: as many for both arms, on one seed that no study uses."""
     seed, task = 100, size.language
     trials = [
         ("baseline", lr, python_gpt_baseline(task, num_steps=size.search_steps, seed=seed, lr=lr))
@@ -91,17 +87,7 @@ def search_rates(size: QuickstartSize) -> tuple[Trial, ...]:
         ("composition", lr, python_gpt_composed(task, num_steps=size.search_steps, seed=seed, lr=lr))
         for lr in COMPOSED_RATES
     ]
-    return tuple(Trial(arm, lr, _quality(recipe)) for arm, lr, recipe in trials)
-
-
-def _quality(recipe: Recipe) -> float:
-    try:
-        result = recipe.trainer().fit()
-    except DivergenceError:
-        return math.inf
-    if result.outcome == "stopped":
-        raise KeyboardInterrupt
-    return result.metrics["bits_per_byte"]
+    return tuple(trials)
 
 
 def best_rate(trials: Sequence[Trial], arm: str) -> float:
@@ -209,19 +195,3 @@ def governed_recipe(size: QuickstartSize, trials: Sequence[Trial], policy: Polic
     lr = best_rate(trials, "composition")
     recipe = python_gpt_composed(size.language, num_steps=size.governed_steps, lr=lr, policy=policy)
     return replace(recipe, name="python-gpt-governed")
-
-
-def run_governed(recipe: Recipe, run_folder: Path) -> Trainer:
-    """Train a governed recipe in a folder that keeps record, checkpoints and ledger; return its trainer.
-
-    A run that the folder holds to its end, of the same plan, isn't opened again.
-    """
-    trainer = recipe.trainer(run_folder=run_folder)
-    path = run_folder / "run.json"
-    if path.exists():
-        record = RunRecord.from_json(path.read_text())
-        if record.outcome == "completed" and record.digests["plan"] == trainer.plan.digest:
-            return trainer
-    if trainer.fit().outcome == "stopped":
-        raise KeyboardInterrupt
-    return trainer

@@ -23,7 +23,7 @@ from cosmati.routing.regions import Regions
 from cosmati.routing.rules import Outcome, check_names, disagreement, front, matching_rules
 
 Decision = Literal["admit", "gate", "defer", "reject"]
-Route = tuple[float, ...]
+RegionWeights = tuple[float, ...]
 Outcomes = dict[tuple[str, str, str], Outcome]
 
 _TIME = re.compile(r"([0-9]+)(ba)|([0-9]+(?:\.[0-9]+)?)(dur|ep)")
@@ -56,7 +56,7 @@ class CompiledPolicy:
     classes: tuple[str, ...]
     partition: Regions
     phases: tuple[Phase, ...]
-    weight: tuple[tuple[Route, ...], ...]
+    weight: tuple[tuple[RegionWeights, ...], ...]
     decision: tuple[tuple[Decision, ...], ...]
     policy_digest: bytes
     taxonomy_digest: bytes
@@ -77,7 +77,7 @@ class CompiledPolicy:
             raise PolicyError(msg)
         return bisect_right(self._starts, step) - 1
 
-    def route(self, class_id: int, step: int) -> Route:
+    def route(self, class_id: int, step: int) -> RegionWeights:
         """Return a class's weight for each region at a step.
 
         Raises:
@@ -86,7 +86,7 @@ class CompiledPolicy:
         return self.weight[self._checked(class_id)][self.phase_at(step)]
 
     @cached_property
-    def routes(self) -> tuple[Route, ...]:
+    def routes(self) -> tuple[RegionWeights, ...]:
         """All different routes, from the one that denies most; the index is the route id."""
         return tuple(sorted({route for phases in self.weight for route in phases}))
 
@@ -112,7 +112,7 @@ class CompiledPolicy:
         return [phase.start_step for phase in self.phases]
 
     @cached_property
-    def _route_ids(self) -> dict[Route, int]:
+    def _route_ids(self) -> dict[RegionWeights, int]:
         return {route: index for index, route in enumerate(self.routes)}
 
 
@@ -162,30 +162,6 @@ def compile_policy(
     return CompiledPolicy(
         taxonomy.classes, regions, phases, tuple(weight), tuple(decision), policy.digest, taxonomy.digest
     )
-
-
-def meet(route: Route, other: Route) -> Route:
-    """Return the elementwise minimum: the route of a row with two parents. It amplifies only where both do.
-
-    Raises:
-        PolicyError: the routes are for different numbers of regions.
-    """
-    if len(route) != len(other):
-        msg = f"Routes over {len(route)} and {len(other)} regions have no meet. Use one policy's routes."
-        raise PolicyError(msg)
-    return tuple(map(min, route, other))
-
-
-def effective_weight(method_product: float, policy_weight: float) -> float:
-    """Return `clamp(method_product * policy_weight, 0, policy_weight)`: methods lower, never lift.
-
-    Raises:
-        PolicyError: one of them isn't a number, or the policy's weight is negative or infinite.
-    """
-    if math.isnan(method_product) or not 0 <= policy_weight < math.inf:
-        msg = f"Weights {method_product} (methods), {policy_weight} (policy) have no product: use finite ones"
-        raise PolicyError(msg)
-    return policy_weight * min(max(method_product, 0.0), 1.0)
 
 
 def resolve_time(text: str, *, num_steps: int, steps_per_epoch: int | None = None) -> int:
@@ -259,11 +235,11 @@ def _decide_cells(policy: PolicyFile, classes: Iterable[str], regions: Iterable[
     return outcomes
 
 
-def _route(outcomes: Outcomes, path: str, phase: str, regions: Regions) -> Route:
+def _route(outcomes: Outcomes, path: str, phase: str, regions: Regions) -> RegionWeights:
     return tuple(min(outcomes[path, name, phase][1] for name in members) for members in regions.members)
 
 
-def _decide(path: str, phase: str, kinds: Collection[str], route: Route, problems: list[str]) -> Decision:
+def _decide(path: str, phase: str, kinds: Collection[str], route: RegionWeights, problems: list[str]) -> Decision:
     """Return the decision that a class's cells in a phase come to, and note what's wrong with them."""
     if "defer" in kinds and len(kinds) > 1:
         problems.append(

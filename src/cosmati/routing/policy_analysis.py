@@ -43,17 +43,6 @@ class Explanation:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One cell of a compiled policy."""
-
-    class_path: str
-    phase: str
-    region: str
-    weight: float
-    decision: Decision
-
-
-@dataclass(frozen=True)
 class CellChange:
     """What changes between two policies for one class, in steps `start_step` to `end_step` (not included).
 
@@ -124,16 +113,6 @@ def explain(policy: PolicyFile, class_path: str, region: str, phase: str, *, tax
         why = f"no rule beats it, and what else isn't beaten (rule {others}) says the same"
     result, weight = ahead[0].outcome
     return Explanation(class_path, region, phase, considered, str(ahead[0]), result, weight, why)
-
-
-def as_table(compiled: CompiledPolicy) -> tuple[Cell, ...]:
-    """Return all cells, by class, then phase, then region."""
-    return tuple(
-        Cell(path, phase.name, region, compiled.weight[c][p][r], compiled.decision[c][p])
-        for c, path in enumerate(compiled.classes)
-        for p, phase in enumerate(compiled.phases)
-        for r, region in enumerate(compiled.regions)
-    )
 
 
 def diff(old: CompiledPolicy, new: CompiledPolicy) -> tuple[CellChange, ...]:

@@ -178,16 +178,3 @@ def best_within(means: Means, position: Array) -> Array:
             x, y = np.log(means.position[row][known]), means.quality[row][known]
             result[row] = max(before.max(), np.interp(math.log(at), x, y))
     return result
-
-
-def time_to_quality(
-    study: StudyRecord, arm: str, quality: float, *, axis: Axis = "seconds"
-) -> tuple[float, bool] | None:
-    """Return where the mean curve of `arm` reaches `quality` and whether that is a bound; None if never.
-
-    The position is an upper bound where even the smallest budget is better than `quality`.
-    """
-    (means,) = paired_means(study, [arm], axis=axis)
-    sign = 1.0 if study.higher_is_better else -1.0
-    position, is_bound = reach(means, np.full(len(means.position), sign * quality))
-    return (float(position[0]), bool(is_bound[0])) if math.isfinite(position[0]) else None

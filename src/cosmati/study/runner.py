@@ -5,22 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from cosmati.core.clock import Clock
 from cosmati.errors import DivergenceError, RunError
+from cosmati.progress import ProgressDisplay
 from cosmati.records.encoding import decode_record, encode_record
 from cosmati.records.study import ArmRecord, ChecklistItem, EvaluationPoint, StudyRecord, StudyRun
+from cosmati.storage.atomic import replace_file
 from cosmati.train.observers import Observer
-from cosmati.train.session import RunResult
+from cosmati.train.run.result import RunResult
 
 LINES_FILE = "runs.jsonl"
 STUDY_FILE = "study.json"
@@ -135,16 +134,18 @@ def run_study(
     path = folder / LINES_FILE
     done = _finished(path, study, hardware)
     cells = list(study.cells())
-    with _Progress(study.name, cells, console or Console(stderr=True)) as progress:
-        for cell in cells:
-            if cell not in done:
-                progress.announce(cell)
-                done[cell] = _run(study, cell)
-                line = _Line(_LINE_VERSION, _digest(study.arms[cell[0]], hardware), done[cell])
-                with path.open("a") as file:
-                    file.write(json.dumps(json.loads(encode_record(line))) + "\n")
-                progress.spent(cell)
-            progress.finish(cell)
+    left = [cell for cell in cells if cell not in done]
+    total = sum(budget for _, budget, _ in cells)
+    spent = total - sum(budget for _, budget, _ in left)
+    with ProgressDisplay(study.name, start=spent / total, console=console) as progress:
+        for arm, budget, seed in left:
+            progress.update(spent / total, f"{arm}, budget {budget:g}, seed {seed}")
+            run = done[arm, budget, seed] = _run(study, (arm, budget, seed))
+            line = _Line(_LINE_VERSION, _digest(study.arms[arm], hardware), run)
+            with path.open("a") as file:
+                file.write(json.dumps(json.loads(encode_record(line))) + "\n")
+            spent += budget
+        progress.update(1.0, f"{len(cells)} runs")
     arms = tuple(ArmRecord(n, a.description, a.recipe_text, a.methods) for n, a in study.arms.items())
     record = StudyRecord(
         name=study.name,
@@ -161,7 +162,7 @@ def run_study(
         command=command,
         notes=study.notes,
     )
-    (folder / STUDY_FILE).write_text(record.to_json())
+    replace_file(folder / STUDY_FILE, record.to_json().encode())
     return record
 
 
@@ -175,7 +176,7 @@ def _finished(path: Path, study: Study, hardware: str) -> dict[tuple[str, float,
         return {}
     whole, newline, torn = path.read_text().rpartition("\n")
     if torn:
-        path.write_text(whole + newline)
+        replace_file(path, (whole + newline).encode())
     lines = [decode_record(_Line, text, version=_LINE_VERSION) for text in whole.splitlines()]
     wanted = {name: _digest(arm, hardware) for name, arm in study.arms.items()}
     return {
@@ -226,57 +227,3 @@ def _run(study: Study, cell: tuple[str, float, int]) -> StudyRun:
     point = EvaluationPoint(clock.step, seconds, quality, clock.rows, clock.tokens)
     before = [one for one in kept.points if one.step < point.step]
     return StudyRun(name, budget, seed, f"{name}-{budget:g}-{seed}", (*before, point), point, dict(parts))
-
-
-@dataclass
-class _Progress:
-    """A bar with the time left, or a line for each tenth of the work where there is no terminal."""
-
-    name: str
-    cells: Sequence[tuple[str, float, int]]
-    console: Console
-    _done: float = 0.0
-    _spent: float = 0.0
-    _seconds: float = 0.0
-    _began: float = 0.0
-    _next_line: float = 0.1
-    _bar: Progress | None = None
-    _task: TaskID | None = field(default=None)
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            text = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-            self._bar = Progress(*text, TextColumn("{task.fields[left]}"), console=self.console)
-            self._task = self._bar.add_task(self.name, total=1.0, left="")
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def announce(self, cell: tuple[str, float, int]) -> None:
-        """Say which run starts."""
-        self._began = time.perf_counter()
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=f"{self.name}: {cell[0]}, budget {cell[1]:g}, seed {cell[2]}")
-
-    def spent(self, cell: tuple[str, float, int]) -> None:
-        """Learn from a run how long a unit of budget takes."""
-        self._seconds += time.perf_counter() - self._began
-        self._spent += cell[1]
-
-    def finish(self, cell: tuple[str, float, int]) -> None:
-        """Move on by a run."""
-        self._done += cell[1]
-        total = sum(budget for _, budget, _ in self.cells)
-        share = self._done / total
-        rate = self._seconds / self._spent if self._spent else 0.0
-        left = f"about {rate * (total - self._done):.0f} s left"
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=share, left=left)
-        elif share >= self._next_line - 1e-9:
-            self._next_line = math.floor(share * 10 + 1e-9) / 10 + 0.1
-            self.console.print(f"{self.name}: {share:4.0%}, {left}", highlight=False)

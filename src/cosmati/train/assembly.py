@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cosmati.core.batch import Batch
 from cosmati.core.clock import Budget, Clock
@@ -21,7 +22,9 @@ from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.regions import Regions
 from cosmati.train.buffers import BatchNormStatistics
 from cosmati.train.config import RunConfig
+from cosmati.train.layout.layout import Layout
 from cosmati.train.ranks import Ranks
+from cosmati.train.routes import Router
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,27 @@ class ScheduledOptimizer:
 
 @dataclass(frozen=True)
 class Turn:
-    """A sub-step resolved: its loss, the parameters that learn, the optimizers that commit."""
+    """A sub-step resolved: its loss, the parameters that learn, the optimizers that commit.
+
+    Attributes:
+        parameters: name of each parameter that its optimizers hold, by index.
+    """
 
     name: str
     loss: LossFunction
-    parameters: frozenset[int]
+    parameters: Mapping[int, str]
     optimizers: tuple[ScheduledOptimizer, ...]
+
+    @cached_property
+    def indices(self) -> frozenset[int]:
+        """Indices of the parameters that its optimizers hold."""
+        return frozenset(self.parameters)
+
+    def learning(self, frozen: frozenset[str]) -> frozenset[int]:
+        """Return the indices of the parameters that learn where some are frozen."""
+        if not frozen:
+            return self.indices
+        return frozenset(index for index, name in self.parameters.items() if name not in frozen)
 
     def step(self, clock: Clock, budget: Budget) -> None:
         """Step the optimizers, and clear the gradients."""
@@ -97,23 +115,19 @@ class Assembly:
     """Everything a step needs.
 
     Attributes:
-        names: trainable parameters' names, in the model's order.
-        parameters: the parameters themselves.
-        region_of: index of each parameter's region.
+        model: after surgery.
+        layout: of its parameters.
         regions: the partition.
         policy: compiled; None trains every region on every row.
-        class_map: policy's class of each of the source's classes.
         turns: sub-steps, in order.
-        forward: what the loss calls: the model.
+        statistics: of the model's BatchNorm layers.
     """
 
     model: nn.Module
-    names: tuple[str, ...]
-    parameters: tuple[Tensor, ...]
-    region_of: tuple[int, ...]
+    layout: Layout
     regions: Regions
     policy: CompiledPolicy | None
-    class_map: tuple[int, ...]
+    router: Router
     turns: tuple[Turn, ...]
     plan: Plan
     config: RunConfig
@@ -170,7 +184,8 @@ def resolve_turns(
                 f"optimizer for each sub-step, with parameters={sub_step.parameters!r}."
             )
             raise PlanError(msg)
-        turns.append(Turn(sub_step.name, sub_step.loss, frozenset().union(*(o.parameters for o in own)), own))
+        held = sorted(frozenset[int]().union(*(optimizer.parameters for optimizer in own)))
+        turns.append(Turn(sub_step.name, sub_step.loss, {index: names[index] for index in held}, own))
     if left:
         msg = (
             f"{len(left)} optimizer(s) have parameters of several sub-steps. Give each sub-step an "

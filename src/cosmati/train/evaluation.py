@@ -80,7 +80,7 @@ def evaluate(
         rows.get(index, [0.0] * width)
         for index in range(ranks.rank, -(-num_batches // ranks.world) * ranks.world, ranks.world)
     ]
-    table = ranks.gather(torch.tensor(padded, dtype=torch.float64, device=device).reshape(-1, width)).cpu()
+    table = ranks.gather(torch.tensor(padded, dtype=torch.float64, device=device).reshape(len(padded), width)).cpu()
     return {
         name: _ordered_sum(table[:, 2 * i]) / max(_ordered_sum(table[:, 2 * i + 1]), 1e-300)
         for i, name in enumerate(evaluation.metrics)
@@ -101,36 +101,13 @@ def _ordered_sum(values: Tensor) -> float:
     return total
 
 
-@contextmanager
-def evaluation_weights(model: nn.Module, weights: Mapping[str, Tensor] | None) -> Iterator[None]:
-    """Put other parameters into a model, in place, and its own ones back from a saved copy."""
-    if weights is None:
-        yield
-        return
-    parameters = dict(model.named_parameters())
-    buffers = dict(model.named_buffers())
-    own = {name: parameters[name].detach().clone() for name in weights}
-    kept = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-    with torch.no_grad():
-        for name, value in weights.items():
-            parameters[name].copy_(value)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, value in own.items():
-                parameters[name].copy_(value)
-            for name, value in kept.items():
-                buffers[name].copy_(value)
-
-
 def averaged_weights(assembly: Assembly, states: Mapping[int, State], at: Position) -> dict[str, Tensor] | None:
     """Return the averages that a method or an optimizer keeps, by parameter name; None where none does."""
     for index, method in enumerate(assembly.plan.methods):
         weights = method.evaluation_weights(states[index], at)
         if weights is not None:
             return dict(weights)
-    names = {id(p): name for name, p in assembly.model.named_parameters()}
+    names = {id(parameter): name for name, parameter in assembly.layout.pieces()}
     found: dict[str, Tensor] = {}
     for scheduled in assembly.optimizers:
         if isinstance(scheduled.optimizer, GroupedOptimizer):
@@ -141,10 +118,27 @@ def averaged_weights(assembly: Assembly, states: Mapping[int, State], at: Positi
 @contextmanager
 def averaged(assembly: Assembly, weights: Mapping[str, Tensor] | None, feed: Feed | None) -> Iterator[nn.Module]:
     """Give the model with averages in place of its weights, and BatchNorm's statistics computed for them."""
-    with evaluation_weights(assembly.model, weights), assembly.generators.restored():
-        if weights is not None and assembly.statistics.layers:
-            recalibrate(assembly.model, assembly.statistics.layers.values(), recalibration_passes(assembly, feed))
-        yield assembly.model
+    model = assembly.model
+    if weights is None:
+        with assembly.generators.restored():
+            yield model
+        return
+    with assembly.layout.replaced(weights), kept_buffers(model), assembly.generators.restored():
+        if assembly.statistics.layers:
+            recalibrate(model, assembly.statistics.layers.values(), recalibration_passes(assembly, feed))
+        yield model
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Put a model's buffers back afterwards, from a saved copy."""
+    kept = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(kept[name])
 
 
 @torch.no_grad()

@@ -45,7 +45,7 @@ class Feed(Protocol):
 
 
 class OrderedFeed:
-    """Microbatches from a source's order: a pure function of the step."""
+    """StepInput from a source's order: a pure function of the step."""
 
     is_positional = True
     num_passes = 0

@@ -9,19 +9,20 @@ import torch
 from torch import Tensor
 
 from cosmati.errors import DivergenceError
-from cosmati.train.assembly import Assembly
+from cosmati.train.config import RunConfig
 
 
 class FiniteCheck:
     """Looks at every loss before its commit on CPU; every `check_every` steps on an accelerator, since each look waits.
 
     Args:
-        assembly: of the run.
+        config: of the run.
+        device: where it trains.
     """
 
-    def __init__(self, assembly: Assembly) -> None:
-        self._config = assembly.config
-        self._looks_at_once = assembly.device.type == "cpu"
+    def __init__(self, config: RunConfig, device: torch.device) -> None:
+        self._config = config
+        self._looks_at_once = device.type == "cpu"
         self._bad: Tensor | None = None
 
     def check(self, loss: Tensor, step: int, *, undo: Callable[[], None] | None = None) -> None:

@@ -9,7 +9,8 @@ import torch
 
 from cosmati.core.batch import Batch
 from cosmati.errors import PlanError
-from cosmati.train.assembly import Assembly
+from cosmati.routing.policy import CompiledPolicy
+from cosmati.routing.regions import Regions
 
 
 class Route(NamedTuple):
@@ -30,18 +31,26 @@ class Route(NamedTuple):
 
 
 class Router:
-    """Looks routes up; without a policy every region learns from every microbatch."""
+    """Looks routes up; without a policy every region learns from every microbatch.
 
-    def __init__(self, assembly: Assembly) -> None:
-        self._a = assembly
+    Args:
+        policy: compiled, or None.
+        regions: of the model.
+        class_map: policy's class of each of the source's classes.
+    """
+
+    def __init__(self, policy: CompiledPolicy | None, regions: Regions, class_map: Sequence[int]) -> None:
+        self._policy = policy
+        self._regions = regions
+        self._class_map = class_map
 
     def route_of(self, class_id: int | None, step: int, *, is_empty: bool = False) -> Route:
         """Look up what a microbatch of a class may teach at a step."""
-        policy = self._a.policy
+        policy = self._policy
         if policy is None:
-            return Route(0, 0, class_id or 0, (1.0,) * len(self._a.regions.names), not is_empty)
+            return Route(0, 0, class_id or 0, (1.0,) * len(self._regions.names), not is_empty)
         assert class_id is not None, "a governed source is route-pure"
-        own = self._a.class_map[class_id]
+        own = self._class_map[class_id]
         phase = policy.phase_at(step)
         offered = policy.decision[own][phase] in ("admit", "gate") and not is_empty
         return Route(policy.route_id(own, phase), phase, own, policy.route(own, step), offered)
@@ -52,7 +61,7 @@ class Router:
         Raises:
             PlanError: a governed run, and rows of several classes.
         """
-        if self._a.policy is None or batch.class_id is not None:
+        if self._policy is None or batch.class_id is not None:
             return batch.class_id
         classes = batch.lineage.class_ids.unique().tolist()
         if len(classes) != 1:
@@ -63,13 +72,12 @@ class Router:
             raise PlanError(msg)
         return int(classes[0])
 
-    def are_empty(self, mine: Sequence[Batch]) -> list[bool]:
-        """Say which of the V microbatches hold nothing but tombstones, from this rank's part of them."""
-        a = self._a
-        flags = torch.tensor([[float(bool((b.lineage.row_ids < 0).all()))] for b in mine], device=a.device)
-        return [bool(flag) for flag in a.ranks.gather(flags).flatten().tolist()]
-
     def teaches(self, route: Route, layer: str) -> bool:
         """Say whether a microbatch may move the statistics of a BatchNorm layer."""
-        region = self._a.regions.region_of_buffer(f"{layer}.running_mean")
+        region = self._regions.region_of_buffer(f"{layer}.running_mean")
         return route.offered and (region is None or route.weights[region] != 0)
+
+
+def empty_flags(mine: Sequence[Batch], device: torch.device) -> torch.Tensor:
+    """Flag microbatches that hold nothing but tombstones: [V / W, 1]."""
+    return torch.tensor([[float(bool((batch.lineage.row_ids < 0).all()))] for batch in mine], device=device)

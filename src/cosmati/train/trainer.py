@@ -5,36 +5,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, Data, count_rows_and_tokens
 from cosmati.core.clock import Clock
 from cosmati.core.loss import Loss, LossFunction, without_tombstones
-from cosmati.core.method import Method, Position, Stage, State
+from cosmati.core.method import Method, Position, State
 from cosmati.core.plan import Plan
 from cosmati.core.rng import position_key
 from cosmati.core.source import Source
+from cosmati.errors import DataError, DivergenceError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.train.assembly import SubStep, Turn, split_batch
+from cosmati.train.applied import AppliedMethods, Trace
+from cosmati.train.assembly import SubStep, split_batch
 from cosmati.train.buffers import buffer_versions
 from cosmati.train.config import RunConfig
-from cosmati.train.evaluation import Evaluation, averaged, averaged_weights
-from cosmati.train.feed import as_batch
+from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, evaluate
+from cosmati.train.facts import facts_of
+from cosmati.train.feed import Feed, as_batch
 from cosmati.train.finite import FiniteCheck
-from cosmati.train.observers import Observer, StepReport
-from cosmati.train.routes import Route, Router
-from cosmati.train.session import FitSession, RunResult, environment
-from cosmati.train.setup import AnyOptimizer, Ingredients, assemble
-from cosmati.train.step import StepGradients, StepGradientsFunction, Trace, snapshot, update_norms_since
+from cosmati.train.gradients import StepGradients, StepInput, StepPasses, update_norms_since
+from cosmati.train.observers.observer import Observer
+from cosmati.train.outcome import StepOutcome
+from cosmati.train.prepare import AnyOptimizer, Ingredients, prepare
+from cosmati.train.routes import Route, empty_flags
+from cosmati.train.run.checkpoints import Checkpoint
+from cosmati.train.run.environment import environment
+from cosmati.train.run.result import RunResult
+from cosmati.train.run.session import OpenRun
+from cosmati.train.snapshot import restore, snapshot
 from cosmati.train.timing import Stopwatch
-from cosmati.train.tree import Leaf
 
 
 class Trainer:
@@ -74,40 +81,27 @@ class Trainer:
         observers: Sequence[Observer] = (),
         config: RunConfig | None = None,
     ) -> None:
-        config = config or RunConfig()
-        given = Ingredients(model, loss, data, optimizers, methods, policy, taxonomy, config)
-        self.assembly, self.feed = assemble(given)
-        self.given = given
+        given = Ingredients(model, loss, data, optimizers, methods, policy, taxonomy, config or RunConfig())
+        self.prepared = prepare(given)
+        self.assembly, self.feed = self.prepared.assembly, self.prepared.feed
         self.evaluation = evaluation
-        self.clock = Clock()
-        self.stopwatch = Stopwatch()
         self.observers: list[Observer] = list(observers)
         self.trace: Trace | None = None
-        self.withdrawn: Plan = self.assembly.plan
-        self._bind()
-
-    def _bind(self) -> None:
-        """Look up once what every step would look up."""
-        a = self.assembly
-        plan = a.plan
-        batch_methods = plan.with_hook("batch")
-        self._batch_methods = [(m.stage.name.lower(), m) for m in batch_methods]
-        self._freezing = plan.with_hook("frozen")
-        self._again = plan.with_hook("perturbation")
-        self._gradient_methods = plan.with_hook("gradients")
-        self._after_methods = [(i, m) for i, m in enumerate(plan.methods) if m in plan.with_hook("after")]
-        self.states: dict[int, State] = {i: m.init(a.model) for i, m in enumerate(plan.methods)}
-        selects = any(m.stage is Stage.SELECT for m in batch_methods)
-        special = a.policy or a.ranks.is_parallel or len(a.turns) > 1 or selects or self._freezing or self._again
-        self.is_plain = a.num_microbatches == 1 and not special
-        self._router = Router(a)
-        self._gradients = StepGradientsFunction(a, self.stopwatch, self.tell)
-        self._mine = a.ranks.mine(a.num_microbatches)
-        self._region_by_name = dict(zip(a.names, a.region_of, strict=True))
-        self._session: FitSession | None = None
+        self.clock = Clock()
+        self.stopwatch = Stopwatch()
+        self.finite = FiniteCheck(self.assembly.config, self.assembly.device)
+        self._plan = self.assembly.plan
+        self._metrics: Mapping[str, float] = {}
+        self._run: OpenRun | None = None
         self._environment: ExitStack | None = None
-        self.finite = FiniteCheck(a)
-        self._needs_report = False
+        self._ended: str | None = None
+        self._needs_outcome = False
+        a = self.assembly
+        self.methods = AppliedMethods(a.plan, a.layout.weights(), a.generators, self.tell)
+        self._passes = StepPasses(a, self.methods.loss, self.stopwatch, self.tell)
+        self.is_plain = a.num_microbatches == 1 and not (
+            a.policy or a.ranks.is_parallel or len(a.turns) > 1 or self.methods.need_microbatches
+        )
 
     @property
     def model(self) -> nn.Module:
@@ -115,9 +109,14 @@ class Trainer:
         return self.assembly.model
 
     @property
+    def states(self) -> Mapping[int, State]:
+        """States of the methods, by their index in the plan."""
+        return self.methods.states
+
+    @property
     def plan(self) -> Plan:
         """What the run does and promises; promises that the run itself broke are withdrawn."""
-        return self.withdrawn
+        return self._plan
 
     def fit(self) -> RunResult:
         """Train to the end of the budget, from the last checkpoint in the run folder if there is one.
@@ -127,30 +126,46 @@ class Trainer:
         Raises:
             DivergenceError: the loss isn't finite; nothing of that step is kept.
         """
+        if self.feed is None:
+            msg = "fit() needs data: Trainer(model, loss, data, ...). With step(), no data are needed."
+            raise DataError(msg)
         with self:
-            assert self._session is not None, "entered"
-            return self._session.run()
+            assert self._run is not None, "entered"
+            ended = "completed"
+            while not self.assembly.budget.is_over(self.clock):
+                if self._run.stop_is_asked():
+                    ended = "stopped"
+                    break
+                data = self._next(self.feed)
+                if data is None:
+                    break
+                if self.is_plain:
+                    self.plain_step(data)
+                else:
+                    self.step_microbatches(data, self.feed.class_ids(self.clock))
+                if self._run.evaluation_is_due(self.clock):
+                    self._evaluate()
+                if self._run.checkpoint_is_due(self.clock):
+                    self._save()
+            self.finite.look(self.clock.step)
+            if ended == "completed":
+                self._evaluate()
+            self._ended = ended
+            self._save()
+            return self._result(ended)
 
-    def __enter__(self) -> Self:
-        """Open the run: deterministic kernels, threads, the run folder; go on from its last checkpoint."""
-        if self._environment is None:
-            with ExitStack() as stack:
-                stack.enter_context(environment(self.assembly))
-                self._session = stack.enter_context(FitSession(self))
-                # What is measured goes through collectives, so ranks must agree, whoever has observers.
-                self._needs_report = self.assembly.ranks.agree(bool(self.observers))
-                self._environment = stack.pop_all()
-        return self
+    def _next(self, feed: Feed) -> Any:  # noqa: ANN401  (the short road takes the user's own nest)
+        """Return what a step trains on: all on the short road, else this rank's microbatches; None at the end."""
+        passes = feed.num_passes
+        data = feed.whole(self.clock) if self.is_plain else feed.microbatches(self.clock, self.assembly.layout.mine)
+        if feed.num_passes != passes and feed.steps_per_epoch is None:
+            # Data without a length tell of an epoch's end only when asked for more.
+            self.clock = self.clock._replace(epoch=feed.num_passes, step_in_epoch=0)
+            if self.assembly.budget.is_over(self.clock):
+                return None
+        return data
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the run: everything that was committed is on disk."""
-        opened, self._environment, self._session = self._environment, None, None
-        if opened is not None:
-            opened.__exit__(kind, error, traceback)
-
-    def step(self, batch: Data) -> StepReport:
+    def step(self, batch: Data) -> StepOutcome:
         """Train on one step's rows.
 
         Every rank is given the same batch, and takes its own microbatches of it.
@@ -167,10 +182,10 @@ class Trainer:
         if self.is_plain:
             return self.plain_step(batch)
         parts = split_batch(as_batch(batch, self.clock.rows), self.assembly.num_microbatches)
-        classes = [self._router.class_of(part) for part in parts]
-        return self.step_microbatches([parts[i] for i in self._mine], classes)
+        classes = [self.assembly.router.class_of(part) for part in parts]
+        return self.step_microbatches([parts[i] for i in self.assembly.layout.mine], classes)
 
-    def plain_step(self, data: Data) -> StepReport:
+    def plain_step(self, data: Data) -> StepOutcome:
         """Take a step with V = 1, one rank and no route: the bare loop with a seed and one look at what is due."""
         a = self.assembly
         turn = a.turns[0]
@@ -178,37 +193,37 @@ class Trainer:
         has_lineage = False
         # As the data give them: methods may cut rows up.
         rows, tokens = count_rows_and_tokens(data.data if isinstance(data, Batch) else data)
-        if self._batch_methods or isinstance(data, Batch) or self._needs_report:
+        if self.methods.change_batches or isinstance(data, Batch) or self._needs_outcome:
             has_lineage = isinstance(data, Batch)
             batch = as_batch(data, self.clock.rows, trusted=True)
-            at = self.position()
-            batch = self._prepared(batch.to(a.device) if a.device.type != "cpu" else batch, at)
+            batch = self.methods.batch(batch.to(a.device) if a.device.type != "cpu" else batch, self.position())
             data, batches = batch.data, (batch,)
         a.generators.seed(position_key(a.config.seed, "forward", self.clock.step, 0))
         statistics = a.statistics.copied()
         self.stopwatch.lap("data")
+        loss_function = self.methods.loss(turn.loss, self.position()) if self.methods.change_losses else turn.loss
         if a.config.precision == "float32":
-            result = turn.loss(a.model, data)
+            result = loss_function(a.model, data)
         else:
             with a.config.autocast(a.device):
-                result = turn.loss(a.model, data)
+                result = loss_function(a.model, data)
         if has_lineage:
-            result = without_tombstones(result, batches[0])
+            result = without_tombstones(result, batches[0].present)
         loss = result.mean() if isinstance(result, Loss) else result
         self.finite.check(loss, self.clock.step, undo=lambda: a.statistics.put_back(statistics))
         self.stopwatch.lap("forward")
         loss.backward()
         self.stopwatch.lap("backward")
-        if self._gradient_methods:
-            parameters = a.parameters
-            leaf = self._changed([p.grad for p in parameters])
-            for parameter, gradient in zip(parameters, leaf, strict=True):
-                parameter.grad = gradient
-        turn.step(self.clock, a.budget)
+        if self.methods.change_gradients:
+            held = {p.name: p.tensor.grad for p in a.layout.parameters if p.tensor.grad is not None}
+            root = self.methods.gradients(a.layout.weights().having(held), self.position())
+            a.layout.commit(root, turn.indices, partial(turn.step, self.clock, a.budget))
+        else:
+            turn.step(self.clock, a.budget)
         self.stopwatch.lap("optimizer")
-        return self._committed(rows, tokens, None, [loss.detach()], (), batches)
+        return self._committed(rows, tokens, None, StepOutcome(self.clock, loss.detach(), [loss.detach()], batches))
 
-    def step_microbatches(self, mine: Sequence[Batch], class_ids: Sequence[int | None]) -> StepReport:
+    def step_microbatches(self, mine: Sequence[Batch], class_ids: Sequence[int | None]) -> StepOutcome:
         """Train on this rank's microbatches.
 
         Args:
@@ -217,179 +232,168 @@ class Trainer:
         """
         a = self.assembly
         self.tell("step")
-        positions = [self.position(m) for m in self._mine]
+        positions = [self.position(m) for m in a.layout.mine]
         moved = [batch.to(a.device) for batch in mine]
-        empty = self._router.are_empty(moved)
-        routes = [
-            self._router.route_of(class_id, self.clock.step, is_empty=gone)
-            for class_id, gone in zip(class_ids, empty, strict=True)
-        ]
+        routes = self._routes(moved, class_ids)
         versions = buffer_versions(a.model) if self.clock.step == 0 else None
-        frozen = frozenset[str]().union(*(m.frozen(a.names, positions[0]) for m in self._freezing))
+        frozen = self.methods.frozen(positions[0])
         self.stopwatch.lap("data")
         with a.statistics.captured():
             batches = [
-                self._prepared(b, at) if routes[at.microbatch].offered else b
-                for b, at in zip(moved, positions, strict=True)
+                self.methods.batch(batch, at) if routes[at.microbatch].offered else batch
+                for batch, at in zip(moved, positions, strict=True)
             ]
             self.stopwatch.lap("method")
-            losses, learnt, first, update_norms = self._turns(batches, positions, routes, frozen)
+            first, losses, learnt, update_norms = self._turns(StepInput(batches, positions, routes, frozen))
         if versions is not None and (changed := a.statistics.unfolded(a.model, versions)):
-            self.withdrawn = self.withdrawn.withdraw("elastic", f"forward changes the buffers {', '.join(changed)}")
-        if a.statistics.layers and first is not None:
+            self._plan = self._plan.withdraw("elastic", f"forward changes the buffers {', '.join(changed)}")
+        if a.statistics.layers:
             self.tell("fold")
-            a.statistics.fold(first.statistics, a.ranks, lambda m, layer: self._router.teaches(routes[m], layer))
-        assert first is not None, "a step has a turn"
+            a.statistics.fold(first.statistics, a.ranks, lambda m, layer: a.router.teaches(routes[m], layer))
         rows = sum(batch.num_rows for batch in mine) * a.ranks.world
         tokens = sum(batch.num_tokens for batch in mine) * a.ranks.world
-        return self._committed(rows, tokens, learnt, losses, routes, batches, first, update_norms)
+        outcome = StepOutcome(
+            clock=self.clock,
+            loss=losses[0],
+            sub_losses=losses,
+            batches=batches,
+            routes=routes,
+            weights=first.weights,
+            num_rows=first.num_rows,
+            norms=first.norms,
+            update_norms=update_norms,
+        )
+        return self._committed(rows, tokens, learnt, outcome)
 
-    def _turns(
-        self,
-        batches: Sequence[Batch],
-        positions: Sequence[Position],
-        routes: Sequence[Route],
-        frozen: frozenset[str],
-    ) -> tuple[list[Tensor], frozenset[str], StepGradients | None, Tensor | None]:
-        """Let each sub-step compute its gradients and commit them."""
+    def _routes(self, mine: Sequence[Batch], class_ids: Sequence[int | None]) -> list[Route]:
+        """Look up what each of the step's V microbatches may teach."""
         a = self.assembly
-        losses: list[Tensor] = []
+        empty = a.layout.gather(empty_flags(mine, a.device)).flatten().tolist()
+        return [
+            a.router.route_of(class_id, self.clock.step, is_empty=bool(flag))
+            for class_id, flag in zip(class_ids, empty, strict=True)
+        ]
+
+    def _turns(self, step: StepInput) -> tuple[StepGradients, list[Tensor], frozenset[str], Tensor | None]:
+        """Let each sub-step compute its gradients and commit them.
+
+        Returns:
+            Gradients of the first one; all losses; names of what moved; norm of the update by region, where it's due.
+        """
+        a = self.assembly
+        is_offered = any(route.offered for route in step.routes)
+        measure = self._needs_outcome and self.clock.step % a.config.details_every == 0
+        follow = self._needs_outcome and a.policy is not None and self.clock.step % a.config.update_norm_every == 0
+        found: list[StepGradients] = []
         learnt: frozenset[str] = frozenset()
-        first: StepGradients | None = None
         update_norms: Tensor | None = None
         for turn in a.turns:
-            gradients = self._pass(batches, positions, routes, turn, frozen)
-            first = first or gradients
-            loss = (
-                gradients.losses.sum() / gradients.weights.sum()
-                if any(r.offered for r in routes)
-                else gradients.losses.sum()
-            )
-            self.finite.check(loss, self.clock.step)
-            losses.append(loss)
-            if any(route.offered for route in routes):
-                due = self._needs_report and a.policy is not None and self.clock.step % a.config.update_norm_every == 0
-                before = snapshot(a) if due else None
-                learnt |= self._commit(turn, gradients.root)
-                update_norms = None if before is None else update_norms_since(a, before)
-        return losses, learnt, first, update_norms
+            gradients = self._passes(step, turn, measure=measure)
+            self.stopwatch.lap("method")
+            found.append(gradients)
+            root = self.methods.gradients(gradients.root, step.positions[0])
+            self.finite.check(gradients.loss, self.clock.step)
+            if is_offered:
+                before = a.layout.weights().copied() if follow else None
+                self.tell("commit")
+                learnt |= a.layout.commit(root, turn.indices, partial(turn.step, self.clock, a.budget))
+                self.stopwatch.lap("optimizer")
+                update_norms = None if before is None else update_norms_since(a.layout, before)
+        return found[0], [gradients.loss for gradients in found], learnt, update_norms
 
-    def _pass(
-        self,
-        batches: Sequence[Batch],
-        positions: Sequence[Position],
-        routes: Sequence[Route],
-        turn: Turn,
-        frozen: frozenset[str],
-    ) -> StepGradients:
-        """Compute the step's gradients, twice where a method asks for a second point."""
-        a = self.assembly
-        measured = self._needs_report and self.clock.step % a.config.details_every == 0
-        gradients = self._gradients(batches, positions, routes, turn, frozen=frozen, with_norms=measured)
-        for method in self._again:
-            names = {n: (p, g) for n, p, g in zip(a.names, a.parameters, gradients.root, strict=True) if g is not None}
-            offsets = method.perturbation(
-                {n: p for n, (p, _) in names.items()}, {n: g for n, (_, g) in names.items()}, positions[0]
-            )
-            if offsets is None:
-                continue
-            self.tell("again")
-            kept = {name: names[name][0].detach().clone() for name in offsets}
-            with torch.no_grad():
-                for name, offset in offsets.items():
-                    names[name][0].add_(offset)
-            second = self._gradients(batches, positions, routes, turn, frozen=frozen)
-            with torch.no_grad():
-                # w + e - e isn't w: the saved copy is.
-                for name, value in kept.items():
-                    names[name][0].copy_(value)
-            gradients = gradients._replace(root=second.root)
-        self.stopwatch.lap("method")
-        return gradients._replace(root=self._changed(gradients.root)) if self._gradient_methods else gradients
-
-    def _changed(self, leaf: Leaf) -> Leaf:
-        """Let the gradient methods change the step's gradients."""
-        a = self.assembly
-        present = {name: g for name, g in zip(a.names, leaf, strict=True) if g is not None}
-        parameters = dict(zip(a.names, a.parameters, strict=True))
-        self.tell("gradients")
-        for method in self._gradient_methods:
-            present = dict(method.gradients(present, parameters, self._region_by_name))
-        return [present.get(name) for name in a.names]
-
-    def _commit(self, turn: Turn, root: Leaf) -> frozenset[str]:
-        """Step the optimizers: the one gate through which parameters change. What is absent doesn't move at all."""
-        a = self.assembly
-        self.tell("commit")
-        for index in turn.parameters:
-            gradient = root[index]
-            a.parameters[index].grad = None if gradient is None else gradient.to(a.parameters[index].dtype)
-        turn.step(self.clock, a.budget)
-        self.stopwatch.lap("optimizer")
-        return frozenset(a.names[i] for i in turn.parameters if root[i] is not None)
-
-    def _committed(
-        self,
-        rows: int,
-        tokens: int,
-        learnt: frozenset[str] | None,
-        losses: Sequence[Tensor],
-        routes: Sequence[Route],
-        batches: Sequence[Batch],
-        gradients: StepGradients | None = None,
-        update_norms: Tensor | None = None,
-    ) -> StepReport:
+    def _committed(self, rows: int, tokens: int, learnt: frozenset[str] | None, outcome: StepOutcome) -> StepOutcome:
         """Advance the clock, let averages follow, and report."""
         a = self.assembly
-        self.clock = self._advanced(rows, tokens)
-        for index, method in self._after_methods:
-            self.tell("after")
-            at = self.position()
-            self.states[index] = method.after(self.states[index], a.model, at, learnt)
+        self.clock = self.clock.advanced(rows, tokens, a.budget.steps_per_epoch, self.stopwatch.training_seconds())
+        self.methods.after(self.position, learnt)
         self.stopwatch.lap("method")
-        g = gradients
-        weights, rows_each, norms = (g.weights, g.num_rows, g.norms) if g else (None, None, None)
-        report = StepReport(self.clock, losses[0], losses, routes, weights, rows_each, norms, update_norms, batches)
-        if self._needs_report:
+        outcome = outcome._replace(clock=self.clock)
+        if self._needs_outcome and self._run is not None:
             self.tell("report")
-            for observer in self.observers:
-                if self.clock.step % observer.every == 0:
-                    observer.on_step(report)
+            self._run.report(outcome)
             self.stopwatch.lap("ledger")
-        return report
-
-    def _advanced(self, rows: int, tokens: int) -> Clock:
-        clock, per_epoch = self.clock, self.assembly.budget.steps_per_epoch
-        step = clock.step + 1
-        epoch, in_epoch = divmod(step, per_epoch) if per_epoch else (clock.epoch, clock.step_in_epoch + 1)
-        seconds = self._session.training_seconds() if self._session else 0.0
-        return Clock(step, epoch, in_epoch, clock.rows + rows, clock.tokens + tokens, seconds)
-
-    def _prepared(self, batch: Batch, at: Position) -> Batch:
-        """Let the batch methods change a microbatch, in their stages' order."""
-        if self._batch_methods:
-            self.assembly.generators.seed(
-                position_key(self.assembly.config.seed, "prepare", at.clock.step, at.microbatch)
-            )
-        for event, method in self._batch_methods:
-            self.tell(event)
-            batch = method.batch(batch, at)
-        return batch
-
-    def averaged(self) -> AbstractContextManager[nn.Module]:
-        """Give the model to evaluate and ship: `with trainer.averaged() as model`; averages are put in for as long."""
-        return averaged(self.assembly, averaged_weights(self.assembly, self.states, self.position()), self.feed)
+        return outcome
 
     def position(self, microbatch: int = 0) -> Position:
         """Return a position of the step at which the clock stands."""
         a = self.assembly
         return Position(self.clock, a.budget, a.config.seed, microbatch, a.model, a.turns[0].loss)
 
+    def averaged(self) -> AbstractContextManager[nn.Module]:
+        """Give the model to evaluate and ship: `with trainer.averaged() as model`; averages are put in for as long."""
+        return averaged(self.assembly, averaged_weights(self.assembly, self.methods.states, self.position()), self.feed)
+
+    def _evaluate(self) -> None:
+        if self.evaluation is None or self._run is None:
+            return
+        a = self.assembly
+        with self.stopwatch.paused("evaluation"):
+            self.tell("evaluate")
+            with self.averaged() as model:
+                self._metrics = evaluate(model, self.evaluation, a.ranks, a.device, a.config.autocast(a.device))
+            self._run.evaluated(self.clock, self._metrics, self.stopwatch.training_seconds())
+
+    def _save(self) -> None:
+        """Write a checkpoint, if there is a folder for it."""
+        if self._run is None or self.assembly.config.run_folder is None:
+            return
+        with self.stopwatch.paused("checkpoint"):
+            self.finite.look(self.clock.step)
+            self._run.save(self.clock, self._snapshot)
+
+    def _snapshot(self) -> Checkpoint:
+        self.tell("checkpoint")
+        return snapshot(self.assembly, self.methods.states, self.clock, self._plan, self.feed)
+
+    def __enter__(self) -> Self:
+        """Open the run: deterministic kernels, threads, the run folder; go on from its last checkpoint."""
+        if self._environment is not None:
+            return self
+        a = self.assembly
+        with ExitStack() as stack:
+            stack.enter_context(environment(a))
+            facts = facts_of(a, self.prepared.data_digest)
+            run = OpenRun(facts, a.config, a.budget, a.ranks, self.observers, a.layout.digest)
+            with run.opening() as checkpoint:
+                if checkpoint is not None:
+                    restored = restore(checkpoint, a, self.feed)
+                    self.methods.states, self.clock, self._plan = restored.states, restored.clock, restored.plan
+                run.start(self.clock)
+            # What is measured goes through collectives, so ranks must agree, whoever has observers.
+            self._needs_outcome = a.ranks.agree(bool(run.observers))
+            self._environment = stack.pop_all()
+        self._run, self._ended = run, None
+        self.stopwatch.start(self.clock.seconds)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the run: everything that was committed is on disk."""
+        opened, run = self._environment, self._run
+        if opened is None or run is None:
+            return
+        if kind is None and self._ended is None:
+            # The user's own loop ends where its `with` does.
+            self._ended = "completed" if self.assembly.budget.is_over(self.clock) else "stopped"
+            try:
+                self._save()
+            except BaseException as refused:
+                self.__exit__(type(refused), refused, refused.__traceback__)
+                raise
+        with opened:
+            self.stopwatch.stop()
+            if kind is not None:
+                self._ended = "diverged" if issubclass(kind, DivergenceError) else "failed"
+            assert self._ended is not None, "by itself or by an error"
+            self._environment = self._run = None
+            run.close(self._result(self._ended), self._plan)
+
+    def _result(self, ended: str) -> RunResult:
+        watch, folder = self.stopwatch, self.assembly.config.run_folder
+        return RunResult(ended, self.clock, self._metrics, watch.training_seconds(), dict(watch.seconds), folder)
+
     def tell(self, event: str) -> None:
         """Tell the trace of an event."""
         if self.trace is not None:
             self.trace(event)
-
-    def state_facts(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps beside tensors."""
-        return {"clock": list(self.clock), "feed": dict(self.feed.state()) if self.feed else {}}

@@ -22,7 +22,7 @@ from cosmati.errors import DataError
 from tests.data.faults import reader
 from tests.data.shard_files import write_source
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 ROWS = [9, 8, 7, 12]
 NUMBERS = list(range(sum(ROWS)))
 

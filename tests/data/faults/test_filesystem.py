@@ -19,7 +19,7 @@ from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import DataError
 from tests.data.shard_files import write_source
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(300)
 ROWS = [5, 6, 7]
 
 

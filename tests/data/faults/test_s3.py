@@ -20,7 +20,7 @@ from tests.data.shard_files import write_data_set
 
 pytestmark = [
     pytest.mark.s3,
-    pytest.mark.timeout(60),
+    pytest.mark.timeout(300),
     # Of moto, botocore and their own dependencies; ours are errors elsewhere.
     pytest.mark.filterwarnings("ignore"),
 ]

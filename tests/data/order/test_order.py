@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cosmati.core.batch import TOMBSTONE
-from cosmati.data.order.interleave import Interleave, Phase, PhasedInterleave
+from cosmati.data.order.interleave import Interleave, PhasedInterleave, Stretch
 from cosmati.data.order.mixture import Group, Mixture
 from cosmati.data.order.plan import RoutePlan, Tail
 from cosmati.data.order.shards import ShardOrder
@@ -128,7 +128,7 @@ def test_an_interleave_of_nothing_is_refused(values: list[int]) -> None:
 
 
 def test_phases_go_on_where_the_last_one_left() -> None:
-    dealt = PhasedInterleave([Phase(10, (1, 0)), Phase(25, (1, 2)), Phase(None, (0, 1))])
+    dealt = PhasedInterleave([Stretch(10, (1, 0)), Stretch(25, (1, 2)), Stretch(None, (0, 1))])
     groups, counts = dealt.locate(np.arange(40))
     for group in (0, 1):
         own = counts[groups == group]
@@ -154,15 +154,15 @@ def test_bad_mixtures_are_refused() -> None:
     with pytest.raises(DataError, match="negative"):
         Mixture([Group(rows=3, repeat=Fraction(-1))])
     with pytest.raises(DataError, match="rising positions"):
-        Mixture([Group(rows=3)], [Phase(5, (1,)), Phase(5, (1,)), Phase(None, (1,))])
+        Mixture([Group(rows=3)], [Stretch(5, (1,)), Stretch(5, (1,)), Stretch(None, (1,))])
     with pytest.raises(DataError, match="not all 0"):
-        Mixture([Group(rows=3), Group(rows=2)], [Phase(None, (0, 0))])
+        Mixture([Group(rows=3), Group(rows=2)], [Stretch(None, (0, 0))])
     with pytest.raises(DataError, match="0 to sources without rows"):
-        Mixture([Group(rows=3), Group(rows=0)], [Phase(None, (1, 1))])
+        Mixture([Group(rows=3), Group(rows=0)], [Stretch(None, (1, 1))])
     with pytest.raises(DataError, match="rising positions"):
-        Mixture([Group(rows=3)], [Phase(-5, (1,)), Phase(None, (1,))])
+        Mixture([Group(rows=3)], [Stretch(-5, (1,)), Stretch(None, (1,))])
     with pytest.raises(DataError, match="2 weights, and there are 1 sources"):
-        Mixture([Group(rows=3)], [Phase(None, (1, 1))])
+        Mixture([Group(rows=3)], [Stretch(None, (1, 1))])
 
 
 def microbatches(plan: RoutePlan, steps: int) -> list[tuple[int | None, list[tuple[int, int, int]]]]:
@@ -334,6 +334,6 @@ def test_the_parts_of_the_order_never_change() -> None:
     )
     mixture = Mixture(
         [Group(rows=10), Group(rows=4, repeat=Fraction(5, 2)), Group(rows=9)],
-        [Phase(30, (1, 2, 0)), Phase(None, (3, 1, 2))],
+        [Stretch(30, (1, 2, 0)), Stretch(None, (3, 1, 2))],
     )
     assert sha256(*mixture.locate(np.arange(120))) == "e41e7f3589a6f341e349921a8a67982de3b0635d603415659aeaa257cc8f772c"

@@ -13,7 +13,6 @@ from __future__ import annotations
 from cosmati.data.ingest.hugging_face import read_hugging_face, to_hugging_face
 from cosmati.data.ingest.images import decode_image, read_image_folder
 from cosmati.data.ingest.jsonl import infer_columns, read_jsonl
-from cosmati.data.ingest.packages import read_python_packages
 from cosmati.data.ingest.rows import (
     ORIGIN_COLUMNS,
     ClassOf,
@@ -42,7 +41,6 @@ __all__ = [
     "read_hugging_face",
     "read_image_folder",
     "read_jsonl",
-    "read_python_packages",
     "read_text",
     "to_hugging_face",
 ]

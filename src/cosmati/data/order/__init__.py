@@ -8,10 +8,10 @@ plan.py          step and microbatch -> rows: route-pure, tails
 quality.py       how well an order shuffles, and what its caches would download
 """
 
-from cosmati.data.order.interleave import Interleave, Phase, PhasedInterleave
+from cosmati.data.order.interleave import Interleave, PhasedInterleave, Stretch
 from cosmati.data.order.mixture import Group, Mixture
-from cosmati.data.order.permutation import permute, unpermute
-from cosmati.data.order.plan import RoutePlan, Rows, Tail
+from cosmati.data.order.permutation import permute
+from cosmati.data.order.plan import PlannedRows, RoutePlan, Tail
 from cosmati.data.order.quality import CacheUse, ShuffleQuality, shuffle_quality, simulate_cache
 from cosmati.data.order.shards import ShardOrder
 
@@ -20,15 +20,14 @@ __all__ = [
     "Group",
     "Interleave",
     "Mixture",
-    "Phase",
     "PhasedInterleave",
+    "PlannedRows",
     "RoutePlan",
-    "Rows",
     "ShardOrder",
     "ShuffleQuality",
+    "Stretch",
     "Tail",
     "permute",
     "shuffle_quality",
     "simulate_cache",
-    "unpermute",
 ]

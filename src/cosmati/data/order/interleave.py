@@ -99,7 +99,7 @@ class Interleave:
 
 
 @dataclass(frozen=True)
-class Phase:
+class Stretch:
     """A span of positions with weights of its own: a curriculum is a sequence of them.
 
     Args:
@@ -118,7 +118,7 @@ class PhasedInterleave:
         phases: in order, the last without an end.
     """
 
-    def __init__(self, phases: Sequence[Phase]) -> None:
+    def __init__(self, phases: Sequence[Stretch]) -> None:
         self._phases = [Interleave(phase.weights) for phase in phases]
         self._starts = [0, *(phase.stop for phase in phases[:-1] if phase.stop is not None)]
         self._before = [[0] * len(phases[0].weights)]

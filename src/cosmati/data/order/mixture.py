@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from cosmati.data.order.interleave import Ints, Phase, PhasedInterleave
+from cosmati.data.order.interleave import Ints, PhasedInterleave, Stretch
 from cosmati.errors import DataError
 
 
@@ -42,13 +42,13 @@ class Mixture:
         DataError: no rows at all, a negative repeat, or a phase that gives weight to nothing that has rows.
     """
 
-    def __init__(self, groups: Sequence[Group], phases: Sequence[Phase] | None = None) -> None:
+    def __init__(self, groups: Sequence[Group], phases: Sequence[Stretch] | None = None) -> None:
         if any(group.repeat < 0 or group.rows < 0 for group in groups):
             raise DataError("A source can't be visited a negative number of times. Give a repeat of 0 or more.")
         visits = [group.rows * group.repeat for group in groups]
         if not sum(visits):
             raise DataError("There is nothing to visit: the sources have no rows, or all repeats are 0.")
-        by_size = Phase(None, whole_weights(visits))
+        by_size = Stretch(None, whole_weights(visits))
         self.groups = tuple(groups)
         self.visits = sum(visits, Fraction(0))
         """Visits in an epoch of the whole, exactly."""
@@ -81,7 +81,7 @@ def whole_weights(shares: Sequence[Fraction]) -> tuple[int, ...]:
     return tuple(int(share * common) for share in shares)
 
 
-def _checked(phases: Sequence[Phase], groups: Sequence[Group]) -> Sequence[Phase]:
+def _checked(phases: Sequence[Stretch], groups: Sequence[Group]) -> Sequence[Stretch]:
     stops = [phase.stop for phase in phases]
     inner = [stop for stop in stops[:-1] if stop is not None]
     if stops[-1] is not None or len(inner) != len(phases) - 1 or [0, *inner] != sorted({0, *inner}):

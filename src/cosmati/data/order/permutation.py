@@ -8,7 +8,6 @@ gives one order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +35,17 @@ def permute(key: int, indices: NDArray[np.int64], size: int) -> NDArray[np.int64
     Raises:
         DataError: an index is outside: it would have no image, or another one's.
     """
-    return _walk(indices, size, _Network(key, size).forward)
-
-
-def unpermute(key: int, images: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Return what `permute` sends to some images: its inverse."""
-    return _walk(images, size, _Network(key, size).backward)
+    check_range(indices, size)
+    if size <= 1:
+        return indices.copy()
+    network = _Network(key, size)
+    values = network.forward(indices.astype(np.uint64))
+    outside = np.flatnonzero(values >= np.uint64(size))
+    while len(outside):
+        again = network.forward(values[outside])
+        values[outside] = again
+        outside = outside[again >= np.uint64(size)]
+    return values.astype(np.int64)
 
 
 def check_range(indices: NDArray[np.int64], size: int) -> None:
@@ -68,13 +72,6 @@ class _Network:
             left, right, a, b = right, (left + _mixed(right, key) % a) % a, b, a
         return left * b + right
 
-    def backward(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        a, b = self._sides
-        left, right = values // b, values % b
-        for key in reversed(self._keys):
-            left, right, a, b = (right + b - _mixed(left, key) % b) % b, left, b, a
-        return left * b + right
-
 
 def _mixed(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
     # Arrays of integers wrap around without a warning; silencing it for each round cost 15 % of a call.
@@ -82,18 +79,3 @@ def _mixed(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
     return mixed ^ (mixed >> np.uint64(31))
-
-
-def _walk(
-    indices: NDArray[np.int64], size: int, step: Callable[[NDArray[np.uint64]], NDArray[np.uint64]]
-) -> NDArray[np.int64]:
-    check_range(indices, size)
-    if size <= 1:
-        return indices.copy()
-    values = step(indices.astype(np.uint64))
-    outside = np.flatnonzero(values >= np.uint64(size))
-    while len(outside):
-        again = step(values[outside])
-        values[outside] = again
-        outside = outside[again >= np.uint64(size)]
-    return values.astype(np.int64)

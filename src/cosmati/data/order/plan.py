@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from cosmati.core.batch import TOMBSTONE
-from cosmati.data.order.interleave import Interleave, Ints, Phase, PhasedInterleave
+from cosmati.data.order.interleave import Interleave, Ints, PhasedInterleave, Stretch
 from cosmati.data.order.mixture import Group, Mixture, whole_weights
 from cosmati.errors import DataError
 
@@ -23,7 +23,7 @@ Tail = Literal["carry", "pad", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PlannedRows:
     """The rows of a microbatch; where padded, `sources` is `TOMBSTONE` and the rest 0.
 
     Attributes:
@@ -74,7 +74,7 @@ class RoutePlan:
         num_microbatches: int,
         route_pure: bool,
         tail: Tail = "carry",
-        phases: Sequence[Phase] | None = None,
+        phases: Sequence[Stretch] | None = None,
     ) -> None:
         if rows < 1 or num_microbatches < 1 or tail not in get_args(Tail):
             msg = (
@@ -92,7 +92,7 @@ class RoutePlan:
             own = [i for i, g in enumerate(groups) if key in (None, (g.class_id, g.band))]
             class_id = None if key is None else key[0]
             inner = (
-                [Phase(p.stop, tuple(p.weights[i] for i in own)) for p in phases] if phases and key is None else None
+                [Stretch(p.stop, tuple(p.weights[i] for i in own)) for p in phases] if phases and key is None else None
             )
             self._streams.append(_Stream(class_id, np.asarray(own), Mixture([groups[i] for i in own], inner)))
         if not self._streams:
@@ -117,12 +117,12 @@ class RoutePlan:
         self._num_units = sum(units)
         self._units = Interleave(units)
 
-    def _unit_phases(self, visits: Sequence[Fraction], phases: Sequence[Phase] | None) -> list[Phase]:
+    def _unit_phases(self, visits: Sequence[Fraction], phases: Sequence[Stretch] | None) -> list[Stretch]:
         """Return the streams' weights by span of units; a span ends with the unit that its last row is in."""
         if phases is None or len(self._streams) == 1:
-            return [Phase(None, whole_weights(visits))]
+            return [Stretch(None, whole_weights(visits))]
         return [
-            Phase(
+            Stretch(
                 None if phase.stop is None else -(-phase.stop // self.rows),
                 tuple(sum(phase.weights[i] for i in stream.sources.tolist()) for stream in self._streams),
             )
@@ -145,19 +145,19 @@ class RoutePlan:
         """Return the class of a microbatch, without looking at rows."""
         return self._unit(step, index)[1].class_id
 
-    def microbatch(self, step: int, index: int) -> Rows:
+    def microbatch(self, step: int, index: int) -> PlannedRows:
         """Return the rows of microbatch `index` of step `step`."""
         epoch, stream, number = self._unit(step, index)
         if number is None:
             gone, zero = np.full(self.rows, TOMBSTONE), np.zeros(self.rows, np.int64)
-            return Rows(stream.class_id, gone, zero, zero)
+            return PlannedRows(stream.class_id, gone, zero, zero)
         start = stream.mixture.start(epoch) + number * self.rows
         sources, epochs, indices = stream.mixture.locate(np.arange(start, start + self.rows))
         sources = stream.sources[sources]
         if self.tail == "pad":
             gone_from = max(0, stream.mixture.start(epoch + 1) - start)
             sources[gone_from:], epochs[gone_from:], indices[gone_from:] = TOMBSTONE, 0, 0
-        return Rows(stream.class_id, sources, epochs, indices)
+        return PlannedRows(stream.class_id, sources, epochs, indices)
 
 
 def _num_units(visits: Fraction, rows: int, tail: Tail) -> int:

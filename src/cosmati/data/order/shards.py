@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cosmati.core.rng import keyed_permutation, position_key
+from cosmati.data.order.interleave import Ints
 from cosmati.data.order.permutation import check_range, permute
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ cache.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import threading
@@ -25,6 +24,8 @@ from cosmati.data.shards.compression import decompress
 from cosmati.data.shards.index import FileInfo
 from cosmati.data.shards.remote import Remote, disk_error
 from cosmati.errors import DataError
+from cosmati.storage.atomic import publish
+from cosmati.storage.lock import FileLock
 
 _KNOWN_HASHES = ("sha256", "sha512", "sha384", "sha224", "blake2b", "blake2s", "sha3_256", "sha1", "md5")
 _XXHASHES = ("xxh3_128", "xxh128", "xxh3_64", "xxh64", "xxh32")
@@ -114,15 +115,13 @@ class ShardCache:
                 return
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.part")
-        with _locked(part) as file:
+        with FileLock(part, wait=True) as lock, _filled(lock) as file:
             if path.exists() and self._is_whole(path, files.raw):
                 part.unlink()
                 self._touch(path)
                 return
             self._fill(file, part, files)
-            file.flush()
-            os.fsync(file.fileno())
-            part.replace(path)
+            publish(part, path)
         self._evict(path)
 
     def _is_whole(self, path: Path, raw: FileInfo) -> bool:
@@ -188,37 +187,22 @@ class ShardCache:
 
 
 @contextmanager
-def _locked(part: Path) -> Iterator[IO[bytes]]:
-    """Open a file that only its holder may fill; wait while another process does. It's gone after an error."""
-    while True:
-        with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            # While this waited, the file may have become the shard, or gone.
-            if not _is_at(file, part):
-                continue
-            try:
-                yield file
-            except BaseException:
-                if _is_at(file, part):
-                    part.unlink()
-                raise
-            return
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+def _filled(lock: FileLock) -> Iterator[IO[bytes]]:
+    """Open a locked file to fill it; it's gone after an error."""
+    with lock.path.open("r+b") as file:
+        try:
+            yield file
+        except BaseException:
+            if lock.is_in_place():
+                lock.path.unlink()
+            raise
 
 
 def _sweep(directory: Path) -> None:
     """Remove what dead processes left half made."""
     for part in directory.glob("*.part"):
-        with contextlib.suppress(OSError), part.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(file, part):
-                part.unlink()
+        with contextlib.suppress(OSError), FileLock(part):
+            part.unlink()
 
 
 def _problem(path: Path, file: FileInfo) -> str | None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable
-from datetime import date
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +16,8 @@ import rfc8785
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cosmati.errors import DataError
-from cosmati.ledger.tree import leaf_hash, node_hash
+from cosmati.storage.atomic import create_secret
+from cosmati.storage.merkle import leaf_hash
 
 MANIFEST_FILE = "manifest.json"
 SALT_FILE = "salt.key"
@@ -62,10 +61,6 @@ class SourceFacts(_Model):
     annotators: tuple[str, ...] = ()
     custody: tuple[Custody, ...] = ()
     notes: str = ""
-
-    def is_valid_on(self, day: date) -> bool:
-        """Say whether the licence holds on a day."""
-        return not self.licence_valid_until or day <= date.fromisoformat(self.licence_valid_until)
 
 
 class ShardDigest(_Model):
@@ -143,35 +138,6 @@ def row_leaf(salt: bytes, row: int, sample_sha256: bytes) -> bytes:
     return leaf_hash(hmac.digest(salt, row.to_bytes(8, "big"), "sha256") + sample_sha256)
 
 
-class RowTree:
-    """The Merkle tree of rows as they come, in memory for its edge only.
-
-    Args:
-        edge: the roots of complete subtrees, largest first, with their sizes: the state to go on from.
-    """
-
-    def __init__(self, edge: Iterable[tuple[int, bytes]] = ()) -> None:
-        self.edge = list(edge)
-
-    def append(self, leaf: bytes) -> None:
-        """Take the next leaf."""
-        size = 1
-        while self.edge and self.edge[-1][0] == size:
-            leaf = node_hash(self.edge.pop()[1], leaf)
-            size *= 2
-        self.edge.append((size, leaf))
-
-    @property
-    def root(self) -> bytes:
-        """Root over all leaves so far; of no leaf SHA-256 of nothing, as RFC 6962 has it."""
-        if not self.edge:
-            return hashlib.sha256(b"").digest()
-        root = self.edge[-1][1]
-        for _, left in reversed(self.edge[:-1]):
-            root = node_hash(left, root)
-        return root
-
-
 def read_or_make_salt(directory: Path, salt: bytes | None = None) -> bytes:
     """Return a source's salt, drawn and kept (mode 0600) if there is none yet.
 
@@ -179,14 +145,15 @@ def read_or_make_salt(directory: Path, salt: bytes | None = None) -> bytes:
         DataError: there is another one already.
     """
     path = directory / SALT_FILE
-    if path.exists():
+    is_kept = path.exists()
+    if is_kept:
         found = path.read_bytes()
         if salt is not None and found != salt:
             raise DataError(f"{path} holds another salt than the one given. Remove one of them.")
-        return found
-    salt = secrets.token_bytes(32) if salt is None else salt
-    if len(salt) != 32:
-        raise DataError(f"A salt has 32 bytes, and this one has {len(salt)}.")
-    path.touch(mode=0o600)
-    path.write_bytes(salt)
-    return salt
+    else:
+        found = secrets.token_bytes(32) if salt is None else salt
+    if len(found) != 32:
+        raise DataError(f"A salt has 32 bytes, and that of {path} has {len(found)}. Give 32, or restore the file.")
+    if not is_kept:
+        create_secret(path, found)
+    return found

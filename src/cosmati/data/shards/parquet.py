@@ -22,6 +22,7 @@ from cosmati.data.shards.index import Column, FileInfo, ShardInfo
 from cosmati.data.shards.mds import Values, encode_sample
 from cosmati.data.shards.remote import Remote
 from cosmati.errors import DataError, MissingExtraError
+from cosmati.storage.atomic import draft_of, publish
 
 METADATA_KEY = b"cosmati"
 _PLAIN = ("str", "bytes", "int")
@@ -238,6 +239,6 @@ def write_parquet(
     content = {**told, "columns": [[column.name, column.encoding] for column in columns]}
     schema = pa.schema(fields, metadata={METADATA_KEY: json.dumps(content, sort_keys=True).encode()})
     table = pa.table([pa.array(lists[name], kind) for name, kind in fields], schema=schema)
-    temporary = path.with_name(path.name + ".tmp")
-    pq.write_table(table, temporary, row_group_size=max(1, len(table)), compression="zstd")
-    temporary.replace(path)
+    draft = draft_of(path)
+    pq.write_table(table, draft, row_group_size=max(1, len(table)), compression="zstd")
+    publish(draft, path)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from cosmati.data.shards.cache import ShardCache, ShardFiles
 from cosmati.data.shards.index import ShardInfo, parse_index
-from cosmati.data.shards.manifest import MANIFEST_FILE, SALT_FILE, RowTree, ShardDigest, SourceManifest, row_leaf
+from cosmati.data.shards.manifest import MANIFEST_FILE, SALT_FILE, ShardDigest, SourceManifest, row_leaf
 from cosmati.data.shards.mds import MdsShard
-from cosmati.data.shards.remote import Remote, local_path
+from cosmati.data.shards.remote import Remote
 from cosmati.errors import DataError
+from cosmati.storage.merkle import MerkleTree
 
 MAX_INDEX_BYTES = 1 << 30
 
@@ -54,7 +55,7 @@ def verify_source(
     own = own if isinstance(own, dict) else {}
     store = ShardCache(cache or remote.local or Path(), remote if cache else None)
     salt = _salt(remote)
-    tree = RowTree()
+    tree = MerkleTree()
     digests: list[ShardDigest] = []
     problems: list[str] = []
     for number in range(index.num_shards):
@@ -76,7 +77,7 @@ def verify_source(
     if salt is None:
         unchecked = ("the salt isn't here, so the rows' root wasn't computed",)
         return Verification(url, manifest.class_path, num_rows, tuple(problems), unchecked)
-    if not problems and tree.root.hex() != manifest.row_root:
+    if not problems and tree.root().hex() != manifest.row_root:
         problems.append("the rows' Merkle root isn't the manifest's")
     return Verification(url, manifest.class_path, num_rows, tuple(problems), ())
 
@@ -85,7 +86,7 @@ def _salt(remote: Remote) -> bytes | None:
     return remote.read(SALT_FILE, max_bytes=64) if remote.local is not None and remote.exists(SALT_FILE) else None
 
 
-def _digest(store: ShardCache, info: ShardInfo, tree: RowTree, salt: bytes | None, first_row: int) -> ShardDigest:
+def _digest(store: ShardCache, info: ShardInfo, tree: MerkleTree, salt: bytes | None, first_row: int) -> ShardDigest:
     path = store.open(ShardFiles(info.raw, info.zip, info.compression))
     shard = MdsShard(path, info, allow_pickle=True)
     for row in range(shard.num_rows):
@@ -124,8 +125,3 @@ def source_urls(url: str) -> list[str]:
         return [url]
     entries = json.loads(remote.read("sources.json", max_bytes=1 << 26))["sources"]
     return [f"{url.rstrip('/')}/{entry['path']}" for entry in entries]
-
-
-def is_local(url: str) -> bool:
-    """Say whether a URL is a path on this machine."""
-    return local_path(url) is not None

@@ -8,7 +8,6 @@ Until `index.json` is there, nobody reads the source; it's put in place last, wh
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +29,6 @@ from cosmati.data.shards.index import (
 )
 from cosmati.data.shards.manifest import (
     MANIFEST_FILE,
-    RowTree,
     ShardDigest,
     SourceFacts,
     SourceManifest,
@@ -39,7 +37,9 @@ from cosmati.data.shards.manifest import (
 )
 from cosmati.data.shards.mds import MdsShard, encode_sample, encode_shard
 from cosmati.errors import DataError
-from cosmati.ledger.disk import replace_file, sync_directory
+from cosmati.storage.atomic import replace_file
+from cosmati.storage.lock import FileLock
+from cosmati.storage.merkle import MerkleTree
 
 JOURNAL_FILE = "writer.jsonl"
 _HEAD_BYTES = 1 << 12
@@ -108,11 +108,17 @@ class ShardWriter:
         self._told = facts or SourceFacts()
         self._check_class(class_path)
         self.out.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock = FileLock(self.out / JOURNAL_FILE)
+        except BlockingIOError as error:
+            raise DataError(
+                f"{self.out} is being written by another process. Wait for it, or write elsewhere."
+            ) from error
         self._journal: IO[str] = (self.out / JOURNAL_FILE).open("a+")
         try:
             self._take_over(salt)
         except BaseException:
-            self._journal.close()
+            self.close()
             raise
 
     @staticmethod
@@ -123,16 +129,10 @@ class ShardWriter:
 
     def _take_over(self, salt: bytes | None) -> None:
         """Read what an earlier write left, and cut off what it didn't finish."""
-        try:
-            fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DataError(
-                f"{self.out} is being written by another process. Wait for it, or write elsewhere."
-            ) from error
         self._salt = read_or_make_salt(self.out, salt)
         self._shards: list[ShardInfo] = []
         self._digests: list[ShardDigest] = []
-        self._tree = RowTree()
+        self._tree = MerkleTree()
         self._journal.seek(0)
         lines = self._journal.read().splitlines(keepends=True)
         end = 0
@@ -149,7 +149,7 @@ class ShardWriter:
                 info = shard_from_json(entry["shard"])
                 self._shards.append(info)
                 self._digests.append(ShardDigest.model_validate_json(json.dumps(entry["digest"])))
-                self._tree = RowTree([(size, bytes.fromhex(digest)) for size, digest in entry["edge"]])
+                self._tree = MerkleTree([(size, bytes.fromhex(digest)) for size, digest in entry["edge"]])
             end += len(line.encode())
         self._journal.truncate(end)
         if not end:
@@ -218,7 +218,6 @@ class ShardWriter:
         try:
             replace_file(self.out / name, data)
         except OSError as error:
-            (self.out / f"{name}.tmp").unlink(missing_ok=True)
             msg = (
                 f"{self.out / name} can't be written: {error.strerror}. The shards before it are whole: make room, "
                 "open the writer again with the same arguments, and go on with row number `num_written`."
@@ -241,7 +240,7 @@ class ShardWriter:
             num_rows=self.num_written,
             num_bytes=sum(shard.raw.num_bytes for shard in self._shards),
             shards=tuple(self._digests),
-            row_root=self._tree.root.hex(),
+            row_root=self._tree.root().hex(),
             salt_commitment=hashlib.sha256(self._salt).hexdigest(),
             facts=self._told,
         )
@@ -251,6 +250,7 @@ class ShardWriter:
     def close(self) -> None:
         """Let go of the directory; what is in no finished shard yet has to be written again."""
         self._journal.close()
+        self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -324,7 +324,6 @@ def write_sources(folder: Path, class_paths: Sequence[str]) -> None:
         for path in class_paths
     ]
     replace_file(folder / "sources.json", json.dumps({"version": 1, "sources": entries}, indent=1).encode())
-    sync_directory(folder)
 
 
 def merge_sources(parts: Sequence[Path | str], out: Path | str, *, salt: bytes | None = None) -> SourceManifest:
@@ -342,7 +341,7 @@ def merge_sources(parts: Sequence[Path | str], out: Path | str, *, salt: bytes |
     manifests: list[SourceManifest] = []
     shards: list[ShardInfo] = []
     digests: list[ShardDigest] = []
-    tree = RowTree()
+    tree = MerkleTree()
     salt = read_or_make_salt(folder, salt)
     for part in map(Path, parts):
         if not part.resolve().is_relative_to(folder.resolve()) or not (part / "index.json").exists():
@@ -368,7 +367,7 @@ def merge_sources(parts: Sequence[Path | str], out: Path | str, *, salt: bytes |
             "num_rows": sum(m.num_rows for m in manifests),
             "num_bytes": sum(m.num_bytes for m in manifests),
             "shards": tuple(digests),
-            "row_root": tree.root.hex(),
+            "row_root": tree.root().hex(),
             "salt_commitment": hashlib.sha256(salt).hexdigest(),
         }
     )
@@ -389,4 +388,3 @@ def _finish(folder: Path, shards: Sequence[ShardInfo], manifest: SourceManifest)
     extra = {"cosmati": told}
     replace_file(folder / MANIFEST_FILE, manifest.to_bytes())
     replace_file(folder / "index.json", dump_index(shards, extra))
-    sync_directory(folder)

@@ -1,0 +1,1 @@
+"""Corpora that need no download: Python source of this machine, and handwritten digits."""

@@ -1,0 +1,131 @@
+"""What a governed run's ledger says: its policy, who taught which region how much, who came when, who was kept out."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cosmati.errors import TamperError
+from cosmati.ledger.query import VerifiedLedger, contributions, direct_write_exclusions, logged_steps
+from cosmati.records.governance import ContributionSeries, ContributionTotal, GovernanceFacts, LedgerFacts
+
+ClassSchedule = tuple[tuple[str, ...], ...]
+"""Of each step that stands, the classes of its microbatches."""
+Weights = Mapping[str, Mapping[str, Mapping[str, float]]]
+
+NOTES = (
+    (
+        "A statement of direct-write exclusion is about gradients: rows of the class wrote nothing into the region. "
+        "It doesn't say that the class had no influence there: after the first steps every class acts on every "
+        "region through the activations."
+    ),
+    "The ledger has no witness: it is consistent in itself, and asserted by whoever ran the training.",
+)
+
+
+def governance_facts(ledger: VerifiedLedger, facts: LedgerFacts) -> tuple[GovernanceFacts, ClassSchedule]:
+    """Gather what the page shows of a governed run, and the schedule of its classes.
+
+    Args:
+        ledger: of the run.
+        facts: its state.
+
+    Raises:
+        TamperError: its entries or details don't follow their contract, or a step gave a class weight where the policy
+            gives it none.
+    """
+    table = contributions(ledger)
+    phases, weight, decision = _policy(ledger.details, table.classes, table.regions)
+    taught = {cell.class_name for cell in table.cells if cell.num_rows}
+    series, schedule = _logged(ledger)
+    governance = GovernanceFacts(
+        classes=table.classes,
+        regions=table.regions,
+        phases=phases,
+        weight=weight,
+        decision=decision,
+        contribution=series,
+        totals=tuple(
+            ContributionTotal(c.class_name, c.region, c.num_steps, c.num_rows, c.norm_sum, c.norm_share or 0.0)
+            for c in table.cells
+            if c.class_name in taught
+        ),
+        exclusions=_exclusions(ledger, denied_pairs(weight)),
+        sources=(),
+        ledger=facts,
+        notes=NOTES,
+    )
+    return governance, schedule
+
+
+def _policy(
+    details: Mapping[str, Any], classes: Sequence[str], regions: Sequence[str]
+) -> tuple[tuple[str, ...], Weights, Mapping[str, Mapping[str, str]]]:
+    """Return phases, weights and decisions as entry 0's details have them."""
+    try:
+        phases = tuple(str(name) for name, _, _ in details["phases"])
+        rows = dict(zip(classes, details["policy"], strict=True))
+        weight = {
+            name: {
+                phase: dict(zip(regions, map(float, row), strict=True))
+                for phase, row in zip(phases, weights, strict=True)
+            }
+            for name, (weights, _) in rows.items()
+        }
+        decision = {name: dict(zip(phases, map(str, found), strict=True)) for name, (_, found) in rows.items()}
+        if not all(math.isfinite(v) for p in weight.values() for row in p.values() for v in row.values()):
+            raise ValueError("a weight isn't finite")
+    except (KeyError, TypeError, ValueError) as error:
+        msg = (
+            f"Entry 0 of the ledger holds no policy that can be read ({error!r}), though the run had one. "
+            "Read it with the release of Cosmati that wrote it."
+        )
+        raise TamperError(msg) from error
+    return phases, weight, decision
+
+
+def denied_pairs(weight: Weights) -> list[tuple[str, str]]:
+    """Return class and region wherever the policy gives the class no weight in any phase."""
+    return [
+        (name, region)
+        for name, phases in weight.items()
+        for region in dict.fromkeys(region for row in phases.values() for region in row)
+        if not any(row[region] for row in phases.values())
+    ]
+
+
+def _exclusions(ledger: VerifiedLedger, pairs: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """State for each class which regions it wrote nothing into."""
+    found = defaultdict(list)
+    for statement in direct_write_exclusions(ledger, pairs):
+        found[statement.class_name].append(statement)
+    return tuple(
+        f"No logged step gave rows tagged {name} any weight in {_listed([s.region for s in some], ledger)}: "
+        f"{some[0].num_steps_scanned:,} steps with {some[0].num_class_microbatches:,} microbatches of the class were "
+        f"scanned, all of the {some[0].tree_size:,} entries under root {some[0].root[:16]}…"
+        for name, some in found.items()
+    )
+
+
+def _listed(regions: Sequence[str], ledger: VerifiedLedger) -> str:
+    if len(regions) == len(ledger.tables.regions):
+        return "any region"
+    *others, last = regions
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _logged(ledger: VerifiedLedger) -> tuple[tuple[ContributionSeries, ...], ClassSchedule]:
+    """Return the logged norms of each step by class and region, and each step's classes."""
+    norms: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
+    schedule = []
+    for one in logged_steps(ledger):
+        schedule.append(one.class_names)
+        for key, norm in one.norms.items():
+            norms[key].append((one.step, norm))
+    series = tuple(
+        ContributionSeries(name, region, tuple(s for s, _ in points), tuple(n for _, n in points))
+        for (name, region), points in sorted(norms.items())
+    )
+    return series, tuple(schedule)

@@ -1,0 +1,237 @@
+"""Everything that a page shows of one run, read from its folder alone: the record, the losses, and the ledger."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmati.errors import LedgerError, RunError
+from cosmati.explorer.learning import ClassSchedule, governance_facts
+from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.verify import LedgerReport, verify_ledger
+from cosmati.records.governance import GovernanceFacts, LedgerFacts
+from cosmati.records.ledger import RunEntry
+from cosmati.records.run import RunRecord
+from cosmati.storage.lock import is_locked
+
+Points = tuple[tuple[int, float | None], ...]
+"""Step and value; None where the value wasn't finite."""
+RECORD_FILE = "run.json"
+_CLOCK_FIELDS = ("step", "rows", "tokens", "seconds")
+_NO_POLICY = "0" * 64
+_TRIES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """All that the page shows of one run.
+
+    Attributes:
+        record: The content of `run.json`.
+        status: The record's outcome, or `still going` or `broken off` where it has no end.
+        num_steps: Steps done, as far as the folder says.
+        losses: Mean loss by step.
+        metrics: What was measured by step, by the metric's name.
+        ledger: State of the ledger, None for a run without one.
+        governance: Policy and contribution; None where there was no policy, or where nothing believable says it.
+        schedule: Classes of the microbatches of each step that stands.
+        warnings: What is wrong.
+        notes: What else a reader must know, and what the folder doesn't hold.
+    """
+
+    record: RunRecord
+    status: str
+    num_steps: int
+    losses: Points = ()
+    metrics: Mapping[str, Points]
+    ledger: LedgerFacts | None = None
+    governance: GovernanceFacts | None = None
+    schedule: ClassSchedule = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_governed(self) -> bool:
+        """Whether the run had a policy."""
+        return bool(self.record.digests.get("policy"))
+
+    @property
+    def classes_seen(self) -> tuple[str, ...]:
+        """The classes that microbatches were of, in the policy's order: their places give colours."""
+        seen = {name for step in self.schedule for name in step}
+        return tuple(name for name in self.governance.classes if name in seen) if self.governance else ()
+
+
+def read_run(folder: Path) -> RunView:
+    """Read a run folder: of a run that ended, was broken off or is still going, governed or not.
+
+    A ledger that doesn't verify is no error: it's a warning of the view, and nothing is drawn from it.
+
+    Raises:
+        RunError: it's no run folder, or `run.json` can't be read.
+    """
+    record = _read_record(folder)
+    status = record.outcome
+    if status == "running":
+        status = "still going" if is_locked(folder / "lock") else "broken off"
+    steps, torn = _read_lines(folder / "steps.jsonl")
+    evaluations, torn_too = _read_lines(folder / "evaluations.jsonl")
+    losses = tuple((_step(line), _number(line.get("loss"))) for line in steps)
+    names = dict.fromkeys(name for line in evaluations for name in line if name not in _CLOCK_FIELDS)
+    metrics = {
+        name: tuple((_step(line), _number(line[name])) for line in evaluations if name in line) for name in names
+    }
+    metrics = metrics or {name: ((record.num_steps, _number(value)),) for name, value in record.metrics.items()}
+    read = _read_ledger(folder, record, tries=_TRIES if status == "still going" else 1)
+    logged = [_step(line) for line in (*steps, *evaluations)]
+    notes = [*read.notes]
+    if not losses:
+        notes.append("The folder holds no losses: steps.jsonl has a line for each tenth step.")
+    if not metrics:
+        notes.append("The folder holds no metrics: the run had no evaluation, or never came to its first.")
+    if torn or torn_too:
+        notes.append(f"{torn + torn_too} damaged lines of steps.jsonl and evaluations.jsonl are left out.")
+    return RunView(
+        record=record,
+        status=status,
+        num_steps=max([record.num_steps, len(read.schedule), *logged]),
+        losses=losses,
+        metrics=metrics,
+        ledger=read.facts,
+        governance=read.governance,
+        schedule=read.schedule,
+        warnings=read.warnings,
+        notes=tuple(notes),
+    )
+
+
+def _read_record(folder: Path) -> RunRecord:
+    path = folder / RECORD_FILE
+    try:
+        return RunRecord.from_json(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        msg = f"{folder} is no run folder: it has no {RECORD_FILE}. {_mend(folder)}"
+        raise RunError(msg) from error
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"{path} can't be read: {error}. Restore it from a copy, or make it readable."
+        raise RunError(msg) from error
+
+
+def _mend(folder: Path) -> str:
+    """Say which folder was probably meant."""
+    if folder.name == RECORD_FILE or (folder.parent / RECORD_FILE).exists():
+        return f"Give {folder.parent}."
+    runs = sorted(path.parent.name for path in folder.glob(f"*/{RECORD_FILE}"))
+    if runs:
+        return f"It holds {len(runs)} of them; give one: {', '.join(runs[:4])}{', ...' if len(runs) > 4 else ''}."
+    return "Give the folder that RunConfig(run_folder=...) or `cosmati train --run-folder` named."
+
+
+def _read_lines(path: Path) -> tuple[list[dict[str, object]], int]:
+    """Return the lines that are objects with a step, and how many aren't; a last line may be torn by a crash."""
+    try:
+        *whole, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return [], 0
+    found, num_bad = [], 0
+    for text in [*whole, *([last] if last else [])]:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict) and type(value.get("step")) is int:
+            found.append(value)
+        else:
+            num_bad += text is not last
+    return found, num_bad
+
+
+def _step(line: Mapping[str, object]) -> int:
+    step = line["step"]
+    assert isinstance(step, int), "checked where the line was read"
+    return step
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    return float(value) if is_number else None  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _LedgerReading:
+    facts: LedgerFacts | None
+    governance: GovernanceFacts | None = None
+    schedule: ClassSchedule = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _read_ledger(folder: Path, record: RunRecord, *, tries: int) -> _LedgerReading:
+    """Verify the ledger, compare it with the record, and draw from it what it says; a live one may need more tries."""
+    is_governed = bool(record.digests.get("policy"))
+    directory = folder / "ledger"
+    if not directory.is_dir():
+        missing = (
+            "The run had a policy, and the folder holds no ledger: it was switched off (RunConfig(ledger=False)), "
+            "or it is gone. What the policy said, and who taught what, can't be shown."
+        )
+        return _LedgerReading(None, warnings=(missing,) if is_governed else ())
+    try:
+        report = verify_ledger(directory)
+        facts = _facts(folder, report)
+        if report.size == 0:
+            return _LedgerReading(facts, notes=("The ledger is empty: the run never came to its first signed entry.",))
+        ledger = VerifiedLedger(directory)
+        governance, schedule = governance_facts(ledger, facts) if is_governed else (None, ())
+    except (LedgerError, OSError) as error:
+        if tries > 1:
+            return _read_ledger(folder, record, tries=tries - 1)
+        return _LedgerReading(_facts(folder, None, problems=(str(error),)))
+    warnings = _contradictions(ledger.run, record)
+    if report.diverged_steps:
+        steps = ", ".join(map(str, report.diverged_steps[:8])) + (" and more" if len(report.diverged_steps) > 8 else "")
+        warnings += (f"{len(report.diverged_steps)} steps came out differently when they were run again: {steps}.",)
+    return _LedgerReading(facts, governance, schedule, warnings, _notes(report))
+
+
+def _contradictions(run: RunEntry, record: RunRecord) -> tuple[str, ...]:
+    """Compare the record, which nobody signed, with what entry 0 of the ledger commits to."""
+    committed = {name: digest.hex() for name, digest in run.commitments}
+    given = {name: record.digests.get(name) or _NO_POLICY for name in ("plan", "model", "policy")}
+    return tuple(
+        f"{RECORD_FILE} contradicts the ledger: it names the {name} {digest[:16]}…, and entry 0 commits to "
+        f"{committed[name][:16]}…. What stands here from {RECORD_FILE} isn't what this ledger is about."
+        for name, digest in given.items()
+        if committed.get(name, digest) != digest
+    )
+
+
+def _notes(report: LedgerReport) -> tuple[str, ...]:
+    notes = []
+    if report.num_attempts > 1:
+        again = f"{report.num_superseded} steps were run again, {report.num_confirmed} of them with equal content"
+        times = "once" if report.num_attempts == 2 else f"{report.num_attempts - 1} times"
+        notes.append(f"The run went on {times} after a break: {again}.")
+    if report.num_unsigned:
+        notes.append(f"{report.num_unsigned} further entries of the ledger aren't signed yet, and are left out here.")
+    if not report.has_ended:
+        notes.append("The ledger has no end yet: what stands here of it is what was signed so far.")
+    return tuple(notes)
+
+
+def _facts(folder: Path, report: LedgerReport | None, problems: Sequence[str] = ()) -> LedgerFacts:
+    where = shlex.quote(str(folder))
+    return LedgerFacts(
+        origin=report.origin if report else "",
+        size=report.size if report else 0,
+        root=report.root if report else "",
+        level=report.evidence_level.partition(":")[0] if report else "",
+        checked=True,
+        problems=tuple(problems),
+        num_witnesses=0,
+        commands=(f"cosmati ledger verify {where}", f"cosmati ledger show {where}"),
+    )

@@ -1,0 +1,73 @@
+"""The kernel's lock on a file, which goes when its holder dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+class FileLock:
+    """An exclusive lock (flock) on the file that a path names; made where it isn't there. A context manager.
+
+    Args:
+        path: of the file. It may be renamed or removed while it's locked: who waited then locks the path's new file.
+        wait: for another holder, in this process too, instead of raising.
+
+    Raises:
+        BlockingIOError: somebody else holds it. OSError: it can't be opened.
+    """
+
+    def __init__(self, path: Path, *, wait: bool = False) -> None:
+        self.path = path
+        operation = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
+        while True:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(self._descriptor, operation)
+                if self.is_in_place():
+                    return
+            except BaseException:
+                self.release()
+                raise
+            self.release()
+
+    def is_in_place(self) -> bool:
+        """Return whether the path still names the locked file."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Let others have it; a second call does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release it."""
+        self.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Say whether a process holds the lock on a file, without taking it or making the file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,88 @@
+"""The methods of a plan at work: each hook called in order, and only where a method has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from cosmati.core.batch import Batch
+from cosmati.core.loss import LossFunction
+from cosmati.core.method import Position, Stage, State
+from cosmati.core.pieces import Pieces
+from cosmati.core.plan import Plan
+from cosmati.core.rng import DefaultGenerators, position_key
+
+Trace = Callable[[str], None]
+
+
+class AppliedMethods:
+    """Calls the methods of a plan, and keeps their states.
+
+    Args:
+        plan: the methods in their order.
+        weights: of all trainable parameters.
+        generators: seeded by position before batch methods draw.
+        tell: told of each event.
+
+    Attributes:
+        states: of the methods, by their index in the plan.
+    """
+
+    def __init__(self, plan: Plan, weights: Pieces, generators: DefaultGenerators, tell: Trace) -> None:
+        def having(hook: str) -> list[int]:
+            chosen = plan.with_hook(hook)
+            return [index for index, method in enumerate(plan.methods) if method in chosen]
+
+        self._methods = plan.methods
+        self._weights = weights
+        self._generators = generators
+        self._tell = tell
+        self.states: dict[int, State] = {index: method.init(weights) for index, method in enumerate(plan.methods)}
+        self._of_batch = [(plan.methods[i].stage.name.lower(), plan.methods[i]) for i in having("batch")]
+        self._of_loss = having("loss")
+        self._of_gradients = having("gradients")
+        self._freezing = having("frozen")
+        self._after = having("after")
+        self.change_batches = bool(self._of_batch)
+        self.change_losses = bool(self._of_loss)
+        self.change_gradients = bool(self._of_gradients)
+        self.need_microbatches = bool(self._freezing or having("perturbation")) or any(
+            method.stage is Stage.SELECT for _, method in self._of_batch
+        )
+
+    def batch(self, batch: Batch, at: Position) -> Batch:
+        """Return a microbatch changed, in the order of the stages."""
+        if self._of_batch:
+            self._generators.seed(position_key(at.seed, "prepare", at.clock.step, at.microbatch))
+        for event, method in self._of_batch:
+            self._tell(event)
+            batch = method.batch(batch, at)
+        return batch
+
+    def loss(self, loss: LossFunction, at: Position) -> LossFunction:
+        """Return a loss with the loss methods around it."""
+        for index in self._of_loss:
+            self._tell("loss")
+            loss = self._methods[index].loss(loss, self.states[index], at)
+        return loss
+
+    def frozen(self, at: Position) -> frozenset[str]:
+        """Return the names of the parameters that don't learn in a step."""
+        names = self._weights.names
+        return frozenset[str]().union(*(self._methods[index].frozen(names, at) for index in self._freezing))
+
+    def gradients(self, gradients: Pieces, at: Position) -> Pieces:
+        """Return the step's gradients changed."""
+        if self._of_gradients:
+            self._tell("gradients")
+        with torch.no_grad():
+            for index in self._of_gradients:
+                gradients = self._methods[index].gradients(gradients, self._weights, at)
+        return gradients
+
+    def after(self, position: Callable[[], Position], learnt: frozenset[str] | None) -> None:
+        """Let states follow a commit."""
+        for index in self._after:
+            self._tell("after")
+            self.states[index] = self._methods[index].after(self.states[index], self._weights, position(), learnt)

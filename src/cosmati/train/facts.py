@@ -1,0 +1,89 @@
+"""What a run is, as those see it who record it: frozen, and without the trainer."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cosmati.core.plan import Plan
+from cosmati.routing.policy import CompiledPolicy
+from cosmati.train.assembly import Assembly
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What a run is before its first step.
+
+    Attributes:
+        recipe: name of the recipe.
+        plan: methods, settings, promises.
+        seed: the run's seed.
+        num_microbatches: V.
+        num_steps: steps of the whole run, None where that isn't known ahead.
+        regions: names of the model's regions.
+        policy: compiled; None trains every region on every row.
+        data_digest: hex digest of the data, empty where they have none.
+        model_root: Merkle root of the model's parameters and buffers, 32 bytes.
+        environment: everything outside the recipe that may change bits.
+        hardware: the device in words.
+    """
+
+    recipe: str
+    plan: Plan
+    seed: int
+    num_microbatches: int
+    num_steps: int | None
+    regions: tuple[str, ...]
+    policy: CompiledPolicy | None
+    data_digest: str
+    model_root: bytes
+    environment: Mapping[str, str]
+    hardware: str
+
+
+def facts_of(assembly: Assembly, data_digest: str) -> RunFacts:
+    """Gather the facts of a run that is about to start; the model's root is taken where a folder keeps it."""
+    a = assembly
+    return RunFacts(
+        recipe=a.config.name,
+        plan=a.plan,
+        seed=a.config.seed,
+        num_microbatches=a.num_microbatches,
+        num_steps=a.budget.num_steps,
+        regions=a.regions.names,
+        policy=a.policy,
+        data_digest=data_digest,
+        model_root=a.layout.digest() if a.config.run_folder is not None else b"",
+        environment=describe_environment(a.device),
+        hardware=describe_hardware(a.device),
+    )
+
+
+def describe_environment(device: torch.device) -> dict[str, str]:
+    """Return everything outside the recipe that may change bits."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": describe_hardware(device),
+        "threads": str(torch.get_num_threads()),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cuda": torch.version.cuda or "",
+        "platform": platform.platform(),
+    }
+
+
+def describe_hardware(device: torch.device) -> str:
+    """Return the device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores"

@@ -1,0 +1,209 @@
+"""The gradients of one step: its microbatches through the layout's slots to the root, twice where a method asks.
+
+This is the road of every run with several microbatches, ranks, routes or passes; a plain run takes the short one in
+`trainer.py`. Both give the same bits where both can go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosmati.core.batch import Batch
+from cosmati.core.loss import Loss, LossFunction, without_tombstones
+from cosmati.core.method import Method, Position
+from cosmati.core.pieces import Pieces
+from cosmati.core.rng import position_key
+from cosmati.train.applied import Trace
+from cosmati.train.assembly import Assembly, Turn
+from cosmati.train.layout.layout import Layout, Slot
+from cosmati.train.routes import Route
+from cosmati.train.timing import Stopwatch
+
+BoundLoss = Callable[[LossFunction, Position], LossFunction]
+"""A loss with the loss methods put around it, for a position."""
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """What a step trains on.
+
+    Attributes:
+        batches: this rank's microbatches, as the methods have left them.
+        positions: their positions.
+        routes: of all V microbatches.
+        frozen: names of parameters that don't learn in this step.
+    """
+
+    batches: Sequence[Batch]
+    positions: Sequence[Position]
+    routes: Sequence[Route]
+    frozen: frozenset[str] = frozenset()
+
+
+class StepGradients(NamedTuple):
+    """What a step's microbatches gave, the same on every rank.
+
+    Attributes:
+        root: mean gradients; what no microbatch has taught is absent.
+        loss: mean over the step's weight, scalar; 0 where nothing was offered.
+        weights: weight of each microbatch, float64 [V].
+        norms: each microbatch's norm by region as it enters the mean, float64 [V, regions], NaN where absent; None
+            where not asked for.
+        num_rows: rows of each microbatch that took part, float64 [V].
+        statistics: what BatchNorm saw in each of this rank's microbatches.
+    """
+
+    root: Pieces
+    loss: Tensor
+    weights: Tensor
+    norms: Tensor | None
+    num_rows: Tensor
+    statistics: list[Tensor]
+
+
+class Seen(NamedTuple):
+    """What a microbatch tells beside its leaf: summed loss, its weight, and how many rows took part."""
+
+    loss: Tensor | float
+    weight: Tensor | float
+    num_rows: float
+
+
+NOTHING = Seen(0.0, 0.0, 0.0)
+"""Of a microbatch that isn't offered."""
+
+
+class StepPasses:
+    """Computes `StepGradients`: one pass over the microbatches, and a second one for each method that asks.
+
+    Args:
+        assembly: of the run.
+        bound: puts the loss methods around a loss.
+        stopwatch: charged with forward and backward.
+        tell: told of each event.
+    """
+
+    def __init__(self, assembly: Assembly, bound: BoundLoss, stopwatch: Stopwatch, tell: Trace) -> None:
+        self._a = assembly
+        self._bound = bound
+        self._stopwatch = stopwatch
+        self._tell = tell
+        self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
+
+    def __call__(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
+        """Return the gradients of a sub-step.
+
+        Args:
+            step: what it trains on.
+            turn: the loss and who learns from it.
+            measure: take each leaf's norm by region, in the first pass.
+        """
+        gradients = self._pass(step, turn, measure=measure)
+        weights = self._a.layout.weights()
+        for method in self._again:
+            with torch.no_grad():
+                root = gradients.root
+                offsets = method.perturbation(weights.only(root.names), root, step.positions[0])
+            if offsets is not None:
+                self._tell("again")
+                with self._a.layout.perturbed(offsets):
+                    gradients = gradients._replace(root=self._pass(step, turn, measure=False).root)
+        return gradients
+
+    def _pass(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
+        """Run this rank's microbatches forward and backward, and sum over all ranks."""
+        a = self._a
+        scale = self._scale(step.batches)
+        learns = turn.learning(step.frozen)
+        seen: list[Seen] = []
+        norms: list[Tensor] = []
+        statistics: list[Tensor] = []
+        with a.layout.step([route.weights for route in step.routes], learns, measure=measure) as sums:
+            for batch, position in zip(step.batches, step.positions, strict=True):
+                mark = a.statistics.clear()
+                with sums.slot(position.microbatch) as slot:
+                    is_offered = step.routes[position.microbatch].offered
+                    seen.append(self._microbatch(slot, batch, position, turn, scale) if is_offered else NOTHING)
+                norms += slot.norms
+                if a.statistics.layers:
+                    statistics.append(a.statistics.read(mark))
+                self._tell("leaf")
+                self._stopwatch.lap("backward")
+            facts = a.layout.gather(_table(seen, norms, a.device))
+            self._tell("tree")
+            denominators = None if scale is None else self._denominators(facts[:, 1], step.routes, scale)
+            root = sums.root(denominators)
+        losses, weights, num_rows, leaf_norms = facts[:, 0], facts[:, 1], facts[:, 2], facts[:, 3:]
+        loss = losses.sum() / weights.sum() if any(route.offered for route in step.routes) else losses.sum()
+        if measure and denominators is not None:
+            leaf_norms = leaf_norms / denominators
+        self._stopwatch.lap("backward")
+        return StepGradients(root, loss, weights, leaf_norms if measure else None, num_rows, statistics)
+
+    def _microbatch(self, slot: Slot, batch: Batch, position: Position, turn: Turn, scale: float | None) -> Seen:
+        """Run one microbatch forward and backward."""
+        a = self._a
+        present = batch.present
+        a.generators.seed(position_key(a.config.seed, "forward", position.clock.step, position.microbatch))
+        with a.config.autocast(a.device):
+            result = without_tombstones(self._bound(turn.loss, position)(a.model, batch.data), present)
+        self._tell("forward")
+        self._stopwatch.lap("forward")
+        objective, loss, weight = _objective(result, scale)
+        slot.backward(objective)
+        return Seen(loss, weight, float(batch.num_rows if present is None else int(present.sum())))
+
+    def _scale(self, batches: Sequence[Batch]) -> float | None:
+        """Return the power of two near 1 / (weight of a step); None where the user's scalar is taken as it is.
+
+        It follows from shapes alone, so every rank has it before the first backward. A power of two is exact, so its
+        choice doesn't change the result.
+        """
+        if self._a.num_microbatches == 1 and self._a.policy is None:
+            return None
+        size = batches[0].num_tokens * self._a.num_microbatches
+        return 2.0 ** -(size.bit_length() - 1)
+
+    def _denominators(self, weights: Tensor, routes: Sequence[Route], scale: float) -> Tensor:
+        """Return for each region the weight of the rows that may teach it, times the scale: float64 [regions]."""
+        teaches = torch.tensor([[float(rho != 0) for rho in route.weights] for route in routes], dtype=torch.float64)
+        return (weights[:, None] * teaches.to(weights.device)).sum(0) * scale
+
+
+def update_norms_since(layout: Layout, before: Pieces) -> Tensor:
+    """Return the norm of the parameters' change by region: [regions]."""
+    norms = layout.weights().map(lambda weight, earlier: weight.detach() - earlier, before).norm_by_region()
+    return torch.stack([norms[region] for region in sorted(norms)])
+
+
+def _objective(result: Tensor | Loss, scale: float | None) -> tuple[Tensor, Tensor | float, Tensor | float]:
+    """Return what is differentiated, the loss for the record, and its weight."""
+    if not isinstance(result, Loss):
+        # A bare scalar is the mean of its microbatch, and microbatches weigh the same.
+        return (result if scale is None else result * scale), result.detach(), 1.0
+    if scale is None:
+        value = result.mean()
+        return value, value.detach() * result.weight, result.weight
+    summed = result.sum
+    for term in result.aux.values():
+        summed = summed + term * result.weight
+    return summed * scale, summed.detach(), result.weight
+
+
+def _table(seen: Sequence[Seen], norms: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return loss, weight, number of rows and norms of each microbatch: float64 [n, 3 + regions]."""
+    columns = [_column([getattr(one, field) for one in seen], device) for field in Seen._fields]
+    if norms:
+        columns += torch.stack(list(norms)).view(len(seen), -1).unbind(1)
+    return torch.stack(columns, dim=1)
+
+
+def _column(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
+    if any(isinstance(value, Tensor) for value in values):
+        return torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device).detach() for v in values])
+    return torch.tensor(values, dtype=torch.float64, device=device)

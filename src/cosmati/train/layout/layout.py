@@ -1,0 +1,149 @@
+"""What the loop asks of a layout: the one thing that knows where a parameter's pieces lie.
+
+A step is a context of slots. Each slot holds one microbatch's forward *and* backward pass, because a sharded model
+gathers weights in the one and sums gradients in the other: no leaf outlives its slot, and what happens to a leaf
+(float32, attenuation, its norms) happens before it is summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from torch import Tensor, nn
+
+from cosmati.core.pieces import Pieces
+from cosmati.routing.policy import RegionWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A trainable parameter.
+
+    Attributes:
+        index: place among the trainable parameters, in the model's order.
+        name: the user's own.
+        region: index of its region.
+        tensor: what the optimizer holds: the parameter, or this rank's piece of it.
+    """
+
+    index: int
+    name: str
+    region: int
+    tensor: nn.Parameter
+
+
+class Slot(Protocol):
+    """One microbatch of this rank: `with` it around forward and backward."""
+
+    @property
+    def norms(self) -> Sequence[Tensor]:
+        """The leaf's norm in each region, NaN where it's absent: float64 scalars. Empty where nobody asked."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def backward(self, objective: Tensor) -> None:
+        """Differentiate the microbatch's objective (a scalar) for what may learn from it. At most once."""
+        ...
+
+
+class LayoutStep(Protocol):
+    """One pass over a step's microbatches."""
+
+    def slot(self, microbatch: int) -> Slot:
+        """Return the slot of this rank's next microbatch. Every rank opens equally many."""
+        ...
+
+    def root(self, denominators: Tensor | None) -> Pieces:
+        """Return the sum of all V leaves over each region's denominator.
+
+        Args:
+            denominators: float64 [regions]; None leaves the sum as it is.
+
+        Returns:
+            What this rank holds of it; a parameter that no microbatch has taught is absent.
+        """
+        ...
+
+
+class Layout(Protocol):
+    """Names, regions and local pieces of parameters, who runs which microbatch, and the step's sum."""
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """The trainable ones, in the model's order."""
+        ...
+
+    @property
+    def mine(self) -> Sequence[int]:
+        """This rank's microbatches, in the order of its slots."""
+        ...
+
+    def pieces(self) -> list[tuple[str, nn.Parameter]]:
+        """Return names and local pieces: what optimizers are built on."""
+        ...
+
+    def weights(self) -> Pieces:
+        """Return the trainable parameters as methods see them; they follow every commit."""
+        ...
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Bring what each rank has of its microbatches, [V / W, ...], into microbatch order: [V, ...] on every rank."""
+        ...
+
+    def step(
+        self, routes: Sequence[RegionWeights], learns: frozenset[int], *, measure: bool
+    ) -> AbstractContextManager[LayoutStep]:
+        """Open a pass over the step's microbatches.
+
+        Args:
+            routes: of all V microbatches, a weight for each region; 0 means that the leaf is absent there.
+            learns: indices of the parameters that learn in this pass.
+            measure: take each leaf's norm by region.
+        """
+        ...
+
+    def commit(self, root: Pieces, learns: Collection[int], step: Callable[[], None]) -> frozenset[str]:
+        """Put gradients in place and let the optimizers step: the one gate through which parameters change.
+
+        Args:
+            root: the step's gradients. What is absent doesn't move at all.
+            learns: indices of the parameters that the optimizers hold.
+            step: steps them.
+
+        Returns:
+            Names of the parameters that moved.
+        """
+        ...
+
+    def perturbed(self, offsets: Pieces) -> AbstractContextManager[None]:
+        """Add offsets to parameters for a while; afterwards a saved copy is put back, since w + e - e isn't w."""
+        ...
+
+    def replaced(self, values: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """Put other values in place of parameters for a while, in place, and their own back from a saved copy."""
+        ...
+
+    def save(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield whole parameters and persistent buffers by name, one at a time. Every rank has to ask for all."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take whole parameters and buffers.
+
+        Raises:
+            CheckpointError: they don't fit the model.
+        """
+        ...
+
+    def digest(self) -> bytes:
+        """Return the Merkle root over parameters and buffers: 32 bytes, however they are cut."""
+        ...

@@ -1,0 +1,62 @@
+"""One fixed binary tree over a step's leaves.
+
+The tree has one leaf for each of the V microbatches; its shape doesn't depend on the number of ranks, so neither do
+the bits of its root. A parameter that may not learn from a microbatch is *absent* from that leaf: no zero is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+Leaf = list[Tensor | None]
+"""One gradient for each parameter, None where absent."""
+
+Node = TypeVar("Node")
+
+
+def add_leaves(left: Leaf, right: Leaf) -> Leaf:
+    """Add two nodes, in place of the left one; what is absent in one is taken from the other."""
+    both = [i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a is not None and b is not None]
+    if both:
+        torch._foreach_add_(present(left, both), present(right, both))
+    return [b if a is None else a for a, b in zip(left, right, strict=True)]
+
+
+def present(leaf: Leaf, indices: Iterable[int]) -> list[Tensor]:
+    """Return the gradients at some indices, without the absent ones."""
+    return [gradient for i in indices if (gradient := leaf[i]) is not None]
+
+
+class Tree(Generic[Node]):
+    """Fold leaves, given in order, with at most log2(V) + 1 of them in memory.
+
+    Leaf i is paired as the bits of i say: (0, 1), (2, 3), then ((0, 1), (2, 3)), and so on.
+
+    Args:
+        add: sum of a left and a right node; may use the left one's memory.
+    """
+
+    def __init__(self, add: Callable[[Node, Node], Node]) -> None:
+        self._add = add
+        self._levels: list[Node | None] = []
+
+    def push(self, node: Node) -> None:
+        """Take the next leaf."""
+        for level, left in enumerate(self._levels):
+            if left is None:
+                self._levels[level] = node
+                return
+            node = self._add(left, node)
+            self._levels[level] = None
+        self._levels.append(node)
+
+    def root(self) -> Node:
+        """Return the sum of 2^k leaves."""
+        *below, root = self._levels
+        assert root is not None, "a tree has at least one leaf"
+        assert all(node is None for node in below), "the number of leaves is a power of two"
+        return root

@@ -1,0 +1,328 @@
+"""Every rank holds every parameter.
+
+Autograd adds the second leaf of each pair into the first one's memory, as it would in plain accumulation: the same
+pair of the tree, the same bits, and no leaf in memory beside it. Gradients are laid out as their parameters are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from cosmati.core.pieces import Pieces
+from cosmati.core.state import model_tensors, parameter_root
+from cosmati.errors import CheckpointError
+from cosmati.routing.policy import RegionWeights
+from cosmati.routing.regions import Regions
+from cosmati.train.layout.exchange import RankSum
+from cosmati.train.layout.layout import Parameter
+from cosmati.train.layout.tree import Leaf, Tree, add_leaves, present
+from cosmati.train.ranks import Ranks
+
+_WIDE = (torch.float32, torch.float64)
+
+
+class Admission(NamedTuple):
+    """What a route lets learn.
+
+    Attributes:
+        tensors: the parameters that may.
+        indices: of these.
+        attenuation: by index, of those whose gradient is neither denied nor whole.
+    """
+
+    tensors: list[Tensor]
+    indices: frozenset[int]
+    attenuation: Mapping[int, float]
+
+
+class Whole:
+    """The layout of a model that each rank holds whole (see `Layout`).
+
+    Args:
+        model: after surgery, on its device.
+        regions: of its trainable parameters.
+        ranks: the data-parallel ranks.
+        num_microbatches: V.
+    """
+
+    def __init__(self, model: nn.Module, regions: Regions, ranks: Ranks, num_microbatches: int) -> None:
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self.parameters = tuple(
+            Parameter(index, name, regions.region_of[name], parameter) for index, (name, parameter) in enumerate(named)
+        )
+        self.mine = ranks.mine(num_microbatches)
+        self.num_regions = len(regions.names)
+        self.members = [[p.index for p in self.parameters if p.region == r] for r in range(self.num_regions)]
+        self.tensors = [p.tensor for p in self.parameters]
+        self.narrow = frozenset(p.index for p in self.parameters if p.tensor.dtype not in _WIDE)
+        self.ranks = ranks
+        self._model = model
+        self._weights = Pieces({p.name: p.tensor for p in self.parameters}, {p.name: p.region for p in self.parameters})
+        self.admission = lru_cache(maxsize=256)(self._admission)
+
+    def pieces(self) -> list[tuple[str, nn.Parameter]]:
+        """Return names and parameters."""
+        return [(p.name, p.tensor) for p in self.parameters]
+
+    def weights(self) -> Pieces:
+        """Return the parameters as methods see them."""
+        return self._weights
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Bring what each rank has of its microbatches into microbatch order."""
+        return self.ranks.gather(rows)
+
+    @contextmanager
+    def step(self, routes: Sequence[RegionWeights], learns: frozenset[int], *, measure: bool) -> Iterator[WholeStep]:
+        """Open a pass over the step's microbatches."""
+        clear(self.tensors)
+        step = WholeStep(self, routes, learns, measure=measure)
+        try:
+            yield step
+        finally:
+            step.close()
+            clear(self.tensors)
+
+    def _admission(self, weights: RegionWeights, learns: frozenset[int]) -> Admission:
+        chosen = [p for p in self.parameters if p.index in learns and weights[p.region] != 0]
+        return Admission(
+            [p.tensor for p in chosen],
+            frozenset(p.index for p in chosen),
+            {p.index: weights[p.region] for p in chosen if weights[p.region] != 1},
+        )
+
+    def commit(self, root: Pieces, learns: Collection[int], step: Callable[[], None]) -> frozenset[str]:
+        """Put gradients in place and let the optimizers step."""
+        moved = []
+        for parameter in map(self.parameters.__getitem__, learns):
+            gradient = root.tensors.get(parameter.name)
+            if gradient is not None:
+                moved.append(parameter.name)
+                if parameter.index in self.narrow:
+                    gradient = gradient.to(parameter.tensor.dtype)
+            parameter.tensor.grad = gradient
+        step()
+        return frozenset(moved)
+
+    @contextmanager
+    def perturbed(self, offsets: Pieces) -> Iterator[None]:
+        """Add offsets to parameters for a while."""
+        with self._kept(offsets.names):
+            with torch.no_grad():
+                for name, offset in offsets.tensors.items():
+                    self._weights.tensors[name].add_(offset)
+            yield
+
+    @contextmanager
+    def replaced(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """Put other values in place of parameters for a while."""
+        with self._kept(values):
+            with torch.no_grad():
+                for name, value in values.items():
+                    self._weights.tensors[name].copy_(value)
+            yield
+
+    @contextmanager
+    def _kept(self, names: Collection[str]) -> Iterator[None]:
+        kept = {name: self._weights.tensors[name].detach().clone() for name in names}
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in kept.items():
+                    self._weights.tensors[name].copy_(value)
+
+    def save(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield parameters and persistent buffers by name."""
+        yield from model_tensors(self._model).items()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take whole parameters and buffers."""
+        try:
+            self._model.load_state_dict(dict(tensors), strict=True)
+        except RuntimeError as error:
+            msg = f"The checkpoint's weights don't fit the model: {error}"
+            raise CheckpointError(msg) from error
+
+    def digest(self) -> bytes:
+        """Return the Merkle root over parameters and buffers."""
+        return parameter_root(dict(self.save()))
+
+
+class WholeStep:
+    """One pass over a step's microbatches."""
+
+    def __init__(
+        self, layout: Whole, routes: Sequence[RegionWeights], learns: frozenset[int], *, measure: bool
+    ) -> None:
+        self.layout = layout
+        self.measures = measure
+        self._admissions = [layout.admission(weights, learns) for weights in routes]
+        self._sum: PairSum | RankSum = (
+            RankSum(layout.ranks, layout.tensors) if layout.ranks.is_parallel else PairSum(layout.tensors)
+        )
+        self.in_backward: WholeSlot | None = None
+        watched = learns if measure else frozenset[int]().union(*(a.attenuation for a in self._admissions))
+        self._handles = [
+            layout.tensors[index].register_hook(self._arrival_of(index)) for index in watched - layout.narrow
+        ]
+
+    def slot(self, microbatch: int) -> WholeSlot:
+        """Return the slot of this rank's next microbatch."""
+        return WholeSlot(self, self._admissions[microbatch])
+
+    def _arrival_of(self, index: int) -> Callable[[Tensor], Tensor | None]:
+        """Attenuate and measure a gradient as it arrives, before it's summed.
+
+        A loss may differentiate by parameters itself (a gradient penalty): that is none of ours.
+        """
+
+        def arrive(gradient: Tensor) -> Tensor | None:
+            return None if self.in_backward is None else self.in_backward.arrived(index, gradient)
+
+        return arrive
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def fold(self, widened: Mapping[int, Tensor]) -> None:
+        """Take the leaf that stands in the parameters' gradients, and the part of it that was brought to float32."""
+        self._sum.fold(widened)
+
+    def root(self, denominators: Tensor | None) -> Pieces:
+        """Return the sum of all V leaves over each region's denominator."""
+        root = self._sum.root()
+        if denominators is not None:
+            self._divide(root, denominators)
+        return self.layout.weights().having(
+            {p.name: gradient for p, gradient in zip(self.layout.parameters, root, strict=True) if gradient is not None}
+        )
+
+    def _divide(self, root: Leaf, denominators: Tensor) -> None:
+        """Divide in place; a factor of 1 is left out where it is seen without waiting for an accelerator."""
+        divisors = denominators.float()
+        values = divisors.tolist() if divisors.device.type == "cpu" else [None] * len(divisors)
+        for region, members in enumerate(self.layout.members):
+            gradients = present(root, members) if values[region] != 1.0 else []
+            if gradients:
+                torch._foreach_div_(gradients, divisors[region])
+
+
+class WholeSlot:
+    """One microbatch of this rank (see `Slot`)."""
+
+    def __init__(self, step: WholeStep, admission: Admission) -> None:
+        self.norms: list[Tensor] = []
+        self._step = step
+        self._admission = admission
+        self._seen: dict[int, Tensor] = {}
+        self._widened: dict[int, Tensor] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Hand the leaf on."""
+        if kind is None:
+            self._step.fold(self._widened)
+            if self._step.measures:
+                self.norms = self._regional_norms()
+
+    def backward(self, objective: Tensor) -> None:
+        """Differentiate the objective for what may learn from it.
+
+        Autograd prunes what isn't asked for: a denied weight gradient isn't computed, and the pass stops where nothing
+        nearer the input learns.
+        """
+        tensors, indices, attenuation = self._admission
+        layout = self._step.layout
+        if not tensors or not objective.requires_grad:
+            return
+        self._step.in_backward = self
+        try:
+            if len(tensors) == len(layout.tensors):
+                objective.backward()
+            else:
+                torch.autograd.backward(objective, inputs=tensors)
+        finally:
+            self._step.in_backward = None
+        for index in layout.narrow & indices:
+            gradient = layout.tensors[index].grad
+            if gradient is not None:
+                layout.tensors[index].grad = None
+                wide = gradient.float()
+                self.arrived(index, wide.mul_(attenuation[index]) if index in attenuation else wide, is_whole=True)
+                self._widened[index] = wide
+
+    def arrived(self, index: int, gradient: Tensor, *, is_whole: bool = False) -> Tensor | None:
+        """Take note of a gradient; return it attenuated, None where it stays as it is."""
+        rho = 1.0 if is_whole else self._admission.attenuation.get(index, 1.0)
+        if rho != 1:
+            gradient = gradient * rho
+        if self._step.measures:
+            self._seen[index] = torch.linalg.vector_norm(gradient)
+        return gradient if rho != 1 else None
+
+    def _regional_norms(self) -> list[Tensor]:
+        """Return the leaf's norm in each region, of whole parameters in the model's order."""
+        nothing = torch.tensor(torch.nan, dtype=torch.float64, device=self._step.layout.tensors[0].device)
+        found = [[self._seen[i] for i in members if i in self._seen] for members in self._step.layout.members]
+        return [torch.linalg.vector_norm(torch.stack(norms)).double() if norms else nothing for norms in found]
+
+
+class PairSum:
+    """The tree on one rank: the first leaf of a pair waits in `.grad`, and autograd adds the second one to it.
+
+    So it takes log2(V) - 1 copies of the gradients beside the one that plain accumulation has.
+    """
+
+    def __init__(self, tensors: Sequence[nn.Parameter]) -> None:
+        self._tensors = tensors
+        self._tree: Tree[Leaf] = Tree(add_leaves)
+        self._waiting: dict[int, Tensor] | None = None
+
+    def fold(self, widened: Mapping[int, Tensor]) -> None:
+        """Take a leaf."""
+        if self._waiting is None:
+            self._waiting = dict(widened)
+            return
+        for index, gradient in widened.items():
+            left = self._waiting.get(index)
+            self._waiting[index] = gradient if left is None else left.add_(gradient)
+        self._take(self._waiting)
+
+    def root(self) -> Leaf:
+        """Return the sum; None where a parameter was absent from every leaf."""
+        if self._waiting is not None:
+            self._take(self._waiting)
+        return self._tree.root()
+
+    def _take(self, widened: Mapping[int, Tensor]) -> None:
+        self._waiting = None
+        self._tree.push(take(self._tensors, widened))
+
+
+def take(tensors: Sequence[nn.Parameter], widened: Mapping[int, Tensor]) -> Leaf:
+    """Take the gradients away from the parameters that hold them."""
+    leaf: Leaf = [tensor.grad for tensor in tensors]
+    clear(tensors)
+    for index, gradient in widened.items():
+        leaf[index] = gradient
+    return leaf
+
+
+def clear(tensors: Sequence[nn.Parameter]) -> None:
+    """Leave no gradient behind."""
+    for tensor in tensors:
+        tensor.grad = None

@@ -1,0 +1,209 @@
+"""Writes the ledger of a run: entry 0, then one entry for each commit, never before it.
+
+Rank 0 writes. What the other ranks know of their microbatches reaches it with the step's one gather; the commitments
+to their rows are gathered here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cosmati.core.batch import TOMBSTONE, Batch
+from cosmati.core.clock import Budget, Clock
+from cosmati.errors import LedgerError
+from cosmati.ledger.keys import load_or_create_key
+from cosmati.ledger.reader import Scan, read_head, read_verifier_key
+from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
+from cosmati.ledger.writer import LedgerWriter, details_digest
+from cosmati.records.ledger import CheckpointEntry, EndEntry, MicrobatchCell, RunEntry, StepEntry
+from cosmati.storage.atomic import create_secret
+from cosmati.train.facts import RunFacts
+from cosmati.train.observers.observer import Observer
+from cosmati.train.outcome import StepOutcome
+from cosmati.train.ranks import Ranks
+
+_NO_POLICY = bytes(32)
+_SALT_BYTES = 32
+
+
+class LedgerObserver(Observer):
+    """Keeps the ledger in `<run>/ledger`, the operator's key and the rows' salt in `<run>/private`.
+
+    Args:
+        run_folder: the run's folder.
+        facts: what the run is.
+        ranks: the data-parallel ranks; the first one writes.
+        digest: gives the model's Merkle root as it is now. Every rank calls it.
+    """
+
+    def __init__(self, run_folder: Path, facts: RunFacts, ranks: Ranks, digest: Callable[[], bytes]) -> None:
+        self._facts = facts
+        self._ranks = ranks
+        self._digest = digest
+        self._mine = ranks.mine(facts.num_microbatches)
+        self._policy = facts.policy.policy_digest if facts.policy else _NO_POLICY
+        self._directory = run_folder / "ledger"
+        self._private = run_folder / "private"
+        self._origin = f"cosmati/{run_folder.name}"
+        self._is_writer = ranks.rank == 0
+        self._attempt = 0
+
+    def on_start(self, clock: Clock, budget: Budget) -> None:
+        """Open the ledger: with entry 0, or saying from which step the run goes on."""
+        if self._is_writer:
+            self._writer = self._open()
+            if self._writer.size == 0:
+                self._append_run()
+            else:
+                # What stands after that step is superseded, and stays.
+                self._attempt = self._writer.next_attempt()
+                self._writer.append(self._writer.resume_entry(clock.step))
+        self._ranks.barrier()
+        self._salt = (self._private / "rows.salt").read_bytes()
+
+    def _open(self) -> LedgerWriter:
+        directory, salt = self._directory, self._private / "rows.salt"
+        self._private.mkdir(mode=0o700, exist_ok=True)
+        key = load_or_create_key(self._private / "operator.key", name=self._origin)
+        exists = (directory / "wal").exists() or (directory / "checkpoint").exists()
+        _keep_salt(salt, may_create=not exists)
+        if (directory / "checkpoint").exists():
+            _refuse_another_salt(directory, salt)
+        if exists:
+            return LedgerWriter.open(directory, key=key)
+        return LedgerWriter.create(directory, origin=self._origin, key=key)
+
+    def _append_run(self) -> None:
+        facts, run_id = self._facts, self._origin.removeprefix("cosmati/")
+        policy = facts.policy
+        details = {
+            "run_id": run_id,
+            "seed": facts.seed,
+            "classes": list(policy.classes if policy else ("all",)),
+            "regions": list(facts.regions),
+            "routes": [list(route) for route in policy.routes] if policy else [[1.0] * len(facts.regions)],
+            "phases": [[p.name, p.start_step, p.end_step] for p in policy.phases]
+            if policy
+            else [["main", 0, facts.num_steps or 0]],
+            "policy": [
+                [list(map(list, policy.weight[c])), list(policy.decision[c])] for c in range(len(policy.classes))
+            ]
+            if policy
+            else [],
+            "plan": list(facts.plan.lines),
+            "environment": dict(facts.environment),
+            "num_microbatches": facts.num_microbatches,
+            "rows_version": ROWS_VERSION,
+        }
+        environment = "\n".join(f"{k}={v}" for k, v in sorted(facts.environment.items()))
+        commitments = {
+            "data": hashlib.sha256(facts.data_digest.encode()).digest(),
+            "environment": hashlib.sha256(environment.encode()).digest(),
+            "model": facts.model_root,
+            "plan": bytes.fromhex(facts.plan.digest),
+            "policy": self._policy,
+            "rows_salt": _salt_commitment(self._private / "rows.salt"),
+            "taxonomy": policy.taxonomy_digest if policy else _NO_POLICY,
+        }
+        self._writer.append(RunEntry(run_id, tuple(sorted(commitments.items())), details_digest(details)), details)
+        self._writer.checkpoint()
+
+    def on_step(self, outcome: StepOutcome) -> None:
+        """Append the entry of a commit."""
+        step = outcome.clock.step - 1
+        commitments = [self._commit(batch, step, m) for batch, m in zip(outcome.batches, self._mine, strict=True)]
+        table = torch.tensor([list(c) for c in commitments], dtype=torch.uint8, device=outcome.loss.device)
+        table = self._ranks.gather(table)
+        if not self._is_writer:
+            return
+        details = _details(outcome, step)
+        cells = _cells(outcome, table)
+        self._writer.append(StepEntry(step, self._attempt, self._policy, details_digest(details), None, cells), details)
+
+    def _commit(self, batch: Batch, step: int, microbatch: int) -> bytes:
+        """Return the commitment to the rows that took part."""
+        lineage = batch.lineage
+        ids = (lineage.row_ids[:, None] if lineage.parents is None else lineage.parents).numpy()
+        blinds = derive_blinds(self._salt, step, microbatch, len(ids))
+        took_part = ids[:, 0] != TOMBSTONE
+        contents = None if lineage.digests is None else lineage.digests.numpy()[took_part]
+        return commit_rows(hash_rows(blinds[took_part], ids[took_part], contents))
+
+    def on_checkpoint(self, clock: Clock, state_digest: bytes, parameter_root: bytes) -> None:
+        """Put a signed tree head on disk that covers the model checkpoint."""
+        if self._is_writer:
+            self._writer.append(CheckpointEntry(clock.step, state_digest, parameter_root))
+            self._writer.checkpoint()
+
+    def on_end(self, clock: Clock, ended: str) -> None:
+        """Append the end and close."""
+        root = self._digest() if ended == "completed" else None
+        if self._is_writer:
+            try:
+                if root is not None and not self._writer.has_ended():
+                    self._writer.append(EndEntry(clock.step, ended, root))
+            finally:
+                self._writer.close()
+
+
+def _cells(outcome: StepOutcome, commitments: Tensor) -> tuple[MicrobatchCell, ...]:
+    rows = commitments.cpu().numpy()
+    if outcome.weights is None or outcome.num_rows is None:
+        num_rows = outcome.batches[0].num_rows
+        return (MicrobatchCell(0, 0, 0, 0, num_rows, float(num_rows), rows[0].tobytes()),)
+    facts = torch.stack([outcome.weights, outcome.num_rows.double()]).tolist()
+    return tuple(
+        MicrobatchCell(route.class_id, 0, route.phase, route.id, int(num), weight, rows[m].tobytes())
+        for m, (route, weight, num) in enumerate(zip(outcome.routes, *facts, strict=True))
+    )
+
+
+def _details(outcome: StepOutcome, step: int) -> dict[str, object]:
+    norms = (
+        {}
+        if outcome.norms is None
+        else {str(m): [_finite(v) for v in row] for m, row in enumerate(outcome.norms.tolist())}
+    )
+    update = None if outcome.update_norms is None else [_finite(v) for v in outcome.update_norms.tolist()]
+    return {
+        "step": step,
+        "gradient_norm": norms,
+        "update_norm": update,
+        "loss": _finite(float(outcome.loss)),
+    }
+
+
+def _salt_commitment(path: Path) -> bytes:
+    return hashlib.sha256(b"cosmati rows salt" + path.read_bytes()).digest()
+
+
+def _refuse_another_salt(ledger: Path, path: Path) -> None:
+    """Compare the salt with what entry 0 commits to: with another one, nobody could open the rows of later steps."""
+    first = next(iter(Scan(ledger, read_head(ledger, read_verifier_key(ledger)))), None)
+    if first is None or not isinstance(first.entry, RunEntry):
+        return
+    if dict(first.entry.commitments).get("rows_salt") != _salt_commitment(path):
+        msg = f"{path} isn't the salt that entry 0 of the ledger commits to. Put the run's own salt back."
+        raise LedgerError(msg)
+
+
+def _keep_salt(path: Path, *, may_create: bool) -> None:
+    """Draw a salt where there is none, and refuse one that a crash has cut: short, it would hide no row."""
+    if not path.exists():
+        if not may_create:
+            raise LedgerError(f"{path} is gone, and the ledger's rows are salted with it. Put the run's own salt back.")
+        create_secret(path, secrets.token_bytes(_SALT_BYTES))
+    if (size := path.stat().st_size) != _SALT_BYTES:
+        mend = "Delete it, and start the run again." if may_create else "Put the run's own salt back."
+        raise LedgerError(f"{path} holds {size} bytes, and a salt has {_SALT_BYTES}: its writing was cut. {mend}")
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,75 @@
+"""Losses and metrics as lines of JSON in the run's folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from cosmati.core.clock import Budget, Clock
+from cosmati.errors import RunError
+from cosmati.storage.atomic import replace_file
+from cosmati.train.observers.observer import Observer
+from cosmati.train.outcome import StepOutcome
+
+
+class MetricsFile(Observer):
+    """Write losses and metrics as lines of JSON, which a crash can't damage but for the last line.
+
+    Args:
+        folder: the run's folder; `steps.jsonl` and `evaluations.jsonl` are appended to.
+        every: steps between lines of `steps.jsonl`.
+    """
+
+    def __init__(self, folder: Path, every: int = 10) -> None:
+        self.every = every
+        self._folder = folder
+
+    def on_start(self, clock: Clock, budget: Budget) -> None:
+        """Cut what was written after the step from which the run goes on."""
+        for name in ("steps.jsonl", "evaluations.jsonl"):
+            path = self._folder / name
+            if path.exists():
+                kept = [line for line in path.read_text().splitlines() if _step_of(line) <= clock.step]
+                with _refusals_named(path):
+                    replace_file(path, "".join(line + "\n" for line in kept).encode())
+
+    def on_step(self, outcome: StepOutcome) -> None:
+        """Append the loss."""
+        clock = outcome.clock
+        self._append("steps.jsonl", {"step": clock.step, "rows": clock.rows, "loss": _finite(float(outcome.loss))})
+
+    def on_evaluation(self, clock: Clock, metrics: Mapping[str, float], seconds: float) -> None:
+        """Append the metrics."""
+        values = {name: _finite(value) for name, value in metrics.items()}
+        self._append(
+            "evaluations.jsonl",
+            {"step": clock.step, "rows": clock.rows, "tokens": clock.tokens, "seconds": seconds, **values},
+        )
+
+    def _append(self, name: str, content: Mapping[str, object]) -> None:
+        path = self._folder / name
+        with _refusals_named(path), path.open("a") as file:
+            file.write(json.dumps(content) + "\n")
+
+
+@contextmanager
+def _refusals_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        msg = f"{path} can't be written: {error}. Free space, and start the run again: it goes on."
+        raise RunError(msg) from error
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

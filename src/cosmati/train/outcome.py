@@ -1,0 +1,42 @@
+"""What one step did, by whichever road."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from cosmati.core.batch import Batch
+from cosmati.core.clock import Clock
+from cosmati.train.routes import Route
+
+
+class StepOutcome(NamedTuple):
+    """What one step did. Tensors stay on the device until somebody needs them.
+
+    Attributes:
+        clock: after the step; the step's own number is `clock.step - 1`.
+        loss: mean over the step's weight, scalar; of the first sub-step.
+        sub_losses: mean loss of each sub-step.
+        batches: this rank's microbatches as the methods left them; empty on the short road where nobody asked.
+        routes: of all V microbatches; empty on the short road.
+        weights: weight of each microbatch [V], or None on the short road.
+        num_rows: rows of each microbatch that took part [V], or None on the short road.
+        norms: each microbatch's gradient norm by region [V, regions], when it was measured.
+        update_norms: norm of the parameters' change by region [regions], when it was measured.
+    """
+
+    clock: Clock
+    loss: Tensor
+    sub_losses: Sequence[Tensor]
+    batches: Sequence[Batch] = ()
+    routes: Sequence[Route] = ()
+    weights: Tensor | None = None
+    num_rows: Tensor | None = None
+    norms: Tensor | None = None
+    update_norms: Tensor | None = None
+
+
+StepReport = StepOutcome
+"""The earlier name."""

@@ -1,0 +1,380 @@
+"""From what the user gave to an `Assembly`: plan, surgery, layout, regions, optimizers, all checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from cosmati.core.batch import Batch, Data, InputKind, kind_of_input
+from cosmati.core.clock import Budget, Clock, Time, Unit
+from cosmati.core.loss import LanguageModel, LossFunction
+from cosmati.core.method import Method, Stage, overrides
+from cosmati.core.plan import Facts, Plan, describe, make_plan
+from cosmati.core.rng import DefaultGenerators
+from cosmati.core.source import Source
+from cosmati.errors import PlanError
+from cosmati.optim.optimizers import Optimizer, assign_parameters
+from cosmati.optim.schedules import Schedule
+from cosmati.optim.stepping import GroupedOptimizer
+from cosmati.provenance.taxonomy import Taxonomy
+from cosmati.routing.policy import CompiledPolicy, compile_policy
+from cosmati.routing.policy_file import PolicyFile
+from cosmati.routing.regions import Regions, partition_parameters
+from cosmati.train.assembly import Assembly, ScheduledOptimizer, SubStep, Turn, resolve_turns
+from cosmati.train.buffers import BatchNormStatistics
+from cosmati.train.config import RunConfig
+from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
+from cosmati.train.layout.whole import Whole
+from cosmati.train.ranks import Ranks
+from cosmati.train.routes import Router
+
+AnyOptimizer = Optimizer | torch.optim.Optimizer
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What the user gave, as given."""
+
+    model: nn.Module
+    loss: LossFunction | Sequence[SubStep]
+    data: Source | Iterable[Data] | None
+    optimizers: Sequence[AnyOptimizer]
+    methods: Sequence[Method]
+    policy: PolicyFile | None
+    taxonomy: Taxonomy | None
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run needs.
+
+    Attributes:
+        assembly: what a step works with.
+        feed: where `fit` takes its batches from, None where only `step` is called.
+        data_digest: hex digest of the data, empty where they have none.
+    """
+
+    assembly: Assembly
+    feed: Feed | None
+    data_digest: str
+
+
+def prepare(given: Ingredients) -> Prepared:
+    """Check and build everything that a run needs.
+
+    Raises:
+        PlanError: something can't be composed; the message says what, why and the mend.
+        PolicyError: the policy doesn't fit the model, the taxonomy or the run.
+        DataError: the data can't be put in order.
+    """
+    config = given.config
+    ranks = Ranks()
+    num_microbatches = config.resolve_microbatches(governed=given.policy is not None)
+    ranks.mine(num_microbatches)
+    ratio = 1.0
+    for method in given.methods:
+        ratio *= method.dilation()
+    model = _surgery(given)
+    device = torch.device(config.device) if config.device else next(model.parameters()).device
+    model.to(device)
+    selectors = given.policy.regions if given.policy else None
+    regions = partition_parameters(model, selectors, allow_tied=bool(given.policy and given.policy.allow.tied))
+    # Which classes are offered depends on the phases, these on the number of steps, this on the order's length: the
+    # policy is compiled twice, the first time only to see which classes it ever admits.
+    classes = _offered(given, regions)
+    feed, budget = _feed(given, num_microbatches, ratio, classes)
+    policy, class_map = _compile(given, regions, budget)
+    layout = Whole(model, regions, ranks, num_microbatches)
+    scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given))
+    for optimizer in scheduled:
+        if isinstance(optimizer.optimizer, GroupedOptimizer):
+            optimizer.optimizer.sharing = ranks.sharing
+    turns = resolve_turns(given.loss, layout.weights().names, scheduled)
+    statistics = BatchNormStatistics(model)
+    facts = _facts(given, feed, budget, num_microbatches, _denied(policy, class_map), turns, statistics)
+    plan = make_plan(given.methods, facts)
+    _check_shapes(plan, budget, config)
+    if config.compile_blocks:
+        compile_blocks(model)
+    assembly = Assembly(
+        model=model,
+        layout=layout,
+        regions=regions,
+        policy=policy,
+        router=Router(policy, regions, class_map),
+        turns=turns,
+        plan=plan,
+        config=config,
+        budget=budget,
+        num_microbatches=num_microbatches,
+        ranks=ranks,
+        generators=DefaultGenerators(device),
+        statistics=statistics,
+        device=device,
+    )
+    return Prepared(assembly, feed, str(getattr(given.data, "digest", "")))
+
+
+def _facts(
+    given: Ingredients,
+    feed: Feed | None,
+    budget: Budget,
+    num_microbatches: int,
+    denied: tuple[tuple[str, str], ...],
+    turns: Sequence[Turn],
+    statistics: BatchNormStatistics,
+) -> Facts:
+    config = given.config
+    return Facts(
+        num_microbatches=num_microbatches,
+        rows_per_microbatch=budget.rows_per_step // num_microbatches if isinstance(given.data, Source) else None,
+        positional_data=feed is None or feed.is_positional,
+        input_kind=_input_kind(given, feed),
+        loss_couples="rows" if getattr(turns[0].loss, "couples", None) == "rows" else "",
+        row_coupled_layers=tuple(statistics.layers),
+        host_clock=budget.span.unit is Unit.SECOND,
+        deterministic=config.deterministic,
+        denied=denied,
+        has_ledger=wants_ledger(config, given.policy),
+        num_sub_steps=len(turns),
+        owned={thing: type(o).__name__ for o in given.optimizers for thing in getattr(o, "owns", ())},
+        settings=_settings(given, budget, num_microbatches),
+    )
+
+
+def _input_kind(given: Ingredients, feed: Feed | None) -> InputKind | None:
+    if feed is None or not isinstance(given.data, Source | Sequence):
+        return "tokens" if isinstance(given.loss, LanguageModel) else None
+    first = feed.whole(Clock())
+    return kind_of_input(first.data if isinstance(first, Batch) else first)
+
+
+def wants_ledger(config: RunConfig, policy: PolicyFile | None) -> bool:
+    """Say whether a run keeps a ledger."""
+    if config.ledger and config.run_folder is None:
+        msg = "RunConfig(ledger=True) needs a run_folder to keep the ledger in."
+        raise PlanError(msg)
+    return config.run_folder is not None and (config.ledger if config.ledger is not None else policy is not None)
+
+
+def _surgery(given: Ingredients) -> nn.Module:
+    ready = [optimizer for optimizer in given.optimizers if isinstance(optimizer, torch.optim.Optimizer)]
+    model = given.model
+    for method in sorted(given.methods, key=lambda method: method.stage):
+        if method.stage in (Stage.REPLACE, Stage.CAST) and overrides(method, "apply"):
+            model = method.apply(model, ready)
+    return model
+
+
+def _feed(
+    given: Ingredients, num_microbatches: int, ratio: float, classes: frozenset[int] | None
+) -> tuple[Feed | None, Budget]:
+    config, data = given.config, given.data
+    span = Time.parse(config.budget)
+    if data is None:
+        return None, Budget(span, ratio=ratio)
+    if isinstance(data, Source):
+        order = data.order(
+            seed=config.seed,
+            num_microbatches=num_microbatches,
+            route_pure=given.policy is not None,
+            classes=classes,
+        )
+        first = order.microbatch(0, 0)
+        tokens = first.num_tokens // first.num_rows
+        return OrderedFeed(order, num_microbatches), Budget(
+            span, order.steps_per_epoch, order.rows_per_step, tokens, ratio
+        )
+    if given.policy is not None:
+        msg = (
+            f"A policy needs rows with classes, and {type(data).__name__} has none. Use a Source (InMemory(..., "
+            "class_ids=..., class_names=...)), or feed route-pure Batch objects to step()."
+        )
+        raise PlanError(msg)
+    feed = IterableFeed(data, num_microbatches)
+    return feed, Budget(span, feed.steps_per_epoch, ratio=ratio)
+
+
+def _taxonomy(given: Ingredients) -> Taxonomy:
+    if given.taxonomy is None:
+        msg = "A policy speaks of classes: give the taxonomy too, Trainer(..., taxonomy=software_licences())."
+        raise PlanError(msg)
+    return given.taxonomy
+
+
+def _class_map(given: Ingredients, classes: Sequence[str]) -> tuple[int, ...]:
+    names = given.data.class_names if isinstance(given.data, Source) else tuple(classes)
+    unknown = sorted(set(names) - set(classes))
+    if unknown:
+        msg = f"The data have classes that the taxonomy lacks: {', '.join(unknown)}. It has {', '.join(classes)}."
+        raise PlanError(msg)
+    return tuple(classes.index(name) for name in names)
+
+
+def _offered(given: Ingredients, regions: Regions) -> frozenset[int] | None:
+    """Return the source's classes that the policy admits in some phase; None means all."""
+    if given.policy is None:
+        return None
+    draft = compile_policy(
+        given.policy, taxonomy=_taxonomy(given), regions=regions, num_steps=1 << 30, resolve=_Counter()
+    )
+    class_map = _class_map(given, draft.classes)
+    return frozenset(c for c, own in enumerate(class_map) if {"admit", "gate"} & set(draft.decision[own]))
+
+
+class _Counter:
+    """Stands for a resolver where the steps aren't known yet: phases end one after another."""
+
+    def __init__(self) -> None:
+        self._step = 0
+
+    def __call__(self, text: str) -> int:
+        Time.parse(text)
+        self._step += 1
+        return self._step
+
+
+def _compile(given: Ingredients, regions: Regions, budget: Budget) -> tuple[CompiledPolicy | None, tuple[int, ...]]:
+    if given.policy is None:
+        return None, ()
+    if budget.num_steps is None:
+        msg = (
+            f"A policy's phases need a run whose number of steps is known; {given.config.budget!r} has "
+            "none. Use ba, sp, tok or ep."
+        )
+        raise PlanError(msg)
+    policy = compile_policy(
+        given.policy,
+        taxonomy=_taxonomy(given),
+        regions=regions,
+        num_steps=budget.num_steps,
+        resolve=budget.step_of,
+    )
+    return policy, _class_map(given, policy.classes)
+
+
+def _denied(policy: CompiledPolicy | None, class_map: Sequence[int]) -> tuple[tuple[str, str], ...]:
+    if policy is None:
+        return ()
+    pairs = []
+    for own in sorted(set(class_map)):
+        admitted = [p for p, decision in enumerate(policy.decision[own]) if decision in ("admit", "gate")]
+        for region, name in enumerate(policy.regions):
+            if admitted and all(policy.weight[own][phase][region] == 0 for phase in admitted):
+                pairs.append((policy.classes[own], name))
+    return tuple(pairs)
+
+
+def _rate_method(given: Ingredients) -> Method | None:
+    """Return the method that changes learning rates; the plan sees to it that there's one at most."""
+    method = next((m for m in given.methods if overrides(m, "learning_rate") and "learning rate" in m.claims), None)
+    if method is not None and any(isinstance(o, torch.optim.Optimizer) for o in given.optimizers):
+        msg = (
+            f"{describe(method)} changes the learning rate, and a built torch optimizer leaves it to you. Give "
+            "configurations instead, such as cosmati.optim.SGD(lr=0.1, schedule=Cosine())."
+        )
+        raise PlanError(msg)
+    return method
+
+
+def _optimizers(
+    given: Sequence[AnyOptimizer], named: list[tuple[str, nn.Parameter]], method: Method | None
+) -> list[ScheduledOptimizer]:
+    configured = [optimizer for optimizer in given if isinstance(optimizer, Optimizer)]
+    if configured and len(configured) != len(given):
+        msg = "Give either configurations (cosmati.optim.AdamW(...)) or built torch optimizers, not both."
+        raise PlanError(msg)
+    index = {id(parameter): i for i, (_, parameter) in enumerate(named)}
+    pairs: list[tuple[torch.optim.Optimizer, Schedule | None]] = [
+        (o, None) for o in given if isinstance(o, torch.optim.Optimizer)
+    ]
+    if configured:
+        shares = assign_parameters(configured, named)
+        pairs = [(o.build(share), o.schedule) for o, share in zip(configured, shares, strict=True)]
+    scheduled = []
+    for optimizer, schedule in pairs:
+        own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        foreign = [tuple(parameter.shape) for parameter in own if id(parameter) not in index]
+        if foreign:
+            msg = (
+                f"{type(optimizer).__name__} has {len(foreign)} parameter(s) that aren't trainable "
+                "parameters of the model "
+                f"(shapes {foreign[:5]}). Build it from the model that you give to the Trainer, after any surgery."
+            )
+            raise PlanError(msg)
+        rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
+        scheduled.append(ScheduledOptimizer(optimizer, schedule, rates, frozenset(index[id(p)] for p in own), method))
+    if not scheduled:
+        msg = "No optimizer. Give one: Trainer(..., optimizers=[cosmati.optim.AdamW(lr=1e-3)])."
+        raise PlanError(msg)
+    return scheduled
+
+
+def _settings(given: Ingredients, budget: Budget, num_microbatches: int) -> dict[str, object]:
+    """Return what determines the run's bits besides the methods: everything but where it's kept and shown."""
+    neutral = {
+        "name",
+        "run_folder",
+        "progress",
+        "num_checkpoints",
+        "max_ranks",
+        "elastic",
+        "num_microbatches",
+    }
+    config = {f.name: getattr(given.config, f.name) for f in dataclasses.fields(given.config) if f.name not in neutral}
+    optimizers = [_describe(optimizer) for optimizer in given.optimizers]
+    policy = given.policy.digest.hex() if given.policy else None
+    return {
+        **config,
+        "num_microbatches": num_microbatches,
+        "num_steps": budget.num_steps,
+        "rows_per_step": budget.rows_per_step,
+        "optimizers": optimizers,
+        "policy": policy,
+    }
+
+
+def _describe(optimizer: AnyOptimizer) -> str:
+    if isinstance(optimizer, torch.optim.Optimizer):
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        return f"{type(optimizer).__qualname__}({groups})"
+    values = {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(optimizer)}
+    # A function's repr holds its address, which no two processes share.
+    names = {name: getattr(value, "__qualname__", repr(value)) for name, value in values.items()}
+    return f"{type(optimizer).__qualname__}({names})"
+
+
+def _check_shapes(plan: Plan, budget: Budget, config: RunConfig) -> None:
+    shapes = 1
+    for method in plan.methods:
+        shapes *= method.shapes(budget)
+    limit = torch._dynamo.config.recompile_limit if config.compile_blocks else shapes  # noqa: SLF001
+    if shapes > limit:
+        msg = (
+            f"The methods give up to {shapes} input shapes, and compiled blocks may be recompiled {limit} times. Use a "
+            "larger size increment or step size, or compile_blocks=False."
+        )
+        raise PlanError(msg)
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile each block of every `nn.ModuleList` and `nn.Sequential` by itself, in place; names stay as they are.
+
+    Whole-model compilation would compute denied gradients anyway; block by block, region borders can be graph borders.
+    """
+    blocks = [child for module in model.modules() if isinstance(module, nn.ModuleList) for child in module]
+    if not blocks:
+        blocks = [
+            child
+            for module in model.modules()
+            if isinstance(module, nn.Sequential)
+            for child in module
+            if next(child.parameters(), None) is not None
+        ]
+    for block in blocks:
+        block.compile(dynamic=False)

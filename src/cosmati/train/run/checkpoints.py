@@ -1,0 +1,184 @@
+"""Checkpoints: whole or absent, verified before use, and free of pickle.
+
+A checkpoint is a folder `step-00000100/` with `model.safetensors` (weights and buffers), `state/` (optimizers and
+method states, written by PyTorch's distributed checkpoint in its safetensors form), `state.json` (the clock and
+all that isn't a tensor) and `digests.json` (SHA-256 of every other file). It's written beside its place, synced
+and renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cosmati.core.state import parameter_root
+from cosmati.errors import CheckpointError
+from cosmati.storage.atomic import publish, sync
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run at one step.
+
+    Attributes:
+        step: commits so far.
+        model: parameters and buffers by name.
+        state: tensors of optimizers and methods by name.
+        facts: everything else, as JSON holds it.
+    """
+
+    step: int
+    model: Mapping[str, Tensor]
+    state: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+
+    @property
+    def state_digest(self) -> bytes:
+        """Merkle root over all tensors: 32 bytes. The files' own digests also cover their order, which varies."""
+        return parameter_root({**self.model, **self.state})
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint, leaving it unpublished until `publish_checkpoint`.
+
+    Args:
+        folder: the run's `checkpoints/`.
+        checkpoint: what to write.
+
+    Returns:
+        The unpublished folder.
+
+    Raises:
+        CheckpointError: the disk refused.
+    """
+    draft = folder / f".draft-{checkpoint.step:08d}"
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        (draft / "state").mkdir(parents=True)
+        save_file(
+            {name: value.detach().cpu().contiguous() for name, value in checkpoint.model.items()},
+            draft / "model.safetensors",
+        )
+        if checkpoint.state:
+            # Imported where it's used: it brings sympy, and 0.8 s.
+            from torch.distributed.checkpoint.api import CheckpointException
+            from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+            from torch.distributed.checkpoint.state_dict_saver import save
+
+            try:
+                with _single_process():
+                    save(
+                        {name: value.detach().cpu().contiguous() for name, value in checkpoint.state.items()},
+                        storage_writer=HuggingFaceStorageWriter(path=str(draft / "state")),
+                        no_dist=True,
+                    )
+            except CheckpointException as error:
+                # It is no Exception, so that nobody would catch it.
+                raise OSError(str(error)) from error
+        (draft / "state.json").write_text(json.dumps({"step": checkpoint.step, **checkpoint.facts}))
+        digests = _digests(draft)
+        (draft / "digests.json").write_text(json.dumps(digests, indent=1))
+        for path in (*draft.rglob("*"), draft):
+            sync(path)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        msg = (
+            f"The checkpoint of step {checkpoint.step} couldn't be written to {folder}: {error}. Free "
+            "space or fix the folder, and resume; earlier checkpoints are whole."
+        )
+        raise CheckpointError(msg) from error
+    return draft
+
+
+def publish_checkpoint(draft: Path, *, keep: int) -> Path:
+    """Give a written checkpoint its name, atomically, and remove all but the newest `keep`."""
+    target = draft.with_name(draft.name.replace(".draft-", "step-"))
+    shutil.rmtree(target, ignore_errors=True)
+    publish(draft, target)
+    for old in list_checkpoints(target.parent)[keep:]:
+        shutil.rmtree(old)
+    return target
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the published checkpoints, newest first."""
+    return sorted(folder.glob("step-*"), reverse=True) if folder.exists() else []
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint after checking every byte of it.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or foreign.
+    """
+    try:
+        recorded = json.loads((path / "digests.json").read_text())
+        actual = _digests(path)
+        if recorded != actual:
+            wrong = sorted(name for name in {**recorded, **actual} if recorded.get(name) != actual.get(name))
+            msg = (
+                f"Checkpoint {path} is damaged: {', '.join(wrong)} don't match digests.json. Delete the "
+                "folder, and the run resumes from the one before it."
+            )
+            raise CheckpointError(msg)
+        facts = json.loads((path / "state.json").read_text())
+        return Checkpoint(facts.pop("step"), load_file(path / "model.safetensors"), _read_state(path / "state"), facts)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        msg = (
+            f"Checkpoint {path} can't be read: {error}. Delete the folder, and the run resumes from the one before it."
+        )
+        raise CheckpointError(msg) from error
+
+
+def _read_state(folder: Path) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as content:
+            for name in content.keys():  # noqa: SIM118  (not a mapping)
+                part = content.get_slice(name)
+                state[name] = torch.empty(part.get_shape(), dtype=_DTYPES[part.get_dtype()])
+    if state:
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        with _single_process():
+            load(state, storage_reader=HuggingFaceStorageReader(path=str(folder)), no_dist=True)
+    return state
+
+
+@contextmanager
+def _single_process() -> Iterator[None]:
+    """Rank 0 writes and reads by itself: every rank has the same state, or reads the same files."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "digests.json")
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -1,0 +1,120 @@
+"""The folder of a run: one process at a time, one record of what it was.
+
+run.json            the record: plan, guarantees, environment, outcome
+steps.jsonl         losses            evaluations.jsonl   metrics
+checkpoints/        see checkpoints.py
+ledger/             see cosmati.ledger
+private/            the operator's key and the rows' salt: never part of what is handed on
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+from cosmati.core.clock import Clock
+from cosmati.core.plan import Plan, describe
+from cosmati.errors import RunError
+from cosmati.records.run import GuaranteeRecord, PlanLine, RunRecord
+from cosmati.storage.atomic import replace_file
+from cosmati.storage.lock import FileLock
+from cosmati.train.facts import RunFacts
+from cosmati.train.run.result import RunResult
+
+
+class RunFolder:
+    """An open run folder; `open` locks it and `close` writes the final record.
+
+    Raises:
+        RunError: another process has it open, or it can't be written.
+    """
+
+    def __init__(self, path: Path, facts: RunFacts, lock: FileLock) -> None:
+        self.path = path
+        self._facts = facts
+        self._lock = lock
+        self._started = datetime.now(UTC).isoformat(timespec="seconds")
+        # Of the model before its first step; a resumed run keeps the record's own.
+        self._model_digest = facts.model_root.hex()
+
+    @classmethod
+    def open(cls, path: Path, facts: RunFacts) -> Self:
+        """Make or open a run folder and lock it; the kernel frees the lock when the process dies."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "checkpoints").mkdir(exist_ok=True)
+            lock = FileLock(path / "lock")
+        except BlockingIOError as error:
+            msg = f"Another process is training in {path}. Wait for it, stop it, or give this run a folder of its own."
+            raise RunError(msg) from error
+        except OSError as error:
+            msg = f"The run folder {path} can't be written: {error}. Give another one."
+            raise RunError(msg) from error
+        folder = cls(path, facts, lock)
+        try:
+            folder._resume_record()
+            folder.write("running", facts.plan, Clock(), None)
+        except BaseException:
+            folder.unlock()
+            raise
+        return folder
+
+    def _resume_record(self) -> None:
+        record = self.path / "run.json"
+        if record.exists():
+            earlier = RunRecord.from_json(record.read_text())
+            self._started = earlier.started
+            self._model_digest = earlier.digests["model"]
+
+    def close(self, result: RunResult, plan: Plan) -> None:
+        """Write the final record, with the promises that still hold, and unlock."""
+        try:
+            self.write(result.outcome, plan, result.clock, result)
+        finally:
+            self.unlock()
+
+    def unlock(self) -> None:
+        """Let another process have the folder."""
+        self._lock.release()
+
+    def write(self, outcome: str, plan: Plan, clock: Clock, result: RunResult | None) -> None:
+        """Write `run.json`, atomically."""
+        record = self._record(outcome, plan, clock, result)
+        try:
+            replace_file(self.path / "run.json", record.to_json().encode())
+        except OSError as error:
+            msg = f"{self.path}/run.json can't be written: {error}. Free space, and start the run again: it goes on."
+            raise RunError(msg) from error
+
+    def _record(self, outcome: str, plan: Plan, clock: Clock, result: RunResult | None) -> RunRecord:
+        facts = self._facts
+        recipe = {"methods": [describe(m) for m in plan.methods], **plan.facts.settings}
+        return RunRecord(
+            run_id=self.path.name,
+            recipe_name=facts.recipe,
+            recipe_text=json.dumps(recipe, indent=1, sort_keys=True, default=str),
+            digests={
+                "plan": plan.digest,
+                "model": self._model_digest,
+                "data": facts.data_digest,
+                "policy": facts.policy.policy_digest.hex() if facts.policy else "",
+            },
+            environment=facts.environment,
+            plan=tuple(
+                PlanLine(m.stage.name.lower(), describe(m), (type(m).__doc__ or "").strip().splitlines()[0])
+                for m in plan.methods
+            ),
+            guarantees=tuple(GuaranteeRecord(g.name, g.holds, g.because) for g in plan.guarantees),
+            seed=facts.seed,
+            num_microbatches=facts.num_microbatches,
+            num_steps=clock.step,
+            hardware=facts.hardware,
+            cost=None,
+            seconds_by_part=dict(result.seconds_by_part) if result else {},
+            outcome=outcome,
+            started=self._started,
+            ended=datetime.now(UTC).isoformat(timespec="seconds") if result else None,
+            metrics=dict(result.metrics) if result else {},
+        )

@@ -1,0 +1,30 @@
+"""How a run ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmati.core.clock import Clock
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended.
+
+    Attributes:
+        outcome: `completed`, or `stopped` by Ctrl-C or SIGTERM; in the record also `diverged` and `failed`.
+        clock: where it stands.
+        metrics: of the last evaluation.
+        seconds: of training, without evaluation and checkpoints.
+        seconds_by_part: host seconds by part of a step.
+        run_folder: where it is kept.
+    """
+
+    outcome: str
+    clock: Clock
+    metrics: Mapping[str, float]
+    seconds: float
+    seconds_by_part: Mapping[str, float]
+    run_folder: Path | None

@@ -1,0 +1,168 @@
+"""The open run: its folder, its observers, what is due when, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+
+from cosmati.core.clock import Budget, Clock, Time, Unit
+from cosmati.core.plan import Plan
+from cosmati.core.state import parameter_root
+from cosmati.train.config import RunConfig
+from cosmati.train.facts import RunFacts
+from cosmati.train.observers.ledger import LedgerObserver
+from cosmati.train.observers.metrics import MetricsFile
+from cosmati.train.observers.observer import Observer
+from cosmati.train.observers.progress import ProgressBar
+from cosmati.train.outcome import StepOutcome
+from cosmati.train.ranks import Ranks
+from cosmati.train.run.checkpoints import (
+    Checkpoint,
+    list_checkpoints,
+    publish_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from cosmati.train.run.environment import StopSignal
+from cosmati.train.run.folder import RunFolder
+from cosmati.train.run.result import RunResult
+
+
+class OpenRun:
+    """The open run of a trainer.
+
+    Args:
+        facts: what it is.
+        config: folder, cadences.
+        budget: its length.
+        ranks: the data-parallel ranks; the first one writes.
+        observers: the user's; those of the run folder are added.
+        digest: gives the model's Merkle root as it is now.
+    """
+
+    def __init__(
+        self,
+        facts: RunFacts,
+        config: RunConfig,
+        budget: Budget,
+        ranks: Ranks,
+        observers: Sequence[Observer],
+        digest: Callable[[], bytes],
+    ) -> None:
+        self._facts = facts
+        self._config = config
+        self._budget = budget
+        self._ranks = ranks
+        self._digest = digest
+        self.observers = list(observers)
+        self._stop = StopSignal()
+        self._opened = ExitStack()
+        self._folder: RunFolder | None = None
+
+    @contextmanager
+    def opening(self) -> Iterator[Checkpoint | None]:
+        """Lock the folder; give its last checkpoint, to go on from. What fails within lets the folder go.
+
+        Raises:
+            RunError: another process has the folder, or it can't be written.
+            CheckpointError: the checkpoint is damaged.
+        """
+        path = self._config.run_folder
+        if path is None:
+            yield None
+            return
+        if self._ranks.rank == 0:
+            self._folder = RunFolder.open(path, self._facts)
+        try:
+            self._ranks.barrier()
+            found = list_checkpoints(path / "checkpoints")
+            yield read_checkpoint(found[0]) if found else None
+        except BaseException:
+            if self._folder is not None:
+                self._folder.unlock()
+            raise
+
+    def start(self, clock: Clock) -> None:
+        """Tell everybody that the run starts, or goes on, and listen for Ctrl-C."""
+        path = self._config.run_folder
+        if self._folder is not None:
+            self.observers.append(MetricsFile(self._folder.path))
+        if path is not None and self._facts.plan.facts.has_ledger:
+            self.observers.append(LedgerObserver(path, self._facts, self._ranks, self._digest))
+        if self._config.progress and self._ranks.rank == 0:
+            self.observers.append(ProgressBar())
+        for observer in self.observers:
+            observer.on_start(clock, self._budget)
+        self._opened.enter_context(self._stop.listening())
+
+    def close(self, result: RunResult, plan: Plan) -> None:
+        """Tell everybody that the run has ended, also where one of them fails, and write its record."""
+        with ExitStack() as last_first:
+            if self._folder is not None:
+                last_first.callback(self._folder.close, result, plan)
+            last_first.push(self._opened)
+            for observer in reversed(self.observers):
+                last_first.callback(observer.on_end, result.clock, result.outcome)
+
+    def report(self, outcome: StepOutcome) -> None:
+        """Tell observers of a step."""
+        for observer in self.observers:
+            if outcome.clock.step % observer.every == 0:
+                observer.on_step(outcome)
+
+    def evaluated(self, clock: Clock, metrics: Mapping[str, float], seconds: float) -> None:
+        """Tell observers of metrics."""
+        for observer in self.observers:
+            observer.on_evaluation(clock, metrics, seconds)
+
+    def save(self, clock: Clock, make: Callable[[], Checkpoint]) -> None:
+        """Publish a checkpoint, unless there is one of this step: the ledger covers it before it's published.
+
+        Args:
+            clock: where the run stands.
+            make: gathers it, on every rank.
+        """
+        if self._config.run_folder is None:
+            return
+        folder = self._config.run_folder / "checkpoints"
+        if self._ranks.agree((folder / f"step-{clock.step:08d}").exists()):
+            return
+        checkpoint = make()
+        if self._folder is not None:
+            draft = write_checkpoint(folder, checkpoint)
+            for observer in self.observers:
+                observer.on_checkpoint(clock, checkpoint.state_digest, parameter_root(checkpoint.model))
+            publish_checkpoint(draft, keep=self._config.num_checkpoints)
+        self._ranks.barrier()
+
+    def stop_is_asked(self) -> bool:
+        """Say whether somebody has asked to stop; all ranks say the same."""
+        return self._ranks.agree(self._stop.is_set) if self._ranks.is_parallel else self._stop.is_set
+
+    def evaluation_is_due(self, clock: Clock) -> bool:
+        """Say whether to evaluate after this step; the end of the run evaluates by itself."""
+        every = self._evaluate_every
+        return bool(every) and clock.step % every == 0 and not self._budget.is_over(clock)
+
+    def checkpoint_is_due(self, clock: Clock) -> bool:
+        """Say whether to write a checkpoint after this step."""
+        every = self._checkpoint_every
+        return bool(every) and clock.step % every == 0
+
+    @cached_property
+    def _evaluate_every(self) -> int:
+        return self._interval(self._config.evaluate_every)
+
+    @cached_property
+    def _checkpoint_every(self) -> int:
+        return self._interval(self._config.checkpoint_every)
+
+    def _interval(self, time: str | None) -> int:
+        """Return a span in steps; 0 is never."""
+        if time is None:
+            return 0
+        parsed = Time.parse(time)
+        if parsed.unit is Unit.STEP:
+            return max(1, round(parsed.value))
+        return max(1, self._budget.step_of(parsed))

@@ -1,0 +1,103 @@
+"""What a checkpoint holds of a run, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from cosmati.core.batch import iterate_tensors
+from cosmati.core.clock import Clock
+from cosmati.core.method import State
+from cosmati.core.plan import Plan
+from cosmati.core.state import optimizer_tensors, restore_optimizer
+from cosmati.errors import CheckpointError
+from cosmati.train.assembly import Assembly
+from cosmati.train.feed import Feed
+from cosmati.train.run.checkpoints import Checkpoint
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What goes on from a checkpoint, beside model, optimizers and data.
+
+    Attributes:
+        clock: where it stands.
+        states: of the methods, by their index in the plan.
+        plan: without the promises that the run has broken.
+    """
+
+    clock: Clock
+    states: dict[int, State]
+    plan: Plan
+
+
+def snapshot(
+    assembly: Assembly, states: Mapping[int, State], clock: Clock, plan: Plan, feed: Feed | None
+) -> Checkpoint:
+    """Gather the state of a run. Every rank has to take part."""
+    names = _names(assembly)
+    tensors: dict[str, torch.Tensor] = {}
+    optimizers = []
+    for index, scheduled in enumerate(assembly.optimizers):
+        own, facts = optimizer_tensors(scheduled.optimizer, names)
+        tensors |= {f"optimizer/{index}/{name}": value for name, value in own.items()}
+        optimizers.append(facts)
+    for index, state in states.items():
+        tensors |= {
+            f"method/{index}/{name}": value
+            for name, value in state.items()
+            if next(iterate_tensors(value), None) is not None
+        }
+    return Checkpoint(
+        clock.step,
+        dict(assembly.layout.save()),
+        tensors,
+        {
+            "clock": list(clock),
+            "feed": dict(feed.state()) if feed else {},
+            "plan": assembly.plan.digest,
+            "optimizers": optimizers,
+            "withdrawn": [[g.name, g.because] for g in plan.guarantees if not g.holds],
+        },
+    )
+
+
+def restore(checkpoint: Checkpoint, assembly: Assembly, feed: Feed | None) -> Restored:
+    """Put a checkpoint's state into model, optimizers and data, and return the rest.
+
+    Raises:
+        CheckpointError: it is of another plan, or doesn't fit the model.
+    """
+    facts = checkpoint.facts
+    if facts["plan"] != assembly.plan.digest:
+        msg = (
+            f"The checkpoint of step {checkpoint.step} in {assembly.config.run_folder} was made by another plan or "
+            "recipe. Resume with the recipe that wrote it, or give the new run a folder of its own."
+        )
+        raise CheckpointError(msg)
+    assembly.layout.load(checkpoint.model)
+    names = _names(assembly)
+    for index, scheduled in enumerate(assembly.optimizers):
+        own = _below(checkpoint.state, f"optimizer/{index}/")
+        restore_optimizer(scheduled.optimizer, names, own, facts["optimizers"][index])
+    states = {
+        index: {name: value.to(assembly.device) for name, value in _below(checkpoint.state, f"method/{index}/").items()}
+        for index in range(len(assembly.plan.methods))
+    }
+    clock = Clock(*facts["clock"])
+    if feed is not None:
+        feed.restore(facts["feed"], clock)
+    plan = assembly.plan
+    for name, because in facts["withdrawn"]:
+        plan = plan.withdraw(name, because)
+    return Restored(clock, states, plan)
+
+
+def _names(assembly: Assembly) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in assembly.layout.pieces()}
+
+
+def _below(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

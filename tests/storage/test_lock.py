@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from cosmati.storage.lock import FileLock
+
+HOLD = "import sys, time; from pathlib import Path; from cosmati.storage.lock import FileLock\n"
+HOLD += "lock = FileLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(100)"
+
+
+def test_one_holder_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first = FileLock(path)
+    with pytest.raises(BlockingIOError):
+        FileLock(path)
+    first.release()
+    first.release()
+    with FileLock(path) as second, pytest.raises(BlockingIOError):
+        FileLock(second.path)
+    FileLock(path).release()
+
+
+def test_a_lock_goes_with_the_process_that_held_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(BlockingIOError):
+            FileLock(path)
+        holder.kill()
+    FileLock(path).release()
+
+
+@pytest.mark.parametrize("is_renamed", [True, False])
+def test_who_waited_locks_the_file_that_the_path_names_then(tmp_path: Path, is_renamed: bool) -> None:
+    path, found = tmp_path / "lock", []
+    first = FileLock(path)
+
+    def wait() -> None:
+        with FileLock(path, wait=True) as second:
+            found.append(second.is_in_place())
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    assert first.is_in_place()
+    if is_renamed:
+        path.rename(tmp_path / "other")
+    else:
+        path.unlink()
+    assert not first.is_in_place()
+    first.release()
+    waiting.join(20)
+    assert (found, path.exists()) == ([True], True)
+
+
+def test_a_path_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        FileLock(tmp_path / "none" / "lock")

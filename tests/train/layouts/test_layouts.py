@@ -1,0 +1,170 @@
+"""One contract for every layout: whole on one rank, whole on two, sharded by FSDP2 on two; against brute force."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmati.core.state import model_tensors, parameter_root
+from tests.train.layouts.worker import DENOMINATORS, NEAR_OUTPUT_ALONE, ROUTES, digest, make, objective
+
+ROOT = Path(__file__).parents[3]
+KINDS = {"whole": ("whole", 1), "whole on two ranks": ("whole", 2), "sharded on two ranks": ("sharded", 2)}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@cache
+def exercised(kind: str) -> dict[str, Any]:
+    layout, world = KINDS[kind]
+    port = str(free_port())
+    command = [sys.executable, "-m", "tests.train.layouts.worker", layout]
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "RANK": str(r),
+                "WORLD_SIZE": str(world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for r in range(world)
+    ]
+    outputs = [rank.communicate(timeout=280) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(error for _, error in outputs)
+    return json.loads(outputs[0][0])  # type: ignore[no-any-return]
+
+
+def leaves(routes: Any, frozen: frozenset[int] = frozenset()) -> list[dict[str, Tensor]]:
+    """Each microbatch's gradients by themselves, attenuated; what is denied isn't there."""
+    model, regions, data = make()
+    named = dict(model.named_parameters())
+    found = []
+    for rows, weights in zip(data, routes, strict=True):
+        gradients = torch.autograd.grad(objective(model, rows), list(named.values()))
+        leaf = {}
+        for index, (name, gradient) in enumerate(zip(named, gradients, strict=True)):
+            rho = weights[regions.region_of[name]]
+            if rho and index not in frozen:
+                leaf[name] = gradient * rho
+        found.append(leaf)
+    return found
+
+
+def added(left: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str, Tensor]:
+    both = {name: left[name] + right[name] for name in left if name in right}
+    return {**left, **right, **both}
+
+
+def mean(routes: Any, frozen: frozenset[int] = frozenset()) -> dict[str, Tensor]:
+    """((0, 1), (2, 3)), over the region's denominator."""
+    first, second, third, fourth = leaves(routes, frozen)
+    total = added(added(first, second), added(third, fourth))
+    regions = make()[1].region_of
+    return {name: gradient / DENOMINATORS[regions[name]].float() for name, gradient in total.items()}
+
+
+def digests(tensors: dict[str, Tensor]) -> dict[str, str]:
+    return {name: digest(tensor) for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_roots_are_those_of_brute_force(kind: str) -> None:
+    found = exercised(kind)
+    assert found["root"] == digests(mean(ROUTES))
+    assert found["unmeasured"] == found["root"]
+    assert found["near output alone"] == digests(mean(NEAR_OUTPUT_ALONE))
+    assert all(name.startswith(("blocks.1", "head")) for name in found["near output alone"])
+    names = [name for _, name, _ in found["parameters"]]
+    assert found["frozen"] == digests(mean(ROUTES, frozenset({0, 5})))
+    assert set(names) - set(found["frozen"]) == {names[0], names[5]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_norms_are_of_leaves_and_of_whole_tensors(kind: str) -> None:
+    found = exercised(kind)
+    regions = make()[1].region_of
+
+    def norm(tensors: list[Tensor]) -> Tensor:
+        return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in tensors]))
+
+    rows = []
+    for leaf in leaves(ROUTES):
+        own = [[g for name, g in leaf.items() if regions[name] == region] for region in (0, 1)]
+        rows.append([norm(tensors).double() if tensors else torch.tensor(torch.nan).double() for tensors in own])
+    assert found["leaf norms"] == digest(torch.stack([torch.stack(row) for row in rows]))
+    root = mean(ROUTES)
+    assert found["norm"] == digest(norm(list(root.values())))
+    for region in (0, 1):
+        own = [g for name, g in root.items() if regions[name] == region]
+        assert found["norm by region"][str(region)] == digest(norm(own))
+    by_row = {name: g / (1 + torch.linalg.vector_norm(g, dim=-1, keepdim=True)) for name, g in root.items()}
+    assert found["rows normalized"] == digests(by_row)
+    factors = (torch.tensor(0.5), torch.tensor(3.0))
+    assert found["scaled"] == digests({name: g * factors[regions[name]] for name, g in root.items()})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_come_back(kind: str) -> None:
+    found = exercised(kind)
+    model, _, _ = make()
+    start = parameter_root(model_tensors(model)).hex()
+    assert found["start"] == found["after perturbed"] == found["after replaced"] == start
+    root = mean(ROUTES)
+    with torch.no_grad():
+        for name in list(root)[:4]:
+            model.get_parameter(name).add_(root[name])
+    assert found["perturbed"] == parameter_root(model_tensors(model)).hex()
+    assert found["root there"] != found["root"]
+    model, _, _ = make()
+    doubled = {name: 2 * value for name, value in model_tensors(model).items()}
+    assert found["replaced"] == parameter_root(doubled).hex()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_absent_does_not_move(kind: str) -> None:
+    found = exercised(kind)
+    assert found["moved"] == sorted(found["near output alone"]) == found["held after commit"]
+    model, _, _ = make()
+    before = dict(model.named_parameters())
+    for name, gradient in mean(NEAR_OUTPUT_ALONE).items():
+        before[name].grad = gradient
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+    optimizer.step()
+    assert found["after commit"] == digests(dict(before))
+    assert found["digest"] == found["digest of saved"] == parameter_root(model_tensors(model)).hex()
+    assert found["loaded"] is True
+
+
+def test_every_layout_gives_the_same() -> None:
+    first, *others = (exercised(kind) for kind in KINDS)
+    for other in others:
+        same = {name for name in first if first[name] == other.get(name)}
+        assert set(first) - same <= {"mine", "digest of the model"}
+    assert [exercised(kind)["mine"] for kind in KINDS] == [[0, 1, 2, 3], [0, 2], [0, 2]]
+    assert first["parameters"] == [[i, name, region] for i, (name, region) in enumerate(_named_regions())]
+
+
+def _named_regions() -> list[tuple[str, int]]:
+    model, regions, _ = make()
+    return [(name, regions.region_of[name]) for name, _ in model.named_parameters()]

@@ -1,0 +1,133 @@
+"""BatchNorm's statistics, without a trainer: captured for each microbatch, folded as PyTorch would have."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cosmati.errors import PlanError
+from cosmati.train.buffers import BatchNormStatistics, buffer_versions
+from cosmati.train.ranks import Ranks
+
+
+class Two(nn.Module):
+    """Two layers of different width, the second of which runs only where rows are positive."""
+
+    def __init__(self, momentum: float | None) -> None:
+        super().__init__()
+        self.first = nn.BatchNorm1d(3, momentum=momentum)
+        self.second = nn.BatchNorm1d(2, momentum=momentum)
+        self.plain = nn.BatchNorm1d(3, track_running_stats=False)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.plain(self.first(rows))
+        return self.second(rows[:, :2].contiguous()) if rows.mean() > 0 else hidden
+
+
+def _microbatches(num: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(5, 3, generator=generator) + (2.0 if i % 3 else -2.0) for i in range(num)]
+
+
+def _read(model: nn.Module, statistics: BatchNormStatistics, data: list[Tensor]) -> list[Tensor]:
+    rows = []
+    with statistics.captured():
+        for one in data:
+            mark = statistics.clear()
+            model(one)
+            rows.append(statistics.read(mark))
+    return rows
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.3, None])
+def test_folding_gives_the_bits_of_forward_passes_one_after_another(momentum: float | None) -> None:
+    model, data = Two(momentum), _microbatches(8)
+    native = copy.deepcopy(model)
+    for one in data:
+        native(one)
+    statistics = BatchNormStatistics(model)
+    statistics.fold(_read(model, statistics, data), Ranks(), lambda index, layer: True)
+    assert list(statistics.layers) == ["first", "second"]
+    assert [int(layer.num_batches_tracked) for layer in (model.first, model.second)] == [8, 5]
+    for name, value in native.named_buffers():
+        assert torch.equal(value, dict(model.named_buffers())[name]), name
+    assert (model.first.momentum, model.second.momentum) == (momentum, momentum)
+
+
+def test_only_microbatches_that_may_teach_a_layer_are_folded() -> None:
+    model, data = Two(0.1), _microbatches(6)
+    native = copy.deepcopy(model)
+    for one in data[2:4]:
+        native.first(one)
+    native.second(data[5][:, :2].contiguous())
+    statistics, asked = BatchNormStatistics(model), []
+
+    def teaches(index: int, layer: str) -> bool:
+        asked.append((index, layer))
+        return index in {"first": (2, 3), "second": (0, 5)}[layer]  # the second doesn't run in microbatch 0
+
+    statistics.fold(_read(model, statistics, data), Ranks(), teaches)
+    assert asked == [(index, layer) for index in range(6) for layer in ("first", "second")]
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), native.buffers(), strict=True))
+
+
+def test_what_is_read_are_a_flag_means_and_variances_of_each_layer() -> None:
+    model = Two(0.1)
+    statistics = BatchNormStatistics(model)
+    for one, row in zip(_microbatches(2), _read(model, statistics, _microbatches(2)), strict=True):
+        runs = one.mean() > 0
+        second = [one[:, :2].mean(0), one[:, :2].var(0)] if runs else [torch.zeros(2), torch.zeros(2)]
+        expected = [torch.ones(1), one.mean(0), one.var(0), torch.full((1,), float(runs)), *second]
+        torch.testing.assert_close(row, torch.cat(expected))
+
+
+def test_a_pass_within_leaves_no_trace_also_where_it_fails() -> None:
+    model = Two(0.1)
+    model(_microbatches(1)[0])
+    before = [buffer.clone() for buffer in model.buffers()]
+    statistics = BatchNormStatistics(model)
+
+    def fails() -> None:
+        model(_microbatches(2)[1])
+        assert model.first.momentum == 1.0
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), statistics.captured():
+        fails()
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), before, strict=True))
+    assert model.first.momentum == 0.1
+
+
+def test_statistics_that_were_copied_can_be_put_back() -> None:
+    model = Two(0.1)
+    model(_microbatches(1)[0])
+    before = [buffer.clone() for buffer in model.buffers()]
+    statistics = BatchNormStatistics(model)
+    copies = statistics.copied()
+    model(_microbatches(2)[1])
+    assert not torch.equal(model.first.running_mean, before[0])
+    statistics.put_back(copies)
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), before, strict=True))
+
+
+def test_buffers_that_nobody_folds_are_named() -> None:
+    model = Two(0.1)
+    statistics, versions = BatchNormStatistics(model), buffer_versions(model)
+    model(_microbatches(2)[1])
+    assert statistics.unfolded(model, versions) == []
+    model.passes += 1
+    assert statistics.unfolded(model, versions) == ["passes"]
+    model.register_buffer("another", torch.zeros(1))
+    assert statistics.unfolded(model, versions) == ["another", "passes"]
+    versions = buffer_versions(model)
+    model.passes = torch.ones(())  # another tensor in its place
+    assert statistics.unfolded(model, versions) == ["passes"]
+
+
+def test_synchronised_statistics_are_refused_by_name() -> None:
+    with pytest.raises(PlanError, match=r"^1 is a SyncBatchNorm"):
+        BatchNormStatistics(nn.Sequential(nn.Linear(2, 3), nn.SyncBatchNorm(3)))

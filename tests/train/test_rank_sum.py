@@ -1,0 +1,187 @@
+"""The tree over all ranks, with threads in place of processes: the same bits as one pairwise sum of all leaves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cosmati.errors import PlanError
+from cosmati.train.layout.exchange import RankSum, sum_type
+from cosmati.train.ranks import Ranks
+
+V = 8
+
+
+class Threads:
+    """A process group of threads: what each hands over, in the order of ranks."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self._met = threading.Barrier(world, timeout=280)
+        self._own = threading.local()
+        self._given: list[Tensor] = [torch.empty(0)] * world
+
+    def _exchange(self, value: Tensor) -> list[Tensor]:
+        self._given[self._own.rank] = value.clone()
+        self._met.wait()
+        given = list(self._given)
+        self._met.wait()
+        return given
+
+    def all_to_all_single(self, output: Tensor, own: Tensor) -> None:
+        given = self._exchange(own)
+        output.copy_(torch.cat([one.chunk(self.world)[self._own.rank] for one in given]))
+
+    def all_gather_single(self, output: Tensor, own: Tensor) -> None:
+        output.copy_(torch.cat(self._exchange(own)))
+
+    def all_reduce(self, value: Tensor, op: Any) -> None:
+        assert op is dist.ReduceOp.MAX
+        value.copy_(torch.stack(self._exchange(value)).amax(0))
+
+    def run(self, work: Callable[[Ranks], Any]) -> list[Any]:
+        """What each rank's thread returns."""
+
+        def start(rank: int) -> Any:
+            self._own.rank = rank
+            ranks = Ranks()
+            ranks.rank, ranks.world, ranks.is_parallel = rank, self.world, True
+            return work(ranks)
+
+        with ThreadPoolExecutor(self.world) as pool:
+            return list(pool.map(start, range(self.world)))
+
+
+@pytest.fixture(params=[2, 4, 8])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Threads:
+    group = Threads(request.param)
+    for name in ("all_to_all_single", "all_gather_single", "all_reduce"):
+        monkeypatch.setattr(dist, name, getattr(group, name), raising=False)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    return group
+
+
+def _parameters() -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    shapes: list[Tensor] = [
+        torch.randn(3, 5, generator=generator),
+        torch.randn(16, generator=generator),
+        torch.randn((), generator=generator),
+        torch.randn(2, 3, 3, 3, generator=generator).contiguous(memory_format=torch.channels_last),
+        torch.randn(4, 6, generator=generator)[:, ::2],  # neither dense nor without gaps
+        torch.randn(17, generator=generator),
+        torch.randn(5, generator=generator),
+    ]
+    return [nn.Parameter(shape) for shape in shapes]
+
+
+def _leaves() -> list[list[Tensor | None]]:
+    """For each microbatch a gradient for each parameter: the last one is absent everywhere, others now and then."""
+    generator = torch.Generator().manual_seed(1)
+    leaves: list[list[Tensor | None]] = []
+    for microbatch in range(V):
+        leaf: list[Tensor | None] = []
+        for index, parameter in enumerate(_parameters()):
+            gradient = torch.randn(parameter.shape, generator=generator)
+            gradient[gradient.abs() < 0.3] = -0.0
+            leaf.append(None if index == 6 or (microbatch + index) % 3 == 0 or index == microbatch - 2 else gradient)
+        leaves.append(leaf)
+    return leaves
+
+
+def _pairwise(values: list[Tensor | None]) -> Tensor | None:
+    while len(values) > 1:
+        pairs = zip(values[::2], values[1::2], strict=True)
+        values = [b if a is None else a if b is None else a + b for a, b in pairs]
+    return values[0]
+
+
+def test_the_sum_has_the_bits_of_one_tree_on_every_rank(threads: Threads) -> None:
+    leaves = _leaves()
+
+    def work(ranks: Ranks) -> list[Tensor | None]:
+        parameters = _parameters()
+        total = RankSum(ranks, parameters)
+        for microbatch in ranks.mine(V):
+            leaf = leaves[microbatch]
+            for parameter, gradient in zip(parameters, leaf, strict=True):
+                parameter.grad = None if gradient is None else gradient.clone()
+            # What was brought to float32 comes beside the parameters, and takes the place of what they hold.
+            widened = {i: gradient for i, gradient in enumerate(leaf[:2]) if gradient is not None}
+            for index in widened:
+                parameters[index].grad = torch.full_like(parameters[index], torch.nan) if index else None
+            total.fold(widened)
+            assert all(parameter.grad is None for parameter in parameters)
+        return total.root()
+
+    expected = [_pairwise([leaf[index] for leaf in leaves]) for index in range(7)]
+    assert [one is None for one in expected] == [False] * 6 + [True]
+    for root in threads.run(work):
+        assert [one is None for one in root] == [False] * 6 + [True]
+        for found, summed, parameter in zip(root, expected, _parameters(), strict=True):
+            if found is not None and summed is not None:
+                assert found.shape == parameter.shape
+                assert torch.equal(found.contiguous().view(torch.int32), summed.contiguous().view(torch.int32))
+        assert root[3] is not None
+        assert root[3].stride() == _parameters()[3].stride()
+
+
+def test_gradients_start_at_aligned_addresses(threads: Threads) -> None:
+    def work(ranks: Ranks) -> list[int]:
+        parameters = _parameters()
+        total = RankSum(ranks, parameters)
+        for _ in ranks.mine(V):
+            for parameter in parameters:
+                parameter.grad = torch.ones(parameter.shape)
+            total.fold({})
+        return [one.storage_offset() * one.element_size() for one in total.root() if one is not None]
+
+    # 15, 16, 1, 54, 12, 17 and 5 floats, each from the next multiple of 64 bytes.
+    assert threads.run(work) == [[0, 64, 128, 192, 448, 512, 640]] * threads.world
+
+
+def test_what_each_rank_knows_comes_in_microbatch_order(threads: Threads) -> None:
+    def work(ranks: Ranks) -> tuple[list[int], Tensor, bool, bool]:
+        mine = list(ranks.mine(V))
+        table = ranks.gather(torch.tensor([[m, 10 * m] for m in mine]).t().contiguous().t())
+        return mine, table, ranks.agree(flag=ranks.rank == 1), ranks.agree(flag=False)
+
+    for rank, (mine, table, some, none) in enumerate(threads.run(work)):
+        assert mine == list(range(rank, V, threads.world))
+        assert table.tolist() == [[m, 10 * m] for m in range(V)]
+        assert (some, none) == (True, False)
+
+
+def test_optimizers_share_flat_tensors_in_the_order_of_ranks(threads: Threads) -> None:
+    def work(ranks: Ranks) -> tuple[int, int, Tensor]:
+        sharing = ranks.sharing
+        return sharing.rank, sharing.world, sharing.gather(torch.full((3,), float(ranks.rank)))
+
+    found = threads.run(work)
+    assert [one[:2] for one in found] == [(rank, threads.world) for rank in range(threads.world)]
+    for *_, gathered in found:
+        assert gathered.tolist() == [[float(rank)] * 3 for rank in range(threads.world)]
+
+
+def test_ranks_that_do_not_divide_the_microbatches_are_refused() -> None:
+    ranks = Ranks()
+    assert (ranks.rank, ranks.world, ranks.is_parallel) == (0, 1, False)
+    assert list(ranks.mine(4)) == [0, 1, 2, 3]
+    ranks.world = 3
+    with pytest.raises(PlanError, match=r"3 ranks can't share V = 4 microbatches"):
+        ranks.mine(4)
+
+
+def test_gradients_are_summed_in_one_type() -> None:
+    narrow, single, double = (torch.zeros(1, dtype=kind) for kind in (torch.bfloat16, torch.float32, torch.float64))
+    assert sum_type([narrow, single]) is torch.float32
+    assert sum_type([double, double]) is torch.float64
+    with pytest.raises(PlanError, match=r"Some parameters are float64 and others aren't"):
+        sum_type([double, narrow])

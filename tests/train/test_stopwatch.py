@@ -1,0 +1,88 @@
+"""Time of training: evaluation and checkpoints are left out, and a run that goes on counts on."""
+
+from __future__ import annotations
+
+import pytest
+
+from cosmati.train import timing
+from cosmati.train.timing import Stopwatch
+from tests.train.hand_made import Ticks
+
+
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> Ticks:
+    ticks = Ticks()
+    monkeypatch.setattr(timing, "perf_counter", ticks)
+    return ticks
+
+
+def test_laps_are_charged_to_their_parts(ticks: Ticks) -> None:
+    watch = Stopwatch()
+    ticks.pass_by(32)  # set up: nobody's
+    watch.start()
+    for seconds, part in ((1, "data"), (2, "forward"), (4, "data"), (8, "backward")):
+        ticks.pass_by(seconds)
+        watch.lap(part)
+    assert watch.seconds == {"data": 5, "forward": 2, "backward": 8}
+    assert watch.training_seconds() == 15
+
+
+def test_before_the_start_and_after_the_stop_no_training_passes(ticks: Ticks) -> None:
+    watch = Stopwatch()
+    ticks.pass_by(1)
+    assert watch.training_seconds() == 0
+    watch.start()
+    ticks.pass_by(2)
+    watch.stop()
+    ticks.pass_by(4)
+    assert watch.training_seconds() == 2
+    watch.start()
+    ticks.pass_by(8)
+    assert watch.training_seconds() == 10
+
+
+def test_a_pause_is_charged_to_its_part_and_is_not_training(ticks: Ticks) -> None:
+    watch = Stopwatch()
+    watch.start()
+    ticks.pass_by(1)
+    with watch.paused("evaluation"):
+        ticks.pass_by(2)
+        assert watch.training_seconds() == 1
+        ticks.pass_by(4)
+    ticks.pass_by(8)
+    watch.lap("forward")
+    assert watch.training_seconds() == 9
+    # What passed before the pause without a lap is charged to nobody, least of all to the evaluation.
+    assert watch.seconds == {"evaluation": 6, "forward": 8}
+
+
+def test_a_pause_that_fails_ends_all_the_same(ticks: Ticks) -> None:
+    watch = Stopwatch()
+    watch.start()
+
+    def fails_after(seconds: float) -> None:
+        ticks.pass_by(seconds)
+        raise KeyError
+
+    with pytest.raises(KeyError), watch.paused("checkpoint"):
+        fails_after(2)
+    ticks.pass_by(1)
+    assert (watch.seconds, watch.training_seconds()) == ({"checkpoint": 2}, 1)
+
+
+def test_before_the_start_parts_are_charged_since_the_watch_was_made(ticks: Ticks) -> None:
+    watch = Stopwatch()
+    ticks.pass_by(3)
+    watch.lap("data")
+    assert (watch.seconds, watch.training_seconds()) == ({"data": 3}, 0)
+
+
+def test_a_resumed_clock_goes_on(ticks: Ticks) -> None:
+    watch = Stopwatch()
+    watch.start(training_seconds=50)
+    ticks.pass_by(4)
+    assert watch.training_seconds() == 54
+    # An earlier run's seconds take the place of what this process has counted, also where they are none.
+    watch.start(training_seconds=0)
+    ticks.pass_by(1)
+    assert watch.training_seconds() == 1
