@@ -293,3 +293,13 @@ def test_original_factors_start_at_a_tenth() -> None:
 def test_a_severity_of_0_changes_nothing(name: str, sign: int) -> None:
     image = pixels(4)
     torch.testing.assert_close(ops.augment(image.clone(), draws_of(name, 0.5, sign), 0, "all"), image)
+
+
+@SETTINGS
+@given(seed=st.integers(0, 99), channels=st.sampled_from([1, 3]), height=st.integers(16, 40))
+def test_levels_are_spread_as_pillow_spreads_them(seed: int, channels: int, height: int) -> None:
+    """With more pixels than levels: a smaller image has too few to spread, and stays."""
+    image = pixels(seed, channels=channels, height=height, width=32)
+    expected = of_pil(ImageOps.equalize(to_pil(image)))
+    assert not torch.equal(expected, image)
+    torch.testing.assert_close(operation("equalize", image, 1.0), expected, rtol=0, atol=0.01 / 255)

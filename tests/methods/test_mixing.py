@@ -117,3 +117,28 @@ def test_ignored_and_unknown_classes() -> None:
         ):
             known_classes(torch.tensor(wrong), 5, -100)
     assert known_classes(torch.tensor([7]), 5, 7).tolist() == [False], "an ignored one may be any number"
+
+
+@pytest.mark.parametrize("concentration", [0.4, 1.0, 3.0])
+def test_shares_are_drawn_by_the_papers_loop(concentration: float) -> None:
+    """A boost below 1 alone: the draws of a concentration of 1 take no further uniform."""
+    generator = torch.Generator().manual_seed(2)
+
+    def uniform() -> float:
+        return 1 - float(torch.rand((), dtype=torch.float64, generator=generator))
+
+    def variate() -> float:
+        boost = uniform() ** (1 / concentration) if concentration < 1 else 1.0
+        d = (concentration + 1 if concentration < 1 else concentration) - 1 / 3
+        while True:
+            x = float(torch.randn((), dtype=torch.float64, generator=generator))
+            u, v = uniform(), (1 + x / math.sqrt(9 * d)) ** 3
+            if v > 0 and math.log(u) < 0.5 * x * x + d - d * v + d * math.log(v):
+                return d * v * boost
+
+    for num in (2, 3):
+        drawn = [sample_dirichlet(concentration, num, torch.Generator().manual_seed(2)) for _ in range(2)]
+        generator.manual_seed(2)
+        values = [variate() for _ in range(num)]
+        assert drawn[0].tolist() == pytest.approx([value / sum(values) for value in values], rel=1e-9)
+        assert torch.equal(*drawn)
