@@ -244,7 +244,9 @@ class Trainer:
                 for batch, at in zip(moved, positions, strict=True)
             ]
             self.stopwatch.lap("method")
-            first, losses, learnt, update_norms = self._turns(StepInput(batches, positions, routes, frozen))
+            first, losses, learnt, update_norms = self._turns(
+                StepInput(batches, positions, routes, moved[0].num_tokens, frozen)
+            )
         if versions is not None and (changed := a.statistics.unfolded(a.model, versions)):
             self._plan = self._plan.withdraw("elastic", f"forward changes the buffers {', '.join(changed)}")
         if a.statistics.layers:
