@@ -12,6 +12,7 @@ from cosmati.core.method import Position, Stage, State
 from cosmati.core.pieces import Pieces
 from cosmati.core.plan import Plan
 from cosmati.core.rng import DefaultGenerators, position_key
+from cosmati.errors import PlanError
 
 Trace = Callable[[str], None]
 
@@ -78,7 +79,15 @@ class AppliedMethods:
             self._tell("gradients")
         with torch.no_grad():
             for index in self._of_gradients:
-                gradients = self._methods[index].gradients(gradients, self._weights, at)
+                method = self._methods[index]
+                changed = method.gradients(gradients, self._weights, at)
+                if not isinstance(changed, Pieces):
+                    msg = (
+                        f"{type(method).__name__}.gradients returned a {type(changed).__name__}, and the loop takes "
+                        "`Pieces`: return gradients.map(...), or gradients.having({name: tensor})."
+                    )
+                    raise PlanError(msg)
+                gradients = changed
         return gradients
 
     def after(self, position: Callable[[], Position], learnt: frozenset[str] | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -25,21 +24,18 @@ class FiniteCheck:
         self._looks_at_once = device.type == "cpu"
         self._bad: Tensor | None = None
 
-    def check(self, loss: Tensor, step: int, *, undo: Callable[[], None] | None = None) -> None:
+    def check(self, loss: Tensor, step: int) -> None:
         """Take note of a loss that is about to be committed.
 
         Args:
             loss: scalar.
             step: its step.
-            undo: takes back what the forward pass left behind, before the error is raised; on CPU only.
 
         Raises:
             DivergenceError: it isn't finite.
         """
         if self._looks_at_once:
             if not math.isfinite(value := loss.item()):
-                if undo is not None:
-                    undo()
                 self._refuse(f"The loss is {value} at step {step} and isn't committed.")
             return
         wrong = ~torch.isfinite(loss.detach())

@@ -36,12 +36,15 @@ class StepInput:
         batches: this rank's microbatches, as the methods have left them.
         positions: their positions.
         routes: of all V microbatches.
+        num_tokens: of a microbatch as the data give it: all have one shape, and so has every rank's. Methods may make
+            some of them smaller.
         frozen: names of parameters that don't learn in this step.
     """
 
     batches: Sequence[Batch]
     positions: Sequence[Position]
     routes: Sequence[Route]
+    num_tokens: int
     frozen: frozenset[str] = frozenset()
 
 
@@ -118,7 +121,7 @@ class StepPasses:
     def _pass(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
         """Run this rank's microbatches forward and backward, and sum over all ranks."""
         a = self._a
-        scale = self._scale(step.batches)
+        scale = self._scale(step.num_tokens)
         learns = turn.learning(step.frozen)
         seen: list[Seen] = []
         norms: list[Tensor] = []
@@ -158,7 +161,7 @@ class StepPasses:
         slot.backward(objective)
         return Seen(loss, weight, float(batch.num_rows if present is None else int(present.sum())))
 
-    def _scale(self, batches: Sequence[Batch]) -> float | None:
+    def _scale(self, num_tokens: int) -> float | None:
         """Return the power of two near 1 / (weight of a step); None where the user's scalar is taken as it is.
 
         It follows from shapes alone, so every rank has it before the first backward. A power of two is exact, so its
@@ -166,7 +169,7 @@ class StepPasses:
         """
         if self._a.num_microbatches == 1 and self._a.policy is None:
             return None
-        size = batches[0].num_tokens * self._a.num_microbatches
+        size = num_tokens * self._a.num_microbatches
         return 2.0 ** -(size.bit_length() - 1)
 
     def _denominators(self, weights: Tensor, routes: Sequence[Route], scale: float) -> Tensor:

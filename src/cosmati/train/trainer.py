@@ -190,11 +190,10 @@ class Trainer:
         a = self.assembly
         turn = a.turns[0]
         batches: tuple[Batch, ...] = ()
-        has_lineage = False
+        has_lineage = isinstance(data, Batch)
         # As the data give them: methods may cut rows up.
         rows, tokens = count_rows_and_tokens(data.data if isinstance(data, Batch) else data)
-        if self.methods.change_batches or isinstance(data, Batch) or self._needs_outcome:
-            has_lineage = isinstance(data, Batch)
+        if self.methods.change_batches or has_lineage or self._needs_outcome:
             batch = as_batch(data, self.clock.rows, trusted=True)
             batch = self.methods.batch(batch.to(a.device) if a.device.type != "cpu" else batch, self.position())
             data, batches = batch.data, (batch,)
@@ -202,21 +201,27 @@ class Trainer:
         statistics = a.statistics.copied()
         self.stopwatch.lap("data")
         loss_function = self.methods.loss(turn.loss, self.position()) if self.methods.change_losses else turn.loss
-        if a.config.precision == "float32":
-            result = loss_function(a.model, data)
-        else:
-            with a.config.autocast(a.device):
+        try:
+            if a.config.precision == "float32":
                 result = loss_function(a.model, data)
-        if has_lineage:
-            result = without_tombstones(result, batches[0].present)
-        loss = result.mean() if isinstance(result, Loss) else result
-        self.finite.check(loss, self.clock.step, undo=lambda: a.statistics.put_back(statistics))
-        self.stopwatch.lap("forward")
-        loss.backward()
-        self.stopwatch.lap("backward")
+            else:
+                with a.config.autocast(a.device):
+                    result = loss_function(a.model, data)
+            if has_lineage:
+                result = without_tombstones(result, batches[0].present)
+            loss = result.mean() if isinstance(result, Loss) else result
+            self.finite.check(loss, self.clock.step)
+            self.stopwatch.lap("forward")
+            loss.backward()
+            self.stopwatch.lap("backward")
+            if self.methods.change_gradients:
+                held = {p.name: p.tensor.grad for p in a.layout.parameters if p.tensor.grad is not None}
+                root = self.methods.gradients(a.layout.weights().having(held), self.position())
+        except BaseException:  # Whoever catches it and goes on takes this step anew.
+            a.statistics.put_back(statistics)
+            a.model.zero_grad()
+            raise
         if self.methods.change_gradients:
-            held = {p.name: p.tensor.grad for p in a.layout.parameters if p.tensor.grad is not None}
-            root = self.methods.gradients(a.layout.weights().having(held), self.position())
             a.layout.commit(root, turn.indices, partial(turn.step, self.clock, a.budget))
         else:
             turn.step(self.clock, a.budget)
@@ -244,7 +249,8 @@ class Trainer:
                 for batch, at in zip(moved, positions, strict=True)
             ]
             self.stopwatch.lap("method")
-            first, losses, learnt, update_norms = self._turns(StepInput(batches, positions, routes, frozen))
+            given = StepInput(batches, positions, routes, moved[0].num_tokens, frozen)
+            first, losses, learnt, update_norms = self._turns(given)
         if versions is not None and (changed := a.statistics.unfolded(a.model, versions)):
             self._plan = self._plan.withdraw("elastic", f"forward changes the buffers {', '.join(changed)}")
         if a.statistics.layers:
