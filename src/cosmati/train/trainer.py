@@ -83,7 +83,8 @@ class Trainer:
     ) -> None:
         given = Ingredients(model, loss, data, optimizers, methods, policy, taxonomy, config or RunConfig())
         self.prepared = prepare(given)
-        self.assembly, self.feed = self.prepared.assembly, self.prepared.feed
+        a = self.assembly = self.prepared.assembly
+        self.feed = self.prepared.feed
         self.evaluation = evaluation
         self.observers: list[Observer] = list(observers)
         self.trace: Trace | None = None
@@ -96,7 +97,6 @@ class Trainer:
         self._environment: ExitStack | None = None
         self._ended: str | None = None
         self._needs_outcome = False
-        a = self.assembly
         self.methods = AppliedMethods(a.plan, a.layout.weights(), a.generators, self.tell)
         self._passes = StepPasses(a, self.methods.loss, self.stopwatch, self.tell)
         self.is_plain = a.num_microbatches == 1 and not (
@@ -166,9 +166,7 @@ class Trainer:
         return data
 
     def step(self, batch: Data) -> StepOutcome:
-        """Train on one step's rows.
-
-        Every rank is given the same batch, and takes its own microbatches of it.
+        """Train on one step's rows: every rank is given the same batch, and takes its own microbatches of it.
 
         Args:
             batch: the user's own nest of tensors, or a `Batch` with lineage.
@@ -181,17 +179,15 @@ class Trainer:
             self.__enter__()
         if self.is_plain:
             return self.plain_step(batch)
-        parts = split_batch(as_batch(batch, self.clock.rows), self.assembly.num_microbatches)
-        classes = [self.assembly.router.class_of(part) for part in parts]
-        return self.step_microbatches([parts[i] for i in self.assembly.layout.mine], classes)
+        a = self.assembly
+        parts = split_batch(as_batch(batch, self.clock.rows), a.num_microbatches)
+        return self.step_microbatches([parts[i] for i in a.layout.mine], [a.router.class_of(part) for part in parts])
 
     def plain_step(self, data: Data) -> StepOutcome:
         """Take a step with V = 1, one rank and no route: the bare loop with a seed and one look at what is due."""
-        a = self.assembly
-        turn = a.turns[0]
+        a, turn = self.assembly, self.assembly.turns[0]
         batches: tuple[Batch, ...] = ()
         has_lineage = isinstance(data, Batch)
-        # As the data give them: methods may cut rows up.
         rows, tokens = count_rows_and_tokens(data.data if isinstance(data, Batch) else data)
         if self.methods.change_batches or has_lineage or self._needs_outcome:
             batch = as_batch(data, self.clock.rows, trusted=True)
@@ -283,8 +279,7 @@ class Trainer:
     def _turns(self, step: StepInput) -> tuple[StepGradients, list[Tensor], frozenset[str], Tensor | None]:
         """Let each sub-step compute its gradients and commit them.
 
-        Returns:
-            Gradients of the first one; all losses; names of what moved; norm of the update by region, where it's due.
+        Returns the first one's gradients, all losses, names of what moved, and the update's norms where they're due.
         """
         a = self.assembly
         is_offered = any(route.offered for route in step.routes)
