@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import math
 import stat
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import blake3
 import pytest
 import torch
 
@@ -135,6 +136,7 @@ def test_the_details_of_entry_0_name_what_cells_point_to(tmp_path: Path) -> None
         "plan": list(facts.plan.lines),
         "environment": {"torch": "2", "python": "3"},
         "num_microbatches": 2,
+        "rows_version": 2,
     }
 
 
@@ -172,13 +174,17 @@ def test_a_step_of_the_short_road_has_one_cell(tmp_path: Path, lacking: str) -> 
     assert (cell.class_id, cell.band, cell.phase, cell.route_id, cell.num_rows, cell.weight) == (0, 0, 0, 0, 4, 4.0)
 
 
-def _commitment(salt: bytes, step: int, microbatch: int, leaves: list[tuple[int, bytes]]) -> bytes:
-    """The commitment by its definition, from slot and what is hashed of each row that is there."""
+def _commitment(salt: bytes, step: int, microbatch: int, leaves: list[tuple[int, list[int], bytes]]) -> bytes:
+    """The commitment by its definition, from slot, ids and content of each row that is there."""
+    stream = blake3.blake3(f"cosmati rows {step}/{microbatch}".encode(), key=salt)
     hashes = [
         hashlib.sha256(
-            b"\0" + hmac.new(salt, f"{step}/{microbatch}/{slot}".encode(), "sha256").digest() + leaf
+            bytes([0, bool(content)])
+            + stream.digest(length=32, seek=32 * slot)
+            + struct.pack(f"<{len(ids)}q", *ids)
+            + content
         ).digest()
-        for slot, leaf in leaves
+        for slot, ids, content in leaves
     ]
     return hashlib.sha256(b"".join(hashes)).digest()
 
@@ -190,8 +196,8 @@ def test_rows_are_committed_to_with_salt_place_and_content(tmp_path: Path) -> No
     salt = (tmp_path / "private" / "rows.salt").read_bytes()
     content = [bytes(range(start, start + 32)) for start in (0, 32, 64)]
     expected = [
-        [(0, 0, [(0, b"[0]"), (1, b"[1]"), (2, b"[2]")]), (0, 1, [(0, b"[3]"), (1, b"[4]")])],
-        [(1, 0, [(0, b"[5, 6]" + content[0]), (2, b"[7, 5]" + content[2])]), (1, 1, [(0, b"[8]"), (2, b"[9]")])],
+        [(0, 0, [(0, [0], b""), (1, [1], b""), (2, [2], b"")]), (0, 1, [(0, [3], b""), (1, [4], b"")])],
+        [(1, 0, [(0, [5, 6], content[0]), (2, [7, 5], content[2])]), (1, 1, [(0, [8], b""), (2, [9], b"")])],
     ]
     assert [[cell.row_commitment for cell in cells] for cells in _cells(tmp_path)] == [
         [_commitment(salt, *place) for place in places] for places in expected
@@ -317,4 +323,4 @@ def test_the_second_rank_commits_to_its_own_microbatches(tmp_path: Path) -> None
     observer = _observer(tmp_path, ranks=Keeps())
     observer.on_start(Clock(), BUDGET)
     observer.on_step(outcome(4, batches=[rows(3, 4)]))
-    assert gathered == [_commitment(bytes(32), 4, 1, [(0, b"[3]"), (1, b"[4]")])]
+    assert gathered == [_commitment(bytes(32), 4, 1, [(0, [3], b""), (1, [4], b"")])]
