@@ -6,7 +6,7 @@ pair of the tree, the same bits, and no leaf in memory beside it. Gradients are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from types import TracebackType
@@ -366,17 +366,14 @@ class PairSum:
         self._left = None
 
 
-def unshare(leaf: Leaf, indices: Iterable[int]) -> None:
+def unshare(leaf: Leaf, indices: Sequence[int]) -> None:
     """Give gradients memory of their own: autograd may leave views of one tensor, and sums are taken in place."""
-    seen: set[int] = set()
+    addresses = [gradient.untyped_storage().data_ptr() for gradient in present(leaf, indices)]
+    if len(set(addresses)) == len(addresses):
+        return
     for index in indices:
         gradient = leaf[index]
-        if gradient is None:
-            continue
-        address = gradient.untyped_storage().data_ptr()
-        if address in seen:
-            leaf[index] = gradient.clone()
-        seen.add(address)
+        leaf[index] = None if gradient is None else gradient.clone()
 
 
 def clear(tensors: Sequence[nn.Parameter]) -> None:
