@@ -109,7 +109,8 @@ def run(*, quick: bool, composer: str | None = None, clock: str = "cpu", methods
                     continue
                 rows = in_turns(arms, 3 if quick else 15)
                 notes = {
-                    "command": f"python -m benchmarks.composed --composer PYTHON --clock {clock}",
+                    "command": f"python -m benchmarks.composed --composer PYTHON --clock {clock}"
+                    + f" --methods {methods}" * bool(methods),
                     "threads": 1,
                     "what": f"ResNet of 78 thousand parameters, {side} x {side} images, 64 rows, SGD with momentum",
                     "methods": METHODS[which],
