@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import augmentations, composed, import_cost, loop_overhead, method_cost, routing_cost, streaming
+from benchmarks import (
+    accumulation,
+    augmentations,
+    composed,
+    import_cost,
+    loop_overhead,
+    method_cost,
+    routing_cost,
+    streaming,
+)
 
 BENCHMARKS = {
+    "accumulation": accumulation.run,
     "loop_overhead": loop_overhead.run,
     "routing_cost": routing_cost.run,
     "import_cost": import_cost.run,
