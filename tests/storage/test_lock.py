@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -64,3 +66,35 @@ def test_who_waited_locks_the_file_that_the_path_names_then(tmp_path: Path, is_r
 def test_a_path_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         FileLock(tmp_path / "none" / "lock")
+
+
+PARENT = """
+import os, sys, time
+from pathlib import Path
+from cosmati.storage.lock import FileLock
+
+lock = FileLock(Path(sys.argv[1]))
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_forked_child_that_outlives_its_killed_parent_holds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(path)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    try:
+        with pytest.raises(BlockingIOError):
+            FileLock(path)
+        parent.kill()
+        parent.wait()
+        os.kill(child, 0)  # It's alive.
+        FileLock(path).release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.stdout.close()

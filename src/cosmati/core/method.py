@@ -63,24 +63,38 @@ class Position:
 
     Attributes:
         clock: what has been committed.
-        budget: the run's length.
         seed: the run's seed.
         microbatch: index of the microbatch in its step, 0 to V - 1.
         model: the model in training.
         loss: the loss function.
     """
 
-    __slots__ = ("budget", "clock", "loss", "microbatch", "model", "seed")
+    __slots__ = ("_budget", "_on_budget", "clock", "loss", "microbatch", "model", "seed")
 
     def __init__(
-        self, clock: Clock, budget: Budget, seed: int, microbatch: int, model: nn.Module, loss: LossFunction
+        self,
+        clock: Clock,
+        budget: Budget,
+        seed: int,
+        microbatch: int,
+        model: nn.Module,
+        loss: LossFunction,
+        on_budget: Callable[[], None] | None = None,
     ) -> None:
         self.clock = clock
-        self.budget = budget
+        self._budget = budget
+        self._on_budget = on_budget
         self.seed = seed
         self.microbatch = microbatch
         self.model = model
         self.loss = loss
+
+    @property
+    def budget(self) -> Budget:
+        """The run's length. Who has read it has acted by it: another budget would change what is past."""
+        if self._on_budget is not None:
+            self._on_budget()
+        return self._budget
 
     @property
     def elapsed(self) -> float:

@@ -113,7 +113,42 @@ def _blake3(data: bytes) -> bytes:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers by name, without the names that compilation adds."""
-    return {
-        name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items() if isinstance(value, Tensor)
-    }
+    """Return parameters and persistent buffers by name: tied ones once, under the first of their names.
+
+    Names are without what compilation adds to them.
+    """
+    found: dict[str, Tensor] = {}
+    seen: set[object] = set()
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor) and (place := _place(value)) not in seen:
+            seen.add(place)
+            found[name.replace("_orig_mod.", "")] = value
+    return found
+
+
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy what `model_tensors` gave into a model, in place, so that what is tied stays tied.
+
+    Raises:
+        CheckpointError: a name, a shape or a type differs; nothing has changed then.
+    """
+    own = model_tensors(model)
+    problems = [f"{name} is missing" for name in own.keys() - tensors.keys()]
+    problems += [f"{name} isn't in the model" for name in tensors.keys() - own.keys()]
+    for name in own.keys() & tensors.keys():
+        was, now = ((value.dtype, tuple(value.shape)) for value in (tensors[name], own[name]))
+        if was != now:
+            problems.append(f"{name} is {now[0]} {now[1]}, and was {was[0]} {was[1]}")
+    if problems:
+        msg = f"The checkpoint's weights don't fit the model: {'; '.join(sorted(problems)[:5])}."
+        raise CheckpointError(msg)
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(tensors[name])
+
+
+def _place(tensor: Tensor) -> object:
+    """Return what two names of one tensor have in common; nothing is equal to an empty tensor."""
+    if not tensor.numel():
+        return object()
+    return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+_held: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
 
 class FileLock:
     """An exclusive lock (flock) on the file that a path names; made where it isn't there. A context manager.
+
+    It is this process's alone: a child that is forked off (a loader's worker) doesn't hold it, so that one which
+    outlives its killed parent keeps nobody out.
 
     Args:
         path: of the file. It may be renamed or removed while it's locked: who waited then locks the path's new file.
@@ -28,6 +34,7 @@ class FileLock:
             try:
                 fcntl.flock(self._descriptor, operation)
                 if self.is_in_place():
+                    _held.add(self)
                     return
             except BaseException:
                 self.release()
@@ -55,6 +62,15 @@ class FileLock:
     ) -> None:
         """Release it."""
         self.release()
+
+
+def _let_go_in_child() -> None:
+    """Close a forked child's copies of the descriptors: the lock is its parent's, as long as that lives."""
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def is_locked(path: Path) -> bool:

@@ -13,6 +13,9 @@ from cosmati.errors import PlanError
 
 Precision = Literal["float32", "bfloat16"]
 
+CHANGEABLE = ("policy", "budget", "schedule")
+"""What a resumed run may change where it's asked for by name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -37,8 +40,12 @@ class RunConfig:
         ledger: keep a ledger; None keeps one where there is a policy and a run folder.
         details_every: steps between the ledger's gradient norms by class and region.
         update_norm_every: steps between the ledger's update norms, which cost a copy of the parameters.
-        check_every: steps between looks at whether the loss is finite, on an accelerator; each waits for it. On CPU
-            every step is checked, before its commit.
+        check_every: commits between looks at whether loss and gradient are finite, on an accelerator; each look waits
+            for it. With 1 nothing bad is ever committed, as on a CPU; a checkpoint is never written before a look.
+        on_divergence: `stop`, or `skip` a step whose loss or gradient isn't finite: it's recorded, and the run goes on.
+        change: what may differ from the checkpoint that the run resumes from: `policy`, `budget`, `schedule`.
+        load_weights: start from the weights of another run: its folder, one of its checkpoints, or a safetensors file.
+        resume_from: `newest` checkpoint, and an error where it's damaged; or the newest one that is `whole`.
         progress: show a progress bar, or plain lines where there is no terminal.
     """
 
@@ -60,7 +67,11 @@ class RunConfig:
     ledger: bool | None = None
     details_every: int = 1
     update_norm_every: int = 10
-    check_every: int = 50
+    check_every: int = 1
+    on_divergence: Literal["stop", "skip"] = "stop"
+    change: tuple[str, ...] = ()
+    load_weights: Path | None = None
+    resume_from: Literal["newest", "whole"] = "newest"
     progress: bool = False
 
     def __post_init__(self) -> None:
@@ -77,6 +88,15 @@ class RunConfig:
             raise PlanError(msg)
         if self.precision not in ("float32", "bfloat16"):
             msg = f"Precision {self.precision!r} is not known. Use 'float32' or 'bfloat16'."
+            raise PlanError(msg)
+        if self.resume_from not in ("newest", "whole"):
+            msg = f"RunConfig.resume_from = {self.resume_from!r} is not known. Use 'newest' or 'whole'."
+            raise PlanError(msg)
+        if self.on_divergence not in ("stop", "skip"):
+            msg = f"RunConfig.on_divergence = {self.on_divergence!r} is not known. Use 'stop' or 'skip'."
+            raise PlanError(msg)
+        if unknown := sorted({*self.change} - {*CHANGEABLE}):
+            msg = f"RunConfig.change names {', '.join(unknown)}. What may change is {', '.join(CHANGEABLE)}."
             raise PlanError(msg)
         for name in ("max_ranks", "details_every", "update_norm_every", "check_every", "num_checkpoints"):
             if getattr(self, name) < 1:

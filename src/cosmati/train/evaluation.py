@@ -87,6 +87,16 @@ def evaluate(
     }
 
 
+def try_out(model: nn.Module, evaluation: Evaluation, device: torch.device, autocast: torch.autocast) -> None:
+    """Compute the metrics of one batch, to find before the first step what would fail at the first evaluation.
+
+    Data that can be gone through only once are left alone.
+    """
+    if iter(evaluation.data) is not evaluation.data and (first := next(iter(evaluation.data), None)) is not None:
+        with kept_buffers(model):
+            evaluate(model, Evaluation([first], evaluation.metrics), Ranks.alone(), device, autocast)
+
+
 def _measure(result: Loss | Tensor, data: Data) -> Sequence[float]:
     if isinstance(result, Loss):
         return float(result.sum), float(result.weight)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,6 +32,7 @@ class RunFacts:
         model_root: Merkle root of the model's parameters and buffers, 32 bytes.
         environment: everything outside the recipe that may change bits.
         hardware: the device in words.
+        identity: what makes the run this one and no other, by name.
     """
 
     recipe: str
@@ -44,9 +46,10 @@ class RunFacts:
     model_root: bytes
     environment: Mapping[str, str]
     hardware: str
+    identity: Mapping[str, Any] = field(default_factory=dict)
 
 
-def facts_of(assembly: Assembly, data_digest: str) -> RunFacts:
+def facts_of(assembly: Assembly, data_digest: str, identity: Mapping[str, Any]) -> RunFacts:
     """Gather the facts of a run that is about to start; the model's root is taken where a folder keeps it."""
     a = assembly
     return RunFacts(
@@ -61,6 +64,7 @@ def facts_of(assembly: Assembly, data_digest: str) -> RunFacts:
         model_root=a.layout.digest() if a.config.run_folder is not None else b"",
         environment=describe_environment(a.device),
         hardware=describe_hardware(a.device),
+        identity=identity,
     )
 
 

@@ -1,8 +1,9 @@
-"""Stops a run whose loss isn't finite, before that loss is committed or at the next look at it."""
+"""The gate before a commit: a loss or a gradient that isn't finite isn't committed, and nothing bad is published."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,9 +11,14 @@ from torch import Tensor
 from cosmati.errors import DivergenceError
 from cosmati.train.config import RunConfig
 
+_MEND = (
+    "Lower the learning rate, clip gradients (GradientClipping), lengthen the warm-up, or look at the rows of this "
+    "step. RunConfig(on_divergence='skip') leaves such steps out instead of stopping."
+)
+
 
 class FiniteCheck:
-    """Looks at every loss before its commit on CPU; every `check_every` steps on an accelerator, since each look waits.
+    """Looks at loss and gradients before each commit; on an accelerator every `check_every` commits.
 
     Args:
         config: of the run.
@@ -21,37 +27,55 @@ class FiniteCheck:
 
     def __init__(self, config: RunConfig, device: torch.device) -> None:
         self._config = config
-        self._looks_at_once = device.type == "cpu"
+        self._looks_at_once = device.type == "cpu" or config.check_every == 1
         self._bad: Tensor | None = None
 
-    def check(self, loss: Tensor, step: int) -> None:
-        """Take note of a loss that is about to be committed.
+    def check(self, loss: Tensor, step: int, gradients: Sequence[Tensor] = ()) -> None:
+        """Take note of what is about to be committed.
 
         Args:
             loss: scalar.
             step: its step.
+            gradients: as they go to the optimizers.
 
         Raises:
-            DivergenceError: it isn't finite.
+            DivergenceError: something isn't finite.
         """
+        norms = _norms(gradients)
         if self._looks_at_once:
             if not math.isfinite(value := loss.item()):
                 self._refuse(f"The loss is {value} at step {step} and isn't committed.")
+            if not math.isfinite(value := sum(_numbers(norms))):
+                self._refuse(f"The gradient's norm is {value} at step {step}, and it isn't committed.")
             return
-        wrong = ~torch.isfinite(loss.detach())
+        wrong = ~torch.isfinite(torch.stack([loss.detach().float(), *(norm.float() for norm in norms)])).all()
         self._bad = wrong if self._bad is None else self._bad | wrong
         if (step + 1) % self._config.check_every == 0:
             self.look(step)
 
     def look(self, step: int) -> None:
-        """Look whether any loss since the last look wasn't finite; a checkpoint is never written before a look.
+        """Look whether anything since the last look wasn't finite; a checkpoint is never written before a look.
 
         Raises:
-            DivergenceError: one wasn't.
+            DivergenceError: something wasn't.
         """
         if self._bad is not None and bool(self._bad):
-            self._refuse(f"A loss in the {self._config.check_every} steps up to {step} isn't finite.")
+            self._refuse(f"A loss or a gradient in the {self._config.check_every} steps up to {step} isn't finite.")
         self._bad = None
+
+    def publish(self, tensors: Mapping[str, Tensor], free: Iterable[str] = ()) -> None:
+        """Check what a checkpoint is about to hold.
+
+        Args:
+            tensors: by name.
+            free: names that may hold what isn't finite (masks that began so).
+
+        Raises:
+            DivergenceError: one isn't finite.
+        """
+        wrong = sorted(not_finite(tensors) - set(free))
+        if wrong:
+            self._refuse(f"{', '.join(wrong[:5])} {'is' if len(wrong) == 1 else 'are'} not finite: not saved.")
 
     def _refuse(self, what: str) -> None:
         kept = (
@@ -59,9 +83,28 @@ class FiniteCheck:
             if self._config.run_folder
             else "No run_folder is set, so there's no checkpoint."
         )
-        msg = (
-            f"{what} {kept} Lower the learning rate, clip gradients (GradientClipping), lengthen the "
-            "warm-up, or look at "
-            "the rows of this step."
-        )
-        raise DivergenceError(msg)
+        raise DivergenceError(f"{what} {kept} {_MEND}")
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> set[str]:
+    """Return the names of the tensors that hold a NaN or an infinity."""
+    return {
+        name
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and tensor.numel() and not bool(torch.isfinite(tensor.detach()).all())
+    }
+
+
+def _norms(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return a norm for each gradient, of a sparse one by what it holds; finite where all of it is."""
+    if not gradients:
+        return ()
+    dense = [g.detach() if g.layout is torch.strided else g.detach().coalesce().values() for g in gradients]
+    return torch._foreach_norm(dense)  # noqa: SLF001
+
+
+def _numbers(norms: Sequence[Tensor]) -> list[float]:
+    """Return them as numbers: with one wait for an accelerator, and 3 us less on a CPU."""
+    if norms and norms[0].device.type != "cpu":
+        return torch.stack([norm.float() for norm in norms]).tolist()
+    return [norm.item() for norm in norms]

@@ -142,7 +142,8 @@ class StepPasses:
             denominators = None if scale is None else self._denominators(facts[:, 1], step.routes, scale)
             root = sums.root(denominators)
         losses, weights, num_rows, leaf_norms = facts[:, 0], facts[:, 1], facts[:, 2], facts[:, 3:]
-        loss = losses.sum() / weights.sum() if any(route.offered for route in step.routes) else losses.sum()
+        # Without any weight nothing is learnt, and there is no mean to take.
+        loss = losses.sum() / torch.where(weights.sum() == 0, 1.0, weights.sum())
         if measure and denominators is not None:
             leaf_norms = leaf_norms / denominators
         self._stopwatch.lap("backward")

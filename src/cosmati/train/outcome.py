@@ -25,6 +25,7 @@ class StepOutcome(NamedTuple):
         num_rows: rows of each microbatch that took part [V], or None on the short road.
         norms: each microbatch's gradient norm by region [V, regions], when it was measured.
         update_norms: norm of the parameters' change by region [regions], when it was measured.
+        left_out: why nothing of the step was committed, empty where it was.
     """
 
     clock: Clock
@@ -36,6 +37,7 @@ class StepOutcome(NamedTuple):
     num_rows: Tensor | None = None
     norms: Tensor | None = None
     update_norms: Tensor | None = None
+    left_out: str = ""
 
 
 StepReport = StepOutcome

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from cosmati.core.batch import Batch, Data, InputKind, kind_of_input
+from cosmati.core.batch import Batch, InputKind, kind_of_input
 from cosmati.core.clock import Budget, Clock, Time, Unit
-from cosmati.core.loss import LanguageModel, LossFunction
+from cosmati.core.loss import LanguageModel
 from cosmati.core.method import Method, Stage, overrides
 from cosmati.core.plan import Facts, Plan, describe, make_plan
 from cosmati.core.rng import DefaultGenerators
@@ -24,29 +24,16 @@ from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy import CompiledPolicy, compile_policy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
-from cosmati.train.assembly import Assembly, ScheduledOptimizer, SubStep, Turn, resolve_turns
+from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_turns
 from cosmati.train.buffers import BatchNormStatistics
 from cosmati.train.config import RunConfig
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
+from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.layout.whole import Whole
 from cosmati.train.ranks import Ranks
 from cosmati.train.routes import Router
-
-AnyOptimizer = Optimizer | torch.optim.Optimizer
-
-
-@dataclass(frozen=True)
-class Ingredients:
-    """What the user gave, as given."""
-
-    model: nn.Module
-    loss: LossFunction | Sequence[SubStep]
-    data: Source | Iterable[Data] | None
-    optimizers: Sequence[AnyOptimizer]
-    methods: Sequence[Method]
-    policy: PolicyFile | None
-    taxonomy: Taxonomy | None
-    config: RunConfig
+from cosmati.train.settings import identity_of, settings_of
+from cosmati.train.warm_start import load_weights
 
 
 @dataclass(frozen=True)
@@ -57,11 +44,13 @@ class Prepared:
         assembly: what a step works with.
         feed: where `fit` takes its batches from, None where only `step` is called.
         data_digest: hex digest of the data, empty where they have none.
+        identity: what makes the run this one, by name.
     """
 
     assembly: Assembly
     feed: Feed | None
     data_digest: str
+    identity: Mapping[str, Any]
 
 
 def prepare(given: Ingredients) -> Prepared:
@@ -82,6 +71,9 @@ def prepare(given: Ingredients) -> Prepared:
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
     model.to(device)
+    parent = load_weights(model, config.load_weights) if config.load_weights is not None else {}
+    # Whatever each rank has drawn: all start from one root.
+    ranks.share([*model.parameters(), *model.buffers()])
     selectors = given.policy.regions if given.policy else None
     regions = partition_parameters(model, selectors, allow_tied=bool(given.policy and given.policy.allow.tied))
     # Which classes are offered depends on the phases, these on the number of steps, this on the order's length: the
@@ -99,6 +91,7 @@ def prepare(given: Ingredients) -> Prepared:
     facts = _facts(given, feed, budget, num_microbatches, _denied(policy, class_map), turns, statistics)
     plan = make_plan(given.methods, facts)
     _check_shapes(plan, budget, config)
+    identity = identity_of(given, plan, turns, model, budget, parent)
     if config.compile_blocks:
         compile_blocks(model)
     assembly = Assembly(
@@ -117,7 +110,7 @@ def prepare(given: Ingredients) -> Prepared:
         statistics=statistics,
         device=device,
     )
-    return Prepared(assembly, feed, str(getattr(given.data, "digest", "")))
+    return Prepared(assembly, feed, str(getattr(given.data, "digest", "")), identity)
 
 
 def _facts(
@@ -143,7 +136,7 @@ def _facts(
         has_ledger=wants_ledger(config, given.policy),
         num_sub_steps=len(turns),
         owned={thing: type(o).__name__ for o in given.optimizers for thing in getattr(o, "owns", ())},
-        settings=_settings(given, budget, num_microbatches),
+        settings=settings_of(given, budget, num_microbatches),
     )
 
 
@@ -313,40 +306,6 @@ def _optimizers(
         msg = "No optimizer. Give one: Trainer(..., optimizers=[cosmati.optim.AdamW(lr=1e-3)])."
         raise PlanError(msg)
     return scheduled
-
-
-def _settings(given: Ingredients, budget: Budget, num_microbatches: int) -> dict[str, object]:
-    """Return what determines the run's bits besides the methods: everything but where it's kept and shown."""
-    neutral = {
-        "name",
-        "run_folder",
-        "progress",
-        "num_checkpoints",
-        "max_ranks",
-        "elastic",
-        "num_microbatches",
-    }
-    config = {f.name: getattr(given.config, f.name) for f in dataclasses.fields(given.config) if f.name not in neutral}
-    optimizers = [_describe(optimizer) for optimizer in given.optimizers]
-    policy = given.policy.digest.hex() if given.policy else None
-    return {
-        **config,
-        "num_microbatches": num_microbatches,
-        "num_steps": budget.num_steps,
-        "rows_per_step": budget.rows_per_step,
-        "optimizers": optimizers,
-        "policy": policy,
-    }
-
-
-def _describe(optimizer: AnyOptimizer) -> str:
-    if isinstance(optimizer, torch.optim.Optimizer):
-        groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-        return f"{type(optimizer).__qualname__}({groups})"
-    values = {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(optimizer)}
-    # A function's repr holds its address, which no two processes share.
-    names = {name: getattr(value, "__qualname__", repr(value)) for name, value in values.items()}
-    return f"{type(optimizer).__qualname__}({names})"
 
 
 def _check_shapes(plan: Plan, budget: Budget, config: RunConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,13 @@ class Ranks:
         self.is_parallel = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.world = dist.get_world_size() if self.is_parallel else 1
         self.rank = dist.get_rank() if self.is_parallel else 0
+
+    @classmethod
+    def alone(cls) -> Ranks:
+        """Return this process as the only rank: for what each does by itself."""
+        ranks = object.__new__(cls)
+        ranks.is_parallel, ranks.world, ranks.rank = False, 1, 0
+        return ranks
 
     def mine(self, num_microbatches: int) -> range:
         """Return the microbatches that this rank runs.
@@ -64,6 +72,23 @@ class Ranks:
     def sharing(self) -> Sharing:
         """How optimizers share work on whole matrices over the ranks."""
         return Sharing(self.rank, self.world, lambda flat: self.gather(flat[None]))
+
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """Give every rank the first one's values, in place."""
+        if self.is_parallel:
+            for tensor in tensors:
+                # A view of another shape of memory can't be received into.
+                own = tensor.detach().contiguous()
+                dist.broadcast(own, 0)
+                tensor.detach().copy_(own)
+
+    def all_equal(self, digest: bytes) -> bool:
+        """Return whether every rank has the same digest."""
+        if not self.is_parallel:
+            return True
+        own = torch.tensor([list(digest)], dtype=torch.uint8, device=_device())
+        everyone = self.gather(own)
+        return bool((everyone == everyone[0]).all())
 
     def barrier(self) -> None:
         """Wait for every rank."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,7 +13,6 @@ from cosmati.core.clock import Clock
 from cosmati.core.method import State
 from cosmati.core.plan import Plan
 from cosmati.core.state import optimizer_tensors, restore_optimizer
-from cosmati.errors import CheckpointError
 from cosmati.train.assembly import Assembly
 from cosmati.train.feed import Feed
 from cosmati.train.run.checkpoints import Checkpoint
@@ -34,9 +34,14 @@ class Restored:
 
 
 def snapshot(
-    assembly: Assembly, states: Mapping[int, State], clock: Clock, plan: Plan, feed: Feed | None
+    assembly: Assembly,
+    states: Mapping[int, State],
+    clock: Clock,
+    plan: Plan,
+    feed: Feed | None,
+    about: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
-    """Gather the state of a run. Every rank has to take part."""
+    """Gather the state of a run, and further facts about it. Every rank has to take part."""
     names = _names(assembly)
     tensors: dict[str, torch.Tensor] = {}
     optimizers = []
@@ -57,9 +62,9 @@ def snapshot(
         {
             "clock": list(clock),
             "feed": dict(feed.state()) if feed else {},
-            "plan": assembly.plan.digest,
             "optimizers": optimizers,
             "withdrawn": [[g.name, g.because] for g in plan.guarantees if not g.holds],
+            **(about or {}),
         },
     )
 
@@ -68,15 +73,9 @@ def restore(checkpoint: Checkpoint, assembly: Assembly, feed: Feed | None) -> Re
     """Put a checkpoint's state into model, optimizers and data, and return the rest.
 
     Raises:
-        CheckpointError: it is of another plan, or doesn't fit the model.
+        CheckpointError: it doesn't fit the model.
     """
     facts = checkpoint.facts
-    if facts["plan"] != assembly.plan.digest:
-        msg = (
-            f"The checkpoint of step {checkpoint.step} in {assembly.config.run_folder} was made by another plan or "
-            "recipe. Resume with the recipe that wrote it, or give the new run a folder of its own."
-        )
-        raise CheckpointError(msg)
     assembly.layout.load(checkpoint.model)
     names = _names(assembly)
     for index, scheduled in enumerate(assembly.optimizers):

@@ -5,46 +5,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from cosmati.core.batch import Batch, Data, count_rows_and_tokens
-from cosmati.core.clock import Clock
 from cosmati.core.loss import Loss, LossFunction, without_tombstones
-from cosmati.core.method import Method, Position, State
-from cosmati.core.plan import Plan
+from cosmati.core.method import Method
 from cosmati.core.rng import position_key
 from cosmati.core.source import Source
 from cosmati.errors import DataError, DivergenceError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.assembly import SubStep, split_batch
 from cosmati.train.buffers import buffer_versions
+from cosmati.train.commit import Commit
 from cosmati.train.config import RunConfig
-from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, evaluate
-from cosmati.train.facts import facts_of
+from cosmati.train.evaluation import Evaluation
 from cosmati.train.feed import Feed, as_batch
-from cosmati.train.finite import FiniteCheck
-from cosmati.train.gradients import StepGradients, StepInput, StepPasses, update_norms_since
+from cosmati.train.gradients import StepInput
+from cosmati.train.ingredients import AnyOptimizer, Ingredients
+from cosmati.train.lifecycle import Lifecycle
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
-from cosmati.train.prepare import AnyOptimizer, Ingredients, prepare
+from cosmati.train.prepare import prepare
 from cosmati.train.routes import Route, empty_flags
-from cosmati.train.run.checkpoints import Checkpoint
-from cosmati.train.run.environment import environment
+from cosmati.train.run.environment import numerics
 from cosmati.train.run.result import RunResult
-from cosmati.train.run.session import OpenRun
-from cosmati.train.snapshot import restore, snapshot
-from cosmati.train.timing import Stopwatch
 
 
-class Trainer:
+class Trainer(Lifecycle):
     """Trains a model.
 
     Args:
@@ -82,49 +76,24 @@ class Trainer:
         config: RunConfig | None = None,
     ) -> None:
         given = Ingredients(model, loss, data, optimizers, methods, policy, taxonomy, config or RunConfig())
-        self.prepared = prepare(given)
-        a = self.assembly = self.prepared.assembly
-        self.feed = self.prepared.feed
-        self.evaluation = evaluation
-        self.observers: list[Observer] = list(observers)
-        self.trace: Trace | None = None
-        self.clock = Clock()
-        self.stopwatch = Stopwatch()
-        self.finite = FiniteCheck(self.assembly.config, self.assembly.device)
-        self._plan = self.assembly.plan
-        self._metrics: Mapping[str, float] = {}
-        self._run: OpenRun | None = None
-        self._environment: ExitStack | None = None
-        self._ended: str | None = None
-        self._needs_outcome = False
-        self.methods = AppliedMethods(a.plan, a.layout.weights(), a.generators, self.tell)
-        self._passes = StepPasses(a, self.methods.loss, self.stopwatch, self.tell)
+        super().__init__(prepare(given), evaluation, observers)
+        a = self.assembly
+        self._commit = Commit(a, self.methods, self.finite, self.stopwatch, self.tell)
+        self._learning = [a.layout.parameters[index] for index in sorted(a.turns[0].indices)]
         self.is_plain = a.num_microbatches == 1 and not (
             a.policy or a.ranks.is_parallel or len(a.turns) > 1 or self.methods.need_microbatches
         )
-
-    @property
-    def model(self) -> nn.Module:
-        """The model as the methods' surgery left it."""
-        return self.assembly.model
-
-    @property
-    def states(self) -> Mapping[int, State]:
-        """States of the methods, by their index in the plan."""
-        return self.methods.states
-
-    @property
-    def plan(self) -> Plan:
-        """What the run does and promises; promises that the run itself broke are withdrawn."""
-        return self._plan
 
     def fit(self) -> RunResult:
         """Train to the end of the budget, from the last checkpoint in the run folder if there is one.
 
         Ctrl-C (and SIGTERM) end the run after the step in progress, with a checkpoint.
 
+        Returns:
+            How it ended: `completed`, `stopped` as asked, or `exhausted` where the data ended before the budget.
+
         Raises:
-            DivergenceError: the loss isn't finite; nothing of that step is kept.
+            DivergenceError: a loss or a gradient isn't finite; nothing of that step is kept.
         """
         if self.feed is None:
             msg = "fit() needs data: Trainer(model, loss, data, ...). With step(), no data are needed."
@@ -132,26 +101,21 @@ class Trainer:
         with self:
             assert self._run is not None, "entered"
             ended = "completed"
-            while not self.assembly.budget.is_over(self.clock):
-                if self._run.stop_is_asked():
-                    ended = "stopped"
-                    break
-                data = self._next(self.feed)
-                if data is None:
-                    break
-                if self.is_plain:
-                    self.plain_step(data)
-                else:
-                    self.step_microbatches(data, self.feed.class_ids(self.clock))
-                if self._run.evaluation_is_due(self.clock):
-                    self._evaluate()
-                if self._run.checkpoint_is_due(self.clock):
-                    self._save()
+            with self._run.listening():
+                while not self.assembly.budget.is_over(self.clock):
+                    if self._run.stop_is_asked():
+                        ended = "stopped"
+                        break
+                    data = self._next(self.feed)
+                    if data is None:
+                        ended = "completed" if self.assembly.budget.is_over(self.clock) else "exhausted"
+                        break
+                    self._take(data, None if self.is_plain else self.feed.class_ids(self.clock))
             self.finite.look(self.clock.step)
-            if ended == "completed":
-                self._evaluate()
+            if ended != "stopped":
+                self.evaluate()
             self._ended = ended
-            self._save()
+            self.save()
             return self._result(ended)
 
     def _next(self, feed: Feed) -> Any:  # noqa: ANN401  (the short road takes the user's own nest)
@@ -168,20 +132,47 @@ class Trainer:
     def step(self, batch: Data) -> StepOutcome:
         """Train on one step's rows: every rank is given the same batch, and takes its own microbatches of it.
 
+        What is due after the step (evaluation, checkpoint) is done, as in `fit`.
+
         Args:
             batch: the user's own nest of tensors, or a `Batch` with lineage.
 
         Raises:
             BatchError, PlanError: the batch can't be read or split.
-            DivergenceError: the loss isn't finite.
+            DivergenceError: the loss or a gradient isn't finite.
         """
-        if self._environment is None:
-            self.__enter__()
-        if self.is_plain:
-            return self.plain_step(batch)
         a = self.assembly
-        parts = split_batch(as_batch(batch, self.clock.rows), a.num_microbatches)
-        return self.step_microbatches([parts[i] for i in a.layout.mine], [a.router.class_of(part) for part in parts])
+        self._is_bare = self._is_bare or self._opened is None
+        # Where nobody says when this loop ends, the process is between its steps as the user left it.
+        with numerics(a) if self._is_bare else nullcontext():
+            self.__enter__()
+            if self.is_plain:
+                return self._take(batch, None)
+            parts = split_batch(as_batch(batch, self.clock.rows), a.num_microbatches)
+            return self._take([parts[i] for i in a.layout.mine], [a.router.class_of(part) for part in parts])
+
+    def _take(self, data: Any, class_ids: Sequence[int | None] | None) -> StepOutcome:  # noqa: ANN401  (see `_next`)
+        """Take a step, and do what is due after it.
+
+        Args:
+            data: the step's, whole; or this rank's microbatches of it.
+            class_ids: of all V microbatches; None where the data are whole.
+        """
+        assert self._run is not None, "opened"
+        if self._continuity is not None and not self._continuity.has_seen:
+            first = data if class_ids is None else data[0]
+            self._continuity.see(first.data if isinstance(first, Batch) else first)
+        try:
+            outcome = self.plain_step(data) if class_ids is None else self.step_microbatches(data, class_ids)
+        except DivergenceError as error:
+            if self.assembly.config.on_divergence == "stop":
+                raise
+            outcome = self._left_out(data, class_ids, str(error))
+        if self._run.evaluation_is_due(self.clock):
+            self.evaluate()
+        if self._run.checkpoint_is_due(self.clock):
+            self.save()
+        return outcome
 
     def plain_step(self, data: Data) -> StepOutcome:
         """Take a step with V = 1, one rank and no route: the bare loop with a seed and one look at what is due."""
@@ -206,13 +197,15 @@ class Trainer:
             if has_lineage:
                 result = without_tombstones(result, batches[0].present)
             loss = result.mean() if isinstance(result, Loss) else result
-            self.finite.check(loss, self.clock.step)
             self.stopwatch.lap("forward")
             loss.backward()
             self.stopwatch.lap("backward")
+            gradients = [p.tensor.grad for p in self._learning if p.tensor.grad is not None]
             if self.methods.change_gradients:
                 held = {p.name: p.tensor.grad for p in a.layout.parameters if p.tensor.grad is not None}
                 root = self.methods.gradients(a.layout.weights().having(held), self.position())
+                gradients = list(root.tensors.values())
+            self.finite.check(loss, self.clock.step, gradients)
         except BaseException:  # Whoever catches it and goes on takes this step anew.
             a.statistics.put_back(statistics)
             a.model.zero_grad()
@@ -238,6 +231,7 @@ class Trainer:
         routes = self._routes(moved, class_ids)
         versions = buffer_versions(a.model) if self.clock.step == 0 else None
         frozen = self.methods.frozen(positions[0])
+        follow = a.policy is not None and self._is_due(a.config.update_norm_every) and any(r.offered for r in routes)
         self.stopwatch.lap("data")
         with a.statistics.captured():
             batches = [
@@ -246,26 +240,50 @@ class Trainer:
             ]
             self.stopwatch.lap("method")
             given = StepInput(batches, positions, routes, moved[0].num_tokens, frozen)
-            first, losses, learnt, update_norms = self._turns(given)
+            done = self._commit(given, self.clock, measure=self._is_due(a.config.details_every), follow=follow)
         if versions is not None and (changed := a.statistics.unfolded(a.model, versions)):
             self._plan = self._plan.withdraw("elastic", f"forward changes the buffers {', '.join(changed)}")
         if a.statistics.layers:
             self.tell("fold")
-            a.statistics.fold(first.statistics, a.ranks, lambda m, layer: a.router.teaches(routes[m], layer))
+            a.statistics.fold(done.first.statistics, a.ranks, lambda m, layer: a.router.teaches(routes[m], layer))
         rows = sum(batch.num_rows for batch in mine) * a.ranks.world
         tokens = sum(batch.num_tokens for batch in mine) * a.ranks.world
         outcome = StepOutcome(
             clock=self.clock,
-            loss=losses[0],
-            sub_losses=losses,
+            loss=done.losses[0],
+            sub_losses=done.losses,
             batches=batches,
             routes=routes,
-            weights=first.weights,
-            num_rows=first.num_rows,
-            norms=first.norms,
-            update_norms=update_norms,
+            weights=done.first.weights,
+            num_rows=done.first.num_rows,
+            norms=done.first.norms,
+            update_norms=done.update_norms,
         )
-        return self._committed(rows, tokens, learnt, outcome)
+        return self._committed(rows, tokens, done.learnt, outcome)
+
+    def _left_out(self, data: Any, class_ids: Sequence[int | None] | None, why: str) -> StepOutcome:  # noqa: ANN401
+        """Go on as if the step's rows weren't there, and say so in the record."""
+        a = self.assembly
+        self._plan = self._plan.withdraw("isolated", f"step {self.clock.step} was left out: {why}")
+        mine = data if class_ids is not None else [as_batch(data, self.clock.rows, trusted=True)]
+        nothing = torch.zeros(a.num_microbatches, dtype=torch.float64)
+        routes = self._routes(mine, class_ids or [0])
+        outcome = StepOutcome(
+            clock=self.clock,
+            loss=torch.tensor(torch.nan),
+            sub_losses=[],
+            batches=mine,
+            routes=[route._replace(offered=False) for route in routes],
+            weights=nothing,
+            num_rows=nothing,
+            left_out=why,
+        )
+        rows, tokens = (sum(getattr(b, n) for b in mine) * a.ranks.world for n in ("num_rows", "num_tokens"))
+        return self._committed(rows, tokens, frozenset(), outcome)
+
+    def _is_due(self, every: int) -> bool:
+        """Say whether something is measured in this step, for those who record it."""
+        return self._needs_outcome and self.clock.step % every == 0
 
     def _routes(self, mine: Sequence[Batch], class_ids: Sequence[int | None]) -> list[Route]:
         """Look up what each of the step's V microbatches may teach."""
@@ -275,32 +293,6 @@ class Trainer:
             a.router.route_of(class_id, self.clock.step, is_empty=bool(flag))
             for class_id, flag in zip(class_ids, empty, strict=True)
         ]
-
-    def _turns(self, step: StepInput) -> tuple[StepGradients, list[Tensor], frozenset[str], Tensor | None]:
-        """Let each sub-step compute its gradients and commit them.
-
-        Returns the first one's gradients, all losses, names of what moved, and the update's norms where they're due.
-        """
-        a = self.assembly
-        is_offered = any(route.offered for route in step.routes)
-        measure = self._needs_outcome and self.clock.step % a.config.details_every == 0
-        follow = self._needs_outcome and a.policy is not None and self.clock.step % a.config.update_norm_every == 0
-        found: list[StepGradients] = []
-        learnt: frozenset[str] = frozenset()
-        update_norms: Tensor | None = None
-        for turn in a.turns:
-            gradients = self._passes(step, turn, measure=measure)
-            self.stopwatch.lap("method")
-            found.append(gradients)
-            root = self.methods.gradients(gradients.root, step.positions[0])
-            self.finite.check(gradients.loss, self.clock.step)
-            if is_offered:
-                before = a.layout.weights().copied() if follow else None
-                self.tell("commit")
-                learnt |= a.layout.commit(root, turn.indices, partial(turn.step, self.clock, a.budget))
-                self.stopwatch.lap("optimizer")
-                update_norms = None if before is None else update_norms_since(a.layout, before)
-        return found[0], [gradients.loss for gradients in found], learnt, update_norms
 
     def _committed(self, rows: int, tokens: int, learnt: frozenset[str] | None, outcome: StepOutcome) -> StepOutcome:
         """Advance the clock, let averages follow, and report."""
@@ -314,87 +306,3 @@ class Trainer:
             self._run.report(outcome)
             self.stopwatch.lap("ledger")
         return outcome
-
-    def position(self, microbatch: int = 0) -> Position:
-        """Return a position of the step at which the clock stands."""
-        a = self.assembly
-        return Position(self.clock, a.budget, a.config.seed, microbatch, a.model, a.turns[0].loss)
-
-    def averaged(self) -> AbstractContextManager[nn.Module]:
-        """Give the model to evaluate and ship: `with trainer.averaged() as model`; averages are put in for as long."""
-        return averaged(self.assembly, averaged_weights(self.assembly, self.methods.states, self.position()), self.feed)
-
-    def _evaluate(self) -> None:
-        if self.evaluation is None or self._run is None:
-            return
-        a = self.assembly
-        with self.stopwatch.paused("evaluation"):
-            self.tell("evaluate")
-            with self.averaged() as model:
-                self._metrics = evaluate(model, self.evaluation, a.ranks, a.device, a.config.autocast(a.device))
-            self._run.evaluated(self.clock, self._metrics, self.stopwatch.training_seconds())
-
-    def _save(self) -> None:
-        """Write a checkpoint, if there is a folder for it."""
-        if self._run is None or self.assembly.config.run_folder is None:
-            return
-        with self.stopwatch.paused("checkpoint"):
-            self.finite.look(self.clock.step)
-            self._run.save(self.clock, self._snapshot)
-
-    def _snapshot(self) -> Checkpoint:
-        self.tell("checkpoint")
-        return snapshot(self.assembly, self.methods.states, self.clock, self._plan, self.feed)
-
-    def __enter__(self) -> Self:
-        """Open the run: deterministic kernels, threads, the run folder; go on from its last checkpoint."""
-        if self._environment is not None:
-            return self
-        a = self.assembly
-        with ExitStack() as stack:
-            stack.enter_context(environment(a))
-            facts = facts_of(a, self.prepared.data_digest)
-            run = OpenRun(facts, a.config, a.budget, a.ranks, self.observers, a.layout.digest)
-            with run.opening() as checkpoint:
-                if checkpoint is not None:
-                    restored = restore(checkpoint, a, self.feed)
-                    self.methods.states, self.clock, self._plan = restored.states, restored.clock, restored.plan
-                run.start(self.clock)
-            # What is measured goes through collectives, so ranks must agree, whoever has observers.
-            self._needs_outcome = a.ranks.agree(bool(run.observers))
-            self._environment = stack.pop_all()
-        self._run, self._ended = run, None
-        self.stopwatch.start(self.clock.seconds)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the run: everything that was committed is on disk."""
-        opened, run = self._environment, self._run
-        if opened is None or run is None:
-            return
-        if kind is None and self._ended is None:
-            # The user's own loop ends where its `with` does.
-            self._ended = "completed" if self.assembly.budget.is_over(self.clock) else "stopped"
-            try:
-                self._save()
-            except BaseException as refused:
-                self.__exit__(type(refused), refused, refused.__traceback__)
-                raise
-        with opened:
-            self.stopwatch.stop()
-            if kind is not None:
-                self._ended = "diverged" if issubclass(kind, DivergenceError) else "failed"
-            assert self._ended is not None, "by itself or by an error"
-            self._environment = self._run = None
-            run.close(self._result(self._ended), self._plan)
-
-    def _result(self, ended: str) -> RunResult:
-        watch, folder = self.stopwatch, self.assembly.config.run_folder
-        return RunResult(ended, self.clock, self._metrics, watch.training_seconds(), dict(watch.seconds), folder)
-
-    def tell(self, event: str) -> None:
-        """Tell the trace of an event."""
-        if self.trace is not None:
-            self.trace(event)

@@ -66,7 +66,7 @@ class LayoutStep(Protocol):
         """Return the sum of all V leaves over each region's denominator.
 
         Args:
-            denominators: float64 [regions]; None leaves the sum as it is.
+            denominators: float64 [regions]; None leaves the sum as it is. A region with 0 has no gradient.
 
         Returns:
             What this rank holds of it; a parameter that no microbatch has taught is absent.

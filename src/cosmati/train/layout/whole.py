@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.core.pieces import Pieces
-from cosmati.core.state import model_tensors, parameter_root
-from cosmati.errors import CheckpointError, PlanError
+from cosmati.core.state import load_model_tensors, model_tensors, parameter_root
+from cosmati.errors import PlanError
 from cosmati.routing.policy import RegionWeights
 from cosmati.routing.regions import Regions
 from cosmati.train.layout.exchange import RankSum
@@ -148,11 +148,7 @@ class Whole:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take whole parameters and buffers."""
-        try:
-            self._model.load_state_dict(dict(tensors), strict=True)
-        except RuntimeError as error:
-            msg = f"The checkpoint's weights don't fit the model: {error}"
-            raise CheckpointError(msg) from error
+        load_model_tensors(self._model, tensors)
 
     def digest(self) -> bytes:
         """Return the Merkle root over parameters and buffers."""
@@ -220,12 +216,14 @@ class WholeStep:
         )
 
     def _divide(self, root: Leaf, denominators: Tensor) -> None:
-        """Divide in place; a factor of 1 is left out where it is seen without waiting for an accelerator."""
+        """Divide in place. A region whose teachers have no weight (no labels, say) has no gradient: it rests."""
         divisors = denominators.float()
-        values = divisors.tolist() if divisors.device.type == "cpu" else [None] * len(divisors)
+        values = divisors.tolist()
         for region, members in enumerate(self.layout.members):
-            gradients = present(root, members) if values[region] != 1.0 else []
-            if gradients:
+            if values[region] == 0.0:
+                for index in members:
+                    root[index] = None
+            elif values[region] != 1.0 and (gradients := present(root, members)):
                 torch._foreach_div_(gradients, divisors[region])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.records.ledger import CheckpointEntry, EndEntry, MicrobatchCell, RunEntry, StepEntry
 from cosmati.storage.atomic import create_secret
 from cosmati.train.facts import RunFacts
+from cosmati.train.identity import Change
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
@@ -41,12 +42,21 @@ class LedgerObserver(Observer):
         facts: what the run is.
         ranks: the data-parallel ranks; the first one writes.
         digest: gives the model's Merkle root as it is now. Every rank calls it.
+        changed: since the run was stopped.
     """
 
-    def __init__(self, run_folder: Path, facts: RunFacts, ranks: Ranks, digest: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        run_folder: Path,
+        facts: RunFacts,
+        ranks: Ranks,
+        digest: Callable[[], bytes],
+        changed: Sequence[Change] = (),
+    ) -> None:
         self._facts = facts
         self._ranks = ranks
         self._digest = digest
+        self._changed = changed
         self._mine = ranks.mine(facts.num_microbatches)
         self._policy = facts.policy.policy_digest if facts.policy else _NO_POLICY
         self._directory = run_folder / "ledger"

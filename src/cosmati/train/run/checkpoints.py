@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -80,10 +80,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     try:
         shutil.rmtree(draft, ignore_errors=True)
         (draft / "state").mkdir(parents=True)
-        save_file(
-            {name: value.detach().cpu().contiguous() for name, value in checkpoint.model.items()},
-            draft / "model.safetensors",
-        )
+        save_file(_in_own_memory(checkpoint.model), draft / "model.safetensors")
         if checkpoint.state:
             # Imported where it's used: it brings sympy, and 0.8 s.
             from torch.distributed.checkpoint.api import CheckpointException
@@ -93,7 +90,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             try:
                 with _single_process():
                     save(
-                        {name: value.detach().cpu().contiguous() for name, value in checkpoint.state.items()},
+                        _in_own_memory(checkpoint.state),
                         storage_writer=HuggingFaceStorageWriter(path=str(draft / "state")),
                         no_dist=True,
                     )
@@ -115,6 +112,15 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     return draft
 
 
+def _in_own_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors on the CPU, none of which is a view of something larger."""
+    found = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    return {
+        name: value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
+        for name, value in found.items()
+    }
+
+
 def publish_checkpoint(draft: Path, *, keep: int) -> Path:
     """Give a written checkpoint its name, atomically, and remove all but the newest `keep`."""
     target = draft.with_name(draft.name.replace(".draft-", "step-"))
@@ -130,6 +136,35 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*"), reverse=True) if folder.exists() else []
 
 
+def choose_checkpoint(folder: Path, which: Literal["newest", "whole"], *, may_move: bool) -> Checkpoint | None:
+    """Return the checkpoint to go on from; None where there is none.
+
+    Args:
+        folder: the run's `checkpoints/`.
+        which: the newest one, or the newest whole one: damaged ones before it are then set aside, under another name.
+        may_move: this process is the one that sets them aside.
+
+    Raises:
+        CheckpointError: the newest is damaged, or none is whole; the message names the newest whole one.
+    """
+    damage: list[tuple[Path, CheckpointError]] = []
+    for path in list_checkpoints(folder):
+        try:
+            checkpoint = read_checkpoint(path)
+        except CheckpointError as error:
+            damage.append((path, error))
+            continue
+        if damage and which == "newest":
+            msg = f"{damage[0][1]} Step {checkpoint.step} is whole: RunConfig(resume_from='whole') goes on from it."
+            raise CheckpointError(msg)
+        for damaged, _ in damage if may_move else ():
+            damaged.rename(folder / f"damaged-{damaged.name}")
+        return checkpoint
+    if damage:
+        raise CheckpointError(f"{damage[0][1]} No checkpoint before it is whole.")
+    return None
+
+
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint after checking every byte of it.
 
@@ -141,18 +176,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
         actual = _digests(path)
         if recorded != actual:
             wrong = sorted(name for name in {**recorded, **actual} if recorded.get(name) != actual.get(name))
-            msg = (
-                f"Checkpoint {path} is damaged: {', '.join(wrong)} don't match digests.json. Delete the "
-                "folder, and the run resumes from the one before it."
-            )
+            msg = f"Checkpoint {path} is damaged: {', '.join(wrong)} don't match digests.json."
             raise CheckpointError(msg)
         facts = json.loads((path / "state.json").read_text())
         return Checkpoint(facts.pop("step"), load_file(path / "model.safetensors"), _read_state(path / "state"), facts)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        msg = (
-            f"Checkpoint {path} can't be read: {error}. Delete the folder, and the run resumes from the one before it."
-        )
-        raise CheckpointError(msg) from error
+        raise CheckpointError(f"Checkpoint {path} can't be read: {error}.") from error
 
 
 def _read_state(folder: Path) -> dict[str, Tensor]:

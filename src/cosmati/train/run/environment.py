@@ -23,6 +23,13 @@ _FILL = "fill_uninitialized_memory"
 
 @contextmanager
 def environment(assembly: Assembly) -> Iterator[None]:
+    """Set all that is around a run, and leave it as it was found."""
+    with freed_memory_kept(), numerics(assembly):
+        yield
+
+
+@contextmanager
+def numerics(assembly: Assembly) -> Iterator[None]:
     """Set threads, deterministic kernels and generators for a run, and leave them as they were found."""
     config = assembly.config
     with ExitStack() as stack:
@@ -53,7 +60,6 @@ def environment(assembly: Assembly) -> Iterator[None]:
                 torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=limit)  # noqa: SLF001
             )
         stack.enter_context(assembly.generators.restored())
-        stack.enter_context(freed_memory_kept())
         yield
 
 

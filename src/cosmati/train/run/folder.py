@@ -2,6 +2,7 @@
 
 run.json            the record: plan, guarantees, environment, outcome
 steps.jsonl         losses            evaluations.jsonl   metrics
+changes.jsonl       what each resume has changed
 checkpoints/        see checkpoints.py
 ledger/             see cosmati.ledger
 private/            the operator's key and the rows' salt: never part of what is handed on
@@ -10,6 +11,7 @@ private/            the operator's key and the rows' salt: never part of what is
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -21,6 +23,7 @@ from cosmati.records.run import GuaranteeRecord, PlanLine, RunRecord
 from cosmati.storage.atomic import replace_file
 from cosmati.storage.lock import FileLock
 from cosmati.train.facts import RunFacts
+from cosmati.train.identity import Change
 from cosmati.train.run.result import RunResult
 
 
@@ -87,6 +90,13 @@ class RunFolder:
         except OSError as error:
             msg = f"{self.path}/run.json can't be written: {error}. Free space, and start the run again: it goes on."
             raise RunError(msg) from error
+
+    def note(self, clock: Clock, changed: Sequence[Change]) -> None:
+        """Append to `changes.jsonl` what a resume has changed."""
+        if changed:
+            line = {"step": clock.step, "changes": [[c.name, c.was, c.now] for c in changed]}
+            with (self.path / "changes.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
     def _record(self, outcome: str, plan: Plan, clock: Clock, result: RunResult | None) -> RunRecord:
         facts = self._facts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 
 from cosmati.core.clock import Budget, Clock, Time, Unit
@@ -11,6 +11,7 @@ from cosmati.core.plan import Plan
 from cosmati.core.state import parameter_root
 from cosmati.train.config import RunConfig
 from cosmati.train.facts import RunFacts
+from cosmati.train.identity import Change
 from cosmati.train.observers.ledger import LedgerObserver
 from cosmati.train.observers.metrics import MetricsFile
 from cosmati.train.observers.observer import Observer
@@ -19,9 +20,8 @@ from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
 from cosmati.train.run.checkpoints import (
     Checkpoint,
-    list_checkpoints,
+    choose_checkpoint,
     publish_checkpoint,
-    read_checkpoint,
     write_checkpoint,
 )
 from cosmati.train.run.environment import StopSignal
@@ -57,7 +57,6 @@ class OpenRun:
         self._digest = digest
         self.observers = list(observers)
         self._stop = StopSignal()
-        self._opened = ExitStack()
         self._folder: RunFolder | None = None
 
     @contextmanager
@@ -76,32 +75,49 @@ class OpenRun:
             self._folder = RunFolder.open(path, self._facts)
         try:
             self._ranks.barrier()
-            found = list_checkpoints(path / "checkpoints")
-            yield read_checkpoint(found[0]) if found else None
+            is_first = self._folder is not None
+            found = choose_checkpoint(path / "checkpoints", self._config.resume_from, may_move=is_first)
+            self._ranks.barrier()
+            yield found
         except BaseException:
             if self._folder is not None:
                 self._folder.unlock()
             raise
 
-    def start(self, clock: Clock) -> None:
-        """Tell everybody that the run starts, or goes on, and listen for Ctrl-C."""
+    def start(self, clock: Clock, changed: Sequence[Change] = (), plan: Plan | None = None) -> None:
+        """Tell everybody that the run starts, or goes on.
+
+        Args:
+            clock: where it stands.
+            changed: since it was stopped.
+            plan: with the promises that still hold; None where none was broken.
+        """
         path = self._config.run_folder
+        if self._folder is not None:
+            self._folder.write("running", plan or self._facts.plan, clock, None)
+            self._folder.note(clock, changed)
         if self._folder is not None:
             self.observers.append(MetricsFile(self._folder.path))
         if path is not None and self._facts.plan.facts.has_ledger:
-            self.observers.append(LedgerObserver(path, self._facts, self._ranks, self._digest))
+            self.observers.append(LedgerObserver(path, self._facts, self._ranks, self._digest, changed))
         if self._config.progress and self._ranks.rank == 0:
             self.observers.append(ProgressBar())
         for observer in self.observers:
             observer.on_start(clock, self._budget)
-        self._opened.enter_context(self._stop.listening())
+
+    def listening(self) -> AbstractContextManager[None]:
+        """Take Ctrl-C and SIGTERM as a request to stop, for as long as `fit` runs: a loop of the user's has its own."""
+        return self._stop.listening()
+
+    def ask_to_stop(self) -> None:
+        """End the run after the step in progress."""
+        self._stop.is_set = True
 
     def close(self, result: RunResult, plan: Plan) -> None:
         """Tell everybody that the run has ended, also where one of them fails, and write its record."""
         with ExitStack() as last_first:
             if self._folder is not None:
                 last_first.callback(self._folder.close, result, plan)
-            last_first.push(self._opened)
             for observer in reversed(self.observers):
                 last_first.callback(observer.on_end, result.clock, result.outcome)
 

@@ -1,0 +1,115 @@
+"""The one gate before the optimizers: all sub-steps of a step are committed, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosmati.core.clock import Clock
+from cosmati.errors import DivergenceError
+from cosmati.train.applied import AppliedMethods, Trace
+from cosmati.train.assembly import Assembly
+from cosmati.train.finite import FiniteCheck
+from cosmati.train.gradients import StepGradients, StepInput, StepPasses, update_norms_since
+from cosmati.train.timing import Stopwatch
+
+
+class Committed(NamedTuple):
+    """What a step's commit did.
+
+    Attributes:
+        first: gradients of the first sub-step.
+        losses: mean loss of each sub-step.
+        learnt: names of the parameters that moved.
+        update_norms: norm of the change by region [regions], where it was asked for.
+    """
+
+    first: StepGradients
+    losses: Sequence[Tensor]
+    learnt: frozenset[str]
+    update_norms: Tensor | None
+
+
+class Commit:
+    """Lets each sub-step compute its gradients, looks at them, and hands them to its optimizers.
+
+    Args:
+        assembly: of the run.
+        methods: at work.
+        finite: the look before a commit.
+        stopwatch: told when a part ends.
+        tell: told of each event.
+    """
+
+    def __init__(
+        self, assembly: Assembly, methods: AppliedMethods, finite: FiniteCheck, stopwatch: Stopwatch, tell: Trace
+    ) -> None:
+        self._a = assembly
+        self._methods = methods
+        self._passes = StepPasses(assembly, methods.loss, stopwatch, tell)
+        self._finite = finite
+        self._stopwatch = stopwatch
+        self._tell = tell
+
+    def __call__(self, step: StepInput, clock: Clock, *, measure: bool, follow: bool) -> Committed:
+        """Commit a step.
+
+        Args:
+            step: what it trains on.
+            clock: where the run stands.
+            measure: take each leaf's norm by region.
+            follow: take the update's norm by region, for which the parameters are copied.
+
+        Raises:
+            DivergenceError: a loss or a gradient isn't finite. Nothing of the step is kept, nor of earlier sub-steps.
+        """
+        a = self._a
+        undo = self._remember() if len(a.turns) > 1 else None
+        before = a.layout.weights().copied() if follow else None
+        found: list[StepGradients] = []
+        learnt: frozenset[str] = frozenset()
+        try:
+            for turn in a.turns:
+                gradients = self._passes(step, turn, measure=measure)
+                self._stopwatch.lap("method")
+                found.append(gradients)
+                root = self._methods.gradients(gradients.root, step.positions[0])
+                self._finite.check(gradients.loss, clock.step, list(root.tensors.values()))
+                if root:
+                    self._tell("commit")
+                    learnt |= a.layout.commit(root, turn.indices, partial(turn.step, clock, a.budget))
+                    self._stopwatch.lap("optimizer")
+        except DivergenceError:
+            if undo is not None:
+                undo()
+            raise
+        update_norms = None if before is None or not learnt else update_norms_since(a.layout, before)
+        return Committed(found[0], [gradients.loss for gradients in found], learnt, update_norms)
+
+    def _remember(self) -> Callable[[], None]:
+        """Copy parameters and optimizers; return a function that puts them back."""
+        a = self._a
+        weights = a.layout.weights().copied()
+        optimizers = [scheduled.optimizer for scheduled in a.optimizers]
+        states = [
+            {parameter: {key: _copied(value) for key, value in state.items()} for parameter, state in o.state.items()}
+            for o in optimizers
+        ]
+
+        def undo() -> None:
+            with torch.no_grad():
+                for name, tensor in a.layout.weights().tensors.items():
+                    tensor.copy_(weights.tensors[name])
+            for optimizer, state in zip(optimizers, states, strict=True):
+                optimizer.state.clear()
+                optimizer.state.update(state)
+
+        return undo
+
+
+def _copied(value: Any) -> Any:  # noqa: ANN401  (whatever an optimizer keeps)
+    return value.detach().clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,128 @@
+"""What ties a checkpoint to its run: identity, surroundings, first root, and the loss of a fixed microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cosmati.core.batch import Data
+from cosmati.core.plan import Plan
+from cosmati.errors import CheckpointError
+from cosmati.train.assembly import Assembly
+from cosmati.train.budget_change import check_past
+from cosmati.train.finite import not_finite
+from cosmati.train.identity import SURROUNDINGS, Change, changes, check_resume
+from cosmati.train.probe import Probe
+from cosmati.train.run.checkpoints import Checkpoint
+
+CHECKPOINT_VERSION = 2
+"""Of the facts in a checkpoint. Version 1 had no identity."""
+
+
+class Continuity:
+    """Says whether what resumes is the run that was stopped, and writes down what a later resume needs to say so.
+
+    Args:
+        assembly: of the run.
+        identity: its facts by name.
+        environment: what is around it.
+        initial_root: Merkle root of the model before its first step.
+
+    Attributes:
+        initial_root: as given, or as the checkpoint has it.
+        changed: what the last resume changed, for the record.
+        budget_was_read: whether a method has asked how far the run is: another budget would then change its past.
+        never_finite: buffers that began with infinities (masks, say).
+        has_seen: whether `see` was called.
+    """
+
+    def __init__(
+        self, assembly: Assembly, identity: Mapping[str, Any], environment: Mapping[str, str], initial_root: bytes
+    ) -> None:
+        self._a = assembly
+        self._identity = identity
+        self._environment = {name: environment[name] for name in SURROUNDINGS}
+        self.initial_root = initial_root
+        self.changed: list[Change] = []
+        self.budget_was_read = False
+        self._probe = Probe()
+        self._expected: list[str | None] | None = None
+        self._where = ""
+        self.never_finite = not_finite(dict(assembly.model.named_buffers()))
+        self.has_seen = False
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        policy = self._a.policy
+        return {
+            "version": CHECKPOINT_VERSION,
+            "identity": dict(self._identity),
+            "environment": dict(self._environment),
+            "initial_root": self.initial_root.hex(),
+            "phases": [[p.name, p.start_step, p.end_step] for p in policy.phases] if policy else [],
+            "budget_was_read": self.budget_was_read,
+            "probe": {"specs": self._probe.specs, "losses": self._losses()},
+        }
+
+    def resume(self, checkpoint: Checkpoint, plan: Plan) -> Plan:
+        """Compare with a checkpoint that is about to be restored.
+
+        Returns:
+            The plan, without the promises that other surroundings break.
+
+        Raises:
+            CheckpointError: it is of another run, by name; or of an earlier release.
+        """
+        facts, config = checkpoint.facts, self._a.config
+        self._where = f"The checkpoint of step {checkpoint.step} in {config.run_folder}"
+        if facts.get("version") != CHECKPOINT_VERSION:
+            msg = (
+                f"{self._where} has version {facts.get('version', 1)}, and this release resumes version "
+                f"{CHECKPOINT_VERSION}. Finish the run with the release that began it, or start a new one from its "
+                "weights: RunConfig(load_weights=...)."
+            )
+            raise CheckpointError(msg)
+        self.changed = check_resume(facts["identity"], self._identity, asked=config.change, where=self._where)
+        parent = {name: value for name, value in facts["identity"].items() if name.startswith("parent")}
+        self._identity = {n: v for n, v in self._identity.items() if not n.startswith("parent")} | parent
+        if any(change.name.startswith("budget.") for change in self.changed):
+            check_past(self._a, checkpoint, schedule_is_new="schedule" in config.change)
+        self.initial_root = bytes.fromhex(facts["initial_root"])
+        self.budget_was_read = facts["budget_was_read"]
+        self._probe, self._expected = Probe(facts["probe"]["specs"]), facts["probe"]["losses"]
+        around = changes(facts["environment"], self._environment)
+        self.changed += around
+        for promise in ("resume", "elastic", "replayable", "parity") if around else ():
+            if plan.holds(promise):
+                plan = plan.withdraw(promise, f"resumed with {'; '.join(map(str, around))}")
+        return plan
+
+    def see(self, data: Data) -> None:
+        """Take note of a microbatch: of its form, and after a resume of what the code makes of the fixed one.
+
+        Raises:
+            CheckpointError: model or loss compute something else than before.
+        """
+        self.has_seen = True
+        self._probe.see(data)
+        expected, self._expected = self._expected, None
+        if expected is None:
+            return
+        found = self._losses()
+        if found is not None and None not in (*expected, *found) and found != expected:
+            was, now = (", ".join(_decimal(value) for value in values) for values in (expected, found))
+            msg = (
+                f"{self._where} is of another run: from the same weights, a fixed microbatch has the loss {now}, and "
+                f"had {was}. The code of the model or of the loss has changed. Resume with the code that wrote it, or "
+                "give the new run a folder of its own."
+            )
+            raise CheckpointError(msg)
+
+    def _losses(self) -> list[str | None] | None:
+        a = self._a
+        with a.config.autocast(a.device):
+            return self._probe.losses(a.model, [turn.loss for turn in a.turns], a.generators, a.device)
+
+
+def _decimal(value: str | None) -> str:
+    return str(value) if value is None or value in ("nan", "inf", "-inf") else f"{float.fromhex(value)!r}"

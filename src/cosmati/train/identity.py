@@ -1,0 +1,232 @@
+"""What makes a run this run and no other: facts by name, and what a resume may do with one that has changed.
+
+Each fact has a kind. What fixes the bits may not change. Some things may, where they are asked for by name and go on
+record: the policy, the budget. Cadences are free. What is around the run (threads, PyTorch, the processor) may change
+too, and then the promises that rest on it are withdrawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from cosmati.core.loss import LossFunction
+from cosmati.core.source import Source
+from cosmati.core.state import parameter_root
+from cosmati.errors import CheckpointError
+from cosmati.train.config import CHANGEABLE
+
+Facts = Mapping[str, Any]
+"""A fact's dotted name, and its value as JSON holds it."""
+
+CADENCES = (
+    "checkpoint_every",
+    "num_checkpoints",
+    "evaluate_every",
+    "details_every",
+    "update_norm_every",
+    "check_every",
+)
+"""Settings that are cadences: they change what is kept, and no bit of the training."""
+
+SURROUNDINGS = ("threads", "torch", "device", "cpu_capability", "cuda")
+"""Facts of the environment on which bits rest."""
+
+_WORDS = {"lr": "learning rate", "num_microbatches": "V", "rows_per_step": "rows a step"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A fact that isn't what it was; None where it wasn't there, or isn't any more."""
+
+    name: str
+    was: object
+    now: object
+
+    def __str__(self) -> str:
+        *place, last = self.name.split(".")
+        label = f"{' '.join(place)}: {_WORDS.get(last, last)}" if place else _WORDS.get(last, last)
+        return f"{label} {_short(self.now)}, was {_short(self.was)}"
+
+
+def changes(was: Facts, now: Facts) -> list[Change]:
+    """Return what differs, in the order of names."""
+    return [
+        Change(name, was.get(name), now.get(name)) for name in sorted({**was, **now}) if was.get(name) != now.get(name)
+    ]
+
+
+def kind_of(name: str) -> str:
+    """Return what a resume does with a change: `free`, the name under which it has to be asked for, or `fixed`.
+
+    What a run was derived from is a fact of its first start: a resume reads no other run.
+    """
+    head, _, rest = name.partition(".")
+    if head in ("cadence", "parent"):
+        return "free"
+    if head == "optimizers" and rest.endswith(".schedule"):
+        return "schedule"
+    return head if head in CHANGEABLE else "fixed"
+
+
+def check_resume(was: Facts, now: Facts, *, asked: Collection[str], where: str) -> list[Change]:
+    """Refuse to go on as another run; return the changes that were asked for, or are free, for the record.
+
+    Args:
+        was: identity that the checkpoint holds.
+        now: identity of the run that resumes.
+        asked: what the user lets change, of `CHANGEABLE`.
+        where: the checkpoint, in words.
+
+    Raises:
+        CheckpointError: what fixes the bits has changed, or what may change wasn't asked for.
+    """
+    found = changes(was, now)
+    wrong = [change for change in found if kind_of(change.name) not in ("free", *asked)]
+    if wrong:
+        may = sorted({kind_of(change.name) for change in wrong} & {*CHANGEABLE})
+        mend = "Resume with the recipe that wrote it, or give the new run a folder of its own."
+        if may:
+            mend += f" To change the {' and the '.join(may)} on purpose, say so: RunConfig(change={tuple(may)!r})."
+        msg = f"{where} is of another run: {'; '.join(map(str, wrong))}. {mend}"
+        raise CheckpointError(msg)
+    return [change for change in found if not change.name.startswith("parent.")]
+
+
+def flatten(tree: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested mappings and sequences under dotted names."""
+    if isinstance(tree, Mapping):
+        items = [(str(key), value) for key, value in tree.items()]
+    elif isinstance(tree, list | tuple):
+        items = [(str(index), value) for index, value in enumerate(tree)]
+    else:
+        yield prefix, tree
+        return
+    if not items:
+        yield prefix, None
+    for key, value in items:
+        yield from flatten(value, f"{prefix}.{key}" if prefix else key)
+
+
+def identify(**parts: object) -> dict[str, Any]:
+    """Return the facts of a run under dotted names, as they come back from JSON."""
+    facts: dict[str, Any] = json.loads(json.dumps(dict(flatten(parts)), default=str))
+    return facts
+
+
+def describe_model(model: nn.Module) -> dict[str, object]:
+    """Return a model's structure: its modules and their options, parameters and buffers."""
+    return {
+        "modules": {
+            name or "(model)": f"{type(module).__qualname__}({module.extra_repr()})"
+            + ("" if module.training else " in eval mode")
+            for name, module in model.named_modules()
+        },
+        "parameters": {
+            name: f"{_shape(p)}" + ("" if p.requires_grad else " frozen")
+            for name, p in model.named_parameters(remove_duplicate=False)
+        },
+        "buffers": {name: _shape(buffer) for name, buffer in model.named_buffers(remove_duplicate=False)},
+    }
+
+
+def describe_loss(loss: LossFunction, model: nn.Module) -> dict[str, object]:
+    """Return a loss's name, options and state. Its code isn't read: the probe (`Probe`) runs it.
+
+    Args:
+        loss: as given.
+        model: in training; what a loss holds of it is the model's state, not the loss's.
+    """
+    return _Described(model).loss(loss)
+
+
+def describe_source(data: object) -> dict[str, object]:
+    """Return what is known of data before they are read: kind, digest, classes, options that fix their order."""
+    facts: dict[str, object] = {"is": type(data).__qualname__}
+    if isinstance(data, Source):
+        return facts | {"digest": data.digest, "classes": list(data.class_names)} | dict(_plain_fields(data))
+    if isinstance(data, Sequence):
+        return facts | {"batches": len(data)}
+    return facts
+
+
+class _Described:
+    """Options and state of a loss, without what it holds of the model in training."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._own = {id(parameter) for parameter in model.parameters()}
+
+    def loss(self, loss: LossFunction) -> dict[str, object]:
+        return {"is": _name(loss), **dict(self._options(loss))}
+
+    def _options(self, loss: object) -> Iterator[tuple[str, object]]:
+        if isinstance(loss, nn.Module):
+            yield "module", self._value(loss)
+            yield from self._attributes(vars(loss))
+        elif isinstance(loss, partial):
+            yield "of", self.loss(loss.func)
+            yield "given", [self._value(value) for value in loss.args] + [self._value(loss.keywords)]
+        elif isinstance(loss, types.FunctionType):
+            cells = zip(loss.__code__.co_freevars, loss.__closure__ or (), strict=True)
+            yield "closure", {name: self._value(_content(cell)) for name, cell in cells}
+            yield "defaults", [self._value(default) for default in loss.__defaults__ or ()]
+        else:
+            yield from self._attributes(getattr(loss, "__dict__", {}))
+
+    def _attributes(self, values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+        for name, value in values.items():
+            if name != "training" and isinstance(value, bool | int | float | str | torch.Tensor):
+                yield name, self._value(value)
+
+    def _value(self, value: object) -> object:
+        if isinstance(value, torch.Tensor):
+            return parameter_root({"": value}).hex()
+        if isinstance(value, nn.Module):
+            modules = {name or "(root)": f"{_name(m)}({m.extra_repr()})" for name, m in value.named_modules()}
+            if any(id(parameter) in self._own for parameter in value.parameters()):
+                return modules
+            tensors = {**dict(value.named_parameters()), **dict(value.named_buffers())}
+            return modules | ({"state": parameter_root(tensors).hex()} if tensors else {})
+        if isinstance(value, list | tuple):
+            return [self._value(item) for item in value]
+        if isinstance(value, Mapping):
+            return {str(key): self._value(item) for key, item in value.items()}
+        return value if isinstance(value, bool | int | float | str | types.NoneType) else _name(value)
+
+
+def _plain_fields(value: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401  (any dataclass)
+    if not dataclasses.is_dataclass(value):
+        return
+    for field in dataclasses.fields(value):
+        content = getattr(value, field.name)
+        if isinstance(content, bool | int | float | str | types.NoneType):
+            yield field.name, content
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
+
+
+def _name(value: object) -> str:
+    own: Callable[..., object] | type = value if hasattr(value, "__qualname__") else type(value)  # type: ignore[assignment]
+    return f"{own.__module__}.{own.__qualname__}"
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _short(value: object) -> str:
+    text = "absent" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:24]}...{text[-24:]}"

@@ -1,0 +1,35 @@
+"""What the user gave, as given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from cosmati.core.batch import Data
+from cosmati.core.loss import LossFunction
+from cosmati.core.method import Method
+from cosmati.core.source import Source
+from cosmati.optim.optimizers import Optimizer
+from cosmati.provenance.taxonomy import Taxonomy
+from cosmati.routing.policy_file import PolicyFile
+from cosmati.train.assembly import SubStep
+from cosmati.train.config import RunConfig
+
+AnyOptimizer = Optimizer | torch.optim.Optimizer
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What the user gave, as given."""
+
+    model: nn.Module
+    loss: LossFunction | Sequence[SubStep]
+    data: Source | Iterable[Data] | None
+    optimizers: Sequence[AnyOptimizer]
+    methods: Sequence[Method]
+    policy: PolicyFile | None
+    taxonomy: Taxonomy | None
+    config: RunConfig

@@ -1,0 +1,198 @@
+"""The life of a trainer around its loop: opened, saved, evaluated, closed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Self
+
+from torch import nn
+
+from cosmati.core.clock import Clock
+from cosmati.core.memory import freed_memory_kept
+from cosmati.core.method import Position, State
+from cosmati.core.plan import Plan
+from cosmati.errors import DivergenceError
+from cosmati.train.applied import AppliedMethods, Trace
+from cosmati.train.continuity import Continuity
+from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, evaluate, try_out
+from cosmati.train.finite import FiniteCheck
+from cosmati.train.observers.observer import Observer
+from cosmati.train.opening import open_run
+from cosmati.train.prepare import Prepared
+from cosmati.train.run.checkpoints import Checkpoint
+from cosmati.train.run.environment import numerics
+from cosmati.train.run.result import RunResult
+from cosmati.train.run.session import OpenRun
+from cosmati.train.snapshot import snapshot
+from cosmati.train.timing import Stopwatch
+
+
+class Lifecycle:
+    """What a trainer is beside its loop; `with` opens and closes its run.
+
+    Args:
+        prepared: what the run needs.
+        evaluation: what is measured.
+        observers: the user's.
+    """
+
+    def __init__(self, prepared: Prepared, evaluation: Evaluation | None, observers: Sequence[Observer]) -> None:
+        self.prepared = prepared
+        a = self.assembly = prepared.assembly
+        self.feed = prepared.feed
+        self.evaluation = evaluation
+        self.observers: list[Observer] = list(observers)
+        self.trace: Trace | None = None
+        self.clock = Clock()
+        self.stopwatch = Stopwatch()
+        self.finite = FiniteCheck(a.config, a.device)
+        self.methods = AppliedMethods(a.plan, a.layout.weights(), a.generators, self.tell)
+        self._plan = a.plan
+        self._metrics: Mapping[str, float] = {}
+        self._run: OpenRun | None = None
+        self._opened: ExitStack | None = None
+        self._is_bare = False
+        self._continuity: Continuity | None = None
+        self._ended: str | None = None
+        self._needs_outcome = False
+
+    @property
+    def model(self) -> nn.Module:
+        """The model as the methods' surgery left it."""
+        return self.assembly.model
+
+    @property
+    def states(self) -> Mapping[int, State]:
+        """States of the methods, by their index in the plan."""
+        return self.methods.states
+
+    @property
+    def plan(self) -> Plan:
+        """What the run does and promises; promises that the run itself broke are withdrawn."""
+        return self._plan
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether a loop of the user's own should end: the budget is over, or somebody has called `stop`."""
+        return self.assembly.budget.is_over(self.clock) or (self._run is not None and self._run.stop_is_asked())
+
+    def stop(self) -> None:
+        """End the run after the step in progress, with a checkpoint: early stopping, say."""
+        if self._run is not None:
+            self._run.ask_to_stop()
+
+    def position(self, microbatch: int = 0) -> Position:
+        """Return a position of the step at which the clock stands."""
+        a = self.assembly
+        seed, loss = a.config.seed, a.turns[0].loss
+        return Position(self.clock, a.budget, seed, microbatch, a.model, loss, self._note_budget_read)
+
+    def _note_budget_read(self) -> None:
+        if self._continuity is not None:
+            self._continuity.budget_was_read = True
+
+    def averaged(self) -> AbstractContextManager[nn.Module]:
+        """Give the model to evaluate and ship: `with trainer.averaged() as model`; averages are put in for as long."""
+        return averaged(self.assembly, averaged_weights(self.assembly, self.methods.states, self.position()), self.feed)
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Measure now, tell observers, and return the metrics; nothing without an `Evaluation` or an open run."""
+        if self.evaluation is None or self._run is None:
+            return {}
+        a = self.assembly
+        with self.stopwatch.paused("evaluation"):
+            self.tell("evaluate")
+            with self.averaged() as model:
+                self._metrics = evaluate(model, self.evaluation, a.ranks, a.device, a.config.autocast(a.device))
+            self._run.evaluated(self.clock, self._metrics, self.stopwatch.training_seconds())
+        return self._metrics
+
+    def save(self) -> None:
+        """Write a checkpoint of this step now, if there is a folder for it and no such checkpoint yet.
+
+        Raises:
+            DivergenceError: weights, averages or state aren't finite: nothing is written.
+        """
+        if self._run is None or self.assembly.config.run_folder is None:
+            return
+        with self.stopwatch.paused("checkpoint"):
+            self.finite.look(self.clock.step)
+            self._run.save(self.clock, self._snapshot)
+
+    def _snapshot(self) -> Checkpoint:
+        self.tell("checkpoint")
+        assert self._continuity is not None, "the run is open"
+        taken = snapshot(
+            self.assembly, self.methods.states, self.clock, self._plan, self.feed, self._continuity.facts()
+        )
+        self.finite.publish({**taken.model, **taken.state}, self._continuity.never_finite)
+        return taken
+
+    def __enter__(self) -> Self:
+        """Open the run: deterministic kernels, threads, the run folder; go on from its last checkpoint."""
+        if self._opened is not None:
+            return self
+        a = self.assembly
+        with ExitStack() as stack:
+            stack.enter_context(freed_memory_kept())
+            if not self._is_bare:
+                stack.enter_context(numerics(a))
+            opened = open_run(self.prepared, self.observers, self._plan, self.clock)
+            self._run, self._continuity, self._plan, self.clock = opened[:4]
+            stack.push(self._close_run)
+            if opened.states is not None:
+                self.methods.states = opened.states
+            # What is measured goes through collectives, so ranks must agree, whoever has observers.
+            self._needs_outcome = a.ranks.agree(bool(opened.run.observers))
+            self._ended = None
+            self.stopwatch.start(self.clock.seconds)
+            if self.clock.step == 0 and opened.states is None:
+                self._try_out()
+            self._opened = stack.pop_all()
+        return self
+
+    def _try_out(self) -> None:
+        """Before the first step, do once what would otherwise fail after many: evaluate a batch, write a checkpoint."""
+        a = self.assembly
+        if self.evaluation is not None:
+            with self.averaged() as model:
+                try_out(model, self.evaluation, a.device, a.config.autocast(a.device))
+        self.save()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the run: everything that was committed is on disk."""
+        opened, self._opened = self._opened, None
+        if opened is None:
+            return
+        with opened:
+            if kind is not None:
+                self._ended = "diverged" if issubclass(kind, DivergenceError) else "failed"
+            elif self._ended is None:
+                # The user's own loop ends where its `with` does.
+                self._ended = "completed" if self.assembly.budget.is_over(self.clock) else "stopped"
+                self.save()
+
+    def _close_run(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        """Write the end, whatever has failed before."""
+        run, self._run = self._run, None
+        self.stopwatch.stop()
+        if kind is not None:
+            self._ended = "diverged" if issubclass(kind, DivergenceError) else "failed"
+        assert run is not None, "opened"
+        assert self._ended is not None, "by itself or by an error"
+        run.close(self._result(self._ended), self._plan)
+
+    def _result(self, ended: str) -> RunResult:
+        watch, folder = self.stopwatch, self.assembly.config.run_folder
+        return RunResult(ended, self.clock, self._metrics, watch.training_seconds(), dict(watch.seconds), folder)
+
+    def tell(self, event: str) -> None:
+        """Tell the trace of an event."""
+        if self.trace is not None:
+            self.trace(event)

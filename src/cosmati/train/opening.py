@@ -1,0 +1,72 @@
+"""Opens a run: its folder, its facts, and the checkpoint from which it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cosmati.core.clock import Clock
+from cosmati.core.method import State
+from cosmati.core.plan import Plan
+from cosmati.errors import PlanError
+from cosmati.train.continuity import Continuity
+from cosmati.train.facts import facts_of
+from cosmati.train.observers.observer import Observer
+from cosmati.train.prepare import Prepared
+from cosmati.train.run.session import OpenRun
+from cosmati.train.snapshot import restore
+
+
+class Opened(NamedTuple):
+    """An open run.
+
+    Attributes:
+        run: its folder and observers.
+        continuity: with the run that was stopped.
+        plan: without the promises that are broken.
+        clock: where it goes on.
+        states: of the methods, None where the run begins.
+    """
+
+    run: OpenRun
+    continuity: Continuity
+    plan: Plan
+    clock: Clock
+    states: dict[int, State] | None
+
+
+def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, clock: Clock) -> Opened:
+    """Lock the run folder, if there is one, and go on from its last checkpoint, if there is one.
+
+    Args:
+        prepared: what the run needs.
+        observers: the user's.
+        plan: where no checkpoint says otherwise.
+        clock: likewise.
+
+    Raises:
+        RunError: another process has the folder, or it can't be written.
+        CheckpointError: the checkpoint is damaged, or of another run.
+        PlanError: ranks hold different models.
+    """
+    a = prepared.assembly
+    facts = facts_of(a, prepared.data_digest, prepared.identity)
+    run = OpenRun(facts, a.config, a.budget, a.ranks, observers, a.layout.digest)
+    continuity = Continuity(a, prepared.identity, facts.environment, facts.model_root)
+    states = None
+    with run.opening() as checkpoint:
+        if checkpoint is not None:
+            plan = continuity.resume(checkpoint, a.plan)
+            restored = restore(checkpoint, a, prepared.feed)
+            for guarantee in restored.plan.guarantees:
+                if not guarantee.holds:
+                    plan = plan.withdraw(guarantee.name, guarantee.because)
+            clock, states = restored.clock, restored.states
+        if a.ranks.is_parallel and not a.ranks.all_equal(a.layout.digest()):
+            msg = (
+                "The ranks hold different weights at the start. Every rank has to build the same model, with the same "
+                "surgery, and see the same run folder."
+            )
+            raise PlanError(msg)
+        run.start(clock, continuity.changed, plan)
+    return Opened(run, continuity, plan, clock, states)

@@ -1,0 +1,91 @@
+"""What fixes a run's bits, from what the user gave: for the plan's digest, and by name for a resume."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from cosmati.core.clock import Budget
+from cosmati.core.plan import Plan, describe
+from cosmati.train.assembly import Turn
+from cosmati.train.identity import CADENCES, describe_loss, describe_model, describe_source, identify
+from cosmati.train.ingredients import AnyOptimizer, Ingredients
+
+
+def settings_of(given: Ingredients, budget: Budget, num_microbatches: int) -> dict[str, object]:
+    """Return what determines the run's bits besides the methods: no cadence, nor where it's kept and shown."""
+    config = {
+        f.name: getattr(given.config, f.name)
+        for f in dataclasses.fields(given.config)
+        if f.name not in {*_NEUTRAL, *CADENCES, "num_microbatches"}
+    }
+    policy = given.policy.digest.hex() if given.policy else None
+    return {
+        **config,
+        "num_microbatches": num_microbatches,
+        "num_steps": budget.num_steps,
+        "rows_per_step": budget.rows_per_step,
+        "optimizers": [str(_describe(optimizer)) for optimizer in given.optimizers],
+        "policy": policy,
+    }
+
+
+_NEUTRAL = (
+    "name",
+    "run_folder",
+    "progress",
+    "max_ranks",
+    "elastic",
+    "change",
+    "load_weights",
+    "resume_from",
+)
+"""Settings that say where a run is kept and how it's handled, and no more."""
+
+
+def identity_of(
+    given: Ingredients,
+    plan: Plan,
+    turns: Sequence[Turn],
+    model: nn.Module,
+    budget: Budget,
+    parent: Mapping[str, object],
+) -> dict[str, Any]:
+    """Return what makes the run this one: all that fixes its bits, and the cadences."""
+    facts = plan.facts
+    fixed = {
+        name: value
+        for name, value in facts.settings.items()
+        if name not in ("budget", "num_steps", "optimizers", "policy", "num_threads")
+    }
+    return identify(
+        model=describe_model(model),
+        loss=[{"parameters": list(turn.parameters.values()), **describe_loss(turn.loss, model)} for turn in turns],
+        data=describe_source(given.data),
+        taxonomy=given.taxonomy.digest.hex() if given.policy and given.taxonomy else None,
+        policy=given.policy.digest.hex() if given.policy else None,
+        optimizers=[_describe(optimizer) for optimizer in given.optimizers],
+        methods=[describe(method) for method in plan.methods],
+        settings=fixed,
+        budget={"span": str(budget.span), "ratio": budget.ratio},
+        cadence={name: getattr(given.config, name) for name in CADENCES},
+        parent=parent,
+    )
+
+
+def _describe(optimizer: AnyOptimizer) -> dict[str, object]:
+    if isinstance(optimizer, torch.optim.Optimizer):
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        return {"is": type(optimizer).__qualname__, "groups": groups}
+    values = {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(optimizer)}
+    # A function's repr holds its address, which no two processes share.
+    names = {name: getattr(value, "__qualname__", _plain(value)) for name, value in values.items()}
+    return {"is": type(optimizer).__qualname__, **names}
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, bool | int | float | str | None) else repr(value)
