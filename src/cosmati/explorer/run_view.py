@@ -199,12 +199,12 @@ def _read_ledger(folder: Path, record: RunRecord, *, tries: int) -> _LedgerReadi
 
 
 def _contradictions(tables: Tables, record: RunRecord) -> tuple[str, ...]:
-    """Compare the record, which nobody signed, with what the ledger's last commitments are: entry 0's or amended ones."""
+    """Compare the record, which nobody signed, with the ledger's last commitments: entry 0's or amended ones."""
     committed = {name: digest.hex() for name, digest in tables.entry.commitments}
     given = {name: record.digests.get(name) or _NO_POLICY for name in ("plan", "model", "policy")}
     return tuple(
-        f"{RECORD_FILE} contradicts the ledger: it names the {name} {digest[:16]}…, and entry {tables.index} commits to "
-        f"{committed[name][:16]}…. What stands here from {RECORD_FILE} isn't what this ledger is about."
+        f"{RECORD_FILE} contradicts the ledger: it names the {name} {digest[:16]}…, and entry {tables.index} commits "
+        f"to {committed[name][:16]}…. What stands here from {RECORD_FILE} isn't what this ledger is about."
         for name, digest in given.items()
         if committed.get(name, digest) != digest
     )

@@ -109,8 +109,8 @@ def _check_step(tables: Tables, item: ScannedEntry, entry: StepEntry) -> None:
         if tables.routes[cell.route_id] != weights:
             raise broken(
                 item,
-                f"{name} has the weights {tables.routes[cell.route_id]}, and the policy in force (entry {tables.index}) "
-                f"gives {class_name!r} {weights} in that phase",
+                f"{name} has the weights {tables.routes[cell.route_id]}, and the policy in force "
+                f"(entry {tables.index}) gives {class_name!r} {weights} in that phase",
             )
         if cell.num_rows and decision in _WITHHELD:
             raise broken(
