@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cosmati.errors import LedgerError, TamperError
+from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.query import (
     VerifiedLedger,
@@ -130,7 +130,7 @@ def test_a_step_is_read_with_what_is_in_force_for_it(tmp_path: Path) -> None:
 
 def test_an_exclusion_knows_every_policy_that_was_in_force(tmp_path: Path) -> None:
     write_signed(tmp_path / "l", amended(), KEY)
-    with pytest.raises(LedgerError, match=r"entry 7 \(step 3\), microbatch 0, gave rows of 'b' weight 0.5 in 'low'"):
+    with pytest.raises(RefutedError, match=r"entry 7 \(step 3\), microbatch 0, gave rows of 'b' weight 0.5 in 'low'"):
         direct_write_exclusion(tmp_path / "l", "b", "low")
     statement = direct_write_exclusion(tmp_path / "l", "c", "low")
     assert statement.policy_digests == (FIRST.digest.hex(), SECOND.digest.hex())

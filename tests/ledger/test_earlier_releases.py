@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmati.errors import LedgerError
+from cosmati.errors import RefutedError
 from cosmati.ledger.query import VerifiedLedger, contributions, direct_write_exclusion, logged_steps
 from cosmati.ledger.verify import verify_ledger
 
@@ -41,7 +41,7 @@ def test_a_ledger_of_version_1_answers_as_it_did() -> None:
     statement = direct_write_exclusion(ledger, "doubtful", "near_input")
     assert (statement.num_steps_scanned, statement.num_class_microbatches) == (7, 9)
     assert (statement.root, statement.num_steps_without_region) == (V1_ROOT, 0)
-    with pytest.raises(LedgerError, match="statement is false"):
+    with pytest.raises(RefutedError, match="statement is false"):
         direct_write_exclusion(ledger, "late", "near_input")
     steps = list(logged_steps(ledger))
     assert [one.step for one in steps] == list(range(6))

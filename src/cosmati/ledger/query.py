@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cosmati.errors import LedgerError, TamperError
+from cosmati.errors import LedgerError, RefutedError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.note import TreeHead
 from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_key
@@ -157,6 +157,10 @@ class VerifiedLedger:
         self.regions = tuple(dict.fromkeys(name for tables in self.tables for name in tables.regions))
         self.standing = scan.history.standing()
 
+    def entries(self) -> Iterator[ScannedEntry]:
+        """Yield all entries."""
+        return iter(Scan(self._directory, self.head))
+
     def steps(self) -> Iterator[tuple[ScannedEntry, StepEntry, Tables]]:
         """Yield the steps with the tables in force for them, superseded ones too."""
         for item, tables in in_force(Scan(self._directory, self.head)):
@@ -295,7 +299,7 @@ def direct_write_exclusion(
     """Scan the whole ledger and state that no step gave rows of the class weight in the region.
 
     Raises:
-        LedgerError, TamperError: as for `direct_write_exclusions`.
+        LedgerError, RefutedError, TamperError: as for `direct_write_exclusions`.
     """
     return direct_write_exclusions(directory, [(class_name, region)], vkey=vkey)[0]
 
@@ -306,9 +310,8 @@ def direct_write_exclusions(
     """Scan the whole ledger once, and state of each class and region that no step gave such rows weight there.
 
     Raises:
-        LedgerError: no ledger, an empty one, or no such class or region. TamperError: a logged step (a
-        superseded one too) did, or logged a gradient where its route gave no weight; or
-            the ledger doesn't verify.
+        LedgerError: no ledger, an empty one, or no such class or region. RefutedError: a logged step (a superseded
+        one too) did, or logged a gradient where its route gave no weight. TamperError: the ledger doesn't verify.
     """
     ledger = _opened(directory, vkey)
     asked: dict[str, list[str]] = {}
@@ -337,7 +340,7 @@ def direct_write_exclusions(
                         f"{route[column]} in {region!r} (gradient norm {norm})"
                     )
     if found:
-        raise TamperError(f"The statement is false: {found}. Ask `contributions` how much there was.")
+        raise RefutedError(f"The statement is false: {found}. Ask `contributions` how much there was.")
     return tuple(
         ExclusionStatement(
             class_name=class_name,

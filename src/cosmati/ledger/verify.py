@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cosmati.errors import TamperError
 from cosmati.ledger.files import check_overlap
-from cosmati.ledger.note import TreeHead, VerifierKey, parse_checkpoint
+from cosmati.ledger.note import TreeHead, VerifierKey, check_note, parse_checkpoint
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
 from cosmati.ledger.tables import in_force
 from cosmati.ledger.wal import WAL_FILE, read_wal
@@ -72,8 +72,8 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         pinned: an earlier tree head, or the text of an earlier `checkpoint` file, which must be a prefix.
 
     Raises:
-        LedgerError: there is no ledger, or `vkey` is no key. TamperError: something doesn't verify; the
-        message says what and where.
+        LedgerError: there is no ledger, `vkey` is no key, or `pinned` no note. TamperError: something doesn't
+        verify; the message says what and where.
     """
     key = read_verifier_key(directory, vkey)
     # Before the checkpoint: a live writer replaces the log after it, so an honest one is never ahead of it.
@@ -112,6 +112,7 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
 def _read_pinned(pinned: TreeHead | str | None, key: VerifierKey) -> TreeHead | None:
     if not isinstance(pinned, str):
         return pinned
+    check_note(pinned.encode(), "The pinned checkpoint")
     try:
         return parse_checkpoint(pinned.encode(), key)
     except TamperError as error:
