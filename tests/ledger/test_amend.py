@@ -48,7 +48,7 @@ class Policy:
             "classes": self.classes,
             "regions": regions,
             "routes": [list(route) for route in self.routes],
-            "phases": [["warm", 0, 4], ["main", 4, 50]],
+            "phases": [["warm", 0, 4], ["main", 4, 400]],
             "policy": [[[w for w, _ in rows], [d for _, d in rows]] for rows in cells.values()],
         }
 
@@ -202,8 +202,8 @@ def test_the_writer_keeps_an_amendment_where_it_belongs(tmp_path: Path) -> None:
         with pytest.raises(LedgerError, match="other details"):
             writer.append(SECOND.amend(2)[0])
         writer.append(*SECOND.amend(2))
-        writer.append(*SECOND.amend(2, changes=[["budget", "4ba", "50ba"]]))
-        assert writer.in_force == SECOND.amend(2, changes=[["budget", "4ba", "50ba"]])[0]
+        writer.append(*SECOND.amend(2, changes=[["budget", "4ba", "400ba"]]))
+        assert writer.in_force == SECOND.amend(2, changes=[["budget", "4ba", "400ba"]])[0]
         writer.append(*SECOND.step(2, 1))
         with pytest.raises(LedgerError, match="right after a resume"):
             writer.append(*FIRST.amend(3))
@@ -241,7 +241,7 @@ def test_an_amendment_takes_few_bytes_as_documented(tmp_path: Path) -> None:
         ({"class_id": 3}, "class 3 isn't in the tables of entry 0"),
         ({"route_id": 9}, "route 9 isn't in the tables of entry 0"),
         ({"phase": 2}, "in phase 2, which isn't in the tables"),
-        ({"phase": 1}, "says phase 1, which goes from step 4 to 50"),
+        ({"phase": 1}, "says phase 1, which goes from step 4 to 400"),
         ({"route_id": 0}, r"weights \(0.0, 0.0\).*gives 'a' \(1.0, 1.0\)"),
         ({"class_id": 1}, r"gives 'b' \(0.0, 1.0\)"),
         ({"class_id": 2, "route_id": 0}, "2 rows of 'c', which the policy says to defer"),
@@ -264,8 +264,8 @@ def test_tombstones_of_a_deferred_class_are_no_rows(tmp_path: Path) -> None:
 
 
 def test_a_step_behind_the_policys_last_phase_is_found(tmp_path: Path) -> None:
-    write_signed(tmp_path / "l", [FIRST.run(), *(FIRST.step(step) for step in range(51))], KEY)
-    with pytest.raises(TamperError, match=r"Entry 51 breaks.*from step 4 to 50"):
+    write_signed(tmp_path / "l", [FIRST.run(), *(FIRST.step(step) for step in range(401))], KEY)
+    with pytest.raises(TamperError, match=r"Entry 401 breaks.*from step 4 to 400"):
         verify_ledger(tmp_path / "l")
 
 
@@ -280,7 +280,7 @@ def test_a_step_behind_the_policys_last_phase_is_found(tmp_path: Path) -> None:
         {"policy": [[[[1.0, 1.0], [1.0, 1.0]], ["admit", "allow"]]] * 3},
         {"phases": None},
         {"phases": [["warm", 0, 4]]},
-        {"phases": [["warm", 0, 4], ["main", 4, "50"]]},
+        {"phases": [["warm", 0, 4], ["main", 4, "400"]]},
         {"phases": [["warm", 0], ["main", 4]]},
     ],
 )
