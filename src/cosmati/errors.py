@@ -8,7 +8,8 @@
     ├── ProvenanceError    (ValueError)    an unknown class, a broken tag
     ├── DataError          (ValueError)    a source that can't be read or doesn't match its digest
     ├── LedgerError        (RuntimeError)  the ledger can't be written
-    │   └── TamperError                    the ledger or a proof doesn't verify
+    │   ├── TamperError                    the ledger or a proof doesn't verify
+    │   └── RefutedError                   what was asked of a ledger is answered with no
     ├── CheckpointError    (RuntimeError)  a checkpoint that is damaged, partial or of another plan
     ├── RunError           (RuntimeError)  a run folder that is in use or not a run
     └── MissingExtraError  (ImportError)   a package of an extra that isn't installed
@@ -53,6 +54,10 @@ class LedgerError(CosmatiError, RuntimeError):
 
 class TamperError(LedgerError):
     """The ledger, a proof or a signature doesn't verify."""
+
+
+class RefutedError(LedgerError):
+    """What was asked is answered with no: the statement is false, the weights are others."""
 
 
 class CheckpointError(CosmatiError, RuntimeError):

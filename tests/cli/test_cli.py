@@ -86,9 +86,9 @@ def succeed(*arguments: object) -> str:
     return result.stdout
 
 
-def refused(*arguments: object) -> str:
+def refused(*arguments: object, code: int = 1) -> str:
     result = call(*arguments)
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == code, result.output
     assert result.stderr.startswith("Error: ")
     assert "Traceback" not in result.output
     return result.stderr
@@ -106,6 +106,8 @@ def refused(*arguments: object) -> str:
         "ledger verify",
         "ledger show",
         "ledger query",
+        "ledger prove",
+        "ledger check-weights",
         "policy check",
         "policy show",
         "policy explain",
@@ -129,7 +131,9 @@ def test_train_and_the_ledger_commands_on_its_run(recipe: Path, tmp_path: Path) 
     assert "No logged step gave rows tagged open/psf any weight in low" in succeed(
         "ledger", "query", run, "--class", "open/psf", "--region", "low"
     )
-    assert "false" in refused("ledger", "query", run, "--class", "open/permissive", "--region", "low")
+    answer = call("ledger", "query", run, "--class", "open/permissive", "--region", "low")
+    assert (answer.exit_code, answer.stderr) == (1, "")
+    assert answer.stdout.startswith("No. The statement is false: entry 1 (step 0)")
 
 
 def test_a_changed_byte_in_the_ledger_is_reported(recipe: Path, tmp_path: Path) -> None:
@@ -137,7 +141,9 @@ def test_a_changed_byte_in_the_ledger_is_reported(recipe: Path, tmp_path: Path) 
     succeed("train", f"{recipe}:governed", "--run-folder", run)
     path = run / "ledger" / "details.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"loss"', b'"lass"', 1))
-    assert refused("ledger", "verify", run)
+    answer = call("ledger", "verify", run)
+    assert (answer.exit_code, answer.stderr) == (1, "")
+    assert "doesn't verify" in answer.stdout
 
 
 def test_any_run_has_a_page(recipe: Path, tmp_path: Path) -> None:
@@ -181,7 +187,7 @@ def test_bad_inputs_are_one_clean_message(recipe: Path, tmp_path: Path) -> None:
     assert "returns a int" in refused("plan", f"{recipe}:wrong")
     assert "Did you mean seed" in refused("train", recipe, "--set", "config.sead=1")
     assert "name=value" in refused("train", recipe, "--set", "seed")
-    assert refused("ledger", "verify", tmp_path)
+    assert "There is no ledger" in refused("ledger", "verify", tmp_path, code=2)
     assert "holds no study.json" in refused("study", "report", tmp_path)
     (tmp_path / "broken.py").write_text("1 / 0")
     assert "ZeroDivisionError" in refused("plan", tmp_path / "broken.py")

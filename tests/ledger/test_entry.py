@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.entry import decode_entry, encode_entry
 from cosmati.records.ledger import (
+    AmendEntry,
     CheckpointEntry,
     EndEntry,
     Entry,
@@ -32,6 +33,7 @@ entries: st.SearchStrategy[Entry] = st.one_of(
     st.builds(ResumeEntry, u64, u64, u32),
     st.builds(CheckpointEntry, u64, digests, digests),
     st.builds(EndEntry, u64, texts, digests),
+    st.builds(AmendEntry, u64, pairs, digests),
 )
 
 
@@ -53,7 +55,7 @@ def test_a_damaged_entry_is_refused_or_is_the_encoding_of_another(entry: Entry, 
 
 
 @settings(max_examples=300)
-@given(st.binary(max_size=200) | st.builds(lambda k, b: bytes([1, k]) + b, st.integers(0, 5), st.binary(max_size=300)))
+@given(st.binary(max_size=200) | st.builds(lambda k, b: bytes([1, k]) + b, st.integers(0, 6), st.binary(max_size=300)))
 def test_random_bytes_are_refused_or_canonical(data: bytes) -> None:
     try:
         found = decode_entry(data)
@@ -109,6 +111,10 @@ def test_an_entry_over_the_limit_of_tlog_tiles_is_refused() -> None:
         (RunEntry, ("", (), digest("d"))),
         (RunEntry, ("\ud800", (), digest("d"))),
         (RunEntry, ("r", (("a", digest("1")), ("a", digest("2"))), digest("d"))),
+        (AmendEntry, (0, (("a", digest("1")), ("a", digest("2"))), digest("d"))),
+        (AmendEntry, (0, (("a", b"short"),), digest("d"))),
+        (AmendEntry, (-1, (), digest("d"))),
+        (AmendEntry, (0, (), b"short")),
         (EndEntry, (0, "x" * 2000, digest("d"))),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cosmati.errors import LedgerError, TamperError
+from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.query import (
     VerifiedLedger,
@@ -119,7 +119,7 @@ def test_an_exclusion_is_stated_exactly_where_no_microbatch_wrote(
                 for row in run
                 for m in row
             ):
-                with pytest.raises(TamperError, match="statement is false"):
+                with pytest.raises(RefutedError, match="statement is false"):
                     direct_write_exclusion(path, name, area)
                 continue
             statement = direct_write_exclusion(path, name, area)
@@ -164,7 +164,7 @@ def test_many_exclusions_are_the_single_ones(tmp_path: Path) -> None:
     assert found == tuple(direct_write_exclusion(tmp_path / "l", *pair) for pair in pairs)
     assert [(one.class_name, one.region, one.num_class_microbatches) for one in found] == [(*p, 3) for p in pairs]
     assert direct_write_exclusions(tmp_path / "l", []) == ()
-    with pytest.raises(TamperError, match=r"gave rows of 'a' weight 0\.25 in 'mid'"):
+    with pytest.raises(RefutedError, match=r"gave rows of 'a' weight 0\.25 in 'mid'"):
         direct_write_exclusions(tmp_path / "l", [*pairs, ("a", "mid")])
 
 
@@ -183,7 +183,7 @@ def test_superseded_steps_do_not_contribute_and_still_deny_an_exclusion(tmp_path
         writer.append(*built[1])
         writer.append(writer.resume_entry(0))
     assert regions_of_class(path, "a") == ()
-    with pytest.raises(TamperError, match="statement is false"):
+    with pytest.raises(RefutedError, match="statement is false"):
         direct_write_exclusion(path, "a", "in")
 
 
@@ -195,7 +195,7 @@ def test_the_answer_carries_the_tree_it_was_drawn_from(tmp_path: Path) -> None:
     assert (table.num_steps, table.classes, table.regions) == (6, tuple(CLASSES), tuple(REGIONS))
     statement = direct_write_exclusion(tmp_path / "l", "private", "near_input")
     assert (statement.root, statement.policy_digests) == (head.root.hex(), (POLICY.hex(),))
-    with pytest.raises(TamperError, match=r"step 0.*microbatch 1.*'news'"):
+    with pytest.raises(RefutedError, match=r"step 0.*microbatch 1.*'news'"):
         direct_write_exclusion(tmp_path / "l", "news", "near_output")
 
 

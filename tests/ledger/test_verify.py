@@ -26,8 +26,8 @@ UNCOVERED = {"lock", "epoch"}  # they keep writers apart and say nothing about t
 Item = tuple[Entry, dict[str, object] | None]
 
 
-def write_signed(directory: Path, items: list[Item], key: SigningKey = KEY) -> None:
-    """Write any entries as a ledger with a good signature, which the writer would not do."""
+def signed_files(items: list[Item], key: SigningKey = KEY) -> dict[str, bytes]:
+    """Return the files of a ledger of any entries, with a good signature: the writer would not make them."""
     encoded = [encode_entry(entry) for entry, _ in items]
     frontier, tiles = Frontier(), []
     for data in encoded:
@@ -40,7 +40,12 @@ def write_signed(directory: Path, items: list[Item], key: SigningKey = KEY) -> N
     files["checkpoint"] = key.sign_note(checkpoint_text(key.name, head)).encode()
     files["operator.vkey"] = (key.verifier.text + "\n").encode()
     files["details.jsonl"] = b"".join(encode_details(d) + b"\n" for _, d in items if d is not None)
-    for name, data in files.items():
+    return files
+
+
+def write_signed(directory: Path, items: list[Item], key: SigningKey = KEY) -> None:
+    """Write the files of a ledger of any entries."""
+    for name, data in signed_files(items, key).items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from cosmati.errors import CosmatiError
+from cosmati.errors import CosmatiError, RefutedError
 
 STOPPED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -26,3 +26,18 @@ class Teaching(TyperGroup):
         except KeyboardInterrupt as error:
             typer.echo("Stopped. The same command goes on from what is on disk.", err=True)
             raise typer.Exit(STOPPED) from error
+
+
+class Answering(TyperGroup):
+    """A group of commands that ask: 0 is yes, 1 is no, and 2 that nothing could be read to answer from."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  (a class that typer keeps private)
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except RefutedError as error:
+            typer.echo(f"No. {error}")
+            raise typer.Exit(1) from error
+        except (CosmatiError, OSError) as error:
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(2) from error

@@ -1,4 +1,4 @@
-"""`cosmati ledger`."""
+"""`cosmati ledger`. Each command exits with 0 for yes, 1 for no, and 2 where nothing could be read to answer from."""
 
 from __future__ import annotations
 
@@ -7,43 +7,147 @@ from typing import Annotated
 
 import typer
 
+from cosmati.cli.errors import Answering
+from cosmati.cli.weights import check_weights, newest_weights
+from cosmati.errors import LedgerError, RefutedError, TamperError
+from cosmati.ledger.proof import check_inclusion, prove_inclusion
 from cosmati.ledger.query import (
     Contribution,
+    VerifiedLedger,
     classes_of_region,
     contributions,
     direct_write_exclusion,
     regions_of_class,
 )
 from cosmati.ledger.verify import verify_ledger
+from cosmati.records.ledger import StepEntry
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Verify a run's ledger, and ask it what it knows.")
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A run folder, or its ledger folder.")]
+app = typer.Typer(
+    cls=Answering,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Verify a run's ledger, and ask it what it knows. 0 means yes, 1 no, 2 that there is no answer.",
+)
+Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or its ledger folder.")]
 Key = Annotated[str | None, typer.Option("--vkey", help="The operator's verifier key, from a source you trust.")]
 
 
 def _ledger(folder: Path) -> Path:
-    return folder / "ledger" if (folder / "ledger").is_dir() else folder
+    """Return the ledger's folder, whichever of the two was given."""
+    found = folder / "ledger" if (folder / "ledger").is_dir() else folder
+    if not any((found / name).exists() for name in ("checkpoint", "operator.vkey", "details.jsonl")):
+        msg = f"There is no ledger in {folder}. Give a run folder with a `ledger` folder in it, or that folder itself."
+        raise LedgerError(msg)
+    return found
 
 
 @app.command()
-def verify(folder: Folder, vkey: Key = None) -> None:
-    """Check everything: signature, hashes, details, and which entry may follow which.
+def verify(
+    folder: Folder,
+    vkey: Key = None,
+    pinned: Annotated[
+        Path | None,
+        typer.Option(help="A copy of an earlier `checkpoint` file of this ledger, which the ledger must go on from."),
+    ] = None,
+) -> None:
+    """Check everything: signature, hashes, details, which entry may follow which, and each step against its policy.
 
-    Exits with 1 and says what is wrong if anything doesn't verify.
+    Exits with 1 and says what is wrong if anything doesn't verify, or isn't a continuation of the pinned checkpoint.
 
     \b
-    Example:
+    Examples:
       cosmati ledger verify cosmati-quickstart/governed-run
+      cosmati ledger verify RUN --vkey "$(cat operator.vkey)" --pinned checkpoint-of-last-week
     """  # noqa: D301
-    report = verify_ledger(_ledger(folder), vkey=vkey)
+    directory = _ledger(folder)
+    note = None if pinned is None else pinned.read_text("utf-8", "replace")
+    try:
+        report = verify_ledger(directory, vkey=vkey, pinned=note)
+    except TamperError as error:
+        msg = f"{directory} doesn't verify: {error}"
+        raise RefutedError(msg) from error
     typer.echo(f"Verified: {report.size} entries, {report.num_steps} steps, {report.num_attempts} attempt(s)")
     typer.echo(f"  origin    {report.origin}")
     typer.echo(f"  key       {report.key_id}" + ("" if vkey else "  (the ledger's own: pass --vkey to pin it)"))
     typer.echo(f"  root      {report.root}")
+    if report.pinned_size is not None:
+        typer.echo(f"  pinned    its first {report.pinned_size} entries are those of {pinned}")
     typer.echo(f"  evidence  {report.evidence_level}")
     typer.echo(f"  the run {'has ended' if report.has_ended else 'has not ended'}")
+    for amendment in report.amendments:
+        for name, was, now in amendment.changes:
+            typer.echo(f"  from step {amendment.step} on, {name}: {now}, was {was}")
+    if report.num_unsigned:
+        typer.echo(f"  {report.num_unsigned} further entries aren't signed yet, and weren't checked")
     if report.diverged_steps:
         typer.echo(f"  steps that came out differently when run again: {list(report.diverged_steps)}")
+
+
+@app.command()
+def prove(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run folder, or its ledger folder; none with --check.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Number of the step to prove, from 0.")] = None,
+    entry: Annotated[int | None, typer.Option(help="Index of the entry to prove, from 0.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the proof; printed if left out.")] = None,
+    check: Annotated[Path | None, typer.Option(metavar="FILE", help="A proof to check, made by this command.")] = None,
+    vkey: Key = None,
+) -> None:
+    """Prove that the signed log holds a step or an entry, to somebody who has the operator's key alone; or check that.
+
+    \b
+    Examples:
+      cosmati ledger prove RUN --step 40 --out step-40.json
+      cosmati ledger prove --check step-40.json --vkey "$(cat operator.vkey)"
+    """  # noqa: D301
+    if check is not None:
+        if vkey is None or folder is not None:
+            msg = "A proof is checked with the operator's key alone: cosmati ledger prove --check FILE --vkey KEY."
+            raise LedgerError(msg)
+        found = check_inclusion(check.read_text("utf-8", "replace"), vkey)
+        what = type(found.entry).__name__.removesuffix("Entry").lower()
+        number = f" {found.entry.step}" if isinstance(found.entry, StepEntry) else ""
+        typer.echo(f"Yes. Entry {found.index} of the log {found.origin} is {what}{number}, with the details given.")
+        typer.echo(f"  signed    {found.head.size} entries, root {found.head.root.hex()}")
+        typer.echo(
+            "It doesn't show what else is in the log: which policy is in force, or whether a resume superseded it."
+        )
+        return
+    if folder is None:
+        msg = "Nothing to prove or to check. Give a run folder with --step or --entry, or --check FILE."
+        raise LedgerError(msg)
+    proof = prove_inclusion(_ledger(folder), step=step, entry=entry, vkey=vkey)
+    if out is None:
+        typer.echo(proof, nl=False)
+    else:
+        out.write_text(proof, "utf-8")
+        typer.echo(str(out))
+
+
+@app.command("check-weights")
+def check_weights_of(
+    folder: Folder,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A safetensors file; those of the newest checkpoint if left out."),
+    ] = None,
+    vkey: Key = None,
+) -> None:
+    """Compare weights with the roots that the ledger signs: are they what the run came to?
+
+    It is about parameters and buffers. What optimizers keep isn't compared.
+
+    \b
+    Examples:
+      cosmati ledger check-weights RUN
+      cosmati ledger check-weights RUN --weights delivered/model.safetensors
+    """  # noqa: D301
+    directory = _ledger(folder)
+    path = newest_weights(directory.resolve().parent) if weights is None else weights
+    found = check_weights(VerifiedLedger(directory, vkey), path)
+    typer.echo(f"Yes. {path} holds the weights after {found.step} steps.")
+    typer.echo(f"  root      {found.root.hex()}, signed by entry {found.index}")
 
 
 @app.command()
@@ -84,6 +188,11 @@ def query(
         s = direct_write_exclusion(ledger, class_name, region, vkey=vkey)
         typer.echo(f"No logged step gave rows tagged {s.class_name} any weight in {s.region}.")
         typer.echo(f"  scanned   {s.num_steps_scanned} steps, {s.num_class_microbatches} microbatches of the class")
+        if s.num_steps_without_region:
+            typer.echo(
+                f"  but       {s.num_steps_without_region} of these steps went by a policy without a region of that "
+                "name: what it called these parameters isn't in this statement"
+            )
         typer.echo(f"  root      {s.root}")
         typer.echo(f"  evidence  {s.evidence_level}")
         typer.echo("This is about direct writes. It doesn't say that the class had no influence on the region.")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from cosmati.errors import TamperError
 from cosmati.ledger.query import VerifiedLedger, contributions, direct_write_exclusions, logged_steps
@@ -37,7 +35,7 @@ def governance_facts(ledger: VerifiedLedger, facts: LedgerFacts) -> tuple[Govern
             gives it none.
     """
     table = contributions(ledger)
-    phases, weight, decision = _policy(ledger.details, table.classes, table.regions)
+    phases, weight, decision = _policy(ledger)
     taught = {cell.class_name for cell in table.cells if cell.num_rows}
     series, schedule = _logged(ledger)
     governance = GovernanceFacts(
@@ -52,7 +50,7 @@ def governance_facts(ledger: VerifiedLedger, facts: LedgerFacts) -> tuple[Govern
             for c in table.cells
             if c.class_name in taught
         ),
-        exclusions=_exclusions(ledger, denied_pairs(weight)),
+        exclusions=_exclusions(ledger, [pair for pair in denied_pairs(weight) if pair not in _admitted_pairs(ledger)]),
         sources=(),
         ledger=facts,
         notes=NOTES,
@@ -60,30 +58,39 @@ def governance_facts(ledger: VerifiedLedger, facts: LedgerFacts) -> tuple[Govern
     return governance, schedule
 
 
-def _policy(
-    details: Mapping[str, Any], classes: Sequence[str], regions: Sequence[str]
-) -> tuple[tuple[str, ...], Weights, Mapping[str, Mapping[str, str]]]:
-    """Return phases, weights and decisions as entry 0's details have them."""
-    try:
-        phases = tuple(str(name) for name, _, _ in details["phases"])
-        rows = dict(zip(classes, details["policy"], strict=True))
-        weight = {
-            name: {
-                phase: dict(zip(regions, map(float, row), strict=True))
-                for phase, row in zip(phases, weights, strict=True)
-            }
-            for name, (weights, _) in rows.items()
-        }
-        decision = {name: dict(zip(phases, map(str, found), strict=True)) for name, (_, found) in rows.items()}
-        if not all(math.isfinite(v) for p in weight.values() for row in p.values() for v in row.values()):
-            raise ValueError("a weight isn't finite")
-    except (KeyError, TypeError, ValueError) as error:
+def _policy(ledger: VerifiedLedger) -> tuple[tuple[str, ...], Weights, Mapping[str, Mapping[str, str]]]:
+    """Return phases, weights and decisions in force at the end; what only earlier tables named gets nothing in them."""
+    tables = ledger.tables[-1]
+    if not tables.policy:
         msg = (
-            f"Entry 0 of the ledger holds no policy that can be read ({error!r}), though the run had one. "
+            f"Entry {tables.index} of the ledger holds no policy, though the run had one. "
             "Read it with the release of Cosmati that wrote it."
         )
-        raise TamperError(msg) from error
+        raise TamperError(msg)
+    phases = tuple(str(name) for name, _, _ in tables.details["phases"])
+    absent = (((), "reject"),) * len(phases)
+    rows = {name: dict(zip(tables.classes, tables.policy, strict=True)).get(name, absent) for name in ledger.classes}
+    weight = {
+        name: {
+            phase: dict.fromkeys(ledger.regions, 0.0) | dict(zip(tables.regions, weights, strict=False))
+            for phase, (weights, _) in zip(phases, cells, strict=True)
+        }
+        for name, cells in rows.items()
+    }
+    decision = {name: dict(zip(phases, (kind for _, kind in cells), strict=True)) for name, cells in rows.items()}
     return phases, weight, decision
+
+
+def _admitted_pairs(ledger: VerifiedLedger) -> set[tuple[str, str]]:
+    """Return class and region wherever a policy that was ever in force gives the class weight."""
+    return {
+        (name, region)
+        for tables in ledger.tables
+        for name, cells in zip(tables.classes, tables.policy, strict=False)
+        for weights, _ in cells
+        for region, weight in zip(tables.regions, weights, strict=True)
+        if weight
+    }
 
 
 def denied_pairs(weight: Weights) -> list[tuple[str, str]]:
@@ -110,7 +117,7 @@ def _exclusions(ledger: VerifiedLedger, pairs: Sequence[tuple[str, str]]) -> tup
 
 
 def _listed(regions: Sequence[str], ledger: VerifiedLedger) -> str:
-    if len(regions) == len(ledger.tables.regions):
+    if len(regions) == len(ledger.regions):
         return "any region"
     *others, last = regions
     return f"{', '.join(others)} or {last}" if others else last

@@ -12,9 +12,9 @@ from pathlib import Path
 from cosmati.errors import LedgerError, RunError
 from cosmati.explorer.learning import ClassSchedule, governance_facts
 from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.tables import Tables
 from cosmati.ledger.verify import LedgerReport, verify_ledger
 from cosmati.records.governance import GovernanceFacts, LedgerFacts
-from cosmati.records.ledger import RunEntry
 from cosmati.records.run import RunRecord
 from cosmati.storage.lock import is_locked
 
@@ -191,20 +191,20 @@ def _read_ledger(folder: Path, record: RunRecord, *, tries: int) -> _LedgerReadi
         if tries > 1:
             return _read_ledger(folder, record, tries=tries - 1)
         return _LedgerReading(_facts(folder, None, problems=(str(error),)))
-    warnings = _contradictions(ledger.run, record)
+    warnings = _contradictions(ledger.tables[-1], record)
     if report.diverged_steps:
         steps = ", ".join(map(str, report.diverged_steps[:8])) + (" and more" if len(report.diverged_steps) > 8 else "")
         warnings += (f"{len(report.diverged_steps)} steps came out differently when they were run again: {steps}.",)
     return _LedgerReading(facts, governance, schedule, warnings, _notes(report))
 
 
-def _contradictions(run: RunEntry, record: RunRecord) -> tuple[str, ...]:
-    """Compare the record, which nobody signed, with what entry 0 of the ledger commits to."""
-    committed = {name: digest.hex() for name, digest in run.commitments}
+def _contradictions(tables: Tables, record: RunRecord) -> tuple[str, ...]:
+    """Compare the record, which nobody signed, with the ledger's last commitments: entry 0's or amended ones."""
+    committed = {name: digest.hex() for name, digest in tables.entry.commitments}
     given = {name: record.digests.get(name) or _NO_POLICY for name in ("plan", "model", "policy")}
     return tuple(
-        f"{RECORD_FILE} contradicts the ledger: it names the {name} {digest[:16]}…, and entry 0 commits to "
-        f"{committed[name][:16]}…. What stands here from {RECORD_FILE} isn't what this ledger is about."
+        f"{RECORD_FILE} contradicts the ledger: it names the {name} {digest[:16]}…, and entry {tables.index} commits "
+        f"to {committed[name][:16]}…. What stands here from {RECORD_FILE} isn't what this ledger is about."
         for name, digest in given.items()
         if committed.get(name, digest) != digest
     )
@@ -216,6 +216,9 @@ def _notes(report: LedgerReport) -> tuple[str, ...]:
         again = f"{report.num_superseded} steps were run again, {report.num_confirmed} of them with equal content"
         times = "once" if report.num_attempts == 2 else f"{report.num_attempts - 1} times"
         notes.append(f"The run went on {times} after a break: {again}.")
+    for amendment in report.amendments:
+        changes = "; ".join(f"{name}: {now}, was {was}" for name, was, now in amendment.changes)
+        notes.append(f"From step {amendment.step} on the run commits to something else: {changes}.")
     if report.num_unsigned:
         notes.append(f"{report.num_unsigned} further entries of the ledger aren't signed yet, and are left out here.")
     if not report.has_ended:

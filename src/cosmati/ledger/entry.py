@@ -8,6 +8,7 @@
     RESUME         from_step u64, supersedes u64, attempt u32
     CHECKPOINT     step u64, state_digest 32, parameter_root 32
     END            step u64, parameter_root 32, outcome text
+    AMEND          step u64, details_digest 32, count u16, count x (name text, digest 32)
     text           length u16, UTF-8
 
 A step of 8 microbatches takes 529 bytes, or 561 with a parameter root.
@@ -20,6 +21,7 @@ import struct
 from cosmati.errors import LedgerError, TamperError
 from cosmati.records.ledger import (
     DIGEST_SIZE,
+    AmendEntry,
     CheckpointEntry,
     EndEntry,
     Entry,
@@ -39,6 +41,7 @@ _CELL = struct.Struct(">IHHIId32s")
 _RESUME = struct.Struct(">QQI")
 _CHECKPOINT = struct.Struct(">Q32s32s")
 _END = struct.Struct(">Q32s")
+_AMEND = struct.Struct(">Q32s")
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -103,14 +106,19 @@ def _encode_body(entry: Entry) -> tuple[EntryKind, bytes]:
         )
         return EntryKind.STEP, b"".join((head, root or b"", _count(entry.microbatches), *cells))
     if isinstance(entry, RunEntry):
-        pairs = (_text(name) + digest for name, digest in entry.commitments)
-        parts = (_text(entry.run_id), entry.details_digest, _count(entry.commitments), *pairs)
-        return EntryKind.RUN, b"".join(parts)
+        return EntryKind.RUN, _text(entry.run_id) + entry.details_digest + _encode_commitments(entry.commitments)
+    if isinstance(entry, AmendEntry):
+        head = _AMEND.pack(entry.step, entry.details_digest)
+        return EntryKind.AMEND, head + _encode_commitments(entry.commitments)
     if isinstance(entry, ResumeEntry):
         return EntryKind.RESUME, _RESUME.pack(entry.from_step, entry.supersedes, entry.attempt)
     if isinstance(entry, CheckpointEntry):
         return EntryKind.CHECKPOINT, _CHECKPOINT.pack(entry.step, entry.state_digest, entry.parameter_root)
     return EntryKind.END, _END.pack(entry.step, entry.parameter_root) + _text(entry.outcome)
+
+
+def _encode_commitments(commitments: tuple[tuple[str, bytes], ...]) -> bytes:
+    return b"".join((_count(commitments), *(_text(name) + digest for name, digest in commitments)))
 
 
 class _Fields:
@@ -139,14 +147,20 @@ class _Fields:
         """Take a text."""
         return self.raw(self.take(_COUNT)[0]).decode("utf-8")
 
+    def commitments(self) -> tuple[tuple[str, bytes], ...]:
+        """Take names with their digests."""
+        return tuple((self.text(), self.raw(DIGEST_SIZE)) for _ in range(self.take(_COUNT)[0]))
+
 
 def _decode_body(kind: int, fields: _Fields) -> Entry:
     if kind == EntryKind.STEP:
         return _decode_step(fields)
     if kind == EntryKind.RUN:
         run_id, digest = fields.text(), fields.raw(DIGEST_SIZE)
-        pairs = tuple((fields.text(), fields.raw(DIGEST_SIZE)) for _ in range(fields.take(_COUNT)[0]))
-        return RunEntry(run_id, pairs, digest)
+        return RunEntry(run_id, fields.commitments(), digest)
+    if kind == EntryKind.AMEND:
+        step, digest = _AMEND.unpack(fields.raw(_AMEND.size))
+        return AmendEntry(step, fields.commitments(), digest)
     if kind == EntryKind.RESUME:
         return ResumeEntry(*fields.take(_RESUME))
     if kind == EntryKind.CHECKPOINT:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from cosmati.errors import LedgerError
 from cosmati.ledger.entry import encode_entry
-from cosmati.records.ledger import CheckpointEntry, EndEntry, Entry, ResumeEntry, RunEntry, StepEntry
+from cosmati.records.ledger import AmendEntry, CheckpointEntry, EndEntry, Entry, ResumeEntry, RunEntry, StepEntry
 
 
 class RunHistory:
@@ -21,21 +21,25 @@ class RunHistory:
         size: Entries so far.
         attempt: The present attempt, 0 before any resume.
         has_ended: Whether the last entry is an end.
+        in_force: The latest entry that commits: entry 0 or an amendment; None for an empty log.
         num_superseded: Step entries that a resume has superseded.
         num_confirmed: Superseded steps that were run again with equal content.
-        diverged_steps: Numbers of those that were run again with another content.
+        diverged_steps: Numbers of those that were run again with another content, though nothing was amended.
     """
 
     def __init__(self) -> None:
         self.size = 0
         self.attempt = 0
         self.has_ended = False
+        self.in_force: RunEntry | AmendEntry | None = None
+        self._may_amend = False
         self.num_superseded = 0
         self.num_confirmed = 0
         self.diverged_steps: set[int] = set()
         self._indices: list[int] = []
         self._contents: list[bytes] = []
         self._superseded: dict[int, bytes] = {}
+        self._may_differ: set[int] = set()
 
     @property
     def num_steps(self) -> int:
@@ -75,10 +79,19 @@ class RunHistory:
             self._append_step(entry)
         elif isinstance(entry, ResumeEntry):
             self._append_resume(entry)
+        elif isinstance(entry, AmendEntry) and (not self._may_amend or entry.step != self.num_steps):
+            raise self._refuse(
+                f"an amendment from step {entry.step} on, and one stands right after a resume or another amendment and "
+                f"says the steps that stand, {self.num_steps}"
+            )
         elif isinstance(entry, CheckpointEntry) and entry.step > self.num_steps:
             raise self._refuse(f"a checkpoint after {entry.step} steps, and only {self.num_steps} stand")
         elif isinstance(entry, EndEntry) and entry.step != self.num_steps:
             raise self._refuse(f"an end after {entry.step} steps, and {self.num_steps} stand")
+        if isinstance(entry, RunEntry | AmendEntry):
+            self.in_force = entry
+            self._may_differ.update(self._superseded)
+        self._may_amend = isinstance(entry, ResumeEntry | AmendEntry)
         self.has_ended = isinstance(entry, EndEntry)
         self.size += 1
 
@@ -93,11 +106,18 @@ class RunHistory:
                 f"it is step {entry.step} of attempt {entry.attempt}, where step {self.num_steps} of attempt "
                 f"{self.attempt} must follow"
             )
+        assert self.in_force is not None, "a run entry is entry 0"
+        committed = dict(self.in_force.commitments).get("policy", entry.policy_digest)
+        if committed != entry.policy_digest:
+            raise self._refuse(
+                f"step {entry.step} went by the policy {entry.policy_digest.hex()[:16]}, and {committed.hex()[:16]} is "
+                "in force: a policy changes by an amendment"
+            )
         content = hashlib.sha256(encode_entry(replace(entry, attempt=0))).digest()[:16]
         before = self._superseded.pop(entry.step, None)
         if before == content:
             self.num_confirmed += 1
-        elif before is not None:
+        elif before is not None and entry.step not in self._may_differ:
             self.diverged_steps.add(entry.step)
         self._indices.append(self.size)
         self._contents.append(content)
@@ -114,6 +134,7 @@ class RunHistory:
         self._superseded.update(
             zip(range(entry.from_step, self.num_steps), self._contents[entry.from_step :], strict=True)
         )
+        self._may_differ.difference_update(range(entry.from_step, self.num_steps))
         self.num_superseded += self.num_steps - entry.from_step
         self.attempt = entry.attempt
         del self._indices[entry.from_step :], self._contents[entry.from_step :]

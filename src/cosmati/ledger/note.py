@@ -135,6 +135,18 @@ def verify_note(note: bytes, key: VerifierKey) -> str:
     return text
 
 
+def check_note(note: bytes, what: str) -> None:
+    """Refuse what isn't a signed note, whoever signed it: a file that was given by mistake.
+
+    Raises:
+        LedgerError: it isn't one.
+    """
+    try:
+        _split_note(note)
+    except TamperError as error:
+        raise LedgerError(f"{what} can't be read: {error} A `checkpoint` file of the ledger is one.") from error
+
+
 def _split_note(note: bytes) -> tuple[str, list[str]]:
     try:
         whole = note.decode("utf-8")

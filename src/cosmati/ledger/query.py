@@ -8,16 +8,18 @@ covers. Who asks several opens a `VerifiedLedger` once and gives it in place of 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cosmati.errors import LedgerError, TamperError
+from cosmati.errors import LedgerError, RefutedError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.note import TreeHead
 from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_key
+from cosmati.ledger.tables import Tables, broken, in_force, is_number
 from cosmati.ledger.verify import LEVEL_0
-from cosmati.records.ledger import MicrobatchCell, RunEntry, StepEntry
+from cosmati.records.ledger import AmendEntry, MicrobatchCell, RunEntry, StepEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class ContributionTable:
-    """One `Contribution` for each class and region, in the order of entry 0, zeros included."""
+    """One `Contribution` for each class and region, in the order in which the log names them, zeros included."""
 
     origin: str
     tree_size: int
@@ -81,6 +83,8 @@ class ExclusionStatement:
         tree_size: Entries that were scanned, all of the tree.
         root: Root hash, 64 hexadecimal digits.
         num_steps_scanned: Step entries among them.
+        num_steps_without_region: Steps among them under tables that have no region of this name. Nothing is stated of
+            what their tables call the same parameters.
         num_class_microbatches: Microbatches of the class among them.
         policy_digests: Digests of the policies in force, in hexadecimal, in the order of their first step.
         evidence_level: What the statement shows at most.
@@ -92,27 +96,10 @@ class ExclusionStatement:
     tree_size: int
     root: str
     num_steps_scanned: int
+    num_steps_without_region: int
     num_class_microbatches: int
     policy_digests: tuple[str, ...]
     evidence_level: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Tables:
-    classes: tuple[str, ...]
-    regions: tuple[str, ...]
-    routes: tuple[tuple[float, ...], ...]
-
-    def class_index(self, name: str) -> int:
-        return _index(self.classes, name, "class")
-
-    def region_index(self, name: str) -> int:
-        return _index(self.regions, name, "region")
-
-    def route(self, cell: MicrobatchCell, item: ScannedEntry) -> tuple[float, ...]:
-        if cell.route_id >= len(self.routes) or cell.class_id >= len(self.classes):
-            raise _broken(item, f"class {cell.class_id} or route {cell.route_id} isn't in the tables of entry 0")
-        return self.routes[cell.route_id] if cell.num_rows else (0.0,) * len(self.regions)
 
 
 def _index(names: tuple[str, ...], name: str, kind: str) -> int:
@@ -121,38 +108,15 @@ def _index(names: tuple[str, ...], name: str, kind: str) -> int:
     return names.index(name)
 
 
-def _broken(item: ScannedEntry, reason: str) -> TamperError:
-    return TamperError(f"Entry {item.index} breaks the ledger's contract: {reason}. No answer can be drawn from it.")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-
-
-def _read_tables(item: ScannedEntry) -> _Tables:
-    details = decode_details(item.details) if item.details is not None else {}
-    classes, regions, routes = (details.get(name) for name in ("classes", "regions", "routes"))
-    for names in (classes, regions):
-        if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
-            raise _broken(item, "its details have no list of distinct class and region names")
-    assert isinstance(classes, list)
-    assert isinstance(regions, list)
-    if not isinstance(routes, list) or not all(
-        isinstance(row, list) and len(row) == len(regions) and all(map(_is_number, row)) for row in routes
-    ):
-        raise _broken(item, "its details have no list of routes with a weight for each region")
-    return _Tables(tuple(classes), tuple(regions), tuple(tuple(map(float, row)) for row in routes))
-
-
 def _read_norms(item: ScannedEntry, num_microbatches: int, num_regions: int) -> dict[int, list[float | None]]:
     value = decode_details(item.details).get("gradient_norm") if item.details is not None else None
     norms: dict[int, list[float | None]] = {}
     for name, row in (value if isinstance(value, dict) else {}).items():
         is_index = name.isascii() and name.isdigit() and str(int(name)) == name and int(name) < num_microbatches
         if not is_index or not isinstance(row, list) or len(row) != num_regions:
-            raise _broken(item, f"gradient_norm {name!r} isn't a microbatch with a value for each region")
-        if not all(v is None or _is_number(v) for v in row):
-            raise _broken(item, f"gradient_norm {name!r} has a value that is neither a norm nor null")
+            raise broken(item, f"gradient_norm {name!r} isn't a microbatch with a value for each region")
+        if not all(v is None or is_number(v) for v in row):
+            raise broken(item, f"gradient_norm {name!r} has a value that is neither a norm nor null")
         norms[int(name)] = row
     return norms
 
@@ -167,6 +131,10 @@ class VerifiedLedger:
     Attributes:
         run: Entry 0.
         details: Entry 0's details: classes, regions, routes, phases and what else the run committed to.
+        tables: What entry 0 and each amendment say, in the order of the log; the last ones are in force at its end.
+        classes: Names in all these tables, in order of first appearance.
+        regions: Likewise.
+        standing: Indices of the steps that stand.
 
     Raises:
         LedgerError: no ledger, an empty one, or no key. TamperError: it doesn't verify, or its details don't
@@ -180,18 +148,24 @@ class VerifiedLedger:
             raise LedgerError(f"The ledger {directory} is empty. Query it once the run has begun.")
         self._directory = directory
         scan = Scan(directory, self.head)
-        first, *_ = (item for item in scan if item.index == 0)
+        self.tables = [tables for item, tables in in_force(scan) if isinstance(item.entry, RunEntry | AmendEntry)]
+        first = self.tables[0]
         assert isinstance(first.entry, RunEntry), "the history refuses anything else as entry 0"
         self.run = first.entry
-        self.details = decode_details(first.details) if first.details is not None else {}
-        self.tables = _read_tables(first)
+        self.details = first.details
+        self.classes = tuple(dict.fromkeys(name for tables in self.tables for name in tables.classes))
+        self.regions = tuple(dict.fromkeys(name for tables in self.tables for name in tables.regions))
         self.standing = scan.history.standing()
 
-    def steps(self) -> Iterator[tuple[ScannedEntry, StepEntry]]:
-        """Yield the steps, superseded ones too."""
-        for item in Scan(self._directory, self.head):
+    def entries(self) -> Iterator[ScannedEntry]:
+        """Yield all entries."""
+        return iter(Scan(self._directory, self.head))
+
+    def steps(self) -> Iterator[tuple[ScannedEntry, StepEntry, Tables]]:
+        """Yield the steps with the tables in force for them, superseded ones too."""
+        for item, tables in in_force(Scan(self._directory, self.head)):
             if isinstance(item.entry, StepEntry):
-                yield item, item.entry
+                yield item, item.entry, tables
 
 
 def _opened(ledger: Path | VerifiedLedger, vkey: str | None) -> VerifiedLedger:
@@ -229,31 +203,27 @@ def contributions(directory: Path | VerifiedLedger, *, vkey: str | None = None) 
         details don't follow the contract in `cosmati.records.ledger`.
     """
     ledger = _opened(directory, vkey)
-    tables = ledger.tables
-    sums = [[_Sum() for _ in tables.regions] for _ in tables.classes]
-    for item, entry in ledger.steps():
+    sums: dict[tuple[str, str], _Sum] = {(name, region): _Sum() for name in ledger.classes for region in ledger.regions}
+    for item, entry, tables in ledger.steps():
         if item.index not in ledger.standing:
             continue
         norms = _read_norms(item, len(entry.microbatches), len(tables.regions))
         for number, cell in enumerate(entry.microbatches):
-            row = norms.get(number)
-            for region, weight in enumerate(tables.route(cell, item)):
+            name, row = tables.class_of(cell, item), norms.get(number)
+            for column, weight in enumerate(tables.route(cell, item)):
                 if weight > 0:
-                    sums[cell.class_id][region].add(item, cell, weight, None if row is None else row[region])
-    totals = [sum(row[r].norm_sum for row in sums) for r in range(len(tables.regions))]
+                    norm = None if row is None else row[column]
+                    sums[name, tables.regions[column]].add(item, cell, weight, norm)
+    totals = {region: sum(sums[name, region].norm_sum for name in ledger.classes) for region in ledger.regions}
     return ContributionTable(
         origin=ledger.key.name,
         tree_size=ledger.head.size,
         root=ledger.head.root.hex(),
         evidence_level=LEVEL_0,
         num_steps=len(ledger.standing),
-        classes=tables.classes,
-        regions=tables.regions,
-        cells=tuple(
-            _contribution(name, region, sums[c][r], totals[r])
-            for c, name in enumerate(tables.classes)
-            for r, region in enumerate(tables.regions)
-        ),
+        classes=ledger.classes,
+        regions=ledger.regions,
+        cells=tuple(_contribution(name, region, one, totals[region]) for (name, region), one in sums.items()),
     )
 
 
@@ -308,19 +278,18 @@ def logged_steps(directory: Path | VerifiedLedger, *, vkey: str | None = None) -
         LedgerError, TamperError: as for `contributions`.
     """
     ledger = _opened(directory, vkey)
-    tables = ledger.tables
-    for item, entry in ledger.steps():
+    for item, entry, tables in ledger.steps():
         if item.index not in ledger.standing:
             continue
         norms: dict[tuple[str, str], float] = {}
         rows = _read_norms(item, len(entry.microbatches), len(tables.regions))
-        for number, cell in enumerate(entry.microbatches):
-            tables.route(cell, item)
+        names = [tables.class_of(cell, item) for cell in entry.microbatches]
+        for number, name in enumerate(names):
             for region, norm in zip(tables.regions, rows.get(number, ()), strict=False):
                 if norm is not None:
-                    key = tables.classes[cell.class_id], region
+                    key = name, region
                     norms[key] = norms.get(key, 0.0) + norm
-        seen = tuple(tables.classes[cell.class_id] for cell in entry.microbatches if cell.num_rows)
+        seen = tuple(name for name, cell in zip(names, entry.microbatches, strict=True) if cell.num_rows)
         yield LoggedStep(entry.step, seen, norms)
 
 
@@ -330,7 +299,7 @@ def direct_write_exclusion(
     """Scan the whole ledger and state that no step gave rows of the class weight in the region.
 
     Raises:
-        LedgerError, TamperError: as for `direct_write_exclusions`.
+        LedgerError, RefutedError, TamperError: as for `direct_write_exclusions`.
     """
     return direct_write_exclusions(directory, [(class_name, region)], vkey=vkey)[0]
 
@@ -341,37 +310,37 @@ def direct_write_exclusions(
     """Scan the whole ledger once, and state of each class and region that no step gave such rows weight there.
 
     Raises:
-        LedgerError: no ledger, an empty one, or no such class or region. TamperError: a logged step (a
-        superseded one too) did, or logged a gradient where its route gave no weight; or
-            the ledger doesn't verify.
+        LedgerError: no ledger, an empty one, or no such class or region. RefutedError: a logged step (a superseded
+        one too) did, or logged a gradient where its route gave no weight. TamperError: the ledger doesn't verify.
     """
     ledger = _opened(directory, vkey)
-    tables = ledger.tables
-    columns: dict[int, list[int]] = {}
+    asked: dict[str, list[str]] = {}
     for class_name, region in pairs:
-        columns.setdefault(tables.class_index(class_name), []).append(tables.region_index(region))
-    num_steps, found = 0, ""
-    num_cells = dict.fromkeys(columns, 0)
+        _index(ledger.classes, class_name, "class")
+        _index(ledger.regions, region, "region")
+        asked.setdefault(class_name, []).append(region)
+    num_steps, num_cells = Counter[str](), Counter[str]()
     policies: dict[str, None] = {}
-    for item, entry in ledger.steps():
-        num_steps += 1
+    found = ""
+    for item, entry, tables in ledger.steps():
+        num_steps.update(("", *tables.regions))
         policies[entry.policy_digest.hex()] = None
         norms = _read_norms(item, len(entry.microbatches), len(tables.regions))
         for number, cell in enumerate(entry.microbatches):
-            route = tables.route(cell, item)
-            if cell.class_id not in columns:
-                continue
-            num_cells[cell.class_id] += 1
-            for column in columns[cell.class_id]:
+            name, route = tables.class_of(cell, item), tables.route(cell, item)
+            num_cells[name] += 1
+            for region in asked.get(name, ()):
+                if region not in tables.regions:
+                    continue
+                column = tables.regions.index(region)
                 norm = norms[number][column] if number in norms else None
                 if (route[column] > 0 or norm) and not found:
                     found = (
-                        f"entry {item.index} (step {entry.step}), microbatch {number}, gave rows of "
-                        f"{tables.classes[cell.class_id]!r} weight {route[column]} in {tables.regions[column]!r} "
-                        f"(gradient norm {norm})"
+                        f"entry {item.index} (step {entry.step}), microbatch {number}, gave rows of {name!r} weight "
+                        f"{route[column]} in {region!r} (gradient norm {norm})"
                     )
     if found:
-        raise TamperError(f"The statement is false: {found}. Ask `contributions` how much there was.")
+        raise RefutedError(f"The statement is false: {found}. Ask `contributions` how much there was.")
     return tuple(
         ExclusionStatement(
             class_name=class_name,
@@ -379,8 +348,9 @@ def direct_write_exclusions(
             origin=ledger.key.name,
             tree_size=ledger.head.size,
             root=ledger.head.root.hex(),
-            num_steps_scanned=num_steps,
-            num_class_microbatches=num_cells[tables.class_index(class_name)],
+            num_steps_scanned=num_steps[""],
+            num_steps_without_region=num_steps[""] - num_steps[region],
+            num_class_microbatches=num_cells[class_name],
             policy_digests=tuple(policies),
             evidence_level=LEVEL_0,
         )

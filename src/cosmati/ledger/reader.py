@@ -58,14 +58,20 @@ def read_verifier_key(directory: Path, vkey: str | None = None) -> VerifierKey:
 
 
 def read_head(directory: Path, key: VerifierKey) -> TreeHead:
-    """Return the tree head of the signed checkpoint.
+    """Return the tree head of the signed checkpoint; see `read_signed_head`."""
+    return read_signed_head(directory, key)[0]
+
+
+def read_signed_head(directory: Path, key: VerifierKey) -> tuple[TreeHead, str]:
+    """Return the tree head of the signed checkpoint, and the checkpoint's text as it was read: a writer replaces it.
 
     Raises:
         TamperError: it is missing or doesn't verify.
     """
     path = directory / CHECKPOINT_FILE
     try:
-        return parse_checkpoint(path.read_bytes(), key)
+        note = path.read_bytes()
+        return parse_checkpoint(note, key), note.decode("utf-8")
     except FileNotFoundError as error:
         raise TamperError(f"{path} is missing, so nothing here is signed. Restore it from a copy.") from error
     except TamperError as error:

@@ -1,4 +1,4 @@
-"""Checks a whole ledger: signature, key, tiles of all levels, root, details, order of the entries."""
+"""Checks a whole ledger: signature, key, tiles of all levels, root, details, order of the entries, steps by policy."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ from pathlib import Path
 
 from cosmati.errors import TamperError
 from cosmati.ledger.files import check_overlap
-from cosmati.ledger.note import TreeHead, VerifierKey, parse_checkpoint
+from cosmati.ledger.note import TreeHead, VerifierKey, check_note, parse_checkpoint
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
+from cosmati.ledger.tables import in_force
 from cosmati.ledger.wal import WAL_FILE, read_wal
+from cosmati.records.ledger import AmendEntry
 
 LEVEL_0 = "L0: consistent in itself, operator-asserted"
+
+
+@dataclass(frozen=True, slots=True)
+class Amendment:
+    """From `step` on the run committed to something else; each change is a name, what was, and what is now."""
+
+    step: int
+    changes: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +38,8 @@ class LedgerReport:
         num_attempts: 1, and one more for each resume; 0 for an empty ledger.
         num_superseded: Step entries that a resume superseded.
         num_confirmed: Superseded steps that were run again with equal content.
-        diverged_steps: Superseded steps that were run again with another content, in order.
+        diverged_steps: Superseded steps that were run again with another content though nothing was amended, in order.
+        amendments: What the run changed by name, in the order of the log.
         has_ended: Whether the last entry is the run's end.
         num_unsigned: Entries beyond the checkpoint in the write-ahead log: not signed, not checked.
         pinned_size: Size of the earlier checkpoint that was found to be a prefix, None without one.
@@ -44,6 +55,7 @@ class LedgerReport:
     num_superseded: int
     num_confirmed: int
     diverged_steps: tuple[int, ...]
+    amendments: tuple[Amendment, ...]
     has_ended: bool
     num_unsigned: int
     pinned_size: int | None
@@ -60,8 +72,8 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         pinned: an earlier tree head, or the text of an earlier `checkpoint` file, which must be a prefix.
 
     Raises:
-        LedgerError: there is no ledger, or `vkey` is no key. TamperError: something doesn't verify; the
-        message says what and where.
+        LedgerError: there is no ledger, `vkey` is no key, or `pinned` no note. TamperError: something doesn't
+        verify; the message says what and where.
     """
     key = read_verifier_key(directory, vkey)
     # Before the checkpoint: a live writer replaces the log after it, so an honest one is never ahead of it.
@@ -73,8 +85,11 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         roots.append(wal.head)
     scan = Scan(directory, head, roots)
     covered = {} if wal is None else wal.entries
-    for item in scan:
+    amendments = []
+    for item, tables in in_force(scan):
         check_overlap(covered, item.index, item.data)
+        if isinstance(item.entry, AmendEntry):
+            amendments.append(Amendment(item.entry.step, tables.changes))
     history = scan.history
     return LedgerReport(
         origin=key.name,
@@ -86,6 +101,7 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         num_superseded=history.num_superseded,
         num_confirmed=history.num_confirmed,
         diverged_steps=tuple(sorted(history.diverged_steps)),
+        amendments=tuple(amendments),
         has_ended=history.has_ended,
         num_unsigned=sum(index >= head.size for index in covered),
         pinned_size=None if earlier is None else earlier.size,
@@ -96,6 +112,7 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
 def _read_pinned(pinned: TreeHead | str | None, key: VerifierKey) -> TreeHead | None:
     if not isinstance(pinned, str):
         return pinned
+    check_note(pinned.encode(), "The pinned checkpoint")
     try:
         return parse_checkpoint(pinned.encode(), key)
     except TamperError as error:

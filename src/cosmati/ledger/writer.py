@@ -18,7 +18,7 @@ from cosmati.ledger.files import LedgerFiles, create_files, open_files
 from cosmati.ledger.history import RunHistory
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.note import TreeHead
-from cosmati.records.ledger import NO_DETAILS, Entry, ResumeEntry
+from cosmati.records.ledger import NO_DETAILS, AmendEntry, Entry, ResumeEntry, RunEntry
 
 __all__ = ["LedgerWriter", "details_digest"]
 
@@ -117,6 +117,12 @@ class LedgerWriter:
         """Number of entries appended, flushed or not."""
         with self._changed:
             return self._history.size
+
+    @property
+    def in_force(self) -> RunEntry | AmendEntry | None:
+        """What the run commits to now: entry 0 or the latest amendment; None for an empty ledger."""
+        with self._changed:
+            return self._history.in_force
 
     def next_attempt(self) -> int:
         """Return the attempt number of a resume."""

@@ -5,7 +5,11 @@ Steps count from 0, as in the position `(seed, step, microbatch)`. Wherever a *n
 
 A ledger is one run: entry 0 is a `RunEntry`; then steps without a gap, checkpoints between them, and an end.
 A run that goes on after a crash appends a `ResumeEntry`; nothing is rewritten. A run may also resume
-after its end.
+after its end. Where it then commits to something else (another policy, a longer budget), an `AmendEntry` follows.
+
+*In force* for an entry is the latest `RunEntry` or `AmendEntry` before it, in the order of the log: a resume that goes
+back behind an amendment leaves it in force, until another one says otherwise. The ids of a step are indices into the
+tables in force for it. Tables may name other classes and regions than those before, so readers join them by name.
 
 Details are JSON objects beside the tree, one line each in `details.jsonl`, in the order of their entries,
 canonical by RFC 8785. An entry commits to its line by SHA-256; `NO_DETAILS` says that there is none. JSON has
@@ -16,7 +20,12 @@ Details of entry 0::
     {"classes": [name, ...], "regions": [name, ...],
      "routes": [[weight per region], ...],                 indexed by MicrobatchCell.route_id
      "phases": [[name, start_step, end_step], ...],
+     "policy": [[[[weight per region] per phase], [decision per phase]], ...],   by class; [] without a policy
      "seed": int, ...}                                     any other JSON besides
+
+Details of an amendment are those of entry 0, as they are from now on, with one more field::
+
+    {"changes": [[name, was, now], ...], ...}              texts, for people
 
 Details of a step (a microbatch whose norm is off its cadence is absent from "gradient_norm")::
 
@@ -48,6 +57,7 @@ class EntryKind(IntEnum):
     RESUME = 2
     CHECKPOINT = 3
     END = 4
+    AMEND = 5
 
 
 def _check_digests(**digests: bytes) -> None:
@@ -74,6 +84,14 @@ def _check_texts(**texts: str) -> None:
             raise LedgerError(f"{name} must be 1 to {_TEXT_LIMIT} bytes of UTF-8 and is {value!r:.80}. Change it.")
 
 
+def _check_commitments(commitments: tuple[tuple[str, bytes], ...]) -> None:
+    for name, digest in commitments:
+        _check_texts(commitment=name)
+        _check_digests(**{name: digest})
+    if len({name for name, _ in commitments}) != len(commitments):
+        raise LedgerError("Two commitments have one name, so a reader can't tell them apart. Rename one.")
+
+
 @dataclass(frozen=True, slots=True)
 class RunEntry:
     """Entry 0: what the run commits to before its first step.
@@ -93,11 +111,28 @@ class RunEntry:
         """Refuse what the log can't hold."""
         _check_texts(run_id=self.run_id)
         _check_digests(details_digest=self.details_digest)
-        for name, digest in self.commitments:
-            _check_texts(commitment=name)
-            _check_digests(**{name: digest})
-        if len({name for name, _ in self.commitments}) != len(self.commitments):
-            raise LedgerError("Two commitments have one name, so a reader can't tell them apart. Rename one.")
+        _check_commitments(self.commitments)
+
+
+@dataclass(frozen=True, slots=True)
+class AmendEntry:
+    """From here on the run commits to something else. It stands right after a resume, or after another amendment.
+
+    Attributes:
+        step: Number of steps that stand: the first step that it's in force for.
+        commitments: As those of `RunEntry`, all of them, changed or not.
+        details_digest: SHA-256 of the details line, which holds the tables of names from now on.
+    """
+
+    step: int
+    commitments: tuple[tuple[str, bytes], ...]
+    details_digest: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse what the log can't hold."""
+        _check_counts(64, step=self.step)
+        _check_digests(details_digest=self.details_digest)
+        _check_commitments(self.commitments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +140,10 @@ class MicrobatchCell:
     """One microbatch of a step.
 
     Attributes:
-        class_id: Index into the class names of entry 0.
+        class_id: Index into the class names in force.
         band: Band of the rows within their class.
-        phase: Index into the phases of entry 0.
-        route_id: Index into the routes of entry 0: which weight each region gave these rows.
+        phase: Index into the phases in force.
+        route_id: Index into the routes in force: which weight each region gave these rows.
         num_rows: Rows that took part; tombstones don't count.
         weight: What the mean divides by (rows, tokens, positives); finite and not negative.
         row_commitment: 32-byte commitment to the rows, in order.
@@ -222,4 +257,4 @@ class EndEntry:
         _check_digests(parameter_root=self.parameter_root)
 
 
-Entry: TypeAlias = RunEntry | StepEntry | ResumeEntry | CheckpointEntry | EndEntry
+Entry: TypeAlias = RunEntry | StepEntry | ResumeEntry | CheckpointEntry | EndEntry | AmendEntry

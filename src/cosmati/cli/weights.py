@@ -1,0 +1,71 @@
+"""Whether a file of weights is what a run's ledger says that it trained."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from cosmati.core.state import parameter_root
+from cosmati.errors import CheckpointError, RefutedError
+from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.roots import SignedRoot, signed_roots
+from cosmati.train.run.checkpoints import list_checkpoints
+
+_STEP_FOLDER = re.compile(r"step-(\d+)")
+
+
+def newest_weights(run: Path) -> Path:
+    """Return the weights of a run's newest checkpoint.
+
+    Raises:
+        CheckpointError: it has none.
+    """
+    found = list_checkpoints(run / "checkpoints")
+    if not found:
+        msg = f"{run} holds no checkpoint. Name the file of weights: --weights FILE.safetensors."
+        raise CheckpointError(msg)
+    return found[0] / "model.safetensors"
+
+
+def check_weights(ledger: VerifiedLedger, path: Path) -> SignedRoot:
+    """Return the signed root that the weights in a file have.
+
+    Args:
+        ledger: of the run.
+        path: a safetensors file of parameters and buffers by name. In a checkpoint's folder it must hold the weights
+            of that folder's step.
+
+    Raises:
+        CheckpointError: the file can't be read. RefutedError: no entry signs these weights, or none that stands, or
+            they're those of another step.
+    """
+    try:
+        root = parameter_root(load_file(path))
+    except (OSError, ValueError, SafetensorError) as error:
+        msg = f"The weights {path} can't be read: {error}. Give a whole safetensors file."
+        raise CheckpointError(msg) from error
+    signed = signed_roots(ledger)
+    same = [one for one in signed if one.root == root]
+    standing = [one for one in same if one.stands]
+    match = _STEP_FOLDER.fullmatch(path.resolve().parent.name)
+    wanted = [one for one in standing if match is None or one.step == int(match[1])]
+    if wanted:
+        return wanted[-1]
+    if standing:
+        raise RefutedError(
+            f"{path} holds the weights after {standing[-1].step} steps, which entry {standing[-1].index} signs, and "
+            "its folder's name says another number: one checkpoint's weights were put into another's folder."
+        )
+    if same:
+        raise RefutedError(
+            f"{path} holds the weights after {same[-1].step} steps of an attempt that was superseded (entry "
+            f"{same[-1].index}): the run went on from an earlier step, and came to others."
+        )
+    steps = ", ".join(str(one.step) for one in signed if one.stands) or "none"
+    raise RefutedError(
+        f"No entry signs the weights in {path}, whose root is {root.hex()}: they were changed, or are of another run. "
+        f"Numbers of steps after which a root is signed: {steps}."
+    )

@@ -1,0 +1,189 @@
+"""What a step is read with: the names, routes and policy that the entry in force for it commits to.
+
+A step's cells hold indices. They mean nothing without their tables, and an amendment brings others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from cosmati.errors import TamperError
+from cosmati.ledger.details import decode_details
+from cosmati.ledger.reader import ScannedEntry
+from cosmati.records.ledger import AmendEntry, MicrobatchCell, RunEntry, StepEntry
+
+Weights = tuple[float, ...]
+_OFFERED = ("admit", "gate")
+_WITHHELD = ("defer", "reject")
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What entry 0 or an amendment says of classes, regions, routes and policy.
+
+    Attributes:
+        index: Index of the entry.
+        entry: It.
+        details: Its details, as JSON has them.
+        classes: Names; a cell's `class_id` is the index.
+        regions: Names, in the order of a route's weights.
+        routes: A weight for each region; a cell's `route_id` is the index.
+        phases: First step and end of each phase of the policy, none without a policy.
+        policy: By class and phase, the weights and the decision; empty without a policy.
+        changes: What an amendment changed: name, was, now.
+    """
+
+    index: int
+    entry: RunEntry | AmendEntry
+    details: Mapping[str, Any]
+    classes: tuple[str, ...]
+    regions: tuple[str, ...]
+    routes: tuple[Weights, ...]
+    phases: tuple[tuple[int, int], ...]
+    policy: tuple[tuple[tuple[Weights, str], ...], ...]
+    changes: tuple[tuple[str, str, str], ...]
+
+    def class_of(self, cell: MicrobatchCell, item: ScannedEntry) -> str:
+        """Return the name of a cell's class.
+
+        Raises:
+            TamperError: it isn't in the tables.
+        """
+        if cell.class_id >= len(self.classes):
+            raise broken(item, f"class {cell.class_id} isn't in the tables of entry {self.index}")
+        return self.classes[cell.class_id]
+
+    def route(self, cell: MicrobatchCell, item: ScannedEntry) -> Weights:
+        """Return the weight that a cell's rows had in each region; 0 everywhere where it has no rows.
+
+        Raises:
+            TamperError: its route isn't in the tables.
+        """
+        if cell.route_id >= len(self.routes):
+            raise broken(item, f"route {cell.route_id} isn't in the tables of entry {self.index}")
+        return self.routes[cell.route_id] if cell.num_rows else (0.0,) * len(self.regions)
+
+
+def in_force(items: Iterable[ScannedEntry]) -> Iterator[tuple[ScannedEntry, Tables]]:
+    """Yield entries, each with the tables in force for it, after checking steps against them.
+
+    Raises:
+        TamperError: tables that don't follow the contract in `cosmati.records.ledger`, or a step that another policy
+            than theirs would give.
+    """
+    tables: Tables | None = None
+    for item in items:
+        if isinstance(item.entry, RunEntry | AmendEntry):
+            tables = _read_tables(item, item.entry)
+        assert tables is not None, "the history refuses anything else than a run entry as entry 0"
+        if isinstance(item.entry, StepEntry):
+            _check_step(tables, item, item.entry)
+        yield item, tables
+
+
+def broken(item: ScannedEntry, reason: str) -> TamperError:
+    """Return the error for an entry that was signed as it stands, and can't be right."""
+    return TamperError(f"Entry {item.index} breaks the ledger's contract: {reason}. No answer can be drawn from it.")
+
+
+def is_number(value: object) -> bool:
+    """Say whether a JSON value is finite and not negative."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _check_step(tables: Tables, item: ScannedEntry, entry: StepEntry) -> None:
+    """Check each cell against the policy; without one there is nothing that a cell must be."""
+    for number, cell in enumerate(entry.microbatches if tables.policy else ()):
+        name = f"microbatch {number} of step {entry.step}"
+        class_name = tables.class_of(cell, item)
+        tables.route(cell, item)
+        if cell.phase >= len(tables.phases):
+            raise broken(item, f"{name} is in phase {cell.phase}, which isn't in the tables of entry {tables.index}")
+        start, end = tables.phases[cell.phase]
+        if not start <= entry.step < end:
+            raise broken(item, f"{name} says phase {cell.phase}, which goes from step {start} to {end}")
+        weights, decision = tables.policy[cell.class_id][cell.phase]
+        if tables.routes[cell.route_id] != weights:
+            raise broken(
+                item,
+                f"{name} has the weights {tables.routes[cell.route_id]}, and the policy in force "
+                f"(entry {tables.index}) gives {class_name!r} {weights} in that phase",
+            )
+        if cell.num_rows and decision in _WITHHELD:
+            raise broken(
+                item, f"{name} has {cell.num_rows} rows of {class_name!r}, which the policy says to {decision}"
+            )
+
+
+def _read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry) -> Tables:
+    details = decode_details(item.details) if item.details is not None else {}
+    classes, regions = (_names(item, details.get(name)) for name in ("classes", "regions"))
+    routes = details.get("routes")
+    if not isinstance(routes, list) or not all(_is_route(row, regions) for row in routes):
+        raise broken(item, "its details have no list of routes with a weight for each region")
+    changes = details.get("changes") if isinstance(entry, AmendEntry) else []
+    if not isinstance(changes, list) or not all(_is_change(change) for change in changes):
+        raise broken(item, "its details don't say what was changed: name, was, now")
+    phases, policy = _read_policy(item, details, classes, regions)
+    return Tables(
+        index=item.index,
+        entry=entry,
+        details=details,
+        classes=classes,
+        regions=regions,
+        routes=tuple(_weights(row) for row in routes),
+        phases=phases,
+        policy=policy,
+        changes=tuple((name, was, now) for name, was, now in changes),
+    )
+
+
+def _read_policy(
+    item: ScannedEntry, details: Mapping[str, Any], classes: tuple[str, ...], regions: tuple[str, ...]
+) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[tuple[Weights, str], ...], ...]]:
+    """Return phases and policy as `Tables` have them."""
+    spans, policy = details.get("phases"), details.get("policy")
+    if not policy:
+        return (), ()
+    if not _are_spans(spans) or not _is_policy(policy, len(classes), len(spans), regions):
+        raise broken(item, "its policy isn't a weight for each region and a decision, for each class and phase")
+    by_class = tuple(tuple((_weights(row), kind) for row, kind in zip(*one, strict=True)) for one in policy)
+    return tuple((start, end) for _, start, end in spans), by_class
+
+
+def _are_spans(spans: object) -> TypeGuard[list[list[Any]]]:
+    return isinstance(spans, list) and all(
+        isinstance(span, list) and len(span) == 3 and all(type(n) is int for n in span[1:]) for span in spans
+    )
+
+
+def _is_policy(policy: object, num_classes: int, num_phases: int, regions: tuple[str, ...]) -> bool:
+    return (
+        isinstance(policy, list)
+        and len(policy) == num_classes
+        and all(isinstance(one, list) and len(one) == 2 for one in policy)
+        and all(isinstance(column, list) and len(column) == num_phases for one in policy for column in one)
+        and all(_is_route(row, regions) for weights, _ in policy for row in weights)
+        and all(kind in _OFFERED + _WITHHELD for _, decisions in policy for kind in decisions)
+    )
+
+
+def _names(item: ScannedEntry, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(n, str) for n in value) or len(set(value)) < len(value):
+        raise broken(item, "its details have no list of distinct class and region names")
+    return tuple(value)
+
+
+def _is_route(row: object, regions: tuple[str, ...]) -> bool:
+    return isinstance(row, list) and len(row) == len(regions) and all(map(is_number, row))
+
+
+def _is_change(change: object) -> bool:
+    return isinstance(change, list) and len(change) == 3 and all(isinstance(text, str) for text in change)
+
+
+def _weights(row: Iterable[float]) -> Weights:
+    return tuple(map(float, row))
