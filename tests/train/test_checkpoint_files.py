@@ -124,7 +124,7 @@ def test_what_is_no_checkpoint_cannot_be_read(tmp_path: Path, file: str) -> None
     else:
         (path / file).write_text('{"about": "no step"}' if file == "state.json" else "no tensors")
         (path / "digests.json").write_text(json.dumps(checkpoints._digests(path)))
-    with pytest.raises(CheckpointError, match=r"can't be read: .*Delete the folder"):
+    with pytest.raises(CheckpointError, match=r"can't be read"):
         read_checkpoint(path)
 
 

@@ -137,6 +137,9 @@ def test_the_details_of_entry_0_name_what_cells_point_to(tmp_path: Path) -> None
         "environment": {"torch": "2", "python": "3"},
         "num_microbatches": 2,
         "rows_version": 2,
+        "parameters": [["0.weight"], ["1.weight"]],
+        "policy_text": {"name": "halves"},
+        "recipe": {"settings.seed": "7", "settings.tail": ""},
     }
 
 

@@ -272,14 +272,13 @@ def test_a_checkpoint_is_published_after_observers_know_of_it(tmp_path: Path) ->
 def test_a_stop_is_asked_for_once_and_the_second_ctrl_c_interrupts() -> None:
     run = _open_run()
     run.start(Clock())
-    try:
+    with run.listening():
         assert not run.stop_is_asked()
         os.kill(os.getpid(), signal.SIGTERM)
         assert run.stop_is_asked()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    finally:
-        run.close(RESULT, FACTS.plan)
+    run.close(RESULT, FACTS.plan)
 
 
 def test_the_end_is_told_to_all_and_recorded_where_an_observer_fails(tmp_path: Path) -> None:

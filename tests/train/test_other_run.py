@@ -135,29 +135,29 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a shorter budget, asked for, that is over": {"config": {"budget": "2ba", "change": ("budget",)}},
 }
 NAMED = {
-    "other content": "data digest",
-    "fewer rows": "data digest",
-    "other rows a step": "data rows a step 16, was 8",
-    "a class name": "data classes 0 every, was all",
+    "other content": "data: digest",
+    "fewer rows": "data: digest",
+    "other rows a step": "data: rows a step 16, was 8",
+    "a class name": "data classes: 0 every, was all",
     "relabelled classes": "data classes",
-    "another loss": "loss 0 is .*smoothed, was .*loss",
-    "a loss of another size": "loss 0 is .*lambda",
-    "an activation": r"model modules 1 GELU.*was ReLU",
-    "a wider layer": r"model parameters 0 weight float32\[9, 6\], was float32\[8, 6\]",
+    "another loss": "loss 0: is .*smoothed, was .*loss",
+    "a loss of another size": "loss 0: is .*lambda",
+    "an activation": r"model modules: 1 GELU.*was ReLU",
+    "a wider layer": r"model parameters 0: weight float32\[9, 6\], was float32\[8, 6\]",
     "another dropout": r"Dropout\(p=0.2.*was Dropout\(p=0.1",
     "a model in eval mode": "in eval mode",
     "a frozen layer": "frozen",
     "learning rate": "learning rate 0.02, was 0.01",
     "weight decay": "weight_decay 0.5, was",
-    "another optimizer": "optimizers 0 is SGD, was AdamW",
-    "a schedule": "optimizers 0 schedule .*Cosine.*change=.*schedule",
-    "a method more": r"methods 0 LabelSmoothing.*, was absent",
-    "an average more": r"methods 0 EMA",
-    "seed": "settings seed 4, was 3",
-    "V": "settings V 4, was 2",
-    "precision": "settings precision bfloat16, was float32",
-    "deterministic": "settings deterministic False, was True",
-    "a longer budget": "budget span 8ba, was 6ba.*change=.*budget",
+    "another optimizer": "optimizers 0: is SGD, was AdamW",
+    "a schedule": "optimizers 0: schedule .*Cosine.*change=.*schedule",
+    "a method more": r"methods: 0 LabelSmoothing.*, was absent",
+    "an average more": r"methods: 0 EMA",
+    "seed": "settings: seed 4, was 3",
+    "V": "settings: V 4, was 2",
+    "precision": "settings: precision bfloat16, was float32",
+    "deterministic": "settings: deterministic False, was True",
+    "a longer budget": "budget: span 8ba, was 6ba.*change=.*budget",
     "a shorter budget, asked for, that is over": "ends before the 3 steps",
 }
 
@@ -277,7 +277,7 @@ def test_code_that_no_digest_sees_is_found_by_what_it_computes(tmp_path: Path) -
 
 def test_the_probe_keeps_no_content(copied: Path) -> None:
     facts = read_checkpoint(list_checkpoints(copied / "checkpoints")[0]).facts
-    assert facts["probe"]["specs"] == [[[4, 6], "float32", 1], [[4], "int64", 3]]
+    assert facts["probe"]["specs"] == [[[4, 6], "float32", 1], [[4], "int64", 2]]
     (value,) = facts["probe"]["losses"]
     assert 0 < float.fromhex(value) < 10
 
@@ -287,7 +287,7 @@ def test_a_run_that_dies_before_its_first_checkpoint_is_still_itself(tmp_path: P
     with pytest.raises(ZeroDivisionError), trainer:
         raise ZeroDivisionError
     assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000000"]
-    with pytest.raises(CheckpointError, match="settings seed 9, was 3"):
+    with pytest.raises(CheckpointError, match="settings: seed 9, was 3"):
         recipe(tmp_path / "run", config={"seed": 9})[0].fit()
 
 
@@ -313,7 +313,7 @@ def test_other_threads_withdraw_the_promises(copied: Path) -> None:
     trainer.fit()
     for name in ("resume", "elastic"):
         assert not trainer.plan.holds(name)
-        assert f"threads 2, was 1" in str(trainer.plan)
+        assert "threads 2, was 1" in str(trainer.plan)
     record = RunRecord.from_json((copied / "run.json").read_text())
     assert not next(g for g in record.guarantees if g.name == "resume").holds
     # It stays withdrawn.

@@ -138,7 +138,6 @@ def test_a_snapshot_names_what_it_holds() -> None:
     facts = json.loads(json.dumps(checkpoint.facts))
     assert facts["clock"] == [3, 1, 1, 12, 24, 1.5]
     assert facts["feed"] == {"loader": {"place": 1}}
-    assert facts["plan"] == assembly.plan.digest
     assert ["resume", "a reason"] in facts["withdrawn"]
     assert {name for name, _ in facts["withdrawn"]} == {g.name for g in plan.guarantees if not g.holds}
     assert [len(one["groups"]) for one in facts["optimizers"]] == [
@@ -160,17 +159,6 @@ def test_promises_that_were_taken_back_stay_so() -> None:
     restored = restore(snapshot(assembly, {}, CLOCK, plan, feed), assembly, feed)
     assert restored.plan == plan
     assert not restored.plan.holds("resume")
-
-
-def test_another_plan_is_refused_and_nothing_is_touched() -> None:
-    assembly, feed, _ = _prepared(0)
-    checkpoint = snapshot(assembly, {}, CLOCK, assembly.plan, feed)
-    other, other_feed, loader = _prepared(1, start=1.0)
-    before = {name: value.clone() for name, value in other.model.state_dict().items()}
-    with pytest.raises(CheckpointError, match=r"checkpoint of step 3 in None was made by another plan or recipe"):
-        restore(checkpoint, other, other_feed)
-    assert all(torch.equal(value, before[name]) for name, value in other.model.state_dict().items())
-    assert loader.place == 0
 
 
 def test_another_model_is_refused() -> None:

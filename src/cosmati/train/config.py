@@ -38,7 +38,8 @@ class RunConfig:
         num_checkpoints: how many to keep.
         evaluate_every: time string; None evaluates at the end only.
         ledger: keep a ledger; None keeps one where there is a policy and a run folder.
-        details_every: steps between the ledger's gradient norms by class and region.
+        details_every: steps between the ledger's gradient norms by class and region, which cost a pass over each
+            microbatch's gradients.
         update_norm_every: steps between the ledger's update norms, which cost a copy of the parameters.
         check_every: commits between looks at whether loss and gradient are finite, on an accelerator; each look waits
             for it. With 1 nothing bad is ever committed, as on a CPU; a checkpoint is never written before a look.
@@ -65,7 +66,7 @@ class RunConfig:
     num_checkpoints: int = 2
     evaluate_every: str | None = None
     ledger: bool | None = None
-    details_every: int = 1
+    details_every: int = 4
     update_norm_every: int = 10
     check_every: int = 1
     on_divergence: Literal["stop", "skip"] = "stop"

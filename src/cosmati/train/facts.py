@@ -13,6 +13,7 @@ import torch
 
 from cosmati.core.plan import Plan
 from cosmati.routing.policy import CompiledPolicy
+from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import Assembly
 
 
@@ -33,6 +34,8 @@ class RunFacts:
         environment: everything outside the recipe that may change bits.
         hardware: the device in words.
         identity: what makes the run this one and no other, by name.
+        parameters: names of each region's parameters.
+        policy_text: the policy as its digest covers it; None without one.
     """
 
     recipe: str
@@ -47,9 +50,16 @@ class RunFacts:
     environment: Mapping[str, str]
     hardware: str
     identity: Mapping[str, Any] = field(default_factory=dict)
+    parameters: tuple[tuple[str, ...], ...] = ()
+    policy_text: Mapping[str, Any] | None = None
 
 
-def facts_of(assembly: Assembly, data_digest: str, identity: Mapping[str, Any]) -> RunFacts:
+def facts_of(
+    assembly: Assembly,
+    data_digest: str,
+    identity: Mapping[str, Any] | None = None,
+    policy: PolicyFile | None = None,
+) -> RunFacts:
     """Gather the facts of a run that is about to start; the model's root is taken where a folder keeps it."""
     a = assembly
     return RunFacts(
@@ -64,7 +74,9 @@ def facts_of(assembly: Assembly, data_digest: str, identity: Mapping[str, Any]) 
         model_root=a.layout.digest() if a.config.run_folder is not None else b"",
         environment=describe_environment(a.device),
         hardware=describe_hardware(a.device),
-        identity=identity,
+        identity=identity or {},
+        parameters=a.regions.parameters,
+        policy_text=policy.to_mapping() if policy else None,
     )
 
 

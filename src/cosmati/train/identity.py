@@ -183,7 +183,8 @@ class _Described:
 
     def _attributes(self, values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
         for name, value in values.items():
-            if name != "training" and isinstance(value, bool | int | float | str | torch.Tensor):
+            # What is private may count or cache; what it does to the loss is the probe's to see.
+            if name != "training" and name[0] != "_" and isinstance(value, bool | int | float | str | torch.Tensor):
                 yield name, self._value(value)
 
     def _value(self, value: object) -> object:

@@ -50,7 +50,7 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
         PlanError: ranks hold different models.
     """
     a = prepared.assembly
-    facts = facts_of(a, prepared.data_digest, prepared.identity)
+    facts = facts_of(a, prepared.data_digest, prepared.identity, prepared.policy)
     run = OpenRun(facts, a.config, a.budget, a.ranks, observers, a.layout.digest)
     continuity = Continuity(a, prepared.identity, facts.environment, facts.model_root)
     states = None
@@ -68,5 +68,5 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
                 "surgery, and see the same run folder."
             )
             raise PlanError(msg)
-        run.start(clock, continuity.changed, plan)
+        run.start(clock, continuity.changed, plan, None if checkpoint is None else checkpoint.state_digest)
     return Opened(run, continuity, plan, clock, states)

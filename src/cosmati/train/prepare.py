@@ -45,12 +45,14 @@ class Prepared:
         feed: where `fit` takes its batches from, None where only `step` is called.
         data_digest: hex digest of the data, empty where they have none.
         identity: what makes the run this one, by name.
+        policy: as given.
     """
 
     assembly: Assembly
     feed: Feed | None
     data_digest: str
     identity: Mapping[str, Any]
+    policy: PolicyFile | None
 
 
 def prepare(given: Ingredients) -> Prepared:
@@ -110,7 +112,7 @@ def prepare(given: Ingredients) -> Prepared:
         statistics=statistics,
         device=device,
     )
-    return Prepared(assembly, feed, str(getattr(given.data, "digest", "")), identity)
+    return Prepared(assembly, feed, str(getattr(given.data, "digest", "")), identity, given.policy)
 
 
 def _facts(

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.clock import Budget, Clock
-from cosmati.errors import LedgerError
+from cosmati.errors import CheckpointError, LedgerError
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
 from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
 from cosmati.ledger.writer import LedgerWriter, details_digest
-from cosmati.records.ledger import CheckpointEntry, EndEntry, MicrobatchCell, RunEntry, StepEntry
+from cosmati.records.ledger import AmendEntry, CheckpointEntry, EndEntry, MicrobatchCell, RunEntry, StepEntry
 from cosmati.storage.atomic import create_secret
 from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
@@ -43,6 +43,7 @@ class LedgerObserver(Observer):
         ranks: the data-parallel ranks; the first one writes.
         digest: gives the model's Merkle root as it is now. Every rank calls it.
         changed: since the run was stopped.
+        state_digest: of the checkpoint from which it goes on, if it does.
     """
 
     def __init__(
@@ -52,29 +53,33 @@ class LedgerObserver(Observer):
         ranks: Ranks,
         digest: Callable[[], bytes],
         changed: Sequence[Change] = (),
+        state_digest: bytes | None = None,
     ) -> None:
         self._facts = facts
         self._ranks = ranks
         self._digest = digest
         self._changed = changed
+        self._state_digest = state_digest
         self._mine = ranks.mine(facts.num_microbatches)
         self._policy = facts.policy.policy_digest if facts.policy else _NO_POLICY
         self._directory = run_folder / "ledger"
         self._private = run_folder / "private"
-        self._origin = f"cosmati/{run_folder.name}"
+        exists = (self._directory / "checkpoint").exists()
+        # A log keeps its name when its folder gets another one.
+        self._origin = read_verifier_key(self._directory).name if exists else f"cosmati/{run_folder.name}"
         self._is_writer = ranks.rank == 0
         self._attempt = 0
 
     def on_start(self, clock: Clock, budget: Budget) -> None:
         """Open the ledger: with entry 0, or saying from which step the run goes on."""
         if self._is_writer:
+            if self._state_digest is not None and (self._directory / "checkpoint").exists():
+                _refuse_unsigned(self._directory, clock.step, self._state_digest)
             self._writer = self._open()
             if self._writer.size == 0:
                 self._append_run()
             else:
-                # What stands after that step is superseded, and stays.
-                self._attempt = self._writer.next_attempt()
-                self._writer.append(self._writer.resume_entry(clock.step))
+                self._resume(clock)
         self._ranks.barrier()
         self._salt = (self._private / "rows.salt").read_bytes()
 
@@ -90,11 +95,37 @@ class LedgerObserver(Observer):
             return LedgerWriter.open(directory, key=key)
         return LedgerWriter.create(directory, origin=self._origin, key=key)
 
+    def _resume(self, clock: Clock) -> None:
+        """Say from which step the run goes on, and what it commits to from now on where that has changed."""
+        # What stands after that step is superseded, and stays.
+        self._attempt = self._writer.next_attempt()
+        self._writer.append(self._writer.resume_entry(clock.step))
+        earlier = self._writer.in_force
+        assert earlier is not None, "there is an entry 0"
+        was = dict(earlier.commitments)
+        now = self._commitments() | {"model": was.get("model", self._facts.model_root)}
+        if now != was:
+            texts = [[c.name, _text(c.was), _text(c.now)] for c in self._changed]
+            known = {name.partition(".")[0] for name, _, _ in texts}
+            texts += [
+                [name, was.get(name, b"").hex(), now[name].hex()]
+                for name in sorted(now)
+                if now[name] != was.get(name) and name not in known
+            ]
+            details = self._details() | {"changes": texts}
+            self._writer.append(AmendEntry(clock.step, tuple(sorted(now.items())), details_digest(details)), details)
+
     def _append_run(self) -> None:
-        facts, run_id = self._facts, self._origin.removeprefix("cosmati/")
-        policy = facts.policy
-        details = {
-            "run_id": run_id,
+        details = self._details()
+        commitments = tuple(sorted(self._commitments().items()))
+        self._writer.append(RunEntry(str(details["run_id"]), commitments, details_digest(details)), details)
+        self._writer.checkpoint()
+
+    def _details(self) -> dict[str, object]:
+        """Return the tables with which the entries that follow are read."""
+        facts, policy = self._facts, self._facts.policy
+        return {
+            "run_id": self._origin.removeprefix("cosmati/"),
             "seed": facts.seed,
             "classes": list(policy.classes if policy else ("all",)),
             "regions": list(facts.regions),
@@ -111,19 +142,23 @@ class LedgerObserver(Observer):
             "environment": dict(facts.environment),
             "num_microbatches": facts.num_microbatches,
             "rows_version": ROWS_VERSION,
+            "parameters": [list(names) for names in facts.parameters],
+            "policy_text": facts.policy_text,
+            "recipe": {name: _text(value) for name, value in facts.identity.items()},
         }
+
+    def _commitments(self) -> dict[str, bytes]:
+        facts = self._facts
         environment = "\n".join(f"{k}={v}" for k, v in sorted(facts.environment.items()))
-        commitments = {
+        return {
             "data": hashlib.sha256(facts.data_digest.encode()).digest(),
             "environment": hashlib.sha256(environment.encode()).digest(),
             "model": facts.model_root,
             "plan": bytes.fromhex(facts.plan.digest),
             "policy": self._policy,
             "rows_salt": _salt_commitment(self._private / "rows.salt"),
-            "taxonomy": policy.taxonomy_digest if policy else _NO_POLICY,
+            "taxonomy": facts.policy.taxonomy_digest if facts.policy else _NO_POLICY,
         }
-        self._writer.append(RunEntry(run_id, tuple(sorted(commitments.items())), details_digest(details)), details)
-        self._writer.checkpoint()
 
     def on_step(self, outcome: StepOutcome) -> None:
         """Append the entry of a commit."""
@@ -188,6 +223,21 @@ def _details(outcome: StepOutcome, step: int) -> dict[str, object]:
         "update_norm": update,
         "loss": _finite(float(outcome.loss)),
     }
+
+
+def _refuse_unsigned(ledger: Path, step: int, state_digest: bytes) -> None:
+    """Compare a checkpoint with what the ledger has signed: `digests.json` can be made anew, a signature can't."""
+    entries = (item.entry for item in Scan(ledger, read_head(ledger, read_verifier_key(ledger))))
+    if not any(isinstance(e, CheckpointEntry) and (e.step, e.state_digest) == (step, state_digest) for e in entries):
+        msg = (
+            f"The checkpoint of step {step} isn't one that the ledger has signed: weights or state were exchanged. Put "
+            "the run's own checkpoint back, or go on from an earlier one."
+        )
+        raise CheckpointError(msg)
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
 
 
 def _salt_commitment(path: Path) -> bytes:

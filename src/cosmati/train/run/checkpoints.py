@@ -161,7 +161,7 @@ def choose_checkpoint(folder: Path, which: Literal["newest", "whole"], *, may_mo
             damaged.rename(folder / f"damaged-{damaged.name}")
         return checkpoint
     if damage:
-        raise CheckpointError(f"{damage[0][1]} No checkpoint before it is whole.")
+        raise CheckpointError(f"{damage[0][1]} No checkpoint before it is whole: start again in another folder.")
     return None
 
 

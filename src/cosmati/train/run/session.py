@@ -84,13 +84,20 @@ class OpenRun:
                 self._folder.unlock()
             raise
 
-    def start(self, clock: Clock, changed: Sequence[Change] = (), plan: Plan | None = None) -> None:
+    def start(
+        self,
+        clock: Clock,
+        changed: Sequence[Change] = (),
+        plan: Plan | None = None,
+        state_digest: bytes | None = None,
+    ) -> None:
         """Tell everybody that the run starts, or goes on.
 
         Args:
             clock: where it stands.
             changed: since it was stopped.
             plan: with the promises that still hold; None where none was broken.
+            state_digest: of the checkpoint from which it goes on, if it does.
         """
         path = self._config.run_folder
         if self._folder is not None:
@@ -99,7 +106,7 @@ class OpenRun:
         if self._folder is not None:
             self.observers.append(MetricsFile(self._folder.path))
         if path is not None and self._facts.plan.facts.has_ledger:
-            self.observers.append(LedgerObserver(path, self._facts, self._ranks, self._digest, changed))
+            self.observers.append(LedgerObserver(path, self._facts, self._ranks, self._digest, changed, state_digest))
         if self._config.progress and self._ranks.rank == 0:
             self.observers.append(ProgressBar())
         for observer in self.observers:
