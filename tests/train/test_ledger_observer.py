@@ -24,7 +24,7 @@ from cosmati.train.facts import RunFacts
 from cosmati.train.observers.ledger import LedgerObserver
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
-from tests.train.hand_made import POLICY, SecondOfTwo, outcome, rows, run_facts
+from tests.train.hand_made import POLICY, REGIONS, SecondOfTwo, outcome, rows, run_facts
 
 BUDGET = Budget(Time.parse("20ba"))
 ROOT = b"R" * 32
@@ -119,7 +119,12 @@ def test_another_run_has_another_salt(tmp_path: Path) -> None:
 
 
 def test_the_details_of_entry_0_name_what_cells_point_to(tmp_path: Path) -> None:
-    facts = run_facts(policy=POLICY)
+    facts = run_facts(
+        policy=POLICY,
+        parameters=REGIONS.parameters,
+        policy_text={"name": "halves"},
+        identity={"settings.seed": 7, "settings.tail": None},
+    )
     _, details = _run_entry(tmp_path / "run", facts)
     assert details == {
         "run_id": "run",

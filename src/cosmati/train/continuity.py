@@ -41,7 +41,7 @@ class Continuity:
     ) -> None:
         self._a = assembly
         self._identity = identity
-        self._environment = {name: environment[name] for name in SURROUNDINGS}
+        self._environment = {name: environment.get(name, "") for name in SURROUNDINGS}
         self.initial_root = initial_root
         self.changed: list[Change] = []
         self.budget_was_read = False
