@@ -258,6 +258,19 @@ def test_a_cell_that_the_policy_in_force_would_not_give_is_found(
             asked(tmp_path / "m")
 
 
+def test_without_a_policy_only_queries_need_a_name_for_each_class(tmp_path: Path) -> None:
+    """Runs without a policy have one class in their tables, and batches that the user made may say any."""
+    details = FIRST.details | {"policy": []}
+    run: Item = (RunEntry("r", FIRST.commitments, details_digest(details)), details)
+    write_signed(tmp_path / "l", [run, FIRST.step(0, class_id=9, phase=7)], KEY)
+    assert verify_ledger(tmp_path / "l").num_steps == 1
+    with pytest.raises(TamperError, match="class 9 isn't in the tables of entry 0"):
+        contributions(tmp_path / "l")
+    write_signed(tmp_path / "m", [run, FIRST.step(0, route_id=9)], KEY)
+    with pytest.raises(TamperError, match="route 9 isn't in the tables of entry 0"):
+        verify_ledger(tmp_path / "m")
+
+
 def test_tombstones_of_a_deferred_class_are_no_rows(tmp_path: Path) -> None:
     write_signed(tmp_path / "l", [FIRST.run(), FIRST.step(0, class_id=2, route_id=0, num_rows=0), FIRST.step(1)], KEY)
     assert verify_ledger(tmp_path / "l").num_steps == 2

@@ -95,11 +95,13 @@ def is_number(value: object) -> bool:
 
 
 def _check_step(tables: Tables, item: ScannedEntry, entry: StepEntry) -> None:
-    """Check each cell against the policy; without one there is nothing that a cell must be."""
-    for number, cell in enumerate(entry.microbatches if tables.policy else ()):
+    """Check each cell against the policy. Without one its route has to be there, and classes say nothing."""
+    for number, cell in enumerate(entry.microbatches):
+        tables.route(cell, item)
+        if not tables.policy:
+            continue
         name = f"microbatch {number} of step {entry.step}"
         class_name = tables.class_of(cell, item)
-        tables.route(cell, item)
         if cell.phase >= len(tables.phases):
             raise broken(item, f"{name} is in phase {cell.phase}, which isn't in the tables of entry {tables.index}")
         start, end = tables.phases[cell.phase]
