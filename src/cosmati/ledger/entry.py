@@ -169,7 +169,7 @@ def _decode_body(kind: int, fields: _Fields) -> Entry:
         step, root = _END.unpack(fields.raw(_END.size))
         return EndEntry(step, fields.text(), root)
     raise TamperError(
-        f"The entry has the unknown kind {kind}. Read it with the release of Cosmati that wrote it, or restore the ledger."
+        f"The entry has the unknown kind {kind}. Read it with the release of Cosmati that wrote it, or restore it."
     )
 
 
