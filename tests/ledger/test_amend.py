@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from cosmati.ledger.query import (
     logged_steps,
     regions_of_class,
 )
+from cosmati.ledger.tables import is_number
 from cosmati.ledger.verify import Amendment, verify_ledger
 from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.records.ledger import (
@@ -302,6 +304,16 @@ def test_a_policy_that_breaks_the_contract_is_refused(tmp_path: Path, changed: d
     write_signed(tmp_path / "l", [(RunEntry("r", (), details_digest(details)), details)], KEY)
     with pytest.raises(TamperError, match=r"Entry 0 breaks.*its policy isn't"):
         verify_ledger(tmp_path / "l")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0, True), (0.5, True), (1e308, True), (-0.5, False), (math.nan, False), (math.inf, False), (10**400, False)]
+    + [(value, False) for value in (True, None, "1", [1])],
+)
+def test_a_weight_is_a_number_that_a_float_can_hold(value: object, expected: bool) -> None:
+    """JSON has integers of any size, and Python's reader takes NaN."""
+    assert is_number(value) is expected
 
 
 @pytest.mark.parametrize("changes", [None, {}, [["policy", "first"]], [["steps", 3, 4]], ["policy"]])

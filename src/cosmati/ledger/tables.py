@@ -5,7 +5,7 @@ A step's cells hold indices. They mean nothing without their tables, and an amen
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -90,8 +90,8 @@ def broken(item: ScannedEntry, reason: str) -> TamperError:
 
 
 def is_number(value: object) -> bool:
-    """Say whether a JSON value is finite and not negative."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    """Say whether a JSON value is a number that is finite as a float, and not negative."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 def _check_step(tables: Tables, item: ScannedEntry, entry: StepEntry) -> None:
