@@ -257,6 +257,8 @@ def test_weights_belong_to_one_step_that_stands(tmp_path: Path) -> None:
         step_entry(1, attempt=1),
         (CheckpointEntry(2, digest("s"), root_of(3.0)[1]), None),
         (EndEntry(2, "completed", root_of(3.0)[1]), None),
+        # What was superseded once doesn't stand again.
+        (ResumeEntry(2, 9, 2), None),
     ]
     write_signed(tmp_path / "ledger", entries, KEY)
     assert "no checkpoint" in unanswered("check-weights", tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from cosmati.ledger.query import (
     logged_steps,
     regions_of_class,
 )
+from cosmati.ledger.tables import is_number
 from cosmati.ledger.verify import Amendment, verify_ledger
 from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.records.ledger import (
@@ -258,6 +260,19 @@ def test_a_cell_that_the_policy_in_force_would_not_give_is_found(
             asked(tmp_path / "m")
 
 
+def test_without_a_policy_only_queries_need_a_name_for_each_class(tmp_path: Path) -> None:
+    """Runs without a policy have one class in their tables, and batches that the user made may say any."""
+    details = FIRST.details | {"policy": []}
+    run: Item = (RunEntry("r", FIRST.commitments, details_digest(details)), details)
+    write_signed(tmp_path / "l", [run, FIRST.step(0, class_id=9, phase=7)], KEY)
+    assert verify_ledger(tmp_path / "l").num_steps == 1
+    with pytest.raises(TamperError, match="class 9 isn't in the tables of entry 0"):
+        contributions(tmp_path / "l")
+    write_signed(tmp_path / "m", [run, FIRST.step(0, route_id=9)], KEY)
+    with pytest.raises(TamperError, match="route 9 isn't in the tables of entry 0"):
+        verify_ledger(tmp_path / "m")
+
+
 def test_tombstones_of_a_deferred_class_are_no_rows(tmp_path: Path) -> None:
     write_signed(tmp_path / "l", [FIRST.run(), FIRST.step(0, class_id=2, route_id=0, num_rows=0), FIRST.step(1)], KEY)
     assert verify_ledger(tmp_path / "l").num_steps == 2
@@ -289,6 +304,16 @@ def test_a_policy_that_breaks_the_contract_is_refused(tmp_path: Path, changed: d
     write_signed(tmp_path / "l", [(RunEntry("r", (), details_digest(details)), details)], KEY)
     with pytest.raises(TamperError, match=r"Entry 0 breaks.*its policy isn't"):
         verify_ledger(tmp_path / "l")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0, True), (0.5, True), (1e308, True), (-0.5, False), (math.nan, False), (math.inf, False), (10**400, False)]
+    + [(value, False) for value in (True, None, "1", [1])],
+)
+def test_a_weight_is_a_number_that_a_float_can_hold(value: object, expected: bool) -> None:
+    """JSON has integers of any size, and Python's reader takes NaN."""
+    assert is_number(value) is expected
 
 
 @pytest.mark.parametrize("changes", [None, {}, [["policy", "first"]], [["steps", 3, 4]], ["policy"]])

@@ -38,6 +38,8 @@ class Answering(TyperGroup):
         except RefutedError as error:
             typer.echo(f"No. {error}")
             raise typer.Exit(1) from error
+        except BrokenPipeError:
+            raise  # `| head` has read enough: click ends quietly
         except (CosmatiError, OSError) as error:
             typer.echo(f"Error: {error}", err=True)
             raise typer.Exit(2) from error

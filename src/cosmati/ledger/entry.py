@@ -168,7 +168,9 @@ def _decode_body(kind: int, fields: _Fields) -> Entry:
     if kind == EntryKind.END:
         step, root = _END.unpack(fields.raw(_END.size))
         return EndEntry(step, fields.text(), root)
-    raise TamperError(f"The entry has the unknown kind {kind}. Restore the ledger from a copy.")
+    raise TamperError(
+        f"The entry has the unknown kind {kind}. Read it with the release of Cosmati that wrote it, or restore it."
+    )
 
 
 def _decode_step(fields: _Fields) -> StepEntry:

@@ -1,7 +1,7 @@
 """Which entry may follow which, and which steps stand.
 
-The writer asks before it appends and the verifier asks when it reads, so a log that was written is one that
-verifies.
+The writer asks before it appends and the verifier asks when it reads. That a step's cells follow from the tables in
+force for it is asked when it's read (`tables`).
 """
 
 from __future__ import annotations

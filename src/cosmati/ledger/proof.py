@@ -1,8 +1,14 @@
 """A proof that one entry is in a log, for who has nothing but the operator's key: RFC 6962, section 2.1.1, as JSON.
 
-It holds the entry, its details, the signed checkpoint, and the hashes from the entry's leaf to the root. It shows that
-the operator signed a log with this entry in this place. It doesn't show what else is in the log: which tables are in
-force for a step, or whether a resume superseded it, takes the whole ledger.
+    {"format": "cosmati-inclusion/1",
+     "checkpoint": the signed note, as text,
+     "index": of the entry,
+     "entry": its bytes in base64 (see `entry`),
+     "details": its details line, whose SHA-256 is in the entry, or null,
+     "path": [hash in base64, ...]}            the siblings from the leaf SHA-256(0x00 || entry) up to the root
+
+It shows that the operator signed a log with this entry in this place. It doesn't show what else is in the log: which
+tables are in force for a step, or whether a resume superseded it, takes the whole ledger.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A step's cells hold indices. They mean nothing without their tables, and an amen
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -90,16 +90,18 @@ def broken(item: ScannedEntry, reason: str) -> TamperError:
 
 
 def is_number(value: object) -> bool:
-    """Say whether a JSON value is finite and not negative."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    """Say whether a JSON value is a number that is finite as a float, and not negative."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 def _check_step(tables: Tables, item: ScannedEntry, entry: StepEntry) -> None:
-    """Check each cell against the policy; without one there is nothing that a cell must be."""
-    for number, cell in enumerate(entry.microbatches if tables.policy else ()):
+    """Check each cell against the policy. Without one its route has to be there, and classes say nothing."""
+    for number, cell in enumerate(entry.microbatches):
+        tables.route(cell, item)
+        if not tables.policy:
+            continue
         name = f"microbatch {number} of step {entry.step}"
         class_name = tables.class_of(cell, item)
-        tables.route(cell, item)
         if cell.phase >= len(tables.phases):
             raise broken(item, f"{name} is in phase {cell.phase}, which isn't in the tables of entry {tables.index}")
         start, end = tables.phases[cell.phase]
