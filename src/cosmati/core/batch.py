@@ -129,6 +129,11 @@ class Lineage:
         own = (self.row_ids, self.class_ids, self.parents, self.digests)
         return _lineage_of_arrays, tuple(None if tensor is None else tensor.numpy() for tensor in own)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it says where the rows come from; it doesn't for rows that were only numbered."""
+        return True
+
     @classmethod
     def of_rows(cls, first: int, num_rows: int) -> Lineage:
         """Number rows of unknown origin."""
@@ -172,6 +177,18 @@ class _Numbered(Lineage):
 
     def __reduce__(self) -> tuple[type[_Numbered], tuple[int, int]]:
         return _Numbered, (self._first, self._num_rows)
+
+    def select(self, indices: Tensor | slice) -> Lineage:
+        """Keep some rows; a run of them stays numbered, and of unknown origin."""
+        if isinstance(indices, slice) and indices.step in (None, 1):
+            start, stop, _ = indices.indices(self._num_rows)
+            return _Numbered(self._first + start, max(0, stop - start))
+        return Lineage.select(self, indices)
+
+    @property
+    def is_known(self) -> bool:
+        """False: rows in the order in which they came."""
+        return False
 
     @property
     def row_ids(self) -> Tensor:

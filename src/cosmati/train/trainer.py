@@ -196,6 +196,10 @@ class Trainer(Lifecycle):
                     result = loss_function(a.model, data)
             if has_lineage:
                 result = without_tombstones(result, batches[0].present)
+            if isinstance(result, Loss) and not result.weight:
+                # No row has a label, say: no mean, and no step.
+                nothing = StepOutcome(self.clock, result.sum.detach(), [result.sum.detach()], batches)
+                return self._committed(rows, tokens, frozenset(), nothing)
             loss = result.mean() if isinstance(result, Loss) else result
             self.stopwatch.lap("forward")
             loss.backward()
@@ -227,6 +231,8 @@ class Trainer(Lifecycle):
         a = self.assembly
         self.tell("step")
         positions = [self.position(m) for m in a.layout.mine]
+        for batch, at in zip(mine, positions, strict=True):
+            a.router.check(batch, class_ids[at.microbatch])
         moved = [batch.to(a.device) for batch in mine]
         routes = self._routes(moved, class_ids)
         versions = buffer_versions(a.model) if self.clock.step == 0 else None

@@ -222,7 +222,7 @@ def _details(outcome: StepOutcome, step: int) -> dict[str, object]:
         "gradient_norm": norms,
         "update_norm": update,
         "loss": _finite(float(outcome.loss)),
-    }
+    } | ({"left_out": outcome.left_out} if outcome.left_out else {})
 
 
 def _refuse_unsigned(ledger: Path, step: int, state_digest: bytes) -> None:
