@@ -163,7 +163,7 @@ def describe_source(data: object) -> dict[str, object]:
 
 def _content_digest(batches: Sequence[object]) -> str:
     """Return the Merkle root of a list of batches in memory, tensor by tensor."""
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for index, batch in enumerate(batches):
         data = batch.data if isinstance(batch, Batch) else batch
         tensors |= {f"{index}/{place}": tensor for place, tensor in enumerate(iterate_tensors(data))}

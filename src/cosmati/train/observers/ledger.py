@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,7 +67,8 @@ class LedgerObserver(Observer):
         self._private = run_folder / "private"
         exists = (self._directory / "checkpoint").exists()
         # A log keeps its name when its folder gets another one.
-        self._origin = read_verifier_key(self._directory).name if exists else f"cosmati/{run_folder.name}"
+        name = re.sub(r"[\s+]+", "-", run_folder.name)  # A log's name has no spaces and no plus.
+        self._origin = read_verifier_key(self._directory).name if exists else f"cosmati/{name}"
         self._is_writer = ranks.rank == 0
         self._attempt = 0
 
