@@ -315,7 +315,7 @@ def _replace_field(data: Data, field: str, value: Data) -> Data:
         items[key] = value
         return type(data)(items)
     if isinstance(data, Mapping):
-        items = copy.copy(data) if isinstance(data, MutableMapping) else dict(data)
-        items[key] = value
-        return items
+        made = copy.copy(data) if isinstance(data, MutableMapping) else dict(data)
+        made[key] = value
+        return made
     return data._replace(**{key: value}) if hasattr(data, "_replace") else dataclasses.replace(data, **{key: value})
