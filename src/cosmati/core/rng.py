@@ -110,7 +110,7 @@ class DefaultGenerators:
             torch.cuda.init()
             self._generators.append(torch.cuda.default_generators[device.index or 0])
         # Who has put another bit generator in place seeds it: NumPy's seed() knows this one only.
-        self._has_numpy = isinstance(np.random.get_bit_generator(), np.random.MT19937)
+        self._has_numpy = np.random.get_state(legacy=False)["bit_generator"] == "MT19937"  # noqa: NPY002
 
     def seed(self, key: int) -> None:
         """Seed all of them with one 63-bit key."""
