@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, Data, count_rows_and_tokens
 from cosmati.core.clock import Clock
-from cosmati.core.loss import Loss, LossFunction, without_tombstones
+from cosmati.core.loss import LossFunction, scalar_of, without_tombstones
 from cosmati.core.method import Method, Position, State
 from cosmati.core.plan import Plan
 from cosmati.core.rng import position_key
@@ -205,7 +205,7 @@ class Trainer:
                     result = loss_function(a.model, data)
             if has_lineage:
                 result = without_tombstones(result, batches[0].present)
-            loss = result.mean() if isinstance(result, Loss) else result
+            loss = scalar_of(result)
             self.finite.check(loss, self.clock.step)
             self.stopwatch.lap("forward")
             loss.backward()
