@@ -97,9 +97,10 @@ def _with_sound_weight(loss: Loss) -> Loss:
     if isinstance(weight, Tensor) and not weight.is_cpu:
         is_sound = (weight >= 0) & (weight < math.inf)
         return replace(loss, sum=torch.where(is_sound, loss.sum, math.nan))
-    if not 0 <= float(weight) < math.inf:
+    value = weight.item() if isinstance(weight, Tensor) else float(weight)
+    if not 0 <= value < math.inf:
         msg = (
-            f"The loss has weight {float(weight)}. A weight is what the mean divides by: rows, tokens or positives, 0 "
+            f"The loss has weight {value}. A weight is what the mean divides by: rows, tokens or positives, 0 "
             "or more. To learn away from something, negate the sum."
         )
         raise BatchError(msg)
@@ -107,7 +108,7 @@ def _with_sound_weight(loss: Loss) -> Loss:
 
 
 def _weighs_nothing(weight: Tensor | float) -> bool:
-    return (isinstance(weight, Tensor) and not weight.is_cpu) or float(weight) == 0
+    return (isinstance(weight, Tensor) and not weight.is_cpu) or bool(weight == 0)
 
 
 def scalar_of(result: object) -> Tensor:
