@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ from torch.utils.data import (
 
 from cosmati.errors import DataError
 
-_KNOWN_SAMPLERS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_KNOWN_SAMPLERS = (SequentialSampler, *_SHUFFLING)
 
 
 def refuse_rows(data: object) -> None:
@@ -97,5 +99,14 @@ def has_known_order(data: object) -> bool:
     if isinstance(data.dataset, IterableDataset) or data.persistent_workers or not getattr(data, "in_order", True):
         return False
     batches = data.batch_sampler
-    sampler = data.sampler if batches is None else getattr(batches, "sampler", None)
-    return type(sampler) in _KNOWN_SAMPLERS and (batches is None or type(batches) is BatchSampler)
+    return type(_sampler(data)) in _KNOWN_SAMPLERS and (batches is None or type(batches) is BatchSampler)
+
+
+def shuffles(data: object) -> bool:
+    """Say whether a loader draws its order."""
+    return isinstance(data, DataLoader) and isinstance(_sampler(data), _SHUFFLING)
+
+
+def _sampler(loader: DataLoader[Any]) -> object:
+    """Return who orders a loader's rows: its batch sampler's sampler, where it has one."""
+    return loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
