@@ -167,7 +167,7 @@ class IterableFeed:
     def whole(self, clock: Clock) -> Data | None:
         """Return the next batch as it is."""
         if isinstance(self._data, Sequence):
-            return self._data[clock.step % len(self._data)]
+            return self._read(self._data, clock.step)
         if self.has_ended:
             return None
         if self._iterator is None:
@@ -180,6 +180,12 @@ class IterableFeed:
             data = self._next()
         self.has_ended = data is _END
         return None if self.has_ended else data
+
+    def _read(self, data: Sequence[Data], step: int) -> Data:
+        """Read a step's batch by position; what isn't a plain list may draw while it does."""
+        if self._generators is not None and type(data) not in (list, tuple):
+            self._generators.seed(self._key(step))
+        return data[step % len(data)]
 
     def _begin_pass(self) -> None:
         """Start a pass, and drop the batches of it that have been seen already."""
@@ -233,7 +239,7 @@ class IterableFeed:
         """Return all microbatches of a list's batch; a loader is read once."""
         if not isinstance(self._data, Sequence) or step >= len(self._data):
             return ()
-        return split_batch(as_batch(self._data[step], 0), self._num_microbatches)
+        return split_batch(as_batch(self._read(self._data, step), 0), self._num_microbatches)
 
     def class_ids(self, clock: Clock) -> list[int | None]:
         """Return that no class is known."""
@@ -296,7 +302,7 @@ def _length(data: Iterable[Data]) -> int | None:
 def _digest(data: Data) -> str:
     """Return the digest of a batch's tensors on CPU; to look at others would wait for an accelerator."""
     found = leaves(data.data if isinstance(data, Batch) else data)
-    tensors = [leaf for leaf in found if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.is_cpu]
+    tensors = [leaf for leaf in found if type(leaf) is Tensor and leaf.layout is torch.strided and leaf.is_cpu]
     return parameter_root({str(index): tensor for index, tensor in enumerate(tensors)}).hex()
 
 
