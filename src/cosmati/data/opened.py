@@ -60,7 +60,7 @@ class CacheOptions:
         storage_options: for fsspec: credentials, endpoints.
     """
 
-    directory: Path | None = None
+    directory: str | Path | None = None
     max_bytes: int | None = None
     deadline_seconds: float = 60.0
     storage_options: Mapping[str, Any] | None = None
@@ -124,7 +124,7 @@ class OpenedSource:
             if self._options.directory is None:
                 msg = f"{self.url} is remote: say where to keep what is fetched, with cache=."
                 raise DataError(msg)
-            directory = self._options.directory / hashlib.sha256(self.url.encode()).hexdigest()[:16]
+            directory = Path(self._options.directory) / hashlib.sha256(self.url.encode()).hexdigest()[:16]
             remote = _remote(self.url, self._options)
             self._cache = ShardCache(directory, remote, max_bytes=self._options.max_bytes)
 

@@ -81,7 +81,8 @@ def prepare(given: Ingredients) -> Prepared:
     # Which classes are offered depends on the phases, these on the number of steps, this on the order's length: the
     # policy is compiled twice, the first time only to see which classes it ever admits.
     classes = _offered(given, regions)
-    feed, budget = _feed(given, num_microbatches, ratio, classes)
+    generators = DefaultGenerators(device)
+    feed, budget = _feed(given, num_microbatches, ratio, classes, generators)
     policy, class_map = _compile(given, regions, budget)
     layout = Whole(model, regions, ranks, num_microbatches)
     scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given))
@@ -108,7 +109,7 @@ def prepare(given: Ingredients) -> Prepared:
         budget=budget,
         num_microbatches=num_microbatches,
         ranks=ranks,
-        generators=DefaultGenerators(device),
+        generators=generators,
         statistics=statistics,
         device=device,
     )
@@ -167,7 +168,11 @@ def _surgery(given: Ingredients) -> nn.Module:
 
 
 def _feed(
-    given: Ingredients, num_microbatches: int, ratio: float, classes: frozenset[int] | None
+    given: Ingredients,
+    num_microbatches: int,
+    ratio: float,
+    classes: frozenset[int] | None,
+    generators: DefaultGenerators,
 ) -> tuple[Feed | None, Budget]:
     config, data = given.config, given.data
     span = Time.parse(config.budget)
@@ -191,7 +196,7 @@ def _feed(
             "class_ids=..., class_names=...)), or feed route-pure Batch objects to step()."
         )
         raise PlanError(msg)
-    feed = IterableFeed(data, num_microbatches)
+    feed = IterableFeed(data, num_microbatches, seed=config.seed, generators=generators)
     return feed, Budget(span, feed.steps_per_epoch, ratio=ratio)
 
 

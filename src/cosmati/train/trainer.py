@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cosmati.core.batch import Batch, Data, count_rows_and_tokens
-from cosmati.core.loss import Loss, LossFunction, without_tombstones
+from cosmati.core.loss import Loss, LossFunction, as_loss, without_tombstones
 from cosmati.core.method import Method
 from cosmati.core.rng import position_key
 from cosmati.core.source import Source
@@ -196,6 +196,7 @@ class Trainer(Lifecycle):
                     result = loss_function(a.model, data)
             if has_lineage:
                 result = without_tombstones(result, batches[0].present)
+            result = as_loss(result)
             if isinstance(result, Loss) and not result.weight:
                 # No row has a label, say: no mean, and no step.
                 nothing = StepOutcome(self.clock, result.sum.detach(), [result.sum.detach()], batches)

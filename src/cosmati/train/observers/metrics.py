@@ -15,7 +15,6 @@ from cosmati.storage.atomic import replace_file
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 
-
 LATEST = 30.0
 """Seconds after which a line of `steps.jsonl` is due, however slow steps are."""
 
