@@ -39,8 +39,9 @@ def _written(folder: Path, steps: int) -> MetricsFile:
 def test_a_line_for_a_step_and_one_for_an_evaluation(tmp_path: Path) -> None:
     _written(tmp_path, 2)
     assert _lines(tmp_path / "steps.jsonl") == [
-        {"step": 1, "rows": 6, "loss": 0.5}, {"step": 2, "rows": 12, "loss": 1.5}
-    ]  # fmt: skip
+        {"step": 1, "rows": 6, "loss": 0.5, "learning_rate": None, "gradient_norm": None},
+        {"step": 2, "rows": 12, "loss": 1.5, "learning_rate": None, "gradient_norm": None},
+    ]
     evaluation = {"step": 1, "rows": 6, "tokens": 60, "seconds": 1.5, "accuracy": 0.25}
     assert _lines(tmp_path / "evaluations.jsonl") == [evaluation, evaluation | {"step": 2}]
 

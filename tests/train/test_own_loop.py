@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import random
 import signal
@@ -16,13 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from cosmati import Evaluation, InMemory, RunConfig, Trainer
-from cosmati.errors import CheckpointError
+from cosmati import Evaluation, InMemory, RunConfig, SubStep, Trainer
+from cosmati.errors import CheckpointError, PlanError
 from cosmati.optim import AdamW
 from cosmati.records.run import RunRecord
 from cosmati.train.evaluation import accuracy
 from cosmati.train.observers.observer import History
+from cosmati.train.run import session
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
+from tests.train.hand_made import Ticks
 
 GENERATOR = torch.Generator().manual_seed(0)
 ROWS = torch.randn(40, 4, generator=GENERATOR), torch.randint(3, (40,), generator=GENERATOR)
@@ -270,3 +274,122 @@ def test_the_pid_of_a_killed_run_is_no_lock(tmp_path: Path) -> None:
         assert process.stdout.readline() == "begun\n"
         os.kill(process.pid, signal.SIGKILL)
     assert list_checkpoints(tmp_path / "run" / "checkpoints")[0].name == "step-00000000"
+
+
+# ---------------------------------------------------------------------------------- models and optimizers that change
+
+
+def _thaw(trainer: Trainer) -> None:
+    trainer.model[0].weight.requires_grad_()
+
+
+def _freeze(trainer: Trainer) -> None:
+    trainer.model[1].weight.requires_grad_(requires_grad=False)
+
+
+def _exchange(trainer: Trainer) -> None:
+    trainer.model[1] = nn.Linear(4, 3)
+
+
+def _add(trainer: Trainer) -> None:
+    trainer.model.append(nn.Linear(3, 3))
+
+
+def _group(trainer: Trainer) -> None:
+    trainer.assembly.optimizers[0].optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_thaw, r"0\.weight trains now, and didn't"),
+        (_freeze, r"1\.weight trained, and doesn't now"),
+        (_exchange, r"1\.bias is another tensor"),
+        (_add, r"2\.bias trains now"),
+        (_group, "has another parameter group"),
+    ],
+)
+def test_what_changes_after_the_plan_is_refused_by_name(change: Any, message: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    model[0].requires_grad_(requires_grad=False)
+    trainer = make(model=model)
+    batch = steps()[0]
+
+    def changed() -> None:
+        with trainer:
+            trainer.step(batch)
+            change(trainer)
+            for _ in range(3):
+                trainer.step(batch)
+
+    with pytest.raises(PlanError, match=message):
+        changed()
+
+
+def test_an_optimizer_that_wants_a_closure_is_refused() -> None:
+    model = nn.Linear(4, 3)
+    with pytest.raises(PlanError, match=r"LBFGS asks for the loss several times"):
+        Trainer(model, loss, steps(), optimizers=[torch.optim.LBFGS(model.parameters())], config=RunConfig())
+
+
+@pytest.mark.parametrize("num_critic", [1, 2, 3])
+def test_several_critic_steps_to_one_of_the_generator(num_critic: int) -> None:
+    """The loop that everybody writes, by hand."""
+
+    def models() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.ModuleDict({"generator": nn.Linear(4, 4), "critic": nn.Linear(4, 1)})
+
+    def critic_loss(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+        fake = model["generator"](data[0]).detach()
+        return (model["critic"](fake) - model["critic"](data[0])).mean()
+
+    def generator_loss(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+        return -model["critic"](model["generator"](data[0])).mean()
+
+    losses = [
+        SubStep("critic", critic_loss, "critic.*"),
+        SubStep("generator", generator_loss, "generator.*", every=num_critic),
+    ]
+    model, expected = models(), models()
+    optimizers = [AdamW(lr=0.01, parameters="critic.*"), AdamW(lr=0.01, parameters="generator.*")]
+    config = RunConfig(budget="6ba", num_threads=1)
+    with Trainer(model, losses, optimizers=optimizers, config=config) as trainer:
+        for index in range(6):
+            trainer.step(steps()[index % 5])
+    by_hand = {name: AdamW(lr=0.01).build(list(expected[name].named_parameters())) for name in expected}
+    for index in range(6):
+        for name, function, every in (("critic", critic_loss, 1), ("generator", generator_loss, num_critic)):
+            if index % every == 0:
+                expected.zero_grad()
+                function(expected, steps()[index % 5]).backward()
+                by_hand[name].step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+
+
+def test_checkpoints_by_the_wall_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Ticks()
+    monkeypatch.setattr(session, "monotonic", clock)
+    trainer = make(tmp_path, config={"checkpoint_every": "10sec", "num_checkpoints": 9})
+    with trainer:
+        for index in range(6):
+            clock.pass_by(4.0)
+            trainer.step(steps()[index % 5])
+    names = [path.name[-1] for path in list_checkpoints(tmp_path / "checkpoints")]
+    # After 12 s, and 12 s later, which is the end.
+    assert names == ["6", "3", "0"]
+
+
+def test_rates_and_gradient_norms_are_reported(tmp_path: Path) -> None:
+    model = nn.Linear(4, 3)
+    batch = steps()[0]
+    loss(model, batch).backward()
+    expected = torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None]).norm()
+    model.zero_grad()
+    for v in (1, 2):
+        trainer = make(tmp_path / str(v), copy.deepcopy(model), config={"budget": "1ba", "num_microbatches": v})
+        with trainer:
+            trainer.step(batch)
+        line = json.loads((tmp_path / str(v) / "steps.jsonl").read_text())
+        assert line["gradient_norm"] == pytest.approx(float(expected), rel=1e-5)
+        assert line["learning_rate"] == 0.01

@@ -73,7 +73,7 @@ class Commit:
         found: list[StepGradients] = []
         learnt: frozenset[str] = frozenset()
         try:
-            for turn in a.turns:
+            for turn in (turn for turn in a.turns if clock.step % turn.every == 0):
                 gradients = self._passes(step, turn, measure=measure)
                 self._stopwatch.lap("method")
                 found.append(gradients)

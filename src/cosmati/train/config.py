@@ -51,7 +51,7 @@ class RunConfig:
         deterministic: ask PyTorch for deterministic kernels while `fit` runs.
         device: where the model trains; None takes the model's own.
         run_folder: where record, checkpoints and ledger go; None keeps nothing.
-        checkpoint_every: time string; None keeps only the last state.
+        checkpoint_every: time string, `600sec` of the wall clock too; None keeps the first and the last state.
         num_checkpoints: how many to keep.
         evaluate_every: time string; None evaluates at the end only.
         ledger: keep a ledger; None keeps one where there is a policy and a run folder.

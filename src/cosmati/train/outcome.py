@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -10,6 +11,10 @@ from torch import Tensor
 from cosmati.core.batch import Batch
 from cosmati.core.clock import Clock
 from cosmati.train.routes import Route
+
+
+def _unknown() -> float:
+    return math.nan
 
 
 class StepOutcome(NamedTuple):
@@ -25,6 +30,8 @@ class StepOutcome(NamedTuple):
         num_rows: rows of each microbatch that took part [V], or None on the short road.
         norms: each microbatch's gradient norm by region [V, regions], when it was measured.
         update_norms: norm of the parameters' change by region [regions], when it was measured.
+        learning_rates: of each optimizer's first group, in this step.
+        gradient_norm: returns the norm of the gradients that were committed; NaN where none was.
         left_out: why nothing of the step was committed, empty where it was.
     """
 
@@ -37,6 +44,8 @@ class StepOutcome(NamedTuple):
     num_rows: Tensor | None = None
     norms: Tensor | None = None
     update_norms: Tensor | None = None
+    learning_rates: Sequence[float] = ()
+    gradient_norm: Callable[[], float] = _unknown
     left_out: str = ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -299,6 +300,13 @@ def _optimizers(
     scheduled = []
     for optimizer, schedule in pairs:
         own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            msg = (
+                f"{type(optimizer).__name__} asks for the loss several times in a step (a closure), and a step here is "
+                "one pass over its microbatches. Use an optimizer of cosmati.optim or torch.optim that steps once."
+            )
+            raise PlanError(msg)
         foreign = [tuple(parameter.shape) for parameter in own if id(parameter) not in index]
         if foreign:
             msg = (

@@ -168,6 +168,8 @@ class Trainer(Lifecycle):
             if self.assembly.config.on_divergence == "stop":
                 raise
             outcome = self._left_out(data, class_ids, str(error))
+        if not self.clock.step & (self.clock.step - 1):  # 1, 2, 4, 8, ...
+            self.assembly.check_unchanged()
         if self._run.evaluation_is_due(self.clock):
             self.evaluate()
         if self._run.checkpoint_is_due(self.clock):
@@ -310,6 +312,9 @@ class Trainer(Lifecycle):
         outcome = outcome._replace(clock=self.clock)
         if self._needs_outcome and self._run is not None:
             self.tell("report")
+            rates = [float(scheduled.optimizer.param_groups[0]["lr"]) for scheduled in a.optimizers]
+            norm = outcome.gradient_norm if outcome.left_out else lambda: self.finite.gradient_norm
+            outcome = outcome._replace(learning_rates=rates, gradient_norm=norm)
             self._run.report(outcome)
             self.stopwatch.lap("ledger")
         return outcome

@@ -45,12 +45,21 @@ class MetricsFile(Observer):
                     replace_file(path, "".join(line + "\n" for line in kept).encode())
 
     def on_step(self, outcome: StepOutcome) -> None:
-        """Append the loss."""
+        """Append the loss, the first optimizer's learning rate, and the norm of the gradients."""
         clock, now = outcome.clock, monotonic()
         if clock.step % self._interval and now - self._written < LATEST:
             return
         self._written = now
-        self._append("steps.jsonl", {"step": clock.step, "rows": clock.rows, "loss": _finite(float(outcome.loss))})
+        self._append(
+            "steps.jsonl",
+            {
+                "step": clock.step,
+                "rows": clock.rows,
+                "loss": _finite(float(outcome.loss)),
+                "learning_rate": outcome.learning_rates[0] if outcome.learning_rates else None,
+                "gradient_norm": _finite(outcome.gradient_norm()),
+            },
+        )
 
     def on_evaluation(self, clock: Clock, metrics: Mapping[str, float], seconds: float) -> None:
         """Append the metrics."""
