@@ -160,7 +160,7 @@ def test_the_report_says_what_was_amended(tmp_path: Path) -> None:
     assert (report.num_confirmed, report.diverged_steps) == (0, ())
     ledger = VerifiedLedger(tmp_path / "l")
     assert [tables.entry for tables in ledger.tables] == [amended()[0][0], amended()[6][0]]
-    assert ledger.details == FIRST.details
+    assert (ledger.run, ledger.details) == FIRST.run()
 
 
 def test_going_back_behind_an_amendment_takes_another_one(tmp_path: Path) -> None:
