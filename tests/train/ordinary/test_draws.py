@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from cosmati.core.batch import Data
+from cosmati.core.rng import DefaultGenerators
+from cosmati.testing.bare_loop import bare_loop
 from tests.train.ordinary.loaders import KilledError, Seen, draw_numpy, draw_python, draw_torch, trainer
 
 DRAWS = [draw_torch, draw_python, draw_numpy]
@@ -52,6 +55,19 @@ def test_a_loss_that_draws_resumes_to_the_same_bits(
     assert first.drawn + second.drawn == whole.drawn
     assert len(set(whole.drawn)) == 8 * num_microbatches
     for one, other in zip(again.model.parameters(), expected.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_loss_that_draws_is_the_bare_loop(draw: Callable[[], float], num_microbatches: int) -> None:
+    run, drawing = trainer(ROWS, Drawing(draw), num_microbatches=num_microbatches), Drawing(draw)
+    plain = copy.deepcopy(run.model)
+    run.fit()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=1e-4)
+    with DefaultGenerators(torch.device("cpu")).restored():
+        bare_loop(plain, drawing, [batch.chunk(num_microbatches) for batch in ROWS], optimizer, seed=5)
+    for one, other in zip(run.model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
