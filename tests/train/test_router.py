@@ -39,8 +39,8 @@ def test_a_step_outside_the_run_has_no_route() -> None:
 @pytest.mark.parametrize("class_id", [None, 0, 4])
 def test_without_a_policy_every_region_learns(class_id: int | None) -> None:
     router = Router(None, REGIONS, ())
-    assert router.route_of(class_id, 99) == Route(0, 0, class_id or 0, (1.0, 1.0), offered=True)
-    assert router.route_of(class_id, 99, is_empty=True) == Route(0, 0, class_id or 0, (1.0, 1.0), offered=False)
+    assert router.route_of(class_id, 99) == Route(0, 0, 0, (1.0, 1.0), offered=True)
+    assert router.route_of(class_id, 99, is_empty=True) == Route(0, 0, 0, (1.0, 1.0), offered=False)
 
 
 def _of_classes(*class_ids: int, class_id: int | None = None) -> Batch:

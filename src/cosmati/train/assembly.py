@@ -63,7 +63,17 @@ class ScheduledOptimizer:
     method: Method | None = None
 
     def step(self, clock: Clock, budget: Budget) -> None:
-        """Set the learning rates for the step that starts at the clock, and take it."""
+        """Set the learning rates for the step that starts at the clock, and take it.
+
+        Raises:
+            PlanError: a parameter group was added after the plan.
+        """
+        if len(self.optimizer.param_groups) != len(self.base_rates):
+            msg = (
+                f"{type(self.optimizer).__name__} has another parameter group than it was planned with. Give all "
+                "groups before the Trainer is made, or go on in a new Trainer: RunConfig(load_weights=...)."
+            )
+            raise PlanError(msg)
         if self.schedule is not None:
             multiplier = self.multiplier(clock, budget)
             for group, rate in zip(self.optimizer.param_groups, self.base_rates, strict=True):
@@ -152,19 +162,16 @@ class Assembly:
         return tuple(optimizer for turn in self.turns for optimizer in turn.optimizers)
 
     def check_unchanged(self) -> None:
-        """Compare model and optimizers with the plan: what was added since would never learn, or without a route.
+        """Compare the model with the plan: what was added since would never learn, or without a route.
 
         Raises:
-            PlanError: a parameter was thawed, frozen, added or exchanged, or an optimizer was given another group.
+            PlanError: a parameter was thawed, frozen, added or exchanged.
         """
         now = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         planned = {p.name: p.tensor for p in self.layout.parameters}
         found = [f"{name} trains now, and didn't" for name in now.keys() - planned.keys()]
         found += [f"{name} trained, and doesn't now" for name in planned.keys() - now.keys()]
         found += [f"{name} is another tensor" for name in now.keys() & planned.keys() if now[name] is not planned[name]]
-        for scheduled in self.optimizers:
-            if len(scheduled.optimizer.param_groups) != len(scheduled.base_rates):
-                found.append(f"{type(scheduled.optimizer).__name__} has another parameter group")
         if found:
             msg = (
                 f"The model isn't what was planned: {'; '.join(sorted(found)[:5])}. Regions, optimizers and promises "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,10 +74,7 @@ def prepare(given: Ingredients) -> Prepared:
         ratio *= method.dilation()
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
-    model.to(device)
-    parent = load_weights(model, config.load_weights) if config.load_weights is not None else {}
-    # Whatever each rank has drawn: all start from one root.
-    ranks.share([*model.parameters(), *model.buffers()])
+    parent = _place(model, device, config, ranks)
     selectors = given.policy.regions if given.policy else None
     regions = partition_parameters(model, selectors, allow_tied=bool(given.policy and given.policy.allow.tied))
     # Which classes are offered depends on the phases, these on the number of steps, this on the order's length: the
@@ -157,6 +155,15 @@ def wants_ledger(config: RunConfig, policy: PolicyFile | None) -> bool:
         msg = "RunConfig(ledger=True) needs a run_folder to keep the ledger in."
         raise PlanError(msg)
     return config.run_folder is not None and (config.ledger if config.ledger is not None else policy is not None)
+
+
+def _place(model: nn.Module, device: torch.device, config: RunConfig, ranks: Ranks) -> Mapping[str, object]:
+    """Put the model where it trains, with the weights to begin with; return what they're derived from."""
+    model.to(device)
+    parent = load_weights(model, Path(config.load_weights)) if config.load_weights is not None else {}
+    # Whatever each rank has drawn: all start from one root.
+    ranks.share([*model.parameters(), *model.buffers()])
+    return parent
 
 
 def _surgery(given: Ingredients) -> nn.Module:

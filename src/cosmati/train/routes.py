@@ -48,7 +48,7 @@ class Router:
         """Look up what a microbatch of a class may teach at a step."""
         policy = self._policy
         if policy is None:
-            return Route(0, 0, class_id or 0, (1.0,) * len(self._regions.names), not is_empty)
+            return Route(0, 0, 0, (1.0,) * len(self._regions.names), not is_empty)
         assert class_id is not None, "a governed source is route-pure"
         own = self._class_map[class_id]
         phase = policy.phase_at(step)

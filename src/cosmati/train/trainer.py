@@ -78,7 +78,7 @@ class Trainer(Lifecycle):
         given = Ingredients(model, loss, data, optimizers, methods, policy, taxonomy, config or RunConfig())
         super().__init__(prepare(given), evaluation, observers)
         a = self.assembly
-        self._commit = Commit(a, self.methods, self.finite, self.stopwatch, self.tell)
+        self._commit = Commit(a, self.methods, self.stopwatch, self.tell)
         self._learning = [a.layout.parameters[index] for index in sorted(a.turns[0].indices)]
         self.is_plain = a.num_microbatches == 1 and not (
             a.policy or a.ranks.is_parallel or len(a.turns) > 1 or self.methods.need_microbatches
@@ -249,7 +249,8 @@ class Trainer(Lifecycle):
             ]
             self.stopwatch.lap("method")
             given = StepInput(batches, positions, routes, moved[0].num_tokens, frozen)
-            done = self._commit(given, self.clock, measure=self._is_due(a.config.details_every), follow=follow)
+            measure = self._is_due(a.config.details_every)
+            done = self._commit(given, self.clock, self.finite, measure=measure, follow=follow)
         if versions is not None and (changed := a.statistics.unfolded(a.model, versions)):
             self._plan = self._plan.withdraw("elastic", f"forward changes the buffers {', '.join(changed)}")
         if a.statistics.layers:
