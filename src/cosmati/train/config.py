@@ -47,7 +47,7 @@ class RunConfig:
         num_threads: intra-op threads on CPU; they change gradient bits, so they belong to the recipe.
         deterministic: ask PyTorch for deterministic kernels while `fit` runs.
         device: where the model trains; None takes the model's own.
-        run_folder: where record, checkpoints and ledger go; None keeps nothing.
+        run_folder: where record, checkpoints and ledger go, a string or a path; None keeps nothing.
         checkpoint_every: time string; None keeps only the last state.
         num_checkpoints: how many to keep.
         evaluate_every: time string; None evaluates at the end only.
