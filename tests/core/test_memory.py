@@ -30,9 +30,14 @@ def faults(context):
         step()
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, resident()
 
-print(*faults(nullcontext()), *faults(freed_memory_kept()), resident())
+at_first = resident()
+usual, _ = faults(nullcontext())
+print(at_first, usual, *faults(freed_memory_kept()), resident())
 """
-"""A step of 128 MiB, twice: faults of the second one and MiB held, by glibc's own rule and with memory kept."""
+"""A step of 128 MiB, twice: MiB held at first, faults of the second step by glibc's own rule, and with memory kept.
+
+What glibc holds by its own rule varies: something small at the end of the heap keeps all of it.
+"""
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the thresholds are glibc's")
@@ -40,9 +45,9 @@ def test_the_next_step_finds_the_memory_of_the_last(monkeypatch: pytest.MonkeyPa
     for name in memory._SETTINGS:
         monkeypatch.delenv(name, raising=False)
     run = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
-    usual, held_before, kept, held, held_after = map(int, run.stdout.split())
+    held_at_first, usual, kept, held, held_after = map(int, run.stdout.split())
     assert kept * 10 < usual
-    assert held > held_before + 100, "the step's memory isn't kept"
+    assert held > held_at_first + 100, "the step's memory isn't kept"
     assert held_after < held - 100, "it isn't given back"
 
 
