@@ -51,6 +51,8 @@ def train(
         return
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     typer.echo(f"{recipe.name}: {result.outcome} after {result.clock.step} steps, {result.seconds:.1f} s  {metrics}")
+    for change in trainer.changed:
+        typer.echo(f"Changed since it was stopped: {change}")
     if result.run_folder is not None:
         typer.echo(f"Kept in {result.run_folder}")
         if (result.run_folder / "ledger").exists():

@@ -50,7 +50,7 @@ class RunConfig:
         num_threads: intra-op threads on CPU; they change gradient bits, so they belong to the recipe.
         deterministic: ask PyTorch for deterministic kernels while `fit` runs.
         device: where the model trains; None takes the model's own.
-        run_folder: where record, checkpoints and ledger go; None keeps nothing.
+        run_folder: where record, checkpoints and ledger go, a string or a path; None keeps nothing.
         checkpoint_every: time string, `600sec` of the wall clock too; None keeps the first and the last state.
         num_checkpoints: how many to keep.
         evaluate_every: time string; None evaluates at the end only.
@@ -61,7 +61,8 @@ class RunConfig:
         check_every: commits between looks at whether loss and gradient are finite, on an accelerator; each look waits
             for it. With 1 nothing bad is ever committed, as on a CPU; a checkpoint is never written before a look.
         on_divergence: `stop`, or `skip` a step whose loss or gradient isn't finite: it's recorded, and the run goes on.
-        change: what may differ from the checkpoint that the run resumes from: `policy`, `budget`, `schedule`.
+        change: what may differ from the checkpoint that the run resumes from: `policy`, `budget`, `schedule`, or
+            several with commas between them.
         load_weights: start from the weights of another run: its folder, one of its checkpoints, or a safetensors file.
         resume_from: `newest` checkpoint, and an error where it's damaged; or the newest one that is `whole`.
         progress: show a progress bar, or plain lines where there is no terminal.
@@ -87,7 +88,7 @@ class RunConfig:
     update_norm_every: int = 10
     check_every: int = 1
     on_divergence: Literal["stop", "skip"] = "stop"
-    change: tuple[str, ...] = ()
+    change: tuple[str, ...] | str = ()
     load_weights: Path | None = None
     resume_from: Literal["newest", "whole"] = "newest"
     progress: bool = False
@@ -113,6 +114,8 @@ class RunConfig:
         if self.on_divergence not in ("stop", "skip"):
             msg = f"RunConfig.on_divergence = {self.on_divergence!r} is not known. Use 'stop' or 'skip'."
             raise PlanError(msg)
+        if isinstance(self.change, str):
+            object.__setattr__(self, "change", tuple(name.strip() for name in self.change.split(",")))
         if unknown := sorted({*self.change} - {*CHANGEABLE}):
             msg = f"RunConfig.change names {', '.join(unknown)}. What may change is {', '.join(CHANGEABLE)}."
             raise PlanError(msg)

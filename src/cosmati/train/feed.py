@@ -118,7 +118,7 @@ class IterableFeed:
         generators: seeded before each batch; None leaves them alone.
 
     Attributes:
-        has_ended: there are no more batches, and none were left out.
+        has_ended: asked for a batch, the data had none, and would have none in another pass.
         num_passes: passes that have ended.
 
     Raises:
@@ -189,7 +189,7 @@ class IterableFeed:
 
     def _begin_pass(self) -> None:
         """Start a pass, and drop the batches of it that have been seen already."""
-        if self._seen:
+        if self._seen and not self._restores_itself:
             self._put_back()
         self._own_at_start = [generator.get_state() for generator in self._own]
         self._seed(0)

@@ -18,6 +18,7 @@ from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.continuity import Continuity
 from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, evaluate, try_out
 from cosmati.train.finite import FiniteCheck
+from cosmati.train.identity import Change
 from cosmati.train.observers.observer import Observer
 from cosmati.train.opening import open_run
 from cosmati.train.prepare import Prepared
@@ -72,6 +73,11 @@ class Lifecycle:
     def plan(self) -> Plan:
         """What the run does and promises; promises that the run itself broke are withdrawn."""
         return self._plan
+
+    @property
+    def changed(self) -> Sequence[Change]:
+        """What has changed since the run was stopped, and was asked for or is free; nothing where it wasn't."""
+        return () if self._continuity is None else self._continuity.changed
 
     @property
     def should_stop(self) -> bool:
@@ -180,7 +186,9 @@ class Lifecycle:
     def _close_run(
         self, kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        """Write the end, whatever has failed before."""
+        """Write the end, whatever has failed before; workers of a loader end with the run."""
+        if self.feed is not None:
+            self.feed.close()
         run, self._run = self._run, None
         self.stopwatch.stop()
         if kind is not None:

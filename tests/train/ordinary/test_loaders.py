@@ -179,9 +179,38 @@ def test_an_order_that_is_not_known_is_skipped_forward_and_not_promised(name: st
     assert not trainer(make(), Seen()).plan.holds("resume")
 
 
-def test_workers_that_live_on_carry_their_draws_to_the_next_pass() -> None:
-    assert not has_known_order(_loader(num_workers=1, persistent_workers=True)())
-    assert has_known_order(_loader(num_workers=1)())
+def test_epochs_of_data_without_a_length_are_counted_on(tmp_path: Path) -> None:
+    """Killed in the second of two passes: the clock's epochs go on from the first."""
+    make = _loader(Stream())
+    steps = interrupted(make, tmp_path / "run", 8, budget="2ep")
+    assert steps == whole(make, budget="2ep")
+    assert len(steps) == 12
+
+
+class _Own(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return super().__iter__()
+
+
+class _Pairs(BatchSampler):
+    """Batches of an order of their own."""
+
+
+@pytest.mark.parametrize(
+    ("loader", "is_known"),
+    [
+        (_loader(num_workers=1)(), True),
+        (_loader(batch_size=None)(), True),
+        (_loader(num_workers=1, persistent_workers=True)(), False),
+        (DataLoader(Rows(), batch_sampler=_Pairs(RandomSampler(Rows()), 2, drop_last=False)), False),
+        (DataLoader(Rows(), batch_size=None, sampler=_EveryOther()), False),
+        (_Own(Rows(), batch_size=4), False),
+        ([torch.zeros(4, 2)], False),
+    ],
+)
+def test_an_order_is_known_where_every_part_of_the_loader_is(loader: Any, is_known: bool) -> None:
+    """Workers that live on carry their draws from one pass to the next."""
+    assert has_known_order(loader) == is_known
 
 
 class _Wandering:
@@ -261,23 +290,23 @@ class _Stateful:
     """As torchdata's loader: its state holds tensors, bytes, tuples and numbers by number."""
 
     def __init__(self) -> None:
-        self.generator_ = torch.Generator().manual_seed(1)
+        self.generator = torch.Generator().manual_seed(1)
         self.random = random.Random(4)
         self.numpy = np.random.default_rng(5)
 
     def __iter__(self) -> Iterator[Tensor]:
         while True:
-            drawn = float(torch.rand((), generator=self.generator_)), self.random.random(), float(self.numpy.random())
+            drawn = float(torch.rand((), generator=self.generator)), self.random.random(), float(self.numpy.random())
             yield torch.tensor([drawn[:2], drawn[1:]])
 
     def state_dict(self) -> dict[Any, Any]:
         snapshots = {0: self.random.getstate(), 1: self.numpy.bit_generator.state}
-        return {"main": self.generator_.get_state(), "workers": snapshots, "rng": bytes(range(5)), 3: (None, [1.5])}
+        return {"main": self.generator.get_state(), "workers": snapshots, "rng": bytes(range(5)), 3: (None, [1.5])}
 
     def load_state_dict(self, state: dict[Any, Any]) -> None:
         assert state["rng"] == bytes(range(5))
         assert state[3] == (None, [1.5])
-        self.generator_.set_state(state["main"])
+        self.generator.set_state(state["main"])
         self.random.setstate(state["workers"][0])
         self.numpy.bit_generator.state = state["workers"][1]
 
