@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cosmati.core.batch import Data
-from cosmati.core.plan import Plan
+from cosmati.core.plan import Plan, Promise
 from cosmati.errors import CheckpointError
 from cosmati.train.assembly import Assembly
 from cosmati.train.budget_change import check_past
@@ -92,7 +92,7 @@ class Continuity:
         self._probe, self._expected = Probe(facts["probe"]["specs"]), facts["probe"]["losses"]
         around = changes(facts["environment"], self._environment)
         self.changed += around
-        for promise in ("resume", "elastic", "replayable", "parity") if around else ():
+        for promise in (Promise.RESUME, Promise.ELASTIC, Promise.REPLAYABLE, Promise.PARITY) if around else ():
             if plan.holds(promise):
                 plan = plan.withdraw(promise, f"resumed with {'; '.join(map(str, around))}")
         return plan

@@ -58,9 +58,7 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
         if checkpoint is not None:
             plan = continuity.resume(checkpoint, a.plan)
             restored = restore(checkpoint, a, prepared.feed)
-            for guarantee in restored.plan.guarantees:
-                if not guarantee.holds:
-                    plan = plan.withdraw(guarantee.name, guarantee.because)
+            plan = plan.recalled((g.name, g.because) for g in restored.plan.guarantees if not g.holds)
             clock, states = restored.clock, restored.states
         if a.ranks.is_parallel and not a.ranks.all_equal(a.layout.digest()):
             msg = (

@@ -88,10 +88,7 @@ def restore(checkpoint: Checkpoint, assembly: Assembly, feed: Feed | None) -> Re
     clock = Clock(*facts["clock"])
     if feed is not None:
         feed.restore(facts["feed"], clock)
-    plan = assembly.plan
-    for name, because in facts["withdrawn"]:
-        plan = plan.withdraw(name, because)
-    return Restored(clock, states, plan)
+    return Restored(clock, states, assembly.plan.recalled(facts["withdrawn"]))
 
 
 def _names(assembly: Assembly) -> dict[int, str]:

@@ -16,6 +16,7 @@ from torch import nn
 from cosmati.core.batch import Batch, Data, count_rows_and_tokens
 from cosmati.core.loss import Loss, LossFunction, without_tombstones
 from cosmati.core.method import Method
+from cosmati.core.plan import Promise
 from cosmati.core.rng import position_key
 from cosmati.core.source import Source
 from cosmati.errors import DataError, DivergenceError
@@ -242,7 +243,7 @@ class Trainer(Lifecycle):
             given = StepInput(batches, positions, routes, moved[0].num_tokens, frozen)
             done = self._commit(given, self.clock, measure=self._is_due(a.config.details_every), follow=follow)
         if versions is not None and (changed := a.statistics.unfolded(a.model, versions)):
-            self._plan = self._plan.withdraw("elastic", f"forward changes the buffers {', '.join(changed)}")
+            self._plan = self._plan.withdraw(Promise.ELASTIC, f"forward changes the buffers {', '.join(changed)}")
         if a.statistics.layers:
             self.tell("fold")
             a.statistics.fold(done.first.statistics, a.ranks, lambda m, layer: a.router.teaches(routes[m], layer))
@@ -264,7 +265,7 @@ class Trainer(Lifecycle):
     def _left_out(self, data: Any, class_ids: Sequence[int | None] | None, why: str) -> StepOutcome:  # noqa: ANN401
         """Go on as if the step's rows weren't there, and say so in the record."""
         a = self.assembly
-        self._plan = self._plan.withdraw("isolated", f"step {self.clock.step} was left out: {why}")
+        self._plan = self._plan.withdraw(Promise.ISOLATED, f"step {self.clock.step} was left out: {why}")
         mine = data if class_ids is not None else [as_batch(data, self.clock.rows, trusted=True)]
         nothing = torch.zeros(a.num_microbatches, dtype=torch.float64)
         routes = self._routes(mine, class_ids or [0])
