@@ -68,6 +68,7 @@ class Facts:
         row_coupled_layers: names of modules whose forward couples the rows of a microbatch (BatchNorm).
         host_clock: the budget or a span is in seconds.
         deterministic: deterministic kernels were asked for.
+        couplings: what else couples regions, in words: optimizers, statistics that lie in no region.
         denied: (class, region) pairs that the policy denies in every phase in which the class is admitted.
         has_ledger: the run keeps a ledger.
         num_sub_steps: alternating losses.
@@ -83,6 +84,7 @@ class Facts:
     row_coupled_layers: tuple[str, ...] = ()
     host_clock: bool = False
     deterministic: bool = True
+    couplings: tuple[str, ...] = ()
     denied: tuple[Pair, ...] = ()
     has_ledger: bool = False
     num_sub_steps: int = 1
@@ -238,6 +240,7 @@ def _promise(promise: Promise, broken_by: Sequence[str], because: str, pair: Pai
 def _direct_write(methods: Sequence[Method], facts: Facts, pair: Pair) -> Guarantee:
     # Rows of one microbatch are of one class, so coupled rows don't leak; coupled regions do.
     leaks = [f"{describe(method)} couples regions" for method in methods if "regions" in method.couples]
+    leaks += facts.couplings
     if facts.num_sub_steps > 1:
         leaks.append("alternating sub-steps let one commit change what the next one reads")
     return _promise(Promise.NO_DIRECT_WRITE, leaks, "its leaf is absent, and its denominator separate", pair)

@@ -43,6 +43,9 @@ class Commit:
         finite: the look before a commit.
         stopwatch: told when a part ends.
         tell: told of each event.
+
+    Attributes:
+        watch: on what a forward pass changes.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Commit:
         self._a = assembly
         self._methods = methods
         self._passes = StepPasses(assembly, methods.loss, stopwatch, tell)
+        self.watch = self._passes.watch
         self._finite = finite
         self._stopwatch = stopwatch
         self._tell = tell

@@ -20,6 +20,7 @@ from cosmati.core.pieces import Pieces
 from cosmati.core.rng import position_key
 from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
+from cosmati.train.forward_watch import ForwardWatch
 from cosmati.train.layout.layout import Layout, Slot
 from cosmati.train.routes import Route
 from cosmati.train.timing import Stopwatch
@@ -89,6 +90,9 @@ class StepPasses:
         bound: puts the loss methods around a loss.
         stopwatch: charged with forward and backward.
         tell: told of each event.
+
+    Attributes:
+        watch: on what a forward pass changes.
     """
 
     def __init__(self, assembly: Assembly, bound: BoundLoss, stopwatch: Stopwatch, tell: Trace) -> None:
@@ -97,6 +101,8 @@ class StepPasses:
         self._stopwatch = stopwatch
         self._tell = tell
         self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
+        a = assembly
+        self.watch = ForwardWatch(a.model, [turn.loss for turn in a.turns], a.statistics.names, a.regions, a.ranks)
 
     def __call__(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
         """Return the gradients of a sub-step.
@@ -154,7 +160,7 @@ class StepPasses:
         a = self._a
         present = batch.present
         a.generators.seed(position_key(a.config.seed, "forward", position.clock.step, position.microbatch))
-        with a.config.autocast(a.device):
+        with a.config.autocast(a.device), self.watch.forward():
             result = without_tombstones(self._bound(turn.loss, position)(a.model, batch.data), present)
         self._tell("forward")
         self._stopwatch.lap("forward")

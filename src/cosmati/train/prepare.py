@@ -25,7 +25,7 @@ from cosmati.routing.policy import CompiledPolicy, compile_policy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
 from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_turns
-from cosmati.train.buffers import BatchNormStatistics
+from cosmati.train.buffers import BatchNormStatistics, unrouted
 from cosmati.train.config import RunConfig
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
@@ -84,13 +84,11 @@ def prepare(given: Ingredients) -> Prepared:
     feed, budget = _feed(given, num_microbatches, ratio, classes)
     policy, class_map = _compile(given, regions, budget)
     layout = Whole(model, regions, ranks, num_microbatches)
-    scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given))
-    for optimizer in scheduled:
-        if isinstance(optimizer.optimizer, GroupedOptimizer):
-            optimizer.optimizer.sharing = ranks.sharing
+    scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks)
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
     statistics = BatchNormStatistics(model)
-    facts = _facts(given, feed, budget, num_microbatches, _denied(policy, class_map), turns, statistics)
+    denied = _denied(policy, class_map)
+    facts = _facts(given, feed, budget, num_microbatches, denied, turns, unrouted(statistics, regions), statistics)
     plan = make_plan(given.methods, facts)
     _check_shapes(plan, budget, config)
     identity = identity_of(given, plan, turns, model, budget, parent)
@@ -122,6 +120,7 @@ def _facts(
     num_microbatches: int,
     denied: tuple[tuple[str, str], ...],
     turns: Sequence[Turn],
+    couplings: tuple[str, ...],
     statistics: BatchNormStatistics,
 ) -> Facts:
     config = given.config
@@ -134,6 +133,7 @@ def _facts(
         row_coupled_layers=tuple(statistics.layers),
         host_clock=budget.span.unit is Unit.SECOND,
         deterministic=config.deterministic,
+        couplings=couplings,
         denied=denied,
         has_ledger=wants_ledger(config, given.policy),
         num_sub_steps=len(turns),
@@ -278,7 +278,7 @@ def _rate_method(given: Ingredients) -> Method | None:
 
 
 def _optimizers(
-    given: Sequence[AnyOptimizer], named: list[tuple[str, nn.Parameter]], method: Method | None
+    given: Sequence[AnyOptimizer], named: list[tuple[str, nn.Parameter]], method: Method | None, ranks: Ranks
 ) -> list[ScheduledOptimizer]:
     configured = [optimizer for optimizer in given if isinstance(optimizer, Optimizer)]
     if configured and len(configured) != len(given):
@@ -302,6 +302,8 @@ def _optimizers(
                 f"(shapes {foreign[:5]}). Build it from the model that you give to the Trainer, after any surgery."
             )
             raise PlanError(msg)
+        if isinstance(optimizer, GroupedOptimizer):
+            optimizer.sharing = ranks.sharing
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
         scheduled.append(ScheduledOptimizer(optimizer, schedule, rates, frozenset(index[id(p)] for p in own), method))
     if not scheduled:

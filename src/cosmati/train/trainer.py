@@ -23,7 +23,6 @@ from cosmati.errors import DataError, DivergenceError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import SubStep, split_batch
-from cosmati.train.buffers import buffer_versions
 from cosmati.train.commit import Commit
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation
@@ -230,7 +229,7 @@ class Trainer(Lifecycle):
         positions = [self.position(m) for m in a.layout.mine]
         moved = [batch.to(a.device) for batch in mine]
         routes = self._routes(moved, class_ids)
-        versions = buffer_versions(a.model) if self.clock.step == 0 else None
+        self._commit.watch.step_begins(self.clock.step)
         frozen = self.methods.frozen(positions[0])
         follow = a.policy is not None and self._is_due(a.config.update_norm_every) and any(r.offered for r in routes)
         self.stopwatch.lap("data")
@@ -242,8 +241,7 @@ class Trainer(Lifecycle):
             self.stopwatch.lap("method")
             given = StepInput(batches, positions, routes, moved[0].num_tokens, frozen)
             done = self._commit(given, self.clock, measure=self._is_due(a.config.details_every), follow=follow)
-        if versions is not None and (changed := a.statistics.unfolded(a.model, versions)):
-            self._plan = self._plan.withdraw(Promise.ELASTIC, f"forward changes the buffers {', '.join(changed)}")
+        self._plan = self._commit.watch.judged(self._plan)
         if a.statistics.layers:
             self.tell("fold")
             a.statistics.fold(done.first.statistics, a.ranks, lambda m, layer: a.router.teaches(routes[m], layer))
