@@ -136,7 +136,8 @@ class ForwardWatch:
             name: _content(buffer) for name, buffer in self._buffers().items() if name not in self._folded
         }
         for path, holder in self._holders.items():
-            skipped = {*_OF_EVERY_MODULE, *getattr(holder, "forward_caches", ())}
+            declared = (vars(kind).get("forward_caches", ()) for kind in type(holder).__mro__)
+            skipped = _OF_EVERY_MODULE.union(*declared)
             for name, value in getattr(holder, "__dict__", {}).items():
                 if name not in skipped:
                     state[f"{path}.{name}".lstrip(".")] = _content(value)
