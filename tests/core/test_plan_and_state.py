@@ -288,12 +288,14 @@ def test_a_group_keeps_what_json_can_hold() -> None:
     optimizer.param_groups[0] |= {
         "list": [1, [2.0, None]],
         "tensor": torch.ones(1),
+        "several": torch.ones(2),
         "nest": [torch.ones(1)],
         "no": None,
     }
     kept = optimizer_tensors(optimizer, {})[1]["groups"][0]
     assert (kept["list"], kept["no"]) == ([1, [2.0, None]], None)
-    assert not {"tensor", "nest", "params"} & kept.keys()
+    assert kept["tensor"] == 1.0, "a learning rate may be a tensor"
+    assert not {"several", "nest", "params"} & kept.keys()
 
 
 def test_a_compiled_models_tensors_have_the_models_names() -> None:

@@ -37,7 +37,7 @@ def optimizer_tensors(
             else:
                 facts.setdefault(name, {})[key] = value
     groups = [
-        {key: value for key, value in group.items() if key != "params" and _is_fact(value)}
+        {key: _fact(value) for key, value in group.items() if key != "params" and _is_fact(_fact(value))}
         for group in optimizer.param_groups
     ]
     return tensors, {"groups": groups, "state": facts}
@@ -62,19 +62,33 @@ def restore_optimizer(
         )
         raise CheckpointError(msg)
     for group, saved in zip(optimizer.param_groups, facts["groups"], strict=True):
-        group.update(
-            {key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in saved.items()}
-        )
+        for key, value in saved.items():
+            own = group.get(key)
+            if isinstance(own, Tensor):
+                # In place: a captured graph, or a scheduler, holds this very tensor.
+                own.fill_(value)
+            else:
+                group[key] = tuple(value) if isinstance(own, tuple) else value
     optimizer.state.clear()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             name = names[id(parameter)]
             own = {key.rpartition("/")[2]: value for key, value in tensors.items() if key.rpartition("/")[0] == name}
-            # Step counters stay where the optimizer keeps them, on CPU; what is shaped as the parameter follows it.
-            state = {key: value.to(parameter.device) if value.ndim else value.clone() for key, value in own.items()}
+            # Step counters stay where the optimizer keeps them, on CPU unless its kernels read them; what is shaped as
+            # the parameter follows it.
+            on_device = bool(group.get("capturable") or group.get("fused"))
+            state = {
+                key: value.to(parameter.device, copy=True) if value.ndim or on_device else value.clone()
+                for key, value in own.items()
+            }
             state |= facts["state"].get(name, {})
             if state:
                 optimizer.state[parameter] = state
+
+
+def _fact(value: object) -> object:
+    """Return an option as JSON holds it: a learning rate may be a tensor of one number."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def _is_fact(value: object) -> bool:

@@ -12,6 +12,7 @@ from cosmati.train.assembly import Assembly
 from cosmati.train.budget_change import check_past
 from cosmati.train.finite import not_finite
 from cosmati.train.identity import SURROUNDINGS, Change, changes, check_resume
+from cosmati.train.loss_state import loss_buffers
 from cosmati.train.probe import Probe
 from cosmati.train.run.checkpoints import Checkpoint
 
@@ -48,7 +49,12 @@ class Continuity:
         self._probe = Probe()
         self._expected: list[str | None] | None = None
         self._where = ""
-        self.never_finite = not_finite(dict(assembly.model.named_buffers()))
+        self.never_finite = not_finite(
+            {
+                **dict(assembly.model.named_buffers()),
+                **loss_buffers([turn.loss for turn in assembly.turns], assembly.model),
+            }
+        )
         self.has_seen = False
 
     def facts(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.forward_watch import ForwardWatch
 from cosmati.train.layout.layout import Layout, Slot
+from cosmati.train.loss_state import loss_module
 from cosmati.train.routes import Route
 from cosmati.train.timing import Stopwatch
 
@@ -102,7 +103,9 @@ class StepPasses:
         self._tell = tell
         self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
         a = assembly
-        self.watch = ForwardWatch(a.model, [turn.loss for turn in a.turns], a.statistics.names, a.regions, a.ranks)
+        self.watch = ForwardWatch(
+            a.model, [loss_module(turn.loss) or turn.loss for turn in a.turns], a.statistics.names, a.regions, a.ranks
+        )
 
     def __call__(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
         """Return the gradients of a sub-step.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 from cosmati.core.batch import Batch, InputKind, kind_of_input
 from cosmati.core.clock import Budget, Clock, Time, Unit
 from cosmati.core.loss import LanguageModel
-from cosmati.core.method import Method, Stage, overrides
+from cosmati.core.method import Method, Position, Stage, overrides
 from cosmati.core.plan import Facts, Plan, describe, make_plan
 from cosmati.core.rng import DefaultGenerators
 from cosmati.core.source import Source
@@ -27,9 +28,11 @@ from cosmati.routing.regions import Regions, partition_parameters
 from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_turns
 from cosmati.train.buffers import BatchNormStatistics, unrouted
 from cosmati.train.config import RunConfig
+from cosmati.train.couplings import find_couplings
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.layout.whole import Whole
+from cosmati.train.loss_state import refuse_untrained
 from cosmati.train.ranks import Ranks
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
@@ -67,9 +70,7 @@ def prepare(given: Ingredients) -> Prepared:
     ranks = Ranks()
     num_microbatches = config.resolve_microbatches(governed=given.policy is not None)
     ranks.mine(num_microbatches)
-    ratio = 1.0
-    for method in given.methods:
-        ratio *= method.dilation()
+    ratio = math.prod((method.dilation() for method in given.methods), start=1.0)
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
     model.to(device)
@@ -87,8 +88,11 @@ def prepare(given: Ingredients) -> Prepared:
     scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks)
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
     statistics = BatchNormStatistics(model)
+    refuse_untrained([turn.loss for turn in turns], model)
     denied = _denied(policy, class_map)
-    facts = _facts(given, feed, budget, num_microbatches, denied, turns, unrouted(statistics, regions), statistics)
+    couplings = _couplings(given, model, turns, budget, scheduled, layout) if denied else ()
+    couplings += unrouted(statistics, regions)
+    facts = _facts(given, feed, budget, num_microbatches, denied, turns, couplings, statistics)
     plan = make_plan(given.methods, facts)
     _check_shapes(plan, budget, config)
     identity = identity_of(given, plan, turns, model, budget, parent)
@@ -111,6 +115,21 @@ def prepare(given: Ingredients) -> Prepared:
         device=device,
     )
     return Prepared(assembly, feed, str(getattr(given.data, "digest", "")), identity, given.policy)
+
+
+def _couplings(
+    given: Ingredients,
+    model: nn.Module,
+    turns: Sequence[Turn],
+    budget: Budget,
+    scheduled: Sequence[ScheduledOptimizer],
+    layout: Whole,
+) -> tuple[str, ...]:
+    def position(step: int) -> Position:
+        return Position(Clock(step=step), budget, given.config.seed, 0, model, turns[0].loss)
+
+    built = [(own.optimizer, one) for own, one in zip(scheduled, given.optimizers, strict=True)]
+    return find_couplings(given.methods, built, layout.weights(), position)
 
 
 def _facts(
