@@ -113,7 +113,7 @@ class StepPasses:
         Args:
             step: what it trains on.
             turn: the loss and who learns from it.
-            measure: take each leaf's norm by region, in the first pass.
+            measure: take each leaf's norm by region, in the pass whose gradients are applied.
         """
         gradients = self._pass(step, turn, measure=measure)
         weights = self._a.layout.weights()
@@ -124,7 +124,8 @@ class StepPasses:
             if offsets is not None:
                 self._tell("again")
                 with self._a.layout.perturbed(offsets):
-                    gradients = gradients._replace(root=self._pass(step, turn, measure=False).root)
+                    applied = self._pass(step, turn, measure=measure)
+                gradients = gradients._replace(root=applied.root, norms=applied.norms)
         return gradients
 
     def _pass(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:

@@ -12,6 +12,18 @@ from cosmati.core.clock import Clock
 from cosmati.train.routes import Route
 
 
+class Taught(NamedTuple):
+    """What a sub-step taught.
+
+    Attributes:
+        regions: indices of the regions that had a parameter which learns in it: not frozen, and in its optimizers.
+        weights: of each microbatch, float64 [V].
+    """
+
+    regions: tuple[int, ...]
+    weights: Tensor
+
+
 class StepOutcome(NamedTuple):
     """What one step did. Tensors stay on the device until somebody needs them.
 
@@ -25,6 +37,8 @@ class StepOutcome(NamedTuple):
         num_rows: rows of each microbatch that took part [V], or None on the short road.
         norms: each microbatch's gradient norm by region [V, regions], when it was measured.
         update_norms: norm of the parameters' change by region [regions], when it was measured.
+        taught: for each sub-step, what it taught; empty on the short road.
+        given: this rank's microbatches as the data gave them; empty on the short road.
         left_out: why nothing of the step was committed, empty where it was.
     """
 
@@ -37,6 +51,8 @@ class StepOutcome(NamedTuple):
     num_rows: Tensor | None = None
     norms: Tensor | None = None
     update_norms: Tensor | None = None
+    taught: Sequence[Taught] = ()
+    given: Sequence[Batch] = ()
     left_out: str = ""
 
 

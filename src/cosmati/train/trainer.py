@@ -255,8 +255,10 @@ class Trainer(Lifecycle):
             routes=routes,
             weights=done.first.weights,
             num_rows=done.first.num_rows,
-            norms=done.first.norms,
+            norms=done.norms,
             update_norms=done.update_norms,
+            taught=done.taught,
+            given=moved,
         )
         return self._committed(rows, tokens, done.learnt, outcome)
 
