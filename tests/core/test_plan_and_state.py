@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from cosmati.core.batch import Batch, InputKind
 from cosmati.core.method import Coupling, Method, Position, Stage
-from cosmati.core.plan import Facts, describe, make_plan
+from cosmati.core.plan import Facts, Promise, describe, make_plan
 from cosmati.core.state import (
     CHUNK_BYTES,
     merkle_root,
@@ -186,12 +186,22 @@ def test_each_fact_breaks_its_promises_and_no_others(change: dict[str, object], 
 
 def test_coupled_regions_write_where_coupled_rows_do_not() -> None:
     facts = dataclasses.replace(FACTS, denied=(("a", "trunk"), ("b", "head")))
-    names = ["no_direct_write(a, trunk)", "no_direct_write(b, head)"]
-    assert [make_plan([Coupled()], facts).holds(name) for name in names] == [True, True]
+    pairs, promise = (("a", "trunk"), ("b", "head")), Promise.NO_DIRECT_WRITE
+    assert [make_plan([Coupled()], facts).holds(promise, pair) for pair in pairs] == [True, True]
+    assert not make_plan([Coupled()], facts).holds(promise, ("b", "trunk"))
+    one = make_plan([Coupled()], facts).withdraw(promise, "the moon", pairs[0])
+    assert [one.holds(promise, pair) for pair in (*pairs, None)] == [False, True, False]
+    assert make_plan([], facts).recalled([("no_direct_write(a, trunk)", "the moon")]).guarantees == (
+        make_plan([], facts).withdraw(promise, "the moon", pairs[0]).guarantees
+    )
     plan = make_plan([Coupled(rows=False)], facts)
-    assert [plan.holds(name) for name in names] == [False, False]
+    assert [plan.holds(promise, pair) for pair in pairs] == [False, False]
     assert plan.guarantees[-1].because == "Coupled(rows=False) couples regions"
-    assert not plan.holds("no such promise")
+    with pytest.raises(ValueError, match="no such promise"):
+        plan.holds("no such promise")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="elastik"):
+        plan.withdraw("elastik", "a slip of the pen")  # type: ignore[arg-type]
+    assert not plan.holds(Promise.ISOLATED)
 
 
 def test_a_promise_that_is_withdrawn_leaves_the_others() -> None:

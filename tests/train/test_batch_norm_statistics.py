@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.errors import PlanError
-from cosmati.train.buffers import BatchNormStatistics, buffer_versions
+from cosmati.train.buffers import BatchNormStatistics
 from cosmati.train.ranks import Ranks
 
 
@@ -112,20 +112,6 @@ def test_statistics_that_were_copied_can_be_put_back() -> None:
     assert not torch.equal(model.first.running_mean, before[0])
     statistics.put_back(copies)
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), before, strict=True))
-
-
-def test_buffers_that_nobody_folds_are_named() -> None:
-    model = Two(0.1)
-    statistics, versions = BatchNormStatistics(model), buffer_versions(model)
-    model(_microbatches(2)[1])
-    assert statistics.unfolded(model, versions) == []
-    model.passes += 1
-    assert statistics.unfolded(model, versions) == ["passes"]
-    model.register_buffer("another", torch.zeros(1))
-    assert statistics.unfolded(model, versions) == ["another", "passes"]
-    versions = buffer_versions(model)
-    model.passes = torch.ones(())  # another tensor in its place
-    assert statistics.unfolded(model, versions) == ["passes"]
 
 
 def test_synchronised_statistics_are_refused_by_name() -> None:

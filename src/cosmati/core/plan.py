@@ -6,21 +6,50 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from cosmati.core.batch import InputKind
 from cosmati.core.method import Method, Stage, check_hooks, overrides
 from cosmati.errors import PlanError
 
 
+class Promise(StrEnum):
+    """What a run may promise; `docs/guarantees.md` says what each one means, and names its test."""
+
+    PARITY = "parity"
+    RESUME = "resume"
+    ELASTIC = "elastic"
+    REPLAYABLE = "replayable"
+    NO_DIRECT_WRITE = "no_direct_write"
+    ISOLATED = "isolated"
+
+
+Pair = tuple[str, str]
+"""Names of a class and of a region."""
+
+
 @dataclass(frozen=True)
 class Guarantee:
-    """A promise, whether it holds for this run, and what it rests on or what broke it."""
+    """A promise, whether it holds for this run, and what it rests on or what broke it.
 
-    name: str
+    Attributes:
+        promise: which one.
+        holds: whether it does.
+        because: what it rests on, or what broke it.
+        pair: class and region that it's about; None where it's about the whole run.
+    """
+
+    promise: Promise
     holds: bool
     because: str
+    pair: Pair | None = None
+
+    @property
+    def name(self) -> str:
+        """The promise as it's printed and recorded."""
+        return str(self.promise) if self.pair is None else f"{self.promise}({', '.join(self.pair)})"
 
     def __str__(self) -> str:
         return f"{'holds ' if self.holds else 'broken'}  {self.name}: {self.because}"
@@ -39,6 +68,7 @@ class Facts:
         row_coupled_layers: names of modules whose forward couples the rows of a microbatch (BatchNorm).
         host_clock: the budget or a span is in seconds.
         deterministic: deterministic kernels were asked for.
+        couplings: what else couples regions, in words: optimizers, statistics that lie in no region.
         denied: (class, region) pairs that the policy denies in every phase in which the class is admitted.
         has_ledger: the run keeps a ledger.
         num_sub_steps: alternating losses.
@@ -54,7 +84,8 @@ class Facts:
     row_coupled_layers: tuple[str, ...] = ()
     host_clock: bool = False
     deterministic: bool = True
-    denied: tuple[tuple[str, str], ...] = ()
+    couplings: tuple[str, ...] = ()
+    denied: tuple[Pair, ...] = ()
     has_ledger: bool = False
     num_sub_steps: int = 1
     owned: Mapping[str, str] = field(default_factory=dict)
@@ -103,15 +134,23 @@ class Plan:
     def __str__(self) -> str:
         return "\n".join(self.lines)
 
-    def holds(self, name: str) -> bool:
-        """Say whether a guarantee holds."""
-        return any(guarantee.holds for guarantee in self.guarantees if guarantee.name == name)
+    def holds(self, promise: Promise, pair: Pair | None = None) -> bool:
+        """Say whether the run makes a promise: about a class and a region, or about all that it's made of."""
+        asked = [g.holds for g in self.guarantees if g.promise is Promise(promise) and pair in (None, g.pair)]
+        return bool(asked) and all(asked)
 
-    def withdraw(self, name: str, because: str) -> Plan:
-        """Return the plan with a promise taken back."""
-        changed = tuple(
-            Guarantee(g.name, holds=False, because=because) if g.name == name else g for g in self.guarantees
-        )
+    def withdraw(self, promise: Promise, because: str, pair: Pair | None = None) -> Plan:
+        """Return the plan with a promise taken back, for a class and a region or for all."""
+        return self._without(lambda g: because if g.promise is Promise(promise) and pair in (None, g.pair) else None)
+
+    def recalled(self, withdrawn: Iterable[tuple[str, str]]) -> Plan:
+        """Return the plan without what a record says was taken back: names as `Guarantee.name`, and reasons."""
+        reasons = dict(withdrawn)
+        return self._without(lambda g: reasons.get(g.name))
+
+    def _without(self, reason: Callable[[Guarantee], str | None]) -> Plan:
+        found = [(g, reason(g)) for g in self.guarantees]
+        changed = tuple(g if why is None else dataclasses.replace(g, holds=False, because=why) for g, why in found)
         return dataclasses.replace(self, guarantees=changed)
 
 
@@ -182,25 +221,26 @@ def _guarantees(methods: Sequence[Method], facts: Facts) -> list[Guarantee]:
     single = ["V = 1 runs on one rank"] if facts.num_microbatches == 1 else []
     ledger = [] if facts.has_ledger else ["no ledger is kept"]
     promises = [
-        _promise("parity", [f"methods change the step: {names}"] if names else [], "no methods"),
-        _promise("resume", base, "model, optimizer, method states and the clock are all the state"),
+        _promise(Promise.PARITY, [f"methods change the step: {names}"] if names else [], "no methods"),
+        _promise(Promise.RESUME, base, "model, optimizer, method states and the clock are all the state"),
         _promise(
-            "elastic",
+            Promise.ELASTIC,
             base + single,
             f"any number of ranks that divides V = {facts.num_microbatches}",
         ),
-        _promise("replayable", base + ledger, "data, draws and order follow from the position"),
+        _promise(Promise.REPLAYABLE, base + ledger, "data, draws and order follow from the position"),
     ]
     return promises + [_direct_write(methods, facts, pair) for pair in facts.denied]
 
 
-def _promise(name: str, broken_by: Sequence[str], because: str) -> Guarantee:
-    return Guarantee(name, not broken_by, "; ".join(broken_by) or because)
+def _promise(promise: Promise, broken_by: Sequence[str], because: str, pair: Pair | None = None) -> Guarantee:
+    return Guarantee(promise, not broken_by, "; ".join(broken_by) or because, pair)
 
 
-def _direct_write(methods: Sequence[Method], facts: Facts, pair: tuple[str, str]) -> Guarantee:
+def _direct_write(methods: Sequence[Method], facts: Facts, pair: Pair) -> Guarantee:
     # Rows of one microbatch are of one class, so coupled rows don't leak; coupled regions do.
     leaks = [f"{describe(method)} couples regions" for method in methods if "regions" in method.couples]
+    leaks += facts.couplings
     if facts.num_sub_steps > 1:
         leaks.append("alternating sub-steps let one commit change what the next one reads")
-    return _promise(f"no_direct_write({pair[0]}, {pair[1]})", leaks, "its leaf is absent, and its denominator separate")
+    return _promise(Promise.NO_DIRECT_WRITE, leaks, "its leaf is absent, and its denominator separate", pair)

@@ -79,14 +79,25 @@ def restore_optimizer(
         )
         raise CheckpointError(msg)
     for group, own_group in zip(optimizer.param_groups, saved["groups"], strict=True):
-        group.update(own_group)
+        for key, value in own_group.items():
+            own = group.get(key)
+            if isinstance(own, Tensor) and isinstance(value, Tensor):
+                # In place: a captured graph, or a scheduler, holds this very tensor.
+                own.copy_(value)
+            else:
+                group[key] = value
     optimizer.state.clear()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             name = names[id(parameter)]
             own = {key.rpartition("/")[2]: value for key, value in tensors.items() if key.rpartition("/")[0] == name}
-            # Step counters stay where the optimizer keeps them, on CPU; what is shaped as the parameter follows it.
-            state = {key: value.to(parameter.device) if value.ndim else value.clone() for key, value in own.items()}
+            # Step counters stay where the optimizer keeps them, on CPU unless its kernels read them; what is shaped as
+            # the parameter follows it.
+            on_device = bool(group.get("capturable") or group.get("fused"))
+            state = {
+                key: value.to(parameter.device, copy=True) if value.ndim or on_device else value.clone()
+                for key, value in own.items()
+            }
             state |= saved["state"].get(name, {})
             if state:
                 optimizer.state[parameter] = state

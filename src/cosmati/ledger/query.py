@@ -19,7 +19,7 @@ from cosmati.ledger.note import TreeHead
 from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_key
 from cosmati.ledger.tables import Tables, broken, in_force, is_number
 from cosmati.ledger.verify import LEVEL_0
-from cosmati.records.ledger import AmendEntry, MicrobatchCell, RunEntry, StepEntry
+from cosmati.records.ledger import AmendEntry, RunEntry, StepEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Contribution:
     Attributes:
         class_name: The class.
         region: The region.
-        num_steps: Steps with a microbatch of the class that reaches the region.
+        num_steps: Steps with a microbatch of the class that reaches the region while it learns: a frozen one doesn't.
         num_microbatches: Those microbatches.
         num_rows: Their rows.
-        weight: Sum of microbatch weight times route weight.
+        weight: Sum of microbatch weight times route weight, over all sub-steps.
         num_norms: Microbatches with a logged gradient norm.
         norm_sum: Sum of these norms.
         norm_rms: Root of their mean square, None where there is none.
@@ -121,6 +121,24 @@ def _read_norms(item: ScannedEntry, num_microbatches: int, num_regions: int) -> 
     return norms
 
 
+def _read_weights(item: ScannedEntry, entry: StepEntry, num_regions: int) -> list[list[float | None]]:
+    """Return what each microbatch weighed in each region, before its route; None where the region didn't learn."""
+    value = decode_details(item.details).get("sub_steps") if item.details is not None else None
+    if value is None:
+        return [[cell.weight] * num_regions for cell in entry.microbatches]
+    weights: list[list[float | None]] = [[None] * num_regions for _ in entry.microbatches]
+    for sub_step in value if isinstance(value, list) else [None]:
+        regions, own = (sub_step.get(n) if isinstance(sub_step, dict) else None for n in ("regions", "weights"))
+        if not isinstance(regions, list) or not all(type(r) is int and 0 <= r < num_regions for r in regions):
+            raise broken(item, "a sub-step doesn't say by index which regions learnt")
+        if not isinstance(own, list) or len(own) != len(weights) or not all(map(is_number, own)):
+            raise broken(item, "a sub-step doesn't say what each microbatch weighed")
+        for row, weight in zip(weights, own, strict=True):
+            for region in regions:
+                row[region] = (row[region] or 0.0) + weight
+    return weights
+
+
 class VerifiedLedger:
     """A ledger that was verified once; every further scan is under that one head.
 
@@ -183,12 +201,12 @@ class _Sum:
     norm_sum: float = 0.0
     square_sum: float = 0.0
 
-    def add(self, item: ScannedEntry, cell: MicrobatchCell, weight: float, norm: float | None) -> None:
+    def add(self, item: ScannedEntry, num_rows: int, weight: float, norm: float | None) -> None:
         self.num_steps += self.last_step != item.index
         self.last_step = item.index
         self.num_microbatches += 1
-        self.num_rows += cell.num_rows
-        self.weight += cell.weight * weight
+        self.num_rows += num_rows
+        self.weight += weight
         if norm is not None:
             self.num_norms += 1
             self.norm_sum += norm
@@ -208,12 +226,13 @@ def contributions(directory: Path | VerifiedLedger, *, vkey: str | None = None) 
         if item.index not in ledger.standing:
             continue
         norms = _read_norms(item, len(entry.microbatches), len(tables.regions))
+        weights = _read_weights(item, entry, len(tables.regions))
         for number, cell in enumerate(entry.microbatches):
             name, row = tables.class_of(cell, item), norms.get(number)
-            for column, weight in enumerate(tables.route(cell, item)):
-                if weight > 0:
+            for column, rho in enumerate(tables.route(cell, item)):
+                if rho > 0 and (weight := weights[number][column]) is not None:
                     norm = None if row is None else row[column]
-                    sums[name, tables.regions[column]].add(item, cell, weight, norm)
+                    sums[name, tables.regions[column]].add(item, cell.num_rows, rho * weight, norm)
     totals = {region: sum(sums[name, region].norm_sum for name in ledger.classes) for region in ledger.regions}
     return ContributionTable(
         origin=ledger.key.name,
@@ -326,6 +345,7 @@ def direct_write_exclusions(
         num_steps.update(("", *tables.regions))
         policies[entry.policy_digest.hex()] = None
         norms = _read_norms(item, len(entry.microbatches), len(tables.regions))
+        weights = _read_weights(item, entry, len(tables.regions))
         for number, cell in enumerate(entry.microbatches):
             name, route = tables.class_of(cell, item), tables.route(cell, item)
             num_cells[name] += 1
@@ -334,7 +354,8 @@ def direct_write_exclusions(
                     continue
                 column = tables.regions.index(region)
                 norm = norms[number][column] if number in norms else None
-                if (route[column] > 0 or norm) and not found:
+                teaches = route[column] > 0 and weights[number][column] is not None
+                if (teaches or norm) and not found:
                     found = (
                         f"entry {item.index} (step {entry.step}), microbatch {number}, gave rows of {name!r} weight "
                         f"{route[column]} in {region!r} (gradient norm {norm})"

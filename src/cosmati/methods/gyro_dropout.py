@@ -36,6 +36,8 @@ class GyroDropoutLayer(nn.Dropout):
         name: of the layer; layers of other names have other masks.
     """
 
+    forward_caches = ("_masks",)
+
     _masks: dict[tuple[int, int], Tensor]
 
     def __init__(

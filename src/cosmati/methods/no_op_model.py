@@ -32,6 +32,7 @@ class NoOpForward(Graft):
     """
 
     prefix = "NoOp"
+    forward_caches = ("_outputs",)
     _outputs: dict[Any, Any]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (the model's own)

@@ -37,6 +37,7 @@ class StochasticBlock(Graft):
     """
 
     prefix = "Stochastic"
+    forward_caches = ("_keeps_shape",)
     drop_rate: float
     """Probability of being skipped."""
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import Parameter
 
+from cosmati.core.method import Coupling
 from cosmati.errors import PlanError
 from cosmati.optim.muon import OrthogonalizedMomentum, Scale
 from cosmati.optim.schedules import Constant, Schedule
@@ -47,9 +48,12 @@ class Optimizer:
 
     Class attributes:
         owns: things that only one part of a run may hold, such as the evaluation weights (see `Method.owns`).
+        couples: what it lets act on one another, as `Method.couples`: `regions` for one number over all parameters, or
+            for moving what has no gradient. What is built is tried out at setup where PyTorch doesn't ship it.
     """
 
     owns: ClassVar[frozenset[str]] = frozenset()
+    couples: ClassVar[frozenset[Coupling]] = frozenset()
 
     lr: float
     schedule: Schedule = _CONSTANT

@@ -32,7 +32,15 @@ Details of a step (a microbatch whose norm is off its cadence is absent from "gr
     {"step": int,
      "gradient_norm": {"<microbatch index>": [norm per region; null where the gradient is absent], ...},
      "update_norm": [norm per region; null where absent] | null,
-     "loss": float | null, ...}
+     "loss": float | null,
+     "sub_steps": [{"regions": [index, ...], "weights": [weight per microbatch]}, ...],
+     "kept_rows": {"<microbatch index>": [slot, ...], ...}, ...}
+
+"sub_steps" says which regions had a parameter that learnt in each sub-step (the others were frozen), and what each
+microbatch weighed in it. It is absent where there was one, in which all learnt by the cells' weights.
+
+"kept_rows" has the microbatches of which a method selected rows: the slots, from 0, of the rows that took part, among
+those that the data's order gave. A row commitment is over these, in this order.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cosmati.errors import PlanError
+from cosmati.routing.regions import Regions
 from cosmati.train.ranks import Ranks
 
 
@@ -104,11 +105,19 @@ class BatchNormStatistics:
                 if teaches(index, name) and bool(flag):
                     _fold(layer, mean, variance)
 
-    def unfolded(self, model: nn.Module, versions: dict[str, tuple[int, int]]) -> list[str]:
-        """Return the buffers that changed since `buffer_versions`, and that nobody folds."""
-        folded = {f"{layer}.{name}" for layer in self.layers for name in _NAMES}
-        now = buffer_versions(model)
-        return sorted(name for name, version in now.items() if versions.get(name) != version and name not in folded)
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the buffers that are folded."""
+        return frozenset(f"{layer}.{name}".lstrip(".") for layer in self.layers for name in _NAMES)
+
+
+def unrouted(statistics: BatchNormStatistics, regions: Regions) -> tuple[str, ...]:
+    """Say which statistics lie in no one region, so that every class that is offered moves them.
+
+    A layer without parameters of its own belongs to the one region of the nearest module around it that has any.
+    """
+    names = [name for name in statistics.layers if regions.region_of_buffer(f"{name}.running_mean".lstrip(".")) is None]
+    return (f"the statistics of {', '.join(names)} lie in no one region",) if names else ()
 
 
 _NAMES = ("running_mean", "running_var", "num_batches_tracked")
@@ -128,8 +137,3 @@ def _fold(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     # the variance, in float32. lerp_ gives other bits.
     _statistic(layer, "running_mean").mul_(rest).add_(mean * float(factor))
     _statistic(layer, "running_var").mul_(rest).add_(variance, alpha=float(factor))
-
-
-def buffer_versions(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return identity and version of every buffer, to find those that a forward pass changes."""
-    return {name: (id(buffer), buffer._version) for name, buffer in model.named_buffers()}  # noqa: SLF001

@@ -12,9 +12,10 @@ from torch import Tensor
 from cosmati.core.clock import Clock
 from cosmati.errors import DivergenceError
 from cosmati.train.applied import AppliedMethods, Trace
-from cosmati.train.assembly import Assembly
+from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.gradients import StepGradients, StepInput, StepPasses, update_norms_since
+from cosmati.train.outcome import Taught
 from cosmati.train.timing import Stopwatch
 
 
@@ -24,12 +25,16 @@ class Committed(NamedTuple):
     Attributes:
         first: gradients of the first sub-step.
         losses: mean loss of each sub-step.
+        taught: what each sub-step taught.
+        norms: each microbatch's gradient norm by region, over all sub-steps [V, regions], where it was asked for.
         learnt: names of the parameters that moved.
         update_norms: norm of the change by region [regions], where it was asked for.
     """
 
     first: StepGradients
     losses: Sequence[Tensor]
+    taught: Sequence[Taught]
+    norms: Tensor | None
     learnt: frozenset[str]
     update_norms: Tensor | None
 
@@ -42,12 +47,16 @@ class Commit:
         methods: at work.
         stopwatch: told when a part ends.
         tell: told of each event.
+
+    Attributes:
+        watch: on what a forward pass changes.
     """
 
     def __init__(self, assembly: Assembly, methods: AppliedMethods, stopwatch: Stopwatch, tell: Trace) -> None:
         self._a = assembly
         self._methods = methods
         self._passes = StepPasses(assembly, methods.loss, stopwatch, tell)
+        self.watch = self._passes.watch
         self._stopwatch = stopwatch
         self._tell = tell
 
@@ -85,7 +94,12 @@ class Commit:
                 undo()
             raise
         update_norms = None if before is None or not learnt else update_norms_since(a.layout, before)
-        return Committed(found[0], [gradients.loss for gradients in found], learnt, update_norms)
+        taught = [Taught(self._regions_of(turn, step), own.weights) for turn, own in zip(a.turns, found, strict=True)]
+        return Committed(found[0], [own.loss for own in found], taught, _joined(found), learnt, update_norms)
+
+    def _regions_of(self, turn: Turn, step: StepInput) -> tuple[int, ...]:
+        parameters = self._a.layout.parameters
+        return tuple(sorted({parameters[index].region for index in turn.learning(step.frozen)}))
 
     def _remember(self) -> Callable[[], None]:
         """Copy parameters and optimizers; return a function that puts them back."""
@@ -106,6 +120,15 @@ class Commit:
                 optimizer.state.update(state)
 
         return undo
+
+
+def _joined(found: Sequence[StepGradients]) -> Tensor | None:
+    """Return the norms over all sub-steps, each of which has parameters of its own; NaN where none has a gradient."""
+    norms = [gradients.norms for gradients in found if gradients.norms is not None]
+    if len(norms) < 2:
+        return norms[0] if norms else None
+    stacked = torch.stack(norms)
+    return torch.where(stacked.isnan().all(0), torch.nan, stacked.nan_to_num(nan=0.0).square().sum(0).sqrt())
 
 
 def _copied(value: Any) -> Any:  # noqa: ANN401  (whatever an optimizer keeps)

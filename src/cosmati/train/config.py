@@ -89,7 +89,7 @@ class RunConfig:
     check_every: int = 1
     on_divergence: Literal["stop", "skip"] = "stop"
     change: tuple[str, ...] | str = ()
-    load_weights: Path | None = None
+    load_weights: PathSetting = PathSetting()
     resume_from: Literal["newest", "whole"] = "newest"
     progress: bool = False
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from cosmati.core.batch import Data
-from cosmati.core.plan import Plan
+from cosmati.core.plan import Plan, Promise
 from cosmati.errors import CheckpointError
 from cosmati.train.assembly import Assembly
 from cosmati.train.budget_change import check_past
 from cosmati.train.finite import not_finite
 from cosmati.train.identity import SURROUNDINGS, Change, changes, check_resume
+from cosmati.train.loss_state import loss_buffers
 from cosmati.train.probe import Probe
 from cosmati.train.run.checkpoints import Checkpoint
 
@@ -48,7 +49,12 @@ class Continuity:
         self._probe = Probe()
         self._expected: list[str | None] | None = None
         self._where = ""
-        self.never_finite = not_finite(dict(assembly.model.named_buffers()))
+        self.never_finite = not_finite(
+            {
+                **dict(assembly.model.named_buffers()),
+                **loss_buffers([turn.loss for turn in assembly.turns], assembly.model),
+            }
+        )
         self.has_seen = False
 
     def facts(self) -> dict[str, Any]:
@@ -92,7 +98,7 @@ class Continuity:
         self._probe, self._expected = Probe(facts["probe"]["specs"]), facts["probe"]["losses"]
         around = changes(facts["environment"], self._environment)
         self.changed += around
-        for promise in ("resume", "elastic", "replayable", "parity") if around else ():
+        for promise in (Promise.RESUME, Promise.ELASTIC, Promise.REPLAYABLE, Promise.PARITY) if around else ():
             if plan.holds(promise):
                 plan = plan.withdraw(promise, f"resumed with {'; '.join(map(str, around))}")
         return plan

@@ -21,7 +21,9 @@ from cosmati.core.rng import position_key
 from cosmati.errors import BatchError
 from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
+from cosmati.train.forward_watch import ForwardWatch
 from cosmati.train.layout.layout import Layout, Slot
+from cosmati.train.loss_state import loss_module
 from cosmati.train.routes import Route
 from cosmati.train.timing import Stopwatch
 
@@ -98,6 +100,9 @@ class StepPasses:
         bound: puts the loss methods around a loss.
         stopwatch: charged with forward and backward.
         tell: told of each event.
+
+    Attributes:
+        watch: on what a forward pass changes.
     """
 
     def __init__(self, assembly: Assembly, bound: BoundLoss, stopwatch: Stopwatch, tell: Trace) -> None:
@@ -106,6 +111,10 @@ class StepPasses:
         self._stopwatch = stopwatch
         self._tell = tell
         self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
+        a = assembly
+        self.watch = ForwardWatch(
+            a.model, [loss_module(turn.loss) or turn.loss for turn in a.turns], a.statistics.names, a.regions, a.ranks
+        )
 
     def __call__(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
         """Return the gradients of a sub-step.
@@ -113,7 +122,7 @@ class StepPasses:
         Args:
             step: what it trains on.
             turn: the loss and who learns from it.
-            measure: take each leaf's norm by region, in the first pass.
+            measure: take each leaf's norm by region, in the pass whose gradients are applied.
         """
         gradients = self._pass(step, turn, measure=measure)
         weights = self._a.layout.weights()
@@ -124,7 +133,8 @@ class StepPasses:
             if offsets is not None:
                 self._tell("again")
                 with self._a.layout.perturbed(offsets):
-                    gradients = gradients._replace(root=self._pass(step, turn, measure=False).root)
+                    applied = self._pass(step, turn, measure=measure)
+                gradients = gradients._replace(root=applied.root, norms=applied.norms)
         return gradients
 
     def _pass(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
@@ -164,7 +174,7 @@ class StepPasses:
         a = self._a
         present = batch.present
         a.generators.seed(position_key(a.config.seed, "forward", position.clock.step, position.microbatch))
-        with a.config.autocast(a.device):
+        with a.config.autocast(a.device), self.watch.forward():
             result = without_tombstones(as_loss(self._bound(turn.loss, position)(a.model, batch.data)), present)
         self._tell("forward")
         self._stopwatch.lap("forward")

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from cosmati.core.clock import Clock
 from cosmati.core.method import State
-from cosmati.core.plan import Plan
+from cosmati.core.plan import Plan, Promise
 from cosmati.errors import PlanError
+from cosmati.train.assembly import Assembly
 from cosmati.train.continuity import Continuity
 from cosmati.train.facts import facts_of
 from cosmati.train.observers.observer import Observer
@@ -58,10 +59,9 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
         if checkpoint is not None:
             plan = continuity.resume(checkpoint, a.plan)
             restored = restore(checkpoint, a, prepared.feed)
-            for guarantee in restored.plan.guarantees:
-                if not guarantee.holds:
-                    plan = plan.withdraw(guarantee.name, guarantee.because)
+            plan = plan.recalled((g.name, g.because) for g in restored.plan.guarantees if not g.holds)
             clock, states = restored.clock, restored.states
+        plan = _without_schedulers(plan, a)
         if a.ranks.is_parallel and not a.ranks.all_equal(a.layout.digest()):
             msg = (
                 "The ranks hold different weights at the start. Every rank has to build the same model, with the same "
@@ -70,3 +70,17 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
             raise PlanError(msg)
         run.start(clock, continuity.changed, plan, None if checkpoint is None else checkpoint.state_digest)
     return Opened(run, continuity, plan, clock, states)
+
+
+def _without_schedulers(plan: Plan, assembly: Assembly) -> Plan:
+    """Take back what a torch scheduler breaks: its count isn't in a checkpoint, and nothing leads to it from here."""
+    for scheduled in assembly.optimizers:
+        # What every torch scheduler leaves in the groups of its optimizer.
+        if any("initial_lr" in group for group in scheduled.optimizer.param_groups):
+            because = (
+                f"{type(scheduled.optimizer).__name__} has a torch scheduler, whose count no checkpoint holds: give "
+                "cosmati.optim's configuration a schedule"
+            )
+            for promise in (Promise.RESUME, Promise.REPLAYABLE):
+                plan = plan.withdraw(promise, because) if plan.holds(promise) else plan
+    return plan

@@ -17,6 +17,18 @@ def _unknown() -> float:
     return math.nan
 
 
+class Taught(NamedTuple):
+    """What a sub-step taught.
+
+    Attributes:
+        regions: indices of the regions that had a parameter which learns in it: not frozen, and in its optimizers.
+        weights: of each microbatch, float64 [V].
+    """
+
+    regions: tuple[int, ...]
+    weights: Tensor
+
+
 class StepOutcome(NamedTuple):
     """What one step did. Tensors stay on the device until somebody needs them.
 
@@ -32,6 +44,8 @@ class StepOutcome(NamedTuple):
         update_norms: norm of the parameters' change by region [regions], when it was measured.
         learning_rates: of each optimizer's first group, in this step.
         gradient_norm: returns the norm of the gradients that were committed; NaN where none was.
+        taught: for each sub-step, what it taught; empty on the short road.
+        given: this rank's microbatches as the data gave them; empty on the short road.
         left_out: why nothing of the step was committed, empty where it was.
     """
 
@@ -46,6 +60,8 @@ class StepOutcome(NamedTuple):
     update_norms: Tensor | None = None
     learning_rates: Sequence[float] = ()
     gradient_norm: Callable[[], float] = _unknown
+    taught: Sequence[Taught] = ()
+    given: Sequence[Batch] = ()
     left_out: str = ""
 
 

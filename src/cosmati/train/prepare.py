@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 from cosmati.core.batch import Batch, InputKind, kind_of_input
 from cosmati.core.clock import Budget, Clock, Time, Unit
 from cosmati.core.loss import LanguageModel
-from cosmati.core.method import Method, Stage, overrides
+from cosmati.core.method import Method, Position, Stage, overrides
 from cosmati.core.plan import Facts, Plan, describe, make_plan
 from cosmati.core.rng import DefaultGenerators
 from cosmati.core.source import Source
@@ -27,11 +28,13 @@ from cosmati.routing.policy import CompiledPolicy, compile_policy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
 from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_turns
-from cosmati.train.buffers import BatchNormStatistics
+from cosmati.train.buffers import BatchNormStatistics, unrouted
 from cosmati.train.config import RunConfig
+from cosmati.train.couplings import find_couplings
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.layout.whole import Whole
+from cosmati.train.loss_state import refuse_untrained
 from cosmati.train.ranks import Ranks
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
@@ -69,9 +72,7 @@ def prepare(given: Ingredients) -> Prepared:
     ranks = Ranks()
     num_microbatches = config.resolve_microbatches(governed=given.policy is not None)
     ranks.mine(num_microbatches)
-    ratio = 1.0
-    for method in given.methods:
-        ratio *= method.dilation()
+    ratio = math.prod((method.dilation() for method in given.methods), start=1.0)
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
     parent = _place(model, device, config, ranks)
@@ -84,13 +85,14 @@ def prepare(given: Ingredients) -> Prepared:
     feed, budget = _feed(given, num_microbatches, ratio, classes, generators)
     policy, class_map = _compile(given, regions, budget)
     layout = Whole(model, regions, ranks, num_microbatches)
-    scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given))
-    for optimizer in scheduled:
-        if isinstance(optimizer.optimizer, GroupedOptimizer):
-            optimizer.optimizer.sharing = ranks.sharing
+    scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks)
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
     statistics = BatchNormStatistics(model)
-    facts = _facts(given, feed, budget, num_microbatches, _denied(policy, class_map), turns, statistics)
+    refuse_untrained([turn.loss for turn in turns], model)
+    denied = _denied(policy, class_map)
+    couplings = _couplings(given, model, turns, budget, scheduled, layout) if denied else ()
+    couplings += unrouted(statistics, regions)
+    facts = _facts(given, feed, budget, num_microbatches, denied, turns, couplings, statistics)
     plan = make_plan(given.methods, facts)
     _check_shapes(plan, budget, config)
     identity = identity_of(given, plan, turns, model, budget, parent)
@@ -115,6 +117,21 @@ def prepare(given: Ingredients) -> Prepared:
     return Prepared(assembly, feed, str(getattr(given.data, "digest", "")), identity, given.policy)
 
 
+def _couplings(
+    given: Ingredients,
+    model: nn.Module,
+    turns: Sequence[Turn],
+    budget: Budget,
+    scheduled: Sequence[ScheduledOptimizer],
+    layout: Whole,
+) -> tuple[str, ...]:
+    def position(step: int) -> Position:
+        return Position(Clock(step=step), budget, given.config.seed, 0, model, turns[0].loss)
+
+    built = [(own.optimizer, one) for own, one in zip(scheduled, given.optimizers, strict=True)]
+    return find_couplings(given.methods, built, layout.weights(), position)
+
+
 def _facts(
     given: Ingredients,
     feed: Feed | None,
@@ -122,6 +139,7 @@ def _facts(
     num_microbatches: int,
     denied: tuple[tuple[str, str], ...],
     turns: Sequence[Turn],
+    couplings: tuple[str, ...],
     statistics: BatchNormStatistics,
 ) -> Facts:
     config = given.config
@@ -134,6 +152,7 @@ def _facts(
         row_coupled_layers=tuple(statistics.layers),
         host_clock=budget.span.unit is Unit.SECOND,
         deterministic=config.deterministic,
+        couplings=couplings,
         denied=denied,
         has_ledger=wants_ledger(config, given.policy),
         num_sub_steps=len(turns),
@@ -291,7 +310,7 @@ def _rate_method(given: Ingredients) -> Method | None:
 
 
 def _optimizers(
-    given: Sequence[AnyOptimizer], named: list[tuple[str, nn.Parameter]], method: Method | None
+    given: Sequence[AnyOptimizer], named: list[tuple[str, nn.Parameter]], method: Method | None, ranks: Ranks
 ) -> list[ScheduledOptimizer]:
     configured = [optimizer for optimizer in given if isinstance(optimizer, Optimizer)]
     if configured and len(configured) != len(given):
@@ -322,6 +341,8 @@ def _optimizers(
                 f"(shapes {foreign[:5]}). Build it from the model that you give to the Trainer, after any surgery."
             )
             raise PlanError(msg)
+        if isinstance(optimizer, GroupedOptimizer):
+            optimizer.sharing = ranks.sharing
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
         scheduled.append(ScheduledOptimizer(optimizer, schedule, rates, frozenset(index[id(p)] for p in own), method))
     if not scheduled:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cosmati.core.batch import Data, iterate_tensors, map_tensors
 from cosmati.core.loss import Loss, LossFunction
 from cosmati.core.rng import DefaultGenerators
+from cosmati.train.loss_state import loss_module
 
 TensorSpec = tuple[list[int], str, int]
 """Shape, dtype, and for integers one more than the largest value."""
@@ -56,7 +57,7 @@ class Probe:
     ) -> list[str | None] | None:
         """Return each loss in hexadecimal, None for one that the microbatch makes no sense to; None before `see`.
 
-        Nothing of the model moves: buffers and plain attributes are put back.
+        Nothing of model and losses moves: buffers and plain attributes are put back.
         """
         if self._data is None:
             return None
@@ -64,7 +65,8 @@ class Probe:
         return [self._loss(model, loss, data, generators) for loss in losses]
 
     def _loss(self, model: nn.Module, loss: LossFunction, data: Data, generators: DefaultGenerators) -> str | None:
-        restore = keep_state(model)
+        module = loss_module(loss)
+        restore = keep_state(model if module is None else nn.ModuleList([model, module]))
         try:
             with torch.no_grad(), generators.restored():
                 generators.seed(_SEED)

@@ -16,6 +16,7 @@ from cosmati.core.plan import Plan
 from cosmati.core.state import optimizer_tensors, restore_optimizer
 from cosmati.train.assembly import Assembly
 from cosmati.train.feed import Feed
+from cosmati.train.loss_state import loss_buffers
 from cosmati.train.run.checkpoints import Checkpoint
 
 
@@ -58,6 +59,10 @@ def snapshot(
         }
     data, own = encode(dict(feed.state()) if feed else {})
     tensors |= {f"feed/{name}": value for name, value in own.items()}
+    tensors |= {
+        name: value.clone()
+        for name, value in loss_buffers([turn.loss for turn in assembly.turns], assembly.model).items()
+    }
     return Checkpoint(
         clock.step,
         dict(assembly.layout.save()),
@@ -84,6 +89,10 @@ def restore(checkpoint: Checkpoint, assembly: Assembly, feed: Feed | None) -> Re
     for index, scheduled in enumerate(assembly.optimizers):
         own = _below(checkpoint.state, f"optimizer/{index}/")
         restore_optimizer(scheduled.optimizer, names, own, facts["optimizers"][index])
+    with torch.no_grad():
+        for name, value in loss_buffers([turn.loss for turn in assembly.turns], assembly.model).items():
+            if name in checkpoint.state:
+                value.copy_(checkpoint.state[name])
     states = {
         index: {name: value.to(assembly.device) for name, value in _below(checkpoint.state, f"method/{index}/").items()}
         for index in range(len(assembly.plan.methods))
@@ -91,10 +100,7 @@ def restore(checkpoint: Checkpoint, assembly: Assembly, feed: Feed | None) -> Re
     clock = Clock(*facts["clock"])
     if feed is not None:
         feed.restore(decode(facts["feed"], _below(checkpoint.state, "feed/")), clock)
-    plan = assembly.plan
-    for name, because in facts["withdrawn"]:
-        plan = plan.withdraw(name, because)
-    return Restored(clock, states, plan)
+    return Restored(clock, states, assembly.plan.recalled(facts["withdrawn"]))
 
 
 def _names(assembly: Assembly) -> dict[int, str]:

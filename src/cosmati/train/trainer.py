@@ -16,13 +16,13 @@ from torch import nn
 from cosmati.core.batch import Batch, Data, count_rows_and_tokens
 from cosmati.core.loss import Loss, LossFunction, as_loss, without_tombstones
 from cosmati.core.method import Method
+from cosmati.core.plan import Promise
 from cosmati.core.rng import position_key
 from cosmati.core.source import Source
 from cosmati.errors import DataError, DivergenceError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import SubStep, split_batch
-from cosmati.train.buffers import buffer_versions
 from cosmati.train.commit import Commit
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation
@@ -238,7 +238,7 @@ class Trainer(Lifecycle):
             a.router.check(batch, class_ids[at.microbatch])
         moved = [batch.to(a.device) for batch in mine]
         routes = self._routes(moved, class_ids)
-        versions = buffer_versions(a.model) if self.clock.step == 0 else None
+        self._commit.watch.step_begins(self.clock.step)
         frozen = self.methods.frozen(positions[0])
         follow = a.policy is not None and self._is_due(a.config.update_norm_every) and any(r.offered for r in routes)
         self.stopwatch.lap("data")
@@ -251,8 +251,7 @@ class Trainer(Lifecycle):
             given = StepInput(batches, positions, routes, moved[0].num_tokens, frozen)
             measure = self._is_due(a.config.details_every)
             done = self._commit(given, self.clock, self.finite, measure=measure, follow=follow)
-        if versions is not None and (changed := a.statistics.unfolded(a.model, versions)):
-            self._plan = self._plan.withdraw("elastic", f"forward changes the buffers {', '.join(changed)}")
+        self._plan = self._commit.watch.judged(self._plan)
         if a.statistics.layers:
             self.tell("fold")
             a.statistics.fold(done.first.statistics, a.ranks, lambda m, layer: a.router.teaches(routes[m], layer))
@@ -266,15 +265,17 @@ class Trainer(Lifecycle):
             routes=routes,
             weights=done.first.weights,
             num_rows=done.first.num_rows,
-            norms=done.first.norms,
+            norms=done.norms,
             update_norms=done.update_norms,
+            taught=done.taught,
+            given=moved,
         )
         return self._committed(rows, tokens, done.learnt, outcome)
 
     def _left_out(self, data: Any, class_ids: Sequence[int | None] | None, why: str) -> StepOutcome:  # noqa: ANN401
         """Go on as if the step's rows weren't there, and say so in the record."""
         a = self.assembly
-        self._plan = self._plan.withdraw("isolated", f"step {self.clock.step} was left out: {why}")
+        self._plan = self._plan.withdraw(Promise.ISOLATED, f"step {self.clock.step} was left out: {why}")
         mine = data if class_ids is not None else [as_batch(data, self.clock.rows, trusted=True)]
         nothing = torch.zeros(a.num_microbatches, dtype=torch.float64)
         routes = self._routes(mine, class_ids or [0])

@@ -18,12 +18,21 @@ from torch import Tensor
 
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.clock import Budget, Clock
+from cosmati.core.method import Stage
 from cosmati.errors import CheckpointError, LedgerError
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
 from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
 from cosmati.ledger.writer import LedgerWriter, details_digest
-from cosmati.records.ledger import AmendEntry, CheckpointEntry, EndEntry, MicrobatchCell, RunEntry, StepEntry
+from cosmati.records.ledger import (
+    DIGEST_SIZE,
+    AmendEntry,
+    CheckpointEntry,
+    EndEntry,
+    MicrobatchCell,
+    RunEntry,
+    StepEntry,
+)
 from cosmati.storage.atomic import create_secret
 from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
@@ -166,13 +175,33 @@ class LedgerObserver(Observer):
         """Append the entry of a commit."""
         step = outcome.clock.step - 1
         commitments = [self._commit(batch, step, m) for batch, m in zip(outcome.batches, self._mine, strict=True)]
-        table = torch.tensor([list(c) for c in commitments], dtype=torch.uint8, device=outcome.loss.device)
-        table = self._ranks.gather(table)
+        kept = self._kept(outcome)
+        table = torch.tensor(
+            [list(c) + k for c, k in zip(commitments, kept, strict=True)],
+            dtype=torch.int32,
+            device=outcome.loss.device,
+        )
+        table = self._ranks.gather(table).cpu()
         if not self._is_writer:
             return
-        details = _details(outcome, step)
+        table, places = table[:, :DIGEST_SIZE], table[:, DIGEST_SIZE:]
+        details = _details(outcome, step, len(self._facts.regions)) | _kept_details(places)
         cells = _cells(outcome, table)
         self._writer.append(StepEntry(step, self._attempt, self._policy, details_digest(details), None, cells), details)
+
+    def _kept(self, outcome: StepOutcome) -> list[list[int]]:
+        """Say of each row that the data gave at which place of its microbatch it took part, from 1; 0 where it didn't.
+
+        Without methods that select rows, say nothing.
+        """
+        if not outcome.given or not self._facts.plan.at(Stage.SELECT):
+            return [[] for _ in outcome.batches]
+        places = [
+            {row: place for place, row in enumerate(batch.lineage.row_ids.tolist(), 1) if row != TOMBSTONE}
+            for batch in outcome.batches
+        ]
+        given = [batch.lineage.row_ids.tolist() for batch in outcome.given]
+        return [[place.get(row, 0) for row in rows] for place, rows in zip(places, given, strict=True)]
 
     def _commit(self, batch: Batch, step: int, microbatch: int) -> bytes:
         """Return the commitment to the rows that took part."""
@@ -201,18 +230,36 @@ class LedgerObserver(Observer):
 
 
 def _cells(outcome: StepOutcome, commitments: Tensor) -> tuple[MicrobatchCell, ...]:
-    rows = commitments.cpu().numpy()
+    rows = [bytes(row) for row in commitments.tolist()]
     if outcome.weights is None or outcome.num_rows is None:
         num_rows = outcome.batches[0].num_rows
-        return (MicrobatchCell(0, 0, 0, 0, num_rows, float(num_rows), rows[0].tobytes()),)
+        return (MicrobatchCell(0, 0, 0, 0, num_rows, float(num_rows), rows[0]),)
     facts = torch.stack([outcome.weights, outcome.num_rows.double()]).tolist()
     return tuple(
-        MicrobatchCell(route.class_id, 0, route.phase, route.id, int(num), weight, rows[m].tobytes())
+        MicrobatchCell(route.class_id, 0, route.phase, route.id, int(num), weight, rows[m])
         for m, (route, weight, num) in enumerate(zip(outcome.routes, *facts, strict=True))
     )
 
 
-def _details(outcome: StepOutcome, step: int) -> dict[str, object]:
+def _kept_details(places: Tensor) -> dict[str, object]:
+    """Say which slots were kept where not all were: nobody could tell without the model of that step."""
+    kept = {
+        str(m): sorted(row.nonzero().flatten().tolist(), key=row.tolist().__getitem__)
+        for m, row in enumerate(places)
+        if not bool(row.all())
+    }
+    return {"kept_rows": kept} if kept else {}
+
+
+def _sub_steps(outcome: StepOutcome, num_regions: int) -> dict[str, object]:
+    """Say what each sub-step taught, where that isn't every region by the cell's weight."""
+    if len(outcome.taught) < 2 and all(len(one.regions) == num_regions for one in outcome.taught):
+        return {}
+    told = [{"regions": list(one.regions), "weights": one.weights.tolist()} for one in outcome.taught]
+    return {"sub_steps": told}
+
+
+def _details(outcome: StepOutcome, step: int, num_regions: int) -> dict[str, object]:
     norms = (
         {}
         if outcome.norms is None
@@ -224,7 +271,9 @@ def _details(outcome: StepOutcome, step: int) -> dict[str, object]:
         "gradient_norm": norms,
         "update_norm": update,
         "loss": _finite(float(outcome.loss)),
-    } | ({"left_out": outcome.left_out} if outcome.left_out else {})
+        **_sub_steps(outcome, num_regions),
+        **({"left_out": outcome.left_out} if outcome.left_out else {}),
+    }
 
 
 def _refuse_unsigned(ledger: Path, step: int, state_digest: bytes) -> None:
