@@ -75,15 +75,19 @@ def plain(task: Task, v: int) -> Step:
     return step
 
 
-def ours(task: Task, v: int, runs: ExitStack, *, ledger: bool = False, norms: bool = True) -> Step:
-    """Return a step of the Trainer; its run is open until `runs` closes."""
+EVERY = RunConfig.details_every
+"""Steps between gradient norms in the ledger, as a run has it by default."""
+
+
+def ours(task: Task, v: int, runs: ExitStack, *, ledger: bool = False, every: int = EVERY) -> Step:
+    """Return a step of the Trainer, its ledger with norms every so many steps; its run is open until `runs` closes."""
     folder = runs.enter_context(tempfile.TemporaryDirectory())
     config = RunConfig(
         budget="1000000ba",
         num_microbatches=v,
         run_folder=Path(folder) / "run" if ledger else None,
         ledger=ledger,
-        details_every=1 if norms else 1_000_000,
+        details_every=every,
     )
     model = task.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -114,10 +118,12 @@ def compare(name: str, v: int, rounds: int) -> list[Row]:
             f"plain accumulation, V = {v}": plain(task, v),
             "plain again (A/A)": plain(task, v),
             "Trainer": ours(task, v, runs),
-            "Trainer, ledger without norms": ours(task, v, runs, ledger=True, norms=False),
+            "Trainer, ledger without norms": ours(task, v, runs, ledger=True, every=1_000_000),
             "Trainer, ledger": ours(task, v, runs, ledger=True),
+            "Trainer, ledger, norms in every step": ours(task, v, runs, ledger=True, every=1),
         }
-        steps = max(1, (20 if name == SIZES[0] else 4 if name == SIZES[1] else 1) // max(1, v // 8))
+        # Whole cadences of norms.
+        steps = EVERY * max(1, (4 if name == SIZES[0] else 1) // max(1, v // 8))
         return in_turns({arm: timed(step, steps) for arm, step in arms.items()}, rounds)
 
 
@@ -158,7 +164,7 @@ def run(*, quick: bool) -> str:
     try:
         for name in SIZES[:1] if quick else SIZES:
             for v in (2,) if quick else (1, 2, 4, 8, 64):
-                rounds = 2 if quick else 7 if v == 64 else 25
+                rounds = 2 if quick else 5 if v == 64 else 15
                 label = name.replace(", ", "_").replace(" ", "_").replace(".", "").lower()
                 suffix = "_quick" if quick else ""
                 notes = {"parameters": count_parameters(Task(name).model()), "V": v}
