@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from cosmati import (
     Classification,
@@ -28,6 +29,8 @@ from cosmati import (
     accuracy,
     load_policy,
 )
+from cosmati.core.batch import Data
+from cosmati.core.loss import Loss
 from cosmati.errors import RunError
 from cosmati.explorer.learning import denied_pairs
 from cosmati.explorer.report import render_report
@@ -73,16 +76,31 @@ class Seen(Observer):
                     by_step[report.clock.step - 1] = by_step.get(report.clock.step - 1, 0.0) + norm
 
 
+class Scaled:
+    """A loss that gives other gradients where nobody looks: as kernels do that aren't deterministic."""
+
+    num_classes = 2
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+
+    def __call__(self, model: nn.Module, data: Data) -> Loss:
+        loss = Classification(2)(model, data)
+        if not torch.is_grad_enabled() or loss.per_row is None:
+            return loss
+        return Loss(loss.sum * self._scale, loss.weight, loss.per_row * self._scale, loss.per_row_weight)
+
+
 def trainer_in(
-    folder: Path | None, *, governed: bool = True, budget: str = "40ba", model_seed: int = 0, **config: object
+    folder: Path | None, *, governed: bool = True, budget: str = "40ba", scale: float = 1.0, **config: object
 ) -> Trainer:
     generator = torch.Generator().manual_seed(0)
     rows, targets = torch.randn(96, 6, generator=generator), torch.randint(0, 2, (96,), generator=generator)
     data = InMemory((rows, targets), 16, class_ids=torch.arange(96) % 3, class_names=TAXONOMY.classes)
-    torch.manual_seed(model_seed)
+    torch.manual_seed(0)
     return Trainer(
         MLP((6, 8, 2)),
-        Classification(2),
+        Scaled(scale),
         data,
         optimizers=[SGD(lr=0.05)],
         policy=load_policy(POLICY) if governed else None,
@@ -94,6 +112,7 @@ def trainer_in(
             run_folder=folder,
             num_microbatches=4,
             evaluate_every="10ba",
+            details_every=1,
             **config,  # type: ignore[arg-type]
         ),
     )
@@ -143,7 +162,7 @@ def test_the_facts_are_those_of_the_loop(governed: tuple[Path, Trainer, Seen]) -
     ]
     assert run.ledger is not None
     assert run.ledger.is_verified
-    assert [step for step, _ in run.losses] == [10, 20, 30, 40]
+    assert [step for step, _ in run.losses] == [1, 10, 20, 30, 40]
     assert run.metrics["accuracy"][-1] == (40, run.record.metrics["accuracy"])
 
 
@@ -231,7 +250,7 @@ def test_broken_lines_and_missing_files_are_told(governed: tuple[Path, Trainer, 
     odd = ["[]", "{", json.dumps({"step": "7", "loss": 1}), json.dumps({"step": 35, "loss": None})]
     (folder / "steps.jsonl").write_text("\n".join([*lines, *odd, '{"step": 4']))
     run = read_run(folder)
-    assert [step for step, _ in run.losses] == [10, 20, 30, 40, 35]
+    assert [step for step, _ in run.losses] == [1, 10, 20, 30, 40, 35]
     assert run.losses[-1][1] is None
     assert "3 damaged lines" in run.notes[-1]
     (folder / "steps.jsonl").unlink()
@@ -273,7 +292,7 @@ def test_steps_that_come_out_differently_are_a_warning(tmp_path: Path) -> None:
     trainer.observers.append(Dies())
     with pytest.raises(ZeroDivisionError):
         trainer.fit()
-    trainer_in(tmp_path, model_seed=1).fit()
+    trainer_in(tmp_path, scale=1.5).fit()
     (warning,) = read_run(tmp_path).warnings
     assert warning == "12 steps came out differently when they were run again: 0, 1, 2, 3, 4, 5, 6, 7 and more."
 

@@ -15,7 +15,7 @@ from cosmati.ledger.details import decode_details
 from cosmati.ledger.reader import ScannedEntry
 from cosmati.records.ledger import AmendEntry, MicrobatchCell, RunEntry, StepEntry
 
-Weights = tuple[float, ...]
+RouteWeights = tuple[float, ...]
 _OFFERED = ("admit", "gate")
 _WITHHELD = ("defer", "reject")
 
@@ -41,9 +41,9 @@ class Tables:
     details: Mapping[str, Any]
     classes: tuple[str, ...]
     regions: tuple[str, ...]
-    routes: tuple[Weights, ...]
+    routes: tuple[RouteWeights, ...]
     phases: tuple[tuple[int, int], ...]
-    policy: tuple[tuple[tuple[Weights, str], ...], ...]
+    policy: tuple[tuple[tuple[RouteWeights, str], ...], ...]
     changes: tuple[tuple[str, str, str], ...]
 
     def class_of(self, cell: MicrobatchCell, item: ScannedEntry) -> str:
@@ -56,7 +56,7 @@ class Tables:
             raise broken(item, f"class {cell.class_id} isn't in the tables of entry {self.index}")
         return self.classes[cell.class_id]
 
-    def route(self, cell: MicrobatchCell, item: ScannedEntry) -> Weights:
+    def route(self, cell: MicrobatchCell, item: ScannedEntry) -> RouteWeights:
         """Return the weight that a cell's rows had in each region; 0 everywhere where it has no rows.
 
         Raises:
@@ -145,7 +145,7 @@ def _read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry) -> Tables:
 
 def _read_policy(
     item: ScannedEntry, details: Mapping[str, Any], classes: tuple[str, ...], regions: tuple[str, ...]
-) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[tuple[Weights, str], ...], ...]]:
+) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[tuple[RouteWeights, str], ...], ...]]:
     """Return phases and policy as `Tables` have them."""
     spans, policy = details.get("phases"), details.get("policy")
     if not policy:
@@ -187,5 +187,5 @@ def _is_change(change: object) -> bool:
     return isinstance(change, list) and len(change) == 3 and all(isinstance(text, str) for text in change)
 
 
-def _weights(row: Iterable[float]) -> Weights:
+def _weights(row: Iterable[float]) -> RouteWeights:
     return tuple(map(float, row))

@@ -25,8 +25,8 @@ from cosmati.core.state import parameter_root
 from cosmati.errors import CheckpointError
 from cosmati.train.config import CHANGEABLE
 
-Facts = Mapping[str, Any]
-"""A fact's dotted name, and its value as JSON holds it."""
+Identity = Mapping[str, Any]
+"""Facts of a run: dotted name, and value as JSON holds it."""
 
 CADENCES = (
     "checkpoint_every",
@@ -39,7 +39,7 @@ CADENCES = (
 """Settings that are cadences: they change what is kept, and no bit of the training."""
 
 SURROUNDINGS = ("threads", "torch", "device", "cpu_capability", "cuda")
-"""Facts of the environment on which bits rest."""
+"""Identity of the environment on which bits rest."""
 
 _WORDS = {"lr": "learning rate", "num_microbatches": "V", "rows_per_step": "rows a step"}
 
@@ -58,7 +58,7 @@ class Change:
         return f"{label} {_short(self.now)}, was {_short(self.was)}"
 
 
-def changes(was: Facts, now: Facts) -> list[Change]:
+def changes(was: Identity, now: Identity) -> list[Change]:
     """Return what differs, in the order of names."""
     return [
         Change(name, was.get(name), now.get(name)) for name in sorted({**was, **now}) if was.get(name) != now.get(name)
@@ -78,7 +78,7 @@ def kind_of(name: str) -> str:
     return head if head in CHANGEABLE else "fixed"
 
 
-def check_resume(was: Facts, now: Facts, *, asked: Collection[str], where: str) -> list[Change]:
+def check_resume(was: Identity, now: Identity, *, asked: Collection[str], where: str) -> list[Change]:
     """Refuse to go on as another run; return the changes that were asked for, or are free, for the record.
 
     Args:

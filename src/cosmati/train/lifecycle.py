@@ -163,6 +163,9 @@ class Lifecycle:
     def _try_out(self) -> None:
         """Before the first step, do once what would otherwise fail after many: evaluate a batch, write a checkpoint."""
         a = self.assembly
+        if self.feed is not None and self._continuity is not None:
+            for batch in list(self.feed.again(0))[:1]:
+                self._continuity.see(batch.to(a.device).data)
         if self.evaluation is not None:
             with self.averaged() as model:
                 try_out(model, self.evaluation, a.device, a.config.autocast(a.device))

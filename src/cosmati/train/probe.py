@@ -57,6 +57,7 @@ class Probe:
     ) -> list[str | None] | None:
         """Return each loss in hexadecimal, None for one that the microbatch makes no sense to; None before `see`.
 
+        The model is in eval mode: layers that a method sets in each step (which rows a mask hides) then don't count.
         Nothing of model and losses moves: buffers and plain attributes are put back.
         """
         if self._data is None:
@@ -68,6 +69,7 @@ class Probe:
         module = loss_module(loss)
         restore = keep_state(model if module is None else nn.ModuleList([model, module]))
         try:
+            model.eval()
             with torch.no_grad(), generators.restored():
                 generators.seed(_SEED)
                 result = loss(model, data)
@@ -111,7 +113,7 @@ def _plain(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _spec(tensor: Tensor) -> TensorSpec:
     is_whole = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
-    high = int(tensor.max()) + 1 if is_whole and tensor.numel() else 1
+    high = int(tensor.long().max()) + 1 if is_whole and tensor.numel() else 1
     return list(tensor.shape), str(tensor.dtype).removeprefix("torch."), max(1, high)
 
 

@@ -115,7 +115,7 @@ class LedgerObserver(Observer):
         assert earlier is not None, "there is an entry 0"
         was = dict(earlier.commitments)
         now = self._commitments() | {"model": was.get("model", self._facts.model_root)}
-        if now != was:
+        if now != was or self._changed:
             texts = [[c.name, _text(c.was), _text(c.now)] for c in self._changed]
             known = {name.partition(".")[0] for name, _, _ in texts}
             texts += [
