@@ -76,10 +76,11 @@ class Commit:
         a = self._a
         undo = self._remember() if len(a.turns) > 1 else None
         before = a.layout.weights().copied() if follow else None
+        turns = [turn for turn in a.turns if clock.step % turn.every == 0]
         found: list[StepGradients] = []
         learnt: frozenset[str] = frozenset()
         try:
-            for turn in (turn for turn in a.turns if clock.step % turn.every == 0):
+            for turn in turns:
                 gradients = self._passes(step, turn, measure=measure)
                 self._stopwatch.lap("method")
                 found.append(gradients)
@@ -94,7 +95,7 @@ class Commit:
                 undo()
             raise
         update_norms = None if before is None or not learnt else update_norms_since(a.layout, before)
-        taught = [Taught(self._regions_of(turn, step), own.weights) for turn, own in zip(a.turns, found, strict=True)]
+        taught = [Taught(self._regions_of(turn, step), own.weights) for turn, own in zip(turns, found, strict=True)]
         return Committed(found[0], [own.loss for own in found], taught, _joined(found), learnt, update_norms)
 
     def _regions_of(self, turn: Turn, step: StepInput) -> tuple[int, ...]:
@@ -110,14 +111,18 @@ class Commit:
             {parameter: {key: _copied(value) for key, value in state.items()} for parameter, state in o.state.items()}
             for o in optimizers
         ]
+        # Some count in their groups (schedule-free averaging).
+        groups = [[{**group} for group in o.param_groups] for o in optimizers]
 
         def undo() -> None:
             with torch.no_grad():
                 for name, tensor in a.layout.weights().tensors.items():
                     tensor.copy_(weights.tensors[name])
-            for optimizer, state in zip(optimizers, states, strict=True):
+            for optimizer, state, kept in zip(optimizers, states, groups, strict=True):
                 optimizer.state.clear()
                 optimizer.state.update(state)
+                for group, own in zip(optimizer.param_groups, kept, strict=True):
+                    group.update(own)
 
         return undo
 

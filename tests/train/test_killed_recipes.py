@@ -1,0 +1,72 @@
+"""Runs of eight unlike kinds are killed at random events and started again: the same bits as of the one left alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cosmati.ledger.verify import verify_ledger
+from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
+from tests.train.killed_recipes import NAMES, STEPS
+
+SCRIPT = [sys.executable, "-m", "tests.train.killed_recipes"]
+LAUNCHER = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    "--max-restarts",
+    "0",
+]
+
+
+def start(name: str, folder: Path, event: int | None) -> tuple[bool, int]:
+    """Start the run, kill all of it when it has told of so many events; return whether it ended, and its events."""
+    command = [*(LAUNCHER if name == "ranks" else SCRIPT[:1]), *SCRIPT[1:], name, str(folder)]
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.strip())
+            if len(lines) == event:
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+        _, errors = process.communicate(timeout=250)
+    assert event is not None or process.returncode == 0, errors
+    return "ended" in lines, len(lines)
+
+
+def last(folder: Path) -> Checkpoint:
+    return read_checkpoint(list_checkpoints(folder / "checkpoints")[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("num_kills", [2, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.timeout(1500)
+def test_killed_runs_end_with_the_same_bits(tmp_path: Path, name: str, num_kills: int) -> None:
+    _, num_events = start(name, tmp_path / "whole", None)
+    expected = last(tmp_path / "whole")
+    assert expected.step == STEPS
+    draw, kills, folder = random.Random(f"{name} {num_kills}"), 0, tmp_path / "0"
+    while kills < num_kills:
+        has_ended, _ = start(name, folder, draw.randrange(1, num_events))
+        kills += not has_ended
+        if has_ended:
+            assert last(folder).state_digest == expected.state_digest
+            folder = tmp_path / str(kills)
+    start(name, folder, None)
+    assert last(folder).state_digest == expected.state_digest
+    assert last(folder).facts["clock"][:5] == expected.facts["clock"][:5]
+    if (folder / "ledger").exists():
+        report = verify_ledger(folder / "ledger")
+        assert (report.num_steps, report.has_ended, report.diverged_steps) == (STEPS, True, ())
