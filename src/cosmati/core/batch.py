@@ -200,11 +200,13 @@ class Batch:
         data: the user's nest of tensors, each [rows, ...].
         lineage: where the rows come from.
         class_id: the one class of all rows, where the microbatch is route-pure; None otherwise.
+        band: the one quality band of all rows within their class, as their source says.
     """
 
     data: Data
     lineage: Lineage
     class_id: int | None = None
+    band: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -220,7 +222,7 @@ class Batch:
     def select(self, indices: Tensor | slice) -> Batch:
         """Keep some rows, in the order given."""
         data = map_tensors(lambda tensor: tensor[indices], self.data)
-        return Batch(data, self.lineage.select(indices), self.class_id)
+        return Batch(data, self.lineage.select(indices), self.class_id, self.band)
 
     def to(self, device: torch.device) -> Batch:
         """Move the data; lineage stays on CPU."""
@@ -233,7 +235,7 @@ class Batch:
         data = self.data
         for field, value in fields.items():
             data = _replace_field(data, field, value)
-        return Batch(data, lineage or self.lineage, self.class_id)
+        return Batch(data, lineage or self.lineage, self.class_id, self.band)
 
     @property
     def input(self) -> Data:
@@ -265,7 +267,7 @@ def bury(batch: Batch, gone: Tensor) -> Batch:
     lineage = batch.lineage
     digests = None if lineage.digests is None else clear(lineage.digests)
     buried = Lineage(lineage.row_ids.masked_fill(gone, TOMBSTONE), lineage.class_ids, lineage.parents, digests)
-    return Batch(map_tensors(clear, batch.data), buried, batch.class_id)
+    return Batch(map_tensors(clear, batch.data), buried, batch.class_id, batch.band)
 
 
 def input_of(data: Data) -> Data:

@@ -70,6 +70,7 @@ class Facts:
         deterministic: deterministic kernels were asked for.
         couplings: what else couples regions, in words: optimizers, statistics that lie in no region.
         denied: (class, region) pairs that the policy denies in every phase in which the class is admitted.
+        never_offered: deferred microbatches for which the run has no room later, by class, in words.
         has_ledger: the run keeps a ledger.
         num_sub_steps: alternating losses.
         owned: what optimizers own that only one part of a run may hold, with the owner's name.
@@ -86,6 +87,7 @@ class Facts:
     deterministic: bool = True
     couplings: tuple[str, ...] = ()
     denied: tuple[Pair, ...] = ()
+    never_offered: tuple[str, ...] = ()
     has_ledger: bool = False
     num_sub_steps: int = 1
     owned: Mapping[str, str] = field(default_factory=dict)
@@ -129,7 +131,8 @@ class Plan:
         shape = f"V = {facts.num_microbatches} microbatches a step, {rows} rows each"
         head = [f"{shape}; rows are coupled by: {', '.join(coupled) or 'nothing'}"]
         methods = [f"{method.stage.name.lower():>8}  {describe(method)}" for method in self.methods]
-        return (*head, *methods, *(str(guarantee) for guarantee in self.guarantees))
+        left = [f"never offered, being deferred: {'; '.join(facts.never_offered)}"] if facts.never_offered else []
+        return (*head, *methods, *left, *(str(guarantee) for guarantee in self.guarantees))
 
     def __str__(self) -> str:
         return "\n".join(self.lines)

@@ -16,12 +16,13 @@ from cosmati.core.loss import LanguageModel
 from cosmati.core.method import Method, Position, Stage, overrides
 from cosmati.core.plan import Facts, Plan, describe, make_plan
 from cosmati.core.rng import DefaultGenerators
-from cosmati.core.source import Source
+from cosmati.core.source import Order, Source
 from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Optimizer, assign_parameters
 from cosmati.optim.schedules import Schedule
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.provenance.taxonomy import Taxonomy
+from cosmati.routing.deferral import DeferredOrder
 from cosmati.routing.policy import CompiledPolicy, compile_policy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
@@ -84,15 +85,15 @@ def prepare(given: Ingredients) -> Prepared:
     classes = _offered(given, regions)
     feed, budget = _feed(given, num_microbatches, ratio, classes)
     policy, class_map = _compile(given, regions, budget)
+    feed, never_offered = _deferring(feed, policy, class_map, num_microbatches)
     layout = Whole(model, regions, ranks, num_microbatches)
     scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks)
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
     statistics = BatchNormStatistics(model)
     refuse_untrained([turn.loss for turn in turns], model)
     denied = _denied(policy, class_map)
-    couplings = _couplings(given, model, turns, budget, scheduled, layout) if denied else ()
-    couplings += unrouted(statistics, regions)
-    facts = _facts(given, feed, budget, num_microbatches, denied, turns, couplings, statistics)
+    couplings = unrouted(statistics, regions) + _couplings(given, model, turns, budget, scheduled, layout)
+    facts = _facts(given, feed, budget, num_microbatches, denied, turns, couplings, never_offered, statistics)
     plan = make_plan(given.methods, facts)
     _check_shapes(plan, budget, config)
     identity = identity_of(given, plan, turns, model, budget, parent)
@@ -125,6 +126,9 @@ def _couplings(
     scheduled: Sequence[ScheduledOptimizer],
     layout: Whole,
 ) -> tuple[str, ...]:
+    if given.policy is None:
+        return ()
+
     def position(step: int) -> Position:
         return Position(Clock(step=step), budget, given.config.seed, 0, model, turns[0].loss)
 
@@ -140,6 +144,7 @@ def _facts(
     denied: tuple[tuple[str, str], ...],
     turns: Sequence[Turn],
     couplings: tuple[str, ...],
+    never_offered: tuple[str, ...],
     statistics: BatchNormStatistics,
 ) -> Facts:
     config = given.config
@@ -157,6 +162,7 @@ def _facts(
         has_ledger=wants_ledger(config, given.policy),
         num_sub_steps=len(turns),
         owned={thing: type(o).__name__ for o in given.optimizers for thing in getattr(o, "owns", ())},
+        never_offered=never_offered,
         settings=settings_of(given, budget, num_microbatches),
     )
 
@@ -212,6 +218,25 @@ def _feed(
         raise PlanError(msg)
     feed = IterableFeed(data, num_microbatches)
     return feed, Budget(span, feed.steps_per_epoch, ratio=ratio)
+
+
+def _deferring(
+    feed: Feed | None, policy: CompiledPolicy | None, class_map: Sequence[int], num_microbatches: int
+) -> tuple[Feed | None, tuple[str, ...]]:
+    """Return the feed in which deferred microbatches come again, and what is never offered, in words."""
+    if policy is None or not isinstance(feed, OrderedFeed):
+        return feed, ()
+    if not any("defer" in policy.decision[own] for own in class_map):
+        return feed, ()
+    orders: list[DeferredOrder] = []
+
+    def change(order: Order) -> Order:
+        orders.append(DeferredOrder(order, policy, class_map, num_microbatches))
+        return orders[0]
+
+    feed = feed.reordered(change)
+    left = sorted(orders[0].never_offered.items())
+    return feed, tuple(f"{policy.classes[class_map[own]]}, {num} microbatches" for own, num in left)
 
 
 def _taxonomy(given: Ingredients) -> Taxonomy:
