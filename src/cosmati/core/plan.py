@@ -66,6 +66,7 @@ class Facts:
         input_kind: images or tokens; None where that isn't known before the first step.
         loss_couples: what the loss declares (`couples="rows"`), with its name; empty otherwise.
         row_coupled_layers: names of modules whose forward couples the rows of a microbatch (BatchNorm).
+        rounded_statistics: those of them whose running statistics are folded, and aren't float32.
         host_clock: the budget or a span is in seconds.
         deterministic: deterministic kernels were asked for.
         couplings: what else couples regions, in words: optimizers, statistics that lie in no region.
@@ -83,6 +84,7 @@ class Facts:
     input_kind: InputKind | None = None
     loss_couples: str = ""
     row_coupled_layers: tuple[str, ...] = ()
+    rounded_statistics: tuple[str, ...] = ()
     host_clock: bool = False
     deterministic: bool = True
     couplings: tuple[str, ...] = ()
@@ -223,8 +225,11 @@ def _guarantees(methods: Sequence[Method], facts: Facts) -> list[Guarantee]:
     base = data + clock + kernels
     single = ["V = 1 runs on one rank"] if facts.num_microbatches == 1 else []
     ledger = [] if facts.has_ledger else ["no ledger is kept"]
+    changed = [f"methods change the step: {names}"] if names else []
+    if facts.rounded_statistics:
+        changed.append(f"the statistics of {', '.join(facts.rounded_statistics)} are folded, and aren't float32")
     promises = [
-        _promise(Promise.PARITY, [f"methods change the step: {names}"] if names else [], "no methods"),
+        _promise(Promise.PARITY, changed, "no methods"),
         _promise(Promise.RESUME, base, "model, optimizer, method states and the clock are all the state"),
         _promise(
             Promise.ELASTIC,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,6 +156,7 @@ def _facts(
         input_kind=_input_kind(given, feed),
         loss_couples="rows" if getattr(turns[0].loss, "couples", None) == "rows" else "",
         row_coupled_layers=tuple(statistics.layers),
+        rounded_statistics=statistics.rounded if num_microbatches > 1 else (),
         host_clock=budget.span.unit is Unit.SECOND,
         deterministic=config.deterministic,
         couplings=couplings,
@@ -185,6 +187,13 @@ def wants_ledger(config: RunConfig, policy: PolicyFile | None) -> bool:
 def _surgery(given: Ingredients) -> nn.Module:
     ready = [optimizer for optimizer in given.optimizers if isinstance(optimizer, torch.optim.Optimizer)]
     model = given.model
+    if not model.training:
+        # It isn't set: who fine-tunes with frozen statistics means it, and a bare loop would take the model as it is.
+        warnings.warn(
+            f"The {type(model).__name__} is in evaluation mode, as from_pretrained() leaves it: dropout drops nothing, "
+            "and BatchNorm learns no statistics. Call model.train() before, unless that's meant.",
+            stacklevel=5,
+        )
     for method in sorted(given.methods, key=lambda method: method.stage):
         if method.stage in (Stage.REPLACE, Stage.CAST) and overrides(method, "apply"):
             model = method.apply(model, ready)
