@@ -111,7 +111,7 @@ def _plain(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _spec(tensor: Tensor) -> TensorSpec:
     is_whole = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
-    high = int(tensor.max()) + 1 if is_whole and tensor.numel() else 1
+    high = int(tensor.long().max()) + 1 if is_whole and tensor.numel() else 1
     return list(tensor.shape), str(tensor.dtype).removeprefix("torch."), max(1, high)
 
 
