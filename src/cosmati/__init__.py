@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cosmati.routing.policy_file import PolicyFile, load_policy
     from cosmati.train.assembly import SubStep
     from cosmati.train.config import RunConfig
-    from cosmati.train.evaluation import Evaluation, accuracy, batches
+    from cosmati.train.evaluation import Evaluation, Stateful, accuracy, batches
     from cosmati.train.observers.observer import History, Observer
     from cosmati.train.outcome import StepOutcome, StepReport
     from cosmati.train.run.result import RunResult
@@ -43,7 +43,7 @@ _HOMES = {
     "routing.policy_file": ("PolicyFile", "load_policy"),
     "train.assembly": ("SubStep",),
     "train.config": ("RunConfig",),
-    "train.evaluation": ("Evaluation", "accuracy", "batches"),
+    "train.evaluation": ("Evaluation", "Stateful", "accuracy", "batches"),
     "train.observers.observer": ("History", "Observer"),
     "train.outcome": ("StepOutcome", "StepReport"),
     "train.run.result": ("RunResult",),
@@ -71,6 +71,7 @@ __all__ = [
     "RunConfig",
     "RunResult",
     "Stage",
+    "Stateful",
     "StepOutcome",
     "StepReport",
     "StreamingDataset",

@@ -143,7 +143,10 @@ def test_what_was_amended_and_what_is_not_signed_is_said(tmp_path: Path) -> None
     append_steps(writer, range(2, 3))
     writer.flush()
     assert "1 further entries aren't signed yet" in yes("verify", tmp_path / "open")
+    writer.append(writer.resume_entry(1))
+    append_steps(writer, range(1, 3), attempt=1, salt="other")
     writer.close()
+    assert "steps that came out differently when run again: [1, 2]" in yes("verify", tmp_path / "open")
 
 
 def test_a_false_statement_is_an_answer(run: Path) -> None:

@@ -94,7 +94,8 @@ def test_what_the_input_looks_like() -> None:
     kinds = [kind_of_input((data, torch.zeros(5))) for data in (images, features, tokens, torch.zeros(5, 2, 2))]
     assert kinds == ["images", "features", "tokens", None]
     counts = [count_rows_and_tokens({"x": data, "y": tokens}) for data in (images, features, tokens, torch.tensor(3.0))]
-    assert counts == [(5, 5), (5, 5), (5, 35), (1, 1)]
+    assert counts == [(5, 5), (5, 5), (5, 35), (5, 35)], "a scalar has no rows, and the next tensor is asked"
+    assert count_rows_and_tokens({"temperature": torch.tensor(3.0)}) == (1, 1)
     assert Batch((tokens, tokens), Lineage.of_rows(0, 5)).num_tokens == 35
     assert count_rows((tokens, torch.tensor(3.0))) == 5, "a scalar has no rows"
 

@@ -1,6 +1,9 @@
 """Keyed draws: functions of position and row alone, uniform, and golden."""
 
+# ruff: noqa: NPY002  (what users' augmentations draw from)
+
 import hashlib
+import random
 
 import numpy as np
 import pytest
@@ -126,3 +129,36 @@ def test_generators_are_put_back_after_an_error_too() -> None:
     with pytest.raises(KeyError):
         draw_and_fail()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def _draws() -> tuple[float, float, float]:
+    return float(torch.rand(())), random.random(), float(np.random.rand())
+
+
+def test_python_and_numpy_are_keyed_and_put_back_too() -> None:
+    generators = DefaultGenerators(torch.device("cpu"))
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    with generators.restored():
+        generators.seed(7)
+        first = _draws(), random.gauss(0, 1), float(np.random.randn())
+        generators.seed(8)
+        other = _draws(), random.gauss(0, 1), float(np.random.randn())
+        generators.seed(7)
+        assert (_draws(), random.gauss(0, 1), float(np.random.randn())) == first
+        assert not set(first[0]) & set(other[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def test_another_generator_of_numpys_is_left_to_who_put_it_there() -> None:
+    own = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        expected = np.random.RandomState(np.random.PCG64(3)).rand(2).tolist()
+        generators = DefaultGenerators(torch.device("cpu"))
+        with generators.restored():
+            first = np.random.rand()
+            generators.seed(5)
+            assert [first, np.random.rand()] == expected
+        assert np.random.rand() == expected[0]
+    finally:
+        np.random.set_bit_generator(own)

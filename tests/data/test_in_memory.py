@@ -1,5 +1,6 @@
 """The in-memory source: exactly once, pure microbatches, exact proportions, the same order for every reader."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -100,3 +101,28 @@ def test_bad_sources_are_refused_with_the_mend() -> None:
 def test_digest_follows_content_and_classes() -> None:
     assert source(8, 2).digest == source(8, 2).digest
     assert source(8, 2, [0, 1]).digest != source(8, 2, [1, 0]).digest
+
+
+def test_strings_and_arrays_go_with_their_rows_and_are_in_the_digest() -> None:
+    words = [f"word {i}" for i in range(10)]
+
+    def source(**changed: object) -> InMemory:
+        return InMemory(
+            {"text": words, "x": torch.arange(10), "n": np.arange(10), "name": "a"} | changed, 4, tail="pad"
+        )
+
+    order = source().order(seed=1, num_microbatches=2, route_pure=False)
+    for step in range(order.steps_per_epoch):
+        for index in range(2):
+            data = order.microbatch(step, index).data
+            ids = order.microbatch(step, index).lineage.row_ids.tolist()
+            assert data["text"] == ["" if row == TOMBSTONE else words[row] for row in ids]
+            assert data["n"].tolist() == [max(row, 0) for row in ids] == data["x"].tolist()
+            assert data["name"] == "a"
+    digest = source().digest
+    assert digest == source().digest
+    assert digest not in {source(text=words[::-1]).digest, source(n=np.arange(10) + 1).digest, source(name="b").digest}
+    with pytest.raises(DataError, match=r"have no digest\. .*is a builtins\.object"):
+        _ = source(name=object()).digest
+    scalar = InMemory((torch.arange(4), torch.tensor(2.0)), 2)
+    assert scalar.digest != InMemory((torch.arange(4), torch.tensor(3.0)), 2).digest

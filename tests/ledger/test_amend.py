@@ -160,7 +160,7 @@ def test_the_report_says_what_was_amended(tmp_path: Path) -> None:
     assert (report.num_confirmed, report.diverged_steps) == (0, ())
     ledger = VerifiedLedger(tmp_path / "l")
     assert [tables.entry for tables in ledger.tables] == [amended()[0][0], amended()[6][0]]
-    assert ledger.details == FIRST.details
+    assert (ledger.run, ledger.details) == FIRST.run()
 
 
 def test_going_back_behind_an_amendment_takes_another_one(tmp_path: Path) -> None:
@@ -176,10 +176,11 @@ def test_going_back_behind_an_amendment_takes_another_one(tmp_path: Path) -> Non
 
 
 def test_a_step_run_again_under_the_same_amendment_is_compared(tmp_path: Path) -> None:
-    again: list[Item] = [(ResumeEntry(4, 8, 2), None), SECOND.step(4, 2), SECOND.step(5, 2, num_rows=9)]
-    write_signed(tmp_path / "l", [*amended(), *again], KEY)
+    """Step 3 too, which was allowed to come out differently once, when the policy was changed."""
+    again = [SECOND.step(3, 2, num_rows=9), SECOND.step(4, 2), SECOND.step(5, 2, num_rows=9)]
+    write_signed(tmp_path / "l", [*amended(), (ResumeEntry(3, 7, 2), None), *again], KEY)
     report = verify_ledger(tmp_path / "l")
-    assert (report.num_confirmed, report.diverged_steps) == (1, (5,))
+    assert (report.num_superseded, report.num_confirmed, report.diverged_steps) == (4, 1, (3, 5))
 
 
 # --------------------------------------------------------------------------------------------- where it may stand
@@ -297,6 +298,7 @@ def test_a_step_behind_the_policys_last_phase_is_found(tmp_path: Path) -> None:
         {"phases": [["warm", 0, 4]]},
         {"phases": [["warm", 0, 4], ["main", 4, "400"]]},
         {"phases": [["warm", 0], ["main", 4]]},
+        {"phases": [["warm", "0", 4], ["main", 4, 400]]},
     ],
 )
 def test_a_policy_that_breaks_the_contract_is_refused(tmp_path: Path, changed: dict[str, object]) -> None:

@@ -135,7 +135,7 @@ def test_any_byte_of_any_file_changed_is_found(
     try:
         found = read_checkpoint(copy)
     except CheckpointError as error:
-        assert "Delete the folder, and the run resumes from the one before it" in str(error)  # noqa: PT017
+        assert str(copy) in str(error)  # noqa: PT017
     else:
         # White space between the names of digests.json means nothing.
         assert file.name == "digests.json"
@@ -154,7 +154,7 @@ def test_files_missing_empty_or_foreign_are_found(finished: Path, tmp_path: Path
         file.write_bytes(b"")
     else:
         file.with_name("another" + file.suffix).write_bytes(file.read_bytes())
-    with pytest.raises(CheckpointError, match="is damaged|can't be read"):
+    with pytest.raises(CheckpointError, match=r"is damaged|can't be read"):
         read_checkpoint(copy)
 
 

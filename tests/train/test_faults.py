@@ -100,7 +100,7 @@ def test_a_run_folder_holds_one_job(tmp_path: Path) -> None:
 
 def test_another_recipe_does_not_resume(tmp_path: Path) -> None:
     _trainer(tmp_path).fit()
-    with pytest.raises(CheckpointError, match="learning rate 0.02, was"):
+    with pytest.raises(CheckpointError, match=r"learning rate 0\.02, was"):
         _trainer(tmp_path, lr=0.02).fit()
 
 

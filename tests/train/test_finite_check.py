@@ -36,7 +36,9 @@ def test_an_accelerator_is_looked_at_as_often_as_asked(value: float, bad_at: int
     for step in range(looked_at):
         check.check(torch.tensor(value if step == bad_at else 1.0, requires_grad=True), step)
     last = torch.tensor(value if looked_at == bad_at else 1.0)
-    with pytest.raises(DivergenceError, match=rf"A loss or a gradient in the 5 steps up to {looked_at} isn't finite") as error:
+    with pytest.raises(
+        DivergenceError, match=rf"A loss or a gradient in the 5 steps up to {looked_at} isn't finite"
+    ) as error:
         check.check(last, looked_at)
     assert "Checkpoints before it are whole" in str(error.value)
 

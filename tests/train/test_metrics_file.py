@@ -12,8 +12,9 @@ import pytest
 
 from cosmati.core.clock import Budget, Clock, Time
 from cosmati.errors import RunError
+from cosmati.train.observers import metrics
 from cosmati.train.observers.metrics import MetricsFile
-from tests.train.hand_made import outcome
+from tests.train.hand_made import Ticks, outcome
 
 BUDGET = Budget(Time.parse("20ba"))
 NAMES = ("steps.jsonl", "evaluations.jsonl")
@@ -27,7 +28,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _written(folder: Path, steps: int) -> MetricsFile:
     """A file with a line for each step, and an evaluation after each."""
-    file = MetricsFile(folder, every=1)
+    file = MetricsFile(folder, interval=1)
     file.on_start(Clock(), BUDGET)
     for step in range(steps):
         file.on_step(outcome(step, loss=0.5 + step))
@@ -38,8 +39,9 @@ def _written(folder: Path, steps: int) -> MetricsFile:
 def test_a_line_for_a_step_and_one_for_an_evaluation(tmp_path: Path) -> None:
     _written(tmp_path, 2)
     assert _lines(tmp_path / "steps.jsonl") == [
-        {"step": 1, "rows": 6, "loss": 0.5}, {"step": 2, "rows": 12, "loss": 1.5}
-    ]  # fmt: skip
+        {"step": 1, "rows": 6, "loss": 0.5, "learning_rate": None, "gradient_norm": None},
+        {"step": 2, "rows": 12, "loss": 1.5, "learning_rate": None, "gradient_norm": None},
+    ]
     evaluation = {"step": 1, "rows": 6, "tokens": 60, "seconds": 1.5, "accuracy": 0.25}
     assert _lines(tmp_path / "evaluations.jsonl") == [evaluation, evaluation | {"step": 2}]
 
@@ -67,7 +69,7 @@ def test_a_torn_last_line_goes_at_the_next_start(tmp_path: Path, torn: str) -> N
     for name in NAMES:
         with (tmp_path / name).open("a") as file:
             file.write(torn)
-    again = MetricsFile(tmp_path, every=1)
+    again = MetricsFile(tmp_path, interval=1)
     again.on_start(Clock(step=5), BUDGET)
     again.on_step(outcome(5))
     again.on_evaluation(Clock(step=6), {}, 0.0)
@@ -94,5 +96,15 @@ def test_a_full_disk_stops_the_run_by_name(tmp_path: Path) -> None:
         MetricsFile(tmp_path).on_step(outcome(0))
 
 
-def test_steps_are_written_every_ten_unless_told_otherwise(tmp_path: Path) -> None:
-    assert (MetricsFile(tmp_path).every, MetricsFile(tmp_path, every=3).every) == (10, 3)
+def test_a_line_for_the_first_step_every_tenth_and_where_steps_are_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Ticks()
+    monkeypatch.setattr(metrics, "monotonic", clock)
+    file = MetricsFile(tmp_path)
+    assert file.every == 1
+    file.on_start(Clock(), BUDGET)
+    for step in range(23):
+        clock.pass_by(16.0 if step >= 20 else 0.1)
+        file.on_step(outcome(step))
+    assert [line["step"] for line in _lines(tmp_path / "steps.jsonl")] == [1, 10, 20, 22]

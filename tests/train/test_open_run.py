@@ -25,11 +25,12 @@ from cosmati.train.observers.observer import Observer
 from cosmati.train.observers.progress import ProgressBar
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
+from cosmati.train.run import session
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, publish_checkpoint, write_checkpoint
 from cosmati.train.run.folder import RunFolder
 from cosmati.train.run.result import RunResult
 from cosmati.train.run.session import OpenRun
-from tests.train.hand_made import SecondOfTwo, outcome, run_facts
+from tests.train.hand_made import SecondOfTwo, Ticks, outcome, run_facts
 
 BUDGET = Budget(Time.parse("20ba"), steps_per_epoch=5, rows_per_step=4, tokens_per_row=8)
 RESULT = RunResult("completed", Clock(step=4), {}, 2.0, {}, None)
@@ -126,9 +127,22 @@ def test_a_dilated_run_dilates_its_spans_but_not_its_steps() -> None:
 
 
 def test_seconds_have_no_step_to_be_due_at() -> None:
-    run = _open_run(checkpoint_every="5sec")
+    run = _open_run(evaluate_every="5sec")
     with pytest.raises(PlanError, match="5sec"):
-        run.checkpoint_is_due(Clock(step=1))
+        run.evaluation_is_due(Clock(step=1))
+
+
+def test_checkpoints_may_be_due_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Ticks()
+    monkeypatch.setattr(session, "monotonic", clock)
+    run = _open_run(checkpoint_every="5sec")
+    found = []
+    for step in range(1, 9):
+        clock.pass_by(2.0)
+        if run.checkpoint_is_due(Clock(step=step)):
+            found.append(step)
+            run.save(Clock(step=step), lambda: _checkpoint(0))
+    assert found == [3, 4, 5, 6, 7, 8], "without a folder nothing is saved, and it stays due"
 
 
 # ----------------------------------------------------------------------------------------------------- who is told

@@ -48,9 +48,7 @@ def loss(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
 
 def make_model(activation: nn.Module | None = None, width: int = 8, dropout: float = 0.1) -> nn.Module:
     torch.manual_seed(1)
-    return nn.Sequential(
-        nn.Linear(6, width), activation or nn.ReLU(), nn.Linear(width, 3), nn.Dropout(dropout)
-    )
+    return nn.Sequential(nn.Linear(6, width), activation or nn.ReLU(), nn.Linear(width, 3), nn.Dropout(dropout))
 
 
 class Scaled(nn.Module):

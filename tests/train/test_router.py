@@ -39,8 +39,8 @@ def test_a_step_outside_the_run_has_no_route() -> None:
 @pytest.mark.parametrize("class_id", [None, 0, 4])
 def test_without_a_policy_every_region_learns(class_id: int | None) -> None:
     router = Router(None, REGIONS, ())
-    assert router.route_of(class_id, 99) == Route(0, 0, class_id or 0, (1.0, 1.0), offered=True)
-    assert router.route_of(class_id, 99, is_empty=True) == Route(0, 0, class_id or 0, (1.0, 1.0), offered=False)
+    assert router.route_of(class_id, 99) == Route(0, 0, 0, (1.0, 1.0), offered=True)
+    assert router.route_of(class_id, 99, is_empty=True) == Route(0, 0, 0, (1.0, 1.0), offered=False)
 
 
 def _of_classes(*class_ids: int, class_id: int | None = None) -> Batch:
@@ -51,7 +51,9 @@ def _of_classes(*class_ids: int, class_id: int | None = None) -> Batch:
 def test_the_class_of_a_batch_is_the_one_of_its_rows() -> None:
     assert ROUTER.class_of(_of_classes(2, 2, 2)) == 2
     assert ROUTER.class_of(_of_classes(0)) == 0
-    assert ROUTER.class_of(_of_classes(2, 2, class_id=1)) == 1, "what it says of itself"
+    assert ROUTER.class_of(_of_classes(2, 2, class_id=2)) == 2
+    with pytest.raises(PlanError, match=r"classes \[1, 2\] \(class_id = 1"):
+        ROUTER.class_of(_of_classes(2, 2, class_id=1))
     with pytest.raises(PlanError, match=r"rows of classes \[0, 1\], and a governed microbatch holds rows of one"):
         ROUTER.class_of(_of_classes(1, 0))
 

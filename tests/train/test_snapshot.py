@@ -137,7 +137,7 @@ def test_a_snapshot_names_what_it_holds() -> None:
     assert methods == {"method/0/mean", "method/0/count", "method/2/mean", "method/2/count"}
     facts = json.loads(json.dumps(checkpoint.facts))
     assert facts["clock"] == [3, 1, 1, 12, 24, 1.5]
-    assert facts["feed"] == {"loader": {"place": 1}}
+    assert facts["feed"] == {"passes": 0, "batches": 1, "loader": {"place": 1}}
     assert ["resume", "a reason"] in facts["withdrawn"]
     assert {name for name, _ in facts["withdrawn"]} == {g.name for g in plan.guarantees if not g.holds}
     assert [len(one["groups"]) for one in facts["optimizers"]] == [

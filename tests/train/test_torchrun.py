@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from cosmati.records.run import RunRecord
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 
 # Every rank inherits it.
@@ -55,3 +58,59 @@ def test_torchrun_gives_the_bits_of_one_rank(tmp_path: Path) -> None:
     one, two = _weights(alone), _weights(together)
     assert one.keys() == two.keys()
     assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+PER_RANK = """
+import os, sys, torch
+from pathlib import Path
+from cosmati import Classification, InMemory, RunConfig, Trainer
+from cosmati.methods.ema import EMA
+from cosmati.models.mlp import MLP
+from cosmati.optim import AdamW
+
+generator = torch.Generator().manual_seed(1)
+data = InMemory((torch.randn(64, 6, generator=generator), torch.randint(3, (64,), generator=generator)), 16)
+torch.manual_seed(int(os.environ.get("RANK", 0)))  # as many scripts do
+config = RunConfig(budget="4ba", num_microbatches=4, num_threads=1, run_folder=Path(sys.argv[1]), ledger=True)
+methods = [EMA(half_life="2ba")]
+trainer = Trainer(MLP((6, 8, 3)), Classification(3), data, optimizers=[AdamW(lr=0.01)], methods=methods, config=config)
+assert trainer.fit().outcome == "completed"
+assert trainer.plan.holds("elastic")
+"""
+
+
+@pytest.mark.timeout(300)
+def test_weights_that_each_rank_has_drawn_for_itself_are_the_first_ones(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(PER_RANK)
+    script = [str(tmp_path / "script.py")]
+    subprocess.run([sys.executable, *script, str(tmp_path / "alone")], check=True, capture_output=True)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script]
+    done = subprocess.run([*torchrun, str(tmp_path / "together")], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    digests = [
+        read_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[0]).state_digest
+        for name in ("alone", "together")
+    ]
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.timeout(300)
+def test_stopping_as_asked_restarts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(RECIPE.replace("12ba", "100000ba"))
+    folder = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    train = ["--max-restarts", "3", "-m", "cosmati", "train", str(tmp_path / "small.py"), "--run-folder", str(folder)]
+    process = subprocess.Popen([*torchrun, *train], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with process:
+        until = time.monotonic() + 200
+        while not (folder / "steps.jsonl").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        # As a scheduler does it: to the workers, which the launcher watches.
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        workers = [int(child) for child in children if b"cosmati" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        assert len(workers) == 2
+        os.kill(workers[0], signal.SIGTERM)
+        text, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, text
+    assert text.count("small: stopped after") == 1
+    assert RunRecord.from_json((folder / "run.json").read_text()).outcome == "stopped"

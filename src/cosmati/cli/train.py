@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
+import torch.distributed as dist
 import typer
 
 from cosmati.cli.errors import STOPPED
@@ -30,7 +31,8 @@ def train(
     """Train a recipe to the end of its budget.
 
     FILE holds a function `recipe()`, or one named as FILE:name, that returns a cosmati Recipe. Ctrl-C ends the run
-    after the step in progress, with a checkpoint; the same command with the same folder goes on.
+    after the step in progress, with a checkpoint; the same command with the same folder goes on. Its exit status is
+    then 130, and 0 under torchrun, which would start it again.
 
     \b
     Examples:
@@ -42,6 +44,8 @@ def train(
     recipe = dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, progress=True))
     trainer = recipe.trainer(run_folder=run_folder)
     result = trainer.fit()
+    # A launcher starts again what ends with another status than 0, and this was asked for; `run.json` says `stopped`.
+    is_launched = dist.is_available() and dist.is_torchelastic_launched()
     if trainer.assembly.ranks.rank:
         # Under torchrun one rank speaks for all.
         return
@@ -51,7 +55,7 @@ def train(
         typer.echo(f"Kept in {result.run_folder}")
         if (result.run_folder / "ledger").exists():
             typer.echo(f"Verify its ledger with: cosmati ledger verify {result.run_folder}")
-    if result.outcome == "stopped":
+    if result.outcome == "stopped" and not is_launched:
         raise typer.Exit(STOPPED)
 
 

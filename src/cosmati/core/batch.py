@@ -1,14 +1,15 @@
 """A batch and where its rows come from.
 
 `Batch.data` is whatever the user's loss reads: a tensor, tuple, dict, dataclass or any nest of them, with one row
-for each index of every tensor's first dimension. `Batch.lineage` says which row of which source each one is, and
-goes through every method together with the data.
+for each index of every tensor's first dimension (`nest.py` says what else holds rows). `Batch.lineage` says which row
+of which source each one is, and goes through every method together with the data.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -17,10 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cosmati.core.nest import Data, children, clear_rows, moved, rebuilt, row_counts, select_rows
 from cosmati.errors import BatchError
 
-Data = Any
-"""The user's own structure of tensors: no narrower type exists."""
+__all__ = [
+    "TOMBSTONE", "Batch", "Data", "InputKind", "Lineage", "bury", "count_rows", "count_rows_and_tokens",
+    "first_tensor", "input_of", "iterate_tensors", "kind_of_input", "map_tensors", "target_of",
+]  # fmt: skip
 
 TOMBSTONE = -1
 """Row id of a row that isn't there: canonical shape, content zero, weight zero."""
@@ -33,16 +37,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], data: Data) -> Data:
     """Apply a function to every tensor of a nest of tuples, lists, mappings and dataclasses."""
     if isinstance(data, Tensor):
         return function(data)
-    if isinstance(data, Mapping):
-        return {name: map_tensors(function, value) for name, value in data.items()}
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(map_tensors(function, value) for value in data))
-    if isinstance(data, list | tuple):
-        return type(data)(map_tensors(function, value) for value in data)
-    if dataclasses.is_dataclass(data) and not isinstance(data, type):
-        names = [field.name for field in dataclasses.fields(data)]
-        return dataclasses.replace(data, **{name: map_tensors(function, getattr(data, name)) for name in names})
-    return data
+    return rebuilt(lambda child: map_tensors(function, child), data)
 
 
 def iterate_tensors(data: Data) -> Iterator[Tensor]:
@@ -57,22 +52,42 @@ def iterate_tensors(data: Data) -> Iterator[Tensor]:
     yield from found
 
 
-def first_tensor(data: Data) -> Tensor:
-    """Return the first tensor of a nest, without walking the rest."""
-    while not isinstance(data, Tensor):
-        if isinstance(data, Mapping):
-            data = next(iter(data.values()))
-        elif isinstance(data, list | tuple):
-            data = data[0]
+def first_tensor(data: Data) -> Tensor | None:
+    """Return the first tensor that holds rows, without walking the rest of an ordinary nest; None where none does."""
+    first = data
+    while not isinstance(first, Tensor):
+        if isinstance(first, Mapping):
+            first = next(iter(first.values()), None)
+        elif isinstance(first, list | tuple) and first:
+            first = first[0]
         else:
-            return next(iterate_tensors(data))
-    return data
+            return _nearest_tensor(data)
+    return first if first.ndim else _nearest_tensor(data)
+
+
+def _nearest_tensor(data: Data) -> Tensor | None:
+    """Search level by level: a long list of strings may stand before the tensors."""
+    level = [data]
+    while level:
+        for node in level:
+            if isinstance(node, Tensor) and node.ndim:
+                return node
+        level = [child for node in level for child in children(node)]
+    return None
 
 
 def count_rows_and_tokens(data: Data) -> tuple[int, int]:
-    """Return rows and tokens of a nest, read off its first tensor; rows that aren't sequences are a token each."""
+    """Return rows and tokens of a nest, read off its first tensor; rows that aren't sequences are a token each.
+
+    Raises:
+        BatchError: nothing in it can be counted.
+    """
     tensor = first_tensor(data)
-    rows = tensor.shape[0] if tensor.ndim else 1
+    if tensor is None:
+        is_scalar = next(iterate_tensors(data), None) is not None
+        rows = 1 if is_scalar else count_rows(data)
+        return rows, rows
+    rows = tensor.shape[0]
     return rows, tensor.numel() if tensor.ndim == 2 and not tensor.is_floating_point() else rows
 
 
@@ -82,22 +97,25 @@ InputKind = Literal["images", "tokens", "features"]
 def kind_of_input(data: Data) -> InputKind | None:
     """Return what a nest's first tensor looks like: images [n, c, h, w], integer tokens or features [n, length]."""
     tensor = first_tensor(data)
+    if tensor is None or tensor.ndim not in (2, 4):
+        return None
     if tensor.ndim == 2:
         return "features" if tensor.is_floating_point() else "tokens"
-    return "images" if tensor.ndim == 4 else None
+    return "images"
 
 
 def count_rows(data: Data) -> int:
-    """Return the number of rows that every tensor of the nest agrees on.
+    """Return the number of rows that every tensor and array of the nest agrees on; without any, every list.
 
     Raises:
-        BatchError: no tensor, or tensors of different lengths.
+        BatchError: nothing that can be counted, or different numbers.
     """
-    lengths = {tensor.shape[0] for tensor in iterate_tensors(data) if tensor.ndim}
+    lengths = row_counts(data)
     if len(lengths) != 1:
         msg = (
             f"A batch needs tensors that share their first dimension; found lengths {sorted(lengths)} in a "
-            f"{type(data).__name__}. Stack the rows into tensors [rows, ...] first."
+            f"{type(data).__name__}. Stack or pad the rows into tensors [rows, ...] first, or give a "
+            "Batch(data, Lineage.of_rows(0, num_rows))."
         )
         raise BatchError(msg)
     return lengths.pop()
@@ -128,6 +146,11 @@ class Lineage:
         # As arrays: a tensor that goes from one process to another takes a file descriptor, and 0.1 ms.
         own = (self.row_ids, self.class_ids, self.parents, self.digests)
         return _lineage_of_arrays, tuple(None if tensor is None else tensor.numpy() for tensor in own)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it says where the rows come from; it doesn't for rows that were only numbered."""
+        return True
 
     @classmethod
     def of_rows(cls, first: int, num_rows: int) -> Lineage:
@@ -172,6 +195,18 @@ class _Numbered(Lineage):
 
     def __reduce__(self) -> tuple[type[_Numbered], tuple[int, int]]:
         return _Numbered, (self._first, self._num_rows)
+
+    def select(self, indices: Tensor | slice) -> Lineage:
+        """Keep some rows; a run of them stays numbered, and of unknown origin."""
+        if isinstance(indices, slice) and indices.step in (None, 1):
+            start, stop, _ = indices.indices(self._num_rows)
+            return _Numbered(self._first + start, max(0, stop - start))
+        return Lineage.select(self, indices)
+
+    @property
+    def is_known(self) -> bool:
+        """False: rows in the order in which they came."""
+        return False
 
     @property
     def row_ids(self) -> Tensor:
@@ -221,14 +256,12 @@ class Batch:
 
     def select(self, indices: Tensor | slice) -> Batch:
         """Keep some rows, in the order given."""
-        data = map_tensors(lambda tensor: tensor[indices], self.data)
+        data = select_rows(self.data, indices, self.num_rows)
         return Batch(data, self.lineage.select(indices), self.class_id, self.band)
 
     def to(self, device: torch.device) -> Batch:
         """Move the data; lineage stays on CPU."""
-        return dataclasses.replace(
-            self, data=map_tensors(lambda tensor: tensor.to(device, non_blocking=True), self.data)
-        )
+        return dataclasses.replace(self, data=moved(self.data, device))
 
     def replace(self, *, lineage: Lineage | None = None, **fields: Any) -> Batch:  # noqa: ANN401  (see Data)
         """Return a batch with another `input=`, `target=` or lineage."""
@@ -260,14 +293,10 @@ def bury(batch: Batch, gone: Tensor) -> Batch:
         batch: the rows.
         gone: bool [rows].
     """
-
-    def clear(tensor: Tensor) -> Tensor:
-        return tensor.masked_fill(gone.view(-1, *[1] * (tensor.ndim - 1)), 0)
-
     lineage = batch.lineage
-    digests = None if lineage.digests is None else clear(lineage.digests)
+    digests = None if lineage.digests is None else clear_rows(lineage.digests, gone)
     buried = Lineage(lineage.row_ids.masked_fill(gone, TOMBSTONE), lineage.class_ids, lineage.parents, digests)
-    return Batch(map_tensors(clear, batch.data), buried, batch.class_id, batch.band)
+    return Batch(clear_rows(batch.data, gone), buried, batch.class_id, batch.band)
 
 
 def input_of(data: Data) -> Data:
@@ -305,5 +334,7 @@ def _replace_field(data: Data, field: str, value: Data) -> Data:
         items[key] = value
         return type(data)(items)
     if isinstance(data, Mapping):
-        return {**data, key: value}
+        made = copy.copy(data) if isinstance(data, MutableMapping) else dict(data)
+        made[key] = value
+        return made
     return data._replace(**{key: value}) if hasattr(data, "_replace") else dataclasses.replace(data, **{key: value})

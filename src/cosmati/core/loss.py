@@ -1,13 +1,15 @@
 """The contract of a loss, and the losses that most tasks need.
 
 A loss is called with the model and the batch's data, and returns a scalar, or `Loss(sum, weight)`. The mean is then
-taken once, over the whole step, whatever the number of microbatches and ranks.
+taken once, over the whole step, whatever the number of microbatches and ranks. What has a `loss` (a dictionary, a
+Hugging Face model's output) is taken for that.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -16,6 +18,9 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Data, input_of, target_of
 from cosmati.errors import BatchError
+
+_IGNORED = -100
+"""The label that PyTorch's and Hugging Face's losses leave out."""
 
 LossFunction = Callable[[nn.Module, Data], "Tensor | Loss"]
 
@@ -44,6 +49,83 @@ class Loss:
         for term in self.aux.values():
             value = value + term
         return value
+
+
+def as_loss(result: object) -> Tensor | Loss:
+    """Take what a loss function has returned for a scalar or a `Loss`.
+
+    On an accelerator a weight isn't looked at, which would wait for it: the sum becomes NaN where the weight is wrong,
+    and the check of finite losses finds that before the commit.
+
+    Raises:
+        BatchError: it is neither, has several values, no fractions or no graph, or its weight is negative or NaN.
+    """
+    if not isinstance(result, Tensor | Loss):
+        found = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
+        if not isinstance(found, Tensor | Loss):
+            keys = f" of {', '.join(map(repr, result))}" if isinstance(result, Mapping) else ""
+            msg = (
+                f"The loss function returned a {type(result).__name__}{keys}, and not a scalar tensor. Return one, "
+                "Loss(sum, weight), or a dictionary with the term to train on as 'loss'; add several terms up, or "
+                "give them as Loss(..., aux={name: term})."
+            )
+            raise BatchError(msg)
+        result = found
+    scalar = result.sum if isinstance(result, Loss) else result
+    if scalar.numel() != 1:
+        msg = (
+            f"The loss has shape {tuple(scalar.shape)}, and a loss is a scalar. Return its mean, or "
+            "Loss(values.sum(), float(len(values)), per_row=values)."
+        )
+        raise BatchError(msg)
+    if not scalar.is_floating_point():
+        msg = f"The loss is of type {scalar.dtype}, which has no gradient. Return a loss of floating point, no count."
+        raise BatchError(msg)
+    if isinstance(result, Loss):
+        result = _with_sound_weight(result)
+    if not scalar.requires_grad and not (isinstance(result, Loss) and _weighs_nothing(result.weight)):
+        msg = (
+            "The loss has no graph, so nothing could learn from it: it was computed under torch.no_grad(), from "
+            ".detach() or .item(), or reads no trainable parameter. Compute it from the model's output."
+        )
+        raise BatchError(msg)
+    return result
+
+
+def _with_sound_weight(loss: Loss) -> Loss:
+    weight = loss.weight
+    if isinstance(weight, Tensor) and not weight.is_cpu:
+        is_sound = (weight >= 0) & (weight < math.inf)
+        return replace(loss, sum=torch.where(is_sound, loss.sum, math.nan))
+    value = weight.item() if isinstance(weight, Tensor) else float(weight)
+    if not 0 <= value < math.inf:
+        msg = (
+            f"The loss has weight {value}. A weight is what the mean divides by: rows, tokens or positives, 0 "
+            "or more. To learn away from something, negate the sum."
+        )
+        raise BatchError(msg)
+    return loss
+
+
+def _weighs_nothing(weight: Tensor | float) -> bool:
+    return (isinstance(weight, Tensor) and not weight.is_cpu) or bool(weight == 0)
+
+
+def count_labels(model: nn.Module, data: Data) -> Tensor | float:
+    """Return how many labels aren't ignored (-100): what a mean over them divides by; 0 where there are none."""
+    try:
+        labels = target_of(data)
+    except BatchError:
+        return 0.0
+    if not isinstance(labels, Tensor) or labels.is_floating_point():
+        return 0.0
+    return (_predicted(model, labels) != _IGNORED).sum()
+
+
+def _predicted(model: nn.Module, labels: Tensor) -> Tensor:
+    """Leave out the first label of each row where the model is a causal language model, which doesn't predict it."""
+    is_causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    return labels[..., 1:] if is_causal and labels.ndim > 1 else labels
 
 
 def without_tombstones(loss: Tensor | Loss, present: Tensor | None) -> Tensor | Loss:
@@ -183,8 +265,7 @@ def huggingface_loss(model: nn.Module, data: Data) -> Loss:
         )
         raise BatchError(msg)
     labels = data["labels"]
-    predicted = labels[..., 1:] if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) else labels
-    weight = (predicted != -100).sum()
+    weight = (_predicted(model, labels) != _IGNORED).sum()
     # A mean over no labels is NaN, and NaN times 0 too: such rows get any labels, and weigh nothing.
     safe = torch.where(weight > 0, labels, torch.zeros_like(labels))
     return Loss(model(**{**data, "labels": safe}).loss * weight, weight)

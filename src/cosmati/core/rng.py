@@ -10,6 +10,7 @@ The mixing function is SplitMix64 (Steele, Lea and Flood, 2014).
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -97,9 +98,10 @@ def keyed_permutation(key: int, row_ids: NDArray[np.int64]) -> NDArray[np.int64]
 
 
 class DefaultGenerators:
-    """PyTorch's default generators of the CPU and of one accelerator, seeded together.
+    """What code draws from that names no generator, seeded together.
 
-    Generators are seeded directly: `torch.manual_seed` costs 109 us, this 1 us.
+    PyTorch's default generators of the CPU and of one accelerator, Python's `random`, and NumPy's `numpy.random`.
+    PyTorch's are seeded directly: `torch.manual_seed` costs 109 us, this 1 us. Python's costs 3.8 us, NumPy's 1.6.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -107,18 +109,27 @@ class DefaultGenerators:
         if device.type == "cuda":
             torch.cuda.init()
             self._generators.append(torch.cuda.default_generators[device.index or 0])
+        # Who has put another bit generator in place seeds it: NumPy's seed() knows this one only.
+        self._has_numpy = np.random.get_state(legacy=False)["bit_generator"] == "MT19937"  # noqa: NPY002
 
     def seed(self, key: int) -> None:
         """Seed all of them with one 63-bit key."""
         for generator in self._generators:
             generator.manual_seed(key)
+        random.seed(key)
+        if self._has_numpy:
+            # 32 bits: an array of two words would take 9 us.
+            np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002  (what users' augmentations draw from)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Leave the generators as they were found."""
         states = [generator.get_state() for generator in self._generators]
+        python, numpy = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
         try:
             yield
         finally:
             for generator, state in zip(self._generators, states, strict=True):
                 generator.set_state(state)
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002

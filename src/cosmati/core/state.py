@@ -9,10 +9,15 @@ import blake3
 import torch
 from torch import Tensor, nn
 
+from cosmati.core.plain import decode, encode
 from cosmati.errors import CheckpointError
 from cosmati.storage.merkle import MerkleTree, leaf_hash
 
 CHUNK_BYTES = 1 << 20
+
+
+_PLAIN = "$plain/"
+"""Prefix of tensors that lie deeper in an optimizer's state than a parameter's own keys."""
 
 
 def optimizer_tensors(
@@ -21,26 +26,36 @@ def optimizer_tensors(
     """Return an optimizer's state by parameter name, tensors apart from facts.
 
     Args:
-        optimizer: any optimizer whose state is tensors, numbers, strings, None, or lists of these.
+        optimizer: any optimizer whose state is plain: tensors, numbers, strings, bytes, None, and lists, tuples and
+            dictionaries of these.
         names: name of each parameter by `id`.
 
     Returns:
-        Tensors as `name/key`, and facts as `{"groups": [...], "state": {name: {key: value}}}`.
+        Tensors as `name/key`, and facts as JSON: groups, and what a state holds beside tensors.
+
+    Raises:
+        CheckpointError: it keeps something else, by its place and type.
     """
     tensors: dict[str, Tensor] = {}
-    facts: dict[str, dict[str, Any]] = {}
+    plain: dict[str, dict[str, Any]] = {}
+    other: dict[str, Any] = {}
     for parameter, state in optimizer.state.items():
+        if isinstance(parameter, str):
+            other[parameter] = state
+            continue
         name = names[id(parameter)]
         for key, value in state.items():
             if isinstance(value, Tensor):
                 tensors[f"{name}/{key}"] = value
             else:
-                facts.setdefault(name, {})[key] = value
+                plain.setdefault(name, {})[key] = value
     groups = [
-        {key: _fact(value) for key, value in group.items() if key != "params" and _is_fact(_fact(value))}
+        # What can be called is code, and belongs to the recipe.
+        {key: value for key, value in group.items() if key != "params" and not callable(value)}
         for group in optimizer.param_groups
     ]
-    return tensors, {"groups": groups, "state": facts}
+    facts, deeper = encode({"groups": groups, "state": plain, "other": other})
+    return tensors | {f"{_PLAIN}{path}": value for path, value in deeper.items()}, facts
 
 
 def restore_optimizer(
@@ -54,21 +69,23 @@ def restore_optimizer(
     Raises:
         CheckpointError: the number of parameter groups differs.
     """
-    if len(facts["groups"]) != len(optimizer.param_groups):
+    deeper = {name.removeprefix(_PLAIN): value for name, value in tensors.items() if name.startswith(_PLAIN)}
+    saved = decode(facts, deeper)
+    if len(saved["groups"]) != len(optimizer.param_groups):
         msg = (
-            f"The checkpoint's optimizer has {len(facts['groups'])} parameter groups, and this one "
+            f"The checkpoint's optimizer has {len(saved['groups'])} parameter groups, and this one "
             f"{len(optimizer.param_groups)}. "
             "Resume with the recipe that wrote it."
         )
         raise CheckpointError(msg)
-    for group, saved in zip(optimizer.param_groups, facts["groups"], strict=True):
-        for key, value in saved.items():
+    for group, own_group in zip(optimizer.param_groups, saved["groups"], strict=True):
+        for key, value in own_group.items():
             own = group.get(key)
-            if isinstance(own, Tensor):
-                # In place: a captured graph, or a scheduler, holds this very tensor.
-                own.fill_(value)
+            if isinstance(own, Tensor) and isinstance(value, Tensor):
+                # In place: it stays on its device, and is the very tensor that a captured graph reads.
+                own.detach().copy_(value)
             else:
-                group[key] = tuple(value) if isinstance(own, tuple) else value
+                group[key] = value
     optimizer.state.clear()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -81,20 +98,10 @@ def restore_optimizer(
                 key: value.to(parameter.device, copy=True) if value.ndim or on_device else value.clone()
                 for key, value in own.items()
             }
-            state |= facts["state"].get(name, {})
+            state |= saved["state"].get(name, {})
             if state:
                 optimizer.state[parameter] = state
-
-
-def _fact(value: object) -> object:
-    """Return an option as JSON holds it: a learning rate may be a tensor of one number."""
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-
-
-def _is_fact(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_fact(item) for item in value)
-    return value is None or isinstance(value, bool | int | float | str)
+    optimizer.state.update(saved["other"])
 
 
 def parameter_root(tensors: Mapping[str, Tensor]) -> bytes:

@@ -21,14 +21,14 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cosmati"
 
 
-def write_python_shards(library: PythonLibrary, folder: Path | None = None) -> Path:
+def write_python_shards(library: PythonLibrary, folder: str | Path | None = None) -> Path:
     """Write the training rows as shards, unless they're there; return the data set's directory.
 
     Args:
         library: the corpus.
         folder: where data sets go, one for each manifest; None is the user's cache.
     """
-    out = (folder or user_cache() / "python-library") / library.manifest_digest[:32]
+    out = Path(folder or user_cache() / "python-library") / library.manifest_digest[:32]
     if (out / "sources.json").exists():
         return out
     rows = library.train

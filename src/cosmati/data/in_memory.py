@@ -7,6 +7,7 @@ itself, and the classes' microbatches are interleaved so that any stretch of an 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,8 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmati.core.batch import TOMBSTONE, Batch, Data, Lineage, bury, count_rows, iterate_tensors
+from cosmati.core.nest import leaves
+from cosmati.core.plain import encode
 from cosmati.core.rng import keyed_permutation, position_key
-from cosmati.errors import DataError
+from cosmati.errors import CheckpointError, DataError
 
 InMemoryTail = Literal["drop", "pad"]
 PureRuns = list[tuple[int | None, NDArray[np.int64]]]
@@ -31,7 +34,7 @@ class InMemory:
     """A source of rows in memory.
 
     Args:
-        data: nest of tensors, each [rows, ...].
+        data: nest of tensors, each [rows, ...]; NumPy arrays and lists with a string or number a row go with them.
         rows_per_step: rows in a step, over all its microbatches.
         class_ids: int64 [rows]; all of class 0 if None.
         class_names: names that class ids index.
@@ -110,9 +113,28 @@ def _digest(source: InMemory) -> str:
     tensors = [*iterate_tensors(source.data), source.lineage.row_ids, source.lineage.class_ids]
     for tensor in tensors:
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().contiguous().view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     digest.update("\0".join(source.class_names).encode())
+    others = [leaf for leaf in leaves(source.data) if not isinstance(leaf, Tensor)]
+    if others:
+        _update(digest, others)
     return digest.hexdigest()
+
+
+def _update(digest: hashlib._Hash, others: Data) -> None:
+    """Add what isn't a tensor: strings, numbers and arrays.
+
+    Raises:
+        DataError: something whose content can't be told.
+    """
+    try:
+        facts, arrays = encode(others)
+    except CheckpointError as error:
+        msg = f"The source's rows have no digest. {error}"
+        raise DataError(msg) from error
+    digest.update(json.dumps(facts).encode())
+    for array in arrays.values():
+        digest.update(array.numpy().tobytes())
 
 
 class InMemoryOrder:

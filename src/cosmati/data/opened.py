@@ -60,7 +60,7 @@ class CacheOptions:
         storage_options: for fsspec: credentials, endpoints.
     """
 
-    directory: Path | None = None
+    directory: str | Path | None = None
     max_bytes: int | None = None
     deadline_seconds: float = 60.0
     storage_options: Mapping[str, Any] | None = None
@@ -102,7 +102,13 @@ class OpenedSource:
             )
             raise DataError(msg)
         own = self.index.extra.get("cosmati", {})
-        self.class_path: str = class_path or (own.get("class") if isinstance(own, dict) else None) or UNKNOWN_CLASS
+        says = own.get("class") if isinstance(own, dict) else None
+        if class_path is not None and says not in (None, UNKNOWN_CLASS, class_path):
+            raise DataError(
+                f"{url} says that its rows are of class {says!r}, and class_path={class_path!r} was asked for. A class "
+                "is what the data say: leave class_path out, or write the source again with its right class."
+            )
+        self.class_path: str = class_path or says or UNKNOWN_CLASS
         band = own.get("band", 0) if isinstance(own, dict) else 0
         if not isinstance(band, int) or band < 0:
             raise DataError(f"{url} says band {band!r}, and a band is a number from 0. Write the source again.")
@@ -118,7 +124,7 @@ class OpenedSource:
             if self._options.directory is None:
                 msg = f"{self.url} is remote: say where to keep what is fetched, with cache=."
                 raise DataError(msg)
-            directory = self._options.directory / hashlib.sha256(self.url.encode()).hexdigest()[:16]
+            directory = Path(self._options.directory) / hashlib.sha256(self.url.encode()).hexdigest()[:16]
             remote = _remote(self.url, self._options)
             self._cache = ShardCache(directory, remote, max_bytes=self._options.max_bytes)
 
@@ -226,6 +232,12 @@ def open_sources(
     listed = _sources_file(root, options)
     if listed is None:
         return [OpenedSource(root, class_path=class_path, options=options, allow_pickle=allow_pickle)]
+    for entry in listed:
+        if class_path not in (None, entry["class"]) and entry["class"] != UNKNOWN_CLASS:
+            raise DataError(
+                f"{root}/{entry['path']} is of class {entry['class']!r}, and class_path={class_path!r} was asked for. "
+                "A class is what the data say: leave class_path out, or write the source again with its right class."
+            )
     return [
         OpenedSource(
             f"{root}/{entry['path']}",

@@ -29,7 +29,9 @@ from cosmati.records.study import StudyRecord
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def write_report(path: Path, *, title: str, studies: Sequence[StudyRecord] = (), run: RunView | None = None) -> Path:
+def write_report(
+    path: str | Path, *, title: str, studies: Sequence[StudyRecord] = (), run: RunView | None = None
+) -> Path:
     """Write the report page and return its path.
 
     The page holds its own styles, script, Plotly and data: it makes no request. All text is escaped.
@@ -43,7 +45,7 @@ def write_report(path: Path, *, title: str, studies: Sequence[StudyRecord] = (),
     Raises:
         MissingExtraError: Jinja2 or Plotly isn't installed. RunError: the file can't be written.
     """
-    page = render_report(title=title, studies=studies, run=run)
+    page, path = render_report(title=title, studies=studies, run=run), Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8")

@@ -66,7 +66,7 @@ class RunView:
         return tuple(name for name in self.governance.classes if name in seen) if self.governance else ()
 
 
-def read_run(folder: Path) -> RunView:
+def read_run(folder: str | Path) -> RunView:
     """Read a run folder: of a run that ended, was broken off or is still going, governed or not.
 
     A ledger that doesn't verify is no error: it's a warning of the view, and nothing is drawn from it.
@@ -74,6 +74,7 @@ def read_run(folder: Path) -> RunView:
     Raises:
         RunError: it's no run folder, or `run.json` can't be read.
     """
+    folder = Path(folder)
     record = _read_record(folder)
     status = record.outcome
     if status == "running":

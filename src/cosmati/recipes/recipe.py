@@ -59,7 +59,7 @@ class Recipe:
     policy: PolicyFile | None = None
     taxonomy: Taxonomy | None = None
 
-    def trainer(self, *, run_folder: Path | None = None, observers: Sequence[Observer] = ()) -> Trainer:
+    def trainer(self, *, run_folder: str | Path | None = None, observers: Sequence[Observer] = ()) -> Trainer:
         """Return a trainer for this recipe.
 
         Args:
@@ -167,7 +167,8 @@ def _refuse_whole(whole: str) -> object:
 def _converted(part: object, field: str, value: object, whole: str) -> object:
     """Read a value as the field's annotated type."""
     try:
-        return TypeAdapter(get_type_hints(type(part))[field]).validate_python(value)
+        hint = get_type_hints(type(part))[field]
+        return TypeAdapter(getattr(hint, "accepts", hint)).validate_python(value)
     except PydanticSchemaGenerationError as error:
         msg = f"{whole} can't be given as text: change it in the recipe's file, or name a setting inside it."
         raise PlanError(msg) from error

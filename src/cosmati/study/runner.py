@@ -107,7 +107,7 @@ class _Line:
 
 def run_study(
     study: Study,
-    folder: Path,
+    folder: str | Path,
     *,
     hardware: str,
     command: str = "",
@@ -130,6 +130,7 @@ def run_study(
     Raises:
         RunError: a finished run's line is damaged, the metric isn't measured, or somebody stopped a run.
     """
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LINES_FILE
     done = _finished(path, study, hardware)

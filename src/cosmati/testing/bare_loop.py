@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.core.loss import Loss
-from cosmati.core.rng import position_key
+from cosmati.core.rng import DefaultGenerators, position_key
 
 
 def bare_loop(
@@ -34,15 +34,17 @@ def bare_loop(
         seed: as in `RunConfig`.
     """
     losses = []
+    generators = DefaultGenerators(next(model.parameters()).device)
     for step, microbatches in enumerate(steps):
         if len(microbatches) == 1:
-            torch.default_generator.manual_seed(position_key(seed, "forward", step, 0))
+            generators.seed(position_key(seed, "forward", step, 0))
             result = loss_function(model, microbatches[0])
             loss = result.mean() if isinstance(result, Loss) else result
             loss.backward()
             losses.append(loss.item())
         else:
-            losses.append(_accumulate(model, loss_function, microbatches, seed, step))
+            keys = [position_key(seed, "forward", step, index) for index in range(len(microbatches))]
+            losses.append(_accumulate(model, loss_function, microbatches, keys, generators))
         optimizer.step()
         optimizer.zero_grad()
     return losses
@@ -52,13 +54,13 @@ def _accumulate(
     model: nn.Module,
     loss_function: Callable[[nn.Module, Any], Tensor | Loss],
     microbatches: Sequence[Any],
-    seed: int,
-    step: int,
+    keys: Sequence[int],
+    generators: DefaultGenerators,
 ) -> float:
     gradients: list[list[Tensor | None]] = []
     total, weight = 0.0, 0.0
-    for index, data in enumerate(microbatches):
-        torch.default_generator.manual_seed(position_key(seed, "forward", step, index))
+    for key, data in zip(keys, microbatches, strict=True):
+        generators.seed(key)
         result = loss_function(model, data)
         loss = result if isinstance(result, Loss) else Loss(result, 1.0)
         objective = loss.sum

@@ -35,11 +35,13 @@ class SubStep:
         name: for the record.
         loss: the loss function.
         parameters: glob over the names that learn from it.
+        every: it acts in each step whose number this divides (n critic steps to one of the generator).
     """
 
     name: str
     loss: LossFunction
     parameters: str = "*"
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,17 @@ class ScheduledOptimizer:
     method: Method | None = None
 
     def step(self, clock: Clock, budget: Budget) -> None:
-        """Set the learning rates for the step that starts at the clock, and take it."""
+        """Set the learning rates for the step that starts at the clock, and take it.
+
+        Raises:
+            PlanError: a parameter group was added after the plan.
+        """
+        if len(self.optimizer.param_groups) != len(self.base_rates):
+            msg = (
+                f"{type(self.optimizer).__name__} has another parameter group than it was planned with. Give all "
+                "groups before the Trainer is made, or go on in a new Trainer: RunConfig(load_weights=...)."
+            )
+            raise PlanError(msg)
         if self.schedule is not None:
             multiplier = self.multiplier(clock, budget)
             for group, rate in zip(self.optimizer.param_groups, self.base_rates, strict=True):
@@ -90,12 +102,14 @@ class Turn:
 
     Attributes:
         parameters: name of each parameter that its optimizers hold, by index.
+        every: it acts in each step whose number this divides.
     """
 
     name: str
     loss: LossFunction
     parameters: Mapping[int, str]
     optimizers: tuple[ScheduledOptimizer, ...]
+    every: int = 1
 
     @cached_property
     def indices(self) -> frozenset[int]:
@@ -147,6 +161,25 @@ class Assembly:
         """All optimizers, in the order of their turns."""
         return tuple(optimizer for turn in self.turns for optimizer in turn.optimizers)
 
+    def check_unchanged(self) -> None:
+        """Compare the model with the plan: what was added since would never learn, or without a route.
+
+        Raises:
+            PlanError: a parameter was thawed, frozen, added or exchanged.
+        """
+        now = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        planned = {p.name: p.tensor for p in self.layout.parameters}
+        found = [f"{name} trains now, and didn't" for name in now.keys() - planned.keys()]
+        found += [f"{name} trained, and doesn't now" for name in planned.keys() - now.keys()]
+        found += [f"{name} is another tensor" for name in now.keys() & planned.keys() if now[name] is not planned[name]]
+        if found:
+            msg = (
+                f"The model isn't what was planned: {'; '.join(sorted(found)[:5])}. Regions, optimizers and promises "
+                "rest on the plan. Change the model before the Trainer is made, freeze with LayerFreezing, or go on in "
+                "a new Trainer: RunConfig(load_weights=...)."
+            )
+            raise PlanError(msg)
+
 
 def split_batch(batch: Batch, num_microbatches: int) -> list[Batch]:
     """Cut a step's batch into V microbatches of equal shape, in order.
@@ -178,6 +211,9 @@ def resolve_turns(
     sub_steps = [SubStep("step", loss)] if callable(loss) else list(loss)
     turns: list[Turn] = []
     left = list(optimizers)
+    if all(sub_step.every != 1 for sub_step in sub_steps) or any(sub_step.every < 1 for sub_step in sub_steps):
+        msg = "Give SubStep.every as 1 or more, and one sub-step at least that acts in every step (every=1)."
+        raise PlanError(msg)
     for sub_step in sub_steps:
         chosen = frozenset(i for i, name in enumerate(names) if fnmatchcase(name, sub_step.parameters))
         own = tuple(optimizer for optimizer in left if optimizer.parameters <= chosen)
@@ -189,7 +225,7 @@ def resolve_turns(
             )
             raise PlanError(msg)
         held = sorted(frozenset[int]().union(*(optimizer.parameters for optimizer in own)))
-        turns.append(Turn(sub_step.name, sub_step.loss, {index: names[index] for index in held}, own))
+        turns.append(Turn(sub_step.name, sub_step.loss, {index: names[index] for index in held}, own, sub_step.every))
     if left:
         msg = (
             f"{len(left)} optimizer(s) have parameters of several sub-steps. Give each sub-step an "

@@ -45,7 +45,6 @@ class Commit:
     Args:
         assembly: of the run.
         methods: at work.
-        finite: the look before a commit.
         stopwatch: told when a part ends.
         tell: told of each event.
 
@@ -53,23 +52,21 @@ class Commit:
         watch: on what a forward pass changes.
     """
 
-    def __init__(
-        self, assembly: Assembly, methods: AppliedMethods, finite: FiniteCheck, stopwatch: Stopwatch, tell: Trace
-    ) -> None:
+    def __init__(self, assembly: Assembly, methods: AppliedMethods, stopwatch: Stopwatch, tell: Trace) -> None:
         self._a = assembly
         self._methods = methods
         self._passes = StepPasses(assembly, methods.loss, stopwatch, tell)
         self.watch = self._passes.watch
-        self._finite = finite
         self._stopwatch = stopwatch
         self._tell = tell
 
-    def __call__(self, step: StepInput, clock: Clock, *, measure: bool, follow: bool) -> Committed:
+    def __call__(self, step: StepInput, clock: Clock, finite: FiniteCheck, *, measure: bool, follow: bool) -> Committed:
         """Commit a step.
 
         Args:
             step: what it trains on.
             clock: where the run stands.
+            finite: the look before a commit.
             measure: take each leaf's norm by region.
             follow: take the update's norm by region, for which the parameters are copied.
 
@@ -82,12 +79,12 @@ class Commit:
         found: list[StepGradients] = []
         learnt: frozenset[str] = frozenset()
         try:
-            for turn in a.turns:
+            for turn in (turn for turn in a.turns if clock.step % turn.every == 0):
                 gradients = self._passes(step, turn, measure=measure)
                 self._stopwatch.lap("method")
                 found.append(gradients)
                 root = self._methods.gradients(gradients.root, step.positions[0])
-                self._finite.check(gradients.loss, clock.step, list(root.tensors.values()))
+                finite.check(gradients.loss, clock.step, list(root.tensors.values()))
                 if root:
                     self._tell("commit")
                     learnt |= a.layout.commit(root, turn.indices, partial(turn.step, clock, a.budget))

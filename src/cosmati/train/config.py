@@ -17,6 +17,23 @@ CHANGEABLE = ("policy", "budget", "schedule")
 """What a resumed run may change where it's asked for by name."""
 
 
+class PathSetting:
+    """A setting that is given as a string or a path, and read as a path."""
+
+    accepts = Path | None
+    """What it's read as, for who reads settings from text."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, config: object, owner: type) -> Path | None:
+        # A dataclass asks the class itself for the default.
+        return None if config is None else config.__dict__[self._name]
+
+    def __set__(self, config: object, value: str | Path | None) -> None:
+        config.__dict__[self._name] = None if value is None else Path(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """How a run goes.
@@ -34,7 +51,7 @@ class RunConfig:
         deterministic: ask PyTorch for deterministic kernels while `fit` runs.
         device: where the model trains; None takes the model's own.
         run_folder: where record, checkpoints and ledger go; None keeps nothing.
-        checkpoint_every: time string; None keeps only the last state.
+        checkpoint_every: time string, `600sec` of the wall clock too; None keeps the first and the last state.
         num_checkpoints: how many to keep.
         evaluate_every: time string; None evaluates at the end only.
         ledger: keep a ledger; None keeps one where there is a policy and a run folder.
@@ -61,7 +78,7 @@ class RunConfig:
     num_threads: int | None = None
     deterministic: bool = True
     device: str | None = None
-    run_folder: Path | None = None
+    run_folder: PathSetting = PathSetting()
     checkpoint_every: str | None = None
     num_checkpoints: int = 2
     evaluate_every: str | None = None

@@ -6,14 +6,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cosmati.core.batch import Batch, Data, count_rows, input_of, map_tensors, target_of
+from cosmati.core.batch import Batch, Data, count_rows, input_of, target_of
 from cosmati.core.loss import Loss
 from cosmati.core.method import Position, State
+from cosmati.core.nest import moved, select_rows
 from cosmati.core.rng import position_key
+from cosmati.data.foreign import refuse_rows, refuse_shares, shuffles
+from cosmati.errors import BatchError, DataError
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.train.assembly import Assembly
 from cosmati.train.feed import Feed
@@ -23,7 +28,49 @@ from cosmati.train.routes import Route
 RECALIBRATION_STEPS = 8
 """Steps whose rows give averaged weights their BatchNorm statistics."""
 
-Metric = Callable[[nn.Module, Data], "Loss | Tensor"]
+Metric = Callable[[nn.Module, Data], "Loss | Tensor | float"]
+
+
+class StatefulMetric(Protocol):
+    """A metric that isn't a mean over rows (macro-F1, AUROC): it's fed batch by batch, and asked at the end.
+
+    torchmetrics' are such metrics.
+    """
+
+    def reset(self) -> None:
+        """Forget everything."""
+        ...
+
+    def update(self, *outputs: Any) -> None:  # noqa: ANN401  (the metric's own)
+        """Take note of a batch's outputs."""
+        ...
+
+    def compute(self) -> Any:  # noqa: ANN401
+        """Return the value: a number, a scalar tensor, or a dictionary of these."""
+        ...
+
+
+def output_and_target(model: nn.Module, data: Data) -> tuple[Data, Data]:
+    """Return what the model gives for the batch's input, and the batch's target."""
+    return model(input_of(data)), target_of(data)
+
+
+@dataclass(frozen=True)
+class Stateful:
+    """A stateful metric, and what it's fed with.
+
+    Every rank feeds it with all batches, in their order, so that it has one value, whatever the number of ranks.
+
+    Args:
+        metric: an object with `update`, `compute` and `reset`.
+        outputs: gives the arguments of `update` for a model and a batch.
+
+    Example:
+        >>> Stateful(MulticlassF1Score(10, average="macro"), lambda model, data: (model(data[0]).argmax(1), data[1]))
+    """
+
+    metric: StatefulMetric
+    outputs: Callable[[nn.Module, Data], Sequence[Any]] = output_and_target
 
 
 @dataclass(frozen=True)
@@ -32,16 +79,31 @@ class Evaluation:
 
     Args:
         data: batches, the same ones each time; a list, a DataLoader that doesn't shuffle, or `batches(...)`.
-        metrics: functions of model and batch that return `Loss(sum, weight)`, or a scalar mean of the batch.
+        metrics: functions of model and batch that return `Loss(sum, weight)`, or a scalar mean of the batch; or
+            stateful metrics (`Stateful`), which are given the model's output and the target where nothing else is said.
+
+    Raises:
+        DataError: the data give rows, can be read only once, or are this rank's share.
     """
 
     data: Iterable[Data]
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    metrics: Mapping[str, Metric | Stateful | StatefulMetric] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        refuse_rows(self.data)
+        refuse_shares(self.data)
+        if isinstance(self.data, Iterator):
+            msg = (
+                f"A {type(self.data).__name__} can be read only once, and every evaluation reads the data. Give "
+                "list(...) of it, a DataLoader, or batches(...)."
+            )
+            raise DataError(msg)
 
 
 def batches(data: Data, rows: int) -> list[Data]:
     """Cut a nest of tensors into batches of so many rows; the last one may be smaller."""
-    return [map_tensors(lambda tensor, i=i: tensor[i : i + rows], data) for i in range(0, count_rows(data), rows)]  # type: ignore[misc]
+    num_rows = count_rows(data)
+    return [select_rows(data, slice(i, i + rows), num_rows) for i in range(0, num_rows, rows)]
 
 
 def accuracy(model: nn.Module, data: Data) -> Loss:
@@ -57,35 +119,52 @@ def evaluate(
     """Return each metric over all batches.
 
     Batches are shared out over the ranks; their sums are added in the batches' order in float64, so a metric has one
-    value, whatever the number of ranks.
+    value, whatever the number of ranks. Stateful metrics see every batch on every rank.
+
+    Raises:
+        BatchError: a metric returns something else than a number.
+        DataError: several ranks are given a loader that shuffles, and would not share out the same batches.
     """
+    if ranks.world > 1 and shuffles(evaluation.data):
+        msg = "Ranks share out the batches to evaluate on, and this loader shuffles on each. Give it shuffle=False."
+        raise DataError(msg)
+    means, stateful = _kinds(evaluation.metrics)
     was_training = model.training
     model.eval()
     try:
         rows: dict[int, list[float]] = {}
         num_batches = 0
-        for index, data in enumerate(evaluation.data):
+        for one in stateful.values():
+            _start(one.metric, device)
+        for index, given in enumerate(evaluation.data):
             num_batches += 1
-            if index % ranks.world == ranks.rank:
-                moved = map_tensors(lambda tensor: tensor.to(device), data)
+            is_mine = index % ranks.world == ranks.rank
+            if is_mine or stateful:
+                data = moved(given.data if isinstance(given, Batch) else given, device)
                 with autocast:
-                    rows[index] = [
-                        value
-                        for metric in evaluation.metrics.values()
-                        for value in _measure(metric(model, moved), data)
-                    ]
+                    if is_mine:
+                        rows[index] = [
+                            value
+                            for name, metric in means.items()
+                            for value in _measure(name, metric(model, data), data)
+                        ]
+                    for one in stateful.values():
+                        one.metric.update(*one.outputs(model, data))
     finally:
         model.train(was_training)
-    width = 2 * len(evaluation.metrics)
+    width = 2 * len(means)
     padded = [
         rows.get(index, [0.0] * width)
         for index in range(ranks.rank, -(-num_batches // ranks.world) * ranks.world, ranks.world)
     ]
     table = ranks.gather(torch.tensor(padded, dtype=torch.float64, device=device).reshape(len(padded), width)).cpu()
-    return {
+    found = {
         name: _ordered_sum(table[:, 2 * i]) / max(_ordered_sum(table[:, 2 * i + 1]), 1e-300)
-        for i, name in enumerate(evaluation.metrics)
+        for i, name in enumerate(means)
     }
+    for name, one in stateful.items():
+        found |= _computed(name, one.metric)
+    return found
 
 
 def try_out(model: nn.Module, evaluation: Evaluation, device: torch.device, autocast: torch.autocast) -> None:
@@ -98,11 +177,63 @@ def try_out(model: nn.Module, evaluation: Evaluation, device: torch.device, auto
             evaluate(model, Evaluation([first], evaluation.metrics), Ranks.alone(), device, autocast)
 
 
-def _measure(result: Loss | Tensor, data: Data) -> Sequence[float]:
+def _kinds(metrics: Mapping[str, Metric | Stateful | StatefulMetric]) -> tuple[dict[str, Metric], dict[str, Stateful]]:
+    """Tell metrics that are means from stateful ones; torchmetrics' can be called too, and that is something else."""
+    means: dict[str, Metric] = {}
+    stateful: dict[str, Stateful] = {}
+    for name, metric in metrics.items():
+        if isinstance(metric, Stateful):
+            stateful[name] = metric
+        elif all(hasattr(metric, part) for part in ("update", "compute", "reset")):
+            stateful[name] = Stateful(cast("StatefulMetric", metric))
+        else:
+            means[name] = cast("Metric", metric)
+    return means, stateful
+
+
+def _start(metric: StatefulMetric, device: torch.device) -> None:
+    metric.reset()
+    if isinstance(metric, nn.Module):
+        metric.to(device)
+
+
+def _computed(name: str, metric: StatefulMetric) -> dict[str, float]:
+    """Return a stateful metric's values, by name.
+
+    torchmetrics' would gather those of all ranks, which have seen the same batches, and count each row W times.
+    """
+    parts = list(metric.modules()) if isinstance(metric, nn.Module) else [metric]
+    kept = [(part, flag, getattr(part, flag)) for part in parts for flag in _SYNCING if hasattr(part, flag)]
+    try:
+        for part, flag, _ in kept:
+            setattr(part, flag, False)
+        value = metric.compute()
+    finally:
+        for part, flag, own in kept:
+            setattr(part, flag, own)
+    values = {f"{name}/{key}": one for key, one in value.items()} if isinstance(value, Mapping) else {name: value}
+    return {key: _number(key, one) for key, one in values.items()}
+
+
+_SYNCING = ("sync_on_compute", "_to_sync")
+
+
+def _measure(name: str, result: Loss | Tensor | float, data: Data) -> Sequence[float]:
     if isinstance(result, Loss):
-        return float(result.sum), float(result.weight)
+        return _number(name, result.sum), _number(name, result.weight)
     weight = float(count_rows(data))
-    return float(result) * weight, weight
+    return _number(name, result) * weight, weight
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, int | float | np.generic) or (isinstance(value, Tensor) and value.numel() == 1):
+        return float(value)
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+    msg = (
+        f"The metric {name!r} returned a {type(value).__name__}{shape}, and a metric is one number: a scalar, or "
+        "Loss(sum, weight). Give each value a metric of its own, metrics={'a': ..., 'b': ...}."
+    )
+    raise BatchError(msg)
 
 
 def _ordered_sum(values: Tensor) -> float:

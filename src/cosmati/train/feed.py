@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NoReturn, Protocol
 
-from cosmati.core.batch import Batch, Data, Lineage, count_rows, first_tensor, map_tensors
+import torch
+from torch import Tensor
+
+from cosmati.core.batch import Batch, Data, Lineage, count_rows, count_rows_and_tokens, map_tensors
 from cosmati.core.clock import Clock
+from cosmati.core.nest import leaves
+from cosmati.core.rng import DefaultGenerators, position_key
 from cosmati.core.source import Order, ReadsAhead
+from cosmati.core.state import parameter_root
+from cosmati.data.foreign import has_known_order, own_generators, refuse_rows, refuse_shares
 from cosmati.errors import DataError
 from cosmati.train.assembly import split_batch
 
@@ -18,6 +26,7 @@ class Feed(Protocol):
     steps_per_epoch: int | None
     is_positional: bool
     num_passes: int
+    has_ended: bool
 
     def whole(self, clock: Clock) -> Data | None:
         """Return the step's data whole, or None where the data have ended for good."""
@@ -36,11 +45,15 @@ class Feed(Protocol):
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Return what the data need to go on, as JSON holds it."""
+        """Return what the data need to go on: a nest of plain values (see `core/plain.py`)."""
         ...
 
     def restore(self, state: Mapping[str, Any], clock: Clock) -> None:
         """Go on from a state."""
+        ...
+
+    def close(self) -> None:
+        """Let go of processes that read ahead; they're started again when more is asked for."""
         ...
 
 
@@ -49,6 +62,7 @@ class OrderedFeed:
 
     is_positional = True
     num_passes = 0
+    has_ended = False
 
     def __init__(self, order: Order, num_microbatches: int) -> None:
         self._order = order
@@ -87,22 +101,58 @@ class OrderedFeed:
     def restore(self, state: Mapping[str, Any], clock: Clock) -> None:
         """Do nothing: the clock is the state."""
 
+    def close(self) -> None:
+        """Do nothing: an order has no place of its own."""
+
 
 class IterableFeed:
     """Step-sized batches from anything iterable: a list, a DataLoader, a generator.
 
     A list is read by position. A loader with `state_dict` and `load_state_dict` is asked to restore itself. Anything
-    else starts over when a run resumes, and the plan says so.
+    else that can be iterated over again begins its pass anew when a run resumes, and the batches already seen are read
+    and dropped; the plan holds that for a promise only where the order is known to be the same.
+
+    What is drawn while a batch is made in this process, a shuffling loader's order among it, is keyed by the run's
+    seed, the pass and the batch. A loader's own `generator=` is left to it, and its state is kept.
+
+    Args:
+        data: iterable of batches.
+        num_microbatches: V.
+        seed: of the run.
+        generators: seeded before each batch; None leaves them alone.
+
+    Attributes:
+        has_ended: there are no more batches, and none were left out.
+        num_passes: passes that have ended.
+
+    Raises:
+        DataError: it's empty, gives rows instead of batches, or only this rank's share of them.
     """
 
-    def __init__(self, data: Iterable[Data], num_microbatches: int) -> None:
+    def __init__(
+        self,
+        data: Iterable[Data],
+        num_microbatches: int,
+        *,
+        seed: int = 0,
+        generators: DefaultGenerators | None = None,
+    ) -> None:
+        refuse_rows(data)
+        refuse_shares(data)
         self._data = data
         self._num_microbatches = num_microbatches
+        self._key = partial(position_key, seed, "data")
+        self._generators = generators
         self._iterator: Iterator[Data] | None = None
+        self._seen = 0
+        self._first: str | None = None
         self.num_passes = 0
+        self.has_ended = False
+        self._own = own_generators(data)
+        self._own_at_start = [generator.get_state() for generator in self._own]
         self._restores_itself = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
-        self.is_positional = isinstance(data, Sequence) or self._restores_itself
-        self.steps_per_epoch: int | None = len(data) if isinstance(data, Sized) else None
+        self.is_positional = isinstance(data, Sequence) or self._restores_itself or has_known_order(data)
+        self.steps_per_epoch = _length(data)
         if self.steps_per_epoch == 0:
             msg = (
                 f"The {type(data).__name__} to train on is empty. With drop_last=True, a batch may be "
@@ -121,39 +171,143 @@ class IterableFeed:
     def whole(self, clock: Clock) -> Data | None:
         """Return the next batch as it is."""
         if isinstance(self._data, Sequence):
-            return self._data[clock.step % len(self._data)]
-        for _ in range(2):
-            if self._iterator is None:
-                self._iterator = iter(self._data)
-            data = next(self._iterator, None)
-            if data is not None:
-                return data
+            return self._read(self._data, clock.step)
+        if self.has_ended:
+            return None
+        if self._iterator is None:
+            self._begin_pass()
+        data = self._next()
+        if data is _END:
             self.num_passes += 1
-            if self._iterator is self._data:
-                # A generator has one pass in it.
-                return None
-            self._iterator = None
-        return None
+            self._seen, self._first = 0, None
+            self._begin_pass()
+            data = self._next()
+        self.has_ended = data is _END
+        return None if self.has_ended else data
+
+    def _read(self, data: Sequence[Data], step: int) -> Data:
+        """Read a step's batch by position; what isn't a plain list may draw while it does."""
+        if self._generators is not None and type(data) not in (list, tuple):
+            self._generators.seed(self._key(step))
+        return data[step % len(data)]
+
+    def _begin_pass(self) -> None:
+        """Start a pass, and drop the batches of it that have been seen already."""
+        if self._seen:
+            self._put_back()
+        self._own_at_start = [generator.get_state() for generator in self._own]
+        self._seed(0)
+        self._iterator = iter(self._data)
+        if self._restores_itself:
+            return
+        seen, self._seen = self._seen, 0
+        for _ in range(seen):
+            if self._next() is _END:
+                self._refuse_skipping(f"it ended after {self._seen} batches, and {seen} of this pass were seen")
+
+    def _next(self) -> Data:
+        """Return the next batch of the pass, or `_END`."""
+        assert self._iterator is not None, "a pass has begun"
+        if self._seen:
+            # The first batch's draws follow those that start the pass: a shuffling loader makes both at once.
+            self._seed(self._seen)
+        data = next(self._iterator, _END)
+        if data is None:
+            msg = f"The {type(self._data).__name__} gave None for a batch. Leave the batch out, or end the iteration."
+            raise DataError(msg)
+        if data is not _END:
+            if not (self._seen or self._restores_itself):
+                self._compare(_digest(data))
+            self._seen += 1
+        return data
+
+    def _seed(self, index: int) -> None:
+        if self._generators is not None:
+            self._generators.seed(self._key(self.num_passes, index))
+
+    def _compare(self, digest: str) -> None:
+        """Take note of a pass's first batch; where the pass is begun anew, it has to be the same one."""
+        if self._first not in (None, digest):
+            self._refuse_skipping("its first batch isn't the one that this pass began with")
+        self._first = digest
+
+    def _refuse_skipping(self, why: str) -> NoReturn:
+        msg = (
+            f"The {type(self._data).__name__} can't go on where the run stopped: {why}. Its order isn't a function of "
+            "the seed, or the data have changed. Give it a generator (DataLoader(..., generator=torch.Generator()."
+            "manual_seed(0))) or a state (torchdata's StatefulDataLoader), use a Source, or start in a new folder."
+        )
+        raise DataError(msg)
 
     def again(self, step: int) -> Sequence[Batch]:
         """Return all microbatches of a list's batch; a loader is read once."""
         if not isinstance(self._data, Sequence) or step >= len(self._data):
             return ()
-        return split_batch(as_batch(self._data[step], 0), self._num_microbatches)
+        return split_batch(as_batch(self._read(self._data, step), 0), self._num_microbatches)
 
     def class_ids(self, clock: Clock) -> list[int | None]:
         """Return that no class is known."""
         return [None] * self._num_microbatches
 
     def state(self) -> Mapping[str, Any]:
-        """Return the loader's own state, where it has one."""
-        return {"loader": self._data.state_dict()} if self._restores_itself else {}  # type: ignore[attr-defined]
+        """Return the place in the pass, and the loader's own state or its generators' at the pass's start."""
+        if isinstance(self._data, Sequence):
+            return {}
+        place = {"passes": self.num_passes, "batches": self._seen}
+        if self._restores_itself:
+            return place | {"loader": self._data.state_dict()}  # type: ignore[attr-defined]
+        return place | {"first": self._first, "generators": list(self._own_at_start)}
 
     def restore(self, state: Mapping[str, Any], clock: Clock) -> None:
-        """Hand the loader its state."""
-        if "loader" in state and self._restores_itself:
-            self._data.load_state_dict(state["loader"])  # type: ignore[attr-defined]
+        """Hand the loader its state, or skip forward to the place.
+
+        Raises:
+            DataError: it can be iterated over only once, and has been.
+        """
+        if isinstance(self._data, Sequence):
+            return
+        self._iterator = None
+        self.num_passes = state.get("passes", clock.epoch)
+        self._seen = state.get("batches", clock.step_in_epoch)
+        if self._restores_itself:
+            if "loader" in state:
+                self._data.load_state_dict(state["loader"])  # type: ignore[attr-defined]
+            return
+        if isinstance(self._data, Iterator) and clock.step:
+            self._refuse_skipping("it can be iterated over only once, and how far it is can't be told")
+        self._first = state.get("first")
+        self._own_at_start = state.get("generators", self._own_at_start)
+        if len(self._own_at_start) != len(self._own):
+            self._refuse_skipping(f"it had {len(self._own_at_start)} generators of its own, and has {len(self._own)}")
+        self._put_back()
+
+    def _put_back(self) -> None:
+        for generator, state in zip(self._own, self._own_at_start, strict=True):
+            generator.set_state(state)
+
+    def close(self) -> None:
+        """End a loader's workers; who asks for more begins the pass anew, and skips forward."""
+        if not (self._restores_itself or isinstance(self._data, Iterator)):
             self._iterator = None
+
+
+_END = object()
+"""Stands for a batch where a pass has no more."""
+
+
+def _length(data: Iterable[Data]) -> int | None:
+    """Return the number of batches, where it's known: a DataLoader over a stream has a `__len__`, which raises."""
+    try:
+        return len(data) if isinstance(data, Sized) else None
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _digest(data: Data) -> str:
+    """Return the digest of a batch's tensors on CPU; to look at others would wait for an accelerator."""
+    found = leaves(data.data if isinstance(data, Batch) else data)
+    tensors = [leaf for leaf in found if type(leaf) is Tensor and leaf.layout is torch.strided and leaf.is_cpu]
+    return parameter_root({str(index): tensor for index, tensor in enumerate(tensors)}).hex()
 
 
 def as_batch(data: Data, first_row: int, *, trusted: bool = False) -> Batch:
@@ -163,10 +317,13 @@ def as_batch(data: Data, first_row: int, *, trusted: bool = False) -> Batch:
         data: the user's nest of tensors.
         first_row: id of its first row.
         trusted: count the first tensor's rows, and don't compare all tensors' (10 us).
+
+    Raises:
+        BatchError: its rows can't be counted.
     """
     if isinstance(data, Batch):
         return data
     if trusted and not isinstance(data, Mapping):
-        return Batch(data, Lineage.of_rows(first_row, first_tensor(data).shape[0]), None)
+        return Batch(data, Lineage.of_rows(first_row, count_rows_and_tokens(data)[0]), None)
     data = map_tensors(lambda tensor: tensor, data) if isinstance(data, Mapping) else data
     return Batch(data, Lineage.of_rows(first_row, count_rows(data)), None)

@@ -29,6 +29,12 @@ class FiniteCheck:
         self._config = config
         self._looks_at_once = device.type == "cpu" or config.check_every == 1
         self._bad: Tensor | None = None
+        self._norms: Sequence[Tensor] = ()
+
+    @property
+    def gradient_norm(self) -> float:
+        """Norm of all gradients that were looked at last; NaN where there were none. Waits for an accelerator."""
+        return math.sqrt(sum(norm * norm for norm in _numbers(self._norms))) if self._norms else math.nan
 
     def check(self, loss: Tensor, step: int, gradients: Sequence[Tensor] = ()) -> None:
         """Take note of what is about to be committed.
@@ -41,7 +47,7 @@ class FiniteCheck:
         Raises:
             DivergenceError: something isn't finite.
         """
-        norms = _norms(gradients)
+        norms = self._norms = _norms(gradients)
         if self._looks_at_once:
             if not math.isfinite(value := loss.item()):
                 self._refuse(f"The loss is {value} at step {step} and isn't committed.")

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from cosmati.core.batch import Batch
-from cosmati.core.loss import Loss, LossFunction, without_tombstones
+from cosmati.core.loss import Loss, LossFunction, as_loss, count_labels, without_tombstones
 from cosmati.core.method import Method, Position
 from cosmati.core.pieces import Pieces
 from cosmati.core.rng import position_key
+from cosmati.errors import BatchError
 from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.forward_watch import ForwardWatch
@@ -72,14 +73,22 @@ class StepGradients(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a microbatch tells beside its leaf: summed loss, its weight, and how many rows took part."""
+    """What a microbatch tells beside its leaf.
+
+    Attributes:
+        loss: summed, or the scalar that the user's loss gave.
+        weight: of it.
+        num_rows: how many took part.
+        num_labels: what a scalar may be the mean of; 0 where the loss tells its own weight.
+    """
 
     loss: Tensor | float
     weight: Tensor | float
     num_rows: float
+    num_labels: Tensor | float
 
 
-NOTHING = Seen(0.0, 0.0, 0.0)
+NOTHING = Seen(0.0, 0.0, 0.0, 0.0)
 """Of a microbatch that isn't offered."""
 
 
@@ -151,9 +160,10 @@ class StepPasses:
             self._tell("tree")
             denominators = None if scale is None else self._denominators(facts[:, 1], step.routes, scale)
             root = sums.root(denominators)
-        losses, weights, num_rows, leaf_norms = facts[:, 0], facts[:, 1], facts[:, 2], facts[:, 3:]
+        losses, weights, num_rows, leaf_norms = facts[:, 0], facts[:, 1], facts[:, 2], facts[:, 4:]
         # Without any weight nothing is learnt, and there is no mean to take.
         loss = losses.sum() / torch.where(weights.sum() == 0, 1.0, weights.sum())
+        loss = _even(loss, facts[:, 3])
         if measure and denominators is not None:
             leaf_norms = leaf_norms / denominators
         self._stopwatch.lap("backward")
@@ -165,12 +175,13 @@ class StepPasses:
         present = batch.present
         a.generators.seed(position_key(a.config.seed, "forward", position.clock.step, position.microbatch))
         with a.config.autocast(a.device), self.watch.forward():
-            result = without_tombstones(self._bound(turn.loss, position)(a.model, batch.data), present)
+            result = without_tombstones(as_loss(self._bound(turn.loss, position)(a.model, batch.data)), present)
         self._tell("forward")
         self._stopwatch.lap("forward")
         objective, loss, weight = _objective(result, scale)
         slot.backward(objective)
-        return Seen(loss, weight, float(batch.num_rows if present is None else int(present.sum())))
+        num_labels = 0.0 if isinstance(result, Loss) else count_labels(a.model, batch.data)
+        return Seen(loss, weight, float(batch.num_rows if present is None else int(present.sum())), num_labels)
 
     def _scale(self, num_tokens: int) -> float | None:
         """Return the power of two near 1 / (weight of a step); None where the user's scalar is taken as it is.
@@ -214,8 +225,33 @@ def _objective(result: Tensor | Loss, scale: float | None) -> tuple[Tensor, Tens
     return summed * scale, summed.detach(), result.weight
 
 
+def _even(loss: Tensor, num_labels: Tensor) -> Tensor:
+    """Return the loss if its microbatches' scalars are means over equally many labels, as their plain mean takes them.
+
+    On an accelerator, nobody looks: it's NaN otherwise, and isn't committed.
+
+    Args:
+        loss: of the step.
+        num_labels: of each microbatch, float64 [V]; 0 where there are none.
+
+    Raises:
+        BatchError: they aren't.
+    """
+    is_uneven = num_labels.max() > torch.where(num_labels > 0, num_labels, torch.inf).min()
+    if not num_labels.is_cpu:
+        return torch.where(is_uneven, torch.nan, loss)
+    if is_uneven:
+        msg = (
+            f"The loss is a bare scalar, and its microbatches have {num_labels.int().tolist()} labels that aren't "
+            "ignored (-100): a mean of their means would weigh labels unequally. Return Loss(sum, weight): for a "
+            "Hugging Face model cosmati.huggingface_loss, else Loss(mean * num_labels, num_labels)."
+        )
+        raise BatchError(msg)
+    return loss
+
+
 def _table(seen: Sequence[Seen], norms: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return loss, weight, number of rows and norms of each microbatch: float64 [n, 3 + regions]."""
+    """Return loss, weight, numbers of rows and labels, and norms of each microbatch: float64 [n, 4 + regions]."""
     columns = [_column([getattr(one, field) for one in seen], device) for field in Seen._fields]
     if norms:
         columns += torch.stack(list(norms)).view(len(seen), -1).unbind(1)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cosmati.core.batch import Batch, iterate_tensors
 from cosmati.core.loss import LossFunction
 from cosmati.core.source import Source
 from cosmati.core.state import parameter_root
@@ -153,9 +154,22 @@ def describe_source(data: object) -> dict[str, object]:
     facts: dict[str, object] = {"is": type(data).__qualname__}
     if isinstance(data, Source):
         return facts | {"digest": data.digest, "classes": list(data.class_names)} | dict(_plain_fields(data))
+    if isinstance(data, list | tuple):
+        return facts | {"batches": len(data), "content": _content_digest(data)}
     if isinstance(data, Sequence):
         return facts | {"batches": len(data)}
     return facts
+
+
+def _content_digest(batches: Sequence[object]) -> str:
+    """Return the Merkle root of a list of batches in memory, tensor by tensor."""
+    tensors: dict[str, torch.Tensor] = {}
+    for index, batch in enumerate(batches):
+        data = batch.data if isinstance(batch, Batch) else batch
+        tensors |= {f"{index}/{place}": tensor for place, tensor in enumerate(iterate_tensors(data))}
+        if isinstance(batch, Batch):
+            tensors |= {f"{index}/rows": batch.lineage.row_ids, f"{index}/classes": batch.lineage.class_ids}
+    return parameter_root(tensors).hex()
 
 
 class _Described:

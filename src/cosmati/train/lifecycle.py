@@ -119,6 +119,7 @@ class Lifecycle:
             return
         with self.stopwatch.paused("checkpoint"):
             self.finite.look(self.clock.step)
+            self.assembly.check_unchanged()
             self._run.save(self.clock, self._snapshot)
 
     def _snapshot(self) -> Checkpoint:

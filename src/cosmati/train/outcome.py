@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -24,6 +25,10 @@ class Taught(NamedTuple):
     weights: Tensor
 
 
+def _unknown() -> float:
+    return math.nan
+
+
 class StepOutcome(NamedTuple):
     """What one step did. Tensors stay on the device until somebody needs them.
 
@@ -39,6 +44,8 @@ class StepOutcome(NamedTuple):
         update_norms: norm of the parameters' change by region [regions], when it was measured.
         taught: for each sub-step, what it taught; empty on the short road.
         given: this rank's microbatches as the data gave them; empty on the short road.
+        learning_rates: of each optimizer's first group, in this step.
+        gradient_norm: returns the norm of the gradients that were committed; NaN where none was.
         left_out: why nothing of the step was committed, empty where it was.
     """
 
@@ -53,6 +60,8 @@ class StepOutcome(NamedTuple):
     update_norms: Tensor | None = None
     taught: Sequence[Taught] = ()
     given: Sequence[Batch] = ()
+    learning_rates: Sequence[float] = ()
+    gradient_norm: Callable[[], float] = _unknown
     left_out: str = ""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch import nn
 from cosmati.core.batch import Batch, InputKind, kind_of_input
 from cosmati.core.clock import Budget, Clock, Time, Unit
 from cosmati.core.loss import LanguageModel
-from cosmati.core.method import Method, Position, Stage, overrides
+from cosmati.core.method import Method, Stage, overrides
 from cosmati.core.plan import Facts, Plan, describe, make_plan
 from cosmati.core.rng import DefaultGenerators
 from cosmati.core.source import Order, Source
@@ -75,16 +77,14 @@ def prepare(given: Ingredients) -> Prepared:
     ratio = math.prod((method.dilation() for method in given.methods), start=1.0)
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
-    model.to(device)
-    parent = load_weights(model, config.load_weights) if config.load_weights is not None else {}
-    # Whatever each rank has drawn: all start from one root.
-    ranks.share([*model.parameters(), *model.buffers()])
+    parent = _place(model, device, config, ranks)
     selectors = given.policy.regions if given.policy else None
     regions = partition_parameters(model, selectors, allow_tied=bool(given.policy and given.policy.allow.tied))
     # Which classes are offered depends on the phases, these on the number of steps, this on the order's length: the
     # policy is compiled twice, the first time only to see which classes it ever admits.
     classes = _offered(given, regions)
-    feed, budget = _feed(given, num_microbatches, ratio, classes)
+    generators = DefaultGenerators(device)
+    feed, budget = _feed(given, num_microbatches, ratio, classes, generators)
     policy, class_map = _compile(given, regions, budget)
     feed, never_offered = _deferring(feed, policy, class_map, num_microbatches)
     layout = Whole(model, regions, ranks, num_microbatches)
@@ -93,7 +93,7 @@ def prepare(given: Ingredients) -> Prepared:
     statistics = BatchNormStatistics(model)
     refuse_untrained([turn.loss for turn in turns], model)
     denied = _denied(policy, class_map)
-    couplings = unrouted(statistics, regions) + _couplings(given, model, turns, budget, scheduled, layout)
+    couplings = unrouted(statistics, regions) + find_couplings(given, scheduled, layout.weights(), model, budget)
     facts = _facts(given, feed, budget, num_microbatches, denied, turns, couplings, never_offered, statistics)
     plan = make_plan(given.methods, facts)
     _check_shapes(plan, budget, config)
@@ -112,29 +112,11 @@ def prepare(given: Ingredients) -> Prepared:
         budget=budget,
         num_microbatches=num_microbatches,
         ranks=ranks,
-        generators=DefaultGenerators(device),
+        generators=generators,
         statistics=statistics,
         device=device,
     )
     return Prepared(assembly, feed, str(getattr(given.data, "digest", "")), identity, given.policy)
-
-
-def _couplings(
-    given: Ingredients,
-    model: nn.Module,
-    turns: Sequence[Turn],
-    budget: Budget,
-    scheduled: Sequence[ScheduledOptimizer],
-    layout: Whole,
-) -> tuple[str, ...]:
-    if given.policy is None:
-        return ()
-
-    def position(step: int) -> Position:
-        return Position(Clock(step=step), budget, given.config.seed, 0, model, turns[0].loss)
-
-    built = [(own.optimizer, one) for own, one in zip(scheduled, given.optimizers, strict=True)]
-    return find_couplings(given.methods, built, layout.weights(), position)
 
 
 def _facts(
@@ -184,6 +166,15 @@ def wants_ledger(config: RunConfig, policy: PolicyFile | None) -> bool:
     return config.run_folder is not None and (config.ledger if config.ledger is not None else policy is not None)
 
 
+def _place(model: nn.Module, device: torch.device, config: RunConfig, ranks: Ranks) -> Mapping[str, object]:
+    """Put the model where it trains, with the weights to begin with; return what they're derived from."""
+    model.to(device)
+    parent = load_weights(model, Path(config.load_weights)) if config.load_weights is not None else {}
+    # Whatever each rank has drawn: all start from one root.
+    ranks.share([*model.parameters(), *model.buffers()])
+    return parent
+
+
 def _surgery(given: Ingredients) -> nn.Module:
     ready = [optimizer for optimizer in given.optimizers if isinstance(optimizer, torch.optim.Optimizer)]
     model = given.model
@@ -201,7 +192,11 @@ def _surgery(given: Ingredients) -> nn.Module:
 
 
 def _feed(
-    given: Ingredients, num_microbatches: int, ratio: float, classes: frozenset[int] | None
+    given: Ingredients,
+    num_microbatches: int,
+    ratio: float,
+    classes: frozenset[int] | None,
+    generators: DefaultGenerators,
 ) -> tuple[Feed | None, Budget]:
     config, data = given.config, given.data
     span = Time.parse(config.budget)
@@ -225,7 +220,7 @@ def _feed(
             "class_ids=..., class_names=...)), or feed route-pure Batch objects to step()."
         )
         raise PlanError(msg)
-    feed = IterableFeed(data, num_microbatches)
+    feed = IterableFeed(data, num_microbatches, seed=config.seed, generators=generators)
     return feed, Budget(span, feed.steps_per_epoch, ratio=ratio)
 
 
@@ -347,6 +342,13 @@ def _optimizers(
     scheduled = []
     for optimizer, schedule in pairs:
         own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            msg = (
+                f"{type(optimizer).__name__} asks for the loss several times in a step (a closure), and a step here is "
+                "one pass over its microbatches. Use an optimizer of cosmati.optim or torch.optim that steps once."
+            )
+            raise PlanError(msg)
         foreign = [tuple(parameter.shape) for parameter in own if id(parameter) not in index]
         if foreign:
             msg = (

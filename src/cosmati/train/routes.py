@@ -48,7 +48,7 @@ class Router:
         """Look up what a microbatch of a class may teach at a step."""
         policy = self._policy
         if policy is None:
-            return Route(0, 0, class_id or 0, (1.0,) * len(self._regions.names), not is_empty)
+            return Route(0, 0, 0, (1.0,) * len(self._regions.names), not is_empty)
         assert class_id is not None, "a governed source is route-pure"
         own = self._class_map[class_id]
         phase = policy.phase_at(step)
@@ -56,21 +56,62 @@ class Router:
         return Route(policy.route_id(own, phase), phase, own, policy.route(own, step), offered)
 
     def class_of(self, batch: Batch) -> int | None:
-        """Return the class of a microbatch that the user has made.
+        """Return the class of a microbatch that the user has made; rows without lineage are of class `unknown`.
 
         Raises:
-            PlanError: a governed run, and rows of several classes.
+            PlanError: a governed run, and rows of several classes, of none that exists, or of another than
+                `Batch.class_id` says.
         """
-        if self._policy is None or batch.class_id is not None:
+        if self._policy is None:
             return batch.class_id
-        classes = batch.lineage.class_ids.unique().tolist()
-        if len(classes) != 1:
+        found = self._classes_in(batch) if batch.lineage.is_known else []
+        if batch.class_id is not None:
+            found = sorted({*found, batch.class_id})
+        if not found:
+            return self._unknown()
+        if len(found) > 1:
+            says = f" (class_id = {batch.class_id} is one of them)" if batch.class_id is not None else ""
             msg = (
-                f"A microbatch holds rows of classes {classes}, and a governed microbatch holds rows of one. Order the "
-                "rows by class so that each of the V microbatches is pure, or use a Source."
+                f"A microbatch holds rows of classes {found}{says}, and a governed microbatch holds rows of one. Order "
+                "the rows by class so that each of the V microbatches is pure, or use a Source."
             )
             raise PlanError(msg)
-        return int(classes[0])
+        if not 0 <= found[0] < len(self._class_map):
+            msg = (
+                f"Class id {found[0]} names no class: ids go from 0 to {len(self._class_map) - 1}, and -1 doesn't wrap."
+            )
+            raise PlanError(msg)
+        return found[0]
+
+    def check(self, batch: Batch, class_id: int | None) -> None:
+        """Compare a microbatch's lineage with the class under which a source has announced it.
+
+        Raises:
+            PlanError: they contradict each other.
+        """
+        if self._policy is None or not batch.lineage.is_known:
+            return
+        if (found := self._classes_in(batch)) and found != [class_id]:
+            msg = (
+                f"The source announces a microbatch of class {class_id}, and its rows' lineage says {found}. One of "
+                "them is wrong, and rows would teach what they may not: mend the source."
+            )
+            raise PlanError(msg)
+
+    def _classes_in(self, batch: Batch) -> list[int]:
+        ids, present = batch.lineage.class_ids, batch.present
+        return [int(found) for found in (ids if present is None else ids[present]).unique().tolist()]
+
+    def _unknown(self) -> int:
+        assert self._policy is not None, "a governed run"
+        own = self._policy.classes.index("unknown") if "unknown" in self._policy.classes else -1
+        if own not in self._class_map:
+            msg = (
+                "The rows of a governed run have no lineage, so that their class isn't known, and the taxonomy has no "
+                "class 'unknown' for such rows. Give step() a Batch with a Lineage, or a class_id."
+            )
+            raise PlanError(msg)
+        return self._class_map.index(own)
 
     def teaches(self, route: Route, layer: str) -> bool:
         """Say whether a microbatch may move the statistics of a BatchNorm layer."""

@@ -64,7 +64,10 @@ def identity_of(
     }
     return identify(
         model=describe_model(model),
-        loss=[{"parameters": list(turn.parameters.values()), **describe_loss(turn.loss, model)} for turn in turns],
+        loss=[
+            {"parameters": list(turn.parameters.values()), "every": turn.every, **describe_loss(turn.loss, model)}
+            for turn in turns
+        ],
         data=describe_source(given.data),
         taxonomy=given.taxonomy.digest.hex() if given.policy and given.taxonomy else None,
         policy=given.policy.digest.hex() if given.policy else None,

@@ -11,6 +11,7 @@ import torch
 from cosmati.core.batch import iterate_tensors
 from cosmati.core.clock import Clock
 from cosmati.core.method import State
+from cosmati.core.plain import decode, encode
 from cosmati.core.plan import Plan
 from cosmati.core.state import optimizer_tensors, restore_optimizer
 from cosmati.train.assembly import Assembly
@@ -60,13 +61,15 @@ def snapshot(
         name: value.clone()
         for name, value in loss_buffers([turn.loss for turn in assembly.turns], assembly.model).items()
     }
+    data, own = encode(dict(feed.state()) if feed else {})
+    tensors |= {f"feed/{name}": value for name, value in own.items()}
     return Checkpoint(
         clock.step,
         dict(assembly.layout.save()),
         tensors,
         {
             "clock": list(clock),
-            "feed": dict(feed.state()) if feed else {},
+            "feed": data,
             "optimizers": optimizers,
             "withdrawn": [[g.name, g.because] for g in plan.guarantees if not g.holds],
             **(about or {}),
@@ -96,7 +99,7 @@ def restore(checkpoint: Checkpoint, assembly: Assembly, feed: Feed | None) -> Re
     }
     clock = Clock(*facts["clock"])
     if feed is not None:
-        feed.restore(facts["feed"], clock)
+        feed.restore(decode(facts["feed"], _below(checkpoint.state, "feed/")), clock)
     return Restored(clock, states, assembly.plan.recalled(facts["withdrawn"]))
 
 

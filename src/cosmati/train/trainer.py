@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cosmati.core.batch import Batch, Data, count_rows_and_tokens
-from cosmati.core.loss import Loss, LossFunction, without_tombstones
+from cosmati.core.loss import Loss, LossFunction, as_loss, without_tombstones
 from cosmati.core.method import Method
 from cosmati.core.plan import Promise
 from cosmati.core.rng import position_key
@@ -78,7 +78,7 @@ class Trainer(Lifecycle):
         given = Ingredients(model, loss, data, optimizers, methods, policy, taxonomy, config or RunConfig())
         super().__init__(prepare(given), evaluation, observers)
         a = self.assembly
-        self._commit = Commit(a, self.methods, self.finite, self.stopwatch, self.tell)
+        self._commit = Commit(a, self.methods, self.stopwatch, self.tell)
         self._learning = [a.layout.parameters[index] for index in sorted(a.turns[0].indices)]
         self.is_plain = a.num_microbatches == 1 and not (
             a.policy or a.ranks.is_parallel or len(a.turns) > 1 or self.methods.need_microbatches
@@ -168,6 +168,8 @@ class Trainer(Lifecycle):
             if self.assembly.config.on_divergence == "stop":
                 raise
             outcome = self._left_out(data, class_ids, str(error))
+        if not self.clock.step & (self.clock.step - 1):  # 1, 2, 4, 8, ...
+            self.assembly.check_unchanged()
         if self._run.evaluation_is_due(self.clock):
             self.evaluate()
         if self._run.checkpoint_is_due(self.clock):
@@ -196,6 +198,11 @@ class Trainer(Lifecycle):
                     result = loss_function(a.model, data)
             if has_lineage:
                 result = without_tombstones(result, batches[0].present)
+            result = as_loss(result)
+            if isinstance(result, Loss) and not result.weight:
+                # No row has a label, say: no mean, and no step.
+                nothing = StepOutcome(self.clock, result.sum.detach(), [result.sum.detach()], batches)
+                return self._committed(rows, tokens, frozenset(), nothing)
             loss = result.mean() if isinstance(result, Loss) else result
             self.stopwatch.lap("forward")
             loss.backward()
@@ -227,6 +234,8 @@ class Trainer(Lifecycle):
         a = self.assembly
         self.tell("step")
         positions = [self.position(m) for m in a.layout.mine]
+        for batch, at in zip(mine, positions, strict=True):
+            a.router.check(batch, class_ids[at.microbatch])
         moved = [batch.to(a.device) for batch in mine]
         routes = self._routes(moved, class_ids)
         self._commit.watch.step_begins(self.clock.step)
@@ -240,7 +249,8 @@ class Trainer(Lifecycle):
             ]
             self.stopwatch.lap("method")
             given = StepInput(batches, positions, routes, moved[0].num_tokens, frozen)
-            done = self._commit(given, self.clock, measure=self._is_due(a.config.details_every), follow=follow)
+            measure = self._is_due(a.config.details_every)
+            done = self._commit(given, self.clock, self.finite, measure=measure, follow=follow)
         self._plan = self._commit.watch.judged(self._plan)
         if a.statistics.layers:
             self.tell("fold")
@@ -304,6 +314,9 @@ class Trainer(Lifecycle):
         outcome = outcome._replace(clock=self.clock)
         if self._needs_outcome and self._run is not None:
             self.tell("report")
+            rates = [float(scheduled.optimizer.param_groups[0]["lr"]) for scheduled in a.optimizers]
+            norm = outcome.gradient_norm if outcome.left_out else lambda: self.finite.gradient_norm
+            outcome = outcome._replace(learning_rates=rates, gradient_norm=norm)
             self._run.report(outcome)
             self.stopwatch.lap("ledger")
         return outcome

@@ -92,7 +92,7 @@ def to_hugging_face(
     columns: Mapping[str, str] | None = None,
     *,
     label_names: Mapping[str, Sequence[str]] | None = None,
-    path: Path | None = None,
+    path: str | Path | None = None,
 ) -> Dataset:
     """Make a Hugging Face data set of rows.
 

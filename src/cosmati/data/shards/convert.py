@@ -19,7 +19,7 @@ from cosmati.errors import DataError
 Progress = Callable[[int, int], None]
 
 
-def mds_to_parquet(source: Path, out: Path, *, on_shard: Progress = lambda _done, _all: None) -> int:
+def mds_to_parquet(source: str | Path, out: str | Path, *, on_shard: Progress = lambda _done, _all: None) -> int:
     """Write a Parquet file for each shard of a source; return the number of rows.
 
     The manifest and its salt come along: the row root in it is over rows as MDS encodes them, which Parquet gives back.
@@ -27,6 +27,7 @@ def mds_to_parquet(source: Path, out: Path, *, on_shard: Progress = lambda _done
     Raises:
         DataError: the source can't be read, or the output directory holds Parquet files already.
     """
+    source, out = Path(source), Path(out)
     index = parse_index((source / "index.json").read_bytes(), name=f"{source}/index.json")
     _refuse_full(out, "*.parquet")
     store = ShardCache(source, None)
@@ -45,8 +46,8 @@ def mds_to_parquet(source: Path, out: Path, *, on_shard: Progress = lambda _done
 
 
 def parquet_to_mds(
-    source: Path,
-    out: Path,
+    source: str | Path,
+    out: str | Path,
     *,
     class_path: str | None = None,
     name: str | None = None,
@@ -66,6 +67,7 @@ def parquet_to_mds(
     Raises:
         DataError: nobody says the class, or the files can't be read.
     """
+    source, out = Path(source), Path(out)
     index = parquet_index(Remote(str(source)))
     if index is None:
         raise DataError(f"There are no Parquet files in {source}.")

@@ -38,7 +38,7 @@ class Verification:
 
 
 def verify_source(
-    url: str, *, cache: Path | None = None, on_shard: Callable[[int, int], None] = lambda _done, _all: None
+    url: str | Path, *, cache: str | Path | None = None, on_shard: Callable[[int, int], None] = lambda _done, _all: None
 ) -> Verification:
     """Read every row of a source, and compare hashes, counts, and the rows' Merkle root where the salt is there.
 
@@ -47,6 +47,7 @@ def verify_source(
         cache: where fetched shards are kept; needed for a remote.
         on_shard: told of progress: shards done, and shards of all.
     """
+    url, cache = str(url), None if cache is None else Path(cache)
     remote = Remote(url)
     if remote.local is None and cache is None:
         raise DataError(f"{url} is remote: say where to keep what is fetched.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,7 +76,8 @@ class LedgerObserver(Observer):
         self._private = run_folder / "private"
         exists = (self._directory / "checkpoint").exists()
         # A log keeps its name when its folder gets another one.
-        self._origin = read_verifier_key(self._directory).name if exists else f"cosmati/{run_folder.name}"
+        name = re.sub(r"[\s+]+", "-", run_folder.name)  # A log's name has no spaces and no plus.
+        self._origin = read_verifier_key(self._directory).name if exists else f"cosmati/{name}"
         self._is_writer = ranks.rank == 0
         self._attempt = 0
 
@@ -274,7 +276,7 @@ def _details(outcome: StepOutcome, step: int, num_regions: int) -> dict[str, obj
         "update_norm": update,
         "loss": _finite(float(outcome.loss)),
         **_sub_steps(outcome, num_regions),
-    }
+    } | ({"left_out": outcome.left_out} if outcome.left_out else {})
 
 
 def _refuse_unsigned(ledger: Path, step: int, state_digest: bytes) -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 
 from cosmati.core.clock import Budget, Clock
 from cosmati.errors import RunError
@@ -14,18 +15,25 @@ from cosmati.storage.atomic import replace_file
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 
+LATEST = 30.0
+"""Seconds after which a line of `steps.jsonl` is due, however slow steps are."""
+
 
 class MetricsFile(Observer):
     """Write losses and metrics as lines of JSON, which a crash can't damage but for the last line.
 
+    A line of `steps.jsonl` is never later than `LATEST` seconds and one step (with its evaluation and checkpoint), so
+    that a watchdog can tell a slow run from a dead one.
+
     Args:
         folder: the run's folder; `steps.jsonl` and `evaluations.jsonl` are appended to.
-        every: steps between lines of `steps.jsonl`.
+        interval: steps between lines of `steps.jsonl`, where they're quick.
     """
 
-    def __init__(self, folder: Path, every: int = 10) -> None:
-        self.every = every
+    def __init__(self, folder: Path, interval: int = 10) -> None:
         self._folder = folder
+        self._interval = interval
+        self._written = -math.inf
 
     def on_start(self, clock: Clock, budget: Budget) -> None:
         """Cut what was written after the step from which the run goes on."""
@@ -37,9 +45,21 @@ class MetricsFile(Observer):
                     replace_file(path, "".join(line + "\n" for line in kept).encode())
 
     def on_step(self, outcome: StepOutcome) -> None:
-        """Append the loss."""
-        clock = outcome.clock
-        self._append("steps.jsonl", {"step": clock.step, "rows": clock.rows, "loss": _finite(float(outcome.loss))})
+        """Append the loss, the first optimizer's learning rate, and the norm of the gradients."""
+        clock, now = outcome.clock, monotonic()
+        if clock.step % self._interval and now - self._written < LATEST:
+            return
+        self._written = now
+        self._append(
+            "steps.jsonl",
+            {
+                "step": clock.step,
+                "rows": clock.rows,
+                "loss": _finite(float(outcome.loss)),
+                "learning_rate": outcome.learning_rates[0] if outcome.learning_rates else None,
+                "gradient_norm": _finite(outcome.gradient_norm()),
+            },
+        )
 
     def on_evaluation(self, clock: Clock, metrics: Mapping[str, float], seconds: float) -> None:
         """Append the metrics."""

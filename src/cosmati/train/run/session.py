@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
+from time import monotonic
 
 from cosmati.core.clock import Budget, Clock, Time, Unit
 from cosmati.core.plan import Plan
@@ -58,6 +59,7 @@ class OpenRun:
         self.observers = list(observers)
         self._stop = StopSignal()
         self._folder: RunFolder | None = None
+        self._saved = monotonic()
 
     @contextmanager
     def opening(self) -> Iterator[Checkpoint | None]:
@@ -151,6 +153,7 @@ class OpenRun:
         folder = self._config.run_folder / "checkpoints"
         if self._ranks.agree((folder / f"step-{clock.step:08d}").exists()):
             return
+        self._saved = monotonic()
         checkpoint = make()
         if self._folder is not None:
             draft = write_checkpoint(folder, checkpoint)
@@ -170,8 +173,17 @@ class OpenRun:
 
     def checkpoint_is_due(self, clock: Clock) -> bool:
         """Say whether to write a checkpoint after this step."""
+        if self._checkpoint_seconds:
+            # Of the wall clock, which each rank reads for itself: they do it together once one of them finds it due.
+            return self._ranks.agree(monotonic() - self._saved >= self._checkpoint_seconds)
         every = self._checkpoint_every
         return bool(every) and clock.step % every == 0
+
+    @cached_property
+    def _checkpoint_seconds(self) -> float:
+        every = self._config.checkpoint_every
+        parsed = None if every is None else Time.parse(every)
+        return parsed.value if parsed is not None and parsed.unit is Unit.SECOND else 0.0
 
     @cached_property
     def _evaluate_every(self) -> int:

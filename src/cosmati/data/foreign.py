@@ -1,0 +1,112 @@
+"""Loaders and data sets that aren't ours: what they give, to whom, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from cosmati.errors import DataError
+
+_SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_KNOWN_SAMPLERS = (SequentialSampler, *_SHUFFLING)
+
+
+def refuse_rows(data: object) -> None:
+    """Refuse what gives rows, or names, where batches are meant.
+
+    Raises:
+        DataError: with the line to write.
+    """
+    kind = type(data).__name__
+    if isinstance(data, Tensor | np.ndarray):
+        mend = "InMemory(rows, rows_per_step=32), or a list of batches"
+    elif isinstance(data, Mapping | str | bytes):
+        mend = "a list of batches, a DataLoader or a Source"
+    elif isinstance(data, IterableDataset) or _is_hugging_face(data, "IterableDataset"):
+        mend = (
+            "DataLoader(data, batch_size=32), or DataLoader(data, batch_size=None) where each item is already a batch"
+        )
+    elif isinstance(data, Dataset) or _is_hugging_face(data, "Dataset"):
+        mend = "DataLoader(data, batch_size=32, shuffle=True), or batch_size=None where each item is already a batch"
+    else:
+        return
+    msg = f"A {kind} gives rows one by one, or no rows, and batches are meant. Give {mend}."
+    raise DataError(msg)
+
+
+def _is_hugging_face(data: object, name: str) -> bool:
+    return any(base.__name__ == name and base.__module__.startswith("datasets.") for base in type(data).__mro__)
+
+
+def refuse_shares(data: object) -> None:
+    """Refuse a loader that gives this rank its share of the rows: the trainer would share that out again.
+
+    Raises:
+        DataError: it is split over several replicas.
+    """
+    for part, (number, place) in product(_parts(data), _SHARES):
+        shares = getattr(part, number, None)
+        if isinstance(shares, int) and shares > 1 and hasattr(part, place):
+            msg = (
+                f"The {type(data).__name__} gives each of {shares} ranks a share of its own ({type(part).__name__}), "
+                "and the trainer, which expects the same batches on every rank, would share that out again: rows would "
+                "be left out. Give every rank the whole data: DataLoader(dataset, batch_size=ALL_RANKS_TOGETHER, "
+                "shuffle=True), without a distributed sampler and not prepared by accelerate."
+            )
+            raise DataError(msg)
+
+
+# PyTorch's DistributedSampler, accelerate's shards and state, Hugging Face's split data sets, and our StreamingLoader.
+_SHARES = (("num_replicas", "rank"), ("num_processes", "process_index"), ("world_size", "rank"), ("world", "rank"))
+
+
+def _parts(data: object) -> Iterator[object]:
+    """Yield a loader's own parts, in which orders and shares may lie."""
+    batches = getattr(data, "batch_sampler", None)
+    dataset = getattr(data, "dataset", None)
+    yield from (data, getattr(data, "sampler", None), batches, getattr(batches, "sampler", None), dataset)
+    yield from (getattr(dataset, "_distributed", None), getattr(data, "state", None))
+
+
+def own_generators(data: object) -> list[torch.Generator]:
+    """Return the generators that a loader was given, each once."""
+    found = (getattr(part, "generator", None) for part in _parts(data))
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def has_known_order(data: object) -> bool:
+    """Say whether a loader's order is a function of PyTorch's generators at the start of a pass, and of nothing else.
+
+    Persistent workers carry their draws from one pass to the next.
+    """
+    if not isinstance(data, DataLoader) or type(data).__iter__ is not DataLoader.__iter__:
+        return False
+    if isinstance(data.dataset, IterableDataset) or data.persistent_workers or not getattr(data, "in_order", True):
+        return False
+    batches = data.batch_sampler
+    return type(_sampler(data)) in _KNOWN_SAMPLERS and (batches is None or type(batches) is BatchSampler)
+
+
+def shuffles(data: object) -> bool:
+    """Say whether a loader draws its order."""
+    return isinstance(data, DataLoader) and isinstance(_sampler(data), _SHUFFLING)
+
+
+def _sampler(loader: DataLoader[Any]) -> object:
+    """Return who orders a loader's rows: its batch sampler's sampler, where it has one."""
+    return loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)

@@ -1,0 +1,245 @@
+"""Nothing that isn't finite is committed or saved, whatever made it so; and what is bad can be left out, on record."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from cosmati import InMemory, Loss, RunConfig, SubStep, Trainer
+from cosmati.errors import DivergenceError
+from cosmati.ledger.verify import verify_ledger
+from cosmati.methods.ema import EMA
+from cosmati.optim import SGD, AdamW
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
+
+GENERATOR = torch.Generator().manual_seed(0)
+ROWS = torch.randn(32, 4, generator=GENERATOR), torch.randn(32, 1, generator=GENERATOR)
+
+
+class BadGradient(torch.autograd.Function):
+    """The identity, whose gradient isn't finite from some call on."""
+
+    @staticmethod
+    def forward(context: Any, value: Tensor, by: float) -> Tensor:
+        context.by = by
+        return value.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * context.by, None
+
+
+class Model(nn.Module):
+    """Its weights' gradients can be spoilt while the loss stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.second = nn.Linear(4, 1)
+        self.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+        self.by = (1.0,)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = BadGradient.apply(self.norm(self.first(rows)), self.by[0])
+        return self.second(hidden)
+
+
+class SpoiltAt:
+    """A squared error that spoils the gradients in one step."""
+
+    def __init__(self, step: int, by: float, num_microbatches: int = 1) -> None:
+        self._calls, self._step, self._by, self._v = 0, step, by, num_microbatches
+
+    def __call__(self, model: Model, data: tuple[Tensor, Tensor]) -> Tensor:
+        is_training = torch.is_grad_enabled()
+        step = self._calls // self._v
+        self._calls += is_training
+        model.by = (self._by if is_training and step == self._step else 1.0,)
+        return mse_loss(model(data[0]), data[1])
+
+
+def trainer_of(loss: Any, folder: Path | None = None, methods: Any = (), **config: Any) -> Trainer:
+    settings = {"budget": "6ba", "num_threads": 1, "run_folder": folder, "checkpoint_every": "1ba"} | config
+    return Trainer(
+        Model(),
+        loss,
+        InMemory(ROWS, 8),
+        optimizers=[AdamW(lr=0.01)],
+        methods=list(methods),
+        config=RunConfig(**settings),
+    )
+
+
+def state_of(trainer: Trainer) -> dict[str, Tensor]:
+    """Everything that training moves."""
+    found = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    for index, scheduled in enumerate(trainer.assembly.optimizers):
+        for number, state in enumerate(scheduled.optimizer.state.values()):
+            found |= {f"{index}/{number}/{key}": value.clone() for key, value in state.items()}
+    for index, state in trainer.states.items():
+        found |= {f"m{index}/{key}": value.clone() for key, value in state.items()}
+    return found
+
+
+def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+@pytest.mark.parametrize("by", [math.nan, math.inf, 1e38])
+def test_a_finite_loss_with_a_bad_gradient_is_not_committed(tmp_path: Path, num_microbatches: int, by: float) -> None:
+    """1e38 squared is no float32: a gradient of that size would be committed by no optimizer of use."""
+    trainer = trainer_of(
+        SpoiltAt(3, by, num_microbatches), tmp_path, [EMA(half_life="2ba")], num_microbatches=num_microbatches
+    )
+    with pytest.raises(DivergenceError, match=r"gradient's norm is .* at step 3, and it isn't committed"):
+        trainer.fit()
+    assert trainer.clock.step == 3
+    clean = trainer_of(SpoiltAt(-1, 1.0), None, [EMA(half_life="2ba")], num_microbatches=num_microbatches)
+    with clean:
+        feed = clean.feed
+        assert feed is not None
+        for _ in range(3):
+            mine = feed.microbatches(clean.clock, clean.assembly.layout.mine)
+            assert mine is not None
+            if clean.is_plain:
+                clean.plain_step(mine[0])
+            else:
+                clean.step_microbatches(mine, feed.class_ids(clean.clock))
+        assert_equal(state_of(trainer), state_of(clean))
+    newest = list_checkpoints(tmp_path / "checkpoints")[0]
+    assert newest.name == "step-00000003"
+    assert all(bool(value.isfinite().all()) for name, value in read_checkpoint(newest).model.items() if name != "mask")
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_a_bad_step_is_left_out_on_record(tmp_path: Path, num_microbatches: int) -> None:
+    trainer = trainer_of(
+        SpoiltAt(2, math.nan, num_microbatches),
+        tmp_path,
+        num_microbatches=num_microbatches,
+        on_divergence="skip",
+        ledger=True,
+    )
+    result = trainer.fit()
+    assert (result.outcome, result.clock.step) == ("completed", 6)
+    assert all(bool(p.isfinite().all()) for p in trainer.model.parameters())
+    lines = [json.loads(line) for line in (tmp_path / "ledger" / "details.jsonl").read_text().splitlines()]
+    left_out = [line["step"] for line in lines if line.get("left_out")]
+    assert left_out == [2]
+    assert verify_ledger(tmp_path / "ledger").num_steps == 6
+    # The same without the rows of that step.
+    kept = trainer_of(SpoiltAt(-1, 1.0), num_microbatches=num_microbatches)
+    with kept:
+        feed = kept.feed
+        assert feed is not None
+        for step in range(6):
+            mine = feed.microbatches(kept.clock, kept.assembly.layout.mine)
+            assert mine is not None
+            if step == 2:
+                kept.clock = kept.clock.advanced(8, 8, 4, 0.0)
+            elif kept.is_plain:
+                kept.plain_step(mine[0])
+            else:
+                kept.step_microbatches(mine, feed.class_ids(kept.clock))
+        assert_equal(state_of(trainer), state_of(kept))
+
+
+class Diverges:
+    """A second sub-step's loss, which isn't finite from one step on."""
+
+    def __init__(self, step: int) -> None:
+        self._calls, self._step = 0, step
+
+    def __call__(self, model: Model, data: tuple[Tensor, Tensor]) -> Tensor:
+        value = model(data[0]).square().mean()
+        self._calls += torch.is_grad_enabled()
+        return value * math.nan if self._calls > self._step else value
+
+
+def test_all_sub_steps_or_none() -> None:
+    first = SubStep("first", lambda model, data: mse_loss(model(data[0]), data[1]), "first.*")
+    optimizers = [AdamW(lr=0.01, parameters="first.*"), AdamW(lr=0.01, parameters="second.*")]
+    config = RunConfig(budget="6ba", num_threads=1)
+
+    def trainer(step: int) -> Trainer:
+        losses = [first, SubStep("second", Diverges(step), "second.*")]
+        model = Model()
+        model.norm.requires_grad_(requires_grad=False)
+        return Trainer(model, losses, InMemory(ROWS, 8), optimizers=optimizers, config=config)
+
+    diverged, clean = trainer(2), trainer(10**9)
+    with pytest.raises(DivergenceError, match="loss is nan at step 2"):
+        diverged.fit()
+    with clean:
+        assert clean.feed is not None
+        for _ in range(2):
+            mine = clean.feed.microbatches(clean.clock, [0])
+            assert mine is not None
+            clean.step_microbatches(mine, [0])
+        assert_equal(state_of(diverged), state_of(clean))
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_a_step_without_any_weight_rests(num_microbatches: int) -> None:
+    """No row has a label: the mean would be 0 over 0."""
+
+    def loss(model: nn.Module, data: tuple[Tensor, Tensor]) -> Loss:
+        error = (model(data[0]) - data[1]).square().flatten()
+        has_label = data[1].flatten() < 1e6
+        error = torch.where(has_label, error, 0.0)
+        return Loss(error.sum(), has_label.sum().float(), error, has_label.float())
+
+    targets = ROWS[1].clone()
+    targets[8:16] = 1e9
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    config = RunConfig(budget="4ba", num_threads=1, num_microbatches=num_microbatches)
+    trainer = Trainer(model, loss, optimizers=[SGD(lr=0.1, momentum=0.9, weight_decay=0.1)], config=config)
+    with trainer:
+        trainer.step((ROWS[0][:8], targets[:8]))
+        before = state_of(trainer)
+        outcome = trainer.step((ROWS[0][8:16], targets[8:16]))
+        assert float(outcome.loss) == 0.0
+        assert_equal(before, state_of(trainer))
+        trainer.step((ROWS[0][16:24], targets[16:24]))
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda trainer: trainer.model.second.bias.data.fill_(math.nan),
+        lambda trainer: trainer.model.norm.running_var.fill_(math.inf),
+        lambda trainer: next(iter(trainer.assembly.optimizers[0].optimizer.state.values()))["exp_avg"].fill_(math.nan),
+        lambda trainer: next(iter(trainer.states[0].values())).fill_(math.nan),
+    ],
+    ids=["weight", "buffer", "optimizer", "average"],
+)
+def test_nothing_bad_is_saved(tmp_path: Path, spoil: Callable[[Trainer], object]) -> None:
+    trainer = trainer_of(SpoiltAt(-1, 1.0), tmp_path, [EMA(half_life="2ba")], checkpoint_every=None)
+
+    def spoil_and_save() -> None:
+        with trainer:
+            trainer.step((ROWS[0][:8], ROWS[1][:8]))
+            trainer.save()
+            spoil(trainer)
+            trainer.clock = trainer.clock._replace(step=2)
+            trainer.save()
+
+    with pytest.raises(DivergenceError, match="not finite: not saved"):
+        spoil_and_save()
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-00000001", "step-00000000"]
+    assert json.loads((tmp_path / "run.json").read_text())["outcome"] == "diverged"
