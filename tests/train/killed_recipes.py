@@ -99,9 +99,7 @@ def make(name: str, folder: Path) -> Trainer:
         given["optimizers"] = [SGD(lr=0.05, momentum=0.9, parameters="critic.*"), AdamW(lr=0.01, parameters="maker.*")]
     else:
         assert name in ("tied", "ranks"), name
-        model = GPT(
-            GPTConfig(sequence_length=16, vocabulary_size=64, width=16, num_blocks=1, num_heads=2, tied=True)
-        )
+        model = GPT(GPTConfig(sequence_length=16, vocabulary_size=64, width=16, num_blocks=1, num_heads=2, tied=True))
         loss, data = LanguageModel(64), InMemory(tokens(), 8)
         config |= {"num_microbatches": 2, "ledger": True}
         given["optimizers"] = [Muon(lr=0.02, parameters=matrices), AdamW(lr=0.01)]

@@ -117,3 +117,26 @@ def test_statistics_that_were_copied_can_be_put_back() -> None:
 def test_synchronised_statistics_are_refused_by_name() -> None:
     with pytest.raises(PlanError, match=r"^1 is a SyncBatchNorm"):
         BatchNormStatistics(nn.Sequential(nn.Linear(2, 3), nn.SyncBatchNorm(3)))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("momentum", [0.1, 0.3, None])
+def test_rows_in_bfloat16_are_folded_as_their_kernels_do(momentum: float | None, layout: torch.memory_format) -> None:
+    """Under autocast a layer of float32 statistics reads bfloat16, and its kernel rounds where the other one fuses."""
+    generator = torch.Generator().manual_seed(5)
+    images = [(torch.randn(4, 6, 5, 5, generator=generator) * 3 + 1).bfloat16() for _ in range(40)]
+    model = nn.Sequential(nn.BatchNorm2d(6, momentum=momentum))
+    native, statistics = copy.deepcopy(model), BatchNormStatistics(model)
+    for start in range(0, 40, 4):
+        step = [image.to(memory_format=layout) for image in images[start : start + 4]]
+        for image in step:
+            native(image)
+        statistics.fold(_read(model, statistics, step), Ranks(), lambda index, layer: True)
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), native.buffers(), strict=True))
+    assert statistics.rounded == ()
+    assert not model[0]._forward_pre_hooks, "looked at in the first step only"
+
+
+def test_statistics_of_another_type_are_named() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2).bfloat16(), nn.BatchNorm1d(2).double())
+    assert BatchNormStatistics(model).rounded == ("1", "2")

@@ -331,4 +331,4 @@ def test_the_second_rank_commits_to_its_own_microbatches(tmp_path: Path) -> None
     observer = _observer(tmp_path, ranks=Keeps())
     observer.on_start(Clock(), BUDGET)
     observer.on_step(outcome(4, batches=[rows(3, 4)]))
-    assert gathered == [_commitment(bytes(32), 4, 1, [(0, [3], b""), (1, [4], b"")])]
+    assert gathered == [_commitment(bytes(32), 4, 1, [(0, [3], b""), (1, [4], b"")]) + b"\0"], "and the band"

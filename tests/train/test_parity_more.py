@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Data
 from cosmati.core.loss import Classification, LanguageModel, Loss
+from cosmati.core.plan import Promise
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import SGD, AdamW, Muon
 from cosmati.optim.optimizers import Optimizer, matrices
@@ -203,3 +204,33 @@ def test_auxiliary_terms(num_microbatches: int) -> None:
     plain, bare = _looped(model, _with_auxiliary_term, steps, "sgd", num_microbatches)
     assert losses == pytest.approx(bare, rel=1e-6)
     assert _differing(trained, plain) == []
+
+
+def test_batch_norm_in_bfloat16_gives_the_bits_of_a_bare_loop() -> None:
+    """Statistics too, over 25 steps of four microbatches."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    steps = [(torch.randn(16, 1, 8, 8), torch.randint(3, (16,))) for _ in range(25)]
+    bare, chosen = copy.deepcopy(model), SGD(lr=0.05)
+    config = RunConfig(budget="25ba", seed=9, num_microbatches=4, num_threads=1, precision="bfloat16")
+    trainer = Trainer(model, Classification(3), steps, optimizers=[chosen], config=config)
+    assert trainer.plan.holds(Promise.PARITY)
+    trainer.fit()
+
+    def loss(network: nn.Module, data: Rows) -> Loss:
+        with torch.autocast("cpu", torch.bfloat16):
+            return Classification(3)(network, data)
+
+    cut = [_cut(step, 4) for step in steps]
+    bare_loop(bare, loss, cut, chosen.build(list(bare.named_parameters())), seed=9)
+    expected = bare.state_dict()
+    assert [name for name, value in model.state_dict().items() if not torch.equal(value, expected[name])] == []
+
+
+def test_statistics_in_a_narrow_type_take_the_promise() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).bfloat16()
+    for num_microbatches in (1, 4):
+        config = RunConfig(budget="1ba", num_microbatches=num_microbatches, num_threads=1)
+        trainer = Trainer(model, Classification(2), optimizers=[SGD(lr=0.1)], config=config)
+        assert trainer.plan.holds(Promise.PARITY) == (num_microbatches == 1)
+    assert "the statistics of 1 are folded, and aren't float32" in str(trainer.plan)

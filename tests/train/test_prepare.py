@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from cosmati.routing.policy_file import load_policy
 from cosmati.train.assembly import SubStep
 from cosmati.train.config import RunConfig
 from cosmati.train.prepare import Ingredients, Prepared, compile_blocks, prepare, wants_ledger
+from cosmati.train.trainer import Trainer
 from tests.train.hand_made import SecondOfTwo
 
 TAXONOMY = Taxonomy("t", "1", tuple((name, name) for name in ("open", "doubtful", "later", "never", "unused")))
@@ -372,3 +374,16 @@ def test_blocks_are_compiled_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None
     assert compiled == []
     _prepare(compile_blocks=True)
     assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_model_in_evaluation_mode_is_told_and_left_as_it_is(is_training: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout()).train(is_training)
+    told = nullcontext() if is_training else pytest.warns(UserWarning, match=r"evaluation mode.*model\.train\(\)")
+    with told:
+        Trainer(model, Classification(2), optimizers=[SGD(lr=0.1)])
+    assert model.training == is_training
+    # A part in evaluation mode is meant: nothing is said.
+    model.train()
+    model[1].eval()
+    Trainer(model, Classification(2), optimizers=[SGD(lr=0.1)])

@@ -235,11 +235,13 @@ class Batch:
         data: the user's nest of tensors, each [rows, ...].
         lineage: where the rows come from.
         class_id: the one class of all rows, where the microbatch is route-pure; None otherwise.
+        band: the one quality band of all rows within their class, as their source says.
     """
 
     data: Data
     lineage: Lineage
     class_id: int | None = None
+    band: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -255,7 +257,7 @@ class Batch:
     def select(self, indices: Tensor | slice) -> Batch:
         """Keep some rows, in the order given."""
         data = select_rows(self.data, indices, self.num_rows)
-        return Batch(data, self.lineage.select(indices), self.class_id)
+        return Batch(data, self.lineage.select(indices), self.class_id, self.band)
 
     def to(self, device: torch.device) -> Batch:
         """Move the data; lineage stays on CPU."""
@@ -266,7 +268,7 @@ class Batch:
         data = self.data
         for field, value in fields.items():
             data = _replace_field(data, field, value)
-        return Batch(data, lineage or self.lineage, self.class_id)
+        return Batch(data, lineage or self.lineage, self.class_id, self.band)
 
     @property
     def input(self) -> Data:
@@ -294,7 +296,7 @@ def bury(batch: Batch, gone: Tensor) -> Batch:
     lineage = batch.lineage
     digests = None if lineage.digests is None else clear_rows(lineage.digests, gone)
     buried = Lineage(lineage.row_ids.masked_fill(gone, TOMBSTONE), lineage.class_ids, lineage.parents, digests)
-    return Batch(clear_rows(batch.data, gone), buried, batch.class_id)
+    return Batch(clear_rows(batch.data, gone), buried, batch.class_id, batch.band)
 
 
 def input_of(data: Data) -> Data:

@@ -66,10 +66,12 @@ class Facts:
         input_kind: images or tokens; None where that isn't known before the first step.
         loss_couples: what the loss declares (`couples="rows"`), with its name; empty otherwise.
         row_coupled_layers: names of modules whose forward couples the rows of a microbatch (BatchNorm).
+        rounded_statistics: those of them whose running statistics are folded, and aren't float32.
         host_clock: the budget or a span is in seconds.
         deterministic: deterministic kernels were asked for.
         couplings: what else couples regions, in words: optimizers, statistics that lie in no region.
         denied: (class, region) pairs that the policy denies in every phase in which the class is admitted.
+        never_offered: deferred microbatches for which the run has no room later, by class, in words.
         has_ledger: the run keeps a ledger.
         num_sub_steps: alternating losses.
         owned: what optimizers own that only one part of a run may hold, with the owner's name.
@@ -82,10 +84,12 @@ class Facts:
     input_kind: InputKind | None = None
     loss_couples: str = ""
     row_coupled_layers: tuple[str, ...] = ()
+    rounded_statistics: tuple[str, ...] = ()
     host_clock: bool = False
     deterministic: bool = True
     couplings: tuple[str, ...] = ()
     denied: tuple[Pair, ...] = ()
+    never_offered: tuple[str, ...] = ()
     has_ledger: bool = False
     num_sub_steps: int = 1
     owned: Mapping[str, str] = field(default_factory=dict)
@@ -129,7 +133,8 @@ class Plan:
         shape = f"V = {facts.num_microbatches} microbatches a step, {rows} rows each"
         head = [f"{shape}; rows are coupled by: {', '.join(coupled) or 'nothing'}"]
         methods = [f"{method.stage.name.lower():>8}  {describe(method)}" for method in self.methods]
-        return (*head, *methods, *(str(guarantee) for guarantee in self.guarantees))
+        left = [f"never offered, being deferred: {'; '.join(facts.never_offered)}"] if facts.never_offered else []
+        return (*head, *methods, *left, *(str(guarantee) for guarantee in self.guarantees))
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -220,8 +225,11 @@ def _guarantees(methods: Sequence[Method], facts: Facts) -> list[Guarantee]:
     base = data + clock + kernels
     single = ["V = 1 runs on one rank"] if facts.num_microbatches == 1 else []
     ledger = [] if facts.has_ledger else ["no ledger is kept"]
+    changed = [f"methods change the step: {names}"] if names else []
+    if facts.rounded_statistics:
+        changed.append(f"the statistics of {', '.join(facts.rounded_statistics)} are folded, and aren't float32")
     promises = [
-        _promise(Promise.PARITY, [f"methods change the step: {names}"] if names else [], "no methods"),
+        _promise(Promise.PARITY, changed, "no methods"),
         _promise(Promise.RESUME, base, "model, optimizer, method states and the clock are all the state"),
         _promise(
             Promise.ELASTIC,

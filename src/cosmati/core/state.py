@@ -82,8 +82,8 @@ def restore_optimizer(
         for key, value in own_group.items():
             own = group.get(key)
             if isinstance(own, Tensor) and isinstance(value, Tensor):
-                # In place: a captured graph, or a scheduler, holds this very tensor.
-                own.copy_(value)
+                # In place: it stays on its device, and is the very tensor that a captured graph reads.
+                own.detach().copy_(value)
             else:
                 group[key] = value
     optimizer.state.clear()

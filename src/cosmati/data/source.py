@@ -98,7 +98,7 @@ class Microbatches(Dataset[tuple[int, Batch]]):
         rows = self.plan.microbatch(*divmod(number, self.plan.num_microbatches))
         places = self.dataset.places(rows.sources, rows.epochs, rows.indices, self.orders)
         batch = self.dataset.batch(places, seed=self.seed, with_digests=self.with_digests)
-        return number, Batch(batch.data, batch.lineage, rows.class_id)
+        return number, Batch(batch.data, batch.lineage, rows.class_id, rows.band)
 
     def shards_after(self, number: int, fetched: set[tuple[int, int, int]]) -> list[tuple[int, int]]:
         """Return the shards that come next after a microbatch and must be fetched, and remember them as fetched.

@@ -112,6 +112,11 @@ def explain(policy: PolicyFile, class_path: str, region: str, phase: str, *, tax
         others = ", ".join(str(match.number) for match in ahead[1:])
         why = f"no rule beats it, and what else isn't beaten (rule {others}) says the same"
     result, weight = ahead[0].outcome
+    if result == "defer":
+        later = policy.phase_names[policy.phase_names.index(phase) + 1 :]
+        winners = [(name, front(matching_rules(policy.rules, class_path, region, name))) for name in later]
+        admitting = next((name for name, rules in winners if rules and rules[0].outcome[0] == "weight"), None)
+        why += f"; its rows come again in phase {admitting}" if admitting else "; no later phase offers its rows"
     return Explanation(class_path, region, phase, considered, str(ahead[0]), result, weight, why)
 
 

@@ -17,9 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cosmati.core.clock import Budget, Clock
 from cosmati.core.method import Method, Position, overrides
 from cosmati.core.pieces import Pieces
 from cosmati.core.plan import describe
+from cosmati.train.assembly import ScheduledOptimizer
+from cosmati.train.ingredients import Ingredients
 
 _NUM_STEPS = 6
 _SIDE = 3
@@ -35,22 +38,30 @@ _APART = frozenset(
 
 
 def find_couplings(
-    methods: Sequence[Method],
-    optimizers: Sequence[tuple[torch.optim.Optimizer, object]],
-    weights: Pieces,
-    position: Callable[[int], Position],
+    given: Ingredients, scheduled: Sequence[ScheduledOptimizer], weights: Pieces, model: nn.Module, budget: Budget
 ) -> tuple[str, ...]:
-    """Say what couples regions without saying so, and which optimizers do say so.
+    """Say what couples regions; nothing of methods that say so themselves, nor of a run without a policy.
 
     Args:
-        methods: of the run.
-        optimizers: built ones, and what each was built from.
+        given: by the user.
+        scheduled: what its optimizers have become, in their order.
         weights: of all trainable parameters.
-        position: of a step.
+        model: after surgery.
+        budget: of the run.
     """
+    if given.policy is None:
+        return ()
+    loss = given.loss if callable(given.loss) else given.loss[0].loss
+
+    def position(step: int) -> Position:
+        return Position(Clock(step=step), budget, given.config.seed, 0, model, loss)
+
     regions = {id(weight): weights.regions[name] for name, weight in weights.tensors.items()}
-    found = [method_coupling(method, weights, position) for method in methods]
-    found += [optimizer_coupling(built, regions, declared) for built, declared in optimizers]
+    found = [method_coupling(method, weights, position) for method in given.methods]
+    found += [
+        optimizer_coupling(built.optimizer, regions, declared)
+        for built, declared in zip(scheduled, given.optimizers, strict=True)
+    ]
     return tuple(reason for reason in found if reason)
 
 

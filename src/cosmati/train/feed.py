@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
@@ -69,6 +69,10 @@ class OrderedFeed:
         self._num_microbatches = num_microbatches
         self._expect = order.expect if isinstance(order, ReadsAhead) else None
         self.steps_per_epoch: int | None = order.steps_per_epoch
+
+    def reordered(self, change: Callable[[Order], Order]) -> OrderedFeed:
+        """Return the feed of another order of the same rows."""
+        return OrderedFeed(change(self._order), self._num_microbatches)
 
     def whole(self, clock: Clock) -> Data | None:
         """Return the one microbatch of a step."""

@@ -13,10 +13,6 @@ from cosmati.core.clock import Clock
 from cosmati.train.routes import Route
 
 
-def _unknown() -> float:
-    return math.nan
-
-
 class Taught(NamedTuple):
     """What a sub-step taught.
 
@@ -27,6 +23,10 @@ class Taught(NamedTuple):
 
     regions: tuple[int, ...]
     weights: Tensor
+
+
+def _unknown() -> float:
+    return math.nan
 
 
 class StepOutcome(NamedTuple):
@@ -42,10 +42,10 @@ class StepOutcome(NamedTuple):
         num_rows: rows of each microbatch that took part [V], or None on the short road.
         norms: each microbatch's gradient norm by region [V, regions], when it was measured.
         update_norms: norm of the parameters' change by region [regions], when it was measured.
-        learning_rates: of each optimizer's first group, in this step.
-        gradient_norm: returns the norm of the gradients that were committed; NaN where none was.
         taught: for each sub-step, what it taught; empty on the short road.
         given: this rank's microbatches as the data gave them; empty on the short road.
+        learning_rates: of each optimizer's first group, in this step.
+        gradient_norm: returns the norm of the gradients that were committed; NaN where none was.
         left_out: why nothing of the step was committed, empty where it was.
     """
 
@@ -58,10 +58,10 @@ class StepOutcome(NamedTuple):
     num_rows: Tensor | None = None
     norms: Tensor | None = None
     update_norms: Tensor | None = None
-    learning_rates: Sequence[float] = ()
-    gradient_norm: Callable[[], float] = _unknown
     taught: Sequence[Taught] = ()
     given: Sequence[Batch] = ()
+    learning_rates: Sequence[float] = ()
+    gradient_norm: Callable[[], float] = _unknown
     left_out: str = ""
 
 

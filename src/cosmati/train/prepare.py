@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +16,16 @@ from torch import nn
 from cosmati.core.batch import Batch, InputKind, kind_of_input
 from cosmati.core.clock import Budget, Clock, Time, Unit
 from cosmati.core.loss import LanguageModel
-from cosmati.core.method import Method, Position, Stage, overrides
+from cosmati.core.method import Method, Stage, overrides
 from cosmati.core.plan import Facts, Plan, describe, make_plan
 from cosmati.core.rng import DefaultGenerators
-from cosmati.core.source import Source
+from cosmati.core.source import Order, Source
 from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Optimizer, assign_parameters
 from cosmati.optim.schedules import Schedule
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.provenance.taxonomy import Taxonomy
+from cosmati.routing.deferral import DeferredOrder
 from cosmati.routing.policy import CompiledPolicy, compile_policy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
@@ -84,15 +86,15 @@ def prepare(given: Ingredients) -> Prepared:
     generators = DefaultGenerators(device)
     feed, budget = _feed(given, num_microbatches, ratio, classes, generators)
     policy, class_map = _compile(given, regions, budget)
+    feed, never_offered = _deferring(feed, policy, class_map, num_microbatches)
     layout = Whole(model, regions, ranks, num_microbatches)
     scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks)
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
     statistics = BatchNormStatistics(model)
     refuse_untrained([turn.loss for turn in turns], model)
     denied = _denied(policy, class_map)
-    couplings = _couplings(given, model, turns, budget, scheduled, layout) if denied else ()
-    couplings += unrouted(statistics, regions)
-    facts = _facts(given, feed, budget, num_microbatches, denied, turns, couplings, statistics)
+    couplings = unrouted(statistics, regions) + find_couplings(given, scheduled, layout.weights(), model, budget)
+    facts = _facts(given, feed, budget, num_microbatches, denied, turns, couplings, never_offered, statistics)
     plan = make_plan(given.methods, facts)
     _check_shapes(plan, budget, config)
     identity = identity_of(given, plan, turns, model, budget, parent)
@@ -117,21 +119,6 @@ def prepare(given: Ingredients) -> Prepared:
     return Prepared(assembly, feed, str(getattr(given.data, "digest", "")), identity, given.policy)
 
 
-def _couplings(
-    given: Ingredients,
-    model: nn.Module,
-    turns: Sequence[Turn],
-    budget: Budget,
-    scheduled: Sequence[ScheduledOptimizer],
-    layout: Whole,
-) -> tuple[str, ...]:
-    def position(step: int) -> Position:
-        return Position(Clock(step=step), budget, given.config.seed, 0, model, turns[0].loss)
-
-    built = [(own.optimizer, one) for own, one in zip(scheduled, given.optimizers, strict=True)]
-    return find_couplings(given.methods, built, layout.weights(), position)
-
-
 def _facts(
     given: Ingredients,
     feed: Feed | None,
@@ -140,6 +127,7 @@ def _facts(
     denied: tuple[tuple[str, str], ...],
     turns: Sequence[Turn],
     couplings: tuple[str, ...],
+    never_offered: tuple[str, ...],
     statistics: BatchNormStatistics,
 ) -> Facts:
     config = given.config
@@ -150,6 +138,7 @@ def _facts(
         input_kind=_input_kind(given, feed),
         loss_couples="rows" if getattr(turns[0].loss, "couples", None) == "rows" else "",
         row_coupled_layers=tuple(statistics.layers),
+        rounded_statistics=statistics.rounded if num_microbatches > 1 else (),
         host_clock=budget.span.unit is Unit.SECOND,
         deterministic=config.deterministic,
         couplings=couplings,
@@ -157,6 +146,7 @@ def _facts(
         has_ledger=wants_ledger(config, given.policy),
         num_sub_steps=len(turns),
         owned={thing: type(o).__name__ for o in given.optimizers for thing in getattr(o, "owns", ())},
+        never_offered=never_offered,
         settings=settings_of(given, budget, num_microbatches),
     )
 
@@ -188,6 +178,13 @@ def _place(model: nn.Module, device: torch.device, config: RunConfig, ranks: Ran
 def _surgery(given: Ingredients) -> nn.Module:
     ready = [optimizer for optimizer in given.optimizers if isinstance(optimizer, torch.optim.Optimizer)]
     model = given.model
+    if not model.training:
+        # It isn't set: who fine-tunes with frozen statistics means it, and a bare loop would take the model as it is.
+        warnings.warn(
+            f"The {type(model).__name__} is in evaluation mode, as from_pretrained() leaves it: dropout drops nothing, "
+            "and BatchNorm learns no statistics. Call model.train() before, unless that's meant.",
+            stacklevel=5,
+        )
     for method in sorted(given.methods, key=lambda method: method.stage):
         if method.stage in (Stage.REPLACE, Stage.CAST) and overrides(method, "apply"):
             model = method.apply(model, ready)
@@ -225,6 +222,25 @@ def _feed(
         raise PlanError(msg)
     feed = IterableFeed(data, num_microbatches, seed=config.seed, generators=generators)
     return feed, Budget(span, feed.steps_per_epoch, ratio=ratio)
+
+
+def _deferring(
+    feed: Feed | None, policy: CompiledPolicy | None, class_map: Sequence[int], num_microbatches: int
+) -> tuple[Feed | None, tuple[str, ...]]:
+    """Return the feed in which deferred microbatches come again, and what is never offered, in words."""
+    if policy is None or not isinstance(feed, OrderedFeed):
+        return feed, ()
+    if not any("defer" in policy.decision[own] for own in class_map):
+        return feed, ()
+    orders: list[DeferredOrder] = []
+
+    def change(order: Order) -> Order:
+        orders.append(DeferredOrder(order, policy, class_map, num_microbatches))
+        return orders[0]
+
+    feed = feed.reordered(change)
+    left = sorted(orders[0].never_offered.items())
+    return feed, tuple(f"{policy.classes[class_map[own]]}, {num} microbatches" for own, num in left)
 
 
 def _taxonomy(given: Ingredients) -> Taxonomy:

@@ -57,12 +57,12 @@ def snapshot(
             for name, value in state.items()
             if next(iterate_tensors(value), None) is not None
         }
-    data, own = encode(dict(feed.state()) if feed else {})
-    tensors |= {f"feed/{name}": value for name, value in own.items()}
     tensors |= {
         name: value.clone()
         for name, value in loss_buffers([turn.loss for turn in assembly.turns], assembly.model).items()
     }
+    data, own = encode(dict(feed.state()) if feed else {})
+    tensors |= {f"feed/{name}": value for name, value in own.items()}
     return Checkpoint(
         clock.step,
         dict(assembly.layout.save()),

@@ -297,17 +297,20 @@ def test_a_torch_scheduler_takes_the_promise_to_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["capturable", "fused", None])
 def test_counters_go_where_the_kernels_read_them(flag: str | None) -> None:
-    parameter = nn.Parameter(torch.zeros(2, device="meta"))
-    optimizer = torch.optim.Adam([parameter], lr=torch.tensor(0.1), foreach=False)
-    if flag:
-        optimizer.param_groups[0][flag] = True
-    facts = {"groups": [{"lr": 0.25}], "state": {}}
-    state = {"w/step": torch.tensor(3.0), "w/exp_avg": torch.ones(2)}
-    restore_optimizer(optimizer, {id(parameter): "w"}, state, facts)
+    source, parameter = nn.Parameter(torch.ones(2)), nn.Parameter(torch.zeros(2, device="meta"))
+    trained, optimizer = (torch.optim.Adam([p], lr=torch.tensor(0.1), foreach=False) for p in (source, parameter))
+    source.grad = torch.ones(2)
+    trained.step()
+    trained.param_groups[0]["lr"].fill_(0.25)
+    rate = optimizer.param_groups[0]["lr"]
+    for one in (trained, optimizer):
+        one.param_groups[0] |= {flag: True} if flag else {}
+    tensors, facts = optimizer_tensors(trained, {id(source): "w"})
+    restore_optimizer(optimizer, {id(parameter): "w"}, tensors, facts)
     assert optimizer.state[parameter]["step"].device.type == ("meta" if flag else "cpu")
     assert optimizer.state[parameter]["exp_avg"].device.type == "meta"
-    assert optimizer.param_groups[0]["lr"].item() == 0.25
-    assert optimizer_tensors(optimizer, {id(parameter): "w"})[1]["groups"][0]["lr"] == 0.25
+    assert optimizer.param_groups[0]["lr"] is rate, "the tensor that a captured graph reads"
+    assert rate.item() == 0.25
 
 
 class Weighed(nn.Module):

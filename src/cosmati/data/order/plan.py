@@ -28,12 +28,14 @@ class PlannedRows:
 
     Attributes:
         class_id: the one class of all rows, None where mixed.
+        band: their one band within it, 0 where mixed.
         sources: int64 [rows], index of the source.
         epochs: int64 [rows], which visit of the source.
         indices: int64 [rows], place in that visit's order.
     """
 
     class_id: int | None
+    band: int
     sources: Ints
     epochs: Ints
     indices: Ints
@@ -44,6 +46,7 @@ class _Stream:
     """Sources that are dealt together."""
 
     class_id: int | None
+    band: int
     sources: Ints
     mixture: Mixture
 
@@ -90,11 +93,11 @@ class RoutePlan:
         self._units: Interleave | PhasedInterleave
         for key in keys:
             own = [i for i, g in enumerate(groups) if key in (None, (g.class_id, g.band))]
-            class_id = None if key is None else key[0]
+            class_id, band = key or (None, 0)
             inner = (
                 [Stretch(p.stop, tuple(p.weights[i] for i in own)) for p in phases] if phases and key is None else None
             )
-            self._streams.append(_Stream(class_id, np.asarray(own), Mixture([groups[i] for i in own], inner)))
+            self._streams.append(_Stream(class_id, band, np.asarray(own), Mixture([groups[i] for i in own], inner)))
         if not self._streams:
             raise DataError("There is nothing to visit: the sources have no rows, or all repeats are 0.")
         visits = [stream.mixture.visits for stream in self._streams]
@@ -150,14 +153,14 @@ class RoutePlan:
         epoch, stream, number = self._unit(step, index)
         if number is None:
             gone, zero = np.full(self.rows, TOMBSTONE), np.zeros(self.rows, np.int64)
-            return PlannedRows(stream.class_id, gone, zero, zero)
+            return PlannedRows(stream.class_id, stream.band, gone, zero, zero)
         start = stream.mixture.start(epoch) + number * self.rows
         sources, epochs, indices = stream.mixture.locate(np.arange(start, start + self.rows))
         sources = stream.sources[sources]
         if self.tail == "pad":
             gone_from = max(0, stream.mixture.start(epoch + 1) - start)
             sources[gone_from:], epochs[gone_from:], indices[gone_from:] = TOMBSTONE, 0, 0
-        return PlannedRows(stream.class_id, sources, epochs, indices)
+        return PlannedRows(stream.class_id, stream.band, sources, epochs, indices)
 
 
 def _num_units(visits: Fraction, rows: int, tail: Tail) -> int:

@@ -177,14 +177,17 @@ class LedgerObserver(Observer):
         commitments = [self._commit(batch, step, m) for batch, m in zip(outcome.batches, self._mine, strict=True)]
         kept = self._kept(outcome)
         table = torch.tensor(
-            [list(c) + k for c, k in zip(commitments, kept, strict=True)],
+            [
+                [*c, batch.band, *k]
+                for c, batch, k in zip(commitments, outcome.given or outcome.batches, kept, strict=True)
+            ],
             dtype=torch.int32,
             device=outcome.loss.device,
         )
         table = self._ranks.gather(table).cpu()
         if not self._is_writer:
             return
-        table, places = table[:, :DIGEST_SIZE], table[:, DIGEST_SIZE:]
+        table, places = table[:, : DIGEST_SIZE + 1], table[:, DIGEST_SIZE + 1 :]
         details = _details(outcome, step, len(self._facts.regions)) | _kept_details(places)
         cells = _cells(outcome, table)
         self._writer.append(StepEntry(step, self._attempt, self._policy, details_digest(details), None, cells), details)
@@ -229,14 +232,15 @@ class LedgerObserver(Observer):
                 self._writer.close()
 
 
-def _cells(outcome: StepOutcome, commitments: Tensor) -> tuple[MicrobatchCell, ...]:
-    rows = [bytes(row) for row in commitments.tolist()]
+def _cells(outcome: StepOutcome, table: Tensor) -> tuple[MicrobatchCell, ...]:
+    """Return the cells; the table has a commitment and a band for each microbatch."""
+    rows, bands = [bytes(row[:-1]) for row in table.tolist()], table[:, -1].tolist()
     if outcome.weights is None or outcome.num_rows is None:
         num_rows = outcome.batches[0].num_rows
-        return (MicrobatchCell(0, 0, 0, 0, num_rows, float(num_rows), rows[0]),)
+        return (MicrobatchCell(0, bands[0], 0, 0, num_rows, float(num_rows), rows[0]),)
     facts = torch.stack([outcome.weights, outcome.num_rows.double()]).tolist()
     return tuple(
-        MicrobatchCell(route.class_id, 0, route.phase, route.id, int(num), weight, rows[m])
+        MicrobatchCell(route.class_id, bands[m], route.phase, route.id, int(num), weight, rows[m])
         for m, (route, weight, num) in enumerate(zip(outcome.routes, *facts, strict=True))
     )
 
