@@ -50,8 +50,12 @@ def last(folder: Path) -> Checkpoint:
     return read_checkpoint(list_checkpoints(folder / "checkpoints")[0])
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("num_kills", [2, pytest.param(25, marks=pytest.mark.slow)])
+# 200 kills, and one each of those that no other test kills.
+CASES = [pytest.param(name, 25, marks=pytest.mark.slow) for name in NAMES]
+CASES += [(name, 1) for name in ("loader", "sub-steps", "tied", "ranks")]
+
+
+@pytest.mark.parametrize(("name", "num_kills"), CASES)
 @pytest.mark.timeout(1500)
 def test_killed_runs_end_with_the_same_bits(tmp_path: Path, name: str, num_kills: int) -> None:
     _, num_events = start(name, tmp_path / "whole", None)
