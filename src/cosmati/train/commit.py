@@ -74,12 +74,13 @@ class Commit:
             DivergenceError: a loss or a gradient isn't finite. Nothing of the step is kept, nor of earlier sub-steps.
         """
         a = self._a
+        turns = [turn for turn in a.turns if clock.step % turn.every == 0]
         undo = self._remember() if len(a.turns) > 1 else None
         before = a.layout.weights().copied() if follow else None
         found: list[StepGradients] = []
         learnt: frozenset[str] = frozenset()
         try:
-            for turn in (turn for turn in a.turns if clock.step % turn.every == 0):
+            for turn in turns:
                 gradients = self._passes(step, turn, measure=measure)
                 self._stopwatch.lap("method")
                 found.append(gradients)
@@ -94,7 +95,7 @@ class Commit:
                 undo()
             raise
         update_norms = None if before is None or not learnt else update_norms_since(a.layout, before)
-        taught = [Taught(self._regions_of(turn, step), own.weights) for turn, own in zip(a.turns, found, strict=True)]
+        taught = [Taught(self._regions_of(turn, step), own.weights) for turn, own in zip(turns, found, strict=True)]
         return Committed(found[0], [own.loss for own in found], taught, _joined(found), learnt, update_norms)
 
     def _regions_of(self, turn: Turn, step: StepInput) -> tuple[int, ...]:
