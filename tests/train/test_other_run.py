@@ -179,6 +179,8 @@ def copied(stopped: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped, tmp_path / "run"))
 
 
+@pytest.mark.filterwarnings("ignore:.*in evaluation mode:UserWarning")
+@pytest.mark.filterwarnings("ignore:The Sequential is in evaluation mode")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_fixes_the_bits_is_refused_by_name(copied: Path, name: str) -> None:
     trainer, _ = recipe(copied, **REFUSED[name])

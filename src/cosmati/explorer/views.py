@@ -196,7 +196,7 @@ def live_data(view: StudyView) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class PromiseLine:
+class ShownGuarantee:
     """A guarantee as the page shows it; those that differ only in what stands in brackets are shown once."""
 
     name: str
@@ -208,7 +208,7 @@ class PromiseLine:
 MAX_ALIKE = 3
 
 
-def promises_of(record: RunRecord) -> tuple[PromiseLine, ...]:
+def promises_of(record: RunRecord) -> tuple[ShownGuarantee, ...]:
     """Group a run's guarantees: more than `MAX_ALIKE` of one kind, with one reason, are one line."""
     groups: dict[tuple[str, bool, str], list[str]] = {}
     for one in record.guarantees:
@@ -217,9 +217,9 @@ def promises_of(record: RunRecord) -> tuple[PromiseLine, ...]:
         promise
         for (kind, holds, because), names in groups.items()
         for promise in (
-            [PromiseLine(name, holds, because, ()) for name in names]
+            [ShownGuarantee(name, holds, because, ()) for name in names]
             if len(names) <= MAX_ALIKE
-            else [PromiseLine(f"{kind}(…)", holds, because, tuple(names))]
+            else [ShownGuarantee(f"{kind}(…)", holds, because, tuple(names))]
         )
     )
 

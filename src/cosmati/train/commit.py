@@ -74,6 +74,7 @@ class Commit:
             DivergenceError: a loss or a gradient isn't finite. Nothing of the step is kept, nor of earlier sub-steps.
         """
         a = self._a
+        turns = [turn for turn in a.turns if clock.step % turn.every == 0]
         undo = self._remember() if len(a.turns) > 1 else None
         before = a.layout.weights().copied() if follow else None
         turns = [turn for turn in a.turns if clock.step % turn.every == 0]

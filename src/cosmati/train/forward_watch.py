@@ -23,6 +23,8 @@ from cosmati.train.ranks import Ranks
 
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 _MAX_DEPTH = 3
+_MAX_COPIED = 1 << 20
+"""Elements of the largest tensor that is compared by its content; of a larger one, by identity and version counter."""
 
 
 class ForwardWatch:
@@ -130,7 +132,7 @@ class ForwardWatch:
     def _state(self) -> dict[str, object]:
         """Return what can be compared of all buffers and attributes, by name.
 
-        Contents, not version counters: kernels of norms write statistics without marking them.
+        Contents rather than version counters: kernels of norms write statistics without marking them.
         """
         state: dict[str, object] = {
             name: _content(buffer) for name, buffer in self._buffers().items() if name not in self._folded
@@ -150,7 +152,7 @@ def _content(value: object, depth: int = 0) -> object:
     if isinstance(value, nn.Parameter):
         pass  # What learns moves at the commit, by its route.
     elif isinstance(value, Tensor):
-        if value.layout is torch.strided and value.device.type != "meta":
+        if value.numel() <= _MAX_COPIED and value.layout is torch.strided and value.device.type != "meta":
             flat = value.detach().cpu().contiguous().flatten().view(torch.uint8)
             content = (value.dtype, tuple(value.shape), flat.numpy().tobytes())
         else:

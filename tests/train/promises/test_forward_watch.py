@@ -224,6 +224,23 @@ def test_what_follows_from_shapes_may_be_declared() -> None:
     assert not leaked(one, other)
 
 
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_large_buffer_is_compared_by_its_marks(moves: bool) -> None:
+    class Large(Carried):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.zeros(1 << 20, 2))
+
+        def carry(self, hidden: Tensor) -> Tensor:
+            if moves:
+                self.table[0, 0] += 1
+            return hidden + self.table[0, 0]
+
+    trainer = trained(Case(Large, *NEAR), [SGD(lr=0.1)], num_steps=1)
+    assert promised(trainer) == (not moves)
+    assert ("forward changes the buffers table" in str(trainer.plan)) == moves
+
+
 def test_steps_are_looked_at_ever_more_rarely() -> None:
     watch = ForwardWatch(nn.Linear(1, 1), [], (), Regions(("all",), (("weight", "bias"),), (("all",),)), Ranks())
     found = []

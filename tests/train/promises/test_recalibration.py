@@ -67,7 +67,7 @@ def test_a_layer_that_no_pass_may_teach_keeps_its_running_statistics() -> None:
     """In the first eight steps only the class that near_input denies is offered."""
     case = Case(Watched, ("0.*", "1.*"), ("3.*", "4.*", "5.*"))
     rules = (
-        "[{class: open, phase: second, weight: 1}, {class: open, phase: first, decision: defer},"
+        "[{class: open, phase: second, weight: 1}, {class: open, phase: first, decision: reject},"
         " {class: doubtful, region: near_input, weight: 0}, {class: doubtful, region: near_output, weight: 1}]\n"
         "phases: [{name: first, until: 8ba}, {name: second}]"
     )
