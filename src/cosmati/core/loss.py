@@ -60,6 +60,8 @@ def as_loss(result: object) -> Tensor | Loss:
     Raises:
         BatchError: it is neither, has several values, no fractions or no graph, or its weight is negative or NaN.
     """
+    if type(result) is Tensor and result.dtype is torch.float32 and result.numel() == 1 and result.requires_grad:
+        return result  # The usual case, first.
     if not isinstance(result, Tensor | Loss):
         found = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
         if not isinstance(found, Tensor | Loss):

@@ -27,7 +27,8 @@ class FiniteCheck:
 
     def __init__(self, config: RunConfig, device: torch.device) -> None:
         self._config = config
-        self._looks_at_once = device.type == "cpu" or config.check_every == 1
+        self._is_cpu = device.type == "cpu"
+        self._looks_at_once = self._is_cpu or config.check_every == 1
         self._bad: Tensor | None = None
         self._norms: Sequence[Tensor] = ()
 
@@ -36,7 +37,7 @@ class FiniteCheck:
         """Norm of all gradients that were looked at last; NaN where there were none. Waits for an accelerator."""
         return math.sqrt(sum(norm * norm for norm in _numbers(self._norms))) if self._norms else math.nan
 
-    def check(self, loss: Tensor, step: int, gradients: Sequence[Tensor] = ()) -> None:
+    def check(self, loss: Tensor, step: int, gradients: list[Tensor] | None = None) -> None:
         """Take note of what is about to be committed.
 
         Args:
@@ -47,12 +48,14 @@ class FiniteCheck:
         Raises:
             DivergenceError: something isn't finite.
         """
-        norms = self._norms = _norms(gradients)
+        norms = self._norms = _norms(gradients or [])
         if self._looks_at_once:
-            if not math.isfinite(value := loss.item()):
+            value = loss.item()
+            size = sum(norm.item() for norm in norms) if self._is_cpu else sum(_numbers(norms))
+            if not math.isfinite(value):
                 self._refuse(f"The loss is {value} at step {step} and isn't committed.")
-            if not math.isfinite(value := sum(_numbers(norms))):
-                self._refuse(f"The gradient's norm is {value} at step {step}, and it isn't committed.")
+            if not math.isfinite(size):
+                self._refuse(f"The gradient's norm is {size} at step {step}, and it isn't committed.")
             return
         wrong = ~torch.isfinite(torch.stack([loss.detach().float(), *(norm.float() for norm in norms)])).all()
         self._bad = wrong if self._bad is None else self._bad | wrong
@@ -101,12 +104,15 @@ def not_finite(tensors: Mapping[str, Tensor]) -> set[str]:
     }
 
 
-def _norms(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+def _norms(gradients: list[Tensor]) -> Sequence[Tensor]:
     """Return a norm for each gradient, of a sparse one by what it holds; finite where all of it is."""
     if not gradients:
         return ()
-    dense = [g.detach() if g.layout is torch.strided else g.detach().coalesce().values() for g in gradients]
-    return torch._foreach_norm(dense)  # noqa: SLF001
+    try:
+        return torch._foreach_norm(gradients)  # noqa: SLF001
+    except NotImplementedError:  # for sparse ones
+        dense = [g.detach() if g.layout is torch.strided else g.detach().coalesce().values() for g in gradients]
+        return torch._foreach_norm(dense)  # noqa: SLF001
 
 
 def _numbers(norms: Sequence[Tensor]) -> list[float]:

@@ -201,8 +201,8 @@ class Trainer(Lifecycle):
             result = as_loss(result)
             if isinstance(result, Loss) and not result.weight:
                 # No row has a label, say: no mean, and no step.
-                nothing = StepOutcome(self.clock, result.sum.detach(), [result.sum.detach()], batches)
-                return self._committed(rows, tokens, frozenset(), nothing)
+                nothing = result.sum.detach()
+                return self._committed(rows, tokens, frozenset(), loss=nothing, sub_losses=[nothing], batches=batches)
             loss = result.mean() if isinstance(result, Loss) else result
             self.stopwatch.lap("forward")
             loss.backward()
@@ -222,7 +222,8 @@ class Trainer(Lifecycle):
         else:
             turn.step(self.clock, a.budget)
         self.stopwatch.lap("optimizer")
-        return self._committed(rows, tokens, None, StepOutcome(self.clock, loss.detach(), [loss.detach()], batches))
+        loss = loss.detach()
+        return self._committed(rows, tokens, None, loss=loss, sub_losses=[loss], batches=batches)
 
     def step_microbatches(self, mine: Sequence[Batch], class_ids: Sequence[int | None]) -> StepOutcome:
         """Train on this rank's microbatches.
@@ -257,8 +258,10 @@ class Trainer(Lifecycle):
             a.statistics.fold(done.first.statistics, a.ranks, lambda m, layer: a.router.teaches(routes[m], layer))
         rows = sum(batch.num_rows for batch in mine) * a.ranks.world
         tokens = sum(batch.num_tokens for batch in mine) * a.ranks.world
-        outcome = StepOutcome(
-            clock=self.clock,
+        return self._committed(
+            rows,
+            tokens,
+            done.learnt,
             loss=done.losses[0],
             sub_losses=done.losses,
             batches=batches,
@@ -270,7 +273,6 @@ class Trainer(Lifecycle):
             taught=done.taught,
             given=moved,
         )
-        return self._committed(rows, tokens, done.learnt, outcome)
 
     def _left_out(self, data: Any, class_ids: Sequence[int | None] | None, why: str) -> StepOutcome:  # noqa: ANN401
         """Go on as if the step's rows weren't there, and say so in the record."""
@@ -279,8 +281,11 @@ class Trainer(Lifecycle):
         mine = data if class_ids is not None else [as_batch(data, self.clock.rows, trusted=True)]
         nothing = torch.zeros(a.num_microbatches, dtype=torch.float64)
         routes = self._routes(mine, class_ids or [0])
-        outcome = StepOutcome(
-            clock=self.clock,
+        rows, tokens = (sum(getattr(b, n) for b in mine) * a.ranks.world for n in ("num_rows", "num_tokens"))
+        return self._committed(
+            rows,
+            tokens,
+            frozenset(),
             loss=torch.tensor(torch.nan),
             sub_losses=[],
             batches=mine,
@@ -289,8 +294,6 @@ class Trainer(Lifecycle):
             num_rows=nothing,
             left_out=why,
         )
-        rows, tokens = (sum(getattr(b, n) for b in mine) * a.ranks.world for n in ("num_rows", "num_tokens"))
-        return self._committed(rows, tokens, frozenset(), outcome)
 
     def _is_due(self, every: int) -> bool:
         """Say whether something is measured in this step, for those who record it."""
@@ -305,18 +308,25 @@ class Trainer(Lifecycle):
             for class_id, flag in zip(class_ids, empty, strict=True)
         ]
 
-    def _committed(self, rows: int, tokens: int, learnt: frozenset[str] | None, outcome: StepOutcome) -> StepOutcome:
+    def _committed(
+        self,
+        rows: int,
+        tokens: int,
+        learnt: frozenset[str] | None,
+        **outcome: Any,  # noqa: ANN401  (fields of StepOutcome)
+    ) -> StepOutcome:
         """Advance the clock, let averages follow, and report."""
         a = self.assembly
         self.clock = self.clock.advanced(rows, tokens, a.budget.steps_per_epoch, self.stopwatch.training_seconds())
         self.methods.after(self.position, learnt)
         self.stopwatch.lap("method")
-        outcome = outcome._replace(clock=self.clock)
-        if self._needs_outcome and self._run is not None:
-            self.tell("report")
-            rates = [float(scheduled.optimizer.param_groups[0]["lr"]) for scheduled in a.optimizers]
-            norm = outcome.gradient_norm if outcome.left_out else lambda: self.finite.gradient_norm
-            outcome = outcome._replace(learning_rates=rates, gradient_norm=norm)
-            self._run.report(outcome)
-            self.stopwatch.lap("ledger")
-        return outcome
+        if not (self._needs_outcome and self._run is not None):
+            return StepOutcome(self.clock, **outcome)
+        self.tell("report")
+        rates = [float(scheduled.optimizer.param_groups[0]["lr"]) for scheduled in a.optimizers]
+        if "left_out" not in outcome:
+            outcome["gradient_norm"] = lambda: self.finite.gradient_norm
+        done = StepOutcome(self.clock, learning_rates=rates, **outcome)
+        self._run.report(done)
+        self.stopwatch.lap("ledger")
+        return done
