@@ -246,6 +246,7 @@ def test_an_opening_that_fails_lets_the_folder_go(tmp_path: Path) -> None:
 
 def test_the_second_rank_neither_locks_nor_writes(tmp_path: Path) -> None:
     holder, made, told = RunFolder.open(tmp_path, FACTS), [], []
+    holder.write("running", FACTS.plan, Clock(), None)
     before = (tmp_path / "run.json").read_bytes()
     run = _open_run(Told(told), ranks=SecondOfTwo(), run_folder=tmp_path)
     with run.opening() as found:

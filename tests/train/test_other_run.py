@@ -374,7 +374,7 @@ def test_a_damaged_checkpoint_names_the_whole_one(tmp_path: Path) -> None:
     whole, _ = recipe(tmp_path / "whole", stop_at=-1)
     whole.fit()
     assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), whole.model.parameters(), strict=True))
-    assert (newest.parent / f"damaged-{newest.name}").exists()
+    assert (newest.parent / f"damaged-1-{newest.name}").exists()
 
 
 def test_a_renamed_folder_goes_on(copied: Path) -> None:

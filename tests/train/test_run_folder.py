@@ -15,6 +15,7 @@ from cosmati.errors import RunError
 from cosmati.methods.label_smoothing import LabelSmoothing
 from cosmati.records.run import GuaranteeRecord, PlanLine, RunRecord
 from cosmati.storage.lock import FileLock, is_locked
+from cosmati.train.facts import RunFacts
 from cosmati.train.run.folder import RunFolder
 from cosmati.train.run.result import RunResult
 from tests.train.hand_made import POLICY, run_facts
@@ -34,6 +35,13 @@ def _record(path: Path) -> RunRecord:
     return RunRecord.from_json((path / "run.json").read_text())
 
 
+def _begun(path: Path, facts: RunFacts) -> RunFolder:
+    """An open folder whose run has started."""
+    folder = RunFolder.open(path, facts)
+    folder.write("running", facts.plan, Clock(), None)
+    return folder
+
+
 def _result(outcome: str = "completed") -> RunResult:
     return RunResult(outcome, Clock(step=4), {"accuracy": 0.75}, 2.0, {"forward": 1.5}, None)
 
@@ -46,10 +54,8 @@ def test_an_open_folder_is_that_of_one_process_until_it_dies(tmp_path: Path) -> 
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
-        written = (path / "run.json").read_bytes()
         with pytest.raises(RunError, match=r"Another process is training in .*mine.* folder of its own"):
             RunFolder.open(path, run_facts(seed=9))
-        assert (path / "run.json").read_bytes() == written, "the other's record"
     finally:
         holder.kill()
         holder.communicate()
@@ -58,7 +64,7 @@ def test_an_open_folder_is_that_of_one_process_until_it_dies(tmp_path: Path) -> 
 
 def test_a_closed_folder_can_be_opened_again(tmp_path: Path) -> None:
     facts = run_facts()
-    folder = RunFolder.open(tmp_path, facts)
+    folder = _begun(tmp_path, facts)
     assert is_locked(tmp_path / "lock")
     folder.close(_result(), facts.plan)
     assert not is_locked(tmp_path / "lock")
@@ -68,7 +74,7 @@ def test_a_closed_folder_can_be_opened_again(tmp_path: Path) -> None:
 def test_the_record_says_what_the_run_is_and_what_became_of_it(tmp_path: Path) -> None:
     facts, path = run_facts(LabelSmoothing(smoothing=0.1), policy=POLICY), tmp_path / "a run"
     before = datetime.now(UTC) - timedelta(seconds=1)
-    folder = RunFolder.open(path, facts)
+    folder = _begun(path, facts)
     opened = _record(path)
     assert (opened.outcome, opened.num_steps, opened.ended) == ("running", 0, None)
     assert (opened.metrics, opened.seconds_by_part) == ({}, {})
@@ -94,7 +100,7 @@ def test_the_record_says_what_the_run_is_and_what_became_of_it(tmp_path: Path) -
 
 
 def test_without_a_policy_the_record_has_no_digest_of_one(tmp_path: Path) -> None:
-    RunFolder.open(tmp_path, run_facts()).unlock()
+    _begun(tmp_path, run_facts()).unlock()
     assert _record(tmp_path).digests["policy"] == ""
 
 
@@ -104,8 +110,9 @@ def test_a_resumed_run_keeps_when_it_started_and_from_which_model(tmp_path: Path
     text = (tmp_path / "run.json").read_text()
     started = _record(tmp_path).started
     (tmp_path / "run.json").write_text(text.replace(started, "2001-02-03T04:05:06+00:00"))
+    (tmp_path / "checkpoints" / "step-00000004").mkdir()
     trained = run_facts(model_root=b"N" * 32, data_digest="d2")
-    folder = RunFolder.open(tmp_path, trained)
+    folder = _begun(tmp_path, trained)
     for record in (_record(tmp_path), folder.close(_result(), trained.plan) or _record(tmp_path)):
         assert record.started == "2001-02-03T04:05:06+00:00"
         assert record.digests["model"] == (b"M" * 32).hex()
@@ -130,7 +137,7 @@ def test_a_write_that_fails_leaves_the_record_before_it_and_unlocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = run_facts()
-    folder = RunFolder.open(tmp_path, facts)
+    folder = _begun(tmp_path, facts)
     written = (tmp_path / "run.json").read_bytes()
 
     def full(path: Path, target: Path) -> Path:
@@ -144,10 +151,15 @@ def test_a_write_that_fails_leaves_the_record_before_it_and_unlocks(
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_folder_that_cannot_be_written_at_its_start_is_let_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Path, "replace", lambda path, target: (_ for _ in ()).throw(OSError(28, "No space left")))
-    with pytest.raises(RunError, match="No space left"):
-        RunFolder.open(tmp_path, run_facts())
-    assert not is_locked(tmp_path / "lock")
+def test_opening_alone_writes_no_record(tmp_path: Path) -> None:
+    """Who opens it may be refused: what the run was stays as it is."""
+    _begun(tmp_path, run_facts()).unlock()
+    before = (tmp_path / "run.json").read_bytes()
+    RunFolder.open(tmp_path, run_facts(data_digest="d2")).unlock()
+    assert (tmp_path / "run.json").read_bytes() == before
+
+
+def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
+    _begun(tmp_path, run_facts()).unlock()
+    _begun(tmp_path, run_facts(model_root=b"N" * 32)).unlock()
+    assert _record(tmp_path).digests["model"] == (b"N" * 32).hex()

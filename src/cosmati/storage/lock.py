@@ -28,6 +28,7 @@ class FileLock:
 
     def __init__(self, path: Path, *, wait: bool = False) -> None:
         self.path = path
+        self._descriptor = -1
         operation = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
         while True:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -53,6 +54,10 @@ class FileLock:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+    def __del__(self) -> None:
+        """Whoever has forgotten it (a notebook's cell that is run again) holds nothing."""
+        self.release()
 
     def __enter__(self) -> Self:
         return self

@@ -30,6 +30,7 @@ class BatchNormStatistics:
 
     def __init__(self, model: nn.Module) -> None:
         self.layers: dict[str, _BatchNorm] = {}
+        self._kept: list[tuple[_BatchNorm, float | None, list[Tensor]]] = []
         self._reads_narrow: dict[str, bool] = {}
         for name, module in model.named_modules():
             if isinstance(module, nn.SyncBatchNorm):
@@ -48,6 +49,7 @@ class BatchNormStatistics:
             (layer, layer.momentum, [_statistic(layer, name).clone() for name in _NAMES])
             for layer in self.layers.values()
         ]
+        self._kept = kept
         for layer in self.layers.values():
             layer.momentum = 1.0
         unseen = [
@@ -85,10 +87,13 @@ class BatchNormStatistics:
             statistic.copy_(value)
 
     def clear(self) -> dict[str, int]:
-        """Forget what was written; return a mark for `read`."""
-        for layer in self.layers.values():
-            _statistic(layer, "running_mean").zero_()
-            _statistic(layer, "running_var").zero_()
+        """Put the running statistics back for a forward pass that reads them; return a mark for `read`.
+
+        Frozen layers read them in each microbatch, and so does a pass in eval mode before the loss's own.
+        """
+        for layer, _, values in self._kept:
+            for name, value in zip(_NAMES[:2], values, strict=False):
+                _statistic(layer, name).copy_(value)
         # The native kernel writes statistics without marking them; the counter is marked.
         return {name: _statistic(layer, "num_batches_tracked")._version for name, layer in self.layers.items()}  # noqa: SLF001
 
@@ -99,7 +104,8 @@ class BatchNormStatistics:
             mean = _statistic(layer, "running_mean")
             seen = _statistic(layer, "num_batches_tracked")._version != mark[name]  # noqa: SLF001
             values.append(torch.full((1,), float(seen), device=mean.device))
-            values += [mean.float(), _statistic(layer, "running_var").float()]
+            own = [mean.float(), _statistic(layer, "running_var").float()]
+            values += own if seen else [torch.zeros_like(value) for value in own]
         return torch.cat(values)
 
     def fold(self, rows: Sequence[Tensor], ranks: Ranks, teaches: Callable[[int, str], bool]) -> None:

@@ -97,6 +97,8 @@ class Continuity:
         self.budget_was_read = facts["budget_was_read"]
         self._probe, self._expected = Probe(facts["probe"]["specs"]), facts["probe"]["losses"]
         around = changes(facts["environment"], self._environment)
+        if around:
+            self._expected = None  # Other kernels, other bits.
         self.changed += around
         for promise in (Promise.RESUME, Promise.ELASTIC, Promise.REPLAYABLE, Promise.PARITY) if around else ():
             if plan.holds(promise):

@@ -129,7 +129,7 @@ def evaluate(
         msg = "Ranks share out the batches to evaluate on, and this loader shuffles on each. Give it shuffle=False."
         raise DataError(msg)
     means, stateful = _kinds(evaluation.metrics)
-    was_training = model.training
+    flags = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         rows: dict[int, list[float]] = {}
@@ -151,7 +151,7 @@ def evaluate(
                     for one in stateful.values():
                         one.metric.update(*one.outputs(model, data))
     finally:
-        model.train(was_training)
+        _put_back(flags)
     width = 2 * len(means)
     padded = [
         rows.get(index, [0.0] * width)
@@ -170,11 +170,13 @@ def evaluate(
 def try_out(model: nn.Module, evaluation: Evaluation, device: torch.device, autocast: torch.autocast) -> None:
     """Compute the metrics of one batch, to find before the first step what would fail at the first evaluation.
 
-    Data that can be gone through only once are left alone.
+    Only a list's: a loader would start its workers and draw from its generator. Stateful metrics are left out, since
+    some make no sense of one batch.
     """
-    if iter(evaluation.data) is not evaluation.data and (first := next(iter(evaluation.data), None)) is not None:
+    if isinstance(evaluation.data, list | tuple) and evaluation.data:
         with kept_buffers(model):
-            evaluate(model, Evaluation([first], evaluation.metrics), Ranks.alone(), device, autocast)
+            means, _ = _kinds(evaluation.metrics)
+            evaluate(model, Evaluation(evaluation.data[:1], means), Ranks.alone(), device, autocast)
 
 
 def _kinds(metrics: Mapping[str, Metric | Stateful | StatefulMetric]) -> tuple[dict[str, Metric], dict[str, Stateful]]:
@@ -262,7 +264,7 @@ def averaged(assembly: Assembly, weights: Mapping[str, Tensor] | None, feed: Fee
     """Give the model with averages in place of its weights, and BatchNorm's statistics computed for them."""
     model = assembly.model
     if weights is None:
-        with assembly.generators.restored():
+        with kept_buffers(model), assembly.generators.restored():
             yield model
         return
     with assembly.layout.replaced(weights), kept_buffers(model), assembly.generators.restored():
@@ -271,38 +273,48 @@ def averaged(assembly: Assembly, weights: Mapping[str, Tensor] | None, feed: Fee
         yield model
 
 
+def _put_back(flags: Sequence[tuple[nn.Module, bool]]) -> None:
+    """Leave each module in its own mode: some may be frozen in eval mode."""
+    for module, is_training in flags:
+        module.training = is_training
+
+
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
     """Put a model's buffers back afterwards, from a saved copy."""
-    kept = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    # Expanded ones are read only.
+    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if 0 not in buffer.stride()]
     try:
         yield
     finally:
         with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(kept[name])
+            for buffer, value in kept:
+                buffer.copy_(value)
 
 
 @torch.no_grad()
 def recalibrate(model: nn.Module, layers: Iterable[nn.Module], forwards: Iterable[Callable[[], object]]) -> None:
     """Compute BatchNorm's statistics anew, as the plain average over some forward passes in training mode."""
-    chosen = [layer for layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm)]  # noqa: SLF001
+    flags = [(module, module.training) for module in model.modules()]
+    if not model.training:
+        model.train()
+    # A frozen layer keeps its statistics.
+    chosen = [layer for layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training]  # noqa: SLF001
     forwards = list(forwards)
     if not chosen or not forwards:
         # Data that can't be read again from their start: the running statistics are the best there is.
+        _put_back(flags)
         return
     momenta = [layer.momentum for layer in chosen]
     running = [[buffer.clone() for buffer in layer.buffers()] for layer in chosen]
     for layer in chosen:
         layer.reset_running_stats()
         layer.momentum = None
-    was_training = model.training
-    model.train()
     try:
         for forward in forwards:
             forward()
     finally:
-        model.train(was_training)
+        _put_back(flags)
         for layer, momentum, before in zip(chosen, momenta, running, strict=True):
             layer.momentum = momentum
             if layer.num_batches_tracked == 0:

@@ -100,8 +100,13 @@ def not_finite(tensors: Mapping[str, Tensor]) -> set[str]:
     return {
         name
         for name, tensor in tensors.items()
-        if tensor.is_floating_point() and tensor.numel() and not bool(torch.isfinite(tensor.detach()).all())
+        if tensor.is_floating_point() and tensor.numel() and not bool(torch.isfinite(_wide(tensor)).all())
     }
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return a tensor of a type for which PyTorch has this test: for 8 bits it hasn't."""
+    return tensor.detach().float() if tensor.element_size() == 1 else tensor.detach()
 
 
 def _norms(gradients: list[Tensor]) -> Sequence[Tensor]:

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from cosmati.core.batch import Batch, iterate_tensors
+from cosmati.core.batch import Batch, iterate_tensors, map_tensors
 from cosmati.core.loss import LossFunction
+from cosmati.core.plain import encode
 from cosmati.core.source import Source
 from cosmati.core.state import parameter_root
 from cosmati.errors import CheckpointError
@@ -35,11 +39,18 @@ CADENCES = (
     "details_every",
     "update_norm_every",
     "check_every",
+    "on_divergence",
 )
 """Settings that are cadences: they change what is kept, and no bit of the training."""
 
 SURROUNDINGS = ("threads", "torch", "device", "cpu_capability", "cuda")
 """Identity of the environment on which bits rest."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_LARGEST = 1 << 30
+"""Bytes of a loader's data set above which its content isn't compared: hashing takes about a second."""
+_HOW = ("num_workers", "steps_ahead", "cache_directory", "max_bytes", "timeout")
+"""Fields of a source that say how it's read, and not what."""
 
 _WORDS = {"lr": "learning rate", "num_microbatches": "V", "rows_per_step": "rows a step"}
 
@@ -120,7 +131,8 @@ def flatten(tree: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def identify(**parts: object) -> dict[str, Any]:
     """Return the facts of a run under dotted names, as they come back from JSON."""
     facts: dict[str, Any] = json.loads(json.dumps(dict(flatten(parts)), default=str))
-    return facts
+    # No two processes have an object at the same address.
+    return {name: _ADDRESS.sub("", value) if isinstance(value, str) else value for name, value in facts.items()}
 
 
 def describe_model(model: nn.Module) -> dict[str, object]:
@@ -154,6 +166,8 @@ def describe_source(data: object) -> dict[str, object]:
     facts: dict[str, object] = {"is": type(data).__qualname__}
     if isinstance(data, Source):
         return facts | {"digest": data.digest, "classes": list(data.class_names)} | dict(_plain_fields(data))
+    if isinstance(data, DataLoader):
+        return facts | dict(_describe_loader(data))
     if isinstance(data, list | tuple):
         return facts | {"batches": len(data), "content": _content_digest(data)}
     if isinstance(data, Sequence):
@@ -161,12 +175,31 @@ def describe_source(data: object) -> dict[str, object]:
     return facts
 
 
+def _describe_loader(loader: DataLoader[Any]) -> Iterator[tuple[str, object]]:
+    dataset = loader.dataset
+    yield "dataset", _name(dataset)
+    if isinstance(dataset, Sized):
+        with suppress(TypeError):
+            yield "rows", len(dataset)
+    if isinstance(dataset, TensorDataset) and sum(tensor.nbytes for tensor in dataset.tensors) <= _LARGEST:
+        yield "content", _content_digest([dataset.tensors])
+    yield "batch_size", loader.batch_size
+    yield "drop_last", loader.drop_last
+    yield "sampler", _name(loader.sampler)
+
+
 def _content_digest(batches: Sequence[object]) -> str:
     """Return the Merkle root of a list of batches in memory, tensor by tensor."""
     tensors: dict[str, torch.Tensor] = {}
     for index, batch in enumerate(batches):
         data = batch.data if isinstance(batch, Batch) else batch
-        tensors |= {f"{index}/{place}": tensor for place, tensor in enumerate(iterate_tensors(data))}
+        try:
+            text, own = encode(data)
+        except CheckpointError:  # Objects of the user's own: their tensors, and what they print.
+            own = {str(place): tensor for place, tensor in enumerate(iterate_tensors(data))}
+            text = _ADDRESS.sub("", repr(map_tensors(lambda _: torch.empty(0), data)))
+        tensors |= {f"{index}/{place}": tensor for place, tensor in own.items() if tensor.layout is torch.strided}
+        tensors[f"{index}/rest"] = torch.frombuffer(bytearray(json.dumps(text).encode()), dtype=torch.uint8)
         if isinstance(batch, Batch):
             tensors |= {f"{index}/rows": batch.lineage.row_ids, f"{index}/classes": batch.lineage.class_ids}
     return parameter_root(tensors).hex()
@@ -222,8 +255,14 @@ def _plain_fields(value: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401  
         return
     for field in dataclasses.fields(value):
         content = getattr(value, field.name)
+        if field.name in _HOW:
+            continue
         if isinstance(content, bool | int | float | str | types.NoneType):
             yield field.name, content
+        elif isinstance(content, tuple) and all(isinstance(item, bool | int | float | str) for item in content):
+            yield field.name, list(content)
+        elif callable(content):
+            yield field.name, _name(content)
 
 
 def _content(cell: types.CellType) -> object:

@@ -128,6 +128,15 @@ class Lifecycle:
             self.assembly.check_unchanged()
             self._run.save(self.clock, self._snapshot)
 
+    def check_finite(self) -> None:
+        """Look at parameters and buffers, as before a checkpoint, where there may be no folder to write one to.
+
+        Raises:
+            DivergenceError: one isn't finite, and began so.
+        """
+        if self._continuity is not None:
+            self.finite.publish(dict(self.assembly.layout.save()), self._continuity.never_finite)
+
     def _snapshot(self) -> Checkpoint:
         self.tell("checkpoint")
         assert self._continuity is not None, "the run is open"
@@ -139,8 +148,15 @@ class Lifecycle:
 
     def __enter__(self) -> Self:
         """Open the run: deterministic kernels, threads, the run folder; go on from its last checkpoint."""
-        if self._opened is not None:
-            return self
+        if self._opened is None:
+            self._open()
+        elif self._is_bare:
+            # It was opened by a step that nobody had put into a `with`.
+            self._is_bare = False
+            self._opened.enter_context(numerics(self.assembly))
+        return self
+
+    def _open(self) -> None:
         a = self.assembly
         with ExitStack() as stack:
             stack.enter_context(freed_memory_kept())
@@ -158,7 +174,6 @@ class Lifecycle:
             if self.clock.step == 0 and opened.states is None:
                 self._try_out()
             self._opened = stack.pop_all()
-        return self
 
     def _try_out(self) -> None:
         """Before the first step, do once what would otherwise fail after many: evaluate a batch, write a checkpoint."""

@@ -7,7 +7,6 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ from cosmati.train.loss_state import refuse_untrained
 from cosmati.train.ranks import Ranks
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
-from cosmati.train.warm_start import load_weights
+from cosmati.train.warm_start import place
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def prepare(given: Ingredients) -> Prepared:
     ratio = math.prod((method.dilation() for method in given.methods), start=1.0)
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
-    parent = _place(model, device, config, ranks)
+    parent = place(model, device, given, ranks)
     selectors = given.policy.regions if given.policy else None
     regions = partition_parameters(model, selectors, allow_tied=bool(given.policy and given.policy.allow.tied))
     # Which classes are offered depends on the phases, these on the number of steps, this on the order's length: the
@@ -164,15 +163,6 @@ def wants_ledger(config: RunConfig, policy: PolicyFile | None) -> bool:
         msg = "RunConfig(ledger=True) needs a run_folder to keep the ledger in."
         raise PlanError(msg)
     return config.run_folder is not None and (config.ledger if config.ledger is not None else policy is not None)
-
-
-def _place(model: nn.Module, device: torch.device, config: RunConfig, ranks: Ranks) -> Mapping[str, object]:
-    """Put the model where it trains, with the weights to begin with; return what they're derived from."""
-    model.to(device)
-    parent = load_weights(model, Path(config.load_weights)) if config.load_weights is not None else {}
-    # Whatever each rank has drawn: all start from one root.
-    ranks.share([*model.parameters(), *model.buffers()])
-    return parent
 
 
 def _surgery(given: Ingredients) -> nn.Module:

@@ -6,9 +6,11 @@ numbers, and integers below the largest that was seen.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import types
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,6 @@ from torch import Tensor, nn
 from cosmati.core.batch import Data, iterate_tensors, map_tensors
 from cosmati.core.loss import Loss, LossFunction
 from cosmati.core.rng import DefaultGenerators
-from cosmati.train.loss_state import loss_module
 
 TensorSpec = tuple[list[int], str, int]
 """Shape, dtype, and for integers one more than the largest value."""
@@ -25,7 +26,11 @@ _SEED = 0x5EED
 
 
 class Probe:
-    """The loss of a fixed microbatch under a model's present weights.
+    """The loss of a fixed microbatch under a model's present weights, computed on copies of model and loss.
+
+    Where that can't be done without side effects, it isn't: a batch that isn't all tensors, a function that closes over
+    modules or containers, what can't be copied, a compiled model, more than `LARGEST` bytes, or a loss that isn't the
+    same twice.
 
     Args:
         specs: of the microbatch's tensors, in order; None until a microbatch has been seen.
@@ -34,19 +39,20 @@ class Probe:
     def __init__(self, specs: Sequence[TensorSpec] | None = None) -> None:
         self._specs = None if specs is None else [(list(shape), dtype, high) for shape, dtype, high in specs]
         self._data: Data | None = None
+        self._is_steady: bool | None = None
 
     def see(self, data: Data) -> None:
         """Take the form of the run's first microbatch, or after a resume that of any: its shapes are known then."""
-        if self._data is not None:
+        if self._data is not None or not _is_all_tensors(data):
             return
-        if self._specs is None:
-            self._specs = [_spec(tensor) for tensor in iterate_tensors(data)]
-        generator = torch.Generator().manual_seed(_SEED)
-        specs = iter(self._specs)
         try:
+            if self._specs is None:
+                self._specs = [_spec(tensor) for tensor in iterate_tensors(data)]
+            generator = torch.Generator().manual_seed(_SEED)
+            specs = iter(self._specs)
             self._data = map_tensors(lambda tensor: _draw(next(specs), generator).to(tensor.device), data)
-        except StopIteration:
-            self._data = None
+        except (StopIteration, RuntimeError, NotImplementedError, TypeError):
+            self._data = None  # Of a kind that can't be drawn.
 
     def losses(
         self,
@@ -55,29 +61,41 @@ class Probe:
         generators: DefaultGenerators,
         device: torch.device,
     ) -> list[str | None] | None:
-        """Return each loss in hexadecimal, None for one that the microbatch makes no sense to; None before `see`.
+        """Return each loss in hexadecimal, None for one that the microbatch makes no sense to; None if it can't be.
 
         The model is in eval mode: layers that a method sets in each step (which rows a mask hides) then don't count.
-        Nothing of model and losses moves: buffers and plain attributes are put back.
         """
-        if self._data is None:
+        if self._data is None or self._is_steady is False:
             return None
-        data = map_tensors(lambda tensor: tensor.to(device), self._data)
-        return [self._loss(model, loss, data, generators) for loss in losses]
-
-    def _loss(self, model: nn.Module, loss: LossFunction, data: Data, generators: DefaultGenerators) -> str | None:
-        module = loss_module(loss)
-        restore = keep_state(model if module is None else nn.ModuleList([model, module]))
         try:
-            model.eval()
+            if not _can_be_copied(model, losses):
+                self._is_steady = False
+                return None
+            found = self._on_copies(model, losses, generators, device)
+            if self._is_steady is None:
+                self._is_steady = found == self._on_copies(model, losses, generators, device)
+        except Exception:  # noqa: BLE001  (of the user's own objects, while they're copied)
+            self._is_steady = False
+        return found if self._is_steady else None
+
+    def _on_copies(
+        self, model: nn.Module, losses: Sequence[LossFunction], generators: DefaultGenerators, device: torch.device
+    ) -> list[str | None]:
+        # Together, so that a loss which holds a part of the model holds the copy's.
+        own, copies = copy.deepcopy((model, list(losses)))
+        own.eval()
+        return [self._loss(own, loss, generators, device) for loss in copies]
+
+    def _loss(
+        self, model: nn.Module, loss: LossFunction, generators: DefaultGenerators, device: torch.device
+    ) -> str | None:
+        data = map_tensors(lambda tensor: tensor.clone().to(device), self._data)
+        try:
             with torch.no_grad(), generators.restored():
                 generators.seed(_SEED)
-                result = loss(model, data)
-            value = float(result.mean() if isinstance(result, Loss) else result)
+                value = _mean(loss(model, data))
         except Exception:  # noqa: BLE001  (the user's own code, on numbers that mean nothing to it)
             return None
-        finally:
-            restore()
         return value.hex() if math.isfinite(value) else str(value)
 
     @property
@@ -86,29 +104,48 @@ class Probe:
         return self._specs
 
 
-def keep_state(model: nn.Module) -> Callable[[], None]:
-    """Remember what a forward pass may change, buffers and plain attributes; return a function that puts it back."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    attributes = [(module, dict(_plain(module))) for module in model.modules()]
-
-    def restore() -> None:
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
-        for module, values in attributes:
-            for name in [name for name, _ in _plain(module) if name not in values]:
-                del module.__dict__[name]
-            module.__dict__.update(values)
-
-    return restore
+LARGEST = 1 << 30
+"""Bytes of parameters and buffers above which no copy is made."""
 
 
-def _plain(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    for name, value in module.__dict__.items():
-        if isinstance(value, Tensor):
-            yield name, value.detach().clone() if not value.requires_grad else value
-        elif isinstance(value, bool | int | float | str | None):
-            yield name, value
+def _can_be_copied(model: nn.Module, losses: Sequence[LossFunction]) -> bool:
+    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return size <= LARGEST and not hasattr(model, "_orig_mod") and all(map(_holds_nothing, losses))
+
+
+def _holds_nothing(loss: object) -> bool:
+    """Say whether a copy of a loss is apart from it: a function is never copied, nor what it closes over or names."""
+    while isinstance(loss, partial):
+        if not all(map(_is_constant, (*loss.args, *loss.keywords.values()))):
+            return False
+        loss = loss.func
+    if not isinstance(loss, types.FunctionType):
+        return True
+    names = {*loss.__code__.co_names} - {loss.__name__}
+    held = [cell.cell_contents for cell in loss.__closure__ or ()]
+    held += [loss.__globals__[name] for name in names if name in loss.__globals__]
+    # What is imported from elsewhere is a library's.
+    own = [value for value in held if getattr(value, "__module__", loss.__module__) == loss.__module__]
+    return all(_holds_nothing(v) if isinstance(v, types.FunctionType) else _is_constant(v) for v in own)
+
+
+def _is_constant(value: object) -> bool:
+    kinds = (bool, int, float, str, bytes, type, types.ModuleType, types.BuiltinFunctionType, types.NoneType)
+    return isinstance(value, kinds) or (isinstance(value, tuple) and all(map(_is_constant, value)))
+
+
+def _is_all_tensors(data: Data) -> bool:
+    if isinstance(data, Tensor):
+        return data.layout is torch.strided
+    if isinstance(data, Mapping):
+        return all(map(_is_all_tensors, data.values()))
+    return isinstance(data, list | tuple) and all(map(_is_all_tensors, data))
+
+
+def _mean(result: object) -> float:
+    if not isinstance(result, Tensor | Loss):
+        result = result["loss"] if isinstance(result, Mapping) else getattr(result, "loss")  # noqa: B009
+    return float(result.mean() if isinstance(result, Loss) else result)  # type: ignore[arg-type]
 
 
 def _spec(tensor: Tensor) -> TensorSpec:

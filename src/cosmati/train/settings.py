@@ -60,7 +60,7 @@ def identity_of(
     fixed = {
         name: value
         for name, value in facts.settings.items()
-        if name not in ("budget", "num_steps", "optimizers", "policy", "num_threads")
+        if name not in ("budget", "num_steps", "optimizers", "policy", "num_threads", "device", "ledger")
     }
     return identify(
         model=describe_model(model),
@@ -72,12 +72,20 @@ def identity_of(
         taxonomy=given.taxonomy.digest.hex() if given.policy and given.taxonomy else None,
         policy=given.policy.digest.hex() if given.policy else None,
         optimizers=[_describe(optimizer) for optimizer in given.optimizers],
+        groups=_groups(turns, model),
         methods=[describe(method) for method in plan.methods],
         settings=fixed,
         budget={"span": str(budget.span), "ratio": budget.ratio},
         cadence={name: getattr(given.config, name) for name in CADENCES},
         parent=parent,
     )
+
+
+def _groups(turns: Sequence[Turn], model: nn.Module) -> list[list[list[str]]]:
+    """Return the parameters' names in each group of each optimizer."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    optimizers = [scheduled.optimizer for turn in turns for scheduled in turn.optimizers]
+    return [[[names[id(p)] for p in group["params"]] for group in o.param_groups] for o in optimizers]
 
 
 def _describe(optimizer: AnyOptimizer) -> dict[str, object]:

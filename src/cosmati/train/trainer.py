@@ -112,6 +112,7 @@ class Trainer(Lifecycle):
                         break
                     self._take(data, None if self.is_plain else self.feed.class_ids(self.clock))
             self.finite.look(self.clock.step)
+            self.check_finite()
             if ended != "stopped":
                 self.evaluate()
             self._ended = ended
@@ -145,7 +146,8 @@ class Trainer(Lifecycle):
         self._is_bare = self._is_bare or self._opened is None
         # Where nobody says when this loop ends, the process is between its steps as the user left it.
         with numerics(a) if self._is_bare else nullcontext():
-            self.__enter__()
+            if self._opened is None:
+                self._open()
             if self.is_plain:
                 return self._take(batch, None)
             parts = split_batch(as_batch(batch, self.clock.rows), a.num_microbatches)

@@ -1,16 +1,35 @@
-"""Weights of another run to start from, and what the new run says of that run."""
+"""What a run starts from: the model on its device, the same weights on every rank, those of another run if asked."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
 from cosmati.core.state import load_model_tensors, parameter_root
 from cosmati.errors import CheckpointError
+from cosmati.train.ingredients import Ingredients
+from cosmati.train.loss_state import loss_module
+from cosmati.train.ranks import Ranks
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
+
+
+def place(model: nn.Module, device: torch.device, given: Ingredients, ranks: Ranks) -> Mapping[str, object]:
+    """Put the model where it trains, with the weights to begin with; return what they're derived from."""
+    model.to(device)
+    config = given.config
+    resumes = config.run_folder is not None and bool(list_checkpoints(Path(config.run_folder) / "checkpoints"))
+    begins_elsewhere = config.load_weights is not None and not resumes
+    parent = load_weights(model, Path(str(config.load_weights))) if begins_elsewhere else {}
+    # Whatever each rank has drawn: all start from one root.
+    losses = [given.loss] if callable(given.loss) else [sub_step.loss for sub_step in given.loss]
+    modules = [model, *(module for loss in losses if (module := loss_module(loss)) is not None)]
+    ranks.share(tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
+    return parent
 
 
 def load_weights(model: nn.Module, path: Path) -> dict[str, object]:

@@ -114,7 +114,9 @@ class LedgerObserver(Observer):
         earlier = self._writer.in_force
         assert earlier is not None, "there is an entry 0"
         was = dict(earlier.commitments)
-        now = self._commitments() | {"model": was.get("model", self._facts.model_root)}
+        # Where no checkpoint was written, the run begins anew, from weights of its own.
+        begins = self._state_digest is None and clock.step == 0
+        now = self._commitments() | ({} if begins else {"model": was.get("model", self._facts.model_root)})
         if now != was or self._changed:
             texts = [[c.name, _text(c.was), _text(c.now)] for c in self._changed]
             known = {name.partition(".")[0] for name, _, _ in texts}

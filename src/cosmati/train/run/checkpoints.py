@@ -41,6 +41,9 @@ _DTYPES = {
 }
 
 
+_SIGNED = ("optimizers", "feed", "identity", "initial_root", "phases", "budget_was_read")
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """The state of a run at one step.
@@ -56,6 +59,16 @@ class Checkpoint:
     model: Mapping[str, Tensor]
     state: Mapping[str, Tensor]
     facts: Mapping[str, Any]
+
+    @property
+    def signed_digest(self) -> bytes:
+        """What the ledger signs: the state's root, and those facts that a resume goes by. 32 bytes.
+
+        Seconds and environment differ between runs of the same bits, and stay out.
+        """
+        facts = {name: self.facts[name] for name in _SIGNED if name in self.facts}
+        text = json.dumps({**facts, "clock": list(self.facts.get("clock", ()))[:5]}, sort_keys=True)
+        return hashlib.sha256(self.state_digest + text.encode()).digest()
 
     @property
     def state_digest(self) -> bytes:
@@ -158,7 +171,8 @@ def choose_checkpoint(folder: Path, which: Literal["newest", "whole"], *, may_mo
             msg = f"{damage[0][1]} Step {checkpoint.step} is whole: RunConfig(resume_from='whole') goes on from it."
             raise CheckpointError(msg)
         for damaged, _ in damage if may_move else ():
-            damaged.rename(folder / f"damaged-{damaged.name}")
+            taken = len(list(folder.glob(f"damaged-*{damaged.name}")))
+            damaged.rename(folder / f"damaged-{taken + 1}-{damaged.name}")
         return checkpoint
     if damage:
         raise CheckpointError(f"{damage[0][1]} No checkpoint before it is whole: start again in another folder.")

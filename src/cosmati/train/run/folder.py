@@ -24,6 +24,7 @@ from cosmati.storage.atomic import replace_file
 from cosmati.storage.lock import FileLock
 from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
+from cosmati.train.run.checkpoints import list_checkpoints
 from cosmati.train.run.result import RunResult
 
 
@@ -58,7 +59,6 @@ class RunFolder:
         folder = cls(path, facts, lock)
         try:
             folder._resume_record()
-            folder.write("running", facts.plan, Clock(), None)
         except BaseException:
             folder.unlock()
             raise
@@ -68,8 +68,9 @@ class RunFolder:
         record = self.path / "run.json"
         if record.exists():
             earlier = RunRecord.from_json(record.read_text())
-            self._started = earlier.started
-            self._model_digest = earlier.digests["model"]
+            if list_checkpoints(self.path / "checkpoints"):
+                self._started = earlier.started
+                self._model_digest = earlier.digests["model"]
 
     def close(self, result: RunResult, plan: Plan) -> None:
         """Write the final record, with the promises that still hold, and unlock."""

@@ -102,6 +102,7 @@ class OpenRun:
             state_digest: of the checkpoint from which it goes on, if it does.
         """
         path = self._config.run_folder
+        _ = self._evaluate_every, self._checkpoint_seconds or self._checkpoint_every  # What has no step is found now.
         if self._folder is not None:
             self._folder.write("running", plan or self._facts.plan, clock, None)
             self._folder.note(clock, changed)
@@ -158,7 +159,10 @@ class OpenRun:
         if self._folder is not None:
             draft = write_checkpoint(folder, checkpoint)
             for observer in self.observers:
-                observer.on_checkpoint(clock, checkpoint.state_digest, parameter_root(checkpoint.model))
+                # The ledger signs what a resume goes by besides.
+                signs = isinstance(observer, LedgerObserver)
+                digest = checkpoint.signed_digest if signs else checkpoint.state_digest
+                observer.on_checkpoint(clock, digest, parameter_root(checkpoint.model))
             publish_checkpoint(draft, keep=self._config.num_checkpoints)
         self._ranks.barrier()
 
