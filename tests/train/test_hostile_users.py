@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -241,6 +240,3 @@ def test_a_trainer_that_nobody_closed_holds_no_folder(tmp_path: Path) -> None:
         config = RunConfig(budget="6ba", num_threads=1, run_folder=tmp_path)
         trainer = Trainer(network(), plain_loss, optimizers=[SGD(lr=0.1)], config=config)
         trainer.step((ROWS[0][:16], ROWS[1][:16]))
-        del trainer
-
-        gc.collect()

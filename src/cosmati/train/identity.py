@@ -165,7 +165,8 @@ def describe_source(data: object) -> dict[str, object]:
     """Return what is known of data before they are read: kind, digest, classes, options that fix their order."""
     facts: dict[str, object] = {"is": type(data).__qualname__}
     if isinstance(data, Source):
-        return facts | {"digest": data.digest, "classes": list(data.class_names)} | dict(_plain_fields(data))
+        read = {name: _value_of(data, name) for name in ("columns", "transform", "on_bad_row")}
+        return facts | {"digest": data.digest, "classes": list(data.class_names)} | read | dict(_plain_fields(data))
     if isinstance(data, DataLoader):
         return facts | dict(_describe_loader(data))
     if isinstance(data, list | tuple):
@@ -248,6 +249,12 @@ class _Described:
         if isinstance(value, Mapping):
             return {str(key): self._value(item) for key, item in value.items()}
         return value if isinstance(value, bool | int | float | str | types.NoneType) else _name(value)
+
+
+def _value_of(source: object, name: str) -> object:
+    """Return how a source's rows are read, which their digest doesn't cover: the code of a function by its name."""
+    value = getattr(getattr(source, "dataset", None), name, None)
+    return _name(value) if callable(value) else list(value) if isinstance(value, list | tuple) else value
 
 
 def _plain_fields(value: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401  (any dataclass)

@@ -51,7 +51,7 @@ class Probe:
             generator = torch.Generator().manual_seed(_SEED)
             specs = iter(self._specs)
             self._data = map_tensors(lambda tensor: _draw(next(specs), generator).to(tensor.device), data)
-        except (StopIteration, RuntimeError, NotImplementedError, TypeError):
+        except (StopIteration, RuntimeError, TypeError, ValueError, OverflowError):
             self._data = None  # Of a kind that can't be drawn.
 
     def losses(

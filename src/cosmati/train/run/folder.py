@@ -10,6 +10,7 @@ private/            the operator's key and the rows' salt: never part of what is
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -26,6 +27,15 @@ from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
 from cosmati.train.run.checkpoints import list_checkpoints
 from cosmati.train.run.result import RunResult
+
+
+def _locked(path: Path) -> FileLock:
+    """Lock a file; a trainer that nobody refers to any more (a notebook's cell that is run again) lets go of it."""
+    try:
+        return FileLock(path)
+    except BlockingIOError:
+        gc.collect()
+        return FileLock(path)
 
 
 class RunFolder:
@@ -49,7 +59,7 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / "checkpoints").mkdir(exist_ok=True)
-            lock = FileLock(path / "lock")
+            lock = _locked(path / "lock")
         except BlockingIOError as error:
             msg = f"Another process is training in {path}. Wait for it, stop it, or give this run a folder of its own."
             raise RunError(msg) from error
