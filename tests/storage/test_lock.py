@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from cosmati.storage.lock import FileLock
+from cosmati.storage.lock import FileLock, is_locked
 
 HOLD = "import sys, time; from pathlib import Path; from cosmati.storage.lock import FileLock\n"
 HOLD += "lock = FileLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(100)"
@@ -71,7 +72,7 @@ def test_a_path_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from cosmati.storage.lock import FileLock
+from cosmati.storage.lock import FileLock, is_locked
 
 lock = FileLock(Path(sys.argv[1]))
 child = os.fork()
@@ -93,6 +94,10 @@ def test_a_forked_child_that_outlives_its_killed_parent_holds_nothing(tmp_path: 
             FileLock(path)
         parent.kill()
         parent.wait()
+        # The child lets go as soon as it runs.
+        until = time.monotonic() + 60
+        while is_locked(path) and time.monotonic() < until:
+            time.sleep(0.01)
         os.kill(child, 0)  # It's alive.
         FileLock(path).release()
     finally:
