@@ -80,6 +80,21 @@ def trainer_of(loss: Any, folder: Path | None = None, methods: Any = (), **confi
     )
 
 
+def take_steps(trainer: Trainer, num: int, without: int | None = None) -> None:
+    """Take steps one by one, as if one of them had never come."""
+    with trainer:
+        assert trainer.feed is not None
+        for step in range(num):
+            mine = trainer.feed.microbatches(trainer.clock, trainer.assembly.layout.mine)
+            assert mine is not None
+            if step == without:
+                trainer.clock = trainer.clock.advanced(8, 8, 4, 0.0)
+            elif trainer.is_plain:
+                trainer.plain_step(mine[0])
+            else:
+                trainer.step_microbatches(mine, trainer.feed.class_ids(trainer.clock))
+
+
 def state_of(trainer: Trainer) -> dict[str, Tensor]:
     """Everything that training moves."""
     found = {name: value.clone() for name, value in trainer.model.state_dict().items()}
@@ -108,17 +123,8 @@ def test_a_finite_loss_with_a_bad_gradient_is_not_committed(tmp_path: Path, num_
         trainer.fit()
     assert trainer.clock.step == 3
     clean = trainer_of(SpoiltAt(-1, 1.0), None, [EMA(half_life="2ba")], num_microbatches=num_microbatches)
-    with clean:
-        feed = clean.feed
-        assert feed is not None
-        for _ in range(3):
-            mine = feed.microbatches(clean.clock, clean.assembly.layout.mine)
-            assert mine is not None
-            if clean.is_plain:
-                clean.plain_step(mine[0])
-            else:
-                clean.step_microbatches(mine, feed.class_ids(clean.clock))
-        assert_equal(state_of(trainer), state_of(clean))
+    take_steps(clean, 3)
+    assert_equal(state_of(trainer), state_of(clean))
     newest = list_checkpoints(tmp_path / "checkpoints")[0]
     assert newest.name == "step-00000003"
     assert all(bool(value.isfinite().all()) for name, value in read_checkpoint(newest).model.items() if name != "mask")
@@ -142,19 +148,8 @@ def test_a_bad_step_is_left_out_on_record(tmp_path: Path, num_microbatches: int)
     assert verify_ledger(tmp_path / "ledger").num_steps == 6
     # The same without the rows of that step.
     kept = trainer_of(SpoiltAt(-1, 1.0), num_microbatches=num_microbatches)
-    with kept:
-        feed = kept.feed
-        assert feed is not None
-        for step in range(6):
-            mine = feed.microbatches(kept.clock, kept.assembly.layout.mine)
-            assert mine is not None
-            if step == 2:
-                kept.clock = kept.clock.advanced(8, 8, 4, 0.0)
-            elif kept.is_plain:
-                kept.plain_step(mine[0])
-            else:
-                kept.step_microbatches(mine, feed.class_ids(kept.clock))
-        assert_equal(state_of(trainer), state_of(kept))
+    take_steps(kept, 6, without=2)
+    assert_equal(state_of(trainer), state_of(kept))
 
 
 class Diverges:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import json
 from pathlib import Path
@@ -240,3 +241,73 @@ def test_a_trainer_that_nobody_closed_holds_no_folder(tmp_path: Path) -> None:
         config = RunConfig(budget="6ba", num_threads=1, run_folder=tmp_path)
         trainer = Trainer(network(), plain_loss, optimizers=[SGD(lr=0.1)], config=config)
         trainer.step((ROWS[0][:16], ROWS[1][:16]))
+
+
+TEACHER = nn.Linear(4, 3)
+SEEN: collections.Counter[str] = collections.Counter()
+
+
+def taught(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+    """A teacher that follows, and a counter, both found by their names."""
+    SEEN["calls"] += 1
+    with torch.no_grad():
+        for parameter in TEACHER.parameters():
+            parameter.mul_(0.9)
+    return plain_loss(model, data) + (model(data[0]) - TEACHER(data[0])).square().mean()
+
+
+def _closed() -> tuple[Any, Any]:
+    teacher, seen = nn.Linear(4, 3), collections.deque[int]()
+
+    def loss(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+        def follow() -> None:
+            seen.append(1)
+            with torch.no_grad():
+                teacher.weight.mul_(0.9)
+
+        follow()
+        return plain_loss(model, data) + (model(data[0]) - teacher(data[0])).square().mean()
+
+    return loss, lambda: (teacher.weight.detach().clone(), len(seen))
+
+
+def _named() -> tuple[Any, Any]:
+    SEEN.clear()
+    return taught, lambda: (TEACHER.weight.detach().clone(), SEEN["calls"])
+
+
+@pytest.mark.parametrize("make", [_closed, _named])
+def test_what_a_function_closes_over_or_names_is_not_moved_by_checkpoints(tmp_path: Path, make: Any) -> None:
+    found = []
+    for every in (None, "1ba"):
+        torch.manual_seed(3)
+        nn.init.normal_(TEACHER.weight)
+        loss, state = make()
+        train(network(), loss, tmp_path / str(every), config={"checkpoint_every": every})
+        found.append(state())
+    assert found[0][1] == found[1][1] == 6
+    assert torch.equal(found[0][0], found[1][0])
+
+
+def test_masks_that_began_with_infinities_are_saved(tmp_path: Path) -> None:
+    """Also those of a compiled model, whose names compilation changes, and of a loss."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.register_buffer("mask", torch.tensor([0.0, 0.0, -torch.inf]))
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return torch.where(self.mask.isinf(), -9.0, self.layer(rows))
+
+    class MaskedLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("least", torch.tensor(-torch.inf))
+
+        def forward(self, model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+            return plain_loss(model, data).clamp(min=self.least)
+
+    compiled = torch.compile(Masked(), backend="eager")
+    assert train(compiled, MaskedLoss(), tmp_path).clock.step == 6  # type: ignore[arg-type]

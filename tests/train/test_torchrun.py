@@ -95,6 +95,17 @@ def test_weights_that_each_rank_has_drawn_for_itself_are_the_first_ones(tmp_path
 
 
 @pytest.mark.timeout(300)
+def test_ranks_that_are_given_different_runs_are_refused(tmp_path: Path) -> None:
+    by_rank = PER_RANK.replace("AdamW(lr=0.01)", 'AdamW(lr=0.01 * (1 + int(os.environ["RANK"])))')
+    (tmp_path / "script.py").write_text(by_rank)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, str(tmp_path / "script.py"), str(tmp_path / "run")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "The ranks have been given different runs" in done.stderr
+
+
+@pytest.mark.timeout(300)
 def test_stopping_as_asked_restarts_nothing(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(RECIPE.replace("12ba", "100000ba"))
     folder = tmp_path / "run"

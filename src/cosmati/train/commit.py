@@ -77,7 +77,6 @@ class Commit:
         turns = [turn for turn in a.turns if clock.step % turn.every == 0]
         undo = self._remember() if len(a.turns) > 1 else None
         before = a.layout.weights().copied() if follow else None
-        turns = [turn for turn in a.turns if clock.step % turn.every == 0]
         found: list[StepGradients] = []
         learnt: frozenset[str] = frozenset()
         try:

@@ -7,6 +7,7 @@ from typing import Any
 
 from cosmati.core.batch import Data
 from cosmati.core.plan import Plan, Promise
+from cosmati.core.state import model_tensors
 from cosmati.errors import CheckpointError
 from cosmati.train.assembly import Assembly
 from cosmati.train.budget_change import check_past
@@ -33,7 +34,7 @@ class Continuity:
         initial_root: as given, or as the checkpoint has it.
         changed: what the last resume changed, for the record.
         budget_was_read: whether a method has asked how far the run is: another budget would then change its past.
-        never_finite: buffers that began with infinities (masks, say).
+        never_finite: names, as checkpoints have them, of what began with infinities (masks, say).
         has_seen: whether `see` was called.
     """
 
@@ -51,7 +52,7 @@ class Continuity:
         self._where = ""
         self.never_finite = not_finite(
             {
-                **dict(assembly.model.named_buffers()),
+                **model_tensors(assembly.model),
                 **loss_buffers([turn.loss for turn in assembly.turns], assembly.model),
             }
         )

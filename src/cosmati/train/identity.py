@@ -41,10 +41,10 @@ CADENCES = (
     "check_every",
     "on_divergence",
 )
-"""Settings that are cadences: they change what is kept, and no bit of the training."""
+"""Settings that say how often, or what to do about a step that diverged: none changes a step that was taken."""
 
 SURROUNDINGS = ("threads", "torch", "device", "cpu_capability", "cuda")
-"""Identity of the environment on which bits rest."""
+"""Facts of the environment on which bits rest."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _LARGEST = 1 << 30

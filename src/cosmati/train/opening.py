@@ -64,21 +64,27 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
             plan = plan.recalled((g.name, g.because) for g in restored.plan.guarantees if not g.holds)
             clock, states = restored.clock, restored.states
         plan = _without_schedulers(plan, a)
-        own = json.dumps(dict(prepared.identity), sort_keys=True).encode()
-        if not a.ranks.all_equal(hashlib.sha256(own).digest()):
-            msg = (
-                "The ranks have been given different runs: data, loss, optimizers or settings differ. Every rank has "
-                "to be given the same, all batches too; the trainer shares them out."
-            )
-            raise PlanError(msg)
-        if a.ranks.is_parallel and not a.ranks.all_equal(a.layout.digest()):
-            msg = (
-                "The ranks hold different weights at the start. Every rank has to build the same model, with the same "
-                "surgery, and see the same run folder."
-            )
-            raise PlanError(msg)
+        if a.ranks.is_parallel:
+            _compare_ranks(prepared)
         run.start(clock, continuity.changed, plan, None if checkpoint is None else checkpoint.signed_digest)
     return Opened(run, continuity, plan, clock, states)
+
+
+def _compare_ranks(prepared: Prepared) -> None:
+    a = prepared.assembly
+    own = json.dumps(dict(prepared.identity), sort_keys=True).encode()
+    if not a.ranks.all_equal(hashlib.sha256(own).digest()):
+        msg = (
+            "The ranks have been given different runs: data, loss, optimizers or settings differ. Every rank has to be "
+            "given the same, all batches too; the trainer shares them out."
+        )
+        raise PlanError(msg)
+    if not a.ranks.all_equal(a.layout.digest()):
+        msg = (
+            "The ranks hold different weights at the start. Every rank has to build the same model, with the same "
+            "surgery, and see the same run folder."
+        )
+        raise PlanError(msg)
 
 
 def _without_schedulers(plan: Plan, assembly: Assembly) -> Plan:

@@ -121,12 +121,23 @@ def _holds_nothing(loss: object) -> bool:
         loss = loss.func
     if not isinstance(loss, types.FunctionType):
         return True
-    names = {*loss.__code__.co_names} - {loss.__name__}
+    names = _names_in(loss.__code__) - {loss.__name__}
     held = [cell.cell_contents for cell in loss.__closure__ or ()]
     held += [loss.__globals__[name] for name in names if name in loss.__globals__]
-    # What is imported from elsewhere is a library's.
-    own = [value for value in held if getattr(value, "__module__", loss.__module__) == loss.__module__]
-    return all(_holds_nothing(v) if isinstance(v, types.FunctionType) else _is_constant(v) for v in own)
+    for value in held:
+        # A function that is imported from elsewhere is a library's.
+        is_library = isinstance(value, types.FunctionType) and value.__module__ != loss.__module__
+        if not (
+            is_library or (_holds_nothing(value) if isinstance(value, types.FunctionType) else _is_constant(value))
+        ):
+            return False
+    return True
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """Return the names that a function's code reads, and the functions within it."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return {*code.co_names}.union(*map(_names_in, inner))
 
 
 def _is_constant(value: object) -> bool:

@@ -326,7 +326,7 @@ class Trainer(Lifecycle):
             return StepOutcome(self.clock, **outcome)
         self.tell("report")
         rates = [float(scheduled.optimizer.param_groups[0]["lr"]) for scheduled in a.optimizers]
-        if "left_out" not in outcome:
+        if learnt is None or learnt:
             outcome["gradient_norm"] = lambda: self.finite.gradient_norm
         done = StepOutcome(self.clock, learning_rates=rates, **outcome)
         self._run.report(done)
