@@ -18,6 +18,7 @@ from cosmati.errors import DivergenceError
 from cosmati.ledger.verify import verify_ledger
 from cosmati.methods.ema import EMA
 from cosmati.optim import SGD, AdamW
+from cosmati.train.finite import FiniteCheck
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -238,3 +239,14 @@ def test_nothing_bad_is_saved(tmp_path: Path, spoil: Callable[[Trainer], object]
         spoil_and_save()
     assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-00000001", "step-00000000"]
     assert json.loads((tmp_path / "run.json").read_text())["outcome"] == "diverged"
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_each_kind_of_what_is_not_finite_is_refused(bad: float, where: str) -> None:
+    check = FiniteCheck(RunConfig(budget="1ba"), torch.device("cpu"))
+    good, wrong = torch.tensor(1.0), torch.tensor(bad)
+    check.check(good, 0, [torch.ones(3), torch.ones(2, 2)])
+    assert check.gradient_norm == pytest.approx(math.sqrt(7))
+    with pytest.raises(DivergenceError, match=where):
+        check.check(wrong if where == "loss" else good, 0, [torch.ones(3), wrong if where == "gradient" else good])

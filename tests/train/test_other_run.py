@@ -322,6 +322,25 @@ def test_other_threads_withdraw_the_promises(copied: Path) -> None:
     assert not again.plan.holds("resume")
 
 
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_code_is_compared_by_bits_only_where_the_same_code_has_the_same_bits(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, is_elsewhere: bool
+) -> None:
+    from cosmati.train import facts, probe
+
+    usual = facts.describe_environment
+    if is_elsewhere:
+        monkeypatch.setattr(facts, "describe_environment", lambda device: usual(device) | {"cpu_capability": "another"})
+    # What other kernels would make of the fixed microbatch.
+    monkeypatch.setattr(probe.Probe, "losses", lambda *_: ["0x1.0p-3"])
+    trainer, _ = recipe(copied)
+    if is_elsewhere:
+        assert trainer.fit().outcome == "completed"
+    else:
+        with pytest.raises(CheckpointError, match="loss 0.125, and had"):
+            trainer.fit()
+
+
 @pytest.mark.parametrize("name", ["torch", "device", "cpu_capability"])
 def test_another_release_or_processor_withdraws_them_too(
     copied: Path, monkeypatch: pytest.MonkeyPatch, name: str
