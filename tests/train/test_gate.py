@@ -120,7 +120,7 @@ def test_a_finite_loss_with_a_bad_gradient_is_not_committed(tmp_path: Path, num_
     trainer = trainer_of(
         SpoiltAt(3, by, num_microbatches), tmp_path, [EMA(half_life="2ba")], num_microbatches=num_microbatches
     )
-    with pytest.raises(DivergenceError, match=r"gradient's norm is .* at step 3, and it isn't committed"):
+    with pytest.raises(DivergenceError, match=r"A gradient isn't finite at step 3, and none is committed"):
         trainer.fit()
     assert trainer.clock.step == 3
     clean = trainer_of(SpoiltAt(-1, 1.0), None, [EMA(half_life="2ba")], num_microbatches=num_microbatches)
@@ -243,10 +243,46 @@ def test_nothing_bad_is_saved(tmp_path: Path, spoil: Callable[[Trainer], object]
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_each_kind_of_what_is_not_finite_is_refused(bad: float, where: str) -> None:
-    check = FiniteCheck(RunConfig(budget="1ba"), torch.device("cpu"))
+@pytest.mark.parametrize("keeps_norms", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_each_kind_of_what_is_not_finite_is_refused(bad: float, where: str, keeps_norms: bool, device: str) -> None:
+    check = FiniteCheck(RunConfig(budget="1ba"), torch.device(device))
+    check.keeps_norms = keeps_norms
     good, wrong = torch.tensor(1.0), torch.tensor(bad)
     check.check(good, 0, [torch.ones(3), torch.ones(2, 2)])
-    assert check.gradient_norm == pytest.approx(math.sqrt(7))
+    assert check.gradient_norm == pytest.approx(math.sqrt(7) if keeps_norms else math.nan, nan_ok=True)
     with pytest.raises(DivergenceError, match=where):
         check.check(wrong if where == "loss" else good, 0, [torch.ones(3), wrong if where == "gradient" else good])
+
+
+KINDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "float64": Tensor.double,
+    "bfloat16": Tensor.bfloat16,
+    "float16": Tensor.half,
+    "complex": lambda values: torch.complex(values, values),
+    "sparse": Tensor.to_sparse,
+    "expanded": lambda values: values[2].expand(4),
+    "of stride 2": lambda values: values[::2],
+    "followed by autograd": lambda values: values * torch.ones((), requires_grad=True),
+    "empty": lambda values: values[:0],
+    "beyond its norm": lambda values: values * 1e30,
+}
+
+
+@pytest.mark.parametrize("keeps_norms", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_any_kind_are_looked_at_and_left_as_they_are(kind: str, keeps_norms: bool) -> None:
+    check = FiniteCheck(RunConfig(budget="1ba"), torch.device("cpu"))
+    check.keeps_norms = keeps_norms
+    values = torch.tensor([1.0, -0.0, 3e-41, 2.0, 5.0])
+    given, before = KINDS[kind](values.clone()), KINDS[kind](values.clone())
+    check.check(torch.tensor(1.0), 0, [torch.ones(3), given])
+    if given.layout is torch.strided:
+        as_bytes = [t.detach().resolve_conj().contiguous().view(torch.uint8) for t in (given, before)]
+        assert torch.equal(*as_bytes)
+    spoilt = KINDS[kind](torch.tensor([1.0, 0.0, math.inf, 2.0, 5.0]))
+    if kind == "empty":
+        check.check(torch.tensor(1.0), 0, [torch.ones(3), spoilt])
+    else:
+        with pytest.raises(DivergenceError, match="gradient"):
+            check.check(torch.tensor(1.0), 0, [torch.ones(3), spoilt])

@@ -337,7 +337,7 @@ def test_code_is_compared_by_bits_only_where_the_same_code_has_the_same_bits(
     if is_elsewhere:
         assert trainer.fit().outcome == "completed"
     else:
-        with pytest.raises(CheckpointError, match="loss 0.125, and had"):
+        with pytest.raises(CheckpointError, match=r"loss 0\.125, and had"):
             trainer.fit()
 
 

@@ -136,6 +136,7 @@ from torch import nn
 from cosmati import RunConfig, Trainer
 from cosmati.optim import AdamW
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # What a shell starts in the background ignores it.
 model = nn.Linear(4, 1)
 config = RunConfig(budget="1000000ba", num_threads=1, run_folder=Path(sys.argv[1]))
 with Trainer(model, lambda m, x: m(x).square().mean(), optimizers=[AdamW(lr=0.01)], config=config) as trainer:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -122,14 +122,15 @@ class DefaultGenerators:
             np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002  (what users' augmentations draw from)
 
     @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Leave the generators as they were found."""
-        states = [generator.get_state() for generator in self._generators]
+    def restored(self, more: Sequence[torch.Generator] = ()) -> Iterator[None]:
+        """Leave the generators, and some more, as they were found."""
+        generators = [*self._generators, *more]
+        states = [generator.get_state() for generator in generators]
         python, numpy = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
         try:
             yield
         finally:
-            for generator, state in zip(self._generators, states, strict=True):
+            for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
             random.setstate(python)
             np.random.set_state(numpy)  # noqa: NPY002

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -92,14 +93,32 @@ def own_generators(data: object) -> list[torch.Generator]:
 def has_known_order(data: object) -> bool:
     """Say whether a loader's order is a function of PyTorch's generators at the start of a pass, and of nothing else.
 
-    Persistent workers carry their draws from one pass to the next.
+    Persistent workers carry their draws from one pass to the next, and so does a data set with generators of its own.
     """
     if not isinstance(data, DataLoader) or type(data).__iter__ is not DataLoader.__iter__:
         return False
     if isinstance(data.dataset, IterableDataset) or data.persistent_workers or not getattr(data, "in_order", True):
         return False
+    known = own_generators(data)
+    if _draws(data.dataset, known) or _draws(data.collate_fn, known):
+        return False
     batches = data.batch_sampler
     return type(_sampler(data)) in _KNOWN_SAMPLERS and (batches is None or type(batches) is BatchSampler)
+
+
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+def _draws(value: object, known: Sequence[torch.Generator], depth: int = 3) -> bool:
+    """Say whether something holds a generator whose state isn't kept: a data set, a transform, a list of transforms."""
+    if isinstance(value, _GENERATORS):
+        return all(value is not one for one in known)
+    held = list(value) if isinstance(value, list | tuple) else [*getattr(value, "__dict__", {}).values()]
+    return depth > 0 and any(_draws(item, known, depth - 1) for item in held[:_LOOKED_AT])
+
+
+_LOOKED_AT = 100
+"""Attributes or items, of which a data set's rows in a list are none."""
 
 
 def shuffles(data: object) -> bool:

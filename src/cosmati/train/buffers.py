@@ -7,7 +7,7 @@ microbatch of the step (scoring rows, a second pass) then leaves no trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -19,6 +19,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cosmati.errors import PlanError
 from cosmati.routing.regions import Regions
 from cosmati.train.ranks import Ranks
+
+
+def remember(buffers: Iterable[Tensor]) -> Callable[[], None]:
+    """Copy buffers; return a function that puts them back."""
+    # Expanded ones are read only.
+    kept = [(buffer, buffer.detach().clone()) for buffer in buffers if 0 not in buffer.stride()]
+
+    def put_back() -> None:
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)
+
+    return put_back
 
 
 class BatchNormStatistics:

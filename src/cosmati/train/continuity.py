@@ -58,8 +58,12 @@ class Continuity:
         )
         self.has_seen = False
 
-    def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+    def facts(self, *, compare_code: bool) -> dict[str, Any]:
+        """Return what a checkpoint keeps.
+
+        Args:
+            compare_code: by what it computes; where that follows from state that no checkpoint holds, it can't be.
+        """
         policy = self._a.policy
         return {
             "version": CHECKPOINT_VERSION,
@@ -68,7 +72,7 @@ class Continuity:
             "initial_root": self.initial_root.hex(),
             "phases": [[p.name, p.start_step, p.end_step] for p in policy.phases] if policy else [],
             "budget_was_read": self.budget_was_read,
-            "probe": {"specs": self._probe.specs, "losses": self._losses()},
+            "probe": {"specs": self._probe.specs, "losses": self._losses() if compare_code else None},
         }
 
     def resume(self, checkpoint: Checkpoint, plan: Plan) -> Plan:

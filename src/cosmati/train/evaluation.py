@@ -21,6 +21,7 @@ from cosmati.data.foreign import refuse_rows, refuse_shares, shuffles
 from cosmati.errors import BatchError, DataError
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.train.assembly import Assembly
+from cosmati.train.buffers import remember
 from cosmati.train.feed import Feed
 from cosmati.train.ranks import Ranks
 from cosmati.train.routes import Route
@@ -263,11 +264,13 @@ def averaged_weights(assembly: Assembly, states: Mapping[int, State], at: Positi
 def averaged(assembly: Assembly, weights: Mapping[str, Tensor] | None, feed: Feed | None) -> Iterator[nn.Module]:
     """Give the model with averages in place of its weights, and BatchNorm's statistics computed for them."""
     model = assembly.model
+    # The training data's own generators among them: a validation loader may draw from the same one.
+    drawn_from = feed.generators if feed is not None else ()
     if weights is None:
-        with kept_buffers(model), assembly.generators.restored():
+        with kept_buffers(model), assembly.generators.restored(drawn_from):
             yield model
         return
-    with assembly.layout.replaced(weights), kept_buffers(model), assembly.generators.restored():
+    with assembly.layout.replaced(weights), kept_buffers(model), assembly.generators.restored(drawn_from):
         if assembly.statistics.layers:
             recalibrate(model, assembly.statistics.layers.values(), recalibration_passes(assembly, feed))
         yield model
@@ -282,14 +285,11 @@ def _put_back(flags: Sequence[tuple[nn.Module, bool]]) -> None:
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
     """Put a model's buffers back afterwards, from a saved copy."""
-    # Expanded ones are read only.
-    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if 0 not in buffer.stride()]
+    put_back = remember(model.buffers())
     try:
         yield
     finally:
-        with torch.no_grad():
-            for buffer, value in kept:
-                buffer.copy_(value)
+        put_back()
 
 
 @torch.no_grad()

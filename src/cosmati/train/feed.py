@@ -27,6 +27,7 @@ class Feed(Protocol):
     is_positional: bool
     num_passes: int
     has_ended: bool
+    generators: Sequence[torch.Generator]
 
     def whole(self, clock: Clock) -> Data | None:
         """Return the step's data whole, or None where the data have ended for good."""
@@ -63,6 +64,7 @@ class OrderedFeed:
     is_positional = True
     num_passes = 0
     has_ended = False
+    generators: Sequence[torch.Generator] = ()
 
     def __init__(self, order: Order, num_microbatches: int) -> None:
         self._order = order
@@ -124,6 +126,7 @@ class IterableFeed:
     Attributes:
         has_ended: asked for a batch, the data had none, and would have none in another pass.
         num_passes: passes that have ended.
+        generators: the loader's own.
 
     Raises:
         DataError: it's empty, gives rows instead of batches, or only this rank's share of them.
@@ -148,8 +151,8 @@ class IterableFeed:
         self._first: str | None = None
         self.num_passes = 0
         self.has_ended = False
-        self._own = own_generators(data)
-        self._own_at_start = [generator.get_state() for generator in self._own]
+        self.generators: Sequence[torch.Generator] = own_generators(data)
+        self._own_at_start = [generator.get_state() for generator in self.generators]
         self._restores_itself = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
         self.is_positional = isinstance(data, Sequence) or self._restores_itself or has_known_order(data)
         self.steps_per_epoch = _length(data)
@@ -195,7 +198,7 @@ class IterableFeed:
         """Start a pass, and drop the batches of it that have been seen already."""
         if self._seen and not self._restores_itself:
             self._put_back()
-        self._own_at_start = [generator.get_state() for generator in self._own]
+        self._own_at_start = [generator.get_state() for generator in self.generators]
         self._seed(0)
         self._iterator = iter(self._data)
         if self._restores_itself:
@@ -277,12 +280,13 @@ class IterableFeed:
             self._refuse_skipping("it can be iterated over only once, and how far it is can't be told")
         self._first = state.get("first")
         self._own_at_start = state.get("generators", self._own_at_start)
-        if len(self._own_at_start) != len(self._own):
-            self._refuse_skipping(f"it had {len(self._own_at_start)} generators of its own, and has {len(self._own)}")
+        if len(self._own_at_start) != len(self.generators):
+            was, now = len(self._own_at_start), len(self.generators)
+            self._refuse_skipping(f"it had {was} generators of its own, and has {now}")
         self._put_back()
 
     def _put_back(self) -> None:
-        for generator, state in zip(self._own, self._own_at_start, strict=True):
+        for generator, state in zip(self.generators, self._own_at_start, strict=True):
             generator.set_state(state)
 
     def close(self) -> None:

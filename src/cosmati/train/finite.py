@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ class FiniteCheck:
     Args:
         config: of the run.
         device: where it trains.
+
+    Attributes:
+        keeps_norms: whether `gradient_norm` will be asked for.
     """
 
     def __init__(self, config: RunConfig, device: torch.device) -> None:
@@ -31,6 +35,8 @@ class FiniteCheck:
         self._looks_at_once = self._is_cpu or config.check_every == 1
         self._bad: Tensor | None = None
         self._norms: Sequence[Tensor] = ()
+        self._found = torch.zeros(())
+        self.keeps_norms = True
 
     @property
     def gradient_norm(self) -> float:
@@ -48,19 +54,28 @@ class FiniteCheck:
         Raises:
             DivergenceError: something isn't finite.
         """
-        norms = self._norms = _norms(gradients or [])
-        if self._looks_at_once:
+        gradients = gradients or []
+        norms = self._norms = _norms(gradients) if self.keeps_norms else ()
+        if self._is_cpu:
             value = loss.item()
-            size = sum(norm.item() for norm in norms) if self._is_cpu else sum(_numbers(norms))
-            if not math.isfinite(value):
-                self._refuse(f"The loss is {value} at step {step} and isn't committed.")
-            if not math.isfinite(size):
-                self._refuse(f"The gradient's norm is {size} at step {step}, and it isn't committed.")
+            # Where norms are kept, they tell at no cost; but finite gradients may have a norm beyond their type.
+            seems_finite = self.keeps_norms and math.isfinite(sum(_numbers(norms)))
+            is_bad = not seems_finite and bool(_flag(gradients, self._found).item())
+            if is_bad:
+                self._found.zero_()
+        elif self._looks_at_once:
+            flag = _flag(gradients, torch.zeros((), device=loss.device))
+            value, is_bad = torch.stack([loss.detach().float(), flag]).tolist()
+        else:
+            wrong = _flag([*gradients, loss.detach().clone()], torch.zeros((), device=loss.device))
+            self._bad = wrong if self._bad is None else self._bad + wrong
+            if (step + 1) % self._config.check_every == 0:
+                self.look(step)
             return
-        wrong = ~torch.isfinite(torch.stack([loss.detach().float(), *(norm.float() for norm in norms)])).all()
-        self._bad = wrong if self._bad is None else self._bad | wrong
-        if (step + 1) % self._config.check_every == 0:
-            self.look(step)
+        if not math.isfinite(value):
+            self._refuse(f"The loss is {value} at step {step} and isn't committed.")
+        if is_bad:
+            self._refuse(f"A gradient isn't finite at step {step}, and none is committed.")
 
     def look(self, step: int) -> None:
         """Look whether anything since the last look wasn't finite; a checkpoint is never written before a look.
@@ -109,6 +124,29 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.detach().float() if tensor.element_size() == 1 else tensor.detach()
 
 
+def _flag(tensors: list[Tensor], found: Tensor) -> Tensor:
+    """Return 1.0 where an element isn't finite, else 0.0: by the one kernel that looks at all tensors, where it can.
+
+    Args:
+        tensors: on one device.
+        found: 0.0; may be written to, and returned.
+    """
+    if not tensors:
+        return found
+    try:
+        # Divides by one besides, which changes no bit.
+        torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, _one(found.device))
+    except RuntimeError:  # complex, sparse or expanded ones, or such as autograd follows
+        wrong = [~torch.isfinite(_wide(held)).all() for held in map(_held, tensors)]
+        return torch.stack(wrong).any().float()
+    return found
+
+
+@lru_cache(maxsize=16)
+def _one(device: torch.device) -> Tensor:
+    return torch.ones((), device=device)
+
+
 def _norms(gradients: list[Tensor]) -> Sequence[Tensor]:
     """Return a norm for each gradient, of a sparse one by what it holds; finite where all of it is."""
     if not gradients:
@@ -116,8 +154,12 @@ def _norms(gradients: list[Tensor]) -> Sequence[Tensor]:
     try:
         return torch._foreach_norm(gradients)  # noqa: SLF001
     except NotImplementedError:  # for sparse ones
-        dense = [g.detach() if g.layout is torch.strided else g.detach().coalesce().values() for g in gradients]
-        return torch._foreach_norm(dense)  # noqa: SLF001
+        return torch._foreach_norm([_held(gradient) for gradient in gradients])  # noqa: SLF001
+
+
+def _held(gradient: Tensor) -> Tensor:
+    """Return the elements that a gradient holds."""
+    return gradient.detach() if gradient.layout is torch.strided else gradient.detach().coalesce().values()
 
 
 def _numbers(norms: Sequence[Tensor]) -> list[float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from cosmati.routing.regions import Regions
 from cosmati.train.ranks import Ranks
 
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
+_UNWATCHED = nullcontext()
 _MAX_DEPTH = 3
 _MAX_COPIED = 1 << 20
 """Elements of the largest tensor that is compared by its content; of a larger one, by identity and version counter."""
@@ -63,12 +64,12 @@ class ForwardWatch:
         """Say which step comes; steps 0, 1, 2, 4, 8 ... are looked at."""
         self.is_on = step & (step - 1) == 0 if step else True
 
-    @contextmanager
-    def forward(self) -> Iterator[None]:
+    def forward(self) -> AbstractContextManager[None]:
         """Stand around a microbatch's forward pass."""
-        if not self.is_on:
-            yield
-            return
+        return self._watched() if self.is_on else _UNWATCHED
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
         before = self._state()
         yield
         after = self._state()
@@ -107,7 +108,8 @@ class ForwardWatch:
             )
             if some
         ]
-        return f"forward changes {' and '.join(told) or 'state on another rank'}"
+        mend = "" if all(name in buffers for name in names) else " (in `forward_caches`, if nothing reads them back)"
+        return f"forward changes {' and '.join(told) or 'state on another rank'}{mend}"
 
     def _reaches(self, name: str, region: str) -> bool:
         """Say whether what moves may carry a class's content into a region.

@@ -12,7 +12,7 @@ from torch import nn
 from cosmati.core.clock import Clock
 from cosmati.core.memory import freed_memory_kept
 from cosmati.core.method import Position, State
-from cosmati.core.plan import Plan
+from cosmati.core.plan import Plan, Promise
 from cosmati.errors import DivergenceError
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.continuity import Continuity
@@ -57,6 +57,7 @@ class Lifecycle:
         self._is_bare = False
         self._continuity: Continuity | None = None
         self._ended: str | None = None
+        self._is_stopped = False
         self._needs_outcome = False
 
     @property
@@ -85,9 +86,10 @@ class Lifecycle:
         return self.assembly.budget.is_over(self.clock) or (self._run is not None and self._run.stop_is_asked())
 
     def stop(self) -> None:
-        """End the run after the step in progress, with a checkpoint: early stopping, say."""
+        """End the run after the step in progress, with a checkpoint: early stopping, say. Before `fit`, at once."""
         if self._run is not None:
             self._run.ask_to_stop()
+        self._is_stopped = self._run is None
 
     def position(self, microbatch: int = 0) -> Position:
         """Return a position of the step at which the clock stands."""
@@ -140,9 +142,8 @@ class Lifecycle:
     def _snapshot(self) -> Checkpoint:
         self.tell("checkpoint")
         assert self._continuity is not None, "the run is open"
-        taken = snapshot(
-            self.assembly, self.methods.states, self.clock, self._plan, self.feed, self._continuity.facts()
-        )
+        facts = self._continuity.facts(compare_code=self._plan.holds(Promise.RESUME))
+        taken = snapshot(self.assembly, self.methods.states, self.clock, self._plan, self.feed, facts)
         self.finite.publish({**taken.model, **taken.state}, self._continuity.never_finite)
         return taken
 
@@ -165,10 +166,12 @@ class Lifecycle:
             opened = open_run(self.prepared, self.observers, self._plan, self.clock)
             self._run, self._continuity, self._plan, self.clock = opened[:4]
             stack.push(self._close_run)
+            if self._is_stopped:
+                self.stop()
             if opened.states is not None:
                 self.methods.states = opened.states
             # What is measured goes through collectives, so ranks must agree, whoever has observers.
-            self._needs_outcome = a.ranks.agree(bool(opened.run.observers))
+            self._needs_outcome = self.finite.keeps_norms = a.ranks.agree(bool(opened.run.observers))
             self._ended = None
             self.stopwatch.start(self.clock.seconds)
             if self.clock.step == 0 and opened.states is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from cosmati.core.batch import Batch, InputKind, kind_of_input
 from cosmati.core.clock import Budget, Clock, Time, Unit
@@ -168,6 +169,13 @@ def wants_ledger(config: RunConfig, policy: PolicyFile | None) -> bool:
 def _surgery(given: Ingredients) -> nn.Module:
     ready = [optimizer for optimizer in given.optimizers if isinstance(optimizer, torch.optim.Optimizer)]
     model = given.model
+    lazy = [name for name, p in (*model.named_parameters(), *model.named_buffers()) if is_lazy(p)]
+    if lazy:
+        msg = (
+            f"{', '.join(lazy[:5])} {'has' if len(lazy) == 1 else 'have'} no shape yet (lazy modules). Run one batch "
+            "through the model before the optimizer and the Trainer are made: model(batch)."
+        )
+        raise PlanError(msg)
     if not model.training:
         # It isn't set: who fine-tunes with frozen statistics means it, and a bare loop would take the model as it is.
         warnings.warn(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from cosmati.errors import DataError, DivergenceError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import SubStep, split_batch
+from cosmati.train.buffers import remember
 from cosmati.train.commit import Commit
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation
@@ -30,6 +31,7 @@ from cosmati.train.feed import Feed, as_batch
 from cosmati.train.gradients import StepInput
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.lifecycle import Lifecycle
+from cosmati.train.loss_state import loss_buffers
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.prepare import prepare
@@ -164,11 +166,13 @@ class Trainer(Lifecycle):
         if self._continuity is not None and not self._continuity.has_seen:
             first = data if class_ids is None else data[0]
             self._continuity.see(first.data if isinstance(first, Batch) else first)
+        put_back = self._remember_buffers()
         try:
             outcome = self.plain_step(data) if class_ids is None else self.step_microbatches(data, class_ids)
         except DivergenceError as error:
-            if self.assembly.config.on_divergence == "stop":
+            if put_back is None:
                 raise
+            put_back()
             outcome = self._left_out(data, class_ids, str(error))
         if not self.clock.step & (self.clock.step - 1):  # 1, 2, 4, 8, ...
             self.assembly.check_unchanged()
@@ -177,6 +181,13 @@ class Trainer(Lifecycle):
         if self._run.checkpoint_is_due(self.clock):
             self.save()
         return outcome
+
+    def _remember_buffers(self) -> Callable[[], None] | None:
+        """Copy what a forward pass may spoil, where a step may be left out; return how to put it back."""
+        a = self.assembly
+        if a.config.on_divergence == "stop":
+            return None
+        return remember([*a.model.buffers(), *loss_buffers([turn.loss for turn in a.turns], a.model).values()])
 
     def plain_step(self, data: Data) -> StepOutcome:
         """Take a step with V = 1, one rank and no route: the bare loop with a seed and one look at what is due."""
@@ -193,11 +204,7 @@ class Trainer(Lifecycle):
         self.stopwatch.lap("data")
         loss_function = self.methods.loss(turn.loss, self.position()) if self.methods.change_losses else turn.loss
         try:
-            if a.config.precision == "float32":
-                result = loss_function(a.model, data)
-            else:
-                with a.config.autocast(a.device):
-                    result = loss_function(a.model, data)
+            result = self._forward(loss_function, data)
             if has_lineage:
                 result = without_tombstones(result, batches[0].present)
             result = as_loss(result)
@@ -226,6 +233,19 @@ class Trainer(Lifecycle):
         self.stopwatch.lap("optimizer")
         loss = loss.detach()
         return self._committed(rows, tokens, None, loss=loss, sub_losses=[loss], batches=batches)
+
+    def _forward(self, loss_function: LossFunction, data: Data) -> Any:  # noqa: ANN401  (whatever a loss returns)
+        """Run the one microbatch forward, and see what that changes."""
+        a, watch = self.assembly, self._commit.watch
+        watch.step_begins(self.clock.step)
+        with watch.forward():
+            if a.config.precision == "float32":
+                result = loss_function(a.model, data)
+            else:
+                with a.config.autocast(a.device):
+                    result = loss_function(a.model, data)
+        self._plan = watch.judged(self._plan)
+        return result
 
     def step_microbatches(self, mine: Sequence[Batch], class_ids: Sequence[int | None]) -> StepOutcome:
         """Train on this rank's microbatches.

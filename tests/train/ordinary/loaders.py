@@ -59,6 +59,8 @@ class KilledError(Exception):
 class Seen:
     """A loss that notes the rows of each step, and fails at one of them."""
 
+    forward_caches = ("steps",)
+
     def __init__(self, fails_at: int | None = None) -> None:
         self.steps: list[list[list[float]]] = []
         self._fails_at = fails_at

@@ -1,0 +1,168 @@
+"""More of what ordinary users bring: state in forward, generators of their own, spoilt buffers, early stops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from cosmati import Evaluation, RunConfig, Trainer
+from cosmati.errors import DivergenceError, PlanError
+from cosmati.optim import SGD
+from cosmati.train.evaluation import accuracy
+
+GENERATOR = torch.Generator().manual_seed(0)
+ROWS, LABELS = torch.randn(64, 4, generator=GENERATOR), torch.randint(3, (64,), generator=GENERATOR)
+
+
+def loss_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+    return cross_entropy(model(data[0]), data[1])
+
+
+class Counting(nn.Module):
+    """Warms up by a counter of its own, as many a temperature does."""
+
+    def __init__(self, *, is_kept: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 3)
+        self.num_calls: Any = 0
+        if is_kept:
+            del self.num_calls
+            self.register_buffer("num_calls", torch.zeros(()))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden: Tensor = self.linear(rows) * (1 + 0.1 * self.num_calls)
+        if self.training:
+            self.num_calls = self.num_calls + 1
+        return hidden
+
+
+def trainer_of(model: nn.Module, data: Any, folder: Path | None, **given: Any) -> Trainer:
+    config = {"budget": "8ba", "num_threads": 1, "run_folder": folder} | given.pop("config", {})
+    return Trainer(model, loss_of, data, optimizers=[SGD(lr=0.1)], config=RunConfig(**config), **given)
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    return [(ROWS[i : i + 8], LABELS[i : i + 8]) for i in range(0, 64, 8)]
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_state_that_no_checkpoint_keeps_withdraws_resume(num_microbatches: int, is_kept: bool) -> None:
+    trainer = trainer_of(
+        Counting(is_kept=is_kept), batches(), None, config={"num_microbatches": num_microbatches, "budget": "2ba"}
+    )
+    assert trainer.plan.holds("resume")
+    trainer.fit()
+    assert trainer.plan.holds("resume") == is_kept
+    assert ("forward changes the attributes num_calls" in str(trainer.plan)) == (not is_kept)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_model_that_counts_its_calls_goes_on(tmp_path: Path, is_kept: bool) -> None:
+    whole = trainer_of(Counting(is_kept=is_kept), batches(), None)
+    whole.fit()
+    config = {"budget": "4ba", "checkpoint_every": "4ba"}
+    trainer_of(Counting(is_kept=is_kept), batches(), tmp_path, config=config).fit()
+    again = trainer_of(Counting(is_kept=is_kept), batches(), tmp_path, config={"change": ("budget",)})
+    again.fit()
+    assert again.clock.step == 8
+    assert again.plan.holds("resume") == is_kept
+    if is_kept:
+        assert torch.equal(again.model.linear.weight, whole.model.linear.weight)
+
+
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Augments with a generator that it holds."""
+
+    def __init__(self, generator: Any) -> None:
+        self.noise = [generator]
+
+    def __len__(self) -> int:
+        return len(ROWS)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        held = self.noise[0]
+        shift = torch.rand((), generator=held) if isinstance(held, torch.Generator) else held.random()
+        return ROWS[index] + shift, LABELS[index]
+
+
+@pytest.mark.parametrize(
+    "generator", [np.random.default_rng(0), np.random.RandomState(0), torch.Generator()], ids=lambda g: type(g).__name__
+)
+def test_a_data_set_with_a_generator_of_its_own_is_no_function_of_the_position(generator: Any) -> None:
+    assert not trainer_of(nn.Linear(4, 3), DataLoader(Noisy(generator), 8), None).plan.holds("resume")
+    plain = DataLoader(TensorDataset(ROWS, LABELS), 8, shuffle=True, generator=torch.Generator())
+    assert trainer_of(nn.Linear(4, 3), plain, None).plan.holds("resume")
+
+
+def test_a_validation_loader_may_share_the_training_loaders_generator(tmp_path: Path) -> None:
+    def run(stops: list[int], every: str | None, folder: Path | None) -> nn.Module:
+        for stop in stops:
+            generator = torch.Generator().manual_seed(3)
+            data = DataLoader(TensorDataset(ROWS, LABELS), 16, shuffle=True, generator=generator)
+            validation = DataLoader(TensorDataset(ROWS, LABELS), 32, shuffle=True, generator=generator)
+            torch.manual_seed(0)
+            config = {"budget": f"{stop}ba", "evaluate_every": every, "change": ("budget",), "checkpoint_every": "4ba"}
+            evaluation = Evaluation(validation, {"accuracy": accuracy})
+            trainer = trainer_of(nn.Linear(4, 3), data, folder, config=config, evaluation=evaluation)
+            trainer.fit()
+        return trainer.model
+
+    whole = run([10], None, None)
+    assert torch.equal(run([10], "1ba", None).weight, whole.weight)
+    assert torch.equal(run([6, 10], "2ba", tmp_path).weight, whole.weight)
+
+
+class Codebook(nn.Module):
+    """Keeps a running mean of what it sees, which one bad row spoils."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.seen.lerp_(rows.detach().mean(0), 0.5)
+        hidden: Tensor = self.linear(rows + 0.01 * self.seen)
+        return hidden
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_a_step_that_is_left_out_leaves_no_buffer_spoilt(num_microbatches: int) -> None:
+    bad = batches()
+    bad[3] = (bad[3][0] * torch.nan, bad[3][1])
+    config = {"num_microbatches": num_microbatches}
+    trainer = trainer_of(Codebook(), bad, None, config={"on_divergence": "skip", **config})
+    trainer.fit()
+    kept = trainer_of(Codebook(), [b for i, b in enumerate(bad) if i != 3], None, config={"budget": "7ba", **config})
+    kept.fit()
+    assert torch.equal(trainer.model.seen, kept.model.seen)
+    assert torch.equal(trainer.model.linear.weight, kept.model.linear.weight)
+    with pytest.raises(DivergenceError):
+        trainer_of(Codebook(), bad, None, config=config).fit()
+
+
+def test_who_stops_before_the_start_takes_no_step(tmp_path: Path) -> None:
+    trainer = trainer_of(nn.Linear(4, 3), batches(), tmp_path)
+    trainer.stop()
+    assert trainer.fit().outcome == "stopped"
+    assert trainer.clock.step == 0
+    assert trainer.fit().outcome == "completed"
+    assert trainer.clock.step == 8
+
+
+def test_lazy_modules_are_refused_by_name() -> None:
+    with pytest.raises(PlanError, match=r"0\.weight, 0\.bias have no shape yet.*Run one batch"):
+        trainer_of(nn.Sequential(nn.LazyLinear(3)), batches(), None)
+    model = nn.Sequential(nn.LazyLinear(3))
+    model(ROWS[:2])
+    assert trainer_of(model, batches(), None).fit().outcome == "completed"
