@@ -36,6 +36,10 @@ class DivergenceError(CosmatiError, RuntimeError):
     """The loss or a gradient is not finite."""
 
 
+class OutOfMemoryError(CosmatiError, RuntimeError):
+    """Memory is too short for a step, however its microbatches are cut; nothing of it is committed."""
+
+
 class PolicyError(CosmatiError, ValueError):
     """A policy that doesn't parse, doesn't partition the parameters or isn't total."""
 

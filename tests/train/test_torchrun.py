@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cosmati.ledger.verify import verify_ledger
 from cosmati.records.run import RunRecord
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 
@@ -103,6 +104,53 @@ def test_ranks_that_are_given_different_runs_are_refused(tmp_path: Path) -> None
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode != 0
     assert "The ranks have been given different runs" in done.stderr
+
+
+SHORT = """
+import os, sys, torch
+from pathlib import Path
+from cosmati import Classification, InMemory, RunConfig, Trainer
+from cosmati.models.mlp import MLP
+from cosmati.optim import AdamW
+
+WORLD, RANK = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", 1), ("RANK", 0)))
+
+
+class Short(Classification):
+    num_calls = 0
+
+    def __call__(self, model, data):
+        # The last rank alone has no room, from its second microbatch of step 3 on.
+        if torch.is_grad_enabled() and RANK == WORLD - 1:
+            type(self).num_calls += 1
+            if type(self).num_calls > 3 * 4 // WORLD + 1 and len(data[0]) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().__call__(model, data)
+
+
+generator = torch.Generator().manual_seed(1)
+data = InMemory((torch.randn(64, 6, generator=generator), torch.randint(3, (64,), generator=generator)), 16)
+torch.manual_seed(0)
+config = RunConfig(budget="6ba", num_microbatches=4, num_threads=1, run_folder=Path(sys.argv[1]), ledger=True)
+trainer = Trainer(MLP((6, 8, 3)), Short(3), data, optimizers=[AdamW(lr=0.01)], config=config)
+trainer.fit()
+assert trainer.cuts.made == [(3, 2)], trainer.cuts.made
+"""
+
+
+@pytest.mark.timeout(300)
+def test_memory_that_is_short_on_one_rank_cuts_on_all(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SHORT)
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    subprocess.run([sys.executable, str(tmp_path / "script.py"), str(alone)], check=True, capture_output=True)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, str(tmp_path / "script.py"), str(together)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    one, two = _weights(alone), _weights(together)
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+    for folder in (alone, together):
+        assert (verify_ledger(folder / "ledger").num_steps, (folder / "cuts.json").read_text()) == (6, "[[3, 2]]")
 
 
 @pytest.mark.timeout(300)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cosmati.core.clock import Clock
-from cosmati.errors import DivergenceError
+from cosmati.errors import DivergenceError, OutOfMemoryError
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.finite import FiniteCheck
@@ -72,6 +72,7 @@ class Commit:
 
         Raises:
             DivergenceError: a loss or a gradient isn't finite. Nothing of the step is kept, nor of earlier sub-steps.
+            OutOfMemoryError: memory is too short. Likewise.
         """
         a = self._a
         turns = [turn for turn in a.turns if clock.step % turn.every == 0]
@@ -90,7 +91,7 @@ class Commit:
                     self._tell("commit")
                     learnt |= a.layout.commit(root, turn.indices, partial(turn.step, clock, a.budget))
                     self._stopwatch.lap("optimizer")
-        except DivergenceError:
+        except (DivergenceError, OutOfMemoryError):
             if undo is not None:
                 undo()
             raise

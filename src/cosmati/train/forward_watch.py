@@ -43,6 +43,7 @@ class ForwardWatch:
 
     Attributes:
         is_on: whether this step is looked at.
+        has_moved: whether anything has ever been found.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class ForwardWatch:
         self._ranks = ranks
         self._moved: set[str] = set()
         self.is_on = False
+        self.has_moved = False
 
     def step_begins(self, step: int) -> None:
         """Say which step comes; steps 0, 1, 2, 4, 8 ... are looked at."""
@@ -79,6 +81,7 @@ class ForwardWatch:
         """Return the plan without the promises that what has moved breaks. Every rank has to ask."""
         if not (self.is_on and self._ranks.agree(bool(self._moved))):
             return plan
+        self.has_moved = True
         moved, self._moved = sorted(self._moved), set()
         kept = set(self._buffers(persistent=True))
         for promise, names in (

@@ -18,9 +18,10 @@ from cosmati.core.loss import Loss, LossFunction, as_loss, count_labels, without
 from cosmati.core.method import Method, Position
 from cosmati.core.pieces import Pieces
 from cosmati.core.rng import position_key
-from cosmati.errors import BatchError
+from cosmati.errors import BatchError, OutOfMemoryError
 from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
+from cosmati.train.cutting import shortage
 from cosmati.train.forward_watch import ForwardWatch
 from cosmati.train.layout.layout import Layout, Slot
 from cosmati.train.loss_state import loss_module
@@ -80,12 +81,14 @@ class Seen(NamedTuple):
         weight: of it.
         num_rows: how many took part.
         num_labels: what a scalar may be the mean of; 0 where the loss tells its own weight.
+        is_short: 1 where memory was.
     """
 
     loss: Tensor | float
     weight: Tensor | float
     num_rows: float
     num_labels: Tensor | float
+    is_short: float = 0.0
 
 
 NOTHING = Seen(0.0, 0.0, 0.0, 0.0)
@@ -138,9 +141,14 @@ class StepPasses:
         return gradients
 
     def _pass(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
-        """Run this rank's microbatches forward and backward, and sum over all ranks."""
+        """Run this rank's microbatches forward and backward, and sum over all ranks.
+
+        Raises:
+            OutOfMemoryError: a rank's memory is too short; all of them raise it.
+        """
         a = self._a
-        scale = self._scale(step.num_tokens)
+        scale = self._scale(step)
+        why = ""
         learns = turn.learning(step.frozen)
         seen: list[Seen] = []
         norms: list[Tensor] = []
@@ -149,18 +157,27 @@ class StepPasses:
             for batch, position in zip(step.batches, step.positions, strict=True):
                 mark = a.statistics.clear()
                 with sums.slot(position.microbatch) as slot:
-                    is_offered = step.routes[position.microbatch].offered
-                    seen.append(self._microbatch(slot, batch, position, turn, scale) if is_offered else NOTHING)
+                    # Where one was too much, the others are left out; ranks still meet in each slot.
+                    is_offered = step.routes[position.microbatch].offered and not why
+                    try:
+                        seen.append(self._microbatch(slot, batch, position, turn, scale) if is_offered else NOTHING)
+                    except (RuntimeError, MemoryError) as error:
+                        why = shortage(error)
+                        if not why:
+                            raise
+                        seen.append(NOTHING._replace(is_short=1.0))
                 norms += slot.norms
                 if a.statistics.layers:
                     statistics.append(a.statistics.read(mark))
                 self._tell("leaf")
                 self._stopwatch.lap("backward")
             facts = a.layout.gather(_table(seen, norms, a.device))
+            if why or (a.ranks.is_parallel and bool(facts[:, 4].any())):
+                raise OutOfMemoryError(why or "on another rank")
             self._tell("tree")
             denominators = None if scale is None else self._denominators(facts[:, 1], step.routes, scale)
             root = sums.root(denominators)
-        losses, weights, num_rows, leaf_norms = facts[:, 0], facts[:, 1], facts[:, 2], facts[:, 4:]
+        losses, weights, num_rows, leaf_norms = facts[:, 0], facts[:, 1], facts[:, 2], facts[:, 5:]
         # Without any weight nothing is learnt, and there is no mean to take.
         loss = losses.sum() / torch.where(weights.sum() == 0, 1.0, weights.sum())
         loss = _even(loss, facts[:, 3])
@@ -183,15 +200,15 @@ class StepPasses:
         num_labels = 0.0 if isinstance(result, Loss) else count_labels(a.model, batch.data)
         return Seen(loss, weight, float(batch.num_rows if present is None else int(present.sum())), num_labels)
 
-    def _scale(self, num_tokens: int) -> float | None:
+    def _scale(self, step: StepInput) -> float | None:
         """Return the power of two near 1 / (weight of a step); None where the user's scalar is taken as it is.
 
         It follows from shapes alone, so every rank has it before the first backward. A power of two is exact, so its
         choice doesn't change the result.
         """
-        if self._a.num_microbatches == 1 and self._a.policy is None:
+        if len(step.routes) == 1 and self._a.policy is None:
             return None
-        size = num_tokens * self._a.num_microbatches
+        size = step.num_tokens * len(step.routes)
         return 2.0 ** -(size.bit_length() - 1)
 
     def _denominators(self, weights: Tensor, routes: Sequence[Route], scale: float) -> Tensor:
@@ -251,7 +268,7 @@ def _even(loss: Tensor, num_labels: Tensor) -> Tensor:
 
 
 def _table(seen: Sequence[Seen], norms: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return loss, weight, numbers of rows and labels, and norms of each microbatch: float64 [n, 4 + regions]."""
+    """Return the fields of `Seen`, and norms, of each microbatch: float64 [n, 5 + regions]."""
     columns = [_column([getattr(one, field) for one in seen], device) for field in Seen._fields]
     if norms:
         columns += torch.stack(list(norms)).view(len(seen), -1).unbind(1)

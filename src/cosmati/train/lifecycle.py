@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch import nn
 
 from cosmati.core.clock import Clock
@@ -16,6 +18,7 @@ from cosmati.core.plan import Plan, Promise
 from cosmati.errors import DivergenceError
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.continuity import Continuity
+from cosmati.train.cutting import Cuts
 from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, evaluate, try_out
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.identity import Change
@@ -58,6 +61,7 @@ class Lifecycle:
         self._continuity: Continuity | None = None
         self._ended: str | None = None
         self._is_stopped = False
+        self.cuts = Cuts()
         self._needs_outcome = False
 
     @property
@@ -105,6 +109,33 @@ class Lifecycle:
         """Give the model to evaluate and ship: `with trainer.averaged() as model`; averages are put in for as long."""
         return averaged(self.assembly, averaged_weights(self.assembly, self.methods.states, self.position()), self.feed)
 
+    def halve_microbatches(self, why: str, *, state_moves: bool) -> None:
+        """Cut each microbatch in two from this step on, on record, before it's taken anew.
+
+        Args:
+            why: what was short.
+            state_moves: forward passes change more than BatchNorm's statistics; the attempt that failed has, too.
+        """
+        assert self._run is not None, "opened"
+        a, before = self.assembly, self.cuts.pieces
+        self.cuts.halve(self.clock.step)
+        was, now = (a.num_microbatches * pieces for pieces in (before, self.cuts.pieces))
+        self._run.cut(self.clock, self.cuts, Change("microbatches", was, now))
+        because = f"memory was short at step {self.clock.step}: {now} microbatches since, {was} before ({why})"
+        broken = [Promise.ELASTIC, Promise.PARITY]
+        if state_moves:
+            broken += [Promise.RESUME, Promise.REPLAYABLE]
+        for promise in broken:
+            if self._plan.holds(promise):
+                self._plan = self._plan.withdraw(promise, because)
+        warnings.warn(
+            f"Memory is too short for step {self.clock.step} ({why}): each microbatch is cut in two, {now} in place of "
+            f"{was} from here on. Begin with num_microbatches={now} next time.",
+            stacklevel=2,
+        )
+        if a.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def evaluate(self) -> Mapping[str, float]:
         """Measure now, tell observers, and return the metrics; nothing without an `Evaluation` or an open run."""
         if self.evaluation is None or self._run is None:
@@ -142,7 +173,7 @@ class Lifecycle:
     def _snapshot(self) -> Checkpoint:
         self.tell("checkpoint")
         assert self._continuity is not None, "the run is open"
-        facts = self._continuity.facts(compare_code=self._plan.holds(Promise.RESUME))
+        facts = self._continuity.facts(compare_code=self._plan.holds(Promise.RESUME)) | {"cuts": self.cuts.made}
         taken = snapshot(self.assembly, self.methods.states, self.clock, self._plan, self.feed, facts)
         self.finite.publish({**taken.model, **taken.state}, self._continuity.never_finite)
         return taken
@@ -165,6 +196,7 @@ class Lifecycle:
                 stack.enter_context(numerics(a))
             opened = open_run(self.prepared, self.observers, self._plan, self.clock)
             self._run, self._continuity, self._plan, self.clock = opened[:4]
+            self.cuts = opened.cuts
             stack.push(self._close_run)
             if self._is_stopped:
                 self.stop()

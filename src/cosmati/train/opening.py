@@ -13,6 +13,7 @@ from cosmati.core.plan import Plan, Promise
 from cosmati.errors import PlanError
 from cosmati.train.assembly import Assembly
 from cosmati.train.continuity import Continuity
+from cosmati.train.cutting import Cuts
 from cosmati.train.facts import facts_of
 from cosmati.train.observers.observer import Observer
 from cosmati.train.prepare import Prepared
@@ -29,6 +30,7 @@ class Opened(NamedTuple):
         plan: without the promises that are broken.
         clock: where it goes on.
         states: of the methods, None where the run begins.
+        cuts: of the microbatches, where memory was short.
     """
 
     run: OpenRun
@@ -36,6 +38,7 @@ class Opened(NamedTuple):
     plan: Plan
     clock: Clock
     states: dict[int, State] | None
+    cuts: Cuts
 
 
 def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, clock: Clock) -> Opened:
@@ -57,17 +60,19 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
     run = OpenRun(facts, a.config, a.budget, a.ranks, observers, a.layout.digest)
     continuity = Continuity(a, prepared.identity, facts.environment, facts.model_root)
     states = None
+    made: list[list[int]] = []
     with run.opening() as checkpoint:
         if checkpoint is not None:
             plan = continuity.resume(checkpoint, a.plan)
             restored = restore(checkpoint, a, prepared.feed)
             plan = plan.recalled((g.name, g.because) for g in restored.plan.guarantees if not g.holds)
-            clock, states = restored.clock, restored.states
+            clock, states, made = restored.clock, restored.states, checkpoint.facts["cuts"]
         plan = _without_schedulers(plan, a)
         if a.ranks.is_parallel:
             _compare_ranks(prepared)
+        cuts = Cuts.found(a.config.run_folder, made, clock.step)
         run.start(clock, continuity.changed, plan, None if checkpoint is None else checkpoint.signed_digest)
-    return Opened(run, continuity, plan, clock, states)
+    return Opened(run, continuity, plan, clock, states, cuts)
 
 
 def _compare_ranks(prepared: Prepared) -> None:

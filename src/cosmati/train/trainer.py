@@ -19,13 +19,14 @@ from cosmati.core.method import Method
 from cosmati.core.plan import Promise
 from cosmati.core.rng import position_key
 from cosmati.core.source import Source
-from cosmati.errors import DataError, DivergenceError
+from cosmati.errors import DataError, DivergenceError, OutOfMemoryError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import SubStep, split_batch
 from cosmati.train.buffers import remember
 from cosmati.train.commit import Commit
 from cosmati.train.config import RunConfig
+from cosmati.train.cutting import refuse_uncut, shortage
 from cosmati.train.evaluation import Evaluation
 from cosmati.train.feed import Feed, as_batch
 from cosmati.train.gradients import StepInput
@@ -152,8 +153,13 @@ class Trainer(Lifecycle):
                 self._open()
             if self.is_plain:
                 return self._take(batch, None)
-            parts = split_batch(as_batch(batch, self.clock.rows), a.num_microbatches)
-            return self._take([parts[i] for i in a.layout.mine], [a.router.class_of(part) for part in parts])
+            return self._take(*self._split(batch))
+
+    def _split(self, batch: Data) -> tuple[list[Batch], list[int | None]]:
+        """Return this rank's microbatches of a step's rows, and the classes of all."""
+        a = self.assembly
+        parts = split_batch(as_batch(batch, self.clock.rows), a.num_microbatches)
+        return [parts[i] for i in a.layout.mine], [a.router.class_of(part) for part in parts]
 
     def _take(self, data: Any, class_ids: Sequence[int | None] | None) -> StepOutcome:  # noqa: ANN401  (see `_next`)
         """Take a step, and do what is due after it.
@@ -168,7 +174,7 @@ class Trainer(Lifecycle):
             self._continuity.see(first.data if isinstance(first, Batch) else first)
         put_back = self._remember_buffers()
         try:
-            outcome = self.plain_step(data) if class_ids is None else self.step_microbatches(data, class_ids)
+            outcome = self._cut_as_needed(data, class_ids)
         except DivergenceError as error:
             if put_back is None:
                 raise
@@ -181,6 +187,23 @@ class Trainer(Lifecycle):
         if self._run.checkpoint_is_due(self.clock):
             self.save()
         return outcome
+
+    def _cut_as_needed(self, data: Any, class_ids: Sequence[int | None] | None) -> StepOutcome:  # noqa: ANN401
+        """Take a step, and take it anew with smaller microbatches as long as memory is too short."""
+        why = "as in an earlier attempt" if self.cuts.is_due(self.clock.step) else ""
+        while True:
+            if why or self.cuts.pieces > 1:
+                data, class_ids = (data, class_ids) if class_ids is not None else self._split(data)
+            if why:
+                refuse_uncut(data, self.cuts.pieces, self.clock.step, why)
+                self.halve_microbatches(why, state_moves=self._commit.watch.has_moved)
+            try:
+                if class_ids is None:
+                    return self.plain_step(data)
+                return self.step_microbatches(self.cuts.cut(data), list(class_ids) * self.cuts.pieces)
+            except OutOfMemoryError as error:
+                why = str(error)
+            # Here, and not in the handler: until that has ended, the error's frames hold what didn't fit.
 
     def _remember_buffers(self) -> Callable[[], None] | None:
         """Copy what a forward pass may spoil, where a step may be left out; return how to put it back."""
@@ -222,9 +245,11 @@ class Trainer(Lifecycle):
                 root = self.methods.gradients(a.layout.weights().having(held), self.position())
                 gradients = list(root.tensors.values())
             self.finite.check(loss, self.clock.step, gradients)
-        except BaseException:  # Whoever catches it and goes on takes this step anew.
+        except BaseException as error:  # Whoever catches it and goes on takes this step anew.
             a.statistics.put_back(statistics)
             a.model.zero_grad()
+            if why := shortage(error):
+                raise OutOfMemoryError(why) from None
             raise
         if self.methods.change_gradients:
             a.layout.commit(root, turn.indices, partial(turn.step, self.clock, a.budget))
@@ -252,11 +277,12 @@ class Trainer(Lifecycle):
 
         Args:
             mine: microbatches r, r + W, ... of the step.
-            class_ids: classes of all V microbatches.
+            class_ids: classes of all V microbatches, or of all their pieces.
         """
         a = self.assembly
         self.tell("step")
-        positions = [self.position(m) for m in a.layout.mine]
+        ours = range(a.ranks.rank, len(class_ids), a.ranks.world)
+        positions = [self.position(m) for m in ours]
         for batch, at in zip(mine, positions, strict=True):
             a.router.check(batch, class_ids[at.microbatch])
         moved = [batch.to(a.device) for batch in mine]

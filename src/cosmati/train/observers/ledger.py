@@ -70,7 +70,6 @@ class LedgerObserver(Observer):
         self._digest = digest
         self._changed = changed
         self._state_digest = state_digest
-        self._mine = ranks.mine(facts.num_microbatches)
         self._policy = facts.policy.policy_digest if facts.policy else _NO_POLICY
         self._directory = run_folder / "ledger"
         self._private = run_folder / "private"
@@ -173,10 +172,22 @@ class LedgerObserver(Observer):
             "taxonomy": facts.policy.taxonomy_digest if facts.policy else _NO_POLICY,
         }
 
+    def amend(self, clock: Clock, change: Change) -> None:
+        """Say that the step at which the clock stands is taken anew, and what is different from there on."""
+        if self._is_writer:
+            self._attempt = self._writer.next_attempt()
+            self._writer.append(self._writer.resume_entry(clock.step))
+            details = self._details() | {"changes": [[change.name, _text(change.was), _text(change.now)]]}
+            details["num_microbatches"] = change.now
+            in_force = self._writer.in_force
+            assert in_force is not None, "there is an entry 0"
+            self._writer.append(AmendEntry(clock.step, in_force.commitments, details_digest(details)), details)
+
     def on_step(self, outcome: StepOutcome) -> None:
         """Append the entry of a commit."""
-        step = outcome.clock.step - 1
-        commitments = [self._commit(batch, step, m) for batch, m in zip(outcome.batches, self._mine, strict=True)]
+        step, ranks = outcome.clock.step - 1, self._ranks
+        ours = enumerate(outcome.batches)
+        commitments = [self._commit(batch, step, i * ranks.world + ranks.rank) for i, batch in ours]
         kept = self._kept(outcome)
         table = torch.tensor(
             [

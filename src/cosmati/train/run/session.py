@@ -11,6 +11,7 @@ from cosmati.core.clock import Budget, Clock, Time, Unit
 from cosmati.core.plan import Plan
 from cosmati.core.state import parameter_root
 from cosmati.train.config import RunConfig
+from cosmati.train.cutting import Cuts
 from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
 from cosmati.train.observers.ledger import LedgerObserver
@@ -114,6 +115,15 @@ class OpenRun:
             self.observers.append(ProgressBar())
         for observer in self.observers:
             observer.on_start(clock, self._budget)
+
+    def cut(self, clock: Clock, cuts: Cuts, change: Change) -> None:
+        """Put on record that the microbatches are cut, before the step at which the clock stands is taken anew."""
+        if self._folder is not None:
+            cuts.keep(self._folder.path)
+            self._folder.note(clock, [change])
+        for observer in self.observers:
+            if isinstance(observer, LedgerObserver):
+                observer.amend(clock, change)
 
     def listening(self) -> AbstractContextManager[None]:
         """Take Ctrl-C and SIGTERM as a request to stop, for as long as `fit` runs: a loop of the user's has its own."""
