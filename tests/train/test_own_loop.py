@@ -129,6 +129,14 @@ def test_save_and_evaluate_when_asked(tmp_path: Path) -> None:
     assert names == ["step-00000002", "step-00000001", "step-00000000"]
 
 
+def test_the_plan_says_what_a_loop_of_ones_own_has_to_do() -> None:
+    own = make()
+    assert own.plan.holds("resume")
+    assert "if your loop goes on with the rows of step `trainer.clock.step`" in str(own.plan)
+    fitted = Trainer(nn.Linear(4, 1), lambda m, x: m(x).sum(), [torch.ones(4, 4)], optimizers=[AdamW(lr=0.01)])
+    assert "your loop" not in str(fitted.plan)
+
+
 LOOP = """
 import signal, sys, torch
 from pathlib import Path

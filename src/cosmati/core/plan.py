@@ -63,6 +63,7 @@ class Facts:
         num_microbatches: V.
         rows_per_microbatch: None where the user feeds batches by hand.
         positional_data: batches are a pure function of the position, or their loader restores its own state.
+        own_loop: a loop of the user's gives the batches; nothing is known of which come next.
         input_kind: images or tokens; None where that isn't known before the first step.
         loss_couples: what the loss declares (`couples="rows"`), with its name; empty otherwise.
         row_coupled_layers: names of modules whose forward couples the rows of a microbatch (BatchNorm).
@@ -81,6 +82,7 @@ class Facts:
     num_microbatches: int
     rows_per_microbatch: int | None
     positional_data: bool
+    own_loop: bool = False
     input_kind: InputKind | None = None
     loss_couples: str = ""
     row_coupled_layers: tuple[str, ...] = ()
@@ -224,13 +226,14 @@ def _guarantees(methods: Sequence[Method], facts: Facts) -> list[Guarantee]:
     kernels = [] if facts.deterministic else ["deterministic kernels are off"]
     base = data + clock + kernels
     single = ["V = 1 runs on one rank"] if facts.num_microbatches == 1 else []
+    loop = ", if your loop goes on with the rows of step `trainer.clock.step`" if facts.own_loop else ""
     ledger = [] if facts.has_ledger else ["no ledger is kept"]
     changed = [f"methods change the step: {names}"] if names else []
     if facts.rounded_statistics:
         changed.append(f"the statistics of {', '.join(facts.rounded_statistics)} are folded, and aren't float32")
     promises = [
         _promise(Promise.PARITY, changed, "no methods"),
-        _promise(Promise.RESUME, base, "model, optimizer, method states and the clock are all the state"),
+        _promise(Promise.RESUME, base, f"model, optimizer, method states and the clock are all the state{loop}"),
         _promise(
             Promise.ELASTIC,
             base + single,

@@ -135,6 +135,7 @@ def _facts(
         num_microbatches=num_microbatches,
         rows_per_microbatch=budget.rows_per_step // num_microbatches if isinstance(given.data, Source) else None,
         positional_data=feed is None or feed.is_positional,
+        own_loop=feed is None,
         input_kind=_input_kind(given, feed),
         loss_couples="rows" if getattr(turns[0].loss, "couples", None) == "rows" else "",
         row_coupled_layers=tuple(statistics.layers),
