@@ -140,3 +140,28 @@ def test_rows_in_bfloat16_are_folded_as_their_kernels_do(momentum: float | None,
 def test_statistics_of_another_type_are_named() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2).bfloat16(), nn.BatchNorm1d(2).double())
     assert BatchNormStatistics(model).rounded == ("1", "2")
+
+
+class Uncounted(nn.BatchNorm1d):
+    """Normalises by itself, in two halves, and counts nothing (as MoCo's split norm does)."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(rows)
+        mean, variance = rows.mean(0), rows.var(0)
+        with torch.no_grad():
+            self.running_mean.mul_(1 - self.momentum).add_(mean, alpha=self.momentum)
+            self.running_var = self.running_var * (1 - self.momentum) + variance * self.momentum
+        return (rows - mean) / (variance + self.eps).sqrt()
+
+
+def test_a_subclass_that_counts_nothing_is_folded_too() -> None:
+    layer, data = nn.Sequential(Uncounted(3)), _microbatches(8)
+    native = copy.deepcopy(layer)
+    for one in data:
+        native(one)
+    statistics = BatchNormStatistics(layer)
+    statistics.fold(_read(layer, statistics, data), Ranks(), lambda index, layer: True)
+    for name, value in native.named_buffers():
+        torch.testing.assert_close(value, dict(layer.named_buffers())[name])
+    assert int(layer[0].num_batches_tracked) == 0

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Data
 from cosmati.core.loss import Loss
-from cosmati.train.evaluation import Evaluation, accuracy, batches, evaluate, kept_buffers, recalibrate
+from cosmati.train.evaluation import Evaluation, accuracy, batches, evaluate, kept_state, recalibrate
 from cosmati.train.ranks import Ranks
 
 CPU = torch.device("cpu")
@@ -139,7 +139,7 @@ def test_buffers_are_put_back_also_after_an_error() -> None:
         model(torch.ones(4, 2))
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), kept_buffers(model):
+    with pytest.raises(ZeroDivisionError), kept_state(model):
         moves()
     assert (model.running_mean.tolist(), int(model.num_batches_tracked)) == ([0, 0], 0)
 

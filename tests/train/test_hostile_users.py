@@ -243,7 +243,7 @@ def test_a_trainer_that_nobody_closed_holds_no_folder(tmp_path: Path) -> None:
         trainer.step((ROWS[0][:16], ROWS[1][:16]))
 
 
-TEACHER = nn.Linear(4, 3)
+TEACHER = nn.Linear(4, 3).requires_grad_(requires_grad=False)
 SEEN: collections.Counter[str] = collections.Counter()
 
 
@@ -257,7 +257,7 @@ def taught(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _closed() -> tuple[Any, Any]:
-    teacher, seen = nn.Linear(4, 3), collections.deque[int]()
+    teacher, seen = nn.Linear(4, 3).requires_grad_(requires_grad=False), collections.deque[int]()
 
     def loss(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
         def follow() -> None:

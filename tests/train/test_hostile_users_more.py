@@ -166,3 +166,124 @@ def test_lazy_modules_are_refused_by_name() -> None:
     model = nn.Sequential(nn.LazyLinear(3))
     model(ROWS[:2])
     assert trainer_of(model, batches(), None).fit().outcome == "completed"
+
+
+class Spoilt(Codebook):
+    """Keeps what it has seen in another way each."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.memory: Any = []
+        if kind == "attribute":
+            del self.seen
+            self.seen = torch.zeros(4)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        mean = rows.detach().mean(0)
+        if self.kind == "growing":
+            self.memory.append(mean)
+            self.seen.copy_(torch.stack(self.memory[-3:]).mean(0))
+        else:
+            self.seen = self.seen * 0.5 + mean * 0.5
+        hidden: Tensor = self.linear(rows + 0.01 * self.seen)
+        return hidden
+
+
+@pytest.mark.parametrize("kind", ["attribute", "reassigned", "growing"])
+def test_nothing_of_a_step_that_is_left_out_stays(kind: str) -> None:
+    bad = batches()
+    bad[3] = (bad[3][0] * torch.nan, bad[3][1])
+    skipping = trainer_of(Spoilt(kind), bad, None, config={"on_divergence": "skip"})
+    skipping.fit()
+    kept = trainer_of(Spoilt(kind), [b for i, b in enumerate(bad) if i != 3], None, config={"budget": "7ba"})
+    kept.fit()
+    assert torch.equal(skipping.model.seen, kept.model.seen)
+    assert torch.equal(skipping.model.linear.weight, kept.model.linear.weight)
+    assert not skipping.plan.holds("parity")
+
+
+def test_a_run_that_leaves_out_everything_ends() -> None:
+    bad = [(rows * torch.nan, labels) for rows, labels in batches()]
+    trainer = trainer_of(Codebook(), bad, None, config={"on_divergence": "skip", "budget": "100ba"})
+    with pytest.raises(DivergenceError):
+        trainer.fit()
+    assert trainer.clock.step == 20
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_sub_steps_are_all_or_none_whatever_goes_wrong(error: type[BaseException]) -> None:
+    from cosmati import SubStep
+    from cosmati.optim import AdamW
+
+    def build(fails: list[int]) -> Trainer:
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"one": nn.Linear(4, 3), "two": nn.Linear(4, 3)})
+        calls = iter(range(100))
+
+        def second(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+            if torch.is_grad_enabled() and next(calls) in fails:
+                raise error
+            return loss_of(model["two"], data)  # type: ignore[index]
+
+        turns = [SubStep("one", lambda m, d: loss_of(m["one"], d), "one.*"), SubStep("two", second, "two.*")]
+        optimizers = [AdamW(lr=0.01, parameters="one.*"), AdamW(lr=0.01, parameters="two.*")]
+        return Trainer(model, turns, optimizers=optimizers, config=RunConfig(budget="4ba", num_threads=1))
+
+    failing, clean = build([2]), build([])
+    with failing, clean:
+        for batch in batches()[:4]:
+            clean.step(batch)
+            try:
+                failing.step(batch)
+            except error:
+                failing.step(batch)
+    for one, other in zip(failing.model.parameters(), clean.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_a_gradient_that_somebody_has_left_is_none_of_the_steps(num_microbatches: int) -> None:
+    left, clean = (
+        trainer_of(nn.Linear(4, 3, device="cpu"), None, None, config={"num_microbatches": num_microbatches})
+        for _ in range(2)
+    )
+    clean.model.load_state_dict(left.model.state_dict())
+    with left, clean:
+        for batch in batches()[:3]:
+            loss_of(left.model, batch).backward()
+            left.step(batch)
+            clean.step(batch)
+    assert torch.equal(left.model.weight, clean.model.weight)
+
+
+class Initialised(nn.Module):
+    """Takes its scale from the first rows that it sees (ActNorm)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.done, self.history = nn.Linear(4, 3), False, [0.0]
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if not self.done:
+            self.done = True
+            self.scale.copy_(rows.std())
+            self.extra = rows.mean()
+        self.history.append(float(rows.mean()))
+        hidden: Tensor = self.linear(rows / self.scale) * (1 + 0.01 * len(self.history))
+        return hidden
+
+
+def test_an_evaluation_leaves_no_trace() -> None:
+    validation = [(ROWS[:8] * 50, LABELS[:8])]
+    weights = []
+    for every in (None, "1ba", "never"):
+        evaluation = None if every == "never" else Evaluation(validation, {"accuracy": accuracy})
+        config = {"evaluate_every": None if every == "never" else every}
+        trainer = trainer_of(Initialised(), batches(), None, config=config, evaluation=evaluation)
+        trainer.fit()
+        weights.append(trainer.model.linear.weight.detach().clone())
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[0], weights[2])

@@ -243,6 +243,8 @@ def test_recalibration_has_the_precision_of_the_run() -> None:
     class Probe(nn.Module):
         """Notes the type of what passes through without a graph."""
 
+        forward_caches = ("seen",)
+
         def __init__(self) -> None:
             super().__init__()
             self.seen: set[tuple[bool, torch.dtype]] = set()

@@ -7,7 +7,7 @@ microbatch of the step (scoring rows, a second pass) then leaves no trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -19,19 +19,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cosmati.errors import PlanError
 from cosmati.routing.regions import Regions
 from cosmati.train.ranks import Ranks
-
-
-def remember(buffers: Iterable[Tensor]) -> Callable[[], None]:
-    """Copy buffers; return a function that puts them back."""
-    # Expanded ones are read only.
-    kept = [(buffer, buffer.detach().clone()) for buffer in buffers if 0 not in buffer.stride()]
-
-    def put_back() -> None:
-        with torch.no_grad():
-            for buffer, value in kept:
-                buffer.copy_(value)
-
-    return put_back
 
 
 class BatchNormStatistics:
@@ -111,14 +98,19 @@ class BatchNormStatistics:
         return {name: _statistic(layer, "num_batches_tracked")._version for name, layer in self.layers.items()}  # noqa: SLF001
 
     def read(self, mark: dict[str, int]) -> Tensor:
-        """Return what the last forward pass wrote: for each layer a flag, means, variances; float32 [n]."""
+        """Return what the last forward pass wrote: for each layer a flag, means, variances; float32 [n].
+
+        The flag is 0 where the layer wasn't run.
+        """
         values: list[Tensor] = []
-        for name, layer in self.layers.items():
+        for (name, layer), (_, _, before) in zip(self.layers.items(), self._kept, strict=True):
             mean = _statistic(layer, "running_mean")
-            seen = _statistic(layer, "num_batches_tracked")._version != mark[name]  # noqa: SLF001
-            values.append(torch.full((1,), float(seen), device=mean.device))
+            is_counted = _statistic(layer, "num_batches_tracked")._version != mark[name]  # noqa: SLF001
+            # A subclass with a forward pass of its own may leave the counter alone.
+            flag = _COUNTED if is_counted else 0.0 if torch.equal(mean, before[0]) else _UNCOUNTED
+            values.append(torch.full((1,), flag, device=mean.device))
             own = [mean.float(), _statistic(layer, "running_var").float()]
-            values += own if seen else [torch.zeros_like(value) for value in own]
+            values += own if flag else [torch.zeros_like(value) for value in own]
         return torch.cat(values)
 
     def fold(self, rows: Sequence[Tensor], ranks: Ranks, teaches: Callable[[int, str], bool]) -> None:
@@ -140,7 +132,11 @@ class BatchNormStatistics:
                 )
                 start += 1 + 2 * size
                 if teaches(index, name) and bool(flag):
+                    count = _statistic(layer, "num_batches_tracked")
+                    counted = count.clone()
                     _fold(layer, mean, variance, is_narrow=self._reads_narrow.get(name, False))
+                    if float(flag) == _UNCOUNTED:
+                        count.copy_(counted)
 
     @property
     def names(self) -> frozenset[str]:
@@ -157,6 +153,7 @@ def unrouted(statistics: BatchNormStatistics, regions: Regions) -> tuple[str, ..
     return (f"the statistics of {', '.join(names)} lie in no one region",) if names else ()
 
 
+_COUNTED, _UNCOUNTED = 1.0, 2.0
 _NAMES = ("running_mean", "running_var", "num_batches_tracked")
 
 

@@ -2,8 +2,9 @@
 
 A run that denies a class a region promises that no row of the class moves it. An optimizer with one number for all
 parameters, or one that moves what has no gradient, breaks that; so does a method that fills in gradients or takes a
-norm over everything. Who declares it is believed (`couples`). What neither PyTorch nor this library ships is tried
-out too, on copies: two regions, of which one has other gradients, or the only ones.
+norm over everything. Who declares it is believed (`couples`). What neither PyTorch nor this library ships has to
+declare something, an empty set where it couples nothing, and is tried out too, on copies: two regions, of which one has
+other gradients, or the only ones.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.method import Method, Position, overrides
@@ -77,15 +79,47 @@ def optimizer_coupling(optimizer: torch.optim.Optimizer, regions: Mapping[int, i
     is_declared = any("regions" in getattr(one, "couples", ()) for one in (optimizer, declared))
     if is_declared or isinstance(optimizer, torch.optim.LBFGS):
         return f"{name} couples regions"
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:  # noqa: SLF001
-        return f"{name} has step hooks, which aren't looked into"
+    if hooked := _hooked(optimizer):
+        return f"{name} {hooked}"
     if type(optimizer) in _APART or type(optimizer).__module__.startswith("cosmati."):
         return ""
     try:
         does = _across(optimizer, regions)
     except Exception as error:  # noqa: BLE001  (code of the user's own)
         does = f"can't be tried out ({type(error).__name__}: {error})"
-    return does and f"{name} {does}"
+    return f"{name} {does or _UNDECLARED}" if does or not (_declares(optimizer) or _declares(declared)) else ""
+
+
+_UNDECLARED = "doesn't say what it couples (`couples = frozenset()`, if it leaves regions apart)"
+
+
+def _declares(one: object) -> bool:
+    """Say whether a class of the user's own says what it couples: a trial doesn't see what comes later."""
+    kinds = [kind for kind in type(one).__mro__ if not kind.__module__.startswith(("cosmati.", "torch."))]
+    return any("couples" in vars(kind) for kind in kinds)
+
+
+def _hooked(optimizer: torch.optim.Optimizer) -> str:
+    """Say what else acts when an optimizer steps."""
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks  # noqa: SLF001
+    if own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        return "has step hooks, which aren't looked into"
+    patched = vars(optimizer).get("step")
+    # A torch scheduler counts steps so.
+    is_patched = patched is not None and not getattr(patched, "_wrapped_by_lr_sched", False)
+    return "has another `step` than its class" if is_patched else ""
+
+
+def changed_from_outside(scheduled: Sequence[ScheduledOptimizer]) -> str:
+    """Say what others have done to optimizers since the plan: a rate may follow from any row's loss."""
+    for own in scheduled:
+        name = type(own.optimizer).__name__
+        if hooked := _hooked(own.optimizer):
+            return f"{name} {hooked}"
+        rates = [float(group["lr"]) for group in own.optimizer.param_groups if "lr" in group]
+        if own.schedule is None and rates != [float(rate) for rate in own.base_rates[: len(rates)]]:
+            return f"the learning rate of {name} is changed from outside, by what no checkpoint holds"
+    return ""
 
 
 def _across(optimizer: torch.optim.Optimizer, regions: Mapping[int, int]) -> str:
@@ -160,7 +194,7 @@ def method_coupling(method: Method, weights: Pieces, position: Callable[[int], P
             does = _among_gradients(method, weights, [position(step) for step in (0, 1)])
         except Exception as error:  # noqa: BLE001  (code of the user's own)
             does = f"can't be tried out ({type(error).__name__}: {error})"
-    return does and f"{describe(method)} {does}"
+    return f"{describe(method)} {does or _UNDECLARED}" if does or not _declares(method) else ""
 
 
 def _among_gradients(method: Method, weights: Pieces, positions: Sequence[Position]) -> str:

@@ -21,8 +21,8 @@ from cosmati.data.foreign import refuse_rows, refuse_shares, shuffles
 from cosmati.errors import BatchError, DataError
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.train.assembly import Assembly
-from cosmati.train.buffers import remember
 from cosmati.train.feed import Feed
+from cosmati.train.held import remember
 from cosmati.train.ranks import Ranks
 from cosmati.train.routes import Route
 
@@ -175,7 +175,7 @@ def try_out(model: nn.Module, evaluation: Evaluation, device: torch.device, auto
     some make no sense of one batch.
     """
     if isinstance(evaluation.data, list | tuple) and evaluation.data:
-        with kept_buffers(model):
+        with kept_state(model):
             means, _ = _kinds(evaluation.metrics)
             evaluate(model, Evaluation(evaluation.data[:1], means), Ranks.alone(), device, autocast)
 
@@ -267,10 +267,10 @@ def averaged(assembly: Assembly, weights: Mapping[str, Tensor] | None, feed: Fee
     # The training data's own generators among them: a validation loader may draw from the same one.
     drawn_from = feed.generators if feed is not None else ()
     if weights is None:
-        with kept_buffers(model), assembly.generators.restored(drawn_from):
+        with kept_state(model), assembly.generators.restored(drawn_from):
             yield model
         return
-    with assembly.layout.replaced(weights), kept_buffers(model), assembly.generators.restored(drawn_from):
+    with assembly.layout.replaced(weights), kept_state(model), assembly.generators.restored(drawn_from):
         if assembly.statistics.layers:
             recalibrate(model, assembly.statistics.layers.values(), recalibration_passes(assembly, feed))
         yield model
@@ -283,9 +283,9 @@ def _put_back(flags: Sequence[tuple[nn.Module, bool]]) -> None:
 
 
 @contextmanager
-def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Put a model's buffers back afterwards, from a saved copy."""
-    put_back = remember(model.buffers())
+def kept_state(model: nn.Module) -> Iterator[None]:
+    """Put back afterwards what a model holds beside parameters: buffers, attributes, what its hooks remember."""
+    put_back = remember({"": model})
     try:
         yield
     finally:

@@ -1,42 +1,34 @@
-"""Sees what a forward pass changes besides gradients, and which promises that breaks.
+"""Sees what a microbatch changes besides gradients, and which promises that breaks.
 
 State that one microbatch changes and the next one reads carries a class's content where its route doesn't lead, and
 makes bits follow from which rank ran what. BatchNorm's statistics are folded by route (`train/buffers.py`); everything
-else that moves is found here. Looking costs a copy of all buffers, so it's done in steps 0, 1, 2, 4, 8 and so on: a run
-of a million steps has 21 such looks. What moves only in between isn't seen.
+else that moves in a forward or backward pass is found here. Looking costs a copy of all state, so it's done in steps
+0, 1, 2, 4, 8 and so on: a run of a million steps has 21 such looks. What moves only in between isn't seen.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from cosmati.core.plan import Plan, Promise
 from cosmati.routing.regions import Regions
+from cosmati.train.held import Place, content_of, places_in
 from cosmati.train.ranks import Ranks
 
-_OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 _UNWATCHED = nullcontext()
-_MAX_DEPTH = 3
-_MAX_COPIED = 1 << 20
-"""Elements of the largest tensor that is compared by its content; of a larger one, by identity and version counter."""
 
 
 class ForwardWatch:
-    """Compares buffers and plain attributes of model and losses before and after each forward pass.
-
-    A module may declare attributes that follow from shapes and position alone: `forward_caches = ("_mask",)`. They
-    aren't looked at.
+    """Compares what model and losses hold before and after each microbatch.
 
     Args:
         model: in training.
-        losses: an `nn.Module`'s buffers, and any object's attributes.
+        losses: any callables.
         folded: names of buffers that a commit folds by itself.
         regions: of the model.
         ranks: all of them say the same of the promises.
@@ -47,18 +39,15 @@ class ForwardWatch:
     """
 
     def __init__(
-        self, model: nn.Module, losses: Iterable[object], folded: Iterable[str], regions: Regions, ranks: Ranks
+        self, model: nn.Module, losses: Sequence[object], folded: Iterable[str], regions: Regions, ranks: Ranks
     ) -> None:
-        self._holders: dict[str, object] = dict(model.named_modules())
-        for loss in losses:
-            parts = loss.named_modules() if isinstance(loss, nn.Module) else [("", loss)]
-            # A loss may hold the model too.
-            held = {id(holder) for holder in self._holders.values()}
-            self._holders |= {f"loss.{name}".rstrip("."): part for name, part in parts if id(part) not in held}
+        self._roots = {"": model, **loss_roots(losses)}
+        self._own = {id(parameter) for parameter in model.parameters()}
         self._folded = frozenset(folded)
         self._regions = regions
         self._ranks = ranks
-        self._moved: set[str] = set()
+        self._moved: dict[str, Place] = {}
+        self._is_first = True
         self.is_on = False
         self.has_moved = False
 
@@ -66,8 +55,8 @@ class ForwardWatch:
         """Say which step comes; steps 0, 1, 2, 4, 8 ... are looked at."""
         self.is_on = step & (step - 1) == 0 if step else True
 
-    def forward(self) -> AbstractContextManager[None]:
-        """Stand around a microbatch's forward pass."""
+    def microbatch(self) -> AbstractContextManager[None]:
+        """Stand around a microbatch's forward and backward pass."""
         return self._watched() if self.is_on else _UNWATCHED
 
     @contextmanager
@@ -75,100 +64,94 @@ class ForwardWatch:
         before = self._state()
         yield
         after = self._state()
-        self._moved |= {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+        for name in before.keys() | after.keys():
+            (was, place), (now, other) = (state.get(name, (None, None)) for state in (before, after))
+            if was != now:
+                found = other or place
+                assert found is not None, "it's in one of them"
+                self._moved[name] = found
+        if self._is_first:
+            self._is_first = False
+            self._warn_of_untrained()
+
+    def _state(self) -> dict[str, tuple[object, Place]]:
+        """Return what can be compared of all places, by name: modules may have come or gone."""
+        return {
+            place.name: (content_of(place.value), place)
+            for place in places_in(self._roots)
+            if place.name not in self._folded
+        }
+
+    def _warn_of_untrained(self) -> None:
+        """Say which parameters outside the model get gradients: the run's optimizers hold the model's."""
+        lost = [
+            place.name
+            for place in places_in(self._roots)
+            if isinstance(place.value, nn.Parameter)
+            and id(place.value) not in self._own
+            and place.value.requires_grad
+            and place.value.grad is not None
+        ]
+        if lost:
+            warnings.warn(
+                f"Gradients reach {', '.join(lost[:5])}, and no optimizer of this run holds what isn't in the model. "
+                "If nothing else trains it, put its module into the model.",
+                stacklevel=2,
+            )
 
     def judged(self, plan: Plan) -> Plan:
         """Return the plan without the promises that what has moved breaks. Every rank has to ask."""
         if not (self.is_on and self._ranks.agree(bool(self._moved))):
             return plan
         self.has_moved = True
-        moved, self._moved = sorted(self._moved), set()
-        kept = set(self._buffers(persistent=True))
-        for promise, names in (
-            (Promise.ELASTIC, moved),
-            (Promise.RESUME, [name for name in moved if name not in kept]),
-            (Promise.REPLAYABLE, [name for name in moved if name not in kept]),
-        ):
+        moved, self._moved = [self._moved[name] for name in sorted(self._moved)], {}
+        lost = [place for place in moved if not is_kept(place, self._own)]
+        for promise, places in ((Promise.ELASTIC, moved), (Promise.RESUME, lost), (Promise.REPLAYABLE, lost)):
             # Of what moved on another rank, this one knows no name.
-            if plan.holds(promise) and (names or not moved):
-                plan = plan.withdraw(promise, self._because(names))
+            if plan.holds(promise) and (places or not moved):
+                plan = plan.withdraw(promise, _because(places))
         for guarantee in plan.guarantees:
             if guarantee.promise is not Promise.NO_DIRECT_WRITE or not guarantee.holds:
                 continue
             assert guarantee.pair is not None, "it's about a class and a region"
-            names = [name for name in moved if self._reaches(name, guarantee.pair[1])]
-            if names or not moved:
-                plan = plan.withdraw(guarantee.promise, self._because(names), guarantee.pair)
+            places = [place for place in moved if self._reaches(place, guarantee.pair[1])]
+            if places or not moved:
+                plan = plan.withdraw(guarantee.promise, _because(places), guarantee.pair)
         return plan
 
-    def _because(self, names: list[str]) -> str:
-        buffers = self._buffers()
-        told = [
-            f"the {kind} {', '.join(some)}"
-            for kind, some in (
-                ("buffers", [name for name in names if name in buffers]),
-                ("attributes", [name for name in names if name not in buffers]),
-            )
-            if some
-        ]
-        mend = "" if all(name in buffers for name in names) else " (in `forward_caches`, if nothing reads them back)"
-        return f"forward changes {' and '.join(told) or 'state on another rank'}{mend}"
-
-    def _reaches(self, name: str, region: str) -> bool:
+    def _reaches(self, place: Place, region: str) -> bool:
         """Say whether what moves may carry a class's content into a region.
 
         The next microbatch's forward may read it, and then every region's gradients follow from it, wherever it lies.
         InstanceNorm's statistics aren't read in training: they are in their own region only.
         """
-        if isinstance(self._holders.get(name.rpartition(".")[0]), _InstanceNorm) and name in self._buffers():
-            own = self._regions.region_of_buffer(name)
+        if isinstance(place.owner, _InstanceNorm) and place.kind == "buffer":
+            own = self._regions.region_of_buffer(place.name)
             return own is None or self._regions.names[own] == region
         return True
 
-    def _buffers(self, *, persistent: bool = False) -> Mapping[str, Tensor]:
-        return {
-            f"{path}.{name}".lstrip("."): buffer
-            for path, holder in self._holders.items()
-            if isinstance(holder, nn.Module)
-            for name, buffer in holder.named_buffers(recurse=False)
-            if not (persistent and name in holder._non_persistent_buffers_set)  # noqa: SLF001
-        }
 
-    def _state(self) -> dict[str, object]:
-        """Return what can be compared of all buffers and attributes, by name.
-
-        Contents rather than version counters: kernels of norms write statistics without marking them.
-        """
-        state: dict[str, object] = {
-            name: _content(buffer) for name, buffer in self._buffers().items() if name not in self._folded
-        }
-        for path, holder in self._holders.items():
-            declared = (vars(kind).get("forward_caches", ()) for kind in type(holder).__mro__)
-            skipped = _OF_EVERY_MODULE.union(*declared)
-            for name, value in getattr(holder, "__dict__", {}).items():
-                if name not in skipped:
-                    state[f"{path}.{name}".lstrip(".")] = _content(value)
-        return state
+def loss_roots(losses: Sequence[object]) -> dict[str, object]:
+    """Return losses by the names with which their places begin."""
+    return {"loss" if len(losses) == 1 else f"loss {index}": loss for index, loss in enumerate(losses)}
 
 
-def _content(value: object, depth: int = 0) -> object:
-    """Return something that's equal to its like as long as the value is the same."""
-    content: object = id(value)
-    if isinstance(value, nn.Parameter):
-        pass  # What learns moves at the commit, by its route.
-    elif isinstance(value, Tensor):
-        if value.numel() <= _MAX_COPIED and value.layout is torch.strided and value.device.type != "meta":
-            flat = value.detach().cpu().contiguous().flatten().view(torch.uint8)
-            content = (value.dtype, tuple(value.shape), flat.numpy().tobytes())
-        else:
-            content = (id(value), value._version)  # noqa: SLF001
-    elif isinstance(value, np.ndarray):
-        content = (value.dtype.str, value.shape, value.tobytes())
-    elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        content = repr(value)
-    elif depth < _MAX_DEPTH and isinstance(value, Mapping):
-        content = [(repr(key), _content(item, depth + 1)) for key, item in value.items()]
-    elif depth < _MAX_DEPTH and isinstance(value, list | tuple | set | frozenset | deque):
-        items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
-        content = [_content(item, depth + 1) for item in items]
-    return type(value), content
+def is_kept(place: Place, own: set[int]) -> bool:
+    """Say whether a checkpoint holds a place: the model's parameters, and every persistent buffer.
+
+    Args:
+        place: in question.
+        own: `id` of each parameter of the model.
+    """
+    return place.is_persistent or id(place.value) in own
+
+
+def _because(places: Sequence[Place]) -> str:
+    told = [
+        f"the {kind}s {', '.join(names)}"
+        for kind in ("parameter", "buffer", "attribute")
+        if (names := [place.name for place in places if place.kind == kind])
+    ]
+    is_declarable = any(place.kind == "attribute" for place in places)
+    mend = " (in `forward_caches`, if nothing reads them back)" if is_declarable else ""
+    return f"forward changes {' and '.join(told) or 'state on another rank'}{mend}"

@@ -24,7 +24,6 @@ from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.cutting import shortage
 from cosmati.train.forward_watch import ForwardWatch
 from cosmati.train.layout.layout import Layout, Slot
-from cosmati.train.loss_state import loss_module
 from cosmati.train.routes import Route
 from cosmati.train.timing import Stopwatch
 
@@ -115,9 +114,7 @@ class StepPasses:
         self._tell = tell
         self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
         a = assembly
-        self.watch = ForwardWatch(
-            a.model, [loss_module(turn.loss) or turn.loss for turn in a.turns], a.statistics.names, a.regions, a.ranks
-        )
+        self.watch = ForwardWatch(a.model, [turn.loss for turn in a.turns], a.statistics.names, a.regions, a.ranks)
 
     def __call__(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
         """Return the gradients of a sub-step.
@@ -191,12 +188,13 @@ class StepPasses:
         a = self._a
         present = batch.present
         a.generators.seed(position_key(a.config.seed, "forward", position.clock.step, position.microbatch))
-        with a.config.autocast(a.device), self.watch.forward():
-            result = without_tombstones(as_loss(self._bound(turn.loss, position)(a.model, batch.data)), present)
-        self._tell("forward")
-        self._stopwatch.lap("forward")
-        objective, loss, weight = _objective(result, scale)
-        slot.backward(objective)
+        with self.watch.microbatch():
+            with a.config.autocast(a.device):
+                result = without_tombstones(as_loss(self._bound(turn.loss, position)(a.model, batch.data)), present)
+            self._tell("forward")
+            self._stopwatch.lap("forward")
+            objective, loss, weight = _objective(result, scale)
+            slot.backward(objective)
         num_labels = 0.0 if isinstance(result, Loss) else count_labels(a.model, batch.data)
         return Seen(loss, weight, float(batch.num_rows if present is None else int(present.sum())), num_labels)
 

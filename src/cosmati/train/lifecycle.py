@@ -18,6 +18,7 @@ from cosmati.core.plan import Plan, Promise
 from cosmati.errors import DivergenceError
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.continuity import Continuity
+from cosmati.train.couplings import changed_from_outside
 from cosmati.train.cutting import Cuts
 from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, evaluate, try_out
 from cosmati.train.finite import FiniteCheck
@@ -158,8 +159,24 @@ class Lifecycle:
             return
         with self.stopwatch.paused("checkpoint"):
             self.finite.look(self.clock.step)
-            self.assembly.check_unchanged()
+            self.look_around()
             self._run.save(self.clock, self._snapshot)
+
+    def look_around(self) -> None:
+        """See what others have done to model and optimizers since the plan.
+
+        Raises:
+            PlanError: a parameter was thawed, frozen, added or exchanged.
+        """
+        a = self.assembly
+        a.check_unchanged()
+        if because := changed_from_outside(a.optimizers):
+            pairs = [g.pair for g in self._plan.guarantees if g.promise is Promise.NO_DIRECT_WRITE and g.holds]
+            for promise, pair in [(Promise.RESUME, None), (Promise.REPLAYABLE, None)] + [
+                (Promise.NO_DIRECT_WRITE, pair) for pair in pairs
+            ]:
+                if pair is not None or self._plan.holds(promise):
+                    self._plan = self._plan.withdraw(promise, because, pair)
 
     def check_finite(self) -> None:
         """Look at parameters and buffers, as before a checkpoint, where there may be no folder to write one to.
@@ -234,6 +251,7 @@ class Lifecycle:
             elif self._ended is None:
                 # The user's own loop ends where its `with` does.
                 self._ended = "completed" if self.assembly.budget.is_over(self.clock) else "stopped"
+                self.look_around()
                 self.save()
 
     def _close_run(

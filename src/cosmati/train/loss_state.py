@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cosmati.core.loss import LossFunction
 from cosmati.errors import PlanError
+from cosmati.train.held import places_in
 
 
 def loss_module(loss: object) -> nn.Module | None:
@@ -20,18 +21,13 @@ def loss_module(loss: object) -> nn.Module | None:
 
 
 def loss_buffers(losses: Sequence[LossFunction], model: nn.Module) -> dict[str, Tensor]:
-    """Return the persistent buffers of losses by name, without those of the model, which a loss may hold."""
+    """Return the persistent buffers that losses reach, by name, without those of the model."""
     known = {id(module) for module in model.modules()}
-    found: dict[str, Tensor] = {}
-    for index, loss in enumerate(losses):
-        module = loss_module(loss)
-        for path, part in module.named_modules() if module is not None else ():
-            if id(part) not in known:
-                own = part.state_dict(prefix=f"loss/{index}/{path}.")
-                direct = {f"loss/{index}/{path}.{name}" for name, _ in part.named_buffers(recurse=False)}
-                found |= {name: value for name, value in own.items() if name in direct}
-                known.add(id(part))
-    return found
+    return {
+        f"loss/{place.name}": place.value
+        for place in places_in({str(index): loss for index, loss in enumerate(losses)})
+        if place.is_persistent and isinstance(place.value, Tensor) and id(place.owner) not in known
+    }
 
 
 def refuse_untrained(losses: Sequence[LossFunction], model: nn.Module) -> None:

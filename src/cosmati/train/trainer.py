@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, Data, count_rows_and_tokens
 from cosmati.core.loss import Loss, LossFunction, as_loss, without_tombstones
@@ -23,22 +23,25 @@ from cosmati.errors import DataError, DivergenceError, OutOfMemoryError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import SubStep, split_batch
-from cosmati.train.buffers import remember
 from cosmati.train.commit import Commit
 from cosmati.train.config import RunConfig
 from cosmati.train.cutting import refuse_uncut, shortage
 from cosmati.train.evaluation import Evaluation
 from cosmati.train.feed import Feed, as_batch
+from cosmati.train.forward_watch import loss_roots
 from cosmati.train.gradients import StepInput
+from cosmati.train.held import remember
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.lifecycle import Lifecycle
-from cosmati.train.loss_state import loss_buffers
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.prepare import prepare
 from cosmati.train.routes import Route, empty_flags
 from cosmati.train.run.environment import numerics
 from cosmati.train.run.result import RunResult
+
+MAX_LEFT_OUT = 20
+"""Steps in a row that may be left out: after that, what isn't finite is the run's own."""
 
 
 class Trainer(Lifecycle):
@@ -82,6 +85,7 @@ class Trainer(Lifecycle):
         super().__init__(prepare(given), evaluation, observers)
         a = self.assembly
         self._commit = Commit(a, self.methods, self.stopwatch, self.tell)
+        self._num_left_out = 0
         self._learning = [a.layout.parameters[index] for index in sorted(a.turns[0].indices)]
         self.is_plain = a.num_microbatches == 1 and not (
             a.policy or a.ranks.is_parallel or len(a.turns) > 1 or self.methods.need_microbatches
@@ -116,6 +120,7 @@ class Trainer(Lifecycle):
                     self._take(data, None if self.is_plain else self.feed.class_ids(self.clock))
             self.finite.look(self.clock.step)
             self.check_finite()
+            self.look_around()
             if ended != "stopped":
                 self.evaluate()
             self._ended = ended
@@ -172,16 +177,21 @@ class Trainer(Lifecycle):
         if self._continuity is not None and not self._continuity.has_seen:
             first = data if class_ids is None else data[0]
             self._continuity.see(first.data if isinstance(first, Batch) else first)
-        put_back = self._remember_buffers()
+        put_back = self._remember()
         try:
             outcome = self._cut_as_needed(data, class_ids)
         except DivergenceError as error:
             if put_back is None:
                 raise
             put_back()
+            self._num_left_out += 1
+            if self._num_left_out > MAX_LEFT_OUT:
+                raise
             outcome = self._left_out(data, class_ids, str(error))
+        else:
+            self._num_left_out = 0
         if not self.clock.step & (self.clock.step - 1):  # 1, 2, 4, 8, ...
-            self.assembly.check_unchanged()
+            self.look_around()
         if self._run.evaluation_is_due(self.clock):
             self.evaluate()
         if self._run.checkpoint_is_due(self.clock):
@@ -205,12 +215,12 @@ class Trainer(Lifecycle):
                 why = str(error)
             # Here, and not in the handler: until that has ended, the error's frames hold what didn't fit.
 
-    def _remember_buffers(self) -> Callable[[], None] | None:
+    def _remember(self) -> Callable[[], None] | None:
         """Copy what a forward pass may spoil, where a step may be left out; return how to put it back."""
         a = self.assembly
         if a.config.on_divergence == "stop":
             return None
-        return remember([*a.model.buffers(), *loss_buffers([turn.loss for turn in a.turns], a.model).values()])
+        return remember({"": a.model, **loss_roots([turn.loss for turn in a.turns])})
 
     def plain_step(self, data: Data) -> StepOutcome:
         """Take a step with V = 1, one rank and no route: the bare loop with a seed and one look at what is due."""
@@ -224,21 +234,15 @@ class Trainer(Lifecycle):
             data, batches = batch.data, (batch,)
         a.generators.seed(position_key(a.config.seed, "forward", self.clock.step, 0))
         statistics = a.statistics.copied()
+        for parameter in self._learning:
+            parameter.tensor.grad = None  # What somebody's own backward has left isn't this step's.
         self.stopwatch.lap("data")
         loss_function = self.methods.loss(turn.loss, self.position()) if self.methods.change_losses else turn.loss
         try:
-            result = self._forward(loss_function, data)
-            if has_lineage:
-                result = without_tombstones(result, batches[0].present)
-            result = as_loss(result)
-            if isinstance(result, Loss) and not result.weight:
-                # No row has a label, say: no mean, and no step.
-                nothing = result.sum.detach()
+            loss = self._differentiated(loss_function, data, batches[0].present if has_lineage else None)
+            if loss is None:
+                nothing = torch.zeros((), device=a.device)
                 return self._committed(rows, tokens, frozenset(), loss=nothing, sub_losses=[nothing], batches=batches)
-            loss = result.mean() if isinstance(result, Loss) else result
-            self.stopwatch.lap("forward")
-            loss.backward()
-            self.stopwatch.lap("backward")
             gradients = [p.tensor.grad for p in self._learning if p.tensor.grad is not None]
             if self.methods.change_gradients:
                 held = {p.name: p.tensor.grad for p in a.layout.parameters if p.tensor.grad is not None}
@@ -259,18 +263,25 @@ class Trainer(Lifecycle):
         loss = loss.detach()
         return self._committed(rows, tokens, None, loss=loss, sub_losses=[loss], batches=batches)
 
-    def _forward(self, loss_function: LossFunction, data: Data) -> Any:  # noqa: ANN401  (whatever a loss returns)
-        """Run the one microbatch forward, and see what that changes."""
+    def _differentiated(self, loss_function: LossFunction, data: Data, present: Tensor | None) -> Tensor | None:
+        """Run the one microbatch forward and backward; return its loss, None where no row has any weight."""
         a, watch = self.assembly, self._commit.watch
         watch.step_begins(self.clock.step)
-        with watch.forward():
+        with watch.microbatch():
             if a.config.precision == "float32":
                 result = loss_function(a.model, data)
             else:
                 with a.config.autocast(a.device):
                     result = loss_function(a.model, data)
+            result = as_loss(result if present is None else without_tombstones(result, present))
+            loss = result.mean() if isinstance(result, Loss) else result
+            self.stopwatch.lap("forward")
+            has_weight = not isinstance(result, Loss) or bool(result.weight)
+            if has_weight:
+                loss.backward()
+                self.stopwatch.lap("backward")
         self._plan = watch.judged(self._plan)
-        return result
+        return loss if has_weight else None
 
     def step_microbatches(self, mine: Sequence[Batch], class_ids: Sequence[int | None]) -> StepOutcome:
         """Train on this rank's microbatches.
@@ -325,7 +336,13 @@ class Trainer(Lifecycle):
     def _left_out(self, data: Any, class_ids: Sequence[int | None] | None, why: str) -> StepOutcome:  # noqa: ANN401
         """Go on as if the step's rows weren't there, and say so in the record."""
         a = self.assembly
-        self._plan = self._plan.withdraw(Promise.ISOLATED, f"step {self.clock.step} was left out: {why}")
+        because = f"step {self.clock.step} was left out: {why}"
+        self._plan = self._plan.withdraw(Promise.ISOLATED, because)
+        if self._plan.holds(Promise.PARITY):
+            self._plan = self._plan.withdraw(Promise.PARITY, because)
+        for pair in [g.pair for g in self._plan.guarantees if g.promise is Promise.NO_DIRECT_WRITE and g.holds]:
+            # Rows of any class may have been what wasn't finite, and every region has missed the step.
+            self._plan = self._plan.withdraw(Promise.NO_DIRECT_WRITE, because, pair)
         mine = data if class_ids is not None else [as_batch(data, self.clock.rows, trusted=True)]
         nothing = torch.zeros(a.num_microbatches, dtype=torch.float64)
         routes = self._routes(mine, class_ids or [0])

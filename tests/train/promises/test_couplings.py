@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cosmati.core.batch import Data
 from cosmati.core.loss import Classification, Loss
@@ -31,6 +32,8 @@ MLP = MODELS["MLP"]
 
 class Own(torch.optim.Optimizer):
     """Plain descent, as the base of what users write."""
+
+    couples: ClassVar[frozenset[Coupling]] = frozenset()
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
@@ -140,7 +143,7 @@ def test_pytorchs_own_optimizers_leave_regions_apart() -> None:
             continue
         parameters = [nn.Parameter(torch.randn(4, 4)) for _ in range(4)]
         regions = {id(p): i // 2 for i, p in enumerate(parameters)}
-        subclass: type[torch.optim.Optimizer] = type(f"Its{kind.__name__}", (kind,), {})
+        subclass: type[torch.optim.Optimizer] = type(f"Its{kind.__name__}", (kind,), {"couples": frozenset()})
         assert optimizer_coupling(subclass(parameters, lr=0.01), regions) == ""
         assert optimizer_coupling(kind(parameters, lr=0.01), regions) == ""
 
@@ -173,6 +176,84 @@ def test_step_hooks_are_not_believed() -> None:
     one, other = (trained(MLP, build, swapped=swapped) for swapped in (None, NUM_STEPS - 1))
     assert leaked(one, other)
     assert not promised(one)
+
+
+def test_who_patches_a_step_isnt_believed() -> None:
+    def build(model: nn.Module) -> list[torch.optim.Optimizer]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        usual = optimizer.step
+
+        def step(*given: Any) -> Any:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            return usual(*given)
+
+        optimizer.step = step  # type: ignore[method-assign]
+        return [optimizer]
+
+    trainer = trained(MLP, build)
+    assert not promised(trainer)
+    assert "SGD has another `step` than its class" in str(trainer.plan)
+
+
+def test_a_hook_on_all_optimizers_is_found() -> None:
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    try:
+        assert not promised(trained(MLP, lambda model: [torch.optim.SGD(model.parameters(), lr=0.1)]))
+    finally:
+        handle.remove()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anneals(Method):
+    """Clips by the norm of everything, after some steps: no trial sees it."""
+
+    stage: ClassVar[Stage] = Stage.GRADIENT
+
+    def gradients(self, gradients: Pieces, weights: Pieces, at: Position) -> Pieces:
+        return gradients.scaled(1 / (gradients.norm() + 1e-6)) if at.clock.step > 1 else gradients
+
+
+@dataclass(frozen=True, kw_only=True)
+class Follows(Method):
+    """Scales weights by a norm of all, after the commit."""
+
+    stage: ClassVar[Stage] = Stage.GRADIENT
+
+    def after(self, state: Any, weights: Pieces, at: Position, learnt: Any) -> Any:
+        for weight in weights.tensors.values():
+            weight.data.mul_(1 - 1e-3 * float(weights.norm().detach()))
+        return state
+
+
+class Undeclared(torch.optim.SGD):
+    """A subclass of an optimizer that is known."""
+
+
+@pytest.mark.parametrize("what", [Anneals(), Follows(), Undeclared])
+def test_what_declares_nothing_is_promised_nothing(what: Any) -> None:
+    if isinstance(what, Method):
+        trainer = trained(MLP, [SGD(lr=0.1)], [what])
+    else:
+        trainer = trained(MLP, lambda model: [what(model.parameters(), lr=0.1)])
+    assert not promised(trainer)
+    assert "doesn't say what it couples" in str(trainer.plan)
+
+
+def test_a_rate_that_follows_the_loss_is_found_out(tmp_path: Path) -> None:
+    def run(folder: Path, patience: int) -> Trainer:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=patience, factor=0.1)
+        config = RunConfig(budget="12ba", num_threads=1, run_folder=folder)
+        with Trainer(model, Classification(3), optimizers=[optimizer], config=config) as trainer:
+            for step in range(12):
+                plateau.step(float(trainer.step(_rows(step)).loss))
+        return trainer
+
+    assert "the learning rate of SGD is changed from outside" in str(run(tmp_path / "one", 0).plan)
+    assert not run(tmp_path / "two", 0).plan.holds(Promise.RESUME)
+    assert run(tmp_path / "three", 100).plan.holds(Promise.RESUME)
 
 
 def test_an_optimizer_that_cannot_be_tried_out_is_named() -> None:
@@ -210,9 +291,10 @@ class Norms(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class Signs(Method):
-    """Couples nothing."""
+    """Couples nothing, and says so."""
 
     stage: ClassVar[Stage] = Stage.GRADIENT
+    couples: ClassVar[frozenset[Coupling]] = frozenset()
 
     def gradients(self, gradients: Pieces, weights: Pieces, at: Position) -> Pieces:
         return gradients.map(torch.sign)

@@ -126,6 +126,7 @@ def test_a_buffer_that_first_moves_in_step_two_is_found() -> None:
             Late.step, calls = calls // 4, calls + 1
             return Classification(3)(model, data)
 
+        loss.forward_caches = ("calls", "Late")  # type: ignore[attr-defined]
         return trained(Case(Late, *NEAR, loss=loss), [SGD(lr=0.1)], swapped=swapped)
 
     one = run(None)
