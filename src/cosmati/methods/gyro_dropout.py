@@ -36,7 +36,7 @@ class GyroDropoutLayer(nn.Dropout):
         name: of the layer; layers of other names have other masks.
     """
 
-    forward_caches = ("_masks",)
+    forward_caches: tuple[str, ...] = ("_masks",)
 
     _masks: dict[tuple[int, int], Tensor]
 
@@ -185,6 +185,8 @@ class GyroDropout(Method):
         for layer in at.model.modules():
             if isinstance(layer, GyroDropoutLayer):
                 layer.counts = False
+                # What follows from the position isn't state any more.
+                layer.forward_caches = (*GyroDropoutLayer.forward_caches, "counts", "interval", "step", "offset")
                 layer.interval = max(1, num_steps * self.tau // self.sigma)
                 layer.step = at.clock.step
                 layer.offset = at.microbatch * batch.num_rows

@@ -37,7 +37,7 @@ class StochasticBlock(Graft):
     """
 
     prefix = "Stochastic"
-    forward_caches = ("_keeps_shape",)
+    forward_caches = ("_keeps_shape", "drop_scale")
     drop_rate: float
     """Probability of being skipped."""
 

@@ -9,7 +9,7 @@ else that moves in a forward or backward pass is found here. Looking costs a cop
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
@@ -47,6 +47,8 @@ class ForwardWatch:
         self._regions = regions
         self._ranks = ranks
         self._moved: dict[str, Place] = {}
+        self._changed: set[str] = set()
+        self._last: dict[str, object] = {}
         self._is_first = True
         self.is_on = False
         self.has_moved = False
@@ -62,8 +64,10 @@ class ForwardWatch:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         before = self._state()
+        self._compare_with_last(before)
         yield
         after = self._state()
+        self._last = {name: content for name, (content, place) in after.items() if not is_kept(place, self._own)}
         for name in before.keys() | after.keys():
             (was, place), (now, other) = (state.get(name, (None, None)) for state in (before, after))
             if was != now:
@@ -73,6 +77,10 @@ class ForwardWatch:
         if self._is_first:
             self._is_first = False
             self._warn_of_untrained()
+
+    def _compare_with_last(self, now: Mapping[str, tuple[object, Place]]) -> None:
+        """See what has changed since the last look, and no checkpoint holds: by a loop or an observer, say."""
+        self._changed |= {name for name, was in self._last.items() if name in now and now[name][0] != was}
 
     def _state(self) -> dict[str, tuple[object, Place]]:
         """Return what can be compared of all places, by name: modules may have come or gone."""
@@ -101,7 +109,15 @@ class ForwardWatch:
 
     def judged(self, plan: Plan) -> Plan:
         """Return the plan without the promises that what has moved breaks. Every rank has to ask."""
-        if not (self.is_on and self._ranks.agree(bool(self._moved))):
+        if not self.is_on:
+            return plan
+        changed, self._changed = sorted(self._changed - self._moved.keys()), set()
+        if self._ranks.agree(bool(changed)):
+            names = ", ".join(changed) or "state on another rank"
+            because = f"{names} changes between steps, and no checkpoint holds it"
+            for promise in (Promise.RESUME, Promise.REPLAYABLE):
+                plan = plan.withdraw(promise, because) if plan.holds(promise) else plan
+        if not self._ranks.agree(bool(self._moved)):
             return plan
         self.has_moved = True
         moved, self._moved = [self._moved[name] for name in sorted(self._moved)], {}

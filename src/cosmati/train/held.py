@@ -146,7 +146,8 @@ class _Walk:
     def _attributes(
         self, path: str, owner: object, values: dict[str, Any], depth: int, skipped: frozenset[str] = frozenset()
     ) -> Iterator[Place]:
-        skipped = skipped.union(*(vars(kind).get("forward_caches", ()) for kind in type(owner).__mro__))
+        declared = [vars(kind).get("forward_caches", ()) for kind in type(owner).__mro__]
+        skipped = skipped.union(values.get("forward_caches", ()), *declared)
         for name, value in list(values.items()):
             if name not in skipped:
                 yield from self._at(f"{path}.{name}".lstrip("."), value, depth + 1, partial(values.__setitem__, name))
@@ -233,7 +234,9 @@ _MAX_LENGTH = 10_000
 def content_of(value: object, depth: int = 0) -> object:
     """Return something that's equal to its like as long as the value is the same."""
     content: object = id(value)
-    if isinstance(value, Tensor):
+    if isinstance(value, nn.Parameter) and depth:
+        pass  # A list of a module's own parameters (a recurrent layer's): they move at each commit.
+    elif isinstance(value, Tensor):
         content = _bits(value)
     elif isinstance(value, np.ndarray):
         is_small = value.nbytes <= _MAX_BYTES and not isinstance(value, np.memmap)

@@ -324,6 +324,29 @@ def test_a_history_for_plots_may_be_declared() -> None:
     assert promised(trained(Case(Body, *NEAR, loss=loss), [SGD(lr=0.1)]))
 
 
+class Tempered(Body):
+    """A temperature that somebody else sets."""
+
+    tau = 1.0
+
+    def between(self, hidden: Tensor) -> Tensor:
+        return hidden * self.tau
+
+
+@pytest.mark.parametrize("from_step", [0, 5])
+def test_what_a_loop_or_an_observer_changes_is_found(from_step: int) -> None:
+    model = Tempered()
+    model.tau = 1.0
+    config = RunConfig(budget="12ba", num_threads=1)
+    with Trainer(model, Classification(3), optimizers=[SGD(lr=0.1)], config=config) as trainer:
+        for step in range(12):
+            trainer.step((torch.ones(8, 6), torch.zeros(8, dtype=torch.int64)))
+            if step >= from_step:
+                model.tau *= 0.9
+    assert not trainer.plan.holds("resume")
+    assert "tau changes between steps, and no checkpoint holds it" in str(trainer.plan)
+
+
 def test_circles_and_odd_objects_end() -> None:
     class Odd:
         def __init__(self) -> None:
