@@ -79,8 +79,8 @@ def optimizer_coupling(optimizer: torch.optim.Optimizer, regions: Mapping[int, i
     is_declared = any("regions" in getattr(one, "couples", ()) for one in (optimizer, declared))
     if is_declared or isinstance(optimizer, torch.optim.LBFGS):
         return f"{name} couples regions"
-    if hooked := _hooked(optimizer):
-        return f"{name} {hooked}"
+    if acts := hooked(optimizer):
+        return f"{name} {acts}"
     if type(optimizer) in _APART or type(optimizer).__module__.startswith("cosmati."):
         return ""
     try:
@@ -99,7 +99,7 @@ def _declares(one: object) -> bool:
     return any("couples" in vars(kind) for kind in kinds)
 
 
-def _hooked(optimizer: torch.optim.Optimizer) -> str:
+def hooked(optimizer: torch.optim.Optimizer) -> str:
     """Say what else acts when an optimizer steps."""
     own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks  # noqa: SLF001
     if own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
@@ -108,18 +108,6 @@ def _hooked(optimizer: torch.optim.Optimizer) -> str:
     # A torch scheduler counts steps so.
     is_patched = patched is not None and not getattr(patched, "_wrapped_by_lr_sched", False)
     return "has another `step` than its class" if is_patched else ""
-
-
-def changed_from_outside(scheduled: Sequence[ScheduledOptimizer]) -> str:
-    """Say what others have done to optimizers since the plan: a rate may follow from any row's loss."""
-    for own in scheduled:
-        name = type(own.optimizer).__name__
-        if hooked := _hooked(own.optimizer):
-            return f"{name} {hooked}"
-        rates = [float(group["lr"]) for group in own.optimizer.param_groups if "lr" in group]
-        if own.schedule is None and rates != [float(rate) for rate in own.base_rates[: len(rates)]]:
-            return f"the learning rate of {name} is changed from outside, by what no checkpoint holds"
-    return ""
 
 
 def _across(optimizer: torch.optim.Optimizer, regions: Mapping[int, int]) -> str:

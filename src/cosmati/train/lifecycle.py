@@ -18,13 +18,13 @@ from cosmati.core.plan import Plan, Promise
 from cosmati.errors import DivergenceError
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.continuity import Continuity
-from cosmati.train.couplings import changed_from_outside
 from cosmati.train.cutting import Cuts
 from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, evaluate, try_out
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.identity import Change
 from cosmati.train.observers.observer import Observer
 from cosmati.train.opening import open_run
+from cosmati.train.optimizer_watch import OptimizerWatch
 from cosmati.train.prepare import Prepared
 from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.run.environment import numerics
@@ -63,6 +63,7 @@ class Lifecycle:
         self._ended: str | None = None
         self._is_stopped = False
         self.cuts = Cuts()
+        self._optimizer_watch = OptimizerWatch(a.optimizers)
         self._needs_outcome = False
 
     @property
@@ -168,15 +169,8 @@ class Lifecycle:
         Raises:
             PlanError: a parameter was thawed, frozen, added or exchanged.
         """
-        a = self.assembly
-        a.check_unchanged()
-        if because := changed_from_outside(a.optimizers):
-            pairs = [g.pair for g in self._plan.guarantees if g.promise is Promise.NO_DIRECT_WRITE and g.holds]
-            for promise, pair in [(Promise.RESUME, None), (Promise.REPLAYABLE, None)] + [
-                (Promise.NO_DIRECT_WRITE, pair) for pair in pairs
-            ]:
-                if pair is not None or self._plan.holds(promise):
-                    self._plan = self._plan.withdraw(promise, because, pair)
+        self.assembly.check_unchanged()
+        self._plan = self._optimizer_watch.judged(self._plan)
 
     def check_finite(self) -> None:
         """Look at parameters and buffers, as before a checkpoint, where there may be no folder to write one to.

@@ -256,6 +256,14 @@ def test_a_rate_that_follows_the_loss_is_found_out(tmp_path: Path) -> None:
     assert run(tmp_path / "three", 100).plan.holds(Promise.RESUME)
 
 
+def test_what_an_optimizer_keeps_beside_its_state_is_found_out(tmp_path: Path) -> None:
+    trainer, _ = _own_loop(tmp_path / "one", lambda model: LooksAhead(model.parameters()), range(4))
+    assert "LooksAhead.count, LooksAhead.slow isn't in a checkpoint" in str(trainer.plan)
+    assert not trainer.plan.holds(Promise.RESUME)
+    plain, _ = _own_loop(tmp_path / "two", lambda model: Own(model.parameters()), range(4))
+    assert plain.plan.holds(Promise.RESUME)
+
+
 def test_an_optimizer_that_cannot_be_tried_out_is_named() -> None:
     class Asks(Own):
         def step(self, closure: Any = None) -> None:  # type: ignore[override]

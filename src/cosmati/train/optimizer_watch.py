@@ -1,0 +1,75 @@
+"""Sees what others do to optimizers in mid-run, and what optimizers keep that no checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from cosmati.core.plan import Plan, Promise
+from cosmati.train.assembly import ScheduledOptimizer
+from cosmati.train.couplings import hooked
+from cosmati.train.held import content_of
+
+_OF_EVERY_OPTIMIZER = {*vars(torch.optim.SGD([nn.Parameter(torch.zeros(()))])), "step"}
+
+
+class OptimizerWatch:
+    """Compares optimizers with what they were at the plan.
+
+    Args:
+        scheduled: all of them.
+    """
+
+    def __init__(self, scheduled: Sequence[ScheduledOptimizer]) -> None:
+        self._scheduled = scheduled
+        self._before = _beside_state(scheduled)
+
+    def judged(self, plan: Plan) -> Plan:
+        """Return the plan without the promises that are broken by now."""
+        acted, lost = self._acted(), self._lost()
+        for promise in (Promise.RESUME, Promise.REPLAYABLE):
+            if plan.holds(promise) and (acted or lost):
+                plan = plan.withdraw(promise, acted or lost)
+        for guarantee in plan.guarantees if acted else ():
+            if guarantee.promise is Promise.NO_DIRECT_WRITE and guarantee.holds:
+                plan = plan.withdraw(guarantee.promise, acted, guarantee.pair)
+        return plan
+
+    def _acted(self) -> str:
+        """Say who acts beside an optimizer: a rate may follow from any row's loss."""
+        for own in self._scheduled:
+            name = type(own.optimizer).__name__
+            if does := hooked(own.optimizer):
+                return f"{name} {does}"
+            if _is_users(own.optimizer):
+                continue  # It may set its rates by itself.
+            rates = [float(group["lr"]) for group in own.optimizer.param_groups if "lr" in group]
+            if own.schedule is None and rates != [float(rate) for rate in own.base_rates[: len(rates)]]:
+                return f"the learning rate of {name} is changed from outside, by what no checkpoint holds"
+        return ""
+
+    def _lost(self) -> str:
+        """Say what moves in optimizers beside their groups and state."""
+        now = _beside_state(self._scheduled)
+        moved = sorted(name for name in now if name not in self._before or now[name] != self._before[name])
+        return f"{', '.join(moved)} isn't in a checkpoint: of an optimizer it holds groups and state" if moved else ""
+
+
+def _is_users(optimizer: torch.optim.Optimizer) -> bool:
+    return not type(optimizer).__module__.startswith(("torch.optim", "cosmati."))
+
+
+def _beside_state(scheduled: Sequence[ScheduledOptimizer]) -> dict[str, object]:
+    """Return what optimizers of the user's own keep beside groups and state."""
+    found: dict[str, object] = {}
+    for optimizer in (own.optimizer for own in scheduled):
+        if _is_users(optimizer):
+            name = type(optimizer).__name__
+            found |= {
+                f"{name}.{key}": content_of(value)
+                for key, value in vars(optimizer).items()
+                if key not in _OF_EVERY_OPTIMIZER
+            }
+    return found
