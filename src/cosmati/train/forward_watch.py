@@ -24,7 +24,7 @@ _UNWATCHED = nullcontext()
 
 
 class ForwardWatch:
-    """Compares what model and losses hold before and after each microbatch.
+    """Compares what model and losses hold before and after a step's passes.
 
     Args:
         model: in training.
@@ -57,8 +57,8 @@ class ForwardWatch:
         """Say which step comes; steps 0, 1, 2, 4, 8 ... are looked at."""
         self.is_on = step & (step - 1) == 0 if step else True
 
-    def microbatch(self) -> AbstractContextManager[None]:
-        """Stand around a microbatch's forward and backward pass."""
+    def around(self) -> AbstractContextManager[None]:
+        """Stand around the forward and backward passes of a step's microbatches, between which nothing is committed."""
         return self._watched() if self.is_on else _UNWATCHED
 
     @contextmanager

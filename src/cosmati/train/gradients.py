@@ -150,7 +150,8 @@ class StepPasses:
         seen: list[Seen] = []
         norms: list[Tensor] = []
         statistics: list[Tensor] = []
-        with a.layout.step([route.weights for route in step.routes], learns, measure=measure) as sums:
+        admitted = [route.weights for route in step.routes]
+        with a.layout.step(admitted, learns, measure=measure) as sums, self.watch.around():
             for batch, position in zip(step.batches, step.positions, strict=True):
                 mark = a.statistics.clear()
                 with sums.slot(position.microbatch) as slot:
@@ -188,13 +189,12 @@ class StepPasses:
         a = self._a
         present = batch.present
         a.generators.seed(position_key(a.config.seed, "forward", position.clock.step, position.microbatch))
-        with self.watch.microbatch():
-            with a.config.autocast(a.device):
-                result = without_tombstones(as_loss(self._bound(turn.loss, position)(a.model, batch.data)), present)
-            self._tell("forward")
-            self._stopwatch.lap("forward")
-            objective, loss, weight = _objective(result, scale)
-            slot.backward(objective)
+        with a.config.autocast(a.device):
+            result = without_tombstones(as_loss(self._bound(turn.loss, position)(a.model, batch.data)), present)
+        self._tell("forward")
+        self._stopwatch.lap("forward")
+        objective, loss, weight = _objective(result, scale)
+        slot.backward(objective)
         num_labels = 0.0 if isinstance(result, Loss) else count_labels(a.model, batch.data)
         return Seen(loss, weight, float(batch.num_rows if present is None else int(present.sum())), num_labels)
 

@@ -267,7 +267,7 @@ class Trainer(Lifecycle):
         """Run the one microbatch forward and backward; return its loss, None where no row has any weight."""
         a, watch = self.assembly, self._commit.watch
         watch.step_begins(self.clock.step)
-        with watch.microbatch():
+        with watch.around():
             if a.config.precision == "float32":
                 result = loss_function(a.model, data)
             else:
