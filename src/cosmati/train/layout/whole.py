@@ -6,6 +6,7 @@ pair of the tree, the same bits, and no leaf in memory beside it. Gradients are 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -69,6 +70,7 @@ class Whole:
         self._weights = Pieces({p.name: p.tensor for p in self.parameters}, {p.name: p.region for p in self.parameters})
         self.admission = lru_cache(maxsize=256)(self._admission)
         self.arrives_once = False
+        self.has_warned = False
 
     def pieces(self) -> list[tuple[str, nn.Parameter]]:
         """Return names and parameters."""
@@ -199,6 +201,14 @@ class WholeStep:
 
     def lend(self) -> None:
         """Make the parameters' gradients ready for a leaf, and for nothing that a loss has left there by itself."""
+        if not self.layout.has_warned and any(tensor.grad is not None for tensor in self.layout.tensors):
+            self.layout.has_warned = True
+            warnings.warn(
+                "The loss has left gradients behind, by a backward of its own. With several microbatches they aren't "
+                "weighed, and are no part of the step: return what they're of as part of the loss, or use "
+                "torch.autograd.grad.",
+                stacklevel=2,
+            )
         self._sum.lend()
 
     def fold(self, widened: Mapping[int, Tensor]) -> None:
