@@ -243,6 +243,11 @@ def _objective(result: Tensor | Loss, scale: float | None) -> tuple[Tensor, Tens
     summed = result.sum
     for term in result.aux.values():
         summed = summed + term * result.weight
+    # What weighs nothing teaches nothing, whatever its sum: the ledger goes by weights.
+    if isinstance(result.weight, Tensor) and not result.weight.is_cpu:
+        summed = summed * (result.weight != 0)
+    elif not result.weight:
+        summed = summed * 0.0
     return summed * scale, summed.detach(), result.weight
 
 

@@ -127,6 +127,21 @@ def test_a_microbatch_that_weighs_nothing_needs_no_graph() -> None:
         torch.testing.assert_close(one, other)
 
 
+def test_a_microbatch_that_weighs_nothing_teaches_nothing_whatever_its_sum() -> None:
+    rows, targets = _rows()
+    counts = torch.arange(8) < 4
+
+    def loss(model: nn.Module, data: Data) -> Loss:
+        return Loss(F.cross_entropy(model(data[0]), data[1], reduction="sum"), data[2].sum())
+
+    history = History()
+    found = _train(loss, (rows, targets, counts), 4, observers=[history])
+    expected = _train(_sum, (rows[:4], targets[:4]), 1)
+    for one, other in zip(found.model.parameters(), expected.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert history.losses[0][1] == pytest.approx(float(_mean(_model(), (rows[:4], targets[:4])).detach()), rel=1e-6)
+
+
 def test_rows_that_are_all_ignored_weigh_nothing() -> None:
     rows, targets = _rows()
     targets[:2] = -100
