@@ -32,7 +32,11 @@ AREAS = ["in", "mid", "out"]
 TABLE = [[1.0, 1.0, 1.0], [0.0, 0.25, 2.0], [0.0, 0.0, 0.0]]
 
 cells = st.tuples(
-    st.integers(0, 1), st.integers(0, 2), st.integers(0, 5), st.floats(0, 8), st.floats(0, 100) | st.none()
+    st.integers(0, 1),
+    st.integers(0, 2),
+    st.integers(0, 5),
+    st.sampled_from([0.0, 0.5, 3.0, 8.0]),
+    st.floats(0, 100) | st.none(),
 )
 runs = st.lists(st.lists(cells, max_size=4), max_size=8)
 
@@ -79,7 +83,7 @@ def test_contributions_are_those_of_a_plain_recomputation(
             (step, m[2], m[3] * TABLE[m[1]][region], m[4])
             for step, row in enumerate(run)
             for m in row
-            if m[0] == class_id and m[2] > 0 and TABLE[m[1]][region] > 0
+            if m[0] == class_id and m[2] > 0 and m[3] > 0 and TABLE[m[1]][region] > 0
         ]
         norms = [h[3] + region for h in hits if h[3] is not None]
         assert cell.num_steps == len({h[0] for h in hits})
@@ -93,7 +97,10 @@ def test_contributions_are_those_of_a_plain_recomputation(
         else:
             assert cell.norm_rms is None
         total = math.fsum(
-            m[4] + region for row in run for m in row if m[4] is not None and m[2] > 0 and TABLE[m[1]][region] > 0
+            m[4] + region
+            for row in run
+            for m in row
+            if m[4] is not None and m[2] > 0 and m[3] > 0 and TABLE[m[1]][region] > 0
         )
         assert cell.norm_share == (pytest.approx(math.fsum(norms) / total) if total else None)
     for name in NAMES:
@@ -113,9 +120,9 @@ def test_an_exclusion_is_stated_exactly_where_no_microbatch_wrote(
     write_signed(path, build(run), KEY)
     for class_id, name in enumerate(NAMES):
         for region, area in enumerate(AREAS):
-            wrote = any(m[0] == class_id and m[2] and TABLE[m[1]][region] for row in run for m in row)
+            wrote = any(m[0] == class_id and m[2] and m[3] and TABLE[m[1]][region] for row in run for m in row)
             if wrote or any(
-                m[0] == class_id and not m[2] and TABLE[m[1]][region] and m[4] is not None and m[4] + region > 0
+                m[0] == class_id and TABLE[m[1]][region] and m[4] is not None and m[4] + region > 0
                 for row in run
                 for m in row
             ):

@@ -321,6 +321,15 @@ def test_sub_steps_have_their_own_parameters_and_optimizers() -> None:
     both = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(PlanError, match=r"1 optimizer\(s\) have parameters of several sub-steps"):
         _prepare(model=model, loss=halves, optimizers=[*built, both])
+    # Each clears the gradients that it has used: within a turn the second would find none, and turns have their own.
+    with pytest.raises(
+        PlanError, match=r"2 parameter\(s\) are in two optimizers, SGD and SGD, .*: 1\.weight, 1\.bias\. "
+    ):
+        _prepare(model=model, optimizers=[both, built[1]])
+    turns = [SubStep("b", Regression(), "1.*"), SubStep("all", Regression())]
+    assert [
+        len(turn.parameters) for turn in _prepare(model=model, loss=turns, optimizers=[built[1], both]).assembly.turns
+    ] == [2, 4]
 
 
 def test_optimizers_know_the_ranks_that_share_their_work(monkeypatch: pytest.MonkeyPatch) -> None:

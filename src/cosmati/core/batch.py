@@ -88,7 +88,21 @@ def count_rows_and_tokens(data: Data) -> tuple[int, int]:
         rows = 1 if is_scalar else count_rows(data)
         return rows, rows
     rows = tensor.shape[0]
+    if _in_list(data):
+        found = row_counts(data)
+        if found != {rows}:
+            rows = found.pop() if len(found) == 1 else rows
+            return rows, rows
     return rows, tensor.numel() if tensor.ndim == 2 and not tensor.is_floating_point() else rows
+
+
+def _in_list(data: Data) -> bool:
+    """Say whether a nest's first leaf is in a list within the batch, which may be a row's."""
+    if isinstance(data, Mapping):
+        data = next(iter(data.values()), None)
+    elif isinstance(data, list | tuple):
+        data = data[0] if data else None
+    return isinstance(data, list | tuple)
 
 
 InputKind = Literal["images", "tokens", "features"]
@@ -104,13 +118,18 @@ def kind_of_input(data: Data) -> InputKind | None:
     return "images"
 
 
-def count_rows(data: Data) -> int:
+def count_rows(data: Data, pieces: int = 1) -> int:
     """Return the number of rows that every tensor and array of the nest agrees on; without any, every list.
 
+    Args:
+        data: the nest.
+        pieces: into how many equal parts it's going to be cut.
+
     Raises:
-        BatchError: nothing that can be counted, or different numbers.
+        BatchError: nothing that can be counted, or different numbers; or, where it's to be cut, two numbers that are
+            both possible.
     """
-    lengths = row_counts(data)
+    lengths = row_counts(data, pieces)
     if len(lengths) != 1:
         msg = (
             f"A batch needs tensors that share their first dimension; found lengths {sorted(lengths)} in a "

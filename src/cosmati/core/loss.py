@@ -17,10 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosmati.core.batch import Data, input_of, target_of
+from cosmati.core.labels import count_own_labels
 from cosmati.errors import BatchError
-
-_IGNORED = -100
-"""The label that PyTorch's and Hugging Face's losses leave out."""
 
 LossFunction = Callable[[nn.Module, Data], "Tensor | Loss"]
 
@@ -34,7 +32,8 @@ class Loss:
         weight: what the mean divides by: rows, tokens or positives; a number or a scalar tensor.
         per_row: each row's part of `sum`, [rows]. Methods that choose among rows need it.
         per_row_weight: each row's part of `weight`, [rows]; None means 1 each.
-        aux: named scalars that are averaged over the step's microbatches and added (balancing losses and the like).
+        aux: named scalars that are added (balancing losses and the like), each averaged over the step's microbatches by
+            their `weight`, so that it counts as much as the mean that it stands beside.
     """
 
     sum: Tensor
@@ -111,23 +110,6 @@ def _with_sound_weight(loss: Loss) -> Loss:
 
 def _weighs_nothing(weight: Tensor | float) -> bool:
     return (isinstance(weight, Tensor) and not weight.is_cpu) or bool(weight == 0)
-
-
-def count_labels(model: nn.Module, data: Data) -> Tensor | float:
-    """Return how many labels aren't ignored (-100): what a mean over them divides by; 0 where there are none."""
-    try:
-        labels = target_of(data)
-    except BatchError:
-        return 0.0
-    if not isinstance(labels, Tensor) or labels.is_floating_point():
-        return 0.0
-    return (_predicted(model, labels) != _IGNORED).sum()
-
-
-def _predicted(model: nn.Module, labels: Tensor) -> Tensor:
-    """Leave out the first label of each row where the model is a causal language model, which doesn't predict it."""
-    is_causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-    return labels[..., 1:] if is_causal and labels.ndim > 1 else labels
 
 
 def without_tombstones(loss: Tensor | Loss, present: Tensor | None) -> Tensor | Loss:
@@ -255,10 +237,10 @@ class Regression:
 def huggingface_loss(model: nn.Module, data: Data) -> Loss:
     """Take the loss from a Hugging Face model, which has averaged it over its labels.
 
-    The weight is the label count, shifted by one position where the model is a causal language model.
+    The weight is the label count, shifted by one position where the model, or the one that it wraps, does that.
 
     Raises:
-        BatchError: the batch has no `labels`.
+        BatchError: the batch has no `labels`, or over how many the model averages can't be told.
     """
     if not isinstance(data, Mapping) or "labels" not in data:
         msg = (
@@ -267,7 +249,7 @@ def huggingface_loss(model: nn.Module, data: Data) -> Loss:
         )
         raise BatchError(msg)
     labels = data["labels"]
-    weight = (_predicted(model, labels) != _IGNORED).sum()
+    weight = count_own_labels(model, labels)
     # A mean over no labels is NaN, and NaN times 0 too: such rows get any labels, and weigh nothing.
     safe = torch.where(weight > 0, labels, torch.zeros_like(labels))
     return Loss(model(**{**data, "labels": safe}).loss * weight, weight)

@@ -2,7 +2,8 @@
 
 Each query verifies the whole ledger first, as `verify_ledger` does, and reads only what the checkpoint
 covers. Who asks several opens a `VerifiedLedger` once and gives it in place of the directory. A microbatch
-*reaches* a region where it has rows and its route gives the region a weight above 0.
+*reaches* a region where it has rows, weighs something (rows without any label don't) and its route gives the region a
+weight above 0.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ def contributions(directory: Path | VerifiedLedger, *, vkey: str | None = None) 
         for number, cell in enumerate(entry.microbatches):
             name, row = tables.class_of(cell, item), norms.get(number)
             for column, rho in enumerate(tables.route(cell, item)):
-                if rho > 0 and (weight := weights[number][column]) is not None:
+                if rho > 0 and (weight := weights[number][column]):
                     norm = None if row is None else row[column]
                     sums[name, tables.regions[column]].add(item, cell.num_rows, rho * weight, norm)
     totals = {region: sum(sums[name, region].norm_sum for name in ledger.classes) for region in ledger.regions}
@@ -354,7 +355,8 @@ def direct_write_exclusions(
                     continue
                 column = tables.regions.index(region)
                 norm = norms[number][column] if number in norms else None
-                teaches = route[column] > 0 and weights[number][column] is not None
+                # None where the region is frozen, 0 where no row has a label, say.
+                teaches = route[column] > 0 and weights[number][column]
                 if (teaches or norm) and not found:
                     found = (
                         f"entry {item.index} (step {entry.step}), microbatch {number}, gave rows of {name!r} weight "

@@ -214,7 +214,8 @@ def resolve_turns(
     """Give each sub-step its parameters and optimizers.
 
     Raises:
-        PlanError: an optimizer whose parameters aren't all of one sub-step, or a sub-step without an optimizer.
+        PlanError: an optimizer whose parameters aren't all of one sub-step, or a sub-step without an optimizer or with
+            two over one parameter.
     """
     sub_steps = [SubStep("step", loss)] if callable(loss) else list(loss)
     turns: list[Turn] = []
@@ -240,4 +241,27 @@ def resolve_turns(
             "optimizer of its own."
         )
         raise PlanError(msg)
+    for turn in turns:
+        _refuse_shared(turn.optimizers, names)
     return tuple(turns)
+
+
+def _refuse_shared(optimizers: Sequence[ScheduledOptimizer], names: Sequence[str]) -> None:
+    """Refuse two optimizers over one parameter: each clears its gradients, so the second would never move it.
+
+    Raises:
+        PlanError: a parameter is in two.
+    """
+    held: dict[int, ScheduledOptimizer] = {}
+    for one in optimizers:
+        shared = [index for index in sorted(one.parameters) if index in held]
+        if shared:
+            first, second = type(held[shared[0]].optimizer).__name__, type(one.optimizer).__name__
+            found = ", ".join(names[index] for index in shared[:5])
+            msg = (
+                f"{len(shared)} parameter(s) are in two optimizers, {first} and {second}, of one step: {found}. Each "
+                "steps on its own gradients and clears them. Give each parameter to one optimizer (leave these out of "
+                "one of the two), or take turns: a SubStep for each loss, with an optimizer of its own."
+            )
+            raise PlanError(msg)
+        held |= dict.fromkeys(one.parameters, one)

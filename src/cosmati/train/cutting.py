@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from cosmati.core.batch import Batch
+from cosmati.core.batch import Batch, count_rows
 from cosmati.errors import BatchError, OutOfMemoryError
 from cosmati.storage.atomic import replace_file
 
@@ -83,6 +83,8 @@ def refuse_uncut(microbatches: Sequence[Batch], pieces: int, step: int, why: str
     try:
         if all(batch.num_rows % (2 * pieces) == 0 for batch in microbatches):
             for batch in microbatches:
+                if not batch.lineage.is_known:  # With V = 1, nobody has asked yet whether lists are of rows.
+                    count_rows(batch.data, 2 * pieces)
                 piece_of(batch, 0, 2 * pieces)
             return
         reason = f"{rows // pieces} rows can't be cut in two"

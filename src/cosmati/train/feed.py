@@ -168,7 +168,7 @@ class IterableFeed:
         data = self.whole(clock)
         if data is None:
             return None
-        parts = split_batch(as_batch(data, clock.rows), self._num_microbatches)
+        parts = split_batch(as_batch(data, clock.rows, pieces=self._num_microbatches), self._num_microbatches)
         return [parts[index] for index in mine]
 
     def whole(self, clock: Clock) -> Data | None:
@@ -246,7 +246,8 @@ class IterableFeed:
         """Return all microbatches of a list's batch; a loader is read once."""
         if not isinstance(self._data, Sequence) or step >= len(self._data):
             return ()
-        return split_batch(as_batch(self._read(self._data, step), 0), self._num_microbatches)
+        batch = as_batch(self._read(self._data, step), 0, pieces=self._num_microbatches)
+        return split_batch(batch, self._num_microbatches)
 
     def class_ids(self, clock: Clock) -> list[int | None]:
         """Return that no class is known."""
@@ -314,20 +315,21 @@ def _digest(data: Data) -> str:
     return parameter_root({str(index): tensor for index, tensor in enumerate(tensors)}).hex()
 
 
-def as_batch(data: Data, first_row: int, *, trusted: bool = False) -> Batch:
+def as_batch(data: Data, first_row: int, *, trusted: bool = False, pieces: int = 1) -> Batch:
     """Wrap the user's data, numbering its rows from `first_row`; a `Batch` is taken as it is.
 
     Args:
         data: the user's nest of tensors.
         first_row: id of its first row.
         trusted: count the first tensor's rows, and don't compare all tensors' (10 us).
+        pieces: into how many microbatches it's going to be cut.
 
     Raises:
-        BatchError: its rows can't be counted.
+        BatchError: its rows can't be counted, or can in two ways.
     """
     if isinstance(data, Batch):
         return data
     if trusted and not isinstance(data, Mapping):
         return Batch(data, Lineage.of_rows(first_row, count_rows_and_tokens(data)[0]), None)
     data = map_tensors(lambda tensor: tensor, data) if isinstance(data, Mapping) else data
-    return Batch(data, Lineage.of_rows(first_row, count_rows(data)), None)
+    return Batch(data, Lineage.of_rows(first_row, count_rows(data, pieces)), None)

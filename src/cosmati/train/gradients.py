@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from cosmati.core.batch import Batch
-from cosmati.core.loss import Loss, LossFunction, as_loss, count_labels, without_tombstones
+from cosmati.core.labels import LabelCount, count_labels
+from cosmati.core.loss import Loss, LossFunction, as_loss, without_tombstones
 from cosmati.core.method import Method, Position
 from cosmati.core.pieces import Pieces
 from cosmati.core.rng import position_key
@@ -79,7 +80,9 @@ class Seen(NamedTuple):
         loss: summed, or the scalar that the user's loss gave.
         weight: of it.
         num_rows: how many took part.
-        num_labels: what a scalar may be the mean of; 0 where the loss tells its own weight.
+        num_labels: what a scalar may be the mean of.
+        label_key: the same in microbatches with equally many labels (`LabelCount.key`); 0 where the loss tells its own
+            weight.
         is_short: 1 where memory was.
     """
 
@@ -87,10 +90,11 @@ class Seen(NamedTuple):
     weight: Tensor | float
     num_rows: float
     num_labels: Tensor | float
+    label_key: Tensor | float
     is_short: float = 0.0
 
 
-NOTHING = Seen(0.0, 0.0, 0.0, 0.0)
+NOTHING = Seen(0.0, 0.0, 0.0, 0.0, 0.0)
 """Of a microbatch that isn't offered."""
 
 
@@ -170,15 +174,15 @@ class StepPasses:
                 self._tell("leaf")
                 self._stopwatch.lap("backward")
             facts = a.layout.gather(_table(seen, norms, a.device))
-            if why or (a.ranks.is_parallel and bool(facts[:, 4].any())):
+            if why or (a.ranks.is_parallel and bool(facts[:, 5].any())):
                 raise OutOfMemoryError(why or "on another rank")
             self._tell("tree")
             denominators = None if scale is None else self._denominators(facts[:, 1], step.routes, scale)
             root = sums.root(denominators)
-        losses, weights, num_rows, leaf_norms = facts[:, 0], facts[:, 1], facts[:, 2], facts[:, 5:]
+        losses, weights, num_rows, leaf_norms = facts[:, 0], facts[:, 1], facts[:, 2], facts[:, 6:]
         # Without any weight nothing is learnt, and there is no mean to take.
         loss = losses.sum() / torch.where(weights.sum() == 0, 1.0, weights.sum())
-        loss = _even(loss, facts[:, 3])
+        loss = _even(loss, facts[:, 3], facts[:, 4])
         if measure and denominators is not None:
             leaf_norms = leaf_norms / denominators
         self._stopwatch.lap("backward")
@@ -195,8 +199,8 @@ class StepPasses:
         self._stopwatch.lap("forward")
         objective, loss, weight = _objective(result, scale)
         slot.backward(objective)
-        num_labels = 0.0 if isinstance(result, Loss) else count_labels(a.model, batch.data)
-        return Seen(loss, weight, float(batch.num_rows if present is None else int(present.sum())), num_labels)
+        labels = LabelCount(0.0, 0.0) if isinstance(result, Loss) else count_labels(a.model, batch.data)
+        return Seen(loss, weight, float(batch.num_rows if present is None else int(present.sum())), *labels)
 
     def _scale(self, step: StepInput) -> float | None:
         """Return the power of two near 1 / (weight of a step); None where the user's scalar is taken as it is.
@@ -237,36 +241,45 @@ def _objective(result: Tensor | Loss, scale: float | None) -> tuple[Tensor, Tens
     summed = result.sum
     for term in result.aux.values():
         summed = summed + term * result.weight
+    # What weighs nothing teaches nothing, whatever its sum: the ledger goes by weights.
+    if isinstance(result.weight, Tensor) and not result.weight.is_cpu:
+        summed = summed * (result.weight != 0)
+    elif not result.weight:
+        summed = summed * 0.0
     return summed * scale, summed.detach(), result.weight
 
 
-def _even(loss: Tensor, num_labels: Tensor) -> Tensor:
+def _even(loss: Tensor, num_labels: Tensor, keys: Tensor) -> Tensor:
     """Return the loss if its microbatches' scalars are means over equally many labels, as their plain mean takes them.
 
     On an accelerator, nobody looks: it's NaN otherwise, and isn't committed.
 
     Args:
         loss: of the step.
-        num_labels: of each microbatch, float64 [V]; 0 where there are none.
+        num_labels: of each microbatch, float64 [V].
+        keys: likewise, equal where each of their tensors has equally many; 0 where it doesn't matter.
 
     Raises:
         BatchError: they aren't.
     """
-    is_uneven = num_labels.max() > torch.where(num_labels > 0, num_labels, torch.inf).min()
+    is_uneven = keys.max() > torch.where(keys > 0, keys, torch.inf).min()
     if not num_labels.is_cpu:
         return torch.where(is_uneven, torch.nan, loss)
     if is_uneven:
+        counts = num_labels.int().tolist()
+        found = ", ".join("all" if key == 1 else str(n) for n, key in zip(counts, keys.tolist(), strict=True))
+        where = "" if len(set(counts)) > 1 else ", and not equally many in each of the batch's tensors"
         msg = (
-            f"The loss is a bare scalar, and its microbatches have {num_labels.int().tolist()} labels that aren't "
-            "ignored (-100): a mean of their means would weigh labels unequally. Return Loss(sum, weight): for a "
-            "Hugging Face model cosmati.huggingface_loss, else Loss(mean * num_labels, num_labels)."
+            f"The loss is a bare scalar, and its microbatches have [{found}] labels that aren't ignored (-100){where}: "
+            "a mean of their means would weigh labels unequally. Return Loss(sum, weight): for a Hugging Face model "
+            "cosmati.huggingface_loss, else Loss(mean * num_labels, num_labels)."
         )
         raise BatchError(msg)
     return loss
 
 
 def _table(seen: Sequence[Seen], norms: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the fields of `Seen`, and norms, of each microbatch: float64 [n, 5 + regions]."""
+    """Return the fields of `Seen`, and norms, of each microbatch: float64 [n, 6 + regions]."""
     columns = [_column([getattr(one, field) for one in seen], device) for field in Seen._fields]
     if norms:
         columns += torch.stack(list(norms)).view(len(seen), -1).unbind(1)

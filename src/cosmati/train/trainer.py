@@ -163,7 +163,8 @@ class Trainer(Lifecycle):
     def _split(self, batch: Data) -> tuple[list[Batch], list[int | None]]:
         """Return this rank's microbatches of a step's rows, and the classes of all."""
         a = self.assembly
-        parts = split_batch(as_batch(batch, self.clock.rows), a.num_microbatches)
+        v = a.num_microbatches
+        parts = split_batch(as_batch(batch, self.clock.rows, pieces=v), v)
         return [parts[i] for i in a.layout.mine], [a.router.class_of(part) for part in parts]
 
     def _take(self, data: Any, class_ids: Sequence[int | None] | None) -> StepOutcome:  # noqa: ANN401  (see `_next`)

@@ -100,6 +100,29 @@ def test_the_pairwise_sum_of_leaves(name: str, num: int) -> None:
                 assert torch.equal(root[n], expected)
 
 
+def test_each_gradient_is_divided_by_a_denominator_of_its_own_precision() -> None:
+    """Rounded to float32, a denominator is up to 6e-8 off; float32 gradients keep the bits that they had."""
+    model = nn.ModuleList([nn.Linear(3, 2, dtype=torch.float64), nn.Linear(3, 2)])
+    denominator = torch.tensor([0.1 + 1.0], dtype=torch.float64)
+
+    def loss(model: nn.Module, rows: Tensor) -> Tensor:
+        assert isinstance(model, nn.ModuleList)
+        return square(model[0], rows.double()).float() + square(model[1], rows)
+
+    found: list[dict[str, Tensor]] = []
+    for divisor in (None, denominator):
+        torch.manual_seed(0)
+        with layout_of(model, 2).step(ALL * 2, frozenset(range(4)), measure=False) as step:
+            for index in range(2):
+                with step.slot(index) as slot:
+                    slot.backward(loss(model, torch.randn(4, 3)))
+            found.append({name: step_root.clone() for name, step_root in step.root(divisor).tensors.items()})
+    for name, total in found[0].items():
+        expected = total / (denominator[0] if total.dtype is torch.float64 else denominator[0].float())
+        assert torch.equal(found[1][name], expected), name
+    assert {gradient.dtype for gradient in found[1].values()} == {torch.float32, torch.float64}
+
+
 @pytest.mark.parametrize("num", [2, 4])
 def test_roots_are_laid_out_as_their_parameters(num: int) -> None:
     torch.manual_seed(0)

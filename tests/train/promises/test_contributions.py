@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cosmati.core.batch import Batch
+from cosmati.core.batch import Batch, Data
 from cosmati.core.loss import Classification, Loss, LossFunction
 from cosmati.core.method import Method
 from cosmati.data.in_memory import InMemory
-from cosmati.errors import TamperError
+from cosmati.errors import RefutedError, TamperError
 from cosmati.ledger.query import _read_weights, contributions, direct_write_exclusion
 from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_key
 from cosmati.methods import SAM, LayerFreezing, SelectiveBackprop
@@ -72,6 +73,7 @@ def _run(
     loss: LossFunction | Sequence[SubStep] | None = None,
     optimizers: Sequence[Optimizer] = (SGD(lr=0.1),),
     case: Case = CASE,
+    source: InMemory | None = None,
 ) -> Movements:
     torch.manual_seed(0)
     model = case.build()
@@ -79,7 +81,7 @@ def _run(
     Trainer(
         model,
         loss or Classification(3),
-        _source(),
+        source or _source(),
         optimizers=optimizers,
         methods=methods,
         policy=case.policy(),
@@ -164,6 +166,27 @@ def test_each_sub_steps_weight_counts_where_it_taught(tmp_path: Path) -> None:
     assert found["doubtful", "near_input"].weight == 0
     assert found["open", "near_input"].num_norms == found["open", "near_output"].num_norms == 32
     assert direct_write_exclusion(tmp_path / "ledger", "doubtful", "near_input").num_steps_scanned == 16
+
+
+def test_rows_without_any_label_have_taught_nothing(tmp_path: Path) -> None:
+    """All labels of one class are ignored, of the other none: one may state of the first that it was excluded."""
+    whole = Classification(3)
+
+    def loss(model: nn.Module, data: Data) -> Loss:
+        return whole(model, (data[0], torch.where(data[2] == 1, -100, data[1])))
+
+    source = _source()
+    labelled = replace(source, data=(*source.data, source.class_ids))
+    _run(tmp_path, [], loss, source=labelled)
+    found = {(c.class_name, c.region): c for c in contributions(tmp_path / "ledger").cells}
+    for region in ("near_input", "near_output"):
+        cell = found["doubtful", region]
+        assert (cell.num_steps, cell.num_microbatches, cell.num_rows, cell.weight, cell.num_norms) == (0, 0, 0, 0, 0)
+        assert (found["open", region].num_steps, found["open", region].weight) == (16, 16 * 8)
+        statement = direct_write_exclusion(tmp_path / "ledger", "doubtful", region)
+        assert statement.num_class_microbatches == 32
+        with pytest.raises(RefutedError, match=r"weight 1\.0 in"):
+            direct_write_exclusion(tmp_path / "ledger", "open", region)
 
 
 def test_commitments_to_selected_rows_can_be_opened(tmp_path: Path) -> None:

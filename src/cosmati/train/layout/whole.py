@@ -27,6 +27,7 @@ from cosmati.train.layout.tree import Leaf, Tree, add_leaves, present
 from cosmati.train.ranks import Ranks
 
 _WIDE = (torch.float32, torch.float64)
+_DOUBLE = (torch.float64, torch.complex128)
 
 
 class Admission(NamedTuple):
@@ -226,15 +227,24 @@ class WholeStep:
         )
 
     def _divide(self, root: Leaf, denominators: Tensor) -> None:
-        """Divide in place. A region whose teachers have no weight (no labels, say) has no gradient: it rests."""
+        """Divide in place. A region whose teachers have no weight (no labels, say) has no gradient: it rests.
+
+        Of double precision is what gradients of double precision are divided by: rounded, it's 2e-8 off.
+        """
         divisors = denominators.float()
         values = divisors.tolist()
         for region, members in enumerate(self.layout.members):
             if values[region] == 0.0:
                 for index in members:
                     root[index] = None
-            elif values[region] != 1.0 and (gradients := present(root, members)):
-                torch._foreach_div_(gradients, divisors[region])
+                continue
+            gradients = present(root, members)
+            doubles = [gradient for gradient in gradients if gradient.dtype in _DOUBLE]
+            others = [gradient for gradient in gradients if gradient.dtype not in _DOUBLE] if doubles else gradients
+            if doubles:
+                torch._foreach_div_(doubles, denominators[region])
+            if others and values[region] != 1.0:
+                torch._foreach_div_(others, divisors[region])
 
 
 class WholeSlot:
