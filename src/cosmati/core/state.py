@@ -89,7 +89,9 @@ def restore_optimizer(
     optimizer.state.clear()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            name = names[id(parameter)]
+            name = names.get(id(parameter))  # A frozen one has none, and no state.
+            if name is None:
+                continue
             own = {key.rpartition("/")[2]: value for key, value in tensors.items() if key.rpartition("/")[0] == name}
             # Step counters stay where the optimizer keeps them, on CPU unless its kernels read them; what is shaped as
             # the parameter follows it.

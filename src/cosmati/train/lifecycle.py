@@ -19,12 +19,14 @@ from cosmati.errors import DivergenceError
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.continuity import Continuity
 from cosmati.train.cutting import Cuts
+from cosmati.train.epochs import refuse_endless
 from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, evaluate, try_out
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.identity import Change
 from cosmati.train.observers.observer import Observer
 from cosmati.train.opening import open_run
 from cosmati.train.prepare import Prepared
+from cosmati.train.refusals import explain
 from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.run.environment import numerics
 from cosmati.train.run.result import RunResult
@@ -86,7 +88,12 @@ class Lifecycle:
 
     @property
     def should_stop(self) -> bool:
-        """Whether a loop of the user's own should end: the budget is over, or somebody has called `stop`."""
+        """Whether a loop of the user's own should end: the budget is over, or somebody has called `stop`.
+
+        Raises:
+            PlanError: the budget is in epochs, which such a loop hasn't: it would never end.
+        """
+        refuse_endless(self.assembly.budget, own_loop=self.feed is None)
         return self.assembly.budget.is_over(self.clock) or (self._run is not None and self._run.stop_is_asked())
 
     def stop(self) -> None:
@@ -231,6 +238,7 @@ class Lifecycle:
         with opened:
             if kind is not None:
                 self._ended = "diverged" if issubclass(kind, DivergenceError) else "failed"
+                explain(error, self.assembly.model)
             elif self._ended is None:
                 # The user's own loop ends where its `with` does.
                 self._ended = "completed" if self.assembly.budget.is_over(self.clock) else "stopped"

@@ -1,0 +1,121 @@
+"""Refuses what a trainer was given by mistake, before anything is built from it: the ordinary slips of a first run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from cosmati.errors import PlanError
+from cosmati.optim.optimizers import Optimizer
+from cosmati.train.assembly import SubStep
+from cosmati.train.ingredients import Ingredients
+
+_OF_A_CRITERION = frozenset(
+    "input inputs output outputs logits pred preds prediction predictions y_pred y_hat".split()  # noqa: SIM905
+)
+_EXAMPLE = (
+    "It's called as loss(model, data), with a step's rows: Classification(num_classes), or `lambda model, data: "
+    "torch.nn.functional.cross_entropy(model(data[0]), data[1])`"
+)
+
+
+def refuse_misgiven(given: Ingredients) -> None:
+    """Refuse optimizers and losses that are of another kind than a trainer takes.
+
+    Raises:
+        PlanError: with what, why and the mend.
+    """
+    _refuse_optimizers(given.optimizers)
+    losses = [given.loss] if callable(given.loss) else given.loss
+    if not isinstance(losses, Sequence):
+        msg = f"The loss is a {type(losses).__name__}. Give a function loss(model, data), or a list of SubStep."
+        raise PlanError(msg)
+    for loss in losses:
+        _refuse_loss(loss.loss if isinstance(loss, SubStep) else loss)
+
+
+def _refuse_optimizers(optimizers: object) -> None:
+    if isinstance(optimizers, Optimizer | torch.optim.Optimizer) or not isinstance(optimizers, Sequence):
+        name = getattr(optimizers, "__name__", type(optimizers).__name__)
+        raise PlanError(
+            f"optimizers={name} isn't a list, and there may be several. Give a list: optimizers=[{name}(...)]."
+        )
+    for optimizer in optimizers:
+        if isinstance(optimizer, type) and issubclass(optimizer, Optimizer | torch.optim.Optimizer):
+            msg = (
+                f"optimizers=[{optimizer.__name__}] names the class. Give one that is made: "
+                "cosmati.optim.AdamW(lr=1e-3), or torch.optim.AdamW(model.parameters(), lr=1e-3)."
+            )
+            raise PlanError(msg)
+        if not isinstance(optimizer, Optimizer | torch.optim.Optimizer):
+            msg = (
+                f"optimizers holds a {type(optimizer).__name__}, which is no optimizer. Give configurations "
+                "(cosmati.optim.AdamW(lr=1e-3)) or torch.optim's, built over model.parameters()."
+            )
+            raise PlanError(msg)
+
+
+def _refuse_loss(loss: object) -> None:
+    name = getattr(loss, "__name__", type(loss).__name__)
+    called = loss.forward if isinstance(loss, nn.Module) else loss
+    try:
+        signature = inspect.signature(called)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # written in C: PyTorch says what it misses
+        return
+    names = ", ".join(signature.parameters)
+    first = next(iter(signature.parameters), "")
+    if isinstance(loss, nn.modules.loss._Loss) or first in _OF_A_CRITERION:  # noqa: SLF001
+        msg = f"The loss {name}({names}) compares outputs with targets, and nothing would call the model. {_EXAMPLE}."
+        raise PlanError(msg)
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise PlanError(
+            f"The loss {name}({names}) can't be called with two arguments ({error}). {_EXAMPLE}."
+        ) from error
+
+
+def explain(error: BaseException | None, model: nn.Module) -> None:
+    """Add to an error of a loss's first call what a loss is given, where it took the model for the model's output."""
+    kind = type(model).__name__
+    if isinstance(error, TypeError | AttributeError) and f"{kind}" in str(error):
+        error.add_note(f"A loss is given the {kind} itself, and not what it returns. {_EXAMPLE}.")
+
+
+def refuse_foreign(optimizer: torch.optim.Optimizer, model: nn.Module, trainable: frozenset[int]) -> None:
+    """Refuse an optimizer that the loop can't step, or whose parameters aren't the model's; frozen ones may be there.
+
+    Args:
+        optimizer: built.
+        model: after surgery.
+        trainable: `id` of each parameter that learns.
+
+    Raises:
+        PlanError: it needs a closure, holds parameters of another model, or nothing that learns.
+    """
+    kind = type(optimizer).__name__
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        msg = (
+            f"{kind} asks for the loss several times in a step (a closure), and a step here is one pass over its "
+            "microbatches. Use an optimizer of cosmati.optim or torch.optim that steps once."
+        )
+        raise PlanError(msg)
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    known = {id(parameter) for parameter in model.parameters()}
+    foreign = [tuple(parameter.shape) for parameter in own if id(parameter) not in known]
+    if foreign:
+        msg = (
+            f"{kind} has {len(foreign)} parameter(s) that the model lacks (shapes {foreign[:5]}): it was built over "
+            "another model, or before surgery. Build it from the model that you give to the Trainer."
+        )
+        raise PlanError(msg)
+    if not any(id(parameter) in trainable for parameter in own):
+        msg = (
+            f"None of the {len(own)} parameters of {kind} are trainable parameters of the model: they're frozen. Leave "
+            "the optimizer out, or thaw them with requires_grad_(True)."
+        )
+        raise PlanError(msg)

@@ -1,0 +1,177 @@
+"""Runs that once stood still, saved what nothing could read, or answered a newcomer with a raw error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from cosmati import RunConfig, Trainer
+from cosmati.errors import PlanError
+from cosmati.methods import LayerFreezing, StochasticDepth
+from cosmati.optim import SGD, AdamW, Constant, Cosine, Linear, MultiStep
+from cosmati.train.observers.observer import Observer
+from cosmati.train.outcome import StepOutcome
+
+GENERATOR = torch.Generator().manual_seed(0)
+ROWS = torch.randn(64, 8, generator=GENERATOR), torch.randint(3, (64,), generator=GENERATOR)
+
+
+def loss_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+    return cross_entropy(model(data[0]), data[1])
+
+
+def steps() -> list[tuple[Tensor, Tensor]]:
+    return [(ROWS[0][i : i + 8], ROWS[1][i : i + 8]) for i in range(0, 64, 8)]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def make(model: nn.Module | None = None, data: Any = None, **given: Any) -> Trainer:
+    config = {"budget": "8ba", "num_threads": 1} | given.pop("config", {})
+    optimizers, loss = given.pop("optimizers", [AdamW(lr=0.01)]), given.pop("loss", loss_of)
+    return Trainer(model or network(), loss, data, optimizers=optimizers, config=RunConfig(**config), **given)
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """A stream of rows, which has no length."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(zip(*ROWS, strict=True))
+
+
+class Rates(Observer):
+    """Keeps learning rates."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def on_step(self, outcome: StepOutcome) -> None:
+        self.rates.append(outcome.learning_rates[0])
+
+
+# An epoch that has no length
+
+
+def test_a_loop_of_ones_own_has_no_budget_in_epochs() -> None:
+    for schedule in (Constant(), Cosine(warmup="0.1dur")):
+        with pytest.raises(PlanError, match=r"'5ep' never ends here.*1000ba"):
+            make(optimizers=[SGD(lr=0.1, schedule=schedule)], config={"budget": "5ep"})
+
+
+def test_the_default_budget_has_no_end_in_a_loop_of_ones_own() -> None:
+    trainer = Trainer(network(), loss_of, optimizers=[SGD(lr=0.1)])
+    trainer.step(steps()[0])
+    with pytest.raises(PlanError, match="'1ep' never ends here"):
+        _ = trainer.should_stop
+    with pytest.raises(PlanError, match=r"SGD's Cosine.*A loop of one's own"):
+        Trainer(network(), loss_of, optimizers=[SGD(lr=0.1, schedule=Cosine())])
+
+
+@pytest.mark.parametrize("schedule", [Cosine(warmup="0.1dur"), Linear(), Constant(warmup="1ep")])
+def test_a_schedule_that_moves_needs_data_with_a_length_or_another_budget(schedule: Any) -> None:
+    with pytest.raises(PlanError, match=rf"{type(schedule).__name__}.*DataLoader.*1000ba"):
+        make(None, DataLoader(Stream(), 8), optimizers=[AdamW(lr=0.1, schedule=schedule)], config={"budget": "2ep"})
+    rates = Rates()
+    optimizers = [AdamW(lr=0.1, schedule=type(schedule)(warmup="0.25dur"))]
+    make(None, DataLoader(Stream(), 8), optimizers=optimizers, config={"budget": "16ba"}, observers=[rates]).fit()
+    assert min(rates.rates) > 0
+
+
+def test_a_stream_of_epochs_has_constant_rates_or_such_as_step_with_epochs() -> None:
+    for schedule, expected in (
+        (Constant(), [0.1] * 16),
+        (MultiStep(milestones=("1ep",), factor=0.5), [0.1] * 8 + [0.05] * 8),
+    ):
+        rates = Rates()
+        optimizers = [SGD(lr=0.1, schedule=schedule)]
+        make(None, DataLoader(Stream(), 8), optimizers=optimizers, config={"budget": "2ep"}, observers=[rates]).fit()
+        assert rates.rates == pytest.approx(expected)
+
+
+def test_a_method_that_follows_the_run_needs_a_length_too() -> None:
+    config = {"budget": "2ep"}
+    with pytest.raises(PlanError, match=r"LayerFreezing\(\).*would follow"):
+        make(None, DataLoader(Stream(), 8), methods=[LayerFreezing()], config=config)
+    method = StochasticDepth(target_layer_name="Linear", drop_warmup="0.1dur")
+    with pytest.raises(PlanError, match=r"StochasticDepth.*would follow"):
+        make(None, DataLoader(Stream(), 8), methods=[method], config=config)
+    steady = StochasticDepth(target_layer_name="Linear", stochastic_method="sample")
+    assert not steady.follows_elapsed
+
+
+@pytest.mark.parametrize("data", [steps(), DataLoader(TensorDataset(*ROWS), 8), None])
+def test_rows_are_counted_where_no_source_says_how_many_a_step_has(data: Any) -> None:
+    trainer = make(None, data, config={"budget": "32sp"}, optimizers=[AdamW(lr=0.01, schedule=Linear())])
+    if data is not None:
+        assert trainer.fit().clock[:2] == (4, 0)
+        return
+    with trainer:
+        while not trainer.should_stop:
+            trainer.step(steps()[trainer.clock.step])
+    assert trainer.clock.step == 4
+
+
+# What newcomers give
+
+
+def test_optimizers_losses_schedules_and_budgets_of_another_kind_are_refused_by_name() -> None:
+    for optimizers, said in (
+        (AdamW(lr=0.1), r"optimizers=\[AdamW"),
+        (torch.optim.AdamW(network().parameters()), r"optimizers=\[AdamW"),
+        ([torch.optim.AdamW], "names the class"),
+        ([network().parameters()], "no optimizer"),
+    ):
+        with pytest.raises(PlanError, match=said):
+            make(optimizers=optimizers)
+    for loss, said in (
+        (nn.CrossEntropyLoss(), r"CrossEntropyLoss\(input, target\).*loss\(model, data\)"),
+        (lambda output, target: cross_entropy(output, target, reduction="sum"), r"compares outputs with targets"),
+        (lambda batch: batch, r"can't be called with two arguments"),
+        (3, "The loss is a int"),
+    ):
+        with pytest.raises(PlanError, match=said):
+            make(loss=loss)
+    with pytest.raises(PlanError, match="is no schedule"):
+        SGD(lr=0.1, schedule=lambda step: 1.0)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="is no schedule"):
+        SGD(lr=0.1, schedule=Cosine)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="'100ba' for steps"):
+        RunConfig(budget=100)  # type: ignore[arg-type]
+
+
+def test_a_loss_that_takes_the_model_for_its_output_is_told_so() -> None:
+    with pytest.raises(TypeError) as found:
+        make(None, steps(), loss=lambda o, t: cross_entropy(o, t, reduction="sum")).fit()
+    assert "A loss is given the Sequential itself" in found.value.__notes__[0]
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_an_optimizer_may_hold_frozen_parameters(num_microbatches: int, tmp_path: Path) -> None:
+    def run(budget: str, folder: Path | None = None) -> nn.Module:
+        model = network()
+        model[0].requires_grad_(requires_grad=False)
+        optimizers = [torch.optim.Adam(model.parameters(), 0.01)]
+        config = {"budget": budget, "run_folder": folder, "num_microbatches": num_microbatches, "change": "budget"}
+        make(model, steps(), optimizers=optimizers, config=config).fit()
+        return model
+
+    whole, start = run("8ba"), network()
+    run("3ba", tmp_path)
+    resumed = run("8ba", tmp_path)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name])
+        assert torch.equal(value, start.state_dict()[name]) == name.startswith("0.")
+    model = network().requires_grad_(requires_grad=False)
+    model[2].bias.requires_grad_(requires_grad=True)
+    with pytest.raises(PlanError, match="None of the 2 parameters of Adam are trainable parameters"):
+        make(model, optimizers=[torch.optim.Adam(model[0].parameters())])
