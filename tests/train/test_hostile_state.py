@@ -8,16 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from cosmati import RunConfig, Trainer
-from cosmati.errors import PlanError
-from cosmati.methods import LayerFreezing, StochasticDepth
+from cosmati.core.plan import Promise
+from cosmati.errors import CheckpointError, DivergenceError, PlanError
+from cosmati.methods import EMA, LayerFreezing, StochasticDepth
 from cosmati.optim import SGD, AdamW, Constant, Cosine, Linear, MultiStep
+from cosmati.records.run import RunRecord
+from cosmati.train import opening
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
+from cosmati.train.run.checkpoints import list_checkpoints
 
 GENERATOR = torch.Generator().manual_seed(0)
 ROWS = torch.randn(64, 8, generator=GENERATOR), torch.randint(3, (64,), generator=GENERATOR)
@@ -175,3 +180,177 @@ def test_an_optimizer_may_hold_frozen_parameters(num_microbatches: int, tmp_path
     model[2].bias.requires_grad_(requires_grad=True)
     with pytest.raises(PlanError, match="None of the 2 parameters of Adam are trainable parameters"):
         make(model, optimizers=[torch.optim.Adam(model[0].parameters())])
+
+
+# What nothing could read back
+
+
+class Grows(nn.Module):
+    """Has a memory bank, and a mean that is None before the first forward pass."""
+
+    def __init__(self, kept: Tensor | None = None) -> None:
+        super().__init__()
+        self.inner = network()
+        self.register_buffer("bank", torch.zeros(0, 3))
+        self.register_buffer("mean", None)
+        self.register_buffer("kept", kept)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        out: Tensor = self.inner(rows)
+        seen = out.detach()
+        self.bank = torch.cat([self.bank, seen])[-20:]
+        self.mean = seen.mean(0) if self.mean is None else 0.9 * self.mean + 0.1 * seen.mean(0)
+        return out - self.mean - self.bank.mean(0)
+
+
+class Spectral(nn.Module):
+    """Has a complex parameter, as Fourier operators do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+        self.filter = nn.Parameter(torch.ones(5, dtype=torch.cfloat))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        out: Tensor = self.inner(torch.fft.irfft(torch.fft.rfft(rows) * self.filter, n=8))
+        return out
+
+
+class Remembers(nn.Module):
+    """A loss with buffers: complex, and None before the first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("phase", torch.ones(2, dtype=torch.cfloat))
+        self.register_buffer("mean", None)
+
+    def forward(self, model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+        loss = loss_of(model, data)
+        self.phase.mul_(0.9)
+        self.mean = loss.detach() if self.mean is None else 0.9 * self.mean + 0.1 * loss.detach()
+        return loss * (1 + self.mean + self.phase.real.sum())
+
+
+def everything(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in trainer.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        (Grows, loss_of),
+        (lambda: Grows(torch.ones(1).expand(4)), loss_of),
+        (lambda: Grows(torch.randn(4, 2, dtype=torch.cfloat).T), loss_of),
+        (lambda: Grows(torch.ones(3, dtype=torch.uint16)), loss_of),
+        (Spectral, loss_of),
+        (network, Remembers),
+    ],
+    ids=["growing", "expanded", "complex", "uint16", "complex-parameter", "loss"],
+)
+def test_state_of_any_type_and_shape_goes_on_to_the_same_bits(
+    model: Any, loss: Any, num_microbatches: int, tmp_path: Path
+) -> None:
+    def run(budget: str, folder: Path | None) -> dict[str, Tensor]:
+        torch.manual_seed(1)
+        config = {"budget": budget, "run_folder": folder, "change": "budget", "num_microbatches": num_microbatches}
+        made = loss() if loss is Remembers else loss
+        trainer = make(model(), steps(), loss=made, config=config)
+        trainer.fit()
+        return everything(trainer)
+
+    whole = run("6ba", None)
+    run("3ba", tmp_path)
+    resumed = run("6ba", tmp_path)
+    assert whole.keys() == resumed.keys()
+    assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
+
+
+def test_other_weights_are_still_refused(tmp_path: Path) -> None:
+    save_file({"kept": torch.zeros(5), **network_weights()}, tmp_path / "w.safetensors")
+    model = Grows(torch.zeros(4))
+    with pytest.raises(CheckpointError, match=r"bank is missing.*kept is torch.float32 \(4,\), and was .* \(5,\)"):
+        make(model, config={"load_weights": tmp_path / "w.safetensors"})
+
+
+def network_weights() -> dict[str, Tensor]:
+    return {f"inner.{name}": value for name, value in network().state_dict().items()}
+
+
+def test_what_no_checkpoint_can_hold_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    for kept, said in (
+        (torch.eye(3).to_sparse(), r"kept \(torch.sparse_coo\)"),
+        (torch.ones(3, dtype=torch.cfloat).conj(), r"kept \(conjugate\)"),
+    ):
+        with pytest.raises(PlanError, match=rf"{said} has no elements of its own.*persistent=False"):
+            make(Grows(kept))
+    trainer = make(Grows(torch.ones(3, dtype=torch.cdouble)), steps(), config={"run_folder": tmp_path})
+    with pytest.raises(CheckpointError, match=r"kept \(torch.complex128\).*complex64"):
+        trainer.fit()
+    assert trainer.clock.step == 0
+    twice = nn.Module()
+    twice._orig_mod = nn.Linear(8, 3)
+    twice.weight, twice.bias = nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(3))
+    with pytest.raises(PlanError, match="weight, bias stands for two tensors"):
+        make(twice)
+
+
+def test_the_first_checkpoint_is_read_back_before_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def refused(path: Path) -> Any:
+        seen.append(len(list(path.iterdir())))
+        raise CheckpointError("can't be read")
+
+    monkeypatch.setattr(opening, "read_checkpoint", refused)
+    trainer = make(None, steps(), config={"run_folder": tmp_path})
+    with pytest.raises(CheckpointError, match="can't be read"):
+        trainer.fit()
+    assert (trainer.clock.step, len(seen)) == (0, 1)
+
+
+# What isn't finite, and what a checkpoint doesn't know
+
+
+def test_what_is_not_finite_is_never_published(tmp_path: Path) -> None:
+    class Spoils(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+            self.param_groups[0]["d"] = float("nan")
+
+    model = Spectral()
+    huge = [torch.optim.SGD(model.parameters(), 3e38, momentum=0.9)]
+    config = {"budget": "1ba", "run_folder": tmp_path / "complex"}
+    with pytest.raises(DivergenceError, match="filter"):
+        make(model, steps(), optimizers=huge, loss=lambda m, d: 1e4 * loss_of(m, d), config=config).fit()
+    assert [path.name for path in list_checkpoints(tmp_path / "complex/checkpoints")] == ["step-00000000"]
+    model = network()
+    config = {"run_folder": tmp_path / "group"}
+    with pytest.raises(DivergenceError, match="optimizer 0 groups 0 d is not finite"):
+        make(model, steps(), optimizers=[Spoils(model.parameters(), 0.1)], config=config).fit()
+
+
+def test_a_torch_scheduler_that_is_made_within_the_run_is_seen(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with make(model, optimizers=[optimizer], config={"run_folder": tmp_path}) as trainer:
+        assert trainer.plan.holds(Promise.RESUME)
+        torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        trainer.step(steps()[0])
+        assert not trainer.plan.holds(Promise.RESUME)
+    record = RunRecord.from_json((tmp_path / "run.json").read_text())
+    assert not next(g for g in record.guarantees if g.name == "resume").holds
+
+
+def test_nothing_is_saved_or_trained_while_averages_stand_in_for_the_weights(tmp_path: Path) -> None:
+    made = make(methods=[EMA(half_life="2ba")], config={"run_folder": tmp_path})
+    with made as trainer:
+        for batch in steps()[:4]:
+            trainer.step(batch)
+        with trainer.averaged():
+            for refused in (trainer.save, lambda: trainer.step(steps()[4])):
+                with pytest.raises(PlanError, match=r"within averaged\(\)"):
+                    refused()
+        trainer.save()
+        trainer.step(steps()[4])
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-00000005", "step-00000004"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -15,7 +15,7 @@ from cosmati.core.clock import Clock
 from cosmati.core.memory import freed_memory_kept
 from cosmati.core.method import Position, State
 from cosmati.core.plan import Plan, Promise
-from cosmati.errors import DivergenceError
+from cosmati.errors import DivergenceError, PlanError
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.continuity import Continuity
 from cosmati.train.cutting import Cuts
@@ -24,7 +24,7 @@ from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, eva
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.identity import Change
 from cosmati.train.observers.observer import Observer
-from cosmati.train.opening import open_run
+from cosmati.train.opening import open_run, read_back, without_schedulers
 from cosmati.train.prepare import Prepared
 from cosmati.train.refusals import explain
 from cosmati.train.run.checkpoints import Checkpoint
@@ -65,6 +65,7 @@ class Lifecycle:
         self._is_stopped = False
         self.cuts = Cuts()
         self._needs_outcome = False
+        self._num_averaged = 0
 
     @property
     def model(self) -> nn.Module:
@@ -79,6 +80,7 @@ class Lifecycle:
     @property
     def plan(self) -> Plan:
         """What the run does and promises; promises that the run itself broke are withdrawn."""
+        self._plan = without_schedulers(self._plan, self.assembly)
         return self._plan
 
     @property
@@ -112,9 +114,24 @@ class Lifecycle:
         if self._continuity is not None:
             self._continuity.budget_was_read = True
 
-    def averaged(self) -> AbstractContextManager[nn.Module]:
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
         """Give the model to evaluate and ship: `with trainer.averaged() as model`; averages are put in for as long."""
-        return averaged(self.assembly, averaged_weights(self.assembly, self.methods.states, self.position()), self.feed)
+        weights = averaged_weights(self.assembly, self.methods.states, self.position())
+        with averaged(self.assembly, weights, self.feed) as model:
+            self._num_averaged += 1
+            try:
+                yield model
+            finally:
+                self._num_averaged -= 1
+
+    def _refuse_averaged(self, what: str) -> None:
+        if self._num_averaged:
+            msg = (
+                f"{what} within averaged(), where averages stand in for the weights that train, and which puts these "
+                f"back: a step would be undone, and a checkpoint hold the wrong ones. Call {what} after the `with`."
+            )
+            raise PlanError(msg)
 
     def halve_microbatches(self, why: str, *, state_moves: bool) -> None:
         """Cut each microbatch in two from this step on, on record, before it's taken anew.
@@ -160,7 +177,9 @@ class Lifecycle:
 
         Raises:
             DivergenceError: weights, averages or state aren't finite: nothing is written.
+            PlanError: averages stand in for the weights: within `averaged()`.
         """
+        self._refuse_averaged("save()")
         if self._run is None or self.assembly.config.run_folder is None:
             return
         with self.stopwatch.paused("checkpoint"):
@@ -180,9 +199,12 @@ class Lifecycle:
     def _snapshot(self) -> Checkpoint:
         self.tell("checkpoint")
         assert self._continuity is not None, "the run is open"
-        facts = self._continuity.facts(compare_code=self._plan.holds(Promise.RESUME)) | {"cuts": self.cuts.made}
-        taken = snapshot(self.assembly, self.methods.states, self.clock, self._plan, self.feed, facts)
-        self.finite.publish({**taken.model, **taken.state}, self._continuity.never_finite)
+        facts = self._continuity.facts(compare_code=self.plan.holds(Promise.RESUME)) | {"cuts": self.cuts.made}
+        taken = snapshot(self.assembly, self.methods.states, self.clock, self.plan, self.feed, facts)
+        held = {**taken.model, **taken.state}
+        optimizers = [scheduled.optimizer for scheduled in self.assembly.optimizers]
+        plain = [{"groups": o.param_groups, "state": list(o.state.values())} for o in optimizers]
+        self.finite.publish(held, self._continuity.never_finite, plain)
         return taken
 
     def __enter__(self) -> Self:
@@ -218,7 +240,7 @@ class Lifecycle:
             self._opened = stack.pop_all()
 
     def _try_out(self) -> None:
-        """Before the first step, do once what would otherwise fail after many: evaluate a batch, write a checkpoint."""
+        """Before the first step, do once what would fail after many: evaluate a batch, write and read a checkpoint."""
         a = self.assembly
         if self.feed is not None and self._continuity is not None:
             for batch in list(self.feed.again(0))[:1]:
@@ -227,6 +249,7 @@ class Lifecycle:
             with self.averaged() as model:
                 try_out(model, self.evaluation, a.device, a.config.autocast(a.device))
         self.save()
+        read_back(a)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -256,7 +279,7 @@ class Lifecycle:
             self._ended = "diverged" if issubclass(kind, DivergenceError) else "failed"
         assert run is not None, "opened"
         assert self._ended is not None, "by itself or by an error"
-        run.close(self._result(self._ended), self._plan)
+        run.close(self._result(self._ended), self.plan)
 
     def _result(self, ended: str) -> RunResult:
         watch, folder = self.stopwatch, self.assembly.config.run_folder

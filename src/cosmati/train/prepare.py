@@ -38,7 +38,7 @@ from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.layout.whole import Whole
 from cosmati.train.loss_state import refuse_untrained
 from cosmati.train.ranks import Ranks
-from cosmati.train.refusals import refuse_foreign, refuse_misgiven
+from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_unsavable
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
 from cosmati.train.warm_start import place
@@ -190,6 +190,7 @@ def _surgery(given: Ingredients) -> nn.Module:
     for method in sorted(given.methods, key=lambda method: method.stage):
         if method.stage in (Stage.REPLACE, Stage.CAST) and overrides(method, "apply"):
             model = method.apply(model, ready)
+    refuse_unsavable(model, given.loss)
     return model
 
 

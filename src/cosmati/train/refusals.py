@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import inspect
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from cosmati.core.loss import LossFunction
 from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Optimizer
 from cosmati.train.assembly import SubStep
 from cosmati.train.ingredients import Ingredients
+from cosmati.train.loss_state import loss_module
 
 _OF_A_CRITERION = frozenset(
     "input inputs output outputs logits pred preds prediction predictions y_pred y_hat".split()  # noqa: SIM905
@@ -76,6 +79,37 @@ def _refuse_loss(loss: object) -> None:
         raise PlanError(
             f"The loss {name}({names}) can't be called with two arguments ({error}). {_EXAMPLE}."
         ) from error
+
+
+def refuse_unsavable(model: nn.Module, loss: LossFunction | Sequence[SubStep]) -> None:
+    """Refuse parameters and persistent buffers of which no digest can be taken, or two under one name.
+
+    Raises:
+        PlanError: the message names them.
+    """
+    losses = [loss] if callable(loss) else [sub_step.loss for sub_step in loss]
+    held = [("", model), *((f"loss {i} ", found) for i, one in enumerate(losses) if (found := loss_module(one)))]
+    for where, module in held:
+        names = collections.Counter(name.replace("_orig_mod.", "") for name in module.state_dict())
+        twice = [name for name, count in names.items() if count > 1]
+        if twice:
+            msg = (
+                f"{where}{', '.join(twice[:5])} stands for two tensors: names are kept without the '_orig_mod.' that "
+                "compilation adds. Give the module that is called _orig_mod another name."
+            )
+            raise PlanError(msg)
+        odd = [
+            f"{where}{name} ({'conjugate' if value.layout is torch.strided else value.layout})"
+            for name, value in module.state_dict().items()
+            if isinstance(value, Tensor) and (value.layout is not torch.strided or value.is_conj() or value.is_neg())
+        ]
+        if odd:
+            msg = (
+                f"{', '.join(odd[:5])} has no elements of its own in memory, so that it has no digest and no "
+                "checkpoint could hold it. Keep it dense (.to_dense(), .resolve_conj()), as buffers of indices and "
+                "values, or with register_buffer(..., persistent=False), which is made anew."
+            )
+            raise PlanError(msg)
 
 
 def explain(error: BaseException | None, model: nn.Module) -> None:

@@ -13,10 +13,10 @@ from cosmati.core.clock import Clock
 from cosmati.core.method import State
 from cosmati.core.plain import decode, encode
 from cosmati.core.plan import Plan
-from cosmati.core.state import optimizer_tensors, restore_optimizer
+from cosmati.core.state import load_buffers, optimizer_tensors, restore_optimizer
 from cosmati.train.assembly import Assembly
 from cosmati.train.feed import Feed
-from cosmati.train.loss_state import loss_buffers
+from cosmati.train.loss_state import loss_buffers, loss_module
 from cosmati.train.run.checkpoints import Checkpoint
 
 
@@ -89,10 +89,10 @@ def restore(checkpoint: Checkpoint, assembly: Assembly, feed: Feed | None) -> Re
     for index, scheduled in enumerate(assembly.optimizers):
         own = _below(checkpoint.state, f"optimizer/{index}/")
         restore_optimizer(scheduled.optimizer, names, own, facts["optimizers"][index])
-    with torch.no_grad():
-        for name, value in loss_buffers([turn.loss for turn in assembly.turns], assembly.model).items():
-            if name in checkpoint.state:
-                value.copy_(checkpoint.state[name])
+    for index, turn in enumerate(assembly.turns):
+        if (module := loss_module(turn.loss)) is not None:
+            own = {name.lstrip("."): value for name, value in _below(checkpoint.state, f"loss/{index}/").items()}
+            load_buffers(module, own, assembly.device)
     states = {
         index: {name: value.to(assembly.device) for name, value in _below(checkpoint.state, f"method/{index}/").items()}
         for index in range(len(assembly.plan.methods))

@@ -169,6 +169,7 @@ class Trainer(Lifecycle):
             class_ids: of all V microbatches; None where the data are whole.
         """
         assert self._run is not None, "opened"
+        self._refuse_averaged("step()")
         if self._continuity is not None and not self._continuity.has_seen:
             first = data if class_ids is None else data[0]
             self._continuity.see(first.data if isinstance(first, Batch) else first)
