@@ -14,8 +14,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from cosmati import RunConfig, Trainer
+from cosmati.core.batch import Batch, Lineage
 from cosmati.core.plan import Promise
-from cosmati.errors import CheckpointError, DivergenceError, PlanError
+from cosmati.errors import BatchError, CheckpointError, DivergenceError, PlanError, RunError
 from cosmati.methods import EMA, LayerFreezing, StochasticDepth
 from cosmati.optim import SGD, AdamW, Constant, Cosine, Linear, MultiStep
 from cosmati.records.run import RunRecord
@@ -354,3 +355,46 @@ def test_nothing_is_saved_or_trained_while_averages_stand_in_for_the_weights(tmp
         trainer.save()
         trainer.step(steps()[4])
     assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-00000005", "step-00000004"]
+
+
+def test_a_folder_that_another_trainer_of_this_process_holds_is_said_to_be(tmp_path: Path) -> None:
+    first = make(config={"run_folder": tmp_path})
+    first.step(steps()[0])
+    second = make(config={"run_folder": tmp_path})
+    with pytest.raises(RunError, match=r"Another Trainer of this process.*`with trainer:`"):
+        second.step(steps()[0])
+    with first:
+        pass
+    second.step(steps()[1])
+    assert second.clock.step == 2
+
+
+# Lineage
+
+
+def lineage(rows: int, **given: Any) -> Lineage:
+    return Lineage(**{"row_ids": torch.arange(rows), "class_ids": torch.zeros(rows, dtype=torch.int64), **given})
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+def test_lineage_and_data_speak_of_the_same_rows(num_microbatches: int) -> None:
+    data = ROWS[0][:16], ROWS[1][:16]
+    for batch, said in (
+        (Batch(data, lineage(12)), "data have 16 rows, and its lineage 12"),
+        (Batch(data, lineage(32)), "data have 16 rows, and its lineage 32"),
+        (Batch(data, Lineage.of_rows(0, 8)), "data have 16 rows, and its lineage 8"),
+        (Batch(data, lineage(16, class_ids=torch.full((16,), 0.7))), r"class_ids is torch.float32 \(16,\)"),
+        (Batch(data, lineage(16, row_ids=torch.zeros(16, 1, dtype=torch.int64))), r"row_ids is torch.int64 \(16, 1\)"),
+        (Batch(data, lineage(16, class_ids=torch.zeros(8, dtype=torch.int64))), "row_ids 16, class_ids 8"),
+        (Batch(data, lineage(16), "hot"), "class_id = 'hot' is no id"),  # type: ignore[arg-type]
+        (Batch(data, lineage(16), True), "class_id = True is no id"),
+    ):
+        for feeds in (False, True):
+            trainer = make(None, [batch] if feeds else None, config={"num_microbatches": num_microbatches})
+            if feeds and num_microbatches == 1:
+                continue  # The short road of a loader's own batches counts nothing.
+            with pytest.raises(BatchError, match=said):
+                trainer.fit() if feeds else trainer.step(batch)
+        assert trainer.clock.step == 0
+    with make(config={"num_microbatches": num_microbatches}) as trainer:
+        trainer.step(Batch(data, lineage(16)))

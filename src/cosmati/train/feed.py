@@ -323,9 +323,11 @@ def as_batch(data: Data, first_row: int, *, trusted: bool = False) -> Batch:
         trusted: count the first tensor's rows, and don't compare all tensors' (10 us).
 
     Raises:
-        BatchError: its rows can't be counted.
+        BatchError: its rows can't be counted, or a `Batch`'s lineage is of others.
     """
     if isinstance(data, Batch):
+        if not trusted:
+            data.check()
         return data
     if trusted and not isinstance(data, Mapping):
         return Batch(data, Lineage.of_rows(first_row, count_rows_and_tokens(data)[0]), None)

@@ -152,6 +152,8 @@ class Trainer(Lifecycle):
             if self._opened is None:
                 self._open()
             if self.is_plain:
+                if isinstance(batch, Batch):
+                    batch.check()
                 return self._take(batch, None)
             return self._take(*self._split(batch))
 
