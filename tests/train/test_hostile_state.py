@@ -17,7 +17,7 @@ from cosmati import RunConfig, Trainer
 from cosmati.core.batch import Batch, Lineage
 from cosmati.core.plan import Promise
 from cosmati.errors import BatchError, CheckpointError, DivergenceError, PlanError, RunError
-from cosmati.methods import EMA, LayerFreezing, StochasticDepth
+from cosmati.methods import EMA, SWA, LayerFreezing, StochasticDepth
 from cosmati.optim import SGD, AdamW, Constant, Cosine, Linear, MultiStep
 from cosmati.records.run import RunRecord
 from cosmati.train import opening
@@ -115,6 +115,20 @@ def test_a_method_that_follows_the_run_needs_a_length_too() -> None:
     assert not steady.follows_elapsed
 
 
+def test_spans_in_epochs_are_refused_at_setup_where_nobody_knows_an_epochs_steps() -> None:
+    for given, said in (
+        ({"config": {"checkpoint_every": "1ep"}}, r"RunConfig\(checkpoint_every='1ep'\)"),
+        ({"methods": [EMA(half_life="2ep")]}, r"EMA\(half_life='2ep'\)"),
+        ({"methods": [SWA()]}, r"SWA\(update_interval='1ep'\)"),
+        ({"optimizers": [SGD(lr=0.1, schedule=Cosine(warmup="1ep"))]}, r"Cosine\(warmup='1ep'\)"),
+        ({"optimizers": [SGD(lr=0.1, schedule=MultiStep(milestones=("1ep",)))]}, r"MultiStep\(milestones"),
+    ):
+        for data in (None, DataLoader(Stream(), 8)):
+            with pytest.raises(PlanError, match=rf"{said}.* can't be placed"):
+                make(None, data, **given)
+    make(optimizers=[SGD(lr=0.1, schedule=Constant(warmup="0ep"))])
+
+
 @pytest.mark.parametrize("data", [steps(), DataLoader(TensorDataset(*ROWS), 8), None])
 def test_rows_are_counted_where_no_source_says_how_many_a_step_has(data: Any) -> None:
     trainer = make(None, data, config={"budget": "32sp"}, optimizers=[AdamW(lr=0.01, schedule=Linear())])
@@ -128,6 +142,13 @@ def test_rows_are_counted_where_no_source_says_how_many_a_step_has(data: Any) ->
 
 
 # What newcomers give
+
+
+class Called(nn.Module):
+    """Has a call of its own in place of `forward`."""
+
+    def __call__(self, model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+        return loss_of(model, data)
 
 
 def test_optimizers_losses_schedules_and_budgets_of_another_kind_are_refused_by_name() -> None:
@@ -147,6 +168,7 @@ def test_optimizers_losses_schedules_and_budgets_of_another_kind_are_refused_by_
     ):
         with pytest.raises(PlanError, match=said):
             make(loss=loss)
+    make(loss=Called())
     with pytest.raises(PlanError, match="is no schedule"):
         SGD(lr=0.1, schedule=lambda step: 1.0)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="is no schedule"):

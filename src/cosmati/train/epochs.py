@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from cosmati.core.clock import Budget, Unit
+from cosmati.core.clock import Budget, Time, Unit
 from cosmati.core.method import Method
 from cosmati.core.plan import describe
 from cosmati.errors import PlanError
@@ -35,6 +36,10 @@ def refuse_epochs(
     Raises:
         PlanError: a budget that never ends; or, by name, a schedule or a method that would stand still within an epoch.
     """
+    if budget.steps_per_epoch is not None:
+        return
+    if data is None or not budget.goes_by_epochs:
+        _refuse_spans(config, methods, scheduled)
     if not budget.goes_by_epochs:
         return
     if data is None and config.budget != RunConfig.budget:
@@ -50,6 +55,34 @@ def refuse_epochs(
             "'64000sp'; or a length to the data (__len__); or a constant learning rate."
         )
         raise PlanError(msg)
+
+
+def _refuse_spans(config: RunConfig, methods: Sequence[Method], scheduled: Sequence[ScheduledOptimizer]) -> None:
+    """Refuse spans in epochs where a run has none, or isn't measured in them: a cadence, a half-life, a warm-up."""
+    found = [
+        f"RunConfig({name}={text!r})"
+        for name in ("checkpoint_every", "evaluate_every")
+        if _is_in_epochs(text := getattr(config, name))
+    ]
+    for thing in (*methods, *(s.schedule for s in scheduled)):
+        if dataclasses.is_dataclass(thing) and not getattr(thing, "is_off", False):
+            values = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing)}
+            found += [f"{type(thing).__name__}({n}={v!r})" for n, v in values.items() if _is_in_epochs(v)]
+    if found:
+        msg = (
+            f"{', '.join(found)} can't be placed: nobody knows how many steps an epoch of this run has. Give spans in "
+            "steps ('500ba') or as a fraction of the run ('0.1dur')."
+        )
+        raise PlanError(msg)
+
+
+def _is_in_epochs(value: object) -> bool:
+    if isinstance(value, tuple):
+        return any(_is_in_epochs(one) for one in value)
+    try:
+        return isinstance(value, str) and Time.parse(value).unit is Unit.EPOCH and Time.parse(value).value > 0
+    except PlanError:  # text that is no time
+        return False
 
 
 def refuse_endless(budget: Budget, *, own_loop: bool) -> None:

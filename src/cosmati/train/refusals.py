@@ -63,13 +63,13 @@ def _refuse_optimizers(optimizers: object) -> None:
 
 def _refuse_loss(loss: object) -> None:
     name = getattr(loss, "__name__", type(loss).__name__)
-    called = loss.forward if isinstance(loss, nn.Module) else loss
+    called = loss.forward if isinstance(loss, nn.Module) and type(loss).__call__ is nn.Module.__call__ else loss
     try:
         signature = inspect.signature(called)  # type: ignore[arg-type]
     except (TypeError, ValueError):  # written in C: PyTorch says what it misses
         return
     names = ", ".join(signature.parameters)
-    first = next(iter(signature.parameters), "")
+    first = next((name for name, p in signature.parameters.items() if p.kind is not p.VAR_POSITIONAL), "")
     if isinstance(loss, nn.modules.loss._Loss) or first in _OF_A_CRITERION:  # noqa: SLF001
         msg = f"The loss {name}({names}) compares outputs with targets, and nothing would call the model. {_EXAMPLE}."
         raise PlanError(msg)
