@@ -20,7 +20,7 @@ def test_the_code_runs_and_the_plan_says_what_it_promises() -> None:
             exec(compile(block, "README.md", "exec"), scope)
     assert "holds   elastic" in printed.getvalue()
     assert scope["result"].outcome == "completed"
-    assert scope["report"].clock.step == 8
+    assert scope["report"].clock.step == 40
 
 
 def test_pictures_and_pages_that_it_links_exist() -> None:

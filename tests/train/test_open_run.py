@@ -333,7 +333,7 @@ def test_the_folder_is_recorded_after_the_last_observer(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_process_is_not_let_go(tmp_path: Path) -> None:
     holder = RunFolder.open(tmp_path, FACTS)
-    with pytest.raises(RunError, match="Another process"), _open_run(run_folder=tmp_path).opening():
+    with pytest.raises(RunError, match="Another Trainer of this process"), _open_run(run_folder=tmp_path).opening():
         pass
     assert is_locked(tmp_path / "lock")
     holder.unlock()

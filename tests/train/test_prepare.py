@@ -284,7 +284,7 @@ def test_surgery_is_done_in_the_order_of_stages_and_optimizers_follow() -> None:
 def test_optimizers_that_do_not_fit_are_refused() -> None:
     model = _model()
     own, foreign = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(nn.Linear(5, 1).parameters(), lr=0.1)
-    with pytest.raises(PlanError, match=r"SGD has 2 parameter\(s\) that aren't .*shapes \[\(1, 5\), \(1,\)\]"):
+    with pytest.raises(PlanError, match=r"SGD has 2 parameter\(s\) that the model lacks .*shapes \[\(1, 5\), \(1,\)\]"):
         _prepare(model=model, optimizers=[own, foreign])
     with pytest.raises(PlanError, match=r"either configurations .* or built torch optimizers, not both"):
         _prepare(model=model, optimizers=[own, SGD(lr=0.1)])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -273,6 +274,25 @@ class Batch:
         mask = self.lineage.row_ids != TOMBSTONE
         return None if bool(mask.all()) else mask
 
+    def check(self) -> None:
+        """Compare what a user has put together: lineage and data have to speak of the same rows.
+
+        Raises:
+            BatchError: the message says what differs. Data whose tensors have several lengths (graphs) aren't counted.
+        """
+        if isinstance(self.class_id, bool) or not isinstance(self.class_id, int | np.integer | None):
+            msg = f"Batch.class_id = {self.class_id!r} is no id. Give an int, an index into the classes, or None."
+            raise BatchError(msg)
+        if self.lineage.is_known:
+            _check_lineage(self.lineage)
+        lengths = row_counts(self.data)
+        if len(lengths) == 1 and lengths != {self.num_rows}:
+            msg = (
+                f"The batch's data have {lengths.pop()} rows, and its lineage {self.num_rows}: some would be left "
+                "out, or taught as others. Give one row id and one class id for each row."
+            )
+            raise BatchError(msg)
+
     def select(self, indices: Tensor | slice) -> Batch:
         """Keep some rows, in the order given."""
         data = select_rows(self.data, indices, self.num_rows)
@@ -303,6 +323,22 @@ class Batch:
     def num_tokens(self) -> int:
         """Tokens of an integer input [rows, length]; rows otherwise."""
         return count_rows_and_tokens(self.data)[1]
+
+
+def _check_lineage(lineage: Lineage) -> None:
+    fields = {"row_ids": lineage.row_ids, "class_ids": lineage.class_ids}
+    for name, ids in fields.items():
+        if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex() or ids.ndim != 1:
+            msg = (
+                f"Lineage.{name} is {ids.dtype} {tuple(ids.shape)}, and ids are whole numbers, one a row: int64 "
+                "[rows]. Cut-off numbers would be other classes."
+            )
+            raise BatchError(msg)
+    lengths = {name: len(ids) for name, ids in fields.items()}
+    lengths |= {n: len(ids) for n in ("parents", "digests") if (ids := getattr(lineage, n)) is not None}
+    if len({*lengths.values()}) > 1:
+        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise BatchError(f"A Lineage speaks of different numbers of rows: {found}. Give one of each for each row.")
 
 
 def bury(batch: Batch, gone: Tensor) -> Batch:

@@ -44,6 +44,10 @@ class Time(NamedTuple):
         """
         if isinstance(text, Time):
             return text
+        if not isinstance(text, str):
+            steps, epochs = (f"'{text}{unit}'" for unit in (Unit.STEP, Unit.EPOCH))
+            msg = f"{text!r} has no unit. A time is a number with one: {steps} for steps, {epochs} for epochs."
+            raise PlanError(msg)
         match = _TIME.match(text)
         if match is None:
             msg = (
@@ -101,6 +105,7 @@ class Budget:
         rows_per_step: rows in a full step.
         tokens_per_row: 1 where rows aren't sequences.
         ratio: dilation of everything: budget, schedules, warm-up (ScaleSchedule).
+        knows_rows: False where nobody says ahead how many rows a step has; the clock then counts them.
     """
 
     span: Time
@@ -108,6 +113,7 @@ class Budget:
     rows_per_step: int = 1
     tokens_per_row: int = 1
     ratio: float = 1.0
+    knows_rows: bool = True
 
     def __post_init__(self) -> None:
         if self.span.unit is Unit.FRACTION or self.span.value <= 0:
@@ -120,6 +126,11 @@ class Budget:
         steps = self._steps(self.span)
         return None if steps is None else max(1, round(steps * self.ratio))
 
+    @property
+    def goes_by_epochs(self) -> bool:
+        """Whether how far the run is shows at the end of an epoch only: its length is in epochs, theirs isn't known."""
+        return self.span.unit is Unit.EPOCH and self.steps_per_epoch is None
+
     def _steps(self, time: Time) -> float | None:
         rows = float(self.rows_per_step)
         match time.unit:
@@ -127,9 +138,9 @@ class Budget:
                 return time.value
             case Unit.EPOCH:
                 return None if self.steps_per_epoch is None else time.value * self.steps_per_epoch
-            case Unit.ROW:
+            case Unit.ROW if self.knows_rows:
                 return time.value / rows
-            case Unit.TOKEN:
+            case Unit.TOKEN if self.knows_rows:
                 return time.value / (rows * self.tokens_per_row)
             case _:
                 return None
@@ -149,7 +160,7 @@ class Budget:
             return time.value / self.span.value
         part, whole = self._steps(time), self._steps(self.span)
         if part is None or whole is None:
-            msg = f"{str(time)!r} can't be placed in a run of {str(self.span)!r}. Use the same unit, or 'dur'."
+            msg = f"{str(time)!r} can't be placed in a run of {str(self.span)!r}. Use the same unit, 'dur' or 'ba'."
             raise PlanError(msg)
         return part / whole
 
@@ -160,7 +171,10 @@ class Budget:
             PlanError: the run's number of steps isn't known ahead.
         """
         if self.num_steps is None:
-            msg = f"{str(time)!r} has no step number in a run of {str(self.span)!r}: its steps aren't known ahead."
+            msg = (
+                f"{str(time)!r} has no step number in a run of {str(self.span)!r}: its steps aren't known ahead. Give "
+                "both in 'ba'."
+            )
             raise PlanError(msg)
         return round(self.fraction_of(time) * self.num_steps)
 

@@ -98,7 +98,17 @@ class Position:
 
     @property
     def elapsed(self) -> float:
-        """Fraction of the run that has passed, in [0, 1]."""
+        """Fraction of the run that has passed, in [0, 1].
+
+        Raises:
+            PlanError: the run's length is in epochs, and nobody knows theirs: it would stand still within one.
+        """
+        if self._budget.goes_by_epochs:
+            msg = (
+                f"A method asks how far a run of {str(self._budget.span)!r} is, and nobody knows that within an epoch: "
+                "the data don't say how long one is. Give the budget in steps, RunConfig(budget='1000ba')."
+            )
+            raise PlanError(msg)
         return self.budget.elapsed(self.clock)
 
     def generator(self, stream: str) -> torch.Generator:
@@ -144,6 +154,12 @@ class Method:
     def claims(self) -> frozenset[str]:
         """What this configuration owns; `owns` unless it depends on the options."""
         return self.owns
+
+    @property
+    def follows_elapsed(self) -> bool:
+        """Whether what it does depends on how far the run is: where its code reads `elapsed`, unless told otherwise."""
+        functions = [value for kind in type(self).__mro__ if kind is not Method for value in vars(kind).values()]
+        return any("elapsed" in function.__code__.co_names for function in functions if inspect.isfunction(function))
 
     def dilation(self) -> float:
         """BUDGET: return the factor by which the whole run is dilated."""

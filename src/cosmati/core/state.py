@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import blake3
@@ -89,7 +89,9 @@ def restore_optimizer(
     optimizer.state.clear()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            name = names[id(parameter)]
+            name = names.get(id(parameter))  # A frozen one has none, and no state.
+            if name is None:
+                continue
             own = {key.rpartition("/")[2]: value for key, value in tensors.items() if key.rpartition("/")[0] == name}
             # Step counters stay where the optimizer keeps them, on CPU unless its kernels read them; what is shaped as
             # the parameter follows it.
@@ -115,7 +117,7 @@ def parameter_root(tensors: Mapping[str, Tensor]) -> bytes:
 
 def tensor_root(name: str, tensor: Tensor) -> bytes:
     """Return the Merkle root of one named tensor."""
-    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    content = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
     head = f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}".encode()
     chunks = (content[i : i + CHUNK_BYTES].tobytes() for i in range(0, content.size, CHUNK_BYTES))
     return merkle_root(leaf_hash(data, _blake3) for data in (head, *chunks))
@@ -147,25 +149,68 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, resumes: bool = False) -> None:
     """Copy what `model_tensors` gave into a model, in place, so that what is tied stays tied.
+
+    Args:
+        model: the model.
+        tensors: by name.
+        resumes: they're of the very run that goes on. A buffer may have grown then, or have been None before the first
+            forward pass (a memory bank, say), and takes the saved tensor.
 
     Raises:
         CheckpointError: a name, a shape or a type differs; nothing has changed then.
     """
     own = model_tensors(model)
+    slots = _buffer_slots(model)
+    renewed = {name for name in slots.keys() & tensors.keys() if resumes and not _fits(own.get(name), tensors[name])}
     problems = [f"{name} is missing" for name in own.keys() - tensors.keys()]
-    problems += [f"{name} isn't in the model" for name in tensors.keys() - own.keys()]
-    for name in own.keys() & tensors.keys():
+    problems += [f"{name} isn't in the model" for name in tensors.keys() - own.keys() - renewed]
+    for name in (own.keys() & tensors.keys()) - renewed:
         was, now = ((value.dtype, tuple(value.shape)) for value in (tensors[name], own[name]))
         if was != now:
             problems.append(f"{name} is {now[0]} {now[1]}, and was {was[0]} {was[1]}")
     if problems:
         msg = f"The checkpoint's weights don't fit the model: {'; '.join(sorted(problems)[:5])}."
         raise CheckpointError(msg)
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     with torch.no_grad():
-        for name, value in own.items():
-            value.copy_(tensors[name])
+        for name in own.keys() | renewed:
+            _put(own.get(name), tensors[name], slots.get(name, ()), device)
+
+
+_Slots = Sequence[tuple[nn.Module, str]]
+
+
+def _buffer_slots(model: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
+    """Return where persistent buffers are registered, those that are None too: tied ones under their first name."""
+    found: dict[str, list[tuple[nn.Module, str]]] = {}
+    first: dict[object, str] = {}
+    for path, module in model.named_modules():
+        for leaf, value in module._buffers.items():  # noqa: SLF001
+            if leaf not in module._non_persistent_buffers_set:  # noqa: SLF001
+                name = f"{path}.{leaf}".lstrip(".").replace("_orig_mod.", "")
+                name = name if value is None else first.setdefault(_place(value), name)
+                found.setdefault(name, []).append((module, leaf))
+    return found
+
+
+def _fits(own: Tensor | None, saved: Tensor) -> bool:
+    return own is not None and (own.dtype, own.shape) == (saved.dtype, saved.shape)
+
+
+def _put(own: Tensor | None, saved: Tensor, slots: _Slots, device: torch.device) -> None:
+    """Copy a saved tensor into its place; where that can't hold it, a buffer becomes a tensor of its own."""
+    if own is not None and _fits(own, saved):
+        repeats = any(size > 1 and not stride for size, stride in zip(own.shape, own.stride(), strict=True))
+        if not repeats:
+            own.copy_(saved)
+            return
+        if torch.equal(own, saved.to(own.device)):
+            return  # Expanded, as it was: elements that share their memory can't be written to.
+    made = saved.to(own.device if own is not None else device, copy=True)
+    for module, leaf in slots:
+        module._buffers[leaf] = made  # noqa: SLF001
 
 
 def _place(tensor: Tensor) -> object:

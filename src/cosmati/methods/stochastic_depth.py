@@ -181,6 +181,11 @@ class StochasticDepth(Method):
     def _warmup(self) -> str:
         return self.drop_warmup if isinstance(self.drop_warmup, str) else f"{self.drop_warmup}dur"
 
+    @property
+    def follows_elapsed(self) -> bool:
+        """Whether the probability grows."""
+        return self.drop_rate > 0 and Time.parse(self._warmup).value > 0
+
     def apply(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> nn.Module:
         """Return the model with its blocks made stochastic."""
         return apply_stochastic_depth(

@@ -63,6 +63,13 @@ class Optimizer:
         if not self.lr >= 0:
             msg = f"{type(self).__name__}(lr={self.lr}): a learning rate is a number >= 0."
             raise PlanError(msg)
+        if not isinstance(self.schedule, Schedule) or isinstance(self.schedule, type):
+            msg = (
+                f"{type(self).__name__}(schedule={self.schedule!r}) is no schedule. Give one that is made, such as "
+                "Cosine(warmup='0.1dur'), or an object with multiplier(fraction_elapsed, budget), which returns what "
+                "multiplies the learning rate."
+            )
+            raise PlanError(msg)
 
     def takes(self, name: str, parameter: Parameter) -> bool:
         """Say whether a parameter matches."""

@@ -78,6 +78,11 @@ def _let_go_in_child() -> None:
 os.register_at_fork(after_in_child=_let_go_in_child)
 
 
+def is_held_here(path: Path) -> bool:
+    """Say whether this very process holds the lock on a file."""
+    return any(lock.path.absolute() == path.absolute() and lock._descriptor >= 0 for lock in list(_held))  # noqa: SLF001
+
+
 def is_locked(path: Path) -> bool:
     """Say whether a process holds the lock on a file, without taking it or making the file."""
     try:

@@ -325,9 +325,11 @@ def as_batch(data: Data, first_row: int, *, trusted: bool = False, pieces: int =
         pieces: into how many microbatches it's going to be cut.
 
     Raises:
-        BatchError: its rows can't be counted, or can in two ways.
+        BatchError: its rows can't be counted, or can in two ways, or a `Batch`'s lineage is of others.
     """
     if isinstance(data, Batch):
+        if not trusted:
+            data.check()
         return data
     if trusted and not isinstance(data, Mapping):
         return Batch(data, Lineage.of_rows(first_row, count_rows_and_tokens(data)[0]), None)

@@ -87,17 +87,18 @@ class FiniteCheck:
             self._refuse(f"A loss or a gradient in the {self._config.check_every} steps up to {step} isn't finite.")
         self._bad = None
 
-    def publish(self, tensors: Mapping[str, Tensor], free: Iterable[str] = ()) -> None:
+    def publish(self, tensors: Mapping[str, Tensor], free: Iterable[str] = (), facts: object = ()) -> None:
         """Check what a checkpoint is about to hold.
 
         Args:
             tensors: by name.
             free: names that may hold what isn't finite (masks that began so).
+            facts: what optimizers keep beside tensors.
 
         Raises:
             DivergenceError: one isn't finite.
         """
-        wrong = sorted(not_finite(tensors) - set(free))
+        wrong = sorted(not_finite(tensors) - set(free)) + not_a_number(facts, "optimizer")
         if wrong:
             self._refuse(f"{', '.join(wrong[:5])} {'is' if len(wrong) == 1 else 'are'} not finite: not saved.")
 
@@ -115,8 +116,18 @@ def not_finite(tensors: Mapping[str, Tensor]) -> set[str]:
     return {
         name
         for name, tensor in tensors.items()
-        if tensor.is_floating_point() and tensor.numel() and not bool(torch.isfinite(_wide(tensor)).all())
+        if (tensor.is_floating_point() or tensor.is_complex())
+        and tensor.numel()
+        and not bool(torch.isfinite(_wide(tensor)).all())
     }
+
+
+def not_a_number(facts: object, where: str = "") -> list[str]:
+    """Return the places at which plain values (a group's options, say) hold a NaN; infinities may be meant."""
+    if isinstance(facts, float):
+        return [where] if math.isnan(facts) else []
+    items = facts.items() if isinstance(facts, Mapping) else enumerate(facts) if isinstance(facts, list | tuple) else ()
+    return [found for key, value in items for found in not_a_number(value, f"{where} {key}".lstrip())]
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -161,7 +161,7 @@ class _Walk:
             yield Place(f"{path}.{name}".lstrip("."), "parameter", parameter, module)
             for kind in _PARAMETER_HOOKS:
                 yield from self._hooks(f"{path}.{name}", getattr(parameter, kind, None), depth)
-        for name, buffer in module.named_buffers(recurse=False):
+        for name, buffer in module._buffers.items():  # noqa: SLF001  (those that are None too)
             put = partial(module._buffers.__setitem__, name)  # noqa: SLF001
             yield Place(f"{path}.{name}".lstrip("."), "buffer", buffer, module, name not in lost, put)
         for kind in _MODULE_HOOKS:

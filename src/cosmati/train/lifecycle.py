@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -15,17 +15,19 @@ from cosmati.core.clock import Clock
 from cosmati.core.memory import freed_memory_kept
 from cosmati.core.method import Position, State
 from cosmati.core.plan import Plan, Promise
-from cosmati.errors import DivergenceError
+from cosmati.errors import DivergenceError, PlanError
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.continuity import Continuity
 from cosmati.train.cutting import Cuts
+from cosmati.train.epochs import refuse_endless
 from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, evaluate, try_out
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.identity import Change
 from cosmati.train.observers.observer import Observer
-from cosmati.train.opening import open_run
+from cosmati.train.opening import open_run, read_back, without_schedulers
 from cosmati.train.optimizer_watch import OptimizerWatch
 from cosmati.train.prepare import Prepared
+from cosmati.train.refusals import explain
 from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.run.environment import numerics
 from cosmati.train.run.result import RunResult
@@ -65,6 +67,7 @@ class Lifecycle:
         self.cuts = Cuts()
         self._optimizer_watch = OptimizerWatch(a.optimizers)
         self._needs_outcome = False
+        self._num_averaged = 0
 
     @property
     def model(self) -> nn.Module:
@@ -79,6 +82,7 @@ class Lifecycle:
     @property
     def plan(self) -> Plan:
         """What the run does and promises; promises that the run itself broke are withdrawn."""
+        self._plan = without_schedulers(self._plan, self.assembly)
         return self._plan
 
     @property
@@ -88,7 +92,12 @@ class Lifecycle:
 
     @property
     def should_stop(self) -> bool:
-        """Whether a loop of the user's own should end: the budget is over, or somebody has called `stop`."""
+        """Whether a loop of the user's own should end: the budget is over, or somebody has called `stop`.
+
+        Raises:
+            PlanError: the budget is in epochs, which such a loop hasn't: it would never end.
+        """
+        refuse_endless(self.assembly.budget, own_loop=self.feed is None)
         return self.assembly.budget.is_over(self.clock) or (self._run is not None and self._run.stop_is_asked())
 
     def stop(self) -> None:
@@ -107,9 +116,24 @@ class Lifecycle:
         if self._continuity is not None:
             self._continuity.budget_was_read = True
 
-    def averaged(self) -> AbstractContextManager[nn.Module]:
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
         """Give the model to evaluate and ship: `with trainer.averaged() as model`; averages are put in for as long."""
-        return averaged(self.assembly, averaged_weights(self.assembly, self.methods.states, self.position()), self.feed)
+        weights = averaged_weights(self.assembly, self.methods.states, self.position())
+        with averaged(self.assembly, weights, self.feed) as model:
+            self._num_averaged += 1
+            try:
+                yield model
+            finally:
+                self._num_averaged -= 1
+
+    def _refuse_averaged(self, what: str) -> None:
+        if self._num_averaged:
+            msg = (
+                f"{what} within averaged(), where averages stand in for the weights that train, and which puts these "
+                f"back: a step would be undone, and a checkpoint hold the wrong ones. Call {what} after the `with`."
+            )
+            raise PlanError(msg)
 
     def halve_microbatches(self, why: str, *, state_moves: bool) -> None:
         """Cut each microbatch in two from this step on, on record, before it's taken anew.
@@ -155,7 +179,9 @@ class Lifecycle:
 
         Raises:
             DivergenceError: weights, averages or state aren't finite: nothing is written.
+            PlanError: averages stand in for the weights: within `averaged()`.
         """
+        self._refuse_averaged("save()")
         if self._run is None or self.assembly.config.run_folder is None:
             return
         with self.stopwatch.paused("checkpoint"):
@@ -184,9 +210,12 @@ class Lifecycle:
     def _snapshot(self) -> Checkpoint:
         self.tell("checkpoint")
         assert self._continuity is not None, "the run is open"
-        facts = self._continuity.facts(compare_code=self._plan.holds(Promise.RESUME)) | {"cuts": self.cuts.made}
-        taken = snapshot(self.assembly, self.methods.states, self.clock, self._plan, self.feed, facts)
-        self.finite.publish({**taken.model, **taken.state}, self._continuity.never_finite)
+        facts = self._continuity.facts(compare_code=self.plan.holds(Promise.RESUME)) | {"cuts": self.cuts.made}
+        taken = snapshot(self.assembly, self.methods.states, self.clock, self.plan, self.feed, facts)
+        held = {**taken.model, **taken.state}
+        optimizers = [scheduled.optimizer for scheduled in self.assembly.optimizers]
+        plain = [{"groups": o.param_groups, "state": list(o.state.values())} for o in optimizers]
+        self.finite.publish(held, self._continuity.never_finite, plain)
         return taken
 
     def __enter__(self) -> Self:
@@ -222,7 +251,7 @@ class Lifecycle:
             self._opened = stack.pop_all()
 
     def _try_out(self) -> None:
-        """Before the first step, do once what would otherwise fail after many: evaluate a batch, write a checkpoint."""
+        """Before the first step, do once what would fail after many: evaluate a batch, write and read a checkpoint."""
         a = self.assembly
         if self.feed is not None and self._continuity is not None:
             for batch in list(self.feed.again(0))[:1]:
@@ -231,6 +260,7 @@ class Lifecycle:
             with self.averaged() as model:
                 try_out(model, self.evaluation, a.device, a.config.autocast(a.device))
         self.save()
+        read_back(a)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -242,6 +272,7 @@ class Lifecycle:
         with opened:
             if kind is not None:
                 self._ended = "diverged" if issubclass(kind, DivergenceError) else "failed"
+                explain(error, self.assembly.model)
             elif self._ended is None:
                 # The user's own loop ends where its `with` does.
                 self._ended = "completed" if self.assembly.budget.is_over(self.clock) else "stopped"
@@ -260,7 +291,7 @@ class Lifecycle:
             self._ended = "diverged" if issubclass(kind, DivergenceError) else "failed"
         assert run is not None, "opened"
         assert self._ended is not None, "by itself or by an error"
-        run.close(self._result(self._ended), self._plan)
+        run.close(self._result(self._ended), self.plan)
 
     def _result(self, ended: str) -> RunResult:
         watch, folder = self.stopwatch, self.assembly.config.run_folder

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from cosmati.core.loss import LossFunction
 from cosmati.errors import PlanError
-from cosmati.train.held import places_in
+from cosmati.train.held import Place, places_in
 
 
 def loss_module(loss: object) -> nn.Module | None:
@@ -22,12 +23,35 @@ def loss_module(loss: object) -> nn.Module | None:
 
 def loss_buffers(losses: Sequence[LossFunction], model: nn.Module) -> dict[str, Tensor]:
     """Return the persistent buffers that losses reach, by name, without those of the model."""
+    return {name: place.value for name, place in _buffers(losses, model) if isinstance(place.value, Tensor)}
+
+
+def restore_loss_buffers(
+    losses: Sequence[LossFunction], model: nn.Module, saved: Mapping[str, Tensor], device: torch.device
+) -> None:
+    """Put back what `loss_buffers` gave. A buffer that has grown since, or was None, takes the saved tensor.
+
+    Args:
+        losses: of the run.
+        model: in training.
+        saved: by name, other things among it.
+        device: of buffers that are None as yet.
+    """
+    with torch.no_grad():
+        for name, place in _buffers(losses, model):
+            if name in saved:
+                own, value = place.value, saved[name]
+                if isinstance(own, Tensor) and (own.dtype, own.shape) == (value.dtype, value.shape):
+                    own.copy_(value)
+                elif place.put is not None:
+                    place.put(value.to(own.device if isinstance(own, Tensor) else device, copy=True))
+
+
+def _buffers(losses: Sequence[LossFunction], model: nn.Module) -> Iterator[tuple[str, Place]]:
     known = {id(module) for module in model.modules()}
-    return {
-        f"loss/{place.name}": place.value
-        for place in places_in({str(index): loss for index, loss in enumerate(losses)})
-        if place.is_persistent and isinstance(place.value, Tensor) and id(place.owner) not in known
-    }
+    for place in places_in({str(index): loss for index, loss in enumerate(losses)}):
+        if place.is_persistent and id(place.owner) not in known:
+            yield f"loss/{place.name}", place
 
 
 def refuse_untrained(losses: Sequence[LossFunction], model: nn.Module) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from cosmati.core.clock import Clock
@@ -17,8 +18,11 @@ from cosmati.train.cutting import Cuts
 from cosmati.train.facts import facts_of
 from cosmati.train.observers.observer import Observer
 from cosmati.train.prepare import Prepared
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.run.session import OpenRun
 from cosmati.train.snapshot import restore
+
+_READ_BACK_BYTES = 1 << 30
 
 
 class Opened(NamedTuple):
@@ -67,7 +71,7 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
             restored = restore(checkpoint, a, prepared.feed)
             plan = plan.recalled((g.name, g.because) for g in restored.plan.guarantees if not g.holds)
             clock, states, made = restored.clock, restored.states, checkpoint.facts["cuts"]
-        plan = _without_schedulers(plan, a)
+        plan = without_schedulers(plan, a)
         if a.ranks.is_parallel:
             _compare_ranks(prepared)
         cuts = Cuts.found(a.config.run_folder, made, clock.step)
@@ -92,8 +96,24 @@ def _compare_ranks(prepared: Prepared) -> None:
         raise PlanError(msg)
 
 
-def _without_schedulers(plan: Plan, assembly: Assembly) -> Plan:
-    """Take back what a torch scheduler breaks: its count isn't in a checkpoint, and nothing leads to it from here."""
+def read_back(assembly: Assembly) -> None:
+    """Load the checkpoint from before the first step, so that what nothing can go on from is found before it's trained.
+
+    Raises:
+        CheckpointError: it can't be read, or doesn't fit the model.
+    """
+    folder = assembly.config.run_folder
+    num_bytes = sum(tensor.nbytes for _, tensor in assembly.layout.save())
+    newest = list_checkpoints(Path(folder) / "checkpoints")[:1] if folder is not None else []
+    if newest and num_bytes <= _READ_BACK_BYTES:
+        assembly.layout.load(read_checkpoint(newest[0]).model)
+
+
+def without_schedulers(plan: Plan, assembly: Assembly) -> Plan:
+    """Take back what a torch scheduler breaks: its count isn't in a checkpoint, and nothing leads to it from here.
+
+    One may be made at any time, so it's looked for whenever a checkpoint would be written.
+    """
     for scheduled in assembly.optimizers:
         # What every torch scheduler leaves in the groups of its optimizer.
         if any("initial_lr" in group for group in scheduled.optimizer.param_groups):

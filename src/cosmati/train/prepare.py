@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -33,11 +32,13 @@ from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_t
 from cosmati.train.buffers import BatchNormStatistics, unrouted
 from cosmati.train.config import RunConfig
 from cosmati.train.couplings import find_couplings
+from cosmati.train.epochs import refuse_epochs
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.layout.whole import Whole
 from cosmati.train.loss_state import refuse_untrained
 from cosmati.train.ranks import Ranks
+from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_unsavable
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
 from cosmati.train.warm_start import place
@@ -70,6 +71,7 @@ def prepare(given: Ingredients) -> Prepared:
         PolicyError: the policy doesn't fit the model, the taxonomy or the run.
         DataError: the data can't be put in order.
     """
+    refuse_misgiven(given)
     config = given.config
     ranks = Ranks()
     num_microbatches = config.resolve_microbatches(governed=given.policy is not None)
@@ -88,7 +90,8 @@ def prepare(given: Ingredients) -> Prepared:
     policy, class_map = _compile(given, regions, budget)
     feed, never_offered = _deferring(feed, policy, class_map, num_microbatches)
     layout = Whole(model, regions, ranks, num_microbatches)
-    scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks)
+    scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks, model)
+    refuse_epochs(config, budget, given.data, given.methods, scheduled)
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
     statistics = BatchNormStatistics(model)
     refuse_untrained([turn.loss for turn in turns], model)
@@ -187,6 +190,7 @@ def _surgery(given: Ingredients) -> nn.Module:
     for method in sorted(given.methods, key=lambda method: method.stage):
         if method.stage in (Stage.REPLACE, Stage.CAST) and overrides(method, "apply"):
             model = method.apply(model, ready)
+    refuse_unsavable(model, given.loss)
     return model
 
 
@@ -200,7 +204,7 @@ def _feed(
     config, data = given.config, given.data
     span = Time.parse(config.budget)
     if data is None:
-        return None, Budget(span, ratio=ratio)
+        return None, Budget(span, ratio=ratio, knows_rows=False)
     if isinstance(data, Source):
         order = data.order(
             seed=config.seed,
@@ -220,7 +224,7 @@ def _feed(
         )
         raise PlanError(msg)
     feed = IterableFeed(data, num_microbatches, seed=config.seed, generators=generators)
-    return feed, Budget(span, feed.steps_per_epoch, ratio=ratio)
+    return feed, Budget(span, feed.steps_per_epoch, ratio=ratio, knows_rows=False)
 
 
 def _deferring(
@@ -287,7 +291,7 @@ def _compile(given: Ingredients, regions: Regions, budget: Budget) -> tuple[Comp
     if budget.num_steps is None:
         msg = (
             f"A policy's phases need a run whose number of steps is known; {given.config.budget!r} has "
-            "none. Use ba, sp, tok or ep."
+            "none. Give it in steps ('1000ba'), or rows with classes in a Source."
         )
         raise PlanError(msg)
     policy = compile_policy(
@@ -325,7 +329,11 @@ def _rate_method(given: Ingredients) -> Method | None:
 
 
 def _optimizers(
-    given: Sequence[AnyOptimizer], named: list[tuple[str, nn.Parameter]], method: Method | None, ranks: Ranks
+    given: Sequence[AnyOptimizer],
+    named: list[tuple[str, nn.Parameter]],
+    method: Method | None,
+    ranks: Ranks,
+    model: nn.Module,
 ) -> list[ScheduledOptimizer]:
     configured = [optimizer for optimizer in given if isinstance(optimizer, Optimizer)]
     if configured and len(configured) != len(given):
@@ -341,25 +349,12 @@ def _optimizers(
     scheduled = []
     for optimizer, schedule in pairs:
         own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        closure = inspect.signature(optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is closure.empty:
-            msg = (
-                f"{type(optimizer).__name__} asks for the loss several times in a step (a closure), and a step here is "
-                "one pass over its microbatches. Use an optimizer of cosmati.optim or torch.optim that steps once."
-            )
-            raise PlanError(msg)
-        foreign = [tuple(parameter.shape) for parameter in own if id(parameter) not in index]
-        if foreign:
-            msg = (
-                f"{type(optimizer).__name__} has {len(foreign)} parameter(s) that aren't trainable "
-                "parameters of the model "
-                f"(shapes {foreign[:5]}). Build it from the model that you give to the Trainer, after any surgery."
-            )
-            raise PlanError(msg)
+        refuse_foreign(optimizer, model, frozenset(index))
         if isinstance(optimizer, GroupedOptimizer):
             optimizer.sharing = ranks.sharing
+        held = frozenset(index[id(p)] for p in own if id(p) in index)
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
-        scheduled.append(ScheduledOptimizer(optimizer, schedule, rates, frozenset(index[id(p)] for p in own), method))
+        scheduled.append(ScheduledOptimizer(optimizer, schedule, rates, held, method))
     if not scheduled:
         msg = "No optimizer. Give one: Trainer(..., optimizers=[cosmati.optim.AdamW(lr=1e-3)])."
         raise PlanError(msg)

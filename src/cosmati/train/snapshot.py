@@ -16,7 +16,7 @@ from cosmati.core.plan import Plan
 from cosmati.core.state import optimizer_tensors, restore_optimizer
 from cosmati.train.assembly import Assembly
 from cosmati.train.feed import Feed
-from cosmati.train.loss_state import loss_buffers
+from cosmati.train.loss_state import loss_buffers, restore_loss_buffers
 from cosmati.train.run.checkpoints import Checkpoint
 
 
@@ -89,10 +89,7 @@ def restore(checkpoint: Checkpoint, assembly: Assembly, feed: Feed | None) -> Re
     for index, scheduled in enumerate(assembly.optimizers):
         own = _below(checkpoint.state, f"optimizer/{index}/")
         restore_optimizer(scheduled.optimizer, names, own, facts["optimizers"][index])
-    with torch.no_grad():
-        for name, value in loss_buffers([turn.loss for turn in assembly.turns], assembly.model).items():
-            if name in checkpoint.state:
-                value.copy_(checkpoint.state[name])
+    restore_loss_buffers([turn.loss for turn in assembly.turns], assembly.model, checkpoint.state, assembly.device)
     states = {
         index: {name: value.to(assembly.device) for name, value in _below(checkpoint.state, f"method/{index}/").items()}
         for index in range(len(assembly.plan.methods))

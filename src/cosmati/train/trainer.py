@@ -157,6 +157,8 @@ class Trainer(Lifecycle):
             if self._opened is None:
                 self._open()
             if self.is_plain:
+                if isinstance(batch, Batch):
+                    batch.check()
                 return self._take(batch, None)
             return self._take(*self._split(batch))
 
@@ -175,6 +177,7 @@ class Trainer(Lifecycle):
             class_ids: of all V microbatches; None where the data are whole.
         """
         assert self._run is not None, "opened"
+        self._refuse_averaged("step()")
         if self._continuity is not None and not self._continuity.has_seen:
             first = data if class_ids is None else data[0]
             self._continuity.see(first.data if isinstance(first, Batch) else first)
@@ -213,8 +216,7 @@ class Trainer(Lifecycle):
                     return self.plain_step(data)
                 return self.step_microbatches(self.cuts.cut(data), list(class_ids) * self.cuts.pieces)
             except OutOfMemoryError as error:
-                why = str(error)
-            # Here, and not in the handler: until that has ended, the error's frames hold what didn't fit.
+                why = str(error)  # No more here: until the handler has ended, its frames hold what didn't fit.
 
     def _remember(self) -> Callable[[], None] | None:
         """Copy what a forward pass may spoil, where a step may be left out; return how to put it back."""

@@ -152,7 +152,7 @@ class Whole:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take whole parameters and buffers."""
-        load_model_tensors(self._model, tensors)
+        load_model_tensors(self._model, tensors, resumes=True)
 
     def digest(self) -> bytes:
         """Return the Merkle root over parameters and buffers."""

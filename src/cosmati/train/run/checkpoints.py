@@ -38,6 +38,12 @@ _DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
 }
 
 
@@ -87,8 +93,10 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         The unpublished folder.
 
     Raises:
-        CheckpointError: the disk refused.
+        CheckpointError: the disk refused, or a tensor is of a type that files don't hold.
     """
+    if unsaved := unsavable({**checkpoint.model, **checkpoint.state}):
+        raise CheckpointError(f"The checkpoint of step {checkpoint.step} can't be written. {unsaved}")
     draft = folder / f".draft-{checkpoint.step:08d}"
     try:
         shutil.rmtree(draft, ignore_errors=True)
@@ -125,9 +133,24 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     return draft
 
 
+def unsavable(tensors: Mapping[str, Tensor]) -> str:
+    """Say which tensors no checkpoint can hold, why, and what to do; empty where there is none."""
+    found = [
+        f"{name} ({value.dtype if value.layout is torch.strided else value.layout})"
+        for name, value in sorted(tensors.items())
+        if value.layout is not torch.strided or value.dtype not in _DTYPES.values()
+    ]
+    if not found:
+        return ""
+    return (
+        f"{', '.join(found[:5])}: safetensors has no such type. Keep it dense and as complex64 or real numbers "
+        "(torch.view_as_real), or as a buffer with persistent=False, which is made anew."
+    )
+
+
 def _in_own_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return contiguous tensors on the CPU, none of which is a view of something larger."""
-    found = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    found = {name: value.detach().cpu().resolve_conj().resolve_neg().contiguous() for name, value in tensors.items()}
     return {
         name: value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
         for name, value in found.items()

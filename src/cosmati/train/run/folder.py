@@ -22,7 +22,7 @@ from cosmati.core.plan import Plan, describe
 from cosmati.errors import RunError
 from cosmati.records.run import GuaranteeRecord, PlanLine, RunRecord
 from cosmati.storage.atomic import replace_file
-from cosmati.storage.lock import FileLock
+from cosmati.storage.lock import FileLock, is_held_here
 from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
 from cosmati.train.run.checkpoints import list_checkpoints
@@ -62,6 +62,11 @@ class RunFolder:
             lock = _locked(path / "lock")
         except BlockingIOError as error:
             msg = f"Another process is training in {path}. Wait for it, stop it, or give this run a folder of its own."
+            if is_held_here(path / "lock"):
+                msg = (
+                    f"Another Trainer of this process has {path} open: step() without `with` opens a run that nobody "
+                    "closes. Use `with trainer:` there, or `del` that trainer first, or give this run another folder."
+                )
             raise RunError(msg) from error
         except OSError as error:
             msg = f"The run folder {path} can't be written: {error}. Give another one."
