@@ -74,7 +74,8 @@ def identity_of(
         optimizers=[_describe(optimizer) for optimizer in given.optimizers],
         groups=_groups(turns, model),
         methods=[describe(method) for method in plan.methods],
-        settings=fixed,
+        # What is kept, and not what was asked for: None is a ledger here, and none there.
+        settings=fixed | {"ledger": facts.has_ledger},
         budget={"span": str(budget.span), "ratio": budget.ratio},
         cadence={name: getattr(given.config, name) for name in CADENCES},
         parent=parent,
