@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -137,3 +139,213 @@ def test_a_run_stays_in_its_folder_when_the_process_changes_directory(
     begun.rename(tmp_path / "moved")
     assert_goes_on(Path("moved/r"), {"checkpoint_every": "2ba"})
     assert trainer.assembly.config.run_folder == begun / "r"
+
+
+# What `globals` of a loss are, for the tests below.
+crit: nn.Module = nn.CrossEntropyLoss(label_smoothing=0.1)
+args = argparse.Namespace(alpha=1.0, resume=False, device="cuda:0")
+SETTINGS: dict[str, Any] = {"alpha": 1.0, "folder": "runs/1"}
+history: list[float] = []
+num_calls = 0
+
+
+class Settings:
+    alpha = 1.0
+    folder = "runs/1"
+
+
+def by_criterion(model: nn.Module, data: Any) -> Tensor:
+    return crit(model(data[0]), data[1])
+
+
+def by_namespace(model: nn.Module, data: Any) -> Tensor:
+    return args.alpha * loss(model, data)
+
+
+def by_dictionary(model: nn.Module, data: Any) -> Tensor:
+    return SETTINGS["alpha"] * loss(model, data)
+
+
+def by_class(model: nn.Module, data: Any) -> Tensor:
+    return Settings.alpha * loss(model, data)
+
+
+def by_helper(model: nn.Module, data: Any) -> Tensor:
+    return by_namespace(model, data)
+
+
+def closing_over(value: Any) -> Callable[..., Tensor]:
+    def closed(model: nn.Module, data: Any) -> Tensor:
+        return value(model(data[0]), data[1])
+
+    return closed
+
+
+def closing_over_settings(value: Any) -> Callable[..., Tensor]:
+    def closed(model: nn.Module, data: Any) -> Tensor:
+        return value.alpha * loss(model, data)
+
+    return closed
+
+
+class Task:
+    def __init__(self, alpha: float, **more: Any) -> None:
+        self.alpha, self.weights = alpha, {"ce": alpha}
+        vars(self).update(more)
+
+    def loss(self, model: nn.Module, data: Any) -> Tensor:
+        return self.alpha * loss(model, data)
+
+    def __call__(self, model: nn.Module, data: Any) -> Tensor:
+        return self.weights["ce"] * loss(model, data)
+
+
+class Within(nn.Module):
+    def __init__(self, smoothing: float) -> None:
+        super().__init__()
+        self.ce = nn.CrossEntropyLoss(label_smoothing=smoothing)
+
+    def forward(self, model: nn.Module, data: Any) -> Tensor:
+        return self.ce(model(data[0]), data[1])
+
+
+def setting(target: Any, name: str, value: Any) -> Callable[[pytest.MonkeyPatch], object]:
+    def set_it(patch: pytest.MonkeyPatch) -> None:
+        (patch.setitem if isinstance(target, dict) else patch.setattr)(target, name, value)
+
+    return set_it
+
+
+OTHER_GLOBALS: dict[str, tuple[Any, Callable[[pytest.MonkeyPatch], object], str]] = {
+    "a criterion": (by_criterion, setting(globals(), "crit", nn.CrossEntropyLoss(label_smoothing=0.3)),
+                    r"globals crit options \(root\): label_smoothing 0.3, was 0.1"),
+    "a namespace": (by_namespace, setting(args, "alpha", 2.0), "globals args: alpha 2.0, was 1.0"),
+    "a dictionary": (by_dictionary, setting(SETTINGS, "alpha", 2.0), "globals SETTINGS: alpha 2.0, was 1.0"),
+    "a class": (by_class, setting(Settings, "alpha", 2.0), "globals Settings: alpha 2.0, was 1.0"),
+    "a helper's": (by_helper, setting(args, "alpha", 2.0), "globals by_namespace globals args: alpha 2.0, was 1.0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_GLOBALS)
+def test_a_global_of_a_loss_is_compared(tmp_path: Path, name: str) -> None:
+    used, change, told = OTHER_GLOBALS[name]
+    run(tmp_path / "run", stop_at=3, loss=used)
+    with pytest.MonkeyPatch.context() as patch:
+        change(patch)
+        with pytest.raises(CheckpointError, match=told):
+            run(tmp_path / "run", loss=used)
+    assert_goes_on(tmp_path / "run", {"loss": used})
+
+
+OTHER_LOSSES: dict[str, tuple[Callable[[float], Any], str]] = {
+    "a criterion that is closed over": (
+        lambda a: closing_over(nn.CrossEntropyLoss(label_smoothing=a)), r"closure value options \(root\): label_sm"),
+    "a namespace that is closed over": (
+        lambda a: closing_over_settings(argparse.Namespace(alpha=a)), "closure value: alpha 0.3, was 0.1"),
+    "an object that is closed over": (lambda a: closing_over_settings(Task(a)), "closure value: alpha 0.3, was 0.1"),
+    "the owner of a method": (lambda a: Task(a).loss, "owner: alpha 0.3, was 0.1"),
+    "a dictionary of an object": (Task, "weights: ce 0.3, was 0.1"),
+    "a module of a module": (Within, "module options ce: label_smoothing 0.3, was 0.1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_LOSSES)
+def test_an_option_of_a_loss_is_compared(tmp_path: Path, name: str) -> None:
+    make, told = OTHER_LOSSES[name]
+
+    # With a string in the batch no fixed microbatch can be drawn: names alone tell.
+    def data() -> list[Any]:
+        return [(*batch, ["row"] * 8) for batch in batches()]
+
+    is_refused(tmp_path / "run", told, {"loss": make(0.1), "data": data}, {"loss": make(0.3), "data": data})
+
+
+class Endless:
+    """Holds itself, raises when it's looked at, and leads to a great many values."""
+
+    def __init__(self) -> None:
+        self.itself, self.many, self.by_name = self, list(range(100_000)), {"again": self}
+        self.started = time.time()
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+    def weigh(self) -> float:
+        return (self.itself, self.many, self.by_name, self.started)[1][1]
+
+
+endless = Endless()
+
+
+def noted(model: nn.Module, data: Any) -> Tensor:
+    global num_calls  # noqa: PLW0603
+    num_calls += 1
+    history.append(float(num_calls))
+    assert args.device.startswith("cuda")
+    return loss(model, data) * endless.weigh() * args.alpha * SETTINGS["alpha"]
+
+
+def test_what_decides_nothing_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path / "run", stop_at=3, loss=noted)
+    assert history
+    for name, value in (("resume", True), ("device", "cuda:1"), ("rank", 3)):
+        monkeypatch.setattr(args, name, value, raising=False)
+    monkeypatch.setitem(SETTINGS, "folder", "runs/2")
+    endless.started = time.time() + 0.5
+    assert run(tmp_path / "run", loss=noted).changed == []
+
+
+class Counting(Task):
+    forward_caches = ()
+
+
+def test_what_counts_can_be_declared_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path / "run", stop_at=3, loss=Counting(1.0, num_calls=0, cache={}))
+    with pytest.raises(CheckpointError, match=r"num_calls 7, was 0.*forward_caches = \('num_calls',\)"):
+        run(tmp_path / "run", loss=Counting(1.0, num_calls=7, cache={}))
+    monkeypatch.setattr(Counting, "forward_caches", ("num_calls", "cache"))
+    found = run(tmp_path / "run", loss=Counting(1.0, num_calls=7, cache={"a": 1}))
+    assert found.changed == []
+
+
+class Tempered(nn.Module):
+    forward_caches = ("num_seen",)
+
+    def __init__(self, temperature: float, num_seen: int = 0) -> None:
+        super().__init__()
+        self.layers, self.temperature, self.num_seen, self._num_kept = make_model(), temperature, num_seen, num_seen
+        self.device, self.scales = f"cuda:{num_seen}", (1.0, temperature)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.layers(rows) / self.temperature
+
+
+class Attending(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention = nn.MultiheadAttention(6, 2, dropout=dropout, batch_first=True)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        rows = rows[:, None].expand(-1, 4, -1)
+        return self.head(self.attention(rows, rows, rows, need_weights=False)[0].mean(1))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (Attending, "model options attention: dropout 0.5, was 0.1"),
+        (
+            Tempered,
+            r"model options \(model\) scales: 1 0.5, was 0.1; .*: temperature 0.5, was 0.1",
+        ),
+    ],
+)
+def test_options_that_a_module_does_not_print(tmp_path: Path, make: Callable[[float], nn.Module], told: str) -> None:
+    is_refused(tmp_path / "run", told, {"model": lambda: make(0.1)}, {"model": lambda: make(0.5)})
+
+
+def test_what_a_module_counts_is_free(tmp_path: Path) -> None:
+    run(tmp_path / "run", stop_at=3, model=lambda: Tempered(0.5))
+    assert run(tmp_path / "run", model=lambda: Tempered(0.5, num_seen=5)).changed == []
