@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from cosmati import InMemory, RunConfig, Trainer
-from cosmati.errors import CheckpointError
+from cosmati.errors import CheckpointError, DataError
 from cosmati.optim import SGD
 from cosmati.optim.schedules import Constant
 from cosmati.provenance.taxonomy import Taxonomy
@@ -349,3 +350,50 @@ def test_options_that_a_module_does_not_print(tmp_path: Path, make: Callable[[fl
 def test_what_a_module_counts_is_free(tmp_path: Path) -> None:
     run(tmp_path / "run", stop_at=3, model=lambda: Tempered(0.5))
     assert run(tmp_path / "run", model=lambda: Tempered(0.5, num_seen=5)).changed == []
+
+
+class Labelled(Dataset[tuple[Tensor, Tensor]]):
+    """Rows, of which some from a row on have other labels, and noise that is drawn while a row is made."""
+
+    def __init__(self, other_from: int = 48, noise: float = 0.0) -> None:
+        self.labels, self.noise = LABELS.clone(), noise
+        self.labels[other_from:] = (self.labels[other_from:] + 1) % 3
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return ROWS[index] + self.noise * torch.randn(6), self.labels[index]
+
+
+@pytest.mark.parametrize("stop_at", [3, 6, 9])
+def test_the_last_batch_that_a_loader_gave_is_compared(tmp_path: Path, stop_at: int) -> None:
+    def loading(other_from: int) -> dict[str, Any]:
+        return {"data": lambda: DataLoader(Labelled(other_from, 0.1), 8), "budget": "12ba", "checkpoint_every": "2ba"}
+
+    run(tmp_path / "run", stop_at=stop_at, **loading(48))
+    with pytest.raises(DataError, match=rf"batch {(stop_at - 1) % 6} of this pass, the last one seen, is another one"):
+        run(tmp_path / "run", **loading(8))
+    assert_goes_on(tmp_path / "run", loading(48))
+
+
+def test_a_loader_goes_on_where_the_loss_has_changed_its_batch(tmp_path: Path) -> None:
+    def halved(model: nn.Module, data: Any) -> Tensor:
+        data[0].mul_(0.5)
+        return loss(model, data)
+
+    first = {"data": lambda: DataLoader(Labelled(), 8, shuffle=True), "loss": halved}
+    run(tmp_path / "run", stop_at=3, **first)
+    assert_goes_on(tmp_path / "run", first)
+
+
+def test_workers_draw_rows_of_their_own(tmp_path: Path) -> None:
+    def loading(num_workers: int) -> dict[str, Any]:
+        return {"data": lambda: DataLoader(Labelled(noise=0.1), 8, num_workers=num_workers)}
+
+    is_refused(tmp_path / "run", "data: num_workers 1, was 0", loading(0), loading(1))
+    # Where a row is what it is, whoever makes it, their number is free.
+    first = {"data": lambda: DataLoader(TensorDataset(ROWS, LABELS), 8, shuffle=True)}
+    run(tmp_path / "tensors", stop_at=3, **first)
+    first["data"] = lambda: DataLoader(TensorDataset(ROWS, LABELS), 8, shuffle=True, num_workers=1)
+    assert_goes_on(tmp_path / "tensors", first)

@@ -149,6 +149,8 @@ class IterableFeed:
         self._iterator: Iterator[Data] | None = None
         self._seen = 0
         self._first: str | None = None
+        self._last: tuple[Data, tuple[int, ...]] | None = None
+        self._last_seen: str | None = None
         self.num_passes = 0
         self.has_ended = False
         self.generators: Sequence[torch.Generator] = own_generators(data)
@@ -182,7 +184,7 @@ class IterableFeed:
         data = self._next()
         if data is _END:
             self.num_passes += 1
-            self._seen, self._first = 0, None
+            self._seen, self._first, self._last, self._last_seen = 0, None, None, None
             self._begin_pass()
             data = self._next()
         self.has_ended = data is _END
@@ -203,10 +205,12 @@ class IterableFeed:
         self._iterator = iter(self._data)
         if self._restores_itself:
             return
-        seen, self._seen = self._seen, 0
+        seen, self._seen, last = self._seen, 0, self._last_digest()
         for _ in range(seen):
             if self._next() is _END:
                 self._refuse_skipping(f"it ended after {self._seen} batches, and {seen} of this pass were seen")
+        if seen and last not in (None, self._last_digest()):
+            self._refuse_skipping(f"batch {seen - 1} of this pass, the last one seen, is another one now")
 
     def _next(self) -> Data:
         """Return the next batch of the pass, or `_END`."""
@@ -222,7 +226,17 @@ class IterableFeed:
             if not (self._seen or self._restores_itself):
                 self._compare(_digest(data))
             self._seen += 1
+            # Its digest is for checkpoints: hashing each batch would cost more than some steps.
+            self._last = None if self._restores_itself else (data, _versions(data))
         return data
+
+    def _last_digest(self) -> str | None:
+        """Return the digest of the last batch seen; None where it isn't known, or a loss has changed it in place."""
+        if self._last is not None:
+            data, versions = self._last
+            self._last_seen = _digest(data) if versions == _versions(data) else None
+            self._last = None
+        return self._last_seen
 
     def _seed(self, index: int) -> None:
         if self._generators is not None:
@@ -259,7 +273,8 @@ class IterableFeed:
         place = {"passes": self.num_passes, "batches": self._seen}
         if self._restores_itself:
             return place | {"loader": self._data.state_dict()}  # type: ignore[attr-defined]
-        return place | {"first": self._first, "generators": list(self._own_at_start)}
+        seen = {"first": self._first, "last": self._last_digest()}
+        return place | seen | {"generators": list(self._own_at_start)}
 
     def restore(self, state: Mapping[str, Any], clock: Clock) -> None:
         """Hand the loader its state, or skip forward to the place.
@@ -278,7 +293,7 @@ class IterableFeed:
             return
         if isinstance(self._data, Iterator) and clock.step:
             self._refuse_skipping("it can be iterated over only once, and how far it is can't be told")
-        self._first = state.get("first")
+        self._first, self._last, self._last_seen = state.get("first"), None, state.get("last")
         self._own_at_start = state.get("generators", self._own_at_start)
         if len(self._own_at_start) != len(self.generators):
             was, now = len(self._own_at_start), len(self.generators)
@@ -312,6 +327,12 @@ def _digest(data: Data) -> str:
     found = leaves(data.data if isinstance(data, Batch) else data)
     tensors = [leaf for leaf in found if type(leaf) is Tensor and leaf.layout is torch.strided and leaf.is_cpu]
     return parameter_root({str(index): tensor for index, tensor in enumerate(tensors)}).hex()
+
+
+def _versions(data: Data) -> tuple[int, ...]:
+    """Return how often a batch's tensors were changed in place."""
+    found = leaves(data.data if isinstance(data, Batch) else data)
+    return tuple(leaf._version for leaf in found if isinstance(leaf, Tensor) and not leaf.is_inference())  # noqa: SLF001
 
 
 def as_batch(data: Data, first_row: int, *, trusted: bool = False) -> Batch:

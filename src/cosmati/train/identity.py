@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from cosmati.core.batch import Batch, iterate_tensors, map_tensors
 from cosmati.core.loss import LossFunction
@@ -207,6 +207,9 @@ def _describe_loader(loader: DataLoader[Any]) -> Iterator[tuple[str, object]]:
     yield "batch_size", loader.batch_size
     yield "drop_last", loader.drop_last
     yield "sampler", name_of(loader.sampler)
+    if type(dataset) is not TensorDataset or loader.collate_fn is not default_collate:
+        # What is drawn while a row is made follows from the worker that makes it.
+        yield "num_workers", loader.num_workers
 
 
 def _content_digest(batches: Sequence[object]) -> str:
