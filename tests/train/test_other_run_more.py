@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from cosmati import InMemory, RunConfig, Trainer
+from cosmati import InMemory, Method, RunConfig, Trainer
+from cosmati.core.method import Stage
 from cosmati.errors import CheckpointError, DataError
 from cosmati.optim import SGD
 from cosmati.optim.schedules import Constant
@@ -397,3 +399,102 @@ def test_workers_draw_rows_of_their_own(tmp_path: Path) -> None:
     run(tmp_path / "tensors", stop_at=3, **first)
     first["data"] = lambda: DataLoader(TensorDataset(ROWS, LABELS), 8, shuffle=True, num_workers=1)
     assert_goes_on(tmp_path / "tensors", first)
+
+
+class Falling:
+    """A schedule of the user's own, which prints nothing."""
+
+    def __init__(self, power: float) -> None:
+        self.power = power
+
+    def multiplier(self, elapsed: float, budget: Any) -> float:
+        return (1 - elapsed) ** self.power
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changing(Method):
+    """Puts gradients through a function."""
+
+    stage = Stage.GRADIENT
+    function: Any = None
+
+    def gradients(self, gradients: Any, weights: Any, at: Any) -> Any:
+        return gradients.having({name: self.function(one) for name, one in gradients.tensors.items()})
+
+
+def by(factor: float) -> Callable[[Tensor], Tensor]:
+    return lambda gradient: gradient * factor
+
+
+def halved(gradient: Tensor, factor: float = 0.5) -> Tensor:
+    """Halve."""
+    return gradient * factor
+
+
+def halved_otherwise(gradient: Tensor, factor: float = 0.5) -> Tensor:
+    """Halve, as it was written on another day."""
+    return gradient * factor
+
+
+class Scaling(torch.optim.SGD):
+    """An optimizer with an option of its own, and a count, which its state has."""
+
+    def __init__(self, parameters: Any, factor: float) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.factor, self.num_calls = factor, 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.num_calls += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad *= self.factor
+        return super().step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"num_calls": self.num_calls}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.num_calls = state_dict.pop("num_calls")
+        super().load_state_dict(state_dict)
+
+
+OTHER_OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "a schedule's": (
+        {"optimizers": lambda _: [SGD(lr=0.1, schedule=Falling(1))]},
+        {"optimizers": lambda _: [SGD(lr=0.1, schedule=Falling(3))]},
+        "optimizers 0 schedule: power 3, was 1.*change=.*schedule"),
+    "a function of a method": (
+        {"methods": [Changing(function=lambda gradient: gradient * 0.5)]},
+        {"methods": [Changing(function=lambda gradient: gradient * -0.1)]}, "method_options 0 function: code"),
+    "what a function of a method closes over": (
+        {"methods": [Changing(function=by(0.5))]}, {"methods": [Changing(function=by(0.1))]},
+        "method_options 0 function closure: factor 0.1, was 0.5"),
+    "a torch optimizer's": (
+        {"optimizers": lambda model: [Scaling(model.parameters(), 1.0)]},
+        {"optimizers": lambda model: [Scaling(model.parameters(), 3.0)]}, "optimizers 0 options: factor 3.0, was 1.0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_OPTIONS)
+def test_an_option_that_is_an_object_is_compared(tmp_path: Path, name: str) -> None:
+    first, other, told = OTHER_OPTIONS[name]
+    is_refused(tmp_path / "run", told, first, other)
+
+
+def test_a_docstring_and_another_python_change_no_code(tmp_path: Path) -> None:
+    from cosmati.train.identity import check_resume
+    from cosmati.train.options import describe_option
+
+    was, now = describe_option(halved), describe_option(halved_otherwise)
+    assert isinstance(was, dict)
+    assert isinstance(now, dict)
+    assert was["code"] == now["code"] != describe_option(lambda gradient, factor=0.5: gradient + factor)["code"]  # type: ignore[index]
+    facts = {"method_options.0.function.code": was["code"]}
+    elsewhere = {"method_options.0.function.code": "00 of Python 2.7"}
+    assert check_resume(elsewhere, facts, asked=(), where="The checkpoint") == []
+
+
+def test_a_schedule_of_ones_own_may_be_changed_by_name(tmp_path: Path) -> None:
+    run(tmp_path / "run", stop_at=3, optimizers=lambda _: [SGD(lr=0.1, schedule=Falling(1))])
+    found = run(tmp_path / "run", optimizers=lambda _: [SGD(lr=0.1, schedule=Falling(3))], change="schedule")
+    assert [change.name for change in found.changed] == ["optimizers.0.schedule.power"]

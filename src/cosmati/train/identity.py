@@ -84,7 +84,7 @@ def kind_of(name: str) -> str:
     head, _, rest = name.partition(".")
     if head in ("cadence", "parent"):
         return "free"
-    if head == "optimizers" and rest.endswith(".schedule"):
+    if head == "optimizers" and rest.split(".")[1:2] == ["schedule"]:
         return "schedule"
     return head if head in CHANGEABLE else "fixed"
 
@@ -102,7 +102,7 @@ def check_resume(was: Identity, now: Identity, *, asked: Collection[str], where:
         CheckpointError: what fixes the bits has changed, or what may change wasn't asked for.
     """
     declared = [name for facts in (was, now) for name, value in facts.items() if value == DECLARED]
-    found = [change for change in changes(was, now) if not _lies_in(change.name, declared)]
+    found = [c for c in changes(was, now) if not (_lies_in(c.name, declared) or _is_other_python(c))]
     wrong = [change for change in found if kind_of(change.name) not in ("free", *asked)]
     if wrong:
         mend = _mend(wrong)
@@ -116,6 +116,12 @@ def check_resume(was: Identity, now: Identity, *, asked: Collection[str], where:
 
 def _lies_in(name: str, places: Sequence[str]) -> bool:
     return any(name == place or name.startswith(f"{place}.") for place in places)
+
+
+def _is_other_python(change: Change) -> bool:
+    """Say whether a function's code was compiled by another Python: it's another one then, whatever it does."""
+    releases = [str(value).rpartition(" of Python ")[2] for value in (change.was, change.now)]
+    return change.name.endswith(".code") and None not in (change.was, change.now) and releases[0] != releases[1]
 
 
 def _mend(wrong: Sequence[Change]) -> str:

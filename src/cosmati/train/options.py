@@ -79,14 +79,36 @@ def scalar_or_items(value: Any) -> object:  # noqa: ANN401  (whatever `_is_plain
     return [scalar_or_items(item) for item in value] if isinstance(value, list | tuple) else _scalar(value)
 
 
+def describe_option(value: object) -> object:
+    """Return what stands for an option of an optimizer or a method: of the user's own functions, their code too."""
+    is_own = not is_library(type(value).__module__) and not dataclasses.is_dataclass(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if is_own or isinstance(value, types.FunctionType | types.MethodType | partial | type) or " at 0x" in repr(value):
+        return Described(with_code=True).value(value, None)
+    return repr(value)
+
+
+def public_scalars(value: object, without: Iterable[str] = ()) -> Options:
+    """Return the plain attributes of an object of the user's own class that count or cache nothing."""
+    left_out = {*_declared(value), *without}
+    return {
+        name: scalar_or_items(one)
+        for name, one in getattr(value, "__dict__", {}).items()
+        if _is_public(name) and name not in left_out and _is_plain(one)
+    }
+
+
 class Described:
-    """Describes a run's losses, without what they hold of the model in training.
+    """Describes a run's losses, and other objects, without what they hold of the model in training.
 
     Args:
         tensors: of the model: they're the run's state, and no options.
+        with_code: tell functions apart by their code too. Of losses, a fixed microbatch does (`Probe`).
     """
 
-    def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
+    def __init__(self, tensors: Iterable[Tensor] = (), *, with_code: bool = False) -> None:
+        self._with_code = with_code
         self._own = {id(tensor) for tensor in tensors}
         self._open: list[int] = []
         self._left = _MAX_VALUES
@@ -203,6 +225,8 @@ class Described:
         if isinstance(value, types.FunctionType):
             options = {} if is_library(value.__module__) else dict(self._options(value))
             told = {name: option for name, option in options.items() if option}
+            if self._with_code and not is_library(value.__module__):
+                told["code"] = _code_digest(value)
             return {"is": name_of(value), **told} if told else name_of(value)
         is_ours = isinstance(value, _NAMESPACES) or dataclasses.is_dataclass(value)
         if isinstance(value, type) or (callable(value) and not hasattr(value, "__dict__")):
@@ -334,6 +358,17 @@ def _methods(kind: type) -> list[types.FunctionType]:
         for name, function in vars(one).items()
         if isinstance(function, types.FunctionType) and name not in ("__init__", "__post_init__", "__repr__")
     ]
+
+
+def _code_digest(function: types.FunctionType) -> str:
+    """Return the digest of a function's code, and by which Python: another one compiles it to another."""
+    told = []
+    for code in _codes(function.__code__):
+        plain = [c for c in code.co_consts if not isinstance(c, types.CodeType) and c != (function.__doc__ or "")]
+        plain = [sorted(c, key=repr) if isinstance(c, frozenset) else c for c in plain]
+        told.append((code.co_code.hex(), code.co_names, plain))
+    digest = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+    return f"{digest} of Python {sys.version_info[0]}.{sys.version_info[1]}"
 
 
 _SITES = frozenset({"site-packages", "dist-packages"})
