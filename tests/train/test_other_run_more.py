@@ -498,3 +498,38 @@ def test_a_schedule_of_ones_own_may_be_changed_by_name(tmp_path: Path) -> None:
     run(tmp_path / "run", stop_at=3, optimizers=lambda _: [SGD(lr=0.1, schedule=Falling(1))])
     found = run(tmp_path / "run", optimizers=lambda _: [SGD(lr=0.1, schedule=Falling(3))], change="schedule")
     assert [change.name for change in found.changed] == ["optimizers.0.schedule.power"]
+
+
+def masked(model: nn.Module, data: Any) -> Tensor:
+    """Mask labels, and scale rows, in place."""
+    data[1][torch.rand(len(data[1])) < 0.3] = -100
+    data[0].mul_(0.5)
+    return loss(model, data)
+
+
+def scaled(model: nn.Module, data: Any) -> Tensor:
+    data["rows"][0].mul_(0.5)
+    return loss(model, (data["rows"][0], data["labels"]))
+
+
+def masked_copy(model: nn.Module, data: Any) -> Tensor:
+    return masked(model, [part.clone() for part in data])
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_a_list_that_a_loss_changes_in_place_is_refused(tmp_path: Path, num_microbatches: int) -> None:
+    def data() -> list[Any]:
+        return [{"rows": (rows,), "labels": labels} for rows, labels in batches()]
+
+    settings = {"budget": "10ba", "num_microbatches": num_microbatches, "checkpoint_every": "1ba"}
+    with pytest.raises(DataError, match=r"Batch 0 of the data was changed in place.*clone\(\)"):
+        run(tmp_path / "run", loss=scaled, data=data, **settings)
+    # Once is as good as a copy: a resume has the rows that it hasn't seen.
+    run(tmp_path / "once", loss=masked, stop_at=3)
+    assert_goes_on(tmp_path / "once", {"loss": masked})
+
+
+def test_a_list_goes_on_where_the_loss_changes_a_copy(tmp_path: Path) -> None:
+    first = {"loss": masked_copy, "budget": "10ba"}
+    run(tmp_path / "run", stop_at=7, **first)
+    assert_goes_on(tmp_path / "run", first)

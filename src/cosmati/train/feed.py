@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
@@ -151,6 +152,7 @@ class IterableFeed:
         self._first: str | None = None
         self._last: tuple[Data, tuple[int, ...]] | None = None
         self._last_seen: str | None = None
+        self._given: dict[int, tuple[int, ...]] = {}
         self.num_passes = 0
         self.has_ended = False
         self.generators: Sequence[torch.Generator] = own_generators(data)
@@ -192,9 +194,24 @@ class IterableFeed:
 
     def _read(self, data: Sequence[Data], step: int) -> Data:
         """Read a step's batch by position; what isn't a plain list may draw while it does."""
-        if self._generators is not None and type(data) not in (list, tuple):
+        index = step % len(data)
+        if type(data) in (list, tuple):
+            self._refuse_changed(data[index], index)
+        elif self._generators is not None:
             self._generators.seed(self._key(step))
-        return data[step % len(data)]
+        return data[index]
+
+    def _refuse_changed(self, batch: Data, index: int) -> None:
+        """Refuse a list's batch that a loss has changed in place: who resumes has the list as it was."""
+        versions = _versions(batch)
+        if self._given.setdefault(index, versions) != versions:
+            msg = (
+                f"Batch {index} of the data was changed in place since a step was given it, by the loss or by the "
+                "model's first layers: each pass would train on other rows, and a run that resumes has the list as it "
+                "was. Let the loss change a copy (x = x.clone(); ReLU without inplace=True), or give a Source, which "
+                "gives copies: InMemory(...)."
+            )
+            raise DataError(msg)
 
     def _begin_pass(self) -> None:
         """Start a pass, and drop the batches of it that have been seen already."""
@@ -331,8 +348,12 @@ def _digest(data: Data) -> str:
 
 def _versions(data: Data) -> tuple[int, ...]:
     """Return how often a batch's tensors were changed in place."""
-    found = leaves(data.data if isinstance(data, Batch) else data)
-    return tuple(leaf._version for leaf in found if isinstance(leaf, Tensor) and not leaf.is_inference())  # noqa: SLF001
+    data = data.data if isinstance(data, Batch) else data
+    with suppress(AttributeError, RuntimeError):  # What isn't a tensor, or is one of inference mode.
+        if type(data) in (tuple, list, dict):  # The usual case, in a microsecond.
+            return tuple([leaf._version for leaf in (data.values() if type(data) is dict else data)])  # noqa: SLF001
+    found = (leaf for leaf in leaves(data) if isinstance(leaf, Tensor))
+    return tuple(leaf._version for leaf in found if not leaf.is_inference())  # noqa: SLF001
 
 
 def as_batch(data: Data, first_row: int, *, trusted: bool = False) -> Batch:

@@ -96,9 +96,8 @@ def _groups(turns: Sequence[Turn], model: nn.Module) -> list[list[list[str]]]:
 def _options(method: Method) -> dict[str, object]:
     """Return the options of a method that its call doesn't tell: functions and objects of the user's own."""
     values = {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.init}
-    return {
-        name: told for name, value in values.items() if (told := describe_option(value)) not in (value, repr(value))
-    }
+    told = {name: describe_option(value) for name, value in values.items()}
+    return {name: option for name, option in told.items() if isinstance(option, dict | list)}
 
 
 def _describe(optimizer: AnyOptimizer) -> dict[str, object]:
