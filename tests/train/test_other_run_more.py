@@ -533,3 +533,24 @@ def test_a_list_goes_on_where_the_loss_changes_a_copy(tmp_path: Path) -> None:
     first = {"loss": masked_copy, "budget": "10ba"}
     run(tmp_path / "run", stop_at=7, **first)
     assert_goes_on(tmp_path / "run", first)
+
+
+def test_weights_of_another_parent_are_refused(tmp_path: Path) -> None:
+    for name in ("parent", "other"):
+        run(tmp_path / name)
+    parent, other = tmp_path / "parent", tmp_path / "other"
+    run(tmp_path / "own", stop_at=3)
+    run(tmp_path / "child", stop_at=3, load_weights=parent)
+    run(tmp_path / "of step", stop_at=3, load_weights=parent / "checkpoints" / "step-00000006")
+    with pytest.raises(CheckpointError, match="load_weights other, was parent"):
+        run(tmp_path / "child", load_weights=other)
+    with pytest.raises(CheckpointError, match="load_weights parent, was absent"):
+        run(tmp_path / "own", load_weights=parent)
+    with pytest.raises(CheckpointError, match="load_weights: step 0, was 6"):
+        run(tmp_path / "of step", load_weights=parent / "checkpoints" / "step-00000000")
+    whole = run(None, load_weights=parent)
+    parent.rename(tmp_path / "gone")
+    # The same command goes on, and so does one that doesn't speak of weights any more.
+    for name, given in (("child", {"load_weights": parent}), ("of step", {})):
+        found = run(tmp_path / name, **given)
+        assert all(torch.equal(a, b) for a, b in zip(found.model.parameters(), whole.model.parameters(), strict=True))

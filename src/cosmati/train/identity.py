@@ -104,6 +104,7 @@ def check_resume(was: Identity, now: Identity, *, asked: Collection[str], where:
     declared = [name for facts in (was, now) for name, value in facts.items() if value == DECLARED]
     found = [c for c in changes(was, now) if not (_lies_in(c.name, declared) or _is_other_python(c))]
     wrong = [change for change in found if kind_of(change.name) not in ("free", *asked)]
+    wrong += _other_parent(was, now)
     if wrong:
         mend = _mend(wrong)
         may = sorted({kind_of(change.name) for change in wrong} & {*CHANGEABLE})
@@ -122,6 +123,16 @@ def _is_other_python(change: Change) -> bool:
     """Say whether a function's code was compiled by another Python: it's another one then, whatever it does."""
     releases = [str(value).rpartition(" of Python ")[2] for value in (change.was, change.now)]
     return change.name.endswith(".code") and None not in (change.was, change.now) and releases[0] != releases[1]
+
+
+def _other_parent(was: Identity, now: Identity) -> Iterator[Change]:
+    """Yield whose weights a resume asks for, where the run began with others; who asks for none goes on."""
+    asked, step = now.get("parent.asked"), now.get("parent.asked_step")
+    begun = was.get("parent.run", was.get("parent.file"))
+    if asked is not None and asked != begun:
+        yield Change("load_weights", begun, asked)
+    elif step is not None and step != was.get("parent.step"):
+        yield Change("load_weights.step", was.get("parent.step"), step)
 
 
 def _mend(wrong: Sequence[Change]) -> str:

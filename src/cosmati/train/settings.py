@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,8 +83,17 @@ def identity_of(
         settings=fixed | {"ledger": facts.has_ledger},
         budget={"span": str(budget.span), "ratio": budget.ratio},
         cadence={name: getattr(given.config, name) for name in CADENCES},
-        parent=parent,
+        parent=parent or _asked_parent(given.config.load_weights),
     )
+
+
+def _asked_parent(path: Path | None) -> dict[str, object]:
+    """Return whose weights are asked for where none are loaded: the run resumes, and the parent may be gone by now."""
+    if path is None:
+        return {}
+    if path.name.startswith("step-"):
+        return {"asked": path.parent.parent.name, "asked_step": int(path.name[5:]) if path.name[5:].isdigit() else None}
+    return {"asked": path.name}
 
 
 def _groups(turns: Sequence[Turn], model: nn.Module) -> list[list[list[str]]]:
