@@ -311,6 +311,21 @@ def test_what_counts_can_be_declared_afterwards(tmp_path: Path, monkeypatch: pyt
     assert found.changed == []
 
 
+def test_a_function_declares_what_it_counts(tmp_path: Path) -> None:
+    def make(num_seen: int) -> Any:
+        seen = {"rows": num_seen}
+
+        def counting(model: nn.Module, data: Any) -> Tensor:
+            seen["rows"] += len(data[0])
+            return loss(model, data)
+
+        counting.forward_caches = ("seen",)  # type: ignore[attr-defined]
+        return counting
+
+    run(tmp_path / "run", stop_at=3, loss=make(0))
+    assert run(tmp_path / "run", loss=make(5)).changed == []
+
+
 class Tempered(nn.Module):
     forward_caches = ("num_seen",)
 
@@ -554,3 +569,18 @@ def test_weights_of_another_parent_are_refused(tmp_path: Path) -> None:
     for name, given in (("child", {"load_weights": parent}), ("of step", {})):
         found = run(tmp_path / name, **given)
         assert all(torch.equal(a, b) for a, b in zip(found.model.parameters(), whole.model.parameters(), strict=True))
+
+
+def test_the_order_in_memory_is_compared(tmp_path: Path) -> None:
+    def convolving(memory_format: torch.memory_format) -> dict[str, Any]:
+        def make() -> nn.Module:
+            torch.manual_seed(0)
+            layers = (nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 1), nn.Conv2d(4, 3, 2), nn.Flatten(), nn.Linear(6, 3))
+            return nn.Sequential(*layers).to(memory_format=memory_format)
+
+        return {"model": make}
+
+    usual, other = (convolving(kind) for kind in (torch.contiguous_format, torch.channels_last))
+    is_refused(
+        tmp_path / "run", r"parameters 2: weight float32\[3, 4, 2, 2\] strides \[16, 1, 8, 4\], was", usual, other
+    )

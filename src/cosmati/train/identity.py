@@ -181,7 +181,7 @@ def describe_model(model: nn.Module) -> dict[str, object]:
             name or "(model)": options for name, module in model.named_modules() if (options := module_options(module))
         },
         "parameters": {
-            name: f"{_shape(p)}" + ("" if p.requires_grad else " frozen")
+            name: f"{_shape(p)}{_order(p)}" + ("" if p.requires_grad else " frozen")
             for name, p in model.named_parameters(remove_duplicate=False)
         },
         "buffers": {name: _shape(buffer) for name, buffer in model.named_buffers(remove_duplicate=False)},
@@ -269,6 +269,12 @@ def _plain_fields(value: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401  
 
 def _shape(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _order(parameter: torch.Tensor) -> str:
+    """Return the order in memory where it isn't the usual one: kernels go by it, and their bits."""
+    is_usual = parameter.layout is not torch.strided or parameter.is_contiguous()
+    return "" if is_usual else f" strides {list(parameter.stride())}"
 
 
 def _short(value: object) -> str:

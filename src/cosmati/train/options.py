@@ -44,10 +44,9 @@ _MAX_BYTES = 1 << 28
 DECLARED = "(counts or caches)"
 """Stands for what is declared in `forward_caches`: who declares it later may resume, too."""
 
-_PLACE = frozenset(
-    {"rank", "local_rank", "global_rank", "process_index", "world_size", "device", "gpu", "gpu_id", "name_or_path"}
-)
-"""Names that say where something is computed, or was read from, and not what."""
+_HOW = {"device", "gpu", "gpu_id", "name_or_path", "gradient_checkpointing", "grad_checkpointing"}
+_PLACE = frozenset({"rank", "local_rank", "global_rank", "process_index", "world_size", *_HOW})
+"""Names that say where and how something is computed, or was read from, and not what."""
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|meta)(:\d+)?")
 _GROWS = frozenset({"append", "extend", "insert", "appendleft"})
 _NAMESPACES = (Namespace, types.SimpleNamespace)
