@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmati.core.nest import Data, children, clear_rows, moved, rebuilt, row_counts, select_rows
+from cosmati.core.nest import Data, children, clear_rows, moved, possible_row_counts, rebuilt, row_counts, select_rows
 from cosmati.errors import BatchError
 
 __all__ = [
@@ -286,7 +286,7 @@ class Batch:
         if self.lineage.is_known:
             _check_lineage(self.lineage)
         lengths = row_counts(self.data)
-        if len(lengths) == 1 and lengths != {self.num_rows}:
+        if len(lengths) == 1 and self.num_rows not in lengths | possible_row_counts(self.data):
             msg = (
                 f"The batch's data have {lengths.pop()} rows, and its lineage {self.num_rows}: some would be left "
                 "out, or taught as others. Give one row id and one class id for each row."

@@ -94,6 +94,11 @@ def row_counts(data: Data, pieces: int = 1) -> set[int]:
     return found or _count_object(data)
 
 
+def possible_row_counts(data: Data) -> set[int]:
+    """Return every number of rows that a nest may have, where lists of tensors may be rows or columns."""
+    return _readings(data, is_top=True) or set()
+
+
 def _readings(node: Data, *, is_top: bool = False) -> set[int] | None:
     """Return how many rows a nest may have, so that each of its arrays has as many; None where it has no arrays."""
     if isinstance(node, Tensor | np.ndarray):

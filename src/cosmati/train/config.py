@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -130,6 +131,13 @@ class RunConfig:
         while chosen < self.max_ranks:
             chosen *= 2
         return chosen
+
+    def anchored(self) -> RunConfig:
+        """Return the settings with the run folder's place from the root: the process may change its directory."""
+        folder = self.run_folder
+        return (
+            self if folder is None or folder.is_absolute() else dataclasses.replace(self, run_folder=folder.absolute())
+        )
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Return the context in which forward passes run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
@@ -149,6 +150,9 @@ class IterableFeed:
         self._iterator: Iterator[Data] | None = None
         self._seen = 0
         self._first: str | None = None
+        self._last: tuple[Data, tuple[int, ...]] | None = None
+        self._last_seen: str | None = None
+        self._given: dict[int, tuple[int, ...]] = {}
         self.num_passes = 0
         self.has_ended = False
         self.generators: Sequence[torch.Generator] = own_generators(data)
@@ -182,7 +186,7 @@ class IterableFeed:
         data = self._next()
         if data is _END:
             self.num_passes += 1
-            self._seen, self._first = 0, None
+            self._seen, self._first, self._last, self._last_seen = 0, None, None, None
             self._begin_pass()
             data = self._next()
         self.has_ended = data is _END
@@ -190,9 +194,24 @@ class IterableFeed:
 
     def _read(self, data: Sequence[Data], step: int) -> Data:
         """Read a step's batch by position; what isn't a plain list may draw while it does."""
-        if self._generators is not None and type(data) not in (list, tuple):
+        index = step % len(data)
+        if type(data) in (list, tuple):
+            self._refuse_changed(data[index], index)
+        elif self._generators is not None:
             self._generators.seed(self._key(step))
-        return data[step % len(data)]
+        return data[index]
+
+    def _refuse_changed(self, batch: Data, index: int) -> None:
+        """Refuse a list's batch that a loss has changed in place: who resumes has the list as it was."""
+        versions = _versions(batch)
+        if self._given.setdefault(index, versions) != versions:
+            msg = (
+                f"Batch {index} of the data was changed in place since a step was given it, by the loss or by the "
+                "model's first layers: each pass would train on other rows, and a run that resumes has the list as it "
+                "was. Let the loss change a copy (x = x.clone(); ReLU without inplace=True), or give a Source, which "
+                "gives copies: InMemory(...)."
+            )
+            raise DataError(msg)
 
     def _begin_pass(self) -> None:
         """Start a pass, and drop the batches of it that have been seen already."""
@@ -203,10 +222,12 @@ class IterableFeed:
         self._iterator = iter(self._data)
         if self._restores_itself:
             return
-        seen, self._seen = self._seen, 0
+        seen, self._seen, last = self._seen, 0, self._last_digest()
         for _ in range(seen):
             if self._next() is _END:
                 self._refuse_skipping(f"it ended after {self._seen} batches, and {seen} of this pass were seen")
+        if seen and last not in (None, self._last_digest()):
+            self._refuse_skipping(f"batch {seen - 1} of this pass, the last one seen, is another one now")
 
     def _next(self) -> Data:
         """Return the next batch of the pass, or `_END`."""
@@ -222,7 +243,17 @@ class IterableFeed:
             if not (self._seen or self._restores_itself):
                 self._compare(_digest(data))
             self._seen += 1
+            # Its digest is for checkpoints: hashing each batch would cost more than some steps.
+            self._last = None if self._restores_itself else (data, _versions(data))
         return data
+
+    def _last_digest(self) -> str | None:
+        """Return the digest of the last batch seen; None where it isn't known, or a loss has changed it in place."""
+        if self._last is not None:
+            data, versions = self._last
+            self._last_seen = _digest(data) if versions == _versions(data) else None
+            self._last = None
+        return self._last_seen
 
     def _seed(self, index: int) -> None:
         if self._generators is not None:
@@ -260,7 +291,8 @@ class IterableFeed:
         place = {"passes": self.num_passes, "batches": self._seen}
         if self._restores_itself:
             return place | {"loader": self._data.state_dict()}  # type: ignore[attr-defined]
-        return place | {"first": self._first, "generators": list(self._own_at_start)}
+        seen = {"first": self._first, "last": self._last_digest()}
+        return place | seen | {"generators": list(self._own_at_start)}
 
     def restore(self, state: Mapping[str, Any], clock: Clock) -> None:
         """Hand the loader its state, or skip forward to the place.
@@ -279,7 +311,7 @@ class IterableFeed:
             return
         if isinstance(self._data, Iterator) and clock.step:
             self._refuse_skipping("it can be iterated over only once, and how far it is can't be told")
-        self._first = state.get("first")
+        self._first, self._last, self._last_seen = state.get("first"), None, state.get("last")
         self._own_at_start = state.get("generators", self._own_at_start)
         if len(self._own_at_start) != len(self.generators):
             was, now = len(self._own_at_start), len(self.generators)
@@ -313,6 +345,16 @@ def _digest(data: Data) -> str:
     found = leaves(data.data if isinstance(data, Batch) else data)
     tensors = [leaf for leaf in found if type(leaf) is Tensor and leaf.layout is torch.strided and leaf.is_cpu]
     return parameter_root({str(index): tensor for index, tensor in enumerate(tensors)}).hex()
+
+
+def _versions(data: Data) -> tuple[int, ...]:
+    """Return how often a batch's tensors were changed in place."""
+    data = data.data if isinstance(data, Batch) else data
+    with suppress(AttributeError, RuntimeError):  # What isn't a tensor, or is one of inference mode.
+        if type(data) in (tuple, list, dict):  # The usual case, in a microsecond.
+            return tuple([leaf._version for leaf in (data.values() if type(data) is dict else data)])  # noqa: SLF001
+    found = (leaf for leaf in leaves(data) if isinstance(leaf, Tensor))
+    return tuple(leaf._version for leaf in found if not leaf.is_inference())  # noqa: SLF001
 
 
 def as_batch(data: Data, first_row: int, *, trusted: bool = False, pieces: int = 1) -> Batch:

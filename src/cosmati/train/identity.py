@@ -11,15 +11,14 @@ import dataclasses
 import json
 import re
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from cosmati.core.batch import Batch, iterate_tensors, map_tensors
 from cosmati.core.loss import LossFunction
@@ -28,6 +27,7 @@ from cosmati.core.source import Source
 from cosmati.core.state import parameter_root
 from cosmati.errors import CheckpointError
 from cosmati.train.config import CHANGEABLE
+from cosmati.train.options import DECLARED, Described, module_options, name_of
 
 Identity = Mapping[str, Any]
 """Facts of a run: dotted name, and value as JSON holds it."""
@@ -84,7 +84,7 @@ def kind_of(name: str) -> str:
     head, _, rest = name.partition(".")
     if head in ("cadence", "parent"):
         return "free"
-    if head == "optimizers" and rest.endswith(".schedule"):
+    if head == "optimizers" and rest.split(".")[1:2] == ["schedule"]:
         return "schedule"
     return head if head in CHANGEABLE else "fixed"
 
@@ -101,16 +101,50 @@ def check_resume(was: Identity, now: Identity, *, asked: Collection[str], where:
     Raises:
         CheckpointError: what fixes the bits has changed, or what may change wasn't asked for.
     """
-    found = changes(was, now)
+    declared = [name for facts in (was, now) for name, value in facts.items() if value == DECLARED]
+    found = [c for c in changes(was, now) if not (_lies_in(c.name, declared) or _is_other_python(c))]
     wrong = [change for change in found if kind_of(change.name) not in ("free", *asked)]
+    wrong += _other_parent(was, now)
     if wrong:
+        mend = _mend(wrong)
         may = sorted({kind_of(change.name) for change in wrong} & {*CHANGEABLE})
-        mend = "Resume with the recipe that wrote it, or give the new run a folder of its own."
         if may:
             mend += f" To change the {' and the '.join(may)} on purpose, say so: RunConfig(change={tuple(may)!r})."
         msg = f"{where} is of another run: {'; '.join(map(str, wrong))}. {mend}"
         raise CheckpointError(msg)
     return [change for change in found if not change.name.startswith("parent.")]
+
+
+def _lies_in(name: str, places: Sequence[str]) -> bool:
+    return any(name == place or name.startswith(f"{place}.") for place in places)
+
+
+def _is_other_python(change: Change) -> bool:
+    """Say whether a function's code was compiled by another Python: it's another one then, whatever it does."""
+    releases = [str(value).rpartition(" of Python ")[2] for value in (change.was, change.now)]
+    return change.name.endswith(".code") and None not in (change.was, change.now) and releases[0] != releases[1]
+
+
+def _other_parent(was: Identity, now: Identity) -> Iterator[Change]:
+    """Yield whose weights a resume asks for, where the run began with others; who asks for none goes on."""
+    asked, step = now.get("parent.asked"), now.get("parent.asked_step")
+    begun = was.get("parent.run", was.get("parent.file"))
+    if asked is not None and asked != begun:
+        yield Change("load_weights", begun, asked)
+    elif step is not None and step != was.get("parent.step"):
+        yield Change("load_weights.step", was.get("parent.step"), step)
+
+
+def _mend(wrong: Sequence[Change]) -> str:
+    mend = "Resume with the recipe that wrote it, or give the new run a folder of its own."
+    counts = [c.name.rpartition(".")[2] for c in wrong if c.name.startswith(("model.options.", "loss.")) and _moves(c)]
+    if counts:
+        mend += f" If it only counts or caches, say so in its class or function: forward_caches = ({counts[0]!r},)."
+    return mend
+
+
+def _moves(change: Change) -> bool:
+    return all(isinstance(value, int | float) for value in (change.was, change.now))
 
 
 def flatten(tree: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -143,8 +177,11 @@ def describe_model(model: nn.Module) -> dict[str, object]:
             + ("" if module.training else " in eval mode")
             for name, module in model.named_modules()
         },
+        "options": {
+            name or "(model)": options for name, module in model.named_modules() if (options := module_options(module))
+        },
         "parameters": {
-            name: f"{_shape(p)}" + ("" if p.requires_grad else " frozen")
+            name: f"{_shape(p)}{_order(p)}" + ("" if p.requires_grad else " frozen")
             for name, p in model.named_parameters(remove_duplicate=False)
         },
         "buffers": {name: _shape(buffer) for name, buffer in model.named_buffers(remove_duplicate=False)},
@@ -158,7 +195,7 @@ def describe_loss(loss: LossFunction, model: nn.Module) -> dict[str, object]:
         loss: as given.
         model: in training; what a loss holds of it is the model's state, not the loss's.
     """
-    return _Described(model).loss(loss)
+    return Described((*model.parameters(), *model.buffers())).loss(loss)
 
 
 def describe_source(data: object) -> dict[str, object]:
@@ -178,7 +215,7 @@ def describe_source(data: object) -> dict[str, object]:
 
 def _describe_loader(loader: DataLoader[Any]) -> Iterator[tuple[str, object]]:
     dataset = loader.dataset
-    yield "dataset", _name(dataset)
+    yield "dataset", name_of(dataset)
     if isinstance(dataset, Sized):
         with suppress(TypeError):
             yield "rows", len(dataset)
@@ -186,7 +223,10 @@ def _describe_loader(loader: DataLoader[Any]) -> Iterator[tuple[str, object]]:
         yield "content", _content_digest([dataset.tensors])
     yield "batch_size", loader.batch_size
     yield "drop_last", loader.drop_last
-    yield "sampler", _name(loader.sampler)
+    yield "sampler", name_of(loader.sampler)
+    if type(dataset) is not TensorDataset or loader.collate_fn is not default_collate:
+        # What is drawn while a row is made follows from the worker that makes it.
+        yield "num_workers", loader.num_workers
 
 
 def _content_digest(batches: Sequence[object]) -> str:
@@ -206,55 +246,10 @@ def _content_digest(batches: Sequence[object]) -> str:
     return parameter_root(tensors).hex()
 
 
-class _Described:
-    """Options and state of a loss, without what it holds of the model in training."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._own = {id(parameter) for parameter in model.parameters()}
-
-    def loss(self, loss: LossFunction) -> dict[str, object]:
-        return {"is": _name(loss), **dict(self._options(loss))}
-
-    def _options(self, loss: object) -> Iterator[tuple[str, object]]:
-        if isinstance(loss, nn.Module):
-            yield "module", self._value(loss)
-            yield from self._attributes(vars(loss))
-        elif isinstance(loss, partial):
-            yield "of", self.loss(loss.func)
-            yield "given", [self._value(value) for value in loss.args] + [self._value(loss.keywords)]
-        elif isinstance(loss, types.FunctionType):
-            cells = zip(loss.__code__.co_freevars, loss.__closure__ or (), strict=True)
-            yield "closure", {name: self._value(_content(cell)) for name, cell in cells}
-            yield "defaults", [self._value(default) for default in loss.__defaults__ or ()]
-        else:
-            yield from self._attributes(getattr(loss, "__dict__", {}))
-
-    def _attributes(self, values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-        for name, value in values.items():
-            # What is private may count or cache; what it does to the loss is the probe's to see.
-            if name != "training" and name[0] != "_" and isinstance(value, bool | int | float | str | torch.Tensor):
-                yield name, self._value(value)
-
-    def _value(self, value: object) -> object:
-        if isinstance(value, torch.Tensor):
-            return parameter_root({"": value}).hex()
-        if isinstance(value, nn.Module):
-            modules = {name or "(root)": f"{_name(m)}({m.extra_repr()})" for name, m in value.named_modules()}
-            if any(id(parameter) in self._own for parameter in value.parameters()):
-                return modules
-            tensors = {**dict(value.named_parameters()), **dict(value.named_buffers())}
-            return modules | ({"state": parameter_root(tensors).hex()} if tensors else {})
-        if isinstance(value, list | tuple):
-            return [self._value(item) for item in value]
-        if isinstance(value, Mapping):
-            return {str(key): self._value(item) for key, item in value.items()}
-        return value if isinstance(value, bool | int | float | str | types.NoneType) else _name(value)
-
-
 def _value_of(source: object, name: str) -> object:
     """Return how a source's rows are read, which their digest doesn't cover: the code of a function by its name."""
     value = getattr(getattr(source, "dataset", None), name, None)
-    return _name(value) if callable(value) else list(value) if isinstance(value, list | tuple) else value
+    return name_of(value) if callable(value) else list(value) if isinstance(value, list | tuple) else value
 
 
 def _plain_fields(value: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401  (any dataclass)
@@ -269,23 +264,17 @@ def _plain_fields(value: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401  
         elif isinstance(content, tuple) and all(isinstance(item, bool | int | float | str) for item in content):
             yield field.name, list(content)
         elif callable(content):
-            yield field.name, _name(content)
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None
-
-
-def _name(value: object) -> str:
-    own: Callable[..., object] | type = value if hasattr(value, "__qualname__") else type(value)  # type: ignore[assignment]
-    return f"{own.__module__}.{own.__qualname__}"
+            yield field.name, name_of(content)
 
 
 def _shape(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _order(parameter: torch.Tensor) -> str:
+    """Return the order in memory where it isn't the usual one: kernels go by it, and their bits."""
+    is_usual = parameter.layout is not torch.strided or parameter.is_contiguous()
+    return "" if is_usual else f" strides {list(parameter.stride())}"
 
 
 def _short(value: object) -> str:

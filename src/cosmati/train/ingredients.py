@@ -23,7 +23,7 @@ AnyOptimizer = Optimizer | torch.optim.Optimizer
 
 @dataclass(frozen=True)
 class Ingredients:
-    """What the user gave, as given."""
+    """What the user gave, as given, but for a relative run folder, which is made absolute once and for all."""
 
     model: nn.Module
     loss: LossFunction | Sequence[SubStep]
@@ -33,3 +33,6 @@ class Ingredients:
     policy: PolicyFile | None
     taxonomy: Taxonomy | None
     config: RunConfig
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", self.config.anchored())

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from cosmati.core.clock import Budget
+from cosmati.core.method import Method
 from cosmati.core.plan import Plan, describe
 from cosmati.train.assembly import Turn
 from cosmati.train.identity import CADENCES, describe_loss, describe_model, describe_source, identify
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
+from cosmati.train.options import describe_option, public_scalars
 
 
 def settings_of(given: Ingredients, budget: Budget, num_microbatches: int) -> dict[str, object]:
@@ -74,11 +78,22 @@ def identity_of(
         optimizers=[_describe(optimizer) for optimizer in given.optimizers],
         groups=_groups(turns, model),
         methods=[describe(method) for method in plan.methods],
-        settings=fixed,
+        method_options=[_options(method) for method in plan.methods],
+        # What is kept, and not what was asked for: None is a ledger here, and none there.
+        settings=fixed | {"ledger": facts.has_ledger},
         budget={"span": str(budget.span), "ratio": budget.ratio},
         cadence={name: getattr(given.config, name) for name in CADENCES},
-        parent=parent,
+        parent=parent or _asked_parent(given.config.load_weights),
     )
+
+
+def _asked_parent(path: Path | None) -> dict[str, object]:
+    """Return whose weights are asked for where none are loaded: the run resumes, and the parent may be gone by now."""
+    if path is None:
+        return {}
+    if path.name.startswith("step-"):
+        return {"asked": path.parent.parent.name, "asked_step": int(path.name[5:]) if path.name[5:].isdigit() else None}
+    return {"asked": path.name}
 
 
 def _groups(turns: Sequence[Turn], model: nn.Module) -> list[list[list[str]]]:
@@ -88,15 +103,34 @@ def _groups(turns: Sequence[Turn], model: nn.Module) -> list[list[list[str]]]:
     return [[[names[id(p)] for p in group["params"]] for group in o.param_groups] for o in optimizers]
 
 
+def _options(method: Method) -> dict[str, object]:
+    """Return the options of a method that its call doesn't tell: functions and objects of the user's own."""
+    values = {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.init}
+    told = {name: describe_option(value) for name, value in values.items()}
+    return {name: option for name, option in told.items() if isinstance(option, dict | list)}
+
+
 def _describe(optimizer: AnyOptimizer) -> dict[str, object]:
     if isinstance(optimizer, torch.optim.Optimizer):
         groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-        return {"is": type(optimizer).__qualname__, "groups": groups}
+        options = public_scalars(optimizer, _kept(optimizer))
+        return {"is": type(optimizer).__qualname__, "groups": groups} | ({"options": options} if options else {})
     values = {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(optimizer)}
-    # A function's repr holds its address, which no two processes share.
-    names = {name: getattr(value, "__qualname__", _plain(value)) for name, value in values.items()}
+    # Of a function that chooses parameters, what it has chosen tells (`groups`).
+    names = {name: _name(value) if name == "parameters" else describe_option(value) for name, value in values.items()}
     return {"is": type(optimizer).__qualname__, **names}
 
 
-def _plain(value: object) -> object:
-    return value if isinstance(value, bool | int | float | str | None) else repr(value)
+def _kept(optimizer: torch.optim.Optimizer) -> set[str]:
+    """Return what isn't an option of an optimizer's own: PyTorch's, and what its state has, being a count."""
+    kept = {"defaults", "state", "param_groups"}
+    if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
+        with suppress(Exception):  # The user's own: what it raises is for a checkpoint to say.
+            kept |= {*optimizer.state_dict()}
+    return kept
+
+
+def _name(value: object) -> object:
+    # A function's repr holds its address, which no two processes share.
+    plain = value if isinstance(value, bool | int | float | str | None) else repr(value)
+    return getattr(value, "__qualname__", plain)
