@@ -94,7 +94,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_a_run_folder_holds_one_job(tmp_path: Path) -> None:
-    with _trainer(tmp_path), pytest.raises(RunError, match="Another process"):
+    with _trainer(tmp_path), pytest.raises(RunError, match="Another Trainer of this process"):
         _trainer(tmp_path).fit()
     assert _trainer(tmp_path).fit().outcome == "completed"
 

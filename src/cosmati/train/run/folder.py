@@ -64,8 +64,8 @@ class RunFolder:
             msg = f"Another process is training in {path}. Wait for it, stop it, or give this run a folder of its own."
             if is_held_here(path / "lock"):
                 msg = (
-                    f"Another Trainer of this process has {path} open: step() without `with` opens a run that nobody "
-                    "closes. Use `with trainer:` there, or `del` that trainer first, or give this run another folder."
+                    f"Another Trainer of this process has {path} open. End its `with trainer:` first; where step() was "
+                    "called without one, nobody closes the run: `del` that trainer. Or give this run another folder."
                 )
             raise RunError(msg) from error
         except OSError as error:
