@@ -149,6 +149,7 @@ crit: nn.Module = nn.CrossEntropyLoss(label_smoothing=0.1)
 args = argparse.Namespace(alpha=1.0, resume=False, device="cuda:0")
 SETTINGS: dict[str, Any] = {"alpha": 1.0, "folder": "runs/1"}
 history: list[float] = []
+metrics: dict[str, list[float]] = {"loss": []}
 num_calls = 0
 
 
@@ -284,6 +285,7 @@ def noted(model: nn.Module, data: Any) -> Tensor:
     global num_calls  # noqa: PLW0603
     num_calls += 1
     history.append(float(num_calls))
+    metrics["loss"].append(0.0)
     assert args.device.startswith("cuda")
     return loss(model, data) * endless.weigh() * args.alpha * SETTINGS["alpha"]
 
@@ -323,6 +325,13 @@ def test_a_function_declares_what_it_counts(tmp_path: Path) -> None:
         return counting
 
     run(tmp_path / "run", stop_at=3, loss=make(0))
+    undeclared = [make(0), make(5)]
+    for one in undeclared:
+        del one.forward_caches
+    run(tmp_path / "other", stop_at=3, loss=undeclared[0])
+    with pytest.raises(CheckpointError, match=r"closure seen: rows 5, was 0.*forward_caches = \('seen',\)"):
+        run(tmp_path / "other", loss=undeclared[1])
+    assert run(tmp_path / "other", loss=make(5)).changed == []
     assert run(tmp_path / "run", loss=make(5)).changed == []
 
 

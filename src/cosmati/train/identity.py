@@ -137,14 +137,18 @@ def _other_parent(was: Identity, now: Identity) -> Iterator[Change]:
 
 def _mend(wrong: Sequence[Change]) -> str:
     mend = "Resume with the recipe that wrote it, or give the new run a folder of its own."
-    counts = [c.name.rpartition(".")[2] for c in wrong if c.name.startswith(("model.options.", "loss.")) and _moves(c)]
-    if counts:
-        mend += f" If it only counts or caches, say so in its class or function: forward_caches = ({counts[0]!r},)."
+    may_count = [change.name for change in wrong if change.name.startswith(("model.options.", "loss."))]
+    names = [_attribute(name) for name in may_count if not name.endswith(".is")]
+    if names:
+        mend += f" If it only counts or caches, say so in its class or function: forward_caches = ({names[0]!r},)."
     return mend
 
 
-def _moves(change: Change) -> bool:
-    return all(isinstance(value, int | float) for value in (change.was, change.now))
+def _attribute(name: str) -> str:
+    """Return whose change a fact's name tells of: a global, what is closed over, or an attribute."""
+    parts = [part for part in name.split(".") if not part.isdigit()]
+    place = next((parts.index(one) for one in ("globals", "closure") if one in parts[:-1]), -2)
+    return parts[place + 1]
 
 
 def flatten(tree: object, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -214,6 +214,8 @@ class Described:
         if isinstance(value, set | frozenset):
             return self._items(sorted((self.value(item, said) for item in value), key=repr))
         if isinstance(value, list | tuple):
+            if _is_record(value, said or frozenset()):
+                return None
             return self._items([self.value(item, said) for item in value])
         if isinstance(value, Mapping):
             keys = [key for key in value if said and key in said] or (list(value) if isinstance(value, dict) else [])
