@@ -341,7 +341,7 @@ def test_code_is_compared_by_bits_only_where_the_same_code_has_the_same_bits(
             trainer.fit()
 
 
-@pytest.mark.parametrize("name", ["torch", "device", "cpu_capability"])
+@pytest.mark.parametrize("name", ["torch", "device", "cpu_capability", "kernels"])
 def test_another_release_or_processor_withdraws_them_too(
     copied: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

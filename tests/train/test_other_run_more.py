@@ -585,3 +585,32 @@ def test_the_order_in_memory_is_compared(tmp_path: Path) -> None:
     is_refused(
         tmp_path / "run", r"parameters 2: weight float32\[3, 4, 2, 2\] strides \[16, 1, 8, 4\], was", usual, other
     )
+
+
+def test_hooks_are_a_fact_of_the_model() -> None:
+    from cosmati.train.identity import describe_model
+
+    def halve(gradient: Tensor) -> Tensor:
+        return gradient * 0.5
+
+    model = nn.Linear(2, 2)
+    assert "hooks" not in describe_model(model)
+    model.weight.register_hook(halve)
+    model.register_forward_hook(lambda *_: None)
+    found = describe_model(model)["hooks"]
+    assert isinstance(found, dict)
+    assert {name: [hook.rpartition(".")[2] for hook in hooks] for name, hooks in found.items()} == {
+        "weight": ["halve"],
+        "(model)": ["<lambda>"],
+    }
+
+
+def test_switches_of_kernels_are_surroundings() -> None:
+    from cosmati.train.facts import describe_environment
+
+    was = describe_environment(torch.device("cpu"))["kernels"]
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert describe_environment(torch.device("cpu"))["kernels"] != was
+    finally:
+        torch.set_float32_matmul_precision("highest")

@@ -17,7 +17,7 @@ from cosmati.train.loss_state import loss_buffers
 from cosmati.train.probe import Probe
 from cosmati.train.run.checkpoints import Checkpoint
 
-CHECKPOINT_VERSION = 2
+CHECKPOINT_VERSION = 3
 """Of the facts in a checkpoint. Version 1 had no identity."""
 
 

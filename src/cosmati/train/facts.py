@@ -88,9 +88,17 @@ def describe_environment(device: torch.device) -> dict[str, str]:
         "device": describe_hardware(device),
         "threads": str(torch.get_num_threads()),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "kernels": _describe_kernels(),
         "cuda": torch.version.cuda or "",
         "platform": platform.platform(),
     }
+
+
+def _describe_kernels() -> str:
+    """Return the switches of PyTorch's that choose other kernels for the same operation."""
+    mkldnn = "on" if torch.backends.mkldnn.enabled else "off"
+    tf32 = "on" if torch.backends.cudnn.allow_tf32 else "off"
+    return f"oneDNN {mkldnn}, float32 products {torch.get_float32_matmul_precision()}, TF32 in cuDNN {tf32}"
 
 
 def describe_hardware(device: torch.device) -> str:

@@ -43,7 +43,7 @@ CADENCES = (
 )
 """Settings that say how often, or what to do about a step that diverged: none changes a step that was taken."""
 
-SURROUNDINGS = ("threads", "torch", "device", "cpu_capability", "cuda")
+SURROUNDINGS = ("threads", "torch", "device", "cpu_capability", "kernels", "cuda")
 """Facts of the environment on which bits rest."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -189,7 +189,18 @@ def describe_model(model: nn.Module) -> dict[str, object]:
             for name, p in model.named_parameters(remove_duplicate=False)
         },
         "buffers": {name: _shape(buffer) for name, buffer in model.named_buffers(remove_duplicate=False)},
+    } | ({"hooks": hooks} if (hooks := _hooks_of(model)) else {})
+
+
+def _hooks_of(model: nn.Module) -> dict[str, list[str]]:
+    """Return the names of the hooks that modules and parameters carry."""
+    of_modules = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    kinds = (*of_modules, "_post_accumulate_grad_hooks")
+    carried = {
+        name: [hook for kind in kinds for hook in (getattr(part, kind, None) or {}).values()]
+        for name, part in (*model.named_modules(), *model.named_parameters())
     }
+    return {name or "(model)": list(map(name_of, hooks)) for name, hooks in carried.items() if hooks}
 
 
 def describe_loss(loss: LossFunction, model: nn.Module) -> dict[str, object]:
