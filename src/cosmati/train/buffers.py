@@ -138,11 +138,6 @@ class BatchNormStatistics:
                     if float(flag) == _UNCOUNTED:
                         count.copy_(counted)
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of the buffers that are folded."""
-        return frozenset(f"{layer}.{name}".lstrip(".") for layer in self.layers for name in _NAMES)
-
 
 def unrouted(statistics: BatchNormStatistics, regions: Regions) -> tuple[str, ...]:
     """Say which statistics lie in no one region, so that every class that is offered moves them.

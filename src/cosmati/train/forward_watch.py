@@ -29,7 +29,7 @@ class ForwardWatch:
     Args:
         model: in training.
         losses: any callables.
-        folded: names of buffers that a commit folds by itself.
+        folded: layers whose buffers a commit folds by itself.
         regions: of the model.
         ranks: all of them say the same of the promises.
 
@@ -39,11 +39,11 @@ class ForwardWatch:
     """
 
     def __init__(
-        self, model: nn.Module, losses: Sequence[object], folded: Iterable[str], regions: Regions, ranks: Ranks
+        self, model: nn.Module, losses: Sequence[object], folded: Iterable[nn.Module], regions: Regions, ranks: Ranks
     ) -> None:
         self._roots = {"": model, **loss_roots(losses)}
         self._own = {id(parameter) for parameter in model.parameters()}
-        self._folded = frozenset(folded)
+        self._folded = frozenset(map(id, folded))
         self._regions = regions
         self._ranks = ranks
         self._moved: dict[str, Place] = {}
@@ -87,7 +87,7 @@ class ForwardWatch:
         return {
             place.name: (content_of(place.value), place)
             for place in places_in(self._roots)
-            if place.name not in self._folded
+            if not (place.kind == "buffer" and id(place.owner) in self._folded)
         }
 
     def _warn_of_untrained(self) -> None:

@@ -118,7 +118,9 @@ class StepPasses:
         self._tell = tell
         self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
         a = assembly
-        self.watch = ForwardWatch(a.model, [turn.loss for turn in a.turns], a.statistics.names, a.regions, a.ranks)
+        self.watch = ForwardWatch(
+            a.model, [turn.loss for turn in a.turns], a.statistics.layers.values(), a.regions, a.ranks
+        )
 
     def __call__(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
         """Return the gradients of a sub-step.

@@ -347,6 +347,18 @@ def test_what_a_loop_or_an_observer_changes_is_found(from_step: int) -> None:
     assert "tau changes between steps, and no checkpoint holds it" in str(trainer.plan)
 
 
+def test_a_layer_that_is_put_in_after_the_plan_is_watched() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 3))
+    config = RunConfig(budget="3ba", num_threads=1, num_microbatches=2)
+    trainer = Trainer(model, Classification(3), optimizers=[SGD(lr=0.1)], config=config)
+    assert trainer.plan.holds("elastic")
+    model[1] = nn.BatchNorm1d(8, affine=False)
+    with trainer:
+        trainer.step((torch.randn(8, 6), torch.zeros(8, dtype=torch.int64)))
+    assert "forward changes the buffers 1." in str(trainer.plan)
+    assert not trainer.plan.holds("elastic")
+
+
 def test_circles_and_odd_objects_end() -> None:
     class Odd:
         def __init__(self) -> None:
