@@ -5,6 +5,7 @@ The same acts for every layout; `test_layouts.py` compares what they give with b
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -160,6 +161,8 @@ def main() -> None:
     if int(os.environ.get("RANK", "0")) == 0:
         sys.stdout.write(json.dumps(found))
     if dist.is_initialized():
+        # FSDP's modules hold the group, in circles: what still holds it while the interpreter ends may bring it down.
+        gc.collect()
         dist.destroy_process_group()
 
 
