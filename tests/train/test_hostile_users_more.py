@@ -287,3 +287,35 @@ def test_an_evaluation_leaves_no_trace() -> None:
         weights.append(trainer.model.linear.weight.detach().clone())
     assert torch.equal(weights[0], weights[1])
     assert torch.equal(weights[0], weights[2])
+
+
+class Scripted(nn.Module):
+    """What TorchScript takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(4)
+        self.register_buffer("offset", torch.zeros(3))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden: Tensor = self.linear(self.norm(rows)) + self.offset
+        return hidden
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+@pytest.mark.parametrize("wrap", [torch.jit.script, lambda model: torch.compile(model, backend="eager")])
+def test_scripted_and_compiled_models_train_evaluate_and_resume(
+    wrap: Any, num_microbatches: int, tmp_path: Path
+) -> None:
+    evaluation = Evaluation(batches(), {"accuracy": accuracy})
+    config = {"num_microbatches": num_microbatches, "evaluate_every": "2ba", "change": ("budget",)}
+    whole = trainer_of(wrap(Scripted()), batches(), None, evaluation=evaluation, config=config)
+    whole.fit()
+    trainer_of(wrap(Scripted()), batches(), tmp_path, evaluation=evaluation, config=config | {"budget": "3ba"}).fit()
+    again = trainer_of(wrap(Scripted()), batches(), tmp_path, evaluation=evaluation, config=config)
+    again.fit()
+    assert again.plan.holds("resume")
+    for one, other in zip(again.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
+        assert torch.equal(one, other)

@@ -67,7 +67,8 @@ def remember(roots: Mapping[str, object]) -> Callable[[], None]:
     kept = [(place, _copied(place.value)) for place in places_in(roots) if place.kind != "parameter"]
     modules = [module for root in roots.values() if isinstance(root, nn.Module) for module in root.modules()]
     # What wasn't there is taken away: a cache, a layer that is made when it's first run.
-    known = [(held, set(held)) for m in modules for held in (vars(m), m._buffers, m._modules)]  # noqa: SLF001
+    plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+    known = [(held, set(held)) for m in plain for held in (vars(m), m._buffers, m._modules)]  # noqa: SLF001
 
     def put_back() -> None:
         for held, names in known:
@@ -85,9 +86,9 @@ def remember(roots: Mapping[str, object]) -> Callable[[], None]:
 def _copied(value: object) -> object:
     """Return a copy of what may be written to in place, None of anything else."""
     if isinstance(value, Tensor):
-        # An expanded one is read only.
+        # An expanded one is read only; a huge one is data.
         is_written = value.layout is torch.strided and 0 not in value.stride() and not isinstance(value, nn.Parameter)
-        return value.detach().clone() if is_written else None
+        return value.detach().clone() if is_written and value.nbytes <= _MAX_STATE_BYTES else None
     is_small = isinstance(value, np.ndarray) and value.nbytes <= _MAX_BYTES and not isinstance(value, np.memmap)
     return copy.copy(value) if is_small or type(value) in (list, dict, set, deque) else None
 
@@ -161,8 +162,10 @@ class _Walk:
             yield Place(f"{path}.{name}".lstrip("."), "parameter", parameter, module)
             for kind in _PARAMETER_HOOKS:
                 yield from self._hooks(f"{path}.{name}", getattr(parameter, kind, None), depth)
-        for name, buffer in module._buffers.items():  # noqa: SLF001  (those that are None too)
-            put = partial(module._buffers.__setitem__, name)  # noqa: SLF001
+        for name, buffer in dict(module._buffers.items()).items():  # noqa: SLF001  (those that are None too)
+            # TorchScript's take no other tensor.
+            is_scripted = isinstance(module, torch.jit.ScriptModule)
+            put = None if is_scripted else partial(module._buffers.__setitem__, name)  # noqa: SLF001
             yield Place(f"{path}.{name}".lstrip("."), "buffer", buffer, module, name not in lost, put)
         for kind in _MODULE_HOOKS:
             yield from self._hooks(path, getattr(module, kind, None), depth)
@@ -227,6 +230,7 @@ _MAX_COPIED = 1 << 16
 """Elements of the largest tensor that is compared whole; of a larger one, the sums of so many parts of its bits are."""
 _NUM_PARTS = 4096
 _MAX_BYTES = 1 << 24
+_MAX_STATE_BYTES = 1 << 30
 _MAX_LENGTH = 10_000
 """Of arrays and containers that are compared whole: a loss may name a whole data set."""
 
