@@ -21,6 +21,8 @@ from torch import Tensor, nn
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_OF_CLASSES = (bool, int, float, Tensor, np.ndarray, list, dict, set, deque)
+"""Kinds of what a class keeps for all its objects, among methods and constants."""
 _MAX_DEPTH = 4
 _MAX_ITEMS = 100
 """Items of a container in which modules and objects are looked for."""
@@ -152,6 +154,12 @@ class _Walk:
         for name, value in list(values.items()):
             if name not in skipped:
                 yield from self._at(f"{path}.{name}".lstrip("."), value, depth + 1, partial(values.__setitem__, name))
+        for kind in type(owner).__mro__:
+            if _top(kind.__module__) not in _LIBRARIES and id(kind) not in self._seen:
+                self._seen.add(id(kind))
+                for name, value in list(vars(kind).items()):
+                    if isinstance(value, _OF_CLASSES) and name not in skipped and not name.startswith("__"):
+                        yield Place(f"{kind.__name__}.{name}", "attribute", value, put=partial(setattr, kind, name))
 
     def _module(self, path: str, module: nn.Module, depth: int) -> Iterator[Place]:
         if id(module) in self._seen:

@@ -85,6 +85,7 @@ class Array(Carried):
 class Late(Carried):
     """A buffer that first moves in step 2."""
 
+    forward_caches = ("step",)
     step = 0
 
     def __init__(self) -> None:

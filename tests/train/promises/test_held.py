@@ -113,6 +113,17 @@ class Hooked(Body):
         self.first.register_forward_hook(add)
 
 
+class Shared(Body):
+    """A mean that the class keeps."""
+
+    mean = torch.zeros(8)
+
+    def between(self, hidden: Tensor) -> Tensor:
+        before = Shared.mean
+        Shared.mean = hidden.detach().mean(0)
+        return hidden + before
+
+
 class Late(Body):
     """A module that is made in the first forward pass."""
 
@@ -157,6 +168,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "buffers bank": Bank,
     "attributes forward.TABLE": Registry,
     "attributes first.hook.mean": Hooked,
+    "attributes Shared.mean": Shared,
     "buffers norm": Late,
     "buffers seen": InBackward,
 }
@@ -165,6 +177,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("place", MODELS)
 def test_what_a_model_moves_is_found_wherever_it_is(place: str) -> None:
     TABLE.clear()
+    Shared.mean = torch.zeros(8)
     case = Case(MODELS[place], *NEAR, loss=Classification(3))
     trainer = trained(case, [SGD(lr=0.1)])
     assert f"forward changes the {place}" in str(trainer.plan)
@@ -173,6 +186,7 @@ def test_what_a_model_moves_is_found_wherever_it_is(place: str) -> None:
     TABLE.clear()
     if place != "buffers seen":  # No gradient of a denied row passes there.
         # The control: rows of the denied class do get through.
+        Shared.mean = torch.zeros(8)
         assert leaked(trainer, trained(case, [SGD(lr=0.1)], swapped=NUM_STEPS - 1))
     TABLE.clear()
 
