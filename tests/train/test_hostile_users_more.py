@@ -319,3 +319,31 @@ def test_scripted_and_compiled_models_train_evaluate_and_resume(
     assert again.plan.holds("resume")
     for one, other in zip(again.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_a_fit_that_failed_goes_on_with_the_batch_that_failed(num_microbatches: int) -> None:
+    def run(fails_at: int | None) -> Trainer:
+        calls = 0
+
+        def failing(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == fails_at:
+                raise KeyError
+            return loss_of(model, data)
+
+        failing.forward_caches = ("calls",)  # type: ignore[attr-defined]
+        torch.manual_seed(0)
+        data = DataLoader(TensorDataset(ROWS, LABELS), 8, shuffle=True)
+        config = RunConfig(budget="8ba", num_threads=1, num_microbatches=num_microbatches)
+        trainer = Trainer(nn.Linear(4, 3), failing, data, optimizers=[SGD(lr=0.1)], config=config)
+        if fails_at is not None:
+            with pytest.raises(KeyError):
+                trainer.fit()
+        trainer.fit()
+        return trainer
+
+    whole, again = run(None), run(4 * num_microbatches)
+    assert again.clock.step == 8
+    assert torch.equal(again.model.weight, whole.model.weight)

@@ -148,6 +148,8 @@ class IterableFeed:
         self._key = partial(position_key, seed, "data")
         self._generators = generators
         self._iterator: Iterator[Data] | None = None
+        self._given_last: tuple[int, Data | None] = (-1, None)
+        self._was_closed = False
         self._seen = 0
         self._first: str | None = None
         self._last: tuple[Data, tuple[int, ...]] | None = None
@@ -179,6 +181,8 @@ class IterableFeed:
         """Return the next batch as it is."""
         if isinstance(self._data, Sequence):
             return self._read(self._data, clock.step)
+        if self._was_closed and self._given_last[0] == clock.step:
+            return self._given_last[1]  # That step was never committed: it has failed, and somebody goes on.
         if self.has_ended:
             return None
         if self._iterator is None:
@@ -190,6 +194,7 @@ class IterableFeed:
             self._begin_pass()
             data = self._next()
         self.has_ended = data is _END
+        self._given_last, self._was_closed = (clock.step, None if self.has_ended else data), False
         return None if self.has_ended else data
 
     def _read(self, data: Sequence[Data], step: int) -> Data:
@@ -302,7 +307,7 @@ class IterableFeed:
         """
         if isinstance(self._data, Sequence):
             return
-        self._iterator = None
+        self._iterator, self._was_closed = None, False
         self.num_passes = state.get("passes", clock.epoch)
         self._seen = state.get("batches", clock.step_in_epoch)
         if self._restores_itself:
@@ -324,6 +329,7 @@ class IterableFeed:
 
     def close(self) -> None:
         """End a loader's workers; who asks for more begins the pass anew, and skips forward."""
+        self._was_closed = True
         if not (self._restores_itself or isinstance(self._data, Iterator)):
             self._iterator = None
 
