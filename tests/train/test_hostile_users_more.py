@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from cosmati import Evaluation, RunConfig, Trainer
-from cosmati.errors import DivergenceError, PlanError
+from cosmati.errors import DivergenceError, PlanError, RunError
 from cosmati.optim import SGD
 from cosmati.train.evaluation import accuracy
 
@@ -347,3 +350,78 @@ def test_a_fit_that_failed_goes_on_with_the_batch_that_failed(num_microbatches: 
     whole, again = run(None), run(4 * num_microbatches)
     assert again.clock.step == 8
     assert torch.equal(again.model.weight, whole.model.weight)
+
+
+class Experiment:
+    """Holds the trainer that trains by its method, as many a script's class does."""
+
+    def __init__(self, folder: Path) -> None:
+        torch.manual_seed(0)
+        self.log = Path(folder.parent / "log").open("w")  # noqa: SIM115
+        self.model = nn.Linear(4, 3)
+        config = RunConfig(budget="6ba", num_threads=1, run_folder=folder, checkpoint_every="1ba", ledger=True)
+        data = batches()
+        self.trainer = Trainer(self.model, self.compute, data, optimizers=[SGD(lr=0.1)], config=config)
+
+    def compute(self, model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+        self.log.write("x")
+        return loss_of(model, data)
+
+
+def test_a_loss_may_hold_its_trainer_and_open_files(tmp_path: Path) -> None:
+    from cosmati.train.run.folder import RunFolder
+
+    experiment = Experiment(tmp_path / "run")
+    with experiment.trainer as trainer:
+        for batch in batches()[:3]:
+            trainer.step(batch)
+        with pytest.raises(RunError, match="Another Trainer of this process"):
+            RunFolder.open(tmp_path / "run", None)  # type: ignore[arg-type]
+    assert experiment.trainer.fit().outcome == "completed"
+    experiment.log.close()
+
+
+def test_who_steps_without_opening_is_told_where_the_run_goes_on(tmp_path: Path) -> None:
+    trainer_of(nn.Linear(4, 3), None, tmp_path, config={"budget": "3ba"}).step(batches()[0])
+    with trainer_of(nn.Linear(4, 3), None, tmp_path, config={"budget": "3ba"}) as first:
+        for batch in batches()[first.clock.step : 2]:
+            first.step(batch)
+    again = trainer_of(nn.Linear(4, 3), None, tmp_path, config={"budget": "3ba"})
+    with pytest.warns(UserWarning, match="goes on at step 2.*`with trainer:`"):
+        again.step(batches()[again.clock.step])
+
+
+SETS = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+from cosmati import Method, RunConfig, Stage, Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(Method):
+    stage = Stage.PERTURB
+    names: frozenset = frozenset()
+
+    def batch(self, batch, at):
+        return batch
+
+
+names = frozenset({"a", "bb", "ccc", "d"})
+model = nn.Linear(2, 2)
+optimizer = torch.optim.SGD([{"params": model.parameters(), "tags": set(names)}], lr=0.1)
+config = RunConfig(budget="1ba")
+methods = [Named(names=names)]
+trainer = Trainer(model, lambda m, d: m(d).sum(), optimizers=[optimizer], methods=methods, config=config)
+print(sorted(trainer.prepared.identity.items()))
+"""
+
+
+def test_sets_are_described_alike_in_every_process() -> None:
+    def said(seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        return subprocess.run(
+            [sys.executable, "-c", SETS], capture_output=True, text=True, check=True, env=environment
+        ).stdout
+
+    assert len({said(seed) for seed in ("1", "2", "3")}) == 1

@@ -164,11 +164,18 @@ class Plan:
 def describe(method: Method) -> str:
     """Return a method as the call that makes it, with the options that aren't defaults."""
     options = [
-        f"{f.name}={getattr(method, f.name)!r}"
+        f"{f.name}={_repr(getattr(method, f.name))}"
         for f in dataclasses.fields(method)
         if f.init and getattr(method, f.name) != f.default
     ]
     return f"{type(method).__name__}({', '.join(options)})"
+
+
+def _repr(value: object) -> str:
+    """Return what Python prints; of sets, in an order of their own, which doesn't change from process to process."""
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(repr, value)))}}}"
+    return repr(value)
 
 
 def make_plan(methods: Sequence[Method], facts: Facts) -> Plan:

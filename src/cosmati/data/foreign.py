@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -111,6 +112,8 @@ _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rand
 
 def _draws(value: object, known: Sequence[torch.Generator], depth: int = 3) -> bool:
     """Say whether something holds a generator whose state isn't kept: a data set, a transform, a list of transforms."""
+    if isinstance(value, types.ModuleType):
+        return False  # `random` and `numpy`, whose own generators are keyed.
     if isinstance(value, _GENERATORS):
         return all(value is not one for one in known)
     held = list(value) if isinstance(value, list | tuple) else [*getattr(value, "__dict__", {}).values()]

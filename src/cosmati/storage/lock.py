@@ -7,7 +7,7 @@ import os
 import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 _held: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
@@ -54,6 +54,11 @@ class FileLock:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied: the copy's end would close the descriptor, and let others have the lock."""
+        msg = f"The lock on {self.path} can't be copied or pickled: it's of one process, once."
+        raise TypeError(msg)
 
     def __del__(self) -> None:
         """Whoever has forgotten it (a notebook's cell that is run again) holds nothing."""

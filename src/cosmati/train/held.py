@@ -23,6 +23,8 @@ _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_ba
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OF_CLASSES = (bool, int, float, Tensor, np.ndarray, list, dict, set, deque)
 """Kinds of what a class keeps for all its objects, among methods and constants."""
+_SET_ONCE = frozenset({"problem_type"})
+"""What Hugging Face's classifiers set in their configuration at the first batch, from the number of labels."""
 _MAX_DEPTH = 4
 _MAX_ITEMS = 100
 """Items of a container in which modules and objects are looked for."""
@@ -150,7 +152,7 @@ class _Walk:
         self, path: str, owner: object, values: dict[str, Any], depth: int, skipped: frozenset[str] = frozenset()
     ) -> Iterator[Place]:
         declared = [vars(kind).get("forward_caches", ()) for kind in type(owner).__mro__]
-        skipped = skipped.union(values.get("forward_caches", ()), *declared)
+        skipped = skipped.union(values.get("forward_caches", ()), _SET_ONCE, *declared)
         for name, value in list(values.items()):
             if name not in skipped:
                 yield from self._at(f"{path}.{name}".lstrip("."), value, depth + 1, partial(values.__setitem__, name))

@@ -166,9 +166,14 @@ def flatten(tree: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from flatten(value, f"{prefix}.{key}" if prefix else key)
 
 
+def _text(value: object) -> object:
+    """Return what stands for a value that JSON hasn't; sets in an order that every process gives them."""
+    return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
+
+
 def identify(**parts: object) -> dict[str, Any]:
     """Return the facts of a run under dotted names, as they come back from JSON."""
-    facts: dict[str, Any] = json.loads(json.dumps(dict(flatten(parts)), default=str))
+    facts: dict[str, Any] = json.loads(json.dumps(dict(flatten(parts)), default=_text))
     # No two processes have an object at the same address.
     return {name: _ADDRESS.sub("", value) if isinstance(value, str) else value for name, value in facts.items()}
 

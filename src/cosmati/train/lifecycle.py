@@ -249,6 +249,12 @@ class Lifecycle:
             if self.clock.step == 0 and opened.states is None:
                 self._try_out()
             self._opened = stack.pop_all()
+        if self._is_bare and self.clock.step:
+            warnings.warn(
+                f"This run goes on at step {self.clock.step}, which was found after this step's batch had been chosen. "
+                "If that follows from trainer.clock, open the run before the loop: `with trainer:`.",
+                stacklevel=4,
+            )
 
     def _try_out(self) -> None:
         """Before the first step, do once what would fail after many: evaluate a batch, write and read a checkpoint."""

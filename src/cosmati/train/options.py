@@ -85,7 +85,7 @@ def describe_option(value: object) -> object:
         return value
     if is_own or isinstance(value, types.FunctionType | types.MethodType | partial | type) or " at 0x" in repr(value):
         return Described(with_code=True).value(value, None)
-    return repr(value)
+    return sorted(map(repr, value)) if isinstance(value, set | frozenset) else repr(value)
 
 
 def public_scalars(value: object, without: Iterable[str] = ()) -> Options:

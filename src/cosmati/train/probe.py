@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from cosmati.core.batch import Data, iterate_tensors, map_tensors
 from cosmati.core.loss import Loss, LossFunction
 from cosmati.core.rng import DefaultGenerators
+from cosmati.train.held import places_in
 
 TensorSpec = tuple[list[int], str, int]
 """Shape, dtype, and for integers one more than the largest value."""
@@ -110,7 +111,13 @@ LARGEST = 1 << 30
 
 def _can_be_copied(model: nn.Module, losses: Sequence[LossFunction]) -> bool:
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    return size <= LARGEST and not hasattr(model, "_orig_mod") and all(map(_holds_nothing, losses))
+    if size > LARGEST or hasattr(model, "_orig_mod") or not all(map(_holds_nothing, losses)):
+        return False
+    # What ends with a copy may be the original's: an open file, a lock.
+    roots: dict[str, object] = {"": model}
+    roots |= {str(i): getattr(f, "__self__", f) for i, f in enumerate(losses) if not isinstance(f, types.FunctionType)}
+    held = [*roots.values(), *(place.value for place in places_in(roots))]
+    return not any(hasattr(type(value), "__del__") for value in held)
 
 
 def _holds_nothing(loss: object) -> bool:
