@@ -8,9 +8,11 @@ from benchmarks import (
     accumulation,
     augmentations,
     composed,
+    decoding,
     import_cost,
     loop_overhead,
     method_cost,
+    remote,
     routing_cost,
     streaming,
 )
@@ -21,9 +23,11 @@ BENCHMARKS = {
     "routing_cost": routing_cost.run,
     "import_cost": import_cost.run,
     "streaming": streaming.run,
+    "remote": remote.run,
     "method_cost": method_cost.run,
     "augmentations": augmentations.run,
     "composed": composed.run,
+    "decoding": decoding.run,
 }
 
 

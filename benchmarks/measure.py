@@ -61,14 +61,7 @@ def write(name: str, rows: list[Row], notes: Mapping[str, object], folder: Path 
     """Write `results/<name>.json` and `.md`, and return the table."""
     folder = folder or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {
-        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
-        "hardware": hardware(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-        **notes,
-    }
+    facts = {**surroundings(), **notes}
     lines = [f"# {name}", "", *(f"- {key}: {value}" for key, value in facts.items()), ""]
     lines += [
         "| arm | us a step, median (quartiles) | over the first, us | ratio (quartiles) | rounds |",
@@ -84,6 +77,17 @@ def write(name: str, rows: list[Row], notes: Mapping[str, object], folder: Path 
     (folder / f"{name}.md").write_text(table)
     (folder / f"{name}.json").write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     return table
+
+
+def surroundings() -> dict[str, object]:
+    """Return the command and what it ran on."""
+    return {
+        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
+        "hardware": hardware(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def hardware() -> str:

@@ -1,7 +1,8 @@
 """(d) Rows a second from streamed shards, against memory and whichever other loaders are installed.
 
-All read the same rows in batches of 256: text is 50,000 rows of 512 int64 tokens, a label and a tag (210 MB); images
-are 4,000 JPEGs of 96 x 96, decoded. Local disk, warm. mosaicml-streaming reads the very shards that Cosmati wrote.
+All read the same two columns of the same rows in batches of 256: text is 50,000 rows of 512 int64 tokens and a label
+(205 MB); images are 4,000 JPEGs of 96 x 96, decoded. Local disk, warm. mosaicml-streaming reads the very shards that
+Cosmati wrote.
 """
 
 from __future__ import annotations
@@ -10,11 +11,9 @@ import io
 import resource
 import sys
 import tempfile
-import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import partial
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -26,6 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.measure import in_turns, write
+from benchmarks.remote_peer import Stand
 from cosmati.data.ingest import decode_image
 from cosmati.data.loader import StreamingLoader
 from cosmati.data.rows import RowBatch
@@ -59,10 +59,10 @@ def same(batch: Any) -> Any:  # noqa: ANN401  (a collate function)
 def write_text(folder: Path, num_rows: int) -> tuple[Tensor, Tensor]:
     """Write the text rows; return tokens and labels."""
     tokens = np.random.default_rng(0).integers(0, 50_000, (num_rows, 512))
-    columns = {"tokens": "ndarray:int64:512", "label": "int", "tag": "str"}
+    columns = {"tokens": "ndarray:int64:512", "label": "int"}
     with ShardWriter(folder, columns, class_path="unknown", source="bench") as writer:
         for number, row in enumerate(tokens):
-            writer.write({"tokens": row, "label": number, "tag": f"row-{number:07d}"})
+            writer.write({"tokens": row, "label": number})
     return torch.from_numpy(tokens), torch.arange(num_rows)
 
 
@@ -129,29 +129,18 @@ def theirs(dataset: Any, workers: int, **options: Any) -> Pass:  # noqa: ANN401
     return counted(lambda: iter(loader))
 
 
-class _Absent:
-    """Stands in for packages that mosaicml-streaming imports and these rows don't need (torchvision, clouds)."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
-        absent = {"torchvision", "oci", "azure", "paramiko", "google", "matplotlib"}
-        return ModuleSpec(name, self, is_package=True) if name.split(".", maxsplit=1)[0] in absent else None  # type: ignore[arg-type]
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
-        class Empty(types.ModuleType):
-            def __getattr__(self, name: str) -> type:
-                if name.startswith("__"):
-                    raise AttributeError(name)
-                return type(name, (), {})
-
-        return Empty(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        pass
-
-
 def peers(folder: Path, tokens: Tensor, labels: Tensor) -> dict[str, Pass]:
     """Return passes over the other loaders that are installed."""
     found: dict[str, Pass] = {}
+    if find_spec("datasets") is not None:
+        import datasets  # before the stand-ins below, in which it would find torchvision
+
+        table = datasets.Dataset.from_dict({"tokens": tokens.numpy(), "label": labels.numpy()})
+        arrow = folder.parent / "arrow"
+        table.save_to_disk(str(arrow))
+        data = datasets.load_from_disk(str(arrow)).with_format("torch")
+        for workers in (0, 2):
+            found[f"datasets (Arrow), shuffled, {workers} workers"] = theirs(data, workers, shuffle=True)
     if find_spec("litdata") is not None:
         import litdata
 
@@ -172,7 +161,7 @@ def peers(folder: Path, tokens: Tensor, labels: Tensor) -> dict[str, Pass]:
             )
             found[f"litdata, shuffled, {workers} workers"] = counted(partial(iter, loader))
     if find_spec("streaming") is not None:
-        sys.meta_path.append(_Absent())  # type: ignore[arg-type]
+        sys.meta_path.append(Stand())  # type: ignore[arg-type]
         from streaming import StreamingDataset as Mosaic
 
         for workers in (0, 2):
@@ -186,16 +175,66 @@ def peers(folder: Path, tokens: Tensor, labels: Tensor) -> dict[str, Pass]:
             (own / "index.json").write_text(text)
             data = Mosaic(local=str(own), shuffle=True, batch_size=BATCH, allow_unsafe_types=False)
             found[f"mosaicml-streaming, shuffled, {workers} workers"] = theirs(data, workers)
-    if find_spec("datasets") is not None:
-        import datasets
-
-        table = datasets.Dataset.from_dict({"tokens": tokens.numpy(), "label": labels.numpy()})
-        arrow = folder.parent / "arrow"
-        table.save_to_disk(str(arrow))
-        data = datasets.load_from_disk(str(arrow)).with_format("torch")
-        for workers in (0, 2):
-            found[f"datasets (Arrow), shuffled, {workers} workers"] = theirs(data, workers, shuffle=True)
+    found |= web_dataset(folder.parent / "tar", tokens, labels) if find_spec("webdataset") is not None else {}
+    found |= (
+        grain_dataset(folder.parent / "rows.array_record", tokens, labels) if find_spec("grain") is not None else {}
+    )
     return found
+
+
+def web_dataset(folder: Path, tokens: Tensor, labels: Tensor) -> dict[str, Pass]:
+    """Return passes over WebDataset's tar files, shuffled within 1,000 rows."""
+    import webdataset
+
+    folder.mkdir()
+    with webdataset.ShardWriter(str(folder / "%05d.tar"), maxsize=1 << 26, verbose=0) as writer:
+        for number in range(len(labels)):
+            row = {"tokens.bin": tokens[number].numpy().tobytes(), "label.bin": labels[number].numpy().tobytes()}
+            writer.write({"__key__": f"{number:07d}", **row})
+    urls = sorted(map(str, folder.glob("*.tar")))
+    found = {}
+    for workers in (0, 2):
+        data = webdataset.WebDataset(urls, shardshuffle=len(urls), seed=0, empty_check=False)
+        rows = data.shuffle(1000).map(from_bytes).batched(BATCH)
+        loader = webdataset.WebLoader(rows, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+        found[f"webdataset, shuffled within 1,000, {workers} workers"] = counted(partial(iter, loader))
+    return found
+
+
+def from_bytes(row: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return a row of WebDataset's as tensors."""
+    tokens, label = (np.frombuffer(bytearray(row[name]), np.int64) for name in ("tokens.bin", "label.bin"))
+    return torch.from_numpy(tokens), torch.from_numpy(label)[0]
+
+
+def grain_dataset(path: Path, tokens: Tensor, labels: Tensor) -> dict[str, Pass]:
+    """Return passes over Grain's ArrayRecord files."""
+    import grain
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for number in range(len(labels)):
+        writer.write(labels[number].numpy().tobytes() + tokens[number].numpy().tobytes())
+    writer.close()
+    found = {}
+    for workers in (0, 2):
+        rows = grain.MapDataset.source(grain.sources.ArrayRecordDataSource([str(path)]))
+        batches = rows.shuffle(seed=0).map(from_record).batch(BATCH).to_iter_dataset()
+        if workers:
+            batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+        found[f"grain (ArrayRecord), shuffled, {workers} workers"] = counted(partial(as_tensors, batches))
+    return found
+
+
+def from_record(record: bytes) -> dict[str, Any]:
+    """Return a row of an ArrayRecord."""
+    values = np.frombuffer(record, np.int64)
+    return {"tokens": values[1:], "label": values[0]}
+
+
+def as_tensors(batches: Any) -> Iterator[dict[str, Tensor]]:  # noqa: ANN401
+    """Return batches of arrays as tensors, without a copy."""
+    return ({name: torch.from_numpy(value) for name, value in batch.items()} for batch in batches)
 
 
 def lit_row(path: Path, number: int) -> dict[str, Any]:

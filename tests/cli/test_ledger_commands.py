@@ -143,6 +143,11 @@ def test_what_was_amended_and_what_is_not_signed_is_said(tmp_path: Path) -> None
     append_steps(writer, range(2, 3))
     writer.flush()
     assert "1 further entries aren't signed yet" in yes("verify", tmp_path / "open")
+    unread = "1 further entries aren't signed yet, and weren't read"
+    for question in (["query"], ["query", "--class", "open"], ["query", "--region", "near_input"], ["show"]):
+        assert unread in yes(question[0], tmp_path / "open", *question[1:])
+    assert unread in yes("query", tmp_path / "open", "--class", "private", "--region", "near_input")
+    assert "signed yet" not in yes("query", tmp_path / "amended") + yes("show", tmp_path / "amended")
     writer.append(writer.resume_entry(1))
     append_steps(writer, range(1, 3), attempt=1, salt="other")
     writer.close()
@@ -246,6 +251,39 @@ def test_swapped_weights_are_found(run: Path) -> None:
 def root_of(value: float) -> tuple[dict[str, torch.Tensor], bytes]:
     weights = {"w": torch.full((3,), value)}
     return weights, parameter_root(weights)
+
+
+def test_a_checkpoints_folder_leads_to_its_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = next((run / "checkpoints").iterdir())
+    for given in (run / "checkpoints", newest, newest / "model.safetensors"):
+        assert "Verified: 13 entries" in yes("verify", given)
+        assert f"{newest.name}/model.safetensors holds the weights after 6 steps" in yes("check-weights", given)
+    monkeypatch.chdir(newest)
+    assert "holds the weights after 6 steps" in yes("check-weights", ".")
+    shutil.copytree(newest, run / "checkpoints" / "step-00000009")
+    assert "its folder's name says another number" in no("check-weights", run / "checkpoints" / "step-00000009")
+    yes("check-weights", newest)
+    (run / "elsewhere").mkdir()
+    assert "There is no ledger in" in unanswered("verify", run / "elsewhere")
+
+
+@pytest.mark.parametrize("name", ["step-00000004", "step-00000006/details", "step-00000006/optimizer.safetensors", "x"])
+def test_a_checkpoint_that_is_named_and_holds_no_weights_is_no_newest_one(run: Path, name: str) -> None:
+    newest = next((run / "checkpoints").iterdir())
+    named = run / "checkpoints" / name
+    assert "no weights" in unanswered("check-weights", named)
+    if not named.suffix:
+        named.mkdir()
+        text = unanswered("check-weights", named)
+        assert f"There are no weights in {named}" in text
+        assert newest.name in text
+    assert "after 6 steps" in yes("check-weights", run / "checkpoints")
+
+
+def test_other_weights_in_the_run_are_not_its_newest_checkpoint(run: Path) -> None:
+    save_file({"w": torch.zeros(1)}, run / "model.safetensors")
+    assert "after 6 steps" in yes("check-weights", run)
+    assert "No entry signs" in no("check-weights", run, "--weights", run / "model.safetensors")
 
 
 def test_weights_belong_to_one_step_that_stands(tmp_path: Path) -> None:

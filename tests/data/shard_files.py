@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import numpy as np
 from cosmati.data.shards.compression import compress, extension
 from cosmati.data.shards.index import Column, FileInfo, ShardInfo, dump_index
 from cosmati.data.shards.mds import encode_sample, encode_shard
+from cosmati.storage.lock import FileLock
 
 COLUMNS = (Column("number", "int", 8), Column("tokens", "ndarray:int64:6", 48), Column("name", "str", None))
 
@@ -54,3 +57,15 @@ def write_data_set(folder: Path, classes: dict[str, Sequence[int]]) -> Path:
         first += sum(rows)
     (folder / "sources.json").write_text(json.dumps({"version": 1, "sources": entries}))
     return folder
+
+
+def bytes_on_disk(cache: Path) -> int:
+    """Return the bytes of all files of a cache at one moment: nothing is evicted or begun while they're counted."""
+    found: dict[int, int] = {}  # by inode: what is being renamed may be seen by both names
+    with FileLock(cache / ".budget", wait=True):
+        for folder, _, names in os.walk(cache):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.lstat(os.path.join(folder, name))  # noqa: PTH118
+                    found[status.st_ino] = status.st_size
+    return sum(found.values())

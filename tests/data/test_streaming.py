@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.source import Source
@@ -34,7 +33,7 @@ from cosmati.errors import DataError
 from cosmati.optim import SGD
 from cosmati.train.config import RunConfig
 from cosmati.train.trainer import Trainer
-from tests.data.shard_files import write_data_set, write_source
+from tests.data.shard_files import bytes_on_disk, write_data_set, write_source
 
 CLASSES = {"open/permissive": [7, 0, 9, 5], "open/psf": [3], "unknown": [11, 2]}
 NUM_ROWS = 37
@@ -328,15 +327,15 @@ def test_a_remote_is_cached_and_its_cache_crosses_processes(tmp_path: Path) -> N
     for one in (data, again):
         found = [n for batch in StreamingLoader(one, 4, num_workers=2) for n in numbers(batch)]
         assert sorted(found) == list(range(18))
-    files = list((tmp_path / "cache").rglob("*.*"))
-    assert len(files) == 3
-    assert all(file.suffix == ".shard" for file in files)
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.name[0] != "."]
+    assert sorted(path.suffix for path in files) == [".kept", ".shard", ".shard", ".shard"]
 
 
 def test_a_cache_smaller_than_the_working_set_still_serves(tmp_path: Path) -> None:
     write_source(tmp_path / "remote", [20] * 8)
     largest = max(path.stat().st_size for path in (tmp_path / "remote").glob("*.mds"))
-    cache = CacheOptions(tmp_path / "cache", max_bytes=2 * largest + 10)
+    limit = 2 * largest + 10 + (tmp_path / "remote" / "index.json").stat().st_size
+    cache = CacheOptions(tmp_path / "cache", max_bytes=limit)
     data = StreamingDataset(tmp_path / "remote", columns=("number",), cache=cache, window_rows=20)
     source = StreamingSource(data, 8, tail="pad")
     order = source.order(seed=0, num_microbatches=1, route_pure=False)
@@ -344,11 +343,7 @@ def test_a_cache_smaller_than_the_working_set_still_serves(tmp_path: Path) -> No
     for step in range(order.steps_per_epoch):
         order.expect(step, (0,))
         found += numbers(order.microbatch(step, 0))
-        kept = 0
-        for path in (tmp_path / "cache").rglob("*.shard"):
-            with contextlib.suppress(FileNotFoundError):
-                kept += path.stat().st_size
-        assert kept <= 4 * largest  # two threads may each hold one more while they make it
+        assert bytes_on_disk(tmp_path / "cache") <= limit
     assert sorted(found) == list(range(160))
 
 
@@ -480,3 +475,114 @@ def test_provenance_resolves_after_packing_repetition_merging_and_conversion(tmp
                 assert text == line[first : first + len(text)]
                 seen[sha256] += 1
         assert set(seen) == {hashlib.sha256(line.encode()).hexdigest() for line in lines}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_iterators_over_one_loader_read_each_row_once_each(tmp_path: Path, workers: int) -> None:
+    data = StreamingDataset(write_source(tmp_path, [500, 500]), columns=("number",))
+    loader = StreamingLoader(data, 10, num_workers=workers)
+    for _ in range(2):
+        one, other = [], []
+        for first, second in zip(loader, loader, strict=True):
+            one += numbers(first)
+            other += numbers(second)
+        assert sorted(one) == sorted(other) == list(range(1000))
+        assert one == other
+    assert loader.state_dict()["position"] == 2000
+
+
+def test_the_loader_stands_where_its_latest_iterator_does(tmp_path: Path) -> None:
+    data = StreamingDataset(write_source(tmp_path, [40]), columns=("number",))
+    loader = StreamingLoader(data, 4)
+    outer = iter(loader)
+    first = numbers(next(outer)) + numbers(next(outer))
+    state = loader.state_dict()
+    inner = [n for batch in loader for n in numbers(batch)]
+    assert sorted(first + inner) == list(range(40))
+    rest = [n for batch in outer for n in numbers(batch)]
+    assert rest == inner
+    assert loader.state_dict()["position"] == 40
+    loader.load_state_dict(state)
+    kept = iter(loader)
+    next(kept)
+    loader.load_state_dict(state)
+    next(kept)
+    assert loader.state_dict() == state
+    assert [n for batch in loader for n in numbers(batch)] == inner
+
+
+def test_persistent_workers_serve_one_iterator_at_a_time(tmp_path: Path) -> None:
+    data = StreamingDataset(write_source(tmp_path, [40]), columns=("number",))
+    loader = StreamingLoader(data, 4, num_workers=1, persistent_workers=True)
+    assert len(list(loader)) == 10
+    outer = iter(loader)
+    next(outer)
+    assert len(list(loader)) == 9
+    with pytest.raises(DataError, match="has taken its persistent workers over"):
+        next(outer)
+
+
+def test_a_plain_loader_collates_by_columns_what_pytorch_makes_of_dictionaries(folder: Path) -> None:
+    data = StreamingDataset(folder)
+    by_columns = list(DataLoader(data, batch_size=5))
+    rows = [dict(row) for row in data]
+    expected = [default_collate(rows[start : start + 5]) for start in range(0, len(rows), 5)]
+    assert len(by_columns) == len(expected) > 2
+    for found, one in zip(by_columns, expected, strict=True):
+        assert list(found) == list(one)
+        for name, value in one.items():
+            if isinstance(value, torch.Tensor):
+                assert found[name].dtype == value.dtype
+                assert torch.equal(found[name], value)
+            else:
+                assert found[name] == value
+    assert default_collate([data[0], data[1]])["name"] == [rows[0]["name"], rows[1]["name"]]
+
+
+class Mark:
+    """A transform that refuses some rows."""
+
+    def __init__(self, bad: set[int]) -> None:
+        self.bad = bad
+
+    def __call__(self, batch: RowBatch) -> Tensor:
+        found = {int(number) for number in batch.columns["number"]} & self.bad
+        if found:
+            raise ValueError(f"row {min(found)} is bad")
+        return batch.tensor("number")
+
+
+@pytest.mark.parametrize(("size", "world"), [(1, 1), (2, 1), (4, 4), (5, 1)])
+def test_a_bad_row_alone_in_its_batch_is_left_out(tmp_path: Path, size: int, world: int) -> None:
+    data = StreamingDataset(write_source(tmp_path, [5, 4]), transform=Mark({0, 4}), on_bad_row="skip")
+    seen: list[int] = []
+    lengths = set()
+    for rank in range(world):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            batches = list(StreamingLoader(data, size, rank=rank, world=world))
+        lengths.add(len(batches))
+        seen += [int(row) for batch in batches for row in batch.lineage.row_ids if row != TOMBSTONE]
+    assert sorted(seen) == [1, 2, 3, 5, 6, 7, 8]
+    assert len(lengths) == 1, "ranks stay in step"
+    assert len(data.skipped) == 2
+
+
+@pytest.mark.parametrize("size", [1, 4, 32])
+def test_what_is_wrong_with_every_row_is_not_left_out(tmp_path: Path, size: int) -> None:
+    data = StreamingDataset(write_source(tmp_path, [60]), transform=Mark({*range(60)}), on_bad_row="skip")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises((DataError, ValueError), match=r"is bad|rows were all bad|can be read"):
+            list(StreamingLoader(data, size))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_bad_rows_with_good_ones_between_them_may_be_many(tmp_path: Path, size: int) -> None:
+    bad = {number for number in range(100) if number // size % 3}
+    data = StreamingDataset(write_source(tmp_path, [100]), transform=Mark(bad), on_bad_row="skip", shuffle=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        seen = [int(r) for batch in StreamingLoader(data, size) for r in batch.lineage.row_ids if r != TOMBSTONE]
+    assert sorted(seen) == sorted({*range(100)} - bad)
+    assert len(data.skipped) == len(bad)

@@ -55,7 +55,7 @@ def step_entry(step: int, attempt: int = 0, salt: str = "") -> tuple[StepEntry, 
 
 def write_run(directory: Path, key: SigningKey, num_steps: int, *, every: int = 64) -> LedgerWriter:
     """Write a run of that many steps with a checkpoint entry after each fourth; leave it open."""
-    writer = LedgerWriter.create(directory, origin=ORIGIN, key=key, checkpoint_every=every)
+    writer = LedgerWriter.create(directory, origin=ORIGIN, key=key, checkpoint_every=every, checkpoint_seconds=10_000.0)
     writer.append(*run_entry())
     append_steps(writer, range(num_steps))
     return writer

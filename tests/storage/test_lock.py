@@ -103,3 +103,55 @@ def test_a_forked_child_that_outlives_its_killed_parent_holds_nothing(tmp_path: 
     finally:
         os.kill(child, signal.SIGKILL)
         parent.stdout.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_child_forked_while_a_thread_waits_keeps_nobody_out(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first = FileLock(path)
+    waiting = threading.Thread(target=lambda: FileLock(path, wait=True).release())
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    child = os.fork()
+    if child == 0:
+        time.sleep(100)
+        os._exit(0)
+    try:
+        first.release()
+        waiting.join(10)
+        FileLock(path).release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_children_forked_while_locks_come_and_go_hold_none(tmp_path: Path) -> None:
+    is_over = threading.Event()
+
+    def come_and_go(number: int) -> None:
+        while not is_over.is_set():
+            FileLock(tmp_path / f"{number}", wait=True).release()
+
+    threads = [threading.Thread(target=come_and_go, args=(number % 2,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    children = []
+    try:
+        for _ in range(40):
+            children.append(os.fork())
+            if children[-1] == 0:
+                time.sleep(100)
+                os._exit(0)
+        is_over.set()
+        for thread in threads:
+            thread.join(10)
+        assert not any(thread.is_alive() for thread in threads)
+        assert not any(map(is_locked, tmp_path.iterdir()))
+        assert len(list(tmp_path.iterdir())) == 2
+    finally:
+        is_over.set()
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)

@@ -15,6 +15,7 @@ from torch import nn
 from cosmati import InMemory, RunConfig, Taxonomy, Trainer, load_policy
 from cosmati.core.batch import Batch, Lineage
 from cosmati.core.loss import Classification
+from cosmati.core.plan import Promise
 from cosmati.errors import CheckpointError, PlanError, RefutedError
 from cosmati.ledger.query import contributions, direct_write_exclusion
 from cosmati.ledger.verify import verify_ledger
@@ -51,7 +52,9 @@ class StopAt(Observer):
             self.trainer.stop()
 
 
-def run(folder: Path, weight: float = 0, stop_at: int = -1, classes: Any = None, **config: Any) -> Trainer:
+def run(
+    folder: Path, weight: float = 0, stop_at: int = -1, classes: Any = None, text: str = "", **config: Any
+) -> Trainer:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     taxonomy = Taxonomy.from_mapping(TAXONOMY | ({} if classes is None else {"classes": classes}))
@@ -63,7 +66,7 @@ def run(folder: Path, weight: float = 0, stop_at: int = -1, classes: Any = None,
         Classification(3),
         InMemory(ROWS, 16, CLASS_IDS, names),
         optimizers=[AdamW(lr=0.01)],
-        policy=load_policy(POLICY.format(weight=weight)),
+        policy=load_policy(text or POLICY.format(weight=weight)),
         taxonomy=taxonomy,
         observers=[stop],
         config=RunConfig(**settings | config),
@@ -228,3 +231,58 @@ rules:
 def test_a_folder_with_a_space_in_its_name(tmp_path: Path) -> None:
     run(tmp_path / "my new + run", budget="2ba").fit()
     assert verify_ledger(tmp_path / "my new + run" / "ledger").origin == "cosmati/my-new-run"
+
+
+# -------------------------------------------------------------------------- promises of a run that went by two policies
+
+COLD = ("cold", "body")
+
+
+def because(trainer: Trainer, pair: tuple[str, str] = COLD) -> str:
+    """What broke the promise of a class and a region; empty where it holds."""
+    (found,) = [g for g in trainer.plan.guarantees if g.pair == pair]
+    return "" if found.holds else found.because
+
+
+def test_what_an_earlier_policy_let_a_class_teach_is_no_promise(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(folder, weight=0.5, stop_at=3).fit()
+    second = run(folder, change=("policy",), stop_at=4)
+    second.fit()
+    assert "steps 0 to 2" in because(second)
+    assert second.plan.holds(Promise.RESUME)
+    third = run(folder)
+    third.fit()
+    assert because(third) == because(second)
+    record = json.loads((folder / "run.json").read_text())
+    assert [g["holds"] for g in record["guarantees"] if g["name"] == "no_direct_write(cold, body)"] == [False]
+
+
+def test_there_and_back_again(stopped: Path) -> None:
+    run(stopped, weight=0.5, change=("policy",), stop_at=5).fit()
+    back = run(stopped, change=("policy",))
+    back.fit()
+    assert "steps 3 to 4" in because(back)
+    with pytest.raises(RefutedError):
+        direct_write_exclusion(stopped / "ledger", "cold", "body")
+
+
+def test_a_policy_under_which_nothing_was_trained_breaks_nothing(stopped: Path) -> None:
+    same = run(stopped, stop_at=4)
+    same.fit()
+    assert because(same) == ""
+    early = run(stopped.parent / "early", weight=0.5)
+    with pytest.raises(ZeroDivisionError), early:
+        raise ZeroDivisionError
+    later = run(stopped.parent / "early", change=("policy",))
+    later.fit()
+    assert because(later) == ""
+
+
+def test_a_region_by_another_name_is_known_by_its_parameters(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(folder, text=POLICY.format(weight=0.5).replace("body", "stem"), stop_at=3).fit()
+    named = run(folder, change=("policy",))
+    named.fit()
+    assert "steps 0 to 2" in because(named)
+    assert "'stem'" in because(named)

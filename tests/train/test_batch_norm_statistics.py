@@ -50,7 +50,7 @@ def test_folding_gives_the_bits_of_forward_passes_one_after_another(momentum: fl
     for one in data:
         native(one)
     statistics = BatchNormStatistics(model)
-    statistics.fold(_read(model, statistics, data), Ranks(), lambda index, layer: True)
+    statistics.fold(statistics.taught(_read(model, statistics, data), Ranks(), lambda index, layer: True))
     assert list(statistics.layers) == ["first", "second"]
     assert [int(layer.num_batches_tracked) for layer in (model.first, model.second)] == [8, 5]
     for name, value in native.named_buffers():
@@ -70,7 +70,7 @@ def test_only_microbatches_that_may_teach_a_layer_are_folded() -> None:
         asked.append((index, layer))
         return index in {"first": (2, 3), "second": (0, 5)}[layer]  # the second doesn't run in microbatch 0
 
-    statistics.fold(_read(model, statistics, data), Ranks(), teaches)
+    statistics.fold(statistics.taught(_read(model, statistics, data), Ranks(), teaches))
     assert asked == [(index, layer) for index in range(6) for layer in ("first", "second")]
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), native.buffers(), strict=True))
 
@@ -131,7 +131,7 @@ def test_rows_in_bfloat16_are_folded_as_their_kernels_do(momentum: float | None,
         step = [image.to(memory_format=layout) for image in images[start : start + 4]]
         for image in step:
             native(image)
-        statistics.fold(_read(model, statistics, step), Ranks(), lambda index, layer: True)
+        statistics.fold(statistics.taught(_read(model, statistics, step), Ranks(), lambda index, layer: True))
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), native.buffers(), strict=True))
     assert statistics.rounded == ()
     assert not model[0]._forward_pre_hooks, "looked at in the first step only"
@@ -161,7 +161,59 @@ def test_a_subclass_that_counts_nothing_is_folded_too() -> None:
     for one in data:
         native(one)
     statistics = BatchNormStatistics(layer)
-    statistics.fold(_read(layer, statistics, data), Ranks(), lambda index, layer: True)
+    statistics.fold(statistics.taught(_read(layer, statistics, data), Ranks(), lambda index, layer: True))
     for name, value in native.named_buffers():
         torch.testing.assert_close(value, dict(layer.named_buffers())[name])
     assert int(layer[0].num_batches_tracked) == 0
+
+
+class Renormalised(nn.BatchNorm1d):
+    """Reads its running mean in training, from the start or once it has run a while (Ioffe's renormalisation)."""
+
+    after = 0
+
+    def forward(self, rows: Tensor) -> Tensor:
+        before = self.running_mean.clone() if int(self.num_batches_tracked) >= self.after else rows.mean(0)
+        return super().forward(rows) + 0.1 * (rows.mean(0) - before).detach()
+
+
+class Later(Renormalised):
+    after = 1000
+
+
+class Skipping(nn.BatchNorm1d):
+    """Moves its statistics by another rule than an average over time."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.running_mean.copy_(torch.maximum(self.running_mean, rows.mean(0)))
+        return (rows - rows.mean(0)) * self.weight
+
+
+class Scaled(nn.BatchNorm1d):
+    """A plain BatchNorm, and something after it (as a fused activation)."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows).relu()
+
+
+class Inline(nn.BatchNorm2d):
+    """The native kernel, called by itself."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return nn.functional.batch_norm(
+            rows, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
+        )
+
+
+def test_a_subclass_whose_statistics_cannot_be_folded_is_left_alone() -> None:
+    model = nn.Sequential(
+        Renormalised(3), Later(3), Skipping(3), Scaled(3), Inline(3), nn.BatchNorm3d(3), Uncounted(64)
+    )
+    before, state = [buffer.clone() for buffer in model.buffers()], torch.get_rng_state()
+    statistics = BatchNormStatistics(model)
+    assert statistics.unlike == ["0", "1", "2"]
+    assert list(statistics.layers) == ["3", "4", "5", "6"]
+    assert statistics.rounded == ("6",)
+    assert all(torch.equal(one, two) for one, two in zip(model.buffers(), before, strict=True))
+    assert torch.equal(state, torch.get_rng_state())

@@ -155,7 +155,12 @@ def test_data_of_no_length_are_refused(data: Any) -> None:
 def test_a_loader_with_a_state_is_restored_and_others_are_not() -> None:
     feed = IterableFeed(Restoring(), 1)
     assert [_first(feed.whole(Clock())) for _ in range(3)] == [1, 2, 3]
-    assert (feed.state(), feed.is_positional) == ({"loader": {"place": 3}, "passes": 0, "batches": 3}, True)
+    state = feed.state()
+    # From after the first batch: the two that follow are read again, and compared.
+    assert {name: state[name] for name in ("loader", "from", "passes", "batches")} == {
+        "loader": {"place": 1}, "from": 1, "passes": 0, "batches": 3,
+    }  # fmt: skip
+    assert feed.is_positional
     other = IterableFeed(Restoring(), 1)
     other.whole(Clock())  # an iterator that has begun is left
     other.restore(feed.state(), Clock())
@@ -163,7 +168,7 @@ def test_a_loader_with_a_state_is_restored_and_others_are_not() -> None:
     other.restore({}, Clock())
     assert _first(other.whole(Clock())) == 5
     plain = IterableFeed(Loader(), 1)
-    plain.restore(feed.state(), Clock())
+    plain.restore({"passes": 0, "batches": 3}, Clock())
     assert _first(plain.whole(Clock())) == 0
 
 

@@ -18,7 +18,9 @@ from cosmati.errors import DivergenceError
 from cosmati.ledger.verify import verify_ledger
 from cosmati.methods.ema import EMA
 from cosmati.optim import SGD, AdamW
+from cosmati.train.buffers import BatchNormStatistics
 from cosmati.train.finite import FiniteCheck
+from cosmati.train.ranks import Ranks
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -165,6 +167,78 @@ class Diverges:
         value = model(data[0]).square().mean()
         self._calls += torch.is_grad_enabled()
         return value * math.nan if self._calls > self._step else value
+
+
+class Wide(nn.Module):
+    """One row of 1e21 has a finite loss and finite gradients, and an infinite variance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        output: Tensor = self.head(self.norm(rows))
+        return output
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+@pytest.mark.parametrize("on_divergence", ["stop", "skip"])
+def test_a_statistic_that_is_not_finite_is_not_committed(num_microbatches: int, on_divergence: str) -> None:
+    steps = [(ROWS[0].clone(), ROWS[1]) for _ in range(4)]
+    steps[2][0][-1] = 1e21
+
+    def run(data: list[tuple[Tensor, Tensor]], budget: str) -> Trainer:
+        config = RunConfig(budget=budget, num_microbatches=num_microbatches, on_divergence=on_divergence, num_threads=1)
+        loss = lambda model, rows: mse_loss(model(rows[0]), rows[1])  # noqa: E731
+        return Trainer(Wide(), loss, data, optimizers=[SGD(lr=0.1)], config=config)
+
+    torch.manual_seed(0)
+    loss, gradients = _loss_and_gradients(steps[2])
+    assert math.isfinite(loss)
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+    trainer, clean = run(steps, "4ba"), run(steps[:2], "2ba")
+    clean.fit()
+    if on_divergence == "stop":
+        with pytest.raises(DivergenceError, match="A BatchNorm statistic isn't finite at step 2"):
+            trainer.fit()
+        for one, other in zip(trainer.model.state_dict().values(), clean.model.state_dict().values(), strict=True):
+            assert torch.equal(one, other)
+    else:
+        trainer.fit()
+        assert trainer.clock.step == 4
+        assert all(bool(value.isfinite().all()) for value in trainer.model.state_dict().values())
+        assert int(trainer.model.norm.num_batches_tracked) == 3 * num_microbatches
+
+
+def _loss_and_gradients(data: tuple[Tensor, Tensor]) -> tuple[float, list[Tensor]]:
+    model = Wide()
+    loss = mse_loss(model(data[0]), data[1])
+    loss.backward()
+    assert not bool(model.norm.running_var.isfinite().all())
+    return loss.item(), [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_a_statistic_of_a_denied_microbatch_stops_nothing() -> None:
+    """It's never folded; what isn't folded isn't looked at."""
+    statistics = BatchNormStatistics(nn.Sequential(nn.BatchNorm1d(2)))
+    row = torch.tensor([1.0, 0.0, 0.0, math.inf, 1.0])
+    assert statistics.taught([row], Ranks(), lambda microbatch, layer: False) == []
+    (one,) = statistics.taught([row], Ranks(), lambda microbatch, layer: True)
+    check = FiniteCheck(RunConfig(), torch.device("cpu"))
+    with pytest.raises(DivergenceError, match="BatchNorm statistic"):
+        check.check(torch.ones(()), 0, [torch.ones(2)], [one.mean, one.variance])
+    check.check(torch.ones(()), 0, [torch.ones(2)], [one.mean])
+
+
+@pytest.mark.parametrize("check_every", [1, 5])
+def test_statistics_are_looked_at_on_an_accelerator_too(check_every: int) -> None:
+    check = FiniteCheck(RunConfig(check_every=check_every), torch.device("cuda"))  # Its road; the tensors lie here.
+    for step in range(check_every - 1):
+        check.check(torch.ones(()), step, [torch.ones(2)], [torch.tensor([math.inf if step == 0 else 1.0])])
+    last = torch.tensor([math.inf if check_every == 1 else 1.0])
+    with pytest.raises(DivergenceError, match=r"statistic isn't finite|in the 5 steps"):
+        check.check(torch.ones(()), check_every - 1, [torch.ones(2)], [last])
 
 
 def test_all_sub_steps_or_none() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from cosmati.core.loss import huggingface_loss
+from cosmati.core.plan import Promise
 from cosmati.optim import AdamW
 from cosmati.testing.bare_loop import bare_loop
 from cosmati.train.config import RunConfig
@@ -49,3 +51,18 @@ def test_gpt2_trains_as_a_bare_loop_does(num_microbatches: int) -> None:
         assert losses == bare
         other = plain.state_dict()
         assert all(torch.equal(value, other[name]) for name, value in model.state_dict().items())
+
+
+def test_hooks_that_collect_hidden_states_are_no_state() -> None:
+    """Transformers installs them in the first pass that asks for hidden states."""
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        told = model(**batch, output_hidden_states=True)
+        result: torch.Tensor = told.loss + 1e-3 * told.hidden_states[-1].pow(2).mean()
+        return result
+
+    config = RunConfig(budget="3ba", num_microbatches=4, num_threads=1)
+    trainer = Trainer(_gpt2(), loss, [_batch(seed) for seed in range(3)], optimizers=[AdamW(lr=1e-2)], config=config)
+    trainer.fit()
+    for promise in (Promise.RESUME, Promise.ELASTIC):
+        assert trainer.plan.holds(promise), str(trainer.plan)

@@ -376,7 +376,7 @@ def test_a_checkpoint_of_an_earlier_release_is_refused_by_name(copied: Path) -> 
     del facts["version"]
     (path / "state.json").write_text(json.dumps(facts))
     (path / "digests.json").write_text(json.dumps(_digests(path)))
-    with pytest.raises(CheckpointError, match="has version 1, and this release resumes version 3"):
+    with pytest.raises(CheckpointError, match="has version 1, and this release resumes version 4"):
         recipe(copied)[0].fit()
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +316,18 @@ def test_what_counts_can_be_declared_afterwards(tmp_path: Path, monkeypatch: pyt
     assert found.changed == []
 
 
+def volatile() -> tuple[object, ...]:
+    """Return what a script sets anew in each process."""
+    now = datetime.now(tz=UTC)
+    with tempfile.TemporaryDirectory() as folder:
+        return time.time_ns(), str(uuid.uuid4()), str(now), now.isoformat(), f"{folder}/cache", now
+
+
+def test_what_belongs_to_one_process_is_free(tmp_path: Path) -> None:
+    run(tmp_path / "run", stop_at=3, loss=Task(1.0, label=volatile()))
+    assert run(tmp_path / "run", loss=Task(1.0, label=volatile())).changed == []
+
+
 def test_a_function_declares_what_it_counts(tmp_path: Path) -> None:
     def make(num_seen: int) -> Any:
         seen = {"rows": num_seen}
@@ -599,7 +614,7 @@ def test_hooks_are_a_fact_of_the_model() -> None:
     model.register_forward_hook(lambda *_: None)
     found = describe_model(model)["hooks"]
     assert isinstance(found, dict)
-    assert {name: [hook.rpartition(".")[2] for hook in hooks] for name, hooks in found.items()} == {
+    assert {name: [hook["is"].rpartition(".")[2] for hook in hooks] for name, hooks in found.items()} == {
         "weight": ["halve"],
         "(model)": ["<lambda>"],
     }

@@ -281,6 +281,21 @@ def test_surgery_is_done_in_the_order_of_stages_and_optimizers_follow() -> None:
     assert scheduled.base_rates == (0.1, 0.1, 0.1)
 
 
+def test_models_that_share_out_work_by_themselves_are_refused() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(nn.Linear(4, 3))
+    finally:
+        torch.distributed.destroy_process_group()
+    within = nn.Sequential(nn.Linear(4, 4), nn.DataParallel(nn.Linear(4, 3)))
+    for model, name in (
+        (wrapped, "The model is wrapped in DistributedDataParallel"),
+        (within, "Its 1 is wrapped in Dat"),
+    ):
+        with pytest.raises(PlanError, match=rf"{name}.*Give the module itself"):
+            Trainer(model, Classification(3), optimizers=[SGD(lr=0.1)], config=RunConfig(budget="1ba"))
+
+
 def test_optimizers_that_do_not_fit_are_refused() -> None:
     model = _model()
     own, foreign = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(nn.Linear(5, 1).parameters(), lr=0.1)

@@ -106,7 +106,7 @@ def test_what_goes_on_from_a_snapshot_takes_the_same_steps(tmp_path: Path) -> No
     expected = _train(assembly, feed, 3)
     other, other_feed, loader = _prepared(1)
     restored = restore(checkpoint, other, other_feed)
-    assert loader.place == 2
+    assert loader.place == 1  # From where the last batch is read again, and compared.
     assert all(torch.equal(a, b) for a, b in zip(_train(other, other_feed, 3), expected, strict=True))
     buffers = zip(other.model.buffers(), assembly.model.buffers(), strict=True)
     assert all(torch.equal(a, b) for a, b in buffers)
@@ -137,7 +137,9 @@ def test_a_snapshot_names_what_it_holds() -> None:
     assert methods == {"method/0/mean", "method/0/count", "method/2/mean", "method/2/count"}
     facts = json.loads(json.dumps(checkpoint.facts))
     assert facts["clock"] == [3, 1, 1, 12, 24, 1.5]
-    assert facts["feed"] == {"passes": 0, "batches": 1, "loader": {"place": 1}}
+    feed_facts = {"passes": 0, "batches": 1, "from": 1, "loader": {"place": 1}, "generators": []}
+    assert {name: facts["feed"][name] for name in feed_facts} == feed_facts
+    assert facts["feed"]["first"] == facts["feed"]["last"]
     assert ["resume", "a reason"] in facts["withdrawn"]
     assert {name for name, _ in facts["withdrawn"]} == {g.name for g in plan.guarantees if not g.holds}
     assert [len(one["groups"]) for one in facts["optimizers"]] == [

@@ -106,6 +106,35 @@ def test_ranks_that_are_given_different_runs_are_refused(tmp_path: Path) -> None
     assert "The ranks have been given different runs" in done.stderr
 
 
+OWN_NUMBERS = PER_RANK.replace("Trainer(MLP((6, 8, 3)),", "Trainer(Noisy((6, 8, 3)),").replace(
+    'assert trainer.plan.holds("elastic")', "print(trainer.plan)"
+)
+NOISY = """
+class Noisy(MLP):
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self._scale, self._rank = NUMBER, int(os.environ.get("RANK", 0))
+
+    def forward(self, x):
+        return super().forward(x) * self._scale
+
+generator = """
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("number", "is_withdrawn"), [("float(torch.rand(()))", True), ("0.5", False)])
+def test_numbers_that_each_rank_has_drawn_for_itself_withdraw_what_is_promised_of_ranks(
+    tmp_path: Path, number: str, is_withdrawn: bool
+) -> None:
+    script = OWN_NUMBERS.replace("generator = ", NOISY.replace("NUMBER", number), 1)
+    (tmp_path / "script.py").write_text(script)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, str(tmp_path / "script.py"), str(tmp_path / "run")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ("ranks began with unlike values of _scale" in done.stdout) is is_withdrawn
+
+
 SHORT = """
 import os, sys, torch
 from pathlib import Path

@@ -2,56 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import StrEnum
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
 
-from cosmati.corpora.python_rows import read_python_packages
-from cosmati.data.ingest import Rows, class_by_field, read_image_folder, read_jsonl, read_text
+from cosmati.cli.data_inputs import Inputs
+from cosmati.data.ingest import Kind, Rows
 from cosmati.data.opened import CacheOptions, open_sources
 from cosmati.data.order.quality import shuffle_quality, simulate_cache
-from cosmati.data.packing import Packing, pack_rows
 from cosmati.data.shards.convert import mds_to_parquet, parquet_to_mds
-from cosmati.data.shards.manifest import SourceFacts
-from cosmati.data.shards.verify import source_urls, verify_source
-from cosmati.data.shards.writer import write_dataset
+from cosmati.data.shards.dataset import noted_labels, write_dataset
+from cosmati.data.shards.manifest import SourceFacts, SourceManifest
+from cosmati.data.shards.sources import listed_sources
+from cosmati.data.shards.upload import Destination
+from cosmati.data.shards.verify import source_urls, verify_list, verify_source
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
-from cosmati.data.tokens import ByteTokenizer, tokenize
 from cosmati.errors import DataError
 from cosmati.explorer.class_schedule import class_schedule_svg
 from cosmati.progress import ProgressDisplay
-from cosmati.provenance.taxonomy import software_licences
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Write, inspect, verify, convert and plan streamed data."
 )
 Url = Annotated[str, typer.Argument(metavar="URL", help="A data set or a source: a directory, or s3://, hf://, ...")]
+Keep = Annotated[
+    Path | None, typer.Option("--keep", help="Of a remote: the directory here that holds its salt; it isn't uploaded.")
+]
 Cache = Annotated[Path | None, typer.Option("--cache", help="Where fetched shards are kept; needed for a remote.")]
 
 
-class Kind(StrEnum):
-    """What `write` reads."""
-
-    JSONL = "jsonl"
-    TEXT = "text"
-    IMAGES = "images"
-    PACKAGES = "packages"
-
-
 @app.command()
-def write(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory of the data set.")],
+def write(  # noqa: PLR0913, PLR0917  (a command's options)
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The data set: a directory, or s3://, hf://, ...")],
     inputs: Annotated[list[Path] | None, typer.Argument(metavar="[IN]...", help="Files or directories.")] = None,
-    kind: Annotated[Kind, typer.Option(help="What the inputs are; `packages` is this machine's Python.")] = Kind.TEXT,
+    kind: Annotated[
+        Kind | None,
+        typer.Option(help="What the inputs are; their names tell, if not given. `packages` is this machine's Python."),
+    ] = None,
     class_path: Annotated[str, typer.Option("--class", help="Class of all rows, such as open/permissive.")] = "",
     class_field: Annotated[str, typer.Option(help="JSON Lines: the field that holds each row's class.")] = "",
-    source: Annotated[str, typer.Option(help="Name of the source; the directory's if not given.")] = "",
+    append: Annotated[bool, typer.Option("--append", help="Add new inputs, under facts of their own.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Write all of the classes anew; what is there stays until they're whole.")
+    ] = False,
+    keep: Keep = None,
+    source: Annotated[str, typer.Option(help="Name of the source; the data set's if not given.")] = "",
     pack: Annotated[int, typer.Option(help="Pack the text's bytes into rows of so many tokens; 0 keeps text.")] = 0,
+    labels: Annotated[bool, typer.Option(help="Images: the folder is the label.")] = True,
     compression: Annotated[str, typer.Option(help="zstd, zstd:7, gz, br, bz2, snappy; empty for none.")] = "",
     size_limit: Annotated[int, typer.Option(help="Bytes of an uncompressed shard at most.")] = 1 << 26,
     origin: Annotated[str, typer.Option(help="For the manifest: where the data come from.")] = "",
@@ -60,67 +61,61 @@ def write(
 ) -> None:
     """Write shards with provenance: one source for each class, with manifest and index.
 
-    A write that was broken off goes on where it was: run the same command again.
+    Rows keep what they were written with: the data set notes its inputs by digest, and all that is said of them. A
+    write that was broken off goes on where it was: run the same command again. Another class is added beside those
+    that are there. Inputs that changed, or another licence, are refused by name; then --append or --replace says what
+    is meant.
+
+    A remote takes each shard as it's full, and its index last. The salt, which keeps others from guessing rows, is
+    never uploaded: --keep names the directory here for it, and for what a broken write needs to go on.
 
     \b
     Examples:
-      cosmati data write corpus notes/*.txt --class licensed/news --pack 1024
-      cosmati data write corpus crawl.jsonl.gz --kind jsonl --class-field licence
-      cosmati data write photos images/ --kind images --class customer/pii
+      cosmati data write corpus notes/*.txt --class licensed/news --licence "contract 12" --pack 1024
+      cosmati data write corpus more/*.txt --class licensed/news --licence "contract 13" --pack 1024 --append
+      cosmati data write corpus crawl.jsonl.gz --class-field class
+      cosmati data write photos images/ more-images/ --class customer/pii
+      cosmati data write s3://bucket/corpus notes/ --class open/psf --keep corpus-secrets
       cosmati data write code --kind packages --pack 512
     """  # noqa: D301
-    rows = _rows(kind, inputs or [], class_path, class_field, "record" if skip_bad_rows else "raise")
-    if pack:
-        column = "content" if kind is Kind.PACKAGES else "text"
-        tokens = tokenize(rows, ByteTokenizer(), column=column)
-        rows = pack_rows(tokens, Packing(length=pack), class_names=_class_names(kind, class_path))
-    facts = SourceFacts(origin=origin, licence=licence)
+    if append and replace:
+        raise DataError("--append keeps what is there, and --replace doesn't. Give one of them.")
+    place = Destination(out, keep)
+    wanted = Inputs(
+        tuple(inputs or ()), kind, class_path, class_field, pack=pack, with_labels=labels, skip_bad_rows=skip_bad_rows
+    )
+    rows, before = wanted.rows(noted_labels(place)), _listed(place)
     with ProgressDisplay("writing") as progress:
         manifests = write_dataset(
-            _counted(rows, progress),
-            out,
+            rows,
+            place,
             rows.columns,
             class_of=rows.class_of,
-            source=source or out.name,
-            facts=facts,
+            source=source or out.rstrip("/").rpartition("/")[2],
+            facts=SourceFacts(origin=origin, licence=licence),
+            reading=wanted.reading(),
+            mode="append" if append else "replace" if replace else "new",
+            on_row=lambda number: progress.update(None, f"{number:,} rows"),
             compression=compression or None,
             size_limit=size_limit,
         )
+    _report(manifests, rows, before - _listed(place))
+    option, argument = ("", "") if keep is None else (" --cache DIR", ", cache=...")
+    typer.echo(f"Look at it:   cosmati data inspect {out}{option}\nTrain on it:  StreamingDataset({out!r}{argument})")
+
+
+def _report(manifests: Iterable[SourceManifest], rows: Rows, replaced: Iterable[str]) -> None:
+    """Say what was written, what it took the place of, and what was left out."""
     for manifest in manifests:
         typer.echo(f"{manifest.class_path:<28} {manifest.num_rows:>10,} rows  {manifest.num_bytes / 1e6:>9,.1f} MB")
-    for bad in rows.skipped:
-        typer.echo(f"left out: {bad}", err=True)
-    typer.echo(f"Look at it:   cosmati data inspect {out}\nTrain on it:  StreamingDataset({str(out)!r})")
+    for path in sorted(replaced):
+        typer.echo(f"replaced and removed: {path}")
+    for left_out in (*(f"{number:,} {why}" for why, number in rows.left_out.items()), *rows.skipped):
+        typer.echo(f"left out: {left_out}", err=True)
 
 
-def _rows(kind: Kind, inputs: list[Path], class_path: str, class_field: str, on_error: Any) -> Rows:  # noqa: ANN401
-    if kind is Kind.PACKAGES:
-        return read_python_packages(inputs or None, on_error=on_error)
-    if not inputs:
-        raise DataError("There is nothing to read. Name files or directories after OUT.")
-    if not class_path and not class_field:
-        raise DataError("Rows have no class. Give --class open/permissive, say, or --class-field with --kind jsonl.")
-    class_of = class_by_field(class_field) if class_field else class_path
-    if kind is Kind.JSONL:
-        return read_jsonl(inputs, class_of=class_of, on_error=on_error)
-    if kind is Kind.IMAGES:
-        return read_image_folder(inputs[0], class_of=class_of, on_error=on_error)
-    return read_text(inputs, class_of=class_of, on_error=on_error)
-
-
-def _class_names(kind: Kind, class_path: str) -> tuple[str, ...]:
-    if kind is Kind.PACKAGES:
-        return software_licences().classes
-    if not class_path:
-        raise DataError("To pack, all rows must be of one class: give --class. Write each class by itself.")
-    return (class_path,)
-
-
-def _counted(rows: Iterable[Mapping[str, Any]], progress: ProgressDisplay) -> Iterator[Mapping[str, Any]]:
-    """Show how many rows went by."""
-    for number, row in enumerate(rows, 1):
-        progress.update(None, f"{number:,} rows")
-        yield row
+def _listed(place: Destination) -> set[str]:
+    return {entry["path"] for entry in listed_sources(place.target) or ()}
 
 
 def _show_shards(progress: ProgressDisplay) -> Callable[[int, int], None]:
@@ -146,24 +141,32 @@ def inspect(url: Url, cache: Cache = None, rows: Annotated[int, typer.Option(hel
             typer.echo(f"  column   {column.name}: {column.encoding}")
         for row in range(min(rows, int(source.index.shard_rows[0])) if info else 0):
             for name, values in source.rows(np.asarray([0]), np.asarray([row])).items():
-                text = repr(values[0]).replace("\n", " ")
+                value = values[0].item() if isinstance(values[0], np.generic) else values[0]
+                text = repr(value).replace("\n", " ")
                 typer.echo(f"  row {row}    {name} = {text[:90]}{'…' if len(text) > 90 else ''}")
 
 
 @app.command()
-def verify(url: Url, cache: Cache = None) -> None:
+def verify(url: Url, cache: Cache = None, keep: Keep = None) -> None:
     """Read every shard, and compare it with index and manifest: hashes, counts, and the rows' Merkle root.
 
+    The root is computed from the rows themselves, with the salt that lies beside them: a row that was changed is found
+    even where every file's hash was made to fit. Without the salt (of a remote: --keep) that isn't checked, and said.
     Exits with 1 and says what is wrong if anything doesn't hold.
 
     \b
-    Example:
+    Examples:
       cosmati data verify corpus
+      cosmati data verify s3://bucket/corpus --cache fetched --keep corpus-secrets
     """  # noqa: D301
-    is_bad = False
+    problems = verify_list(url)
+    for line in problems:
+        typer.echo(f"BAD  {line}")
+    is_bad = bool(problems)
     for one in source_urls(url):
+        own = None if keep is None else keep / one.removeprefix(url.rstrip("/")).lstrip("/")
         with ProgressDisplay("verifying") as progress:
-            found = verify_source(one, cache=cache, on_shard=_show_shards(progress))
+            found = verify_source(one, cache=cache, keep=own, on_shard=_show_shards(progress))
         is_bad |= bool(found.problems)
         typer.echo(f"{'BAD' if found.problems else 'ok '}  {one}  {found.class_path}, {found.num_rows:,} rows")
         for line in found.problems:
@@ -176,8 +179,8 @@ def verify(url: Url, cache: Cache = None) -> None:
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(help="A source of MDS shards, or a directory of Parquet files.")],
-    out: Annotated[Path, typer.Argument(help="An empty directory.")],
+    source: Annotated[str, typer.Argument(help="A source of MDS shards, or a directory of Parquet files.")],
+    out: Annotated[str, typer.Argument(help="An empty directory; from Parquet, one where the same was broken off.")],
     class_path: Annotated[str, typer.Option("--class", help="Class of rows from Parquet that don't say it.")] = "",
     compression: Annotated[str, typer.Option(help="Of MDS shards: zstd, zstd:7, gz, br, bz2, snappy.")] = "",
 ) -> None:
@@ -190,7 +193,13 @@ def convert(
     """  # noqa: D301
     with ProgressDisplay("converting") as progress:
         on_shard = _show_shards(progress)
-        if (source / "index.json").exists():
+        if Path(source, "index.json").exists():
+            given = f"--class {class_path}" if class_path else f"--compression {compression}" if compression else ""
+            if given:
+                raise DataError(
+                    f"{given} is for Parquet that becomes MDS. {source} is MDS already, and its rows keep the class "
+                    "that they were written with. Leave it out."
+                )
             num_rows = mds_to_parquet(source, out, on_shard=on_shard)
         else:
             made = parquet_to_mds(

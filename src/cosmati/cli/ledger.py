@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cosmati.cli.errors import Answering
-from cosmati.cli.weights import check_weights, newest_weights
+from cosmati.cli.weights import check_weights, named_weights
 from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger.proof import check_inclusion, prove_inclusion
 from cosmati.ledger.query import (
@@ -20,6 +20,7 @@ from cosmati.ledger.query import (
     regions_of_class,
 )
 from cosmati.ledger.verify import verify_ledger
+from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.records.ledger import StepEntry
 
 app = typer.Typer(
@@ -34,11 +35,29 @@ Key = Annotated[str | None, typer.Option("--vkey", help="The operator's verifier
 
 def _ledger(folder: Path) -> Path:
     """Return the ledger's folder, whichever of the two was given."""
+    folder = _run_around(folder)
     found = folder / "ledger" if (folder / "ledger").is_dir() else folder
     if not any((found / name).exists() for name in ("checkpoint", "operator.vkey", "details.jsonl")):
         msg = f"There is no ledger in {folder}. Give a run folder with a `ledger` folder in it, or that folder itself."
         raise LedgerError(msg)
     return found
+
+
+def _run_around(folder: Path) -> Path:
+    """Return the run that a checkpoint, its weights, or the folder of all of them belongs to; else what was given."""
+    place = folder.resolve()
+    around = next((one.parent for one in (place, *place.parents[:2]) if one.name == "checkpoints"), folder)
+    return around if (around / "ledger").is_dir() and not (folder / "ledger").is_dir() else folder
+
+
+def _opened(folder: Path, vkey: str | None) -> tuple[VerifiedLedger, str]:
+    """Verify a ledger, and say how much of it isn't signed yet, so that no answer is about it; empty for nothing."""
+    directory = _ledger(folder)
+    # Before the checkpoint: a live writer replaces the log after it.
+    waiting = read_wal(directory).entries if (directory / WAL_FILE).exists() else {}
+    ledger = VerifiedLedger(directory, vkey)
+    num_unsigned = sum(index >= ledger.head.size for index in waiting)
+    return ledger, f"{num_unsigned} further entries aren't signed yet, and weren't read." if num_unsigned else ""
 
 
 @app.command()
@@ -144,7 +163,7 @@ def check_weights_of(
       cosmati ledger check-weights RUN --weights delivered/model.safetensors
     """  # noqa: D301
     directory = _ledger(folder)
-    path = newest_weights(directory.resolve().parent) if weights is None else weights
+    path = weights or named_weights(folder, directory)
     found = check_weights(VerifiedLedger(directory, vkey), path)
     typer.echo(f"Yes. {path} holds the weights after {found.step} steps.")
     typer.echo(f"  root      {found.root.hex()}, signed by entry {found.index}")
@@ -158,7 +177,8 @@ def show(folder: Folder, vkey: Key = None) -> None:
     Example:
       cosmati ledger show cosmati-quickstart/governed-run
     """  # noqa: D301
-    table = contributions(_ledger(folder), vkey=vkey)
+    ledger, unsigned = _opened(folder, vkey)
+    table = contributions(ledger)
     width = max(len(name) for name in table.classes)
     typer.echo(" " * width + "".join(f"{region:>14}" for region in table.regions))
     rows = {(c.class_name, c.region): c.num_rows for c in table.cells}
@@ -166,6 +186,8 @@ def show(folder: Folder, vkey: Key = None) -> None:
         counts = "".join(f"{rows[name, region] or '·':>14}" for region in table.regions)
         typer.echo(f"{name:<{width}}{counts}")
     typer.echo(f"Rows over {table.num_steps} steps. {table.evidence_level}.")
+    if unsigned:
+        typer.echo(unsigned)
 
 
 @app.command()
@@ -183,9 +205,9 @@ def query(
       cosmati ledger query RUN --region embedding
       cosmati ledger query RUN --class open/psf --region embedding
     """  # noqa: D301
-    ledger = _ledger(folder)
+    ledger, unsigned = _opened(folder, vkey)
     if class_name and region:
-        s = direct_write_exclusion(ledger, class_name, region, vkey=vkey)
+        s = direct_write_exclusion(ledger, class_name, region)
         typer.echo(f"No logged step gave rows tagged {s.class_name} any weight in {s.region}.")
         typer.echo(f"  scanned   {s.num_steps_scanned} steps, {s.num_class_microbatches} microbatches of the class")
         if s.num_steps_without_region:
@@ -193,16 +215,18 @@ def query(
                 f"  but       {s.num_steps_without_region} of these steps went by a policy without a region of that "
                 "name: what it called these parameters isn't in this statement"
             )
+        if unsigned:
+            typer.echo(f"  but       {unsigned}")
         typer.echo(f"  root      {s.root}")
         typer.echo(f"  evidence  {s.evidence_level}")
         typer.echo("This is about direct writes. It doesn't say that the class had no influence on the region.")
         return
     if class_name:
-        cells: tuple[Contribution, ...] = regions_of_class(ledger, class_name, vkey=vkey)
+        cells: tuple[Contribution, ...] = regions_of_class(ledger, class_name)
     elif region:
-        cells = classes_of_region(ledger, region, vkey=vkey)
+        cells = classes_of_region(ledger, region)
     else:
-        cells = tuple(c for c in contributions(ledger, vkey=vkey).cells if c.num_microbatches)
+        cells = tuple(c for c in contributions(ledger).cells if c.num_microbatches)
     for cell in cells:
         share = "–" if cell.norm_share is None else f"{cell.norm_share:.1%}"
         typer.echo(
@@ -211,3 +235,5 @@ def query(
         )
     if not cells:
         typer.echo("None.")
+    if unsigned:
+        typer.echo(unsigned)

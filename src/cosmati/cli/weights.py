@@ -17,13 +17,29 @@ from cosmati.train.run.checkpoints import list_checkpoints
 _STEP_FOLDER = re.compile(r"step-(\d+)")
 
 
-def newest_weights(run: Path) -> Path:
-    """Return the weights of a run's newest checkpoint.
+def named_weights(place: Path, ledger: Path) -> Path:
+    """Return the weights that a path within a run names: a checkpoint's, or the newest one's if it's the run itself.
+
+    Args:
+        place: the run's folder, its `ledger` or `checkpoints`, a checkpoint's folder, or a file of weights.
+        ledger: the folder of the run's ledger.
 
     Raises:
-        CheckpointError: it has none.
+        CheckpointError: there are no weights.
     """
+    place, ledger = place.resolve(), ledger.resolve()
+    run = ledger.parent
     found = list_checkpoints(run / "checkpoints")
+    if place not in (run, ledger, run / "checkpoints"):
+        named = place / "model.safetensors" if place.is_dir() else place
+        if not named.is_file():
+            others = ", ".join(one.name for one in found[:3]) or "none"
+            msg = (
+                f"There are no weights in {place}: it isn't a checkpoint of {run}. Name one that's there (newest "
+                f"first: {others}), or give the run itself for its newest."
+            )
+            raise CheckpointError(msg)
+        return named
     if not found:
         msg = f"{run} holds no checkpoint. Name the file of weights: --weights FILE.safetensors."
         raise CheckpointError(msg)

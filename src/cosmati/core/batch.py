@@ -18,8 +18,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
-from cosmati.core.nest import Data, children, clear_rows, moved, possible_row_counts, rebuilt, row_counts, select_rows
+from cosmati.core.nest import (
+    Data,
+    clear_rows,
+    leaves,
+    moved,
+    nearest_tensor,
+    possible_row_counts,
+    rebuilt,
+    row_counts,
+    select_rows,
+)
 from cosmati.errors import BatchError
 
 __all__ = [
@@ -59,22 +70,11 @@ def first_tensor(data: Data) -> Tensor | None:
     while not isinstance(first, Tensor):
         if isinstance(first, Mapping):
             first = next(iter(first.values()), None)
-        elif isinstance(first, list | tuple) and first:
+        elif isinstance(first, list | tuple) and first and not isinstance(first, PackedSequence):
             first = first[0]
         else:
-            return _nearest_tensor(data)
-    return first if first.ndim else _nearest_tensor(data)
-
-
-def _nearest_tensor(data: Data) -> Tensor | None:
-    """Search level by level: a long list of strings may stand before the tensors."""
-    level = [data]
-    while level:
-        for node in level:
-            if isinstance(node, Tensor) and node.ndim:
-                return node
-        level = [child for node in level for child in children(node)]
-    return None
+            return nearest_tensor(data)
+    return first if first.ndim else nearest_tensor(data)
 
 
 def count_rows_and_tokens(data: Data) -> tuple[int, int]:
@@ -85,10 +85,10 @@ def count_rows_and_tokens(data: Data) -> tuple[int, int]:
     """
     tensor = first_tensor(data)
     if tensor is None:
-        is_scalar = next(iterate_tensors(data), None) is not None
+        is_scalar = any(isinstance(leaf, Tensor) for leaf in leaves(data))
         rows = 1 if is_scalar else count_rows(data)
         return rows, rows
-    rows = tensor.shape[0]
+    rows = tensor.size(0)
     if _in_list(data):
         found = row_counts(data)
         if found != {rows}:

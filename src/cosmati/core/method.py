@@ -20,12 +20,14 @@ from cosmati.core.clock import Budget, Clock
 from cosmati.core.loss import LossFunction
 from cosmati.core.pieces import Pieces
 from cosmati.core.rng import position_generator, row_uniform
+from cosmati.core.source import ImageSize
 from cosmati.errors import PlanError
 
 HOOKS = (
     "dilation",
     "apply",
     "shapes",
+    "image_size",
     "batch",
     "loss",
     "frozen",
@@ -67,9 +69,11 @@ class Position:
         microbatch: index of the microbatch in its step, 0 to V - 1.
         model: the model in training.
         loss: the loss function.
+        image_size: full size of the step's images, where they come from their decoder in the size that
+            `Method.image_size` says; None where they come as they are.
     """
 
-    __slots__ = ("_budget", "_on_budget", "clock", "loss", "microbatch", "model", "seed")
+    __slots__ = ("_budget", "_on_budget", "clock", "image_size", "loss", "microbatch", "model", "seed")
 
     def __init__(
         self,
@@ -80,6 +84,7 @@ class Position:
         model: nn.Module,
         loss: LossFunction,
         on_budget: Callable[[], None] | None = None,
+        image_size: ImageSize | None = None,
     ) -> None:
         self.clock = clock
         self._budget = budget
@@ -88,6 +93,7 @@ class Position:
         self.microbatch = microbatch
         self.model = model
         self.loss = loss
+        self.image_size = image_size
 
     @property
     def budget(self) -> Budget:
@@ -172,6 +178,15 @@ class Method:
     def shapes(self, budget: Budget) -> int:
         """SHAPE: return how many different input shapes the run will see on account of this method."""
         return 1
+
+    def image_size(self, full: ImageSize, elapsed: float) -> ImageSize:
+        """SHAPE: return the size in which images are wanted, so that a source can decode them so.
+
+        Args:
+            full: their height and width.
+            elapsed: fraction of the run that has passed.
+        """
+        return full
 
     def batch(self, batch: Batch, at: Position) -> Batch:
         """Return the batch changed, in the order of the stages; surgery may use it to set its layers by position."""

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from cosmati.errors import BatchError
 
@@ -43,8 +46,39 @@ def rebuilt(function: Callable[[Data], Data], data: Data) -> Data:
     return data
 
 
+def shallow_copy(data: Data) -> Data:
+    """Return a nest with the same leaves in containers of its own: what's put into these, nobody else finds."""
+    kind = type(data)
+    if kind is Tensor or (kind is tuple and {*map(type, data)} == {Tensor}):
+        return data
+    if kind is dict:
+        return {name: shallow_copy(value) for name, value in data.items()}
+    if isinstance(data, tuple):
+        items = [shallow_copy(item) for item in data]
+        if not all(map(operator.is_, items, data)):
+            data = kind(*items) if hasattr(data, "_fields") else kind(items)
+        return data
+    made: Any
+    put: Callable[[Any, Data], object]
+    if isinstance(data, list | MutableMapping):
+        made = copy.copy(data)
+        put, held = made.__setitem__, dict(enumerate(data) if isinstance(data, list) else data)
+    elif dataclasses.is_dataclass(data) and not isinstance(data, type):
+        made = copy.copy(data)
+        put, held = partial(object.__setattr__, made), {f.name: getattr(data, f.name) for f in dataclasses.fields(data)}
+    else:
+        return data
+    for name, value in held.items():
+        own = shallow_copy(value)
+        if own is not value:
+            put(name, own)
+    return made
+
+
 def children(data: Data) -> Iterator[Data]:
     """Yield what a container holds; nothing of a leaf."""
+    if isinstance(data, PackedSequence):
+        return  # Its tensors hold no rows: steps of all, one after another.
     if isinstance(data, Mapping):
         yield from data.values()
     elif isinstance(data, list | tuple):
@@ -60,6 +94,17 @@ def leaves(data: Data) -> Iterator[Data]:
             yield from leaves(child)
     else:
         yield data
+
+
+def nearest_tensor(data: Data) -> Tensor | None:
+    """Return a tensor that holds rows, level by level: a long list of strings may stand before it."""
+    level = [data]
+    while level:
+        for node in level:
+            if isinstance(node, Tensor) and node.ndim:
+                return node
+        level = [child for node in level for child in children(node)]
+    return None
 
 
 def arrays(data: Data) -> Iterator[Tensor | np.ndarray[Any, Any]]:
@@ -99,10 +144,16 @@ def possible_row_counts(data: Data) -> set[int]:
     return _readings(data, is_top=True) or set()
 
 
+def _length(array: Tensor | np.ndarray[Any, Any]) -> int:
+    return array.size(0) if isinstance(array, Tensor) else len(array)  # A nested one has no `len`.
+
+
 def _readings(node: Data, *, is_top: bool = False) -> set[int] | None:
     """Return how many rows a nest may have, so that each of its arrays has as many; None where it has no arrays."""
+    if isinstance(node, PackedSequence):
+        return {int(node.batch_sizes[0])}
     if isinstance(node, Tensor | np.ndarray):
-        return {len(node)} if node.ndim else None
+        return {_length(node)} if node.ndim else None
     found = _inner_readings(node)
     return found if found is None or not _may_be_rows(node, is_top=is_top) else found | {len(node)}
 
@@ -139,7 +190,7 @@ def _make(item: Data) -> object:
 
 def _decided(data: Data, readings: set[int], pieces: int) -> set[int]:
     """Choose among several numbers of rows the one that lists without tensors have too."""
-    lengths = {len(array) for array in arrays(data)}
+    lengths = {_length(array) for array in arrays(data)}
     possible = {rows for rows in readings if rows and rows % pieces == 0}
     if len(possible) < 2:
         return possible or readings or lengths
@@ -198,6 +249,8 @@ def select_rows(data: Data, indices: Tensor | slice, num_rows: int) -> Data:
     """
 
     def keep(node: Data, *, is_top: bool = False) -> Data:
+        if isinstance(node, PackedSequence) or (isinstance(node, Tensor) and not _is_dense(node)):
+            _refuse_packed(node)
         if isinstance(node, Tensor):
             return node[indices] if node.ndim else node
         if isinstance(node, np.ndarray):
@@ -208,6 +261,20 @@ def select_rows(data: Data, indices: Tensor | slice, num_rows: int) -> Data:
         return rebuilt(keep, node)
 
     return keep(data, is_top=True)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _refuse_packed(node: Data) -> NoReturn:
+    kind = f"{node.layout} tensor" if isinstance(node, Tensor) and not node.is_nested else "nested tensor"
+    msg = (
+        f"A {kind if isinstance(node, Tensor) else type(node).__name__} in the batch can't be cut into rows. Pad the "
+        "rows into a dense tensor (.to_dense(), pad_sequence), or take V = 1 (num_microbatches=1, without elastic and "
+        "policy)."
+    )
+    raise BatchError(msg)
 
 
 def clear_rows(data: Data, gone: Tensor) -> Data:

@@ -67,7 +67,7 @@ class Facts:
         input_kind: images or tokens; None where that isn't known before the first step.
         loss_couples: what the loss declares (`couples="rows"`), with its name; empty otherwise.
         row_coupled_layers: names of modules whose forward couples the rows of a microbatch (BatchNorm).
-        rounded_statistics: those of them whose running statistics are folded, and aren't float32.
+        rounded_statistics: those of them whose running statistics are folded, and aren't float32 of PyTorch's kernels.
         host_clock: the budget or a span is in seconds.
         deterministic: deterministic kernels were asked for.
         couplings: what else couples regions, in words: optimizers, statistics that lie in no region.
@@ -178,17 +178,33 @@ def _repr(value: object) -> str:
     return repr(value)
 
 
+def check_methods(methods: Sequence[object]) -> None:
+    """Check that methods are whole, each by itself, before anything is asked of them.
+
+    Raises:
+        PlanError: one isn't a method, has no stage, or a hook with other arguments than the loop gives.
+    """
+    for method in methods:
+        if not isinstance(method, Method):
+            msg = f"{method!r} is not a method. Give instances, such as LabelSmoothing(smoothing=0.1)."
+            raise PlanError(msg)
+        stage = getattr(method, "stage", None)
+        if not isinstance(stage, Stage):
+            msg = (
+                f"{type(method).__name__} has {'no stage' if stage is None else f'the stage {stage!r}'}, and methods "
+                "act in the order of theirs. Say in its class where it acts: stage: ClassVar[Stage] = Stage.GRADIENT."
+            )
+            raise PlanError(msg)
+        check_hooks(method)
+
+
 def make_plan(methods: Sequence[Method], facts: Facts) -> Plan:
     """Order and check methods, and work out what the run may promise.
 
     Raises:
         PlanError: two methods own one thing, or one can't work with this loss.
     """
-    for method in methods:
-        if not isinstance(method, Method):
-            msg = f"{method!r} is not a method. Give instances, such as LabelSmoothing(smoothing=0.1)."
-            raise PlanError(msg)
-        check_hooks(method)
+    check_methods(methods)
     _check_owners(methods, facts.owned)
     for method in methods:
         if method.reads and facts.input_kind and facts.input_kind not in method.reads:
@@ -227,7 +243,6 @@ def _check_mixing(methods: Sequence[Method]) -> None:
 
 
 def _guarantees(methods: Sequence[Method], facts: Facts) -> list[Guarantee]:
-    names = ", ".join(describe(method) for method in methods)
     clock = ["the host's clock decides its length"] if facts.host_clock else []
     data = [] if facts.positional_data else ["the data's order isn't a function of the position, nor restored"]
     kernels = [] if facts.deterministic else ["deterministic kernels are off"]
@@ -235,9 +250,10 @@ def _guarantees(methods: Sequence[Method], facts: Facts) -> list[Guarantee]:
     single = ["V = 1 runs on one rank"] if facts.num_microbatches == 1 else []
     loop = ", if your loop goes on with the rows of step `trainer.clock.step`" if facts.own_loop else ""
     ledger = [] if facts.has_ledger else ["no ledger is kept"]
-    changed = [f"methods change the step: {names}"] if names else []
+    changed = [f"methods change the step: {', '.join(map(describe, methods))}"] if methods else []
     if facts.rounded_statistics:
-        changed.append(f"the statistics of {', '.join(facts.rounded_statistics)} are folded, and aren't float32")
+        names = ", ".join(facts.rounded_statistics)
+        changed.append(f"the statistics of {names} are folded, and aren't float32 of PyTorch's kernels")
     promises = [
         _promise(Promise.PARITY, changed, "no methods"),
         _promise(Promise.RESUME, base, f"model, optimizer, method states and the clock are all the state{loop}"),

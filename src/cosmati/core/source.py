@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, runtime_checkable
 
 from cosmati.core.batch import Batch
+
+ImageSize = tuple[int, int]
+"""Height and width in pixels."""
 
 
 @runtime_checkable
@@ -37,6 +40,20 @@ class ReadsAhead(Protocol):
 
     def expect(self, step: int, indices: Sequence[int]) -> None:
         """Take note that these microbatches are wanted in each step from `step` on."""
+        ...
+
+
+@runtime_checkable
+class ResizesImages(Protocol):
+    """An order that can give images in the size that a step wants, which costs its decoder less."""
+
+    @property
+    def image_size(self) -> ImageSize | None:
+        """Size of all images if nothing else is asked for; None where it has none, or can give no other."""
+        ...
+
+    def resize(self, size_at: Callable[[int], ImageSize]) -> None:
+        """Give the images of each step in the size that this function says; it can be pickled."""
         ...
 
 

@@ -42,7 +42,8 @@ def read_python_packages(
             try:
                 content = file.path.read_bytes()
             except OSError as error:
-                reading.reject(name, 1, f"can't be read ({error})")
+                because = None if isinstance(error, FileNotFoundError) else error
+                reading.reject(name, 1, f"can't be read ({error})", because)
                 continue
             sha256 = hashlib.sha256(content)
             if sha256.hexdigest() != file.sha256:
@@ -58,7 +59,14 @@ def read_python_packages(
                 "origin_sha256": sha256.digest(),
             }
 
-    return Rows(MappingProxyType(_COLUMNS), class_of, read, on_error, left_out=MappingProxyType(dict(skipped)))
+    return Rows(
+        MappingProxyType(_COLUMNS),
+        class_of,
+        read,
+        on_error,
+        left_out=MappingProxyType(dict(skipped)),
+        inputs=lambda: {f"{package.name}/{file.name}": file.sha256 for package, file in files},
+    )
 
 
 def _files(

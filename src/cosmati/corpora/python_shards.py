@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cosmati.corpora.python_library import PythonLibrary
+from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.shards.manifest import SourceFacts
-from cosmati.data.shards.writer import write_dataset
 
 _SALT = hashlib.sha256(b"rows of public packages: nothing to hide").digest()
 """A fixed salt, so that one machine's shards are always the same."""
@@ -28,7 +28,7 @@ def write_python_shards(library: PythonLibrary, folder: str | Path | None = None
         library: the corpus.
         folder: where data sets go, one for each manifest; None is the user's cache.
     """
-    out = Path(folder or user_cache() / "python-library") / library.manifest_digest[:32]
+    out = Path(folder or user_cache() / "python-library").expanduser() / library.manifest_digest[:32]
     if (out / "sources.json").exists():
         return out
     rows = library.train
@@ -49,5 +49,6 @@ def write_python_shards(library: PythonLibrary, folder: str | Path | None = None
         size_limit=1 << 22,
         facts=SourceFacts(origin="Python packages and standard library of this machine", obtained="installed"),
         salt=_SALT,
+        mode="replace",  # what an earlier version left half done
     )
     return out

@@ -43,6 +43,8 @@ def refuse_rows(data: object) -> None:
         mend = (
             "DataLoader(data, batch_size=32), or DataLoader(data, batch_size=None) where each item is already a batch"
         )
+    elif _is_of(data, "cosmati.", "StreamingDataset"):
+        mend = "StreamingSource(data, rows_per_step=32)"
     elif isinstance(data, Dataset) or _is_hugging_face(data, "Dataset"):
         mend = "DataLoader(data, batch_size=32, shuffle=True), or batch_size=None where each item is already a batch"
     else:
@@ -52,7 +54,12 @@ def refuse_rows(data: object) -> None:
 
 
 def _is_hugging_face(data: object, name: str) -> bool:
-    return any(base.__name__ == name and base.__module__.startswith("datasets.") for base in type(data).__mro__)
+    return _is_of(data, "datasets.", name)
+
+
+def _is_of(data: object, package: str, name: str) -> bool:
+    """Say whether something is of a class, without an import of its package."""
+    return any(base.__name__ == name and base.__module__.startswith(package) for base in type(data).__mro__)
 
 
 def refuse_shares(data: object) -> None:
@@ -73,8 +80,12 @@ def refuse_shares(data: object) -> None:
             raise DataError(msg)
 
 
-# PyTorch's DistributedSampler, accelerate's shards and state, Hugging Face's split data sets, and our StreamingLoader.
-_SHARES = (("num_replicas", "rank"), ("num_processes", "process_index"), ("world_size", "rank"), ("world", "rank"))
+# PyTorch's DistributedSampler, accelerate's shards and state, Hugging Face's split data sets, our StreamingLoader, and
+# the world of mosaicml-streaming's data sets.
+_SHARES = (
+    ("num_replicas", "rank"), ("num_processes", "process_index"), ("world_size", "rank"), ("world", "rank"),
+    ("num_ranks", "rank"),
+)  # fmt: skip
 
 
 def _parts(data: object) -> Iterator[object]:
@@ -83,6 +94,7 @@ def _parts(data: object) -> Iterator[object]:
     dataset = getattr(data, "dataset", None)
     yield from (data, getattr(data, "sampler", None), batches, getattr(batches, "sampler", None), dataset)
     yield from (getattr(dataset, "_distributed", None), getattr(data, "state", None))
+    yield getattr(dataset, "_unique_rank_world", None)
 
 
 def own_generators(data: object) -> list[torch.Generator]:

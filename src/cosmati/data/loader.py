@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from cosmati.core.batch import TOMBSTONE, Batch
+from cosmati.data.checks import check_loader
+from cosmati.data.parcel import in_worker, out_of_worker
+from cosmati.data.read_ahead import ReadAhead, fetch_from_here
+from cosmati.data.states import Growth, check_state, state_of
 from cosmati.data.streaming import StreamingDataset
+from cosmati.data.worker import WorkerStart
 from cosmati.errors import DataError
 
 LoaderTail = Literal["keep", "drop", "carry"]
@@ -46,7 +51,9 @@ class GlobalBatches(Sampler[list[int]]):
         return whole + (1 if rest and self.tail == "keep" else 0) or 1
 
     def __iter__(self) -> Iterator[list[int]]:
-        position = self.position
+        return self._from(self.position)
+
+    def _from(self, position: int) -> Iterator[list[int]]:
         for _ in range(self.batches_left(position)):
             stop = self.after(position)
             mine = list(range(position + self.rank, self.end_of(position), self.world))
@@ -80,9 +87,13 @@ class _Batches(Dataset[Batch]):
 
     def __init__(self, rows: StreamingDataset) -> None:
         self._rows = rows
+        self.growth: Growth | None = None
 
     def __getitems__(self, positions: list[int]) -> Any:  # noqa: ANN401  (DataLoader's name; it says a list)
-        return self._rows.batch(self._rows.locate(positions))
+        growth = self.growth
+        if growth is not None:
+            return in_worker(growth.rows.batch(growth.locate(self._rows, positions)))
+        return in_worker(self._rows.batch(self._rows.locate(positions)))
 
 
 def _as_it_is(batch: Any) -> Any:  # noqa: ANN401  (what the data set returns)
@@ -94,6 +105,9 @@ class StreamingLoader(DataLoader[Batch]):
 
     The state is the position of the next global batch. It may be loaded with any number of ranks and workers: they read
     other slices of the same global batches.
+
+    Each `for` begins where the loader stands when it begins, and goes to that epoch's end at a position of its own; the
+    loader stands where the latest one does.
 
     Args:
         dataset: what to read.
@@ -117,31 +131,83 @@ class StreamingLoader(DataLoader[Batch]):
         grouped = dist.is_available() and dist.is_initialized()
         rank = (dist.get_rank() if grouped else 0) if rank is None else rank
         world = (dist.get_world_size() if grouped else 1) if world is None else world
-        self._batches = GlobalBatches(len(dataset), batch_size, rank, world, tail)
+        check_loader(batch_size, rank, world, tail, get_args(LoaderTail), options)
+        self._batches = GlobalBatches(len(dataset), int(batch_size), rank, world, tail)
         self._rows: StreamingDataset = dataset
-        super().__init__(_Batches(dataset), batch_sampler=self._batches, collate_fn=_as_it_is, **options)
+        self._ahead: ReadAhead | None = None
+        self._latest: object = None
+        self._reader = _Batches(dataset)
+        if options.get("num_workers"):
+            options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
+        super().__init__(self._reader, batch_sampler=self._batches, collate_fn=_as_it_is, **options)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        # Workers read ahead, so the position counts what was handed out, not what was asked for.
-        for batch in super().__iter__():
-            self._batches.position = self._batches.after(self._batches.position)
-            yield batch
+        if self.num_workers:
+            if self._ahead is not None and self._ahead.is_closed:
+                self._ahead.wait()  # before workers are forked
+            if self._rows.ahead_bytes:
+                fetch_from_here(self._rows.sources)
+        # Begun here, not at the first batch: two that are begun together read the same epoch.
+        self._latest = begun = object()
+        return self._handed_out(super().__iter__(), self._batches.position, begun)
+
+    def _handed_out(self, batches: Iterator[Any], position: int, begun: object) -> Iterator[Batch]:
+        # At the first batch: an iterator that is dropped before it would leave the threads behind.
+        self._ahead = ahead = self._read_ahead(position)
+        try:
+            # Workers read ahead, so the position counts what was handed out, not what was asked for.
+            for batch in map(out_of_worker, batches):
+                position = self._batches.after(position)
+                if self._latest is begun:
+                    self._batches.position = position
+                if ahead is not None:
+                    ahead.go_on(position // self._batches.batch_size)
+                yield batch
+                if self.persistent_workers and self._latest is not begun:
+                    msg = (
+                        "A later iterator of this loader has taken its persistent workers over, so this one can't go "
+                        "on. Finish one before the next, or leave persistent_workers out."
+                    )
+                    raise DataError(msg)
+        finally:
+            if ahead is not None:
+                ahead.close()
+
+    def _read_ahead(self, position: int) -> ReadAhead | None:
+        rows, size = self._rows, self._batches.batch_size
+        if not rows.ahead_bytes or self._reader.growth:
+            return None  # an epoch that is finished as it was planned has other positions
+        ahead = ReadAhead(
+            rows.sources,
+            rows.orders(rows.seed),
+            lambda part: rows.needs(part * size, (part + 1) * size),
+            max_bytes=rows.ahead_bytes,
+            max_parts=-(-len(rows) // size),
+        )
+        ahead.go_on(position // size)
+        return ahead
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: where the next global batch starts, and of what."""
-        return {"position": self._batches.position, "digest": self._rows.digest, "seed": self._rows.seed}
+        state = state_of(self._rows, self._batches.position)
+        growth = self._reader.growth
+        return state | {"grown": growth.facts} if growth and state["position"] < growth.stop else state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, grown: bool = False) -> None:
         """Go on from a state, whatever ranks and workers it was saved with.
+
+        Args:
+            state: as `state_dict` returned it.
+            grown: shards or sources were added to the data since: finish the epoch as it was planned, without repeating
+                a row, with the row ids and draws of then, and visit all rows from the next one on. The state says so
+                until then.
 
         Raises:
             DataError: it's the state of other data, or of another seed.
         """
-        for name, own in (("digest", self._rows.digest), ("seed", self._rows.seed)):
-            if state[name] != own:
-                msg = (
-                    f"The state was saved with the {name} {state[name]}, and the data have {own}: to go on would "
-                    "repeat some rows and leave out others. Load it with the same data, classes, repeats and seed."
-                )
-                raise DataError(msg)
-        self._batches.position = int(state["position"])
+        growth = Growth(self._rows, state) if grown else None
+        self._batches.position = growth.position if growth else check_state(self._rows, state)
+        self._reader.growth = growth
+        # Workers that persist hold the data as they were.
+        self._iterator = None
+        self._latest = None  # what is still being read no longer moves the position

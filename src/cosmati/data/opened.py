@@ -6,64 +6,40 @@ one class. A data set is a directory with `sources.json`, which names its source
 
 from __future__ import annotations
 
+import copy
+import errno
+import glob
 import hashlib
-import json
-import threading
-from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import time
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cosmati.data.open_shards import MAPPED, OpenShards, Shard
 from cosmati.data.rows import ColumnValues, concatenate
 from cosmati.data.shards.cache import ShardCache, ShardFiles
-from cosmati.data.shards.index import ShardIndex, ShardInfo, parse_index
-from cosmati.data.shards.mds import MdsShard
-from cosmati.data.shards.parquet import ParquetIndex, ParquetShard, parquet_index
-from cosmati.data.shards.remote import Remote, RemoteMissingError
+from cosmati.data.shards.formats import files_of
+from cosmati.data.shards.gathering import Part, rows_together
+from cosmati.data.shards.index import ShardIndex, ShardInfo
+from cosmati.data.shards.mds import ChangedShardError, MdsShard, are_alike
+from cosmati.data.shards.opening import CacheOptions, Opening, cache_directory, remote_of
+from cosmati.data.shards.parquet import ParquetIndex, ParquetShard
+from cosmati.data.shards.remote import EnvironmentFaultError, disk_error, local_path
+from cosmati.data.shards.split import SplitShard
 from cosmati.errors import DataError
+from cosmati.storage.lease import Lease
+
+__all__ = ["UNKNOWN_CLASS", "CacheOptions", "OpenedSource", "open_sources"]
 
 UNKNOWN_CLASS = "unknown"
-_MAX_INDEX_BYTES = 1 << 30
-_MAX_MAPPED = 256
 _MAX_DECODED = 8
-
-
-class Shard(Protocol):
-    """Rows of one shard, whatever its format."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the shard."""
-        ...
-
-    def sample(self, row: int) -> memoryview:
-        """Return a row as it's encoded."""
-        ...
-
-    def rows(self, indices: NDArray[np.int64], columns: Collection[str] | None = None) -> dict[str, ColumnValues]:
-        """Return rows as columns, all of them or those named."""
-        ...
-
-
-@dataclass(frozen=True)
-class CacheOptions:
-    """Where fetched shards are kept.
-
-    Args:
-        directory: of the cache; None reads local shards where they lie, and refuses a remote.
-        max_bytes: above it, the shards that were used longest ago go; None keeps all.
-        deadline_seconds: for one fetch, retries included.
-        storage_options: for fsspec: credentials, endpoints.
-    """
-
-    directory: str | Path | None = None
-    max_bytes: int | None = None
-    deadline_seconds: float = 60.0
-    storage_options: Mapping[str, Any] | None = None
+_GRACE_SECONDS = 0.5
+_T = TypeVar("_T")
 
 
 class OpenedSource:
@@ -74,7 +50,9 @@ class OpenedSource:
         class_path: class of its rows; None takes what the index says, or `unknown`.
         options: of the cache.
         index_sha256: what the index must be, where somebody said so.
+        pattern: of Parquet files below the directory, where not all are meant.
         allow_pickle: decode columns of the encoding `pkl`: only from who you'd let run code.
+        opening: of the data set that it belongs to; None is its own.
 
     Raises:
         DataError: there is no index, or it isn't what it should be.
@@ -87,14 +65,16 @@ class OpenedSource:
         class_path: str | None = None,
         options: CacheOptions | None = None,
         index_sha256: str | None = None,
+        pattern: str | None = None,
         allow_pickle: bool = False,
+        opening: Opening | None = None,
     ) -> None:
         options = options or CacheOptions()
         self.url = url
         self._options = options
         self._allow_pickle = allow_pickle
-        self._open()
-        self.index: ShardIndex | ParquetIndex = _index(url, options)
+        opening = opening or Opening(url, options)
+        self.index: ShardIndex | ParquetIndex = opening.index(url, index_sha256, pattern)
         if index_sha256 is not None and self.index.digest != index_sha256:
             msg = (
                 f"{url}/index.json has SHA-256 {self.index.digest[:16]}, and sources.json says {index_sha256[:16]}: "
@@ -113,24 +93,37 @@ class OpenedSource:
         if not isinstance(band, int) or band < 0:
             raise DataError(f"{url} says band {band!r}, and a band is a number from 0. Write the source again.")
         self.band = band
+        self._version = opening.version(url, self.index)
+        self.fetcher: int | None = None
+        self._open()
+        self._cache.folder.refuse_too_small(self.index.largest_shard, f"the largest shard of {url}")
 
     def _open(self) -> None:
-        local = _local_path(self.url)
-        self._lock = threading.Lock()
-        self._mapped: OrderedDict[int, Shard] = OrderedDict()
-        if local is not None and self._options.directory is None:
-            self._cache = ShardCache(local, None)
+        # A row group is decoded whole, and held in memory; a mapped file isn't.
+        self._decoded = OpenShards(_MAX_DECODED)
+        local, options = local_path(self.url), self._options
+        if local is not None and options.directory is None:
+            self._cache = ShardCache(local, None, version=self._version)
         else:
-            if self._options.directory is None:
-                msg = f"{self.url} is remote: say where to keep what is fetched, with cache=."
-                raise DataError(msg)
-            directory = Path(self._options.directory) / hashlib.sha256(self.url.encode()).hexdigest()[:16]
-            remote = _remote(self.url, self._options)
-            self._cache = ShardCache(directory, remote, max_bytes=self._options.max_bytes)
+            assert options.directory is not None, "checked when it was opened first"
+            self._cache = ShardCache(
+                cache_directory(self.url, options),
+                remote_of(self.url, options),
+                max_bytes=options.max_bytes,
+                root=Path(options.directory).expanduser(),
+                version=self._version,
+                patience_seconds=options.deadline_seconds,
+            )
+        _opened.add(self)
+
+    def begin_in_child(self) -> None:
+        """Forget what belongs to the parent that this process was forked off."""
+        self._decoded = OpenShards(_MAX_DECODED)
+        self._cache.begin_in_child()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one process."""
-        return {k: v for k, v in self.__dict__.items() if k not in {"_lock", "_mapped", "_cache"}}
+        return {k: v for k, v in self.__dict__.items() if k not in {"_decoded", "_cache"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open anew: no file handle crosses from one process to another."""
@@ -148,46 +141,78 @@ class OpenedSource:
         return self._options.directory is not None
 
     @property
-    def shards_ahead(self) -> int:
-        """How many shards may be fetched before they're needed: those that fill half the cache."""
-        if self._options.max_bytes is None:
-            return self.index.num_shards
-        largest = max(1, self.index.largest_shard)
-        return self._options.max_bytes // (2 * largest)
+    def _is_bounded(self) -> bool:
+        return self.is_remote and self._options.max_bytes is not None
 
     def fetch(self, shard: int) -> None:
         """Bring a shard into the cache, if it isn't there."""
-        self._cache.open(_files(self.index.shard(shard)))
+        for files in files_of(self.index.shard(shard)):
+            self._cache.open(files)
 
-    def shard(self, number: int) -> Shard:
-        """Return a shard, mapped into memory."""
-        with self._lock:
-            found = self._mapped.get(number)
-            if found is not None:
-                self._mapped.move_to_end(number)
-                return found
+    def _read(self, number: int, read: Callable[[Shard], _T]) -> _T:
+        """Read from a shard; from what is there then, if that's the same, where its file was replaced or touched."""
+        try:
+            return read(self._shard(number))
+        except ChangedShardError:
+            MAPPED.drop((id(self), number))
+            return read(self._shard(number))
+
+    def _shard(self, number: int) -> Shard:
+        """Return a shard, mapped into memory or decoded."""
+        key = (id(self), number)
+        found = MAPPED.get(key) or self._decoded.get(key)
+        # Of a bounded cache nothing stays mapped, so that room can be made whoever reads; only offsets are kept.
+        if found is not None and not (self._is_bounded and isinstance(found, MdsShard)):
+            return found
         info = self.index.shard(number)
-        opened = self._map(info)
-        with self._lock:
-            # Two threads may have opened it; a mapping that nobody holds any more closes itself.
-            self._mapped[number] = opened
-            # A row group is decoded whole, and held in memory; a mapped file isn't.
-            while len(self._mapped) > (_MAX_MAPPED if info.format == "mds" else _MAX_DECODED):
-                self._mapped.popitem(last=False)
+        opened = self._opened(info, found)
+        if not isinstance(opened, MdsShard):
+            self._decoded.put(key, opened, owner=self)
+            return opened
+        MAPPED.put(key, opened.unmapped() if self._is_bounded else opened, owner=self)
         return opened
 
-    def _map(self, info: ShardInfo) -> Shard:
-        files = _files(info)
+    def _opened(self, info: ShardInfo, known: Shard | None) -> Shard:
+        files, *meta = files_of(info)
         for attempt in range(3):
-            path = self._cache.open(files)
+            self._leave_to_fetcher(files)
+            path, lease = self._cache.hold(files)
             try:
-                kind = MdsShard if info.format == "mds" else ParquetShard
-                return kind(path, info, allow_pickle=self._allow_pickle)
-            except FileNotFoundError:
-                # Another process of the same cache evicted it between its opening and its mapping.
+                return self._made(path, info, lease, known, [self._cache.open(one) for one in meta])
+            except FileNotFoundError as error:
+                # Somebody who heeds no lease removed it between its opening and its mapping.
                 if attempt == 2:
+                    raise disk_error(error, str(path)) from error
+            except EnvironmentFaultError as error:
+                # Too many mappings for the process, or too little address space: what is only kept for later goes.
+                if attempt == 2 or not isinstance(error.__cause__, OSError) or not MAPPED.clear():
                     raise
         raise AssertionError("the loop returns or raises")
+
+    def _leave_to_fetcher(self, files: ShardFiles) -> None:
+        """Give the process that fetches ahead a moment: it's connected already, which takes several round trips."""
+        if self.fetcher in (None, os.getpid()):
+            return
+        end = time.monotonic() + _GRACE_SECONDS
+        while not self._cache.is_coming(files):
+            if time.monotonic() > end:
+                self.fetcher = None  # it doesn't
+                return
+            time.sleep(0.005)
+
+    def _made(
+        self, path: Path, info: ShardInfo, lease: Lease | None, known: Shard | None, meta: Sequence[Path]
+    ) -> Shard:
+        if meta:
+            return SplitShard(path, meta[0], info)
+        if info.format == "parquet":
+            return ParquetShard(path, info, allow_pickle=self._allow_pickle).decoded()
+        if known is None:
+            return MdsShard(path, info, allow_pickle=self._allow_pickle, lease=lease)
+        shard = copy.copy(known)
+        assert isinstance(shard, MdsShard), "decoded shards are found, or made"
+        shard.at(path, lease)
+        return shard
 
     def rows(
         self, shards: NDArray[np.int64], rows: NDArray[np.int64], columns: Collection[str] | None = None
@@ -197,22 +222,52 @@ class OpenedSource:
         Raises:
             DataError: a shard can't be had or isn't what its hash says, or a row can't be decoded.
         """
-        parts = [(places, shard.rows(rows[places], columns)) for places, shard in self._by_shard(shards)]
+        groups = _by_shard(shards)
+        if len(groups) > 1 and not self._is_bounded:
+            try:
+                opened = [(places, self._shard(number), rows[places]) for number, places in groups]
+                if are_alike([shard for _, shard, _ in opened]):
+                    return rows_together(cast("list[Part]", opened), columns)
+            except EnvironmentFaultError as error:
+                # Shards that were touched, or are too many to be mapped at once, are read one by one.
+                if not isinstance(error, ChangedShardError) and getattr(error.__cause__, "errno", None) != errno.ENOMEM:
+                    raise
+        parts = [
+            (places, self._read(number, lambda shard, mine=rows[places]: shard.rows(mine, columns)))  # type: ignore[misc]
+            for number, places in groups
+        ]
         return concatenate(parts, len(rows))
 
     def digests(self, shards: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return SHA-256 of each row as it's encoded: uint8 [rows, 32]. The manifest's row leaves hold the same."""
         found = np.empty((len(rows), 32), np.uint8)
-        for places, shard in self._by_shard(shards):
-            for place in places:
-                sample = hashlib.sha256(shard.sample(int(rows[place]))).digest()
-                found[place] = np.frombuffer(sample, np.uint8)
+        for number, places in _by_shard(shards):
+            mine = rows[places].tolist()
+            samples = self._read(number, lambda shard, mine=mine: [_sha256(shard.sample(row)) for row in mine])  # type: ignore[misc]
+            found[places] = np.frombuffer(b"".join(samples), np.uint8).reshape(len(mine), 32)
         return found
 
-    def _by_shard(self, shards: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], Shard]]:
-        order = np.argsort(shards, kind="stable")
-        cuts = np.flatnonzero(np.diff(shards[order])) + 1
-        return [(places, self.shard(int(shards[places[0]]))) for places in np.split(order, cuts) if len(places)]
+
+def _sha256(sample: memoryview) -> bytes:
+    return hashlib.sha256(sample).digest()
+
+
+def _by_shard(shards: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
+    order = np.argsort(shards, kind="stable")
+    cuts = np.flatnonzero(np.diff(shards[order])) + 1
+    return [(int(shards[places[0]]), places) for places in np.split(order, cuts) if len(places)]
+
+
+_opened: weakref.WeakSet[OpenedSource] = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    MAPPED.begin_in_child()
+    for source in list(_opened):
+        source.begin_in_child()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def open_sources(
@@ -229,9 +284,17 @@ def open_sources(
     """
     options = options or CacheOptions()
     root = str(url).rstrip("/")
-    listed = _sources_file(root, options)
+    if not root:
+        raise DataError("A data set's place is empty. Give a directory, here or remote.")
+    folder, pattern = _split_pattern(root, options)
+    opening = Opening(folder, options)
+    if pattern is not None:
+        return [OpenedSource(folder, class_path=class_path, options=options, pattern=pattern, opening=opening)]
+    listed = opening.sources()
     if listed is None:
-        return [OpenedSource(root, class_path=class_path, options=options, allow_pickle=allow_pickle)]
+        return [
+            OpenedSource(root, class_path=class_path, options=options, allow_pickle=allow_pickle, opening=opening),
+        ]
     for entry in listed:
         if class_path not in (None, entry["class"]) and entry["class"] != UNKNOWN_CLASS:
             raise DataError(
@@ -245,50 +308,25 @@ def open_sources(
             options=options,
             index_sha256=entry["index_sha256"],
             allow_pickle=allow_pickle,
+            opening=opening,
         )
         for entry in listed
     ]
 
 
-def _sources_file(root: str, options: CacheOptions) -> Sequence[Mapping[str, str]] | None:
-    remote = _remote(root, options)
-    if not remote.exists("sources.json"):
-        return None
-    text = remote.read("sources.json", max_bytes=1 << 26)
-    try:
-        content = json.loads(text)
-        entries = [{key: str(entry[key]) for key in ("path", "class", "index_sha256")} for entry in content["sources"]]
-        bad = [entry["path"] for entry in entries if entry["path"].startswith("/") or ".." in entry["path"].split("/")]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{root}/sources.json can't be read: {error!r}. Write the data set again.") from error
-    if content.get("version") != 1 or not entries or bad:
-        what = f"a path that leaves it: {bad[0]}" if bad else "no source, or a version that isn't 1"
-        raise DataError(f"{root}/sources.json names {what}. Write the data set again with this version.")
-    return entries
-
-
-def _index(url: str, options: CacheOptions) -> ShardIndex | ParquetIndex:
-    remote = _remote(url, options)
-    try:
-        return parse_index(remote.read("index.json", max_bytes=_MAX_INDEX_BYTES), name=f"{url}/index.json")
-    except RemoteMissingError as error:
-        found = parquet_index(remote)
-        if found is None:
-            msg = (
-                f"{url} holds neither an index.json (MDS) nor Parquet files. Look at the path; `cosmati data write` "
-                "makes a source."
-            )
-            raise DataError(msg) from error
-        return found
-
-
-def _files(info: ShardInfo) -> ShardFiles:
-    return ShardFiles(info.raw, info.zip, info.compression)
-
-
-def _local_path(url: str) -> Path | None:
-    return Path(url.removeprefix("file://")).expanduser() if "://" not in url or url.startswith("file://") else None
-
-
-def _remote(url: str, options: CacheOptions) -> Remote:
-    return Remote(url, options=options.storage_options, deadline_seconds=options.deadline_seconds)
+def _split_pattern(url: str, options: CacheOptions) -> tuple[str, str | None]:
+    """Return the directory and the pattern of a URL that means some Parquet files, or one; None where it means all."""
+    local = local_path(url)
+    if local is not None and local.is_dir():
+        return url, None
+    if local is not None and local.is_file() and local.suffix != ".parquet":
+        raise DataError(f"{url} is a file, and a folder or Parquet files are meant. Give the folder that it lies in.")
+    scheme, separator, path = url.rpartition("://")
+    parts = path.split("/")
+    wild = [place for place, part in enumerate(parts) if glob.has_magic(part)]
+    if wild:
+        return scheme + separator + "/".join(parts[: wild[0]]) or ".", "/".join(parts[wild[0] :])
+    if url.endswith(".parquet"):
+        folder, name = scheme + separator + "/".join(parts[:-1]) or ".", glob.escape(parts[-1])
+        return (folder, name) if remote_of(folder, options).names(name) else (url, None)
+    return url, None

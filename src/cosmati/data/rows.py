@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from cosmati.core.batch import Data
 from cosmati.core.rng import row_uniform
@@ -19,9 +20,15 @@ ColumnValues = NDArray[Any] | list[Any]
 """An array [rows, ...] where all rows have one shape, a list of values otherwise."""
 
 
+class RowDict(dict[str, Any]):
+    """A row as a dictionary. PyTorch's default collation takes a `RowBatch` of them by its columns, not row by row."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RowBatch(Sequence[dict[str, Any]]):
     """Rows, read together and kept as columns; as a sequence, it's a sequence of dictionaries.
+
+    They hold the columns, `row_id` and `class_id`; a column of one of these names keeps its own values there.
 
     Attributes:
         columns: by name.
@@ -49,8 +56,9 @@ class RowBatch(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        values = {name: column[index] for name, column in self.columns.items()}
-        return values | {"row_id": int(self.row_ids[index]), "class_id": int(self.class_ids[index])}
+        values = {name: _value(column, index) for name, column in self.columns.items()}
+        # A column of such a name keeps its values.
+        return RowDict({"row_id": int(self.row_ids[index]), "class_id": int(self.class_ids[index])} | values)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
@@ -96,6 +104,29 @@ class RowBatch(Sequence[dict[str, Any]]):
             "columns=, or give transform=, a function from RowBatch to tensors."
         )
         raise DataError(msg)
+
+
+def _value(column: ColumnValues, index: int) -> Any:  # noqa: ANN401  (what the column holds)
+    # Whole numbers of 64 bits, and floats that are Python's, come as Python's: JSON and dictionaries take them.
+    is_plain = isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype in (np.int64, np.float64)
+    return column[index].item() if is_plain else column[index]
+
+
+def _collate_rows(rows: Sequence[RowDict], *, collate_fn_map: Any = None) -> dict[str, Any]:  # noqa: ANN401  (PyTorch's)
+    """Return what PyTorch makes of dictionaries, by columns where they're there."""
+    if not isinstance(rows, RowBatch):
+        made: dict[str, Any] = collate([dict(row) for row in rows], collate_fn_map=collate_fn_map)
+        return made
+    columns = {"row_id": rows.row_ids, "class_id": rows.class_ids} | dict(rows.columns)
+    return {
+        name: torch.from_numpy(column)
+        if isinstance(column, np.ndarray) and column.dtype.kind in "biuf"
+        else collate(list(column), collate_fn_map=collate_fn_map)
+        for name, column in columns.items()
+    }
+
+
+default_collate_fn_map[RowDict] = _collate_rows
 
 
 def tensors_of(batch: RowBatch, columns: Sequence[str] | None) -> Data:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from cosmati.core.batch import TOMBSTONE, Batch
-from cosmati.data.order.interleave import Stretch
+from cosmati.core.batch import Batch
+from cosmati.core.source import ImageSize
+from cosmati.data.image_rows import DecodeImages
+from cosmati.data.order.interleave import Ints, Stretch
 from cosmati.data.order.mixture import Group
 from cosmati.data.order.plan import RoutePlan, Tail
+from cosmati.data.parcel import in_worker, out_of_worker
+from cosmati.data.read_ahead import ReadAhead, fetch_from_here
 from cosmati.data.streaming import StreamingDataset
+from cosmati.data.worker import WorkerStart
 from cosmati.errors import DataError
 
 
@@ -87,42 +93,32 @@ def _offered_only(phases: Sequence[Stretch] | None, groups: Sequence[Group]) -> 
     ]
 
 
-class Microbatches(Dataset[tuple[int, Batch]]):
+class Microbatches(Dataset[Any]):
     """Microbatches by their number, counted over all steps."""
 
     def __init__(self, dataset: StreamingDataset, plan: RoutePlan, seed: int, *, with_digests: bool) -> None:
         self.dataset, self.plan, self.seed, self.with_digests = dataset, plan, seed, with_digests
+        self.size_at: Callable[[int], ImageSize] | None = None
         self.orders = dataset.orders(seed)
 
-    def __getitem__(self, number: int) -> tuple[int, Batch]:
-        rows = self.plan.microbatch(*divmod(number, self.plan.num_microbatches))
+    def __getitem__(self, number: int) -> Any:  # noqa: ANN401  (Dataset's name; a parcel in a worker)
+        return in_worker(self.microbatch(number))
+
+    def microbatch(self, number: int) -> Batch:
+        """Read a microbatch."""
+        step, index = divmod(number, self.plan.num_microbatches)
+        rows = self.plan.microbatch(step, index)
+        transform = None
+        if self.size_at is not None and isinstance(self.dataset.transform, DecodeImages):
+            transform = partial(self.dataset.transform, image_size=self.size_at(step))
         places = self.dataset.places(rows.sources, rows.epochs, rows.indices, self.orders)
-        batch = self.dataset.batch(places, seed=self.seed, with_digests=self.with_digests)
-        return number, Batch(batch.data, batch.lineage, rows.class_id, rows.band)
+        batch = self.dataset.batch(places, seed=self.seed, with_digests=self.with_digests, transform=transform)
+        return Batch(batch.data, batch.lineage, rows.class_id, rows.band)
 
-    def shards_after(self, number: int, fetched: set[tuple[int, int, int]]) -> list[tuple[int, int]]:
-        """Return the shards that come next after a microbatch and must be fetched, and remember them as fetched.
-
-        Each source is looked at a window ahead, and no further than half its cache.
-        """
+    def needs(self, number: int) -> tuple[Ints, Ints, Ints]:
+        """Return sources, epochs and indices of a microbatch's rows."""
         rows = self.plan.microbatch(*divmod(number, self.plan.num_microbatches))
-        if len(fetched) > 4 * sum(source.index.num_shards for source in self.dataset.sources):
-            # Epochs long gone; to ask for a shard again that is there costs nothing.
-            fetched.clear()
-        found = []
-        for source in np.unique(rows.sources[rows.sources != TOMBSTONE]):
-            opened = self.dataset.sources[source]
-            if not opened.is_remote:
-                continue
-            last = int(np.flatnonzero(rows.sources == source)[-1])
-            epoch, start = int(rows.epochs[last]), int(rows.indices[last])
-            stop = min(start + self.dataset.window_rows, opened.num_rows)
-            for shard in self.orders[source].shards_of(epoch, start, stop)[: opened.shards_ahead]:
-                key = (int(source), epoch, int(shard))
-                if key not in fetched:
-                    fetched.add(key)
-                    found.append((int(source), int(shard)))
-        return found
+        return rows.sources, rows.epochs, rows.indices
 
 
 class _Numbers(Sampler[int]):
@@ -148,23 +144,41 @@ class StreamingOrder:
         self.rows_per_step: int = source.rows_per_step
         self._ahead: dict[int, Future[Batch]] = {}
         self._threads: ThreadPoolExecutor | None = None
-        self._fetched: set[tuple[int, int, int]] = set()
-        self._stream: Iterator[tuple[int, Batch]] | None = None
+        self._read_ahead: ReadAhead | None = None
+        self._stream: Iterator[Any] | None = None
         self._next = -1
+
+    def __del__(self) -> None:
+        """Let the threads that fetch ahead end."""
+        if self._read_ahead is not None:
+            self._read_ahead.close()
 
     def class_id(self, step: int, index: int) -> int | None:
         """Return the class of a microbatch, without reading its rows."""
         return self._plan.class_of(step, index)
 
+    @property
+    def image_size(self) -> ImageSize | None:
+        """Size of the images, where the data set's transform can decode them in another."""
+        transform = self._reader.dataset.transform
+        return transform.image_size if isinstance(transform, DecodeImages) else None
+
+    def resize(self, size_at: Callable[[int], ImageSize]) -> None:
+        """Decode the images of each step in the size that this function says; what was read ahead is read anew."""
+        self._reader.size_at = size_at
+        self._ahead, self._stream, self._next = {}, None, -1
+
     def microbatch(self, step: int, index: int) -> Batch:
         """Return a microbatch: rows / V rows, tombstones where the epoch's tail is padded."""
         number = step * self._plan.num_microbatches + index
         if self._stream is not None and number == self._next:
-            _, batch = next(self._stream)
-            self._next = next(self._numbers)
+            # After an error the workers stand elsewhere than this counts: whoever tries again has new ones.
+            stream, self._stream, self._next = self._stream, None, -1
+            batch: Batch = out_of_worker(next(stream))
+            self._stream, self._next = stream, next(self._numbers)
             return batch
         future = self._ahead.pop(number, None)
-        return self._reader[number][1] if future is None else future.result()
+        return self._reader.microbatch(number) if future is None else future.result()
 
     def expect(self, step: int, indices: Sequence[int]) -> None:
         """Read ahead: these microbatches are wanted in each step from `step` on.
@@ -177,6 +191,7 @@ class StreamingOrder:
         if self._source.num_workers:
             if self._next != step * v + indices[0]:
                 self._start_workers(_Numbers(step, indices, v), len(indices) * max(1, steps))
+            self._fetch_ahead(step, indices)
             return
         if not steps:
             return
@@ -188,17 +203,43 @@ class StreamingOrder:
             self._ahead.pop(number).cancel()
         for number in wanted:
             if number not in self._ahead:
-                self._ahead[number] = self._threads.submit(lambda n: self._reader[n][1], number)
-        for source, shard in self._reader.shards_after(wanted[-1], self._fetched):
-            self._threads.submit(self._reader.dataset.sources[source].fetch, shard)
+                self._ahead[number] = self._threads.submit(self._reader.microbatch, number)
+        self._fetch_ahead(step, indices)
+
+    def _fetch_ahead(self, step: int, indices: Sequence[int]) -> None:
+        """Have the shards fetched that this rank's microbatches need from a step on."""
+        dataset, reader, num_microbatches = self._reader.dataset, self._reader, self._plan.num_microbatches
+        if self._read_ahead is None and dataset.ahead_bytes:
+
+            def needs(part: int) -> tuple[Ints, Ints, Ints]:
+                # Not of this object: the threads would hold it, and it's its end that ends them.
+                which, index = divmod(part, len(indices))
+                return reader.needs(which * num_microbatches + indices[index])
+
+            self._read_ahead = ReadAhead(
+                dataset.sources,
+                self._reader.orders,
+                needs,
+                max_bytes=dataset.ahead_bytes,
+                max_parts=self.steps_per_epoch * len(indices),
+            )
+        if self._read_ahead is not None:
+            self._read_ahead.go_on(step * len(indices))
 
     def _start_workers(self, numbers: _Numbers, num_ahead: int) -> None:
+        if self._read_ahead is not None:
+            self._read_ahead.close()
+            self._read_ahead.wait()
+            self._read_ahead = None
+        if self._reader.dataset.ahead_bytes:
+            fetch_from_here(self._reader.dataset.sources)
         loader = DataLoader(
             self._reader,
             sampler=numbers,
             batch_size=None,
             num_workers=self._source.num_workers,
             prefetch_factor=max(1, -(-num_ahead // self._source.num_workers)),
+            worker_init_fn=WorkerStart(),
         )
         self._stream, self._numbers = iter(loader), iter(numbers)
         self._next = next(self._numbers)

@@ -192,7 +192,7 @@ def tokenize(rows: Rows, tokenizer: Tokenizer, *, column: str = "text", keep: Se
                 if not len(tokens):
                     raise DataError("has no token: let the tokenizer end each document, or leave empty ones out")
             except DataError as error:
-                reading.reject(row["origin_file"], row["origin_place"], str(error))
+                reading.reject(row["origin_file"], row["origin_place"], str(error), error)
                 continue
             yield {"tokens": tokens} | {name: row[name] for name in kept}
 

@@ -45,7 +45,7 @@ def write_report(
     Raises:
         MissingExtraError: Jinja2 or Plotly isn't installed. RunError: the file can't be written.
     """
-    page, path = render_report(title=title, studies=studies, run=run), Path(path)
+    page, path = render_report(title=title, studies=studies, run=run), Path(path).expanduser()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8")

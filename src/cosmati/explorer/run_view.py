@@ -74,7 +74,7 @@ def read_run(folder: str | Path) -> RunView:
     Raises:
         RunError: it's no run folder, or `run.json` can't be read.
     """
-    folder = Path(folder)
+    folder = Path(folder).expanduser()
     record = _read_record(folder)
     status = record.outcome
     if status == "running":

@@ -262,14 +262,18 @@ def _contribution(class_name: str, region: str, found: _Sum, total: float) -> Co
     )
 
 
-def regions_of_class(directory: Path, class_name: str, *, vkey: str | None = None) -> tuple[Contribution, ...]:
+def regions_of_class(
+    directory: Path | VerifiedLedger, class_name: str, *, vkey: str | None = None
+) -> tuple[Contribution, ...]:
     """Return the regions that rows of a class reached; see `contributions`."""
     table = contributions(directory, vkey=vkey)
     _index(table.classes, class_name, "class")
     return tuple(c for c in table.cells if c.class_name == class_name and c.num_microbatches)
 
 
-def classes_of_region(directory: Path, region: str, *, vkey: str | None = None) -> tuple[Contribution, ...]:
+def classes_of_region(
+    directory: Path | VerifiedLedger, region: str, *, vkey: str | None = None
+) -> tuple[Contribution, ...]:
     """Return the classes whose rows reached a region; see `contributions`."""
     table = contributions(directory, vkey=vkey)
     _index(table.regions, region, "region")

@@ -13,6 +13,7 @@ from torch import Tensor
 from cosmati.core.batch import Batch, InputKind
 from cosmati.core.clock import Budget
 from cosmati.core.method import Method, Position, Stage
+from cosmati.core.source import ImageSize
 from cosmati.errors import BatchError, PlanError
 
 __all__ = ["ProgressiveResizing", "resize_batch"]
@@ -69,6 +70,9 @@ class ProgressiveResizing(Method):
 
     The width follows the schedule in multiples of `size_increment`; the height keeps the shape, in multiples
     too. The full size is the images' own, multiple or not. No side is ever less than 1.
+
+    A `StreamingSource` whose transform is `DecodeImages` decodes them in the size of the step, so that the decoder
+    has less to do as well; they're scaled with antialiasing then. "crop" and `resize_targets` need them whole.
 
     Args:
         mode: "resize" interpolates (nearest neighbour), "crop" cuts one window, in each microbatch at another
@@ -151,16 +155,23 @@ class ProgressiveResizing(Method):
             raise PlanError(msg)
         return min(sizes)
 
+    def image_size(self, full: ImageSize, elapsed: float) -> ImageSize:
+        """Return the size of a step; a crop, and targets resized alike, need the image whole."""
+        if self.mode == "crop" or self.resize_targets:
+            return full
+        return self.size(*full, self.scale(elapsed))
+
     def batch(self, batch: Batch, at: Position) -> Batch:
-        """Return the batch with smaller images."""
+        """Return the batch with smaller images, where they didn't come so from their decoder."""
         scale = self.scale(at.elapsed)
         if scale == 1:
             return batch
         input, target = batch.input, batch.target if self.resize_targets else None
         _check_images(input, target)
-        height, width = input.shape[2:]
+        shape = input.shape[2], input.shape[3]
+        height, width = at.image_size or shape
         size = self.size(height, width, scale)
-        if size == (height, width):
+        if size == shape:
             return batch
         generator = at.generator("progressive_resizing")
         input, target = _resize(input, target, size, self.mode, generator)

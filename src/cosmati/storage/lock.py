@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
-_held: weakref.WeakSet[FileLock] = weakref.WeakSet()
+_known: weakref.WeakSet[FileLock] = weakref.WeakSet()
+_opening = threading.RLock()
+"""Held where a descriptor comes or goes, and while a process is forked: a child knows each copy that it has."""
 
 
 class FileLock:
@@ -28,14 +31,16 @@ class FileLock:
 
     def __init__(self, path: Path, *, wait: bool = False) -> None:
         self.path = path
-        self._descriptor = -1
+        self._descriptor, self.is_held = -1, False
         operation = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
         while True:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            with _opening:
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+                _known.add(self)
             try:
                 fcntl.flock(self._descriptor, operation)
                 if self.is_in_place():
-                    _held.add(self)
+                    self.is_held = True
                     return
             except BaseException:
                 self.release()
@@ -51,9 +56,17 @@ class FileLock:
 
     def release(self) -> None:
         """Let others have it; a second call does nothing."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self.forget(unlock=True)
+
+    def forget(self, *, unlock: bool = False) -> None:
+        """Close the descriptor; the lock stays with whoever has a copy, unless it's unlocked."""
+        with _opening:
+            descriptor, self._descriptor, self.is_held = self._descriptor, -1, False
+            if descriptor >= 0:
+                if unlock:
+                    # A child that was forked off just now may not have come to closing its copy.
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                os.close(descriptor)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied: the copy's end would close the descriptor, and let others have the lock."""
@@ -75,17 +88,21 @@ class FileLock:
 
 
 def _let_go_in_child() -> None:
-    """Close a forked child's copies of the descriptors: the lock is its parent's, as long as that lives."""
-    for lock in list(_held):
-        lock.release()
+    """Close a forked child's copies of the descriptors: the lock is its parent's, as long as that lives.
+
+    Also of those that a thread of the parent only waits for: it gets them together with its copies.
+    """
+    _opening.release()
+    for lock in list(_known):
+        lock.forget()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_let_go_in_child)
 
 
 def is_held_here(path: Path) -> bool:
     """Say whether this very process holds the lock on a file."""
-    return any(lock.path.absolute() == path.absolute() and lock._descriptor >= 0 for lock in list(_held))  # noqa: SLF001
+    return any(lock.is_held and lock.path.absolute() == path.absolute() for lock in list(_known))
 
 
 def is_locked(path: Path) -> bool:

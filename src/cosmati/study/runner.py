@@ -130,7 +130,7 @@ def run_study(
     Raises:
         RunError: a finished run's line is damaged, the metric isn't measured, or somebody stopped a run.
     """
-    folder = Path(folder)
+    folder = Path(folder).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LINES_FILE
     done = _finished(path, study, hardware)

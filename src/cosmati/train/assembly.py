@@ -16,6 +16,7 @@ from cosmati.core.loss import LossFunction
 from cosmati.core.method import Method
 from cosmati.core.plan import Plan
 from cosmati.core.rng import DefaultGenerators
+from cosmati.core.source import ImageSize
 from cosmati.errors import PlanError
 from cosmati.optim.schedules import Schedule
 from cosmati.routing.policy import CompiledPolicy
@@ -139,6 +140,7 @@ class Assembly:
         policy: compiled; None trains every region on every row.
         turns: sub-steps, in order.
         statistics: of the model's BatchNorm layers.
+        image_size: full size of the images, where their decoder gives them in the size of the step.
     """
 
     model: nn.Module
@@ -155,6 +157,7 @@ class Assembly:
     generators: DefaultGenerators
     statistics: BatchNormStatistics
     device: torch.device
+    image_size: ImageSize | None = None
 
     @property
     def optimizers(self) -> tuple[ScheduledOptimizer, ...]:

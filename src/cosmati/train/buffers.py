@@ -7,9 +7,11 @@ microbatch of the step (scoring rows, a second pass) then leaves no trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,11 +20,36 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cosmati.errors import PlanError
 from cosmati.routing.regions import Regions
+from cosmati.train.held import remember
 from cosmati.train.ranks import Ranks
+
+
+class LayerStatistic(NamedTuple):
+    """What a microbatch teaches a layer: float32 [channels] each.
+
+    Attributes:
+        name: of the layer.
+        mean: of the microbatch.
+        variance: of the microbatch.
+        is_counted: whether the layer counts it.
+    """
+
+    name: str
+    mean: Tensor
+    variance: Tensor
+    is_counted: bool
 
 
 class BatchNormStatistics:
     """The running statistics of a model's BatchNorm layers.
+
+    A subclass with a forward pass of its own is tried out: where that reads running statistics in training, or moves
+    them otherwise than BatchNorm, they can't be folded, and are watched like any other module's.
+
+    Attributes:
+        layers: whose statistics are folded, by name.
+        unlike: names of the others.
+        repeated: names of layers that ran more than once in a microbatch, of which the last time alone is folded.
 
     Raises:
         PlanError: a SyncBatchNorm, whose statistics depend on the number of ranks.
@@ -30,6 +57,9 @@ class BatchNormStatistics:
 
     def __init__(self, model: nn.Module) -> None:
         self.layers: dict[str, _BatchNorm] = {}
+        self.unlike: list[str] = []
+        self.repeated: set[str] = set()
+        self._inexact: set[str] = set()
         self._kept: list[tuple[_BatchNorm, float | None, list[Tensor]]] = []
         self._reads_narrow: dict[str, bool] = {}
         for name, module in model.named_modules():
@@ -40,13 +70,18 @@ class BatchNormStatistics:
                 )
                 raise PlanError(msg)
             if isinstance(module, _BatchNorm) and module.running_mean is not None:
-                self.layers[name] = module
+                is_exact = _is_exact(module)
+                if is_exact is None:
+                    self.unlike.append(name)
+                else:
+                    self.layers[name] = module
+                    self._inexact |= set() if is_exact else {name}
 
     @contextmanager
     def captured(self) -> Iterator[None]:
         """Let forward passes write their own statistics in place of running ones, and put the running ones back."""
         kept = [
-            (layer, layer.momentum, [_statistic(layer, name).clone() for name in _NAMES])
+            (layer, layer.momentum, [_statistic(layer, name).clone() for name in STATISTICS])
             for layer in self.layers.values()
         ]
         self._kept = kept
@@ -64,7 +99,7 @@ class BatchNormStatistics:
                 handle.remove()
             for layer, momentum, values in kept:
                 layer.momentum = momentum
-                for name, value in zip(_NAMES, values, strict=True):
+                for name, value in zip(STATISTICS, values, strict=True):
                     _statistic(layer, name).copy_(value)
 
     def _see(self, name: str, _: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -73,16 +108,25 @@ class BatchNormStatistics:
 
     @property
     def rounded(self) -> tuple[str, ...]:
-        """Names of layers whose statistics aren't float32: folding them doesn't give the native bits."""
-        return tuple(name for name, layer in self.layers.items() if _statistic(layer, _NAMES[0]).dtype != torch.float32)
+        """Names of layers whose statistics aren't float32 of native kernels: folding them gives other bits."""
+        return tuple(
+            name
+            for name, layer in self.layers.items()
+            if name in self._inexact or _statistic(layer, STATISTICS[0]).dtype != torch.float32
+        )
+
+    @property
+    def own(self) -> list[Tensor]:
+        """The running means and variances as they are."""
+        return [_statistic(layer, name) for layer in self.layers.values() for name in STATISTICS[:2]]
 
     def copied(self) -> list[Tensor]:
         """Return copies of the running statistics."""
-        return [_statistic(layer, name).clone() for layer in self.layers.values() for name in _NAMES]
+        return [_statistic(layer, name).clone() for layer in self.layers.values() for name in STATISTICS]
 
     def put_back(self, copies: Sequence[Tensor]) -> None:
         """Undo what happened to the running statistics since `copied`."""
-        own = [_statistic(layer, name) for layer in self.layers.values() for name in _NAMES]
+        own = [_statistic(layer, name) for layer in self.layers.values() for name in STATISTICS]
         for statistic, value in zip(own, copies, strict=True):
             statistic.copy_(value)
 
@@ -92,7 +136,7 @@ class BatchNormStatistics:
         Frozen layers read them in each microbatch, and so does a pass in eval mode before the loss's own.
         """
         for layer, _, values in self._kept:
-            for name, value in zip(_NAMES[:2], values, strict=False):
+            for name, value in zip(STATISTICS[:2], values, strict=False):
                 _statistic(layer, name).copy_(value)
         # The native kernel writes statistics without marking them; the counter is marked.
         return {name: _statistic(layer, "num_batches_tracked")._version for name, layer in self.layers.items()}  # noqa: SLF001
@@ -105,38 +149,100 @@ class BatchNormStatistics:
         values: list[Tensor] = []
         for (name, layer), (_, _, before) in zip(self.layers.items(), self._kept, strict=True):
             mean = _statistic(layer, "running_mean")
-            is_counted = _statistic(layer, "num_batches_tracked")._version != mark[name]  # noqa: SLF001
+            num_runs = _statistic(layer, "num_batches_tracked")._version - mark[name]  # noqa: SLF001
+            self.repeated |= {name} if num_runs > 1 else set()
             # A subclass with a forward pass of its own may leave the counter alone.
-            flag = _COUNTED if is_counted else 0.0 if torch.equal(mean, before[0]) else _UNCOUNTED
+            flag = _COUNTED if num_runs else 0.0 if torch.equal(mean, before[0]) else _UNCOUNTED
             values.append(torch.full((1,), flag, device=mean.device))
             own = [mean.float(), _statistic(layer, "running_var").float()]
             values += own if flag else [torch.zeros_like(value) for value in own]
         return torch.cat(values)
 
-    def fold(self, rows: Sequence[Tensor], ranks: Ranks, teaches: Callable[[int, str], bool]) -> None:
-        """Fold the statistics of a step's microbatches into the running ones.
+    def taught(self, rows: Sequence[Tensor], ranks: Ranks, teaches: Callable[[int, str], bool]) -> list[LayerStatistic]:
+        """Return what a step's microbatches teach, on all ranks, in their order.
 
         Args:
             rows: what `read` returned for each of this rank's microbatches.
             ranks: the data-parallel ranks.
             teaches: whether microbatch m may teach the layer of that name.
         """
+        found = []
         for index, row in enumerate(ranks.gather(torch.stack(list(rows)))):
             start = 0
             for name, layer in self.layers.items():
                 size = layer.num_features
-                flag, mean, variance = (
-                    row[start],
-                    row[start + 1 : start + 1 + size],
-                    row[start + 1 + size : start + 1 + 2 * size],
-                )
+                flag, mean, variance, _ = row[start:].split([1, size, size, len(row) - start - 1 - 2 * size])
                 start += 1 + 2 * size
                 if teaches(index, name) and bool(flag):
-                    count = _statistic(layer, "num_batches_tracked")
-                    counted = count.clone()
-                    _fold(layer, mean, variance, is_narrow=self._reads_narrow.get(name, False))
-                    if float(flag) == _UNCOUNTED:
-                        count.copy_(counted)
+                    found.append(LayerStatistic(name, mean, variance, float(flag) == _COUNTED))
+        return found
+
+    def fold(self, taught: Iterable[LayerStatistic]) -> None:
+        """Fold into the running statistics what a step's microbatches teach."""
+        for name, mean, variance, is_counted in taught:
+            layer = self.layers[name]
+            count = _statistic(layer, "num_batches_tracked")
+            counted = count.clone()
+            _fold(layer, mean, variance, is_narrow=self._reads_narrow.get(name, False))
+            if not is_counted:
+                count.copy_(counted)
+
+
+def _is_exact(layer: _BatchNorm) -> bool | None:
+    """Say whether folding gives the bits of a layer's own forward pass; None where it doesn't give its statistics."""
+    if vars(layer).get("forward", type(layer).forward) is _BatchNorm.forward:
+        return True
+    put_back = remember({"": layer})
+    try:
+        where = _statistic(layer, STATISTICS[0]).device
+        with torch.random.fork_rng([where] if where.type == "cuda" else []), torch.no_grad():
+            # Some begin as BatchNorm, and read what runs later.
+            tried = [_trial(layer, seed, count) for seed in range(4) for count in (0, 1_000_000)]
+    except Exception:  # noqa: BLE001  (the user's own code, on rows of ours)
+        return None
+    finally:
+        put_back()
+    return None if None in tried else all(tried)
+
+
+_MOMENTUM = 0.1
+
+
+def _trial(layer: _BatchNorm, seed: int, count: int) -> bool | None:
+    rows = _rows_for(layer, seed)
+    results = []
+    for mean, variance, momentum in ((0.7, 2.3, _MOMENTUM), (-3.0, 9.0, 1.0)):
+        own = copy.deepcopy(layer).train()
+        own.momentum = momentum
+        for name, value in zip(STATISTICS, (mean, variance, count), strict=True):
+            _statistic(own, name).fill_(value)
+        torch.manual_seed(seed)
+        results.append((own, own.forward(rows)))
+    (own, output), (alone, other) = results
+    folded = copy.deepcopy(layer)
+    folded.momentum = _MOMENTUM
+    _statistic(folded, STATISTICS[0]).fill_(0.7)
+    _statistic(folded, STATISTICS[1]).fill_(2.3)
+    own_mean, own_variance = (_statistic(alone, name).float() for name in STATISTICS[:2])
+    _fold(folded, own_mean, own_variance, is_narrow=rows.dtype in (torch.bfloat16, torch.float16))
+    pairs = [(_statistic(own, name), _statistic(folded, name)) for name in STATISTICS[:2]]
+    if not torch.equal(output, other) or not all(torch.allclose(one, two, rtol=1e-2) for one, two in pairs):
+        return None
+    return all(torch.equal(one, two) for one, two in pairs)
+
+
+def _rows_for(layer: _BatchNorm, seed: int) -> Tensor:
+    """Return rows of the first shape that a layer takes."""
+    mean = _statistic(layer, STATISTICS[0])
+    kind = layer.weight.dtype if layer.affine else mean.dtype
+    for shape in ((), (4,), (4, 4), (2, 2, 2)):
+        rows = torch.randn(8, layer.num_features, *shape, generator=torch.Generator().manual_seed(seed))
+        with suppress(ValueError, RuntimeError):
+            rows = rows.to(mean.device, kind)
+            copy.deepcopy(layer).train().forward(rows)
+            return rows
+    msg = "it takes no rows of any shape"
+    raise ValueError(msg)
 
 
 def unrouted(statistics: BatchNormStatistics, regions: Regions) -> tuple[str, ...]:
@@ -149,7 +255,7 @@ def unrouted(statistics: BatchNormStatistics, regions: Regions) -> tuple[str, ..
 
 
 _COUNTED, _UNCOUNTED = 1.0, 2.0
-_NAMES = ("running_mean", "running_var", "num_batches_tracked")
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def _statistic(layer: _BatchNorm, name: str) -> Tensor:

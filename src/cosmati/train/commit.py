@@ -12,6 +12,7 @@ from torch import Tensor
 from cosmati.core.clock import Clock
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.assembly import Assembly, Turn
+from cosmati.train.buffers import LayerStatistic
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.gradients import StepGradients, StepInput, StepPasses, update_norms_since
 from cosmati.train.outcome import Taught
@@ -28,6 +29,7 @@ class Committed(NamedTuple):
         norms: each microbatch's gradient norm by region, over all sub-steps [V, regions], where it was asked for.
         learnt: names of the parameters that moved.
         update_norms: norm of the change by region [regions], where it was asked for.
+        statistics: what BatchNorm is to be taught.
     """
 
     first: StepGradients
@@ -36,6 +38,7 @@ class Committed(NamedTuple):
     norms: Tensor | None
     learnt: frozenset[str]
     update_norms: Tensor | None
+    statistics: Sequence[LayerStatistic]
 
 
 class Commit:
@@ -79,13 +82,17 @@ class Commit:
         before = a.layout.weights().copied() if follow else None
         found: list[StepGradients] = []
         learnt: frozenset[str] = frozenset()
+        statistics: list[LayerStatistic] = []
         try:
             for turn in turns:
                 gradients = self._passes(step, turn, measure=measure)
                 self._stopwatch.lap("method")
+                if not found and a.statistics.layers:
+                    statistics = a.statistics.taught(gradients.statistics, a.ranks, partial(self._teaches, step))
                 found.append(gradients)
                 root = self._methods.gradients(gradients.root, step.positions[0])
-                finite.check(gradients.loss, clock.step, list(root.tensors.values()))
+                folded = [tensor for one in statistics for tensor in (one.mean, one.variance)]
+                finite.check(gradients.loss, clock.step, list(root.tensors.values()), folded)
                 if root:
                     self._tell("commit")
                     learnt |= a.layout.commit(root, turn.indices, partial(turn.step, clock, a.budget))
@@ -96,7 +103,12 @@ class Commit:
             raise
         update_norms = None if before is None or not learnt else update_norms_since(a.layout, before)
         taught = [Taught(self._regions_of(turn, step), own.weights) for turn, own in zip(turns, found, strict=True)]
-        return Committed(found[0], [own.loss for own in found], taught, _joined(found), learnt, update_norms)
+        return Committed(
+            found[0], [own.loss for own in found], taught, _joined(found), learnt, update_norms, statistics
+        )
+
+    def _teaches(self, step: StepInput, microbatch: int, layer: str) -> bool:
+        return self._a.router.teaches(step.routes[microbatch], layer)
 
     def _regions_of(self, turn: Turn, step: StepInput) -> tuple[int, ...]:
         parameters = self._a.layout.parameters

@@ -19,7 +19,7 @@ CHANGEABLE = ("policy", "budget", "schedule")
 
 
 class PathSetting:
-    """A setting that is given as a string or a path, and read as a path."""
+    """A setting that is given as a string or a path, and read as a path; `~` is the user's own folder."""
 
     accepts = Path | None
     """What it's read as, for who reads settings from text."""
@@ -32,7 +32,7 @@ class PathSetting:
         return None if config is None else config.__dict__[self._name]
 
     def __set__(self, config: object, value: str | Path | None) -> None:
-        config.__dict__[self._name] = None if value is None else Path(value)
+        config.__dict__[self._name] = None if value is None else Path(value).expanduser()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from torch import nn
 
 from cosmati.core.batch import Data
 from cosmati.core.plan import Plan, Promise
@@ -13,12 +15,13 @@ from cosmati.train.assembly import Assembly
 from cosmati.train.budget_change import check_past
 from cosmati.train.finite import not_finite
 from cosmati.train.identity import SURROUNDINGS, Change, changes, check_resume
-from cosmati.train.loss_state import loss_buffers
+from cosmati.train.loss_state import loss_buffers, loss_module
+from cosmati.train.past_policies import Broken, Past, with_broken, with_span, without_broken, without_taught
 from cosmati.train.probe import Probe
 from cosmati.train.run.checkpoints import Checkpoint
 
-CHECKPOINT_VERSION = 3
-"""Of the facts in a checkpoint. Version 1 had no identity."""
+CHECKPOINT_VERSION = 4
+"""Of the facts in a checkpoint. Version 1 had no identity, version 3 no past policies."""
 
 
 class Continuity:
@@ -57,13 +60,26 @@ class Continuity:
             }
         )
         self.has_seen = False
+        self._since, self._past, self._broken = 0, Past(), Broken()
+        self._modes = {name: module.training for name, module in self._modules()}
 
-    def facts(self, *, compare_code: bool) -> dict[str, Any]:
+    def _modules(self) -> Iterator[tuple[str, nn.Module]]:
+        found = (loss_module(turn.loss) for turn in self._a.turns)
+        for index, root in enumerate([self._a.model, *(module for module in found if module is not None)]):
+            for name, module in root.named_modules():
+                yield f"{index}/{name}", module
+
+    def facts(self, step: int, plan: Plan, *, compare_code: bool, keep_modes: bool) -> dict[str, Any]:
         """Return what a checkpoint keeps.
 
         Args:
+            step: of the checkpoint.
+            plan: without the promises that are broken by then.
             compare_code: by what it computes; where that follows from state that no checkpoint holds, it can't be.
+            keep_modes: whether modules are in the modes in which the next step finds them.
         """
+        modes = {name: module.training for name, module in self._modules()}
+        changed = {name: mode for name, mode in modes.items() if mode != self._modes.get(name, True)}
         policy = self._a.policy
         return {
             "version": CHECKPOINT_VERSION,
@@ -71,7 +87,11 @@ class Continuity:
             "environment": dict(self._environment),
             "initial_root": self.initial_root.hex(),
             "phases": [[p.name, p.start_step, p.end_step] for p in policy.phases] if policy else [],
+            "past_policies": with_span(self._past, policy, self._since, step),
+            "broken_pairs": with_broken(self._broken, plan, policy, self._since, step),
             "budget_was_read": self.budget_was_read,
+            # From the recipe's own. None: nobody knows.
+            "modes": changed if keep_modes else None,
             "probe": {"specs": self._probe.specs, "losses": self._losses() if compare_code else None},
         }
 
@@ -93,7 +113,10 @@ class Continuity:
                 "weights: RunConfig(load_weights=...)."
             )
             raise CheckpointError(msg)
-        self.changed = check_resume(facts["identity"], self._identity, asked=config.change, where=self._where)
+        around = changes(facts["environment"], self._environment)
+        self.changed = check_resume(
+            facts["identity"], self._identity, asked=config.change, where=self._where, is_elsewhere=bool(around)
+        )
         parent = {name: value for name, value in facts["identity"].items() if name.startswith("parent")}
         self._identity = {n: v for n, v in self._identity.items() if not n.startswith("parent")} | parent
         if any(change.name.startswith("budget.") for change in self.changed):
@@ -101,13 +124,28 @@ class Continuity:
         self.initial_root = bytes.fromhex(facts["initial_root"])
         self.budget_was_read = facts["budget_was_read"]
         self._probe, self._expected = Probe(facts["probe"]["specs"]), facts["probe"]["losses"]
-        around = changes(facts["environment"], self._environment)
         if around:
             self._expected = None  # Other kernels, other bits.
         self.changed += around
         for promise in (Promise.RESUME, Promise.ELASTIC, Promise.REPLAYABLE, Promise.PARITY) if around else ():
             if plan.holds(promise):
                 plan = plan.withdraw(promise, f"resumed with {'; '.join(map(str, around))}")
+        self._since, self._past = checkpoint.step, facts["past_policies"]
+        self._broken = facts.get("broken_pairs", [])
+        plan = without_taught(plan, self._past, self._a.policy)
+        plan = without_broken(plan, self._broken, self._a.policy)
+        return self._put_modes_back(facts.get("modes", {}), plan)
+
+    def _put_modes_back(self, modes: Mapping[str, bool] | None, plan: Plan) -> Plan:
+        for name, module in self._modules():
+            module.training = (modes or {}).get(name, module.training)
+        if modes is None:
+            because = (
+                f"{self._where} was saved in another mode than its last step's: call model.train() before save(), and "
+                "before the loop ends"
+            )
+            for promise in (Promise.RESUME, Promise.REPLAYABLE):
+                plan = plan.withdraw(promise, because) if plan.holds(promise) else plan
         return plan
 
     def see(self, data: Data) -> None:
@@ -126,8 +164,8 @@ class Continuity:
             was, now = (", ".join(_decimal(value) for value in values) for values in (expected, found))
             msg = (
                 f"{self._where} is of another run: from the same weights, a fixed microbatch has the loss {now}, and "
-                f"had {was}. The code of the model or of the loss has changed. Resume with the code that wrote it, or "
-                "give the new run a folder of its own."
+                f"had {was}. The code of the model or of the loss has changed, or what it reads. Resume with the code "
+                "that wrote it, or give the new run a folder of its own."
             )
             raise CheckpointError(msg)
 

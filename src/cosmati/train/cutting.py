@@ -73,12 +73,29 @@ def piece_of(batch: Batch, k: int, pieces: int) -> Batch:
     return batch.select(slice(k * rows, (k + 1) * rows))
 
 
-def refuse_uncut(microbatches: Sequence[Batch], pieces: int, step: int, why: str) -> None:
+def refuse_uncut(
+    microbatches: Sequence[Batch], pieces: int, step: int, why: str, *, have_changed: bool = False
+) -> None:
     """Refuse to go on where another cut is of no help.
 
+    Args:
+        microbatches: this rank's.
+        pieces: into how many each is cut so far.
+        step: of the run.
+        why: what was short.
+        have_changed: the attempt that failed has changed a rank's rows in place.
+
     Raises:
-        OutOfMemoryError: a microbatch's rows can't be halved once more.
+        OutOfMemoryError: a microbatch's rows can't be halved once more, or aren't those any more that were given.
     """
+    if have_changed:
+        msg = (
+            f"Memory is too short for step {step}: {why} It can't be taken anew with smaller microbatches: the loss or "
+            "the model's first layers have changed its rows in place. Nothing of the step is committed. Let the loss "
+            "change a copy (x = x.clone(); ReLU without inplace=True), or begin with more microbatches "
+            "(num_microbatches)."
+        )
+        raise OutOfMemoryError(msg)
     rows = min(batch.num_rows for batch in microbatches)
     try:
         if all(batch.num_rows % (2 * pieces) == 0 for batch in microbatches):

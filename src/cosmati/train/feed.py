@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import torch
-from torch import Tensor
 
-from cosmati.core.batch import Batch, Data, Lineage, count_rows, count_rows_and_tokens, map_tensors
+from cosmati.core.batch import Batch, Data, Lineage, count_rows, count_rows_and_tokens
 from cosmati.core.clock import Clock
-from cosmati.core.nest import leaves
+from cosmati.core.nest import shallow_copy
 from cosmati.core.rng import DefaultGenerators, position_key
-from cosmati.core.source import Order, ReadsAhead
-from cosmati.core.state import parameter_root
+from cosmati.core.source import Order, ReadsAhead, ResizesImages
 from cosmati.data.foreign import has_known_order, own_generators, refuse_rows, refuse_shares
 from cosmati.errors import DataError
 from cosmati.train.assembly import split_batch
+from cosmati.train.by_position import ByPosition
+from cosmati.train.content import content_digest
+from cosmati.train.ranks import Ranks
+from cosmati.train.seen import Kept, LastGiven
 
 
 class Feed(Protocol):
@@ -29,6 +31,11 @@ class Feed(Protocol):
     num_passes: int
     has_ended: bool
     generators: Sequence[torch.Generator]
+
+    @property
+    def doubt(self) -> str:
+        """Why a resume may be given other rows, in words; empty as far as is known."""
+        ...
 
     def whole(self, clock: Clock) -> Data | None:
         """Return the step's data whole, or None where the data have ended for good."""
@@ -66,6 +73,7 @@ class OrderedFeed:
     num_passes = 0
     has_ended = False
     generators: Sequence[torch.Generator] = ()
+    doubt = ""
 
     def __init__(self, order: Order, num_microbatches: int) -> None:
         self._order = order
@@ -76,6 +84,11 @@ class OrderedFeed:
     def reordered(self, change: Callable[[Order], Order]) -> OrderedFeed:
         """Return the feed of another order of the same rows."""
         return OrderedFeed(change(self._order), self._num_microbatches)
+
+    @property
+    def decoder(self) -> ResizesImages | None:
+        """The order, where it can give images in the size that a step wants."""
+        return self._order if isinstance(self._order, ResizesImages) else None
 
     def whole(self, clock: Clock) -> Data | None:
         """Return the one microbatch of a step."""
@@ -123,6 +136,7 @@ class IterableFeed:
         num_microbatches: V.
         seed: of the run.
         generators: seeded before each batch; None leaves them alone.
+        ranks: each of which has to be given the same batches; None where there's one.
 
     Attributes:
         has_ended: asked for a batch, the data had none, and would have none in another pass.
@@ -140,6 +154,7 @@ class IterableFeed:
         *,
         seed: int = 0,
         generators: DefaultGenerators | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         refuse_rows(data)
         refuse_shares(data)
@@ -147,20 +162,23 @@ class IterableFeed:
         self._num_microbatches = num_microbatches
         self._key = partial(position_key, seed, "data")
         self._generators = generators
+        self._ranks = ranks or Ranks.alone()
         self._iterator: Iterator[Data] | None = None
         self._given_last: tuple[int, Data | None] = (-1, None)
         self._was_closed = False
         self._seen = 0
+        self._stands_at = 0
+        self._may_restart = False
         self._first: str | None = None
-        self._last: tuple[Data, tuple[int, ...]] | None = None
-        self._last_seen: str | None = None
-        self._given: dict[int, tuple[int, ...]] = {}
+        self._last = LastGiven()
         self.num_passes = 0
         self.has_ended = False
         self.generators: Sequence[torch.Generator] = own_generators(data)
         self._own_at_start = [generator.get_state() for generator in self.generators]
-        self._restores_itself = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
-        self.is_positional = isinstance(data, Sequence) or self._restores_itself or has_known_order(data)
+        self._by_position = ByPosition(data, self._seed_step) if isinstance(data, Sequence) else None
+        restores_itself = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
+        self._kept = Kept(data) if restores_itself and self._by_position is None else None
+        self.is_positional = bool(self._by_position or self._kept) or has_known_order(data)
         self.steps_per_epoch = _length(data)
         if self.steps_per_epoch == 0:
             msg = (
@@ -169,20 +187,29 @@ class IterableFeed:
             )
             raise DataError(msg)
 
+    @property
+    def doubt(self) -> str:
+        """Why a resume may be given other rows, or was given them."""
+        return self._kept.doubt if self._kept is not None else ""
+
     def microbatches(self, clock: Clock, mine: Sequence[int]) -> list[Batch] | None:
         """Return this rank's part of the next batch."""
         data = self.whole(clock)
+        if self._by_position is None:
+            self._ranks.refuse_unlike_end(clock.step, self.num_passes, data)
         if data is None:
             return None
+        self._ranks.refuse_unlike(clock.step, data, *(generator.get_state() for generator in self.generators))
         parts = split_batch(as_batch(data, clock.rows, pieces=self._num_microbatches), self._num_microbatches)
         return [parts[index] for index in mine]
 
     def whole(self, clock: Clock) -> Data | None:
         """Return the next batch as it is."""
-        if isinstance(self._data, Sequence):
-            return self._read(self._data, clock.step)
+        if self._by_position is not None:
+            return self._by_position.read(clock.step)
         if self._was_closed and self._given_last[0] == clock.step:
-            return self._given_last[1]  # That step was never committed: it has failed, and somebody goes on.
+            self._last.refuse_changed(clock.step)  # That step was never committed: it has failed, and somebody goes on.
+            return self._given_last[1]
         if self.has_ended:
             return None
         if self._iterator is None:
@@ -190,75 +217,69 @@ class IterableFeed:
         data = self._next()
         if data is _END:
             self.num_passes += 1
-            self._seen, self._first, self._last, self._last_seen = 0, None, None, None
+            self._seen, self._first = 0, None
+            self._last.forget()
             self._begin_pass()
             data = self._next()
         self.has_ended = data is _END
         self._given_last, self._was_closed = (clock.step, None if self.has_ended else data), False
         return None if self.has_ended else data
 
-    def _read(self, data: Sequence[Data], step: int) -> Data:
-        """Read a step's batch by position; what isn't a plain list may draw while it does."""
-        index = step % len(data)
-        if type(data) in (list, tuple):
-            self._refuse_changed(data[index], index)
-        elif self._generators is not None:
-            self._generators.seed(self._key(step))
-        return data[index]
-
-    def _refuse_changed(self, batch: Data, index: int) -> None:
-        """Refuse a list's batch that a loss has changed in place: who resumes has the list as it was."""
-        versions = _versions(batch)
-        if self._given.setdefault(index, versions) != versions:
-            msg = (
-                f"Batch {index} of the data was changed in place since a step was given it, by the loss or by the "
-                "model's first layers: each pass would train on other rows, and a run that resumes has the list as it "
-                "was. Let the loss change a copy (x = x.clone(); ReLU without inplace=True), or give a Source, which "
-                "gives copies: InMemory(...)."
-            )
-            raise DataError(msg)
-
     def _begin_pass(self) -> None:
-        """Start a pass, and drop the batches of it that have been seen already."""
-        if self._seen and not self._restores_itself:
-            self._put_back()
+        """Start a pass, or go on where a loader's state says, and drop the batches that have been seen already."""
+        after = self._own_at_start
+        if self._seen and self._kept is None:
+            self._put_back(after)
+        elif self._kept is not None and not self._seen:
+            self._kept.begin_pass()
         self._own_at_start = [generator.get_state() for generator in self.generators]
         self._seed(0)
         self._iterator = iter(self._data)
-        if self._restores_itself:
-            return
-        seen, self._seen, last = self._seen, 0, self._last_digest()
-        for _ in range(seen):
+        seen, last, self._seen = self._seen, self._last.digest(), self._stands_at
+        self._stands_at = 0
+        again = seen - self._seen
+        self._may_restart = bool(seen) and not again
+        for _ in range(again):
             if self._next() is _END:
                 self._refuse_skipping(f"it ended after {self._seen} batches, and {seen} of this pass were seen")
-        if seen and last not in (None, self._last_digest()):
-            self._refuse_skipping(f"batch {seen - 1} of this pass, the last one seen, is another one now")
+        if again and last not in (None, self._last.digest()):
+            self._differs(f"batch {seen - 1} of this pass, the last one seen, is another one now")
+        if self._kept is not None and seen:
+            self._put_back(after)
 
     def _next(self) -> Data:
         """Return the next batch of the pass, or `_END`."""
         assert self._iterator is not None, "a pass has begun"
+        if self._kept is not None:
+            self._kept.before(self._seen)
         if self._seen:
             # The first batch's draws follow those that start the pass: a shuffling loader makes both at once.
             self._seed(self._seen)
+        self._last.look()
         data = next(self._iterator, _END)
         if data is None:
             msg = f"The {type(self._data).__name__} gave None for a batch. Leave the batch out, or end the iteration."
             raise DataError(msg)
         if data is not _END:
-            if not (self._seen or self._restores_itself):
-                self._compare(_digest(data))
+            if not self._seen:
+                self._compare(content_digest(data).hex())
+            elif self._may_restart and content_digest(data).hex() == self._first:
+                self._refuse_skipping("it gives the first batch of this pass again")
+            self._may_restart = False
             self._seen += 1
-            # Its digest is for checkpoints: hashing each batch would cost more than some steps.
-            self._last = None if self._restores_itself else (data, _versions(data))
+            self._last.note(data)
         return data
 
-    def _last_digest(self) -> str | None:
-        """Return the digest of the last batch seen; None where it isn't known, or a loss has changed it in place."""
-        if self._last is not None:
-            data, versions = self._last
-            self._last_seen = _digest(data) if versions == _versions(data) else None
-            self._last = None
-        return self._last_seen
+    def _differs(self, why: str) -> None:
+        """Refuse rows that aren't those of the run that was stopped; a state has nothing of what workers draw."""
+        if self._kept is None or not getattr(self._data, "num_workers", 0):
+            self._refuse_skipping(why)
+        self._kept.doubt = f"{why}: the state of {type(self._data).__name__} doesn't have what its workers draw"
+        warnings.warn(f"The run goes on with other rows than it would have had: {self._kept.doubt}.", stacklevel=2)
+
+    def _seed_step(self, step: int) -> None:
+        if self._generators is not None:
+            self._generators.seed(self._key(step))
 
     def _seed(self, index: int) -> None:
         if self._generators is not None:
@@ -271,8 +292,15 @@ class IterableFeed:
         self._first = digest
 
     def _refuse_skipping(self, why: str) -> NoReturn:
+        name = type(self._data).__name__
+        if self._kept is not None:
+            mend = (
+                "Its state doesn't say which batch comes next, or the data have changed. Have load_state_dict() "
+                "restore the place within the pass too, use a Source, or start in a new folder."
+            )
+            raise DataError(f"The {name} can't go on where the run stopped: {why}. {mend}")
         msg = (
-            f"The {type(self._data).__name__} can't go on where the run stopped: {why}. Its order isn't a function of "
+            f"The {name} can't go on where the run stopped: {why}. Its order isn't a function of "
             "the seed, or the data have changed. Give it a generator (DataLoader(..., generator=torch.Generator()."
             "manual_seed(0))) or a state (torchdata's StatefulDataLoader), use a Source, or start in a new folder."
         )
@@ -280,9 +308,9 @@ class IterableFeed:
 
     def again(self, step: int) -> Sequence[Batch]:
         """Return all microbatches of a list's batch; a loader is read once."""
-        if not isinstance(self._data, Sequence) or step >= len(self._data):
+        if self._by_position is None or step >= (self.steps_per_epoch or 0):
             return ()
-        batch = as_batch(self._read(self._data, step), 0, pieces=self._num_microbatches)
+        batch = as_batch(self._by_position.read(step), 0, pieces=self._num_microbatches)
         return split_batch(batch, self._num_microbatches)
 
     def class_ids(self, clock: Clock) -> list[int | None]:
@@ -291,13 +319,14 @@ class IterableFeed:
 
     def state(self) -> Mapping[str, Any]:
         """Return the place in the pass, and the loader's own state or its generators' at the pass's start."""
-        if isinstance(self._data, Sequence):
-            return {}
-        place = {"passes": self.num_passes, "batches": self._seen}
-        if self._restores_itself:
-            return place | {"loader": self._data.state_dict()}  # type: ignore[attr-defined]
-        seen = {"first": self._first, "last": self._last_digest()}
-        return place | seen | {"generators": list(self._own_at_start)}
+        if self._by_position is not None:
+            return self._by_position.state()
+        seen = {"first": self._first, "last": self._last.digest()}
+        place = {"passes": self.num_passes, "batches": self._seen} | seen
+        if self._kept is not None:
+            now = [generator.get_state() for generator in self.generators]
+            return place | self._kept.state(self._seen) | {"generators": now}
+        return place | {"generators": list(self._own_at_start)}
 
     def restore(self, state: Mapping[str, Any], clock: Clock) -> None:
         """Hand the loader its state, or skip forward to the place.
@@ -305,32 +334,32 @@ class IterableFeed:
         Raises:
             DataError: it can be iterated over only once, and has been.
         """
-        if isinstance(self._data, Sequence):
+        if self._by_position is not None:
+            self._by_position.restore(state)
             return
         self._iterator, self._was_closed = None, False
         self.num_passes = state.get("passes", clock.epoch)
         self._seen = state.get("batches", clock.step_in_epoch)
-        if self._restores_itself:
-            if "loader" in state:
-                self._data.load_state_dict(state["loader"])  # type: ignore[attr-defined]
-            return
-        if isinstance(self._data, Iterator) and clock.step:
-            self._refuse_skipping("it can be iterated over only once, and how far it is can't be told")
-        self._first, self._last, self._last_seen = state.get("first"), None, state.get("last")
+        self._first, self._last = state.get("first"), LastGiven(state.get("last"))
         self._own_at_start = state.get("generators", self._own_at_start)
         if len(self._own_at_start) != len(self.generators):
             was, now = len(self._own_at_start), len(self.generators)
             self._refuse_skipping(f"it had {was} generators of its own, and has {now}")
-        self._put_back()
+        if self._kept is not None:
+            self._stands_at = self._kept.restore(state, self._seen)
+        elif isinstance(self._data, Iterator) and clock.step:
+            self._refuse_skipping("it can be iterated over only once, and how far it is can't be told")
+        if self._kept is None or self._stands_at == self._seen:  # Else they're of later than the loader's state is.
+            self._put_back(self._own_at_start)
 
-    def _put_back(self) -> None:
-        for generator, state in zip(self.generators, self._own_at_start, strict=True):
+    def _put_back(self, states: Sequence[torch.Tensor]) -> None:
+        for generator, state in zip(self.generators, states, strict=True):
             generator.set_state(state)
 
     def close(self) -> None:
         """End a loader's workers; who asks for more begins the pass anew, and skips forward."""
         self._was_closed = True
-        if not (self._restores_itself or isinstance(self._data, Iterator)):
+        if self._kept is None and not isinstance(self._data, Iterator):
             self._iterator = None
 
 
@@ -344,23 +373,6 @@ def _length(data: Iterable[Data]) -> int | None:
         return len(data) if isinstance(data, Sized) else None
     except (TypeError, NotImplementedError):
         return None
-
-
-def _digest(data: Data) -> str:
-    """Return the digest of a batch's tensors on CPU; to look at others would wait for an accelerator."""
-    found = leaves(data.data if isinstance(data, Batch) else data)
-    tensors = [leaf for leaf in found if type(leaf) is Tensor and leaf.layout is torch.strided and leaf.is_cpu]
-    return parameter_root({str(index): tensor for index, tensor in enumerate(tensors)}).hex()
-
-
-def _versions(data: Data) -> tuple[int, ...]:
-    """Return how often a batch's tensors were changed in place."""
-    data = data.data if isinstance(data, Batch) else data
-    with suppress(AttributeError, RuntimeError):  # What isn't a tensor, or is one of inference mode.
-        if type(data) in (tuple, list, dict):  # The usual case, in a microsecond.
-            return tuple([leaf._version for leaf in (data.values() if type(data) is dict else data)])  # noqa: SLF001
-    found = (leaf for leaf in leaves(data) if isinstance(leaf, Tensor))
-    return tuple(leaf._version for leaf in found if not leaf.is_inference())  # noqa: SLF001
 
 
 def as_batch(data: Data, first_row: int, *, trusted: bool = False, pieces: int = 1) -> Batch:
@@ -379,7 +391,6 @@ def as_batch(data: Data, first_row: int, *, trusted: bool = False, pieces: int =
         if not trusted:
             data.check()
         return data
-    if trusted and not isinstance(data, Mapping):
+    if trusted:
         return Batch(data, Lineage.of_rows(first_row, count_rows_and_tokens(data)[0]), None)
-    data = map_tensors(lambda tensor: tensor, data) if isinstance(data, Mapping) else data
-    return Batch(data, Lineage.of_rows(first_row, count_rows(data, pieces)), None)
+    return Batch(shallow_copy(data), Lineage.of_rows(first_row, count_rows(data, pieces)), None)

@@ -43,13 +43,16 @@ class FiniteCheck:
         """Norm of all gradients that were looked at last; NaN where there were none. Waits for an accelerator."""
         return math.sqrt(sum(norm * norm for norm in _numbers(self._norms))) if self._norms else math.nan
 
-    def check(self, loss: Tensor, step: int, gradients: list[Tensor] | None = None) -> None:
+    def check(
+        self, loss: Tensor, step: int, gradients: list[Tensor] | None = None, statistics: Sequence[Tensor] = ()
+    ) -> None:
         """Take note of what is about to be committed.
 
         Args:
             loss: scalar.
             step: its step.
             gradients: as they go to the optimizers.
+            statistics: of BatchNorm, as they would be folded or are: all are looked at.
 
         Raises:
             DivergenceError: something isn't finite.
@@ -60,14 +63,13 @@ class FiniteCheck:
             value = loss.item()
             # Where norms are kept, they tell at no cost; but finite gradients may have a norm beyond their type.
             seems_finite = self.keeps_norms and math.isfinite(sum(_numbers(norms)))
-            is_bad = not seems_finite and bool(_flag(gradients, self._found).item())
-            if is_bad:
-                self._found.zero_()
+            is_bad = not seems_finite and self._is_wrong(gradients)
+            is_odd = bool(statistics) and self._is_wrong(statistics)
         elif self._looks_at_once:
-            flag = _flag(gradients, torch.zeros((), device=loss.device))
-            value, is_bad = torch.stack([loss.detach().float(), flag]).tolist()
+            flags = [_flag(tensors, torch.zeros((), device=loss.device)) for tensors in (gradients, statistics)]
+            value, is_bad, is_odd = torch.stack([loss.detach().float(), *flags]).tolist()
         else:
-            wrong = _flag([*gradients, loss.detach().clone()], torch.zeros((), device=loss.device))
+            wrong = _flag([*gradients, *statistics, loss.detach().clone()], torch.zeros((), device=loss.device))
             self._bad = wrong if self._bad is None else self._bad + wrong
             if (step + 1) % self._config.check_every == 0:
                 self.look(step)
@@ -76,6 +78,14 @@ class FiniteCheck:
             self._refuse(f"The loss is {value} at step {step} and isn't committed.")
         if is_bad:
             self._refuse(f"A gradient isn't finite at step {step}, and none is committed.")
+        if is_odd:
+            self._refuse(f"A BatchNorm statistic isn't finite at step {step}, and nothing of the step is committed.")
+
+    def _is_wrong(self, tensors: Sequence[Tensor]) -> bool:
+        is_wrong = bool(_flag(tensors, self._found).item())
+        if is_wrong:
+            self._found.zero_()
+        return is_wrong
 
     def look(self, step: int) -> None:
         """Look whether anything since the last look wasn't finite; a checkpoint is never written before a look.
@@ -118,7 +128,7 @@ def not_finite(tensors: Mapping[str, Tensor]) -> set[str]:
         for name, tensor in tensors.items()
         if (tensor.is_floating_point() or tensor.is_complex())
         and tensor.numel()
-        and not bool(torch.isfinite(_wide(tensor)).all())
+        and not bool(torch.isfinite(_wide(_held(tensor))).all())
     }
 
 
@@ -135,7 +145,7 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.detach().float() if tensor.element_size() == 1 else tensor.detach()
 
 
-def _flag(tensors: list[Tensor], found: Tensor) -> Tensor:
+def _flag(tensors: Sequence[Tensor], found: Tensor) -> Tensor:
     """Return 1.0 where an element isn't finite, else 0.0: by the one kernel that looks at all tensors, where it can.
 
     Args:
@@ -146,7 +156,7 @@ def _flag(tensors: list[Tensor], found: Tensor) -> Tensor:
         return found
     try:
         # Divides by one besides, which changes no bit.
-        torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, _one(found.device))
+        torch._amp_foreach_non_finite_check_and_unscale_(list(tensors), found, _one(found.device))
     except RuntimeError:  # complex, sparse or expanded ones, or such as autograd follows
         wrong = [~torch.isfinite(_wide(held)).all() for held in map(_held, tensors)]
         return torch.stack(wrong).any().float()
@@ -169,8 +179,8 @@ def _norms(gradients: list[Tensor]) -> Sequence[Tensor]:
 
 
 def _held(gradient: Tensor) -> Tensor:
-    """Return the elements that a gradient holds."""
-    return gradient.detach() if gradient.layout is torch.strided else gradient.detach().coalesce().values()
+    """Return the elements that a gradient, or an optimizer's state, holds."""
+    return gradient.detach().coalesce().values() if gradient.layout is torch.sparse_coo else gradient.detach()
 
 
 def _numbers(norms: Sequence[Tensor]) -> list[float]:

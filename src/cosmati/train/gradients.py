@@ -6,6 +6,7 @@ This is the road of every run with several microbatches, ranks, routes or passes
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.cutting import shortage
 from cosmati.train.forward_watch import ForwardWatch
 from cosmati.train.layout.layout import Layout, Slot
+from cosmati.train.marks import with_own_containers
 from cosmati.train.routes import Route
 from cosmati.train.timing import Stopwatch
 
@@ -119,7 +121,12 @@ class StepPasses:
         self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
         a = assembly
         self.watch = ForwardWatch(
-            a.model, [turn.loss for turn in a.turns], a.statistics.layers.values(), a.regions, a.ranks
+            a.model,
+            [turn.loss for turn in a.turns],
+            a.statistics.layers.values(),
+            a.regions,
+            a.ranks,
+            a.statistics.repeated,
         )
 
     def __call__(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
@@ -130,6 +137,8 @@ class StepPasses:
             turn: the loss and who learns from it.
             measure: take each leaf's norm by region, in the pass whose gradients are applied.
         """
+        # What a loss puts into a batch in the first pass isn't there in the second.
+        given = [with_own_containers(batch) for batch in step.batches] if self._again else []
         gradients = self._pass(step, turn, measure=measure)
         weights = self._a.layout.weights()
         for method in self._again:
@@ -139,7 +148,8 @@ class StepPasses:
             if offsets is not None:
                 self._tell("again")
                 with self._a.layout.perturbed(offsets):
-                    applied = self._pass(step, turn, measure=measure)
+                    again = dataclasses.replace(step, batches=[with_own_containers(batch) for batch in given])
+                    applied = self._pass(again, turn, measure=measure)
                 gradients = gradients._replace(root=applied.root, norms=applied.norms)
         return gradients
 
@@ -195,12 +205,13 @@ class StepPasses:
         a = self._a
         present = batch.present
         a.generators.seed(position_key(a.config.seed, "forward", position.clock.step, position.microbatch))
-        with a.config.autocast(a.device):
+        with a.ranks.counting(), a.config.autocast(a.device):
             result = without_tombstones(as_loss(self._bound(turn.loss, position)(a.model, batch.data)), present)
         self._tell("forward")
         self._stopwatch.lap("forward")
         objective, loss, weight = _objective(result, scale)
-        slot.backward(objective)
+        with a.ranks.counting():
+            slot.backward(objective)
         labels = LabelCount(0.0, 0.0) if isinstance(result, Loss) else count_labels(a.model, batch.data)
         return Seen(loss, weight, float(batch.num_rows if present is None else int(present.sum())), *labels)
 

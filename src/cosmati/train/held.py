@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import sys
 import types
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping
+from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,19 +20,41 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cosmati.train.reach import cached_results, methods_reached, names_in, said_by, strings_in
+from cosmati.train.user_code import CACHED, cell_content, files_imported, globals_touched, is_library
+from cosmati.train.user_objects import (
+    LIBRARIES,
+    NAMESPACES,
+    fields_and_setters,
+    is_of_library,
+    is_users_own,
+    leads_on,
+    top_of,
+)
+from cosmati.train.values import is_container, items_of
+
 _OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOK, RESULT = ".(hook)", "(...)"
+"""In the names of places within a hook, and within what a cached function holds."""
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_OF_CLASSES = (bool, int, float, Tensor, np.ndarray, list, dict, set, deque)
+_OF_CLASSES = (bool, int, float, Tensor, np.ndarray, list, dict, set, deque, bytearray, array, CACHED)
 """Kinds of what a class keeps for all its objects, among methods and constants."""
 _SET_ONCE = frozenset({"problem_type"})
 """What Hugging Face's classifiers set in their configuration at the first batch, from the number of labels."""
-_MAX_DEPTH = 4
-_MAX_ITEMS = 100
-"""Items of a container in which modules and objects are looked for."""
-_LIBRARIES = frozenset({"torch", "numpy", "cosmati", "builtins", *sys.stdlib_module_names}) - {"__main__"}
-_Containers = list[Any] | tuple[Any, ...] | set[Any] | frozenset[Any] | deque[Any]
-_CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
+_IN_PLACE = (Tensor, np.ndarray, bytearray, array)
+_UNFILLED = types.CellType()
+_DATA, _CODE, _MAX_HOPS = 2, 1, 8
+"""Costs of a hop to what an object holds and to what code names, and how far they lead."""
+_OF_FUNCTIONS = frozenset({"forward", "backward", "setup_context"})
+"""Methods of `torch.autograd.Function`, which nobody calls by name."""
+_MAX_STATE_BYTES = 1 << 30
+_MAX_ITEMS = 1000
+"""Items of a container that are followed, each by itself."""
+_CODE_KINDS = (
+    *(nn.Module, types.FunctionType, types.MethodType, partial),
+    *(types.ModuleType, type, types.BuiltinFunctionType),
+)
 
 
 class Place(NamedTuple):
@@ -43,6 +67,8 @@ class Place(NamedTuple):
         owner: the module whose parameter or buffer it is; None for another place.
         is_persistent: a buffer that belongs into a checkpoint.
         put: puts another value there; None where it can't be.
+        attribute: the name by which code has to speak of it; empty where it may be read otherwise.
+        is_followed: not where it leads to more than is looked at.
     """
 
     name: str
@@ -51,40 +77,61 @@ class Place(NamedTuple):
     owner: nn.Module | None = None
     is_persistent: bool = False
     put: Callable[[Any], None] | None = None
+    attribute: str = ""
+    is_followed: bool = True
 
 
-def places_in(roots: Mapping[str, object]) -> Iterator[Place]:
+def places_in(roots: Mapping[str, object], spoken: set[str] | None = None) -> Iterator[Place]:
     """Yield each place once that some models and losses reach.
 
     A class or a function may declare names that nothing reads back: `forward_caches = ("history",)`.
 
     Args:
         roots: by the name with which their places' names begin.
+        spoken: takes all names and strings in the code that's reached.
     """
-    walk = _Walk()
+    walk, said = _Walk(), said_by(root for name, root in roots.items() if name)
     for name, root in roots.items():
-        yield from walk.inside(name, root, 0)
+        yield from walk.inside(name, root, 0, frozenset() if name else said)
+    if spoken is not None:
+        spoken |= walk.spoken
 
 
 def remember(roots: Mapping[str, object]) -> Callable[[], None]:
     """Copy what models and losses hold beside parameters; return a function that puts it back."""
-    kept = [(place, _copied(place.value)) for place in places_in(roots) if place.kind != "parameter"]
+    places = [place for place in places_in(roots) if place.kind != "parameter"]
+    seen: set[int] = set()
+    kept = [(part, copied) for p in places for part in _parts(p.value, seen) if (copied := _copied(part)) is not None]
     modules = [module for root in roots.values() if isinstance(root, nn.Module) for module in root.modules()]
     # What wasn't there is taken away: a cache, a layer that is made when it's first run.
     plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
     known = [(held, set(held)) for m in plain for held in (vars(m), m._buffers, m._modules)]  # noqa: SLF001
+    tensors = [tensor for module in plain for tensor in (*module._parameters.values(), *module._buffers.values())]  # noqa: SLF001
+    known += [(vars(tensor), set(vars(tensor))) for tensor in tensors if tensor is not None]
 
     def put_back() -> None:
         for held, names in known:
             for name in held.keys() - names:
                 del held[name]
         with torch.no_grad():
-            for place, copied in kept:
-                _restore(place.value, copied)
+            for part, copied in kept:
+                _restore(part, copied)
+            for place in places:
                 if place.put is not None:
                     place.put(place.value)
 
     return put_back
+
+
+def _parts(value: object, seen: set[int]) -> Iterator[object]:
+    """Yield a value, and what lies in its containers, each once."""
+    if id(value) not in seen:
+        seen.add(id(value))
+        yield value
+        if is_container(value) and len(value) <= _MAX_ITEMS:
+            for item in [item for _, item in items_of(value)] if isinstance(value, Mapping) else list(value):
+                if is_container(item) or isinstance(item, _IN_PLACE):
+                    yield from _parts(item, seen)
 
 
 def _copied(value: object) -> object:
@@ -93,17 +140,19 @@ def _copied(value: object) -> object:
         # An expanded one is read only; a huge one is data.
         is_written = value.layout is torch.strided and 0 not in value.stride() and not isinstance(value, nn.Parameter)
         return value.detach().clone() if is_written and value.nbytes <= _MAX_STATE_BYTES else None
-    is_small = isinstance(value, np.ndarray) and value.nbytes <= _MAX_BYTES and not isinstance(value, np.memmap)
-    return copy.copy(value) if is_small or type(value) in (list, dict, set, deque) else None
+    if isinstance(value, np.ndarray):
+        is_written = value.flags.writeable and not isinstance(value, np.memmap) and value.nbytes <= _MAX_STATE_BYTES
+        return value.copy() if is_written else None
+    return copy.copy(value) if type(value) in (list, dict, set, deque, bytearray, array) else None
 
 
 def _restore(value: Any, copied: Any) -> None:  # noqa: ANN401  (of the kinds that are copied)
     """Write a copy back, in place: others may hold the same object."""
-    if copied is None:
-        return
     if isinstance(value, Tensor):
         value.copy_(copied)
-    elif isinstance(value, np.ndarray | list):
+    elif isinstance(value, np.ndarray):
+        value[...] = copied
+    elif isinstance(value, list | bytearray | array):
         value[:] = copied
     else:
         value.clear()
@@ -112,172 +161,221 @@ def _restore(value: Any, copied: Any) -> None:  # noqa: ANN401  (of the kinds th
 
 class _Walk:
     def __init__(self) -> None:
-        self._seen: set[int] = set()
+        self._seen: set[Hashable] = set()
+        self._declared: dict[int, frozenset[str]] = {}
+        self.spoken: set[str] = set()
 
-    def inside(self, path: str, value: object, depth: int) -> Iterator[Place]:
-        """Yield the places within a value."""
+    def inside(self, path: str, value: object, depth: int, said: frozenset[str] = frozenset()) -> Iterator[Place]:
+        """Yield the places within a value.
+
+        Args:
+            path: names that lead there.
+            value: anything.
+            depth: of hops that led there.
+            said: names in the code that speaks of it: of a class and a file, only these are followed.
+        """
         if isinstance(value, partial):
-            yield from self.inside(path, value.func, depth)
+            yield from self.inside(path, value.func, depth, said)
             held = dict(enumerate(value.args)) | value.keywords
             for key, item in held.items():
-                yield from self._at(f"{path}({key})", item, depth + 1, None)
+                yield from self._at(f"{path}({key})", item, depth + _DATA, None)
         elif isinstance(value, types.MethodType):
-            yield from self.inside(path, value.__self__, depth)
-        elif id(value) in self._seen or depth > _MAX_DEPTH:
+            yield from self.inside(path, value.__self__, depth, said | {getattr(value, "__name__", "")})
+            if not is_of_library(value.__func__):
+                yield from self.inside(path, value.__func__, depth + _CODE)
+        elif isinstance(value, CACHED):
+            yield from self._cached(path, value, depth, said)
+        elif depth <= _MAX_HOPS:
+            yield from (self._code if isinstance(value, _CODE_KINDS) else self._data)(path, value, depth, said)
+
+    def _code(self, path: str, value: object, depth: int, said: frozenset[str]) -> Iterator[Place]:
+        if isinstance(value, types.FunctionType):
+            if self._is_new(id(value)):
+                yield from self._function(path, value, depth)
+        elif is_of_library(value) or not self._is_new((id(value), said)):
             return
         elif isinstance(value, nn.Module):
             for name, module in value.named_modules():
-                yield from self._module(f"{path}.{name}".strip("."), module, depth)
-        elif isinstance(value, types.FunctionType):
-            self._seen.add(id(value))
-            yield from self._function(path, value, depth)
-        elif isinstance(value, _CONTAINERS):
-            items = list(value.items()) if isinstance(value, Mapping) else list(enumerate(value))
-            for key, item in items[:_MAX_ITEMS]:
-                if isinstance(item, nn.Module | types.FunctionType | types.MethodType | partial) or _is_users(item):
-                    yield from self.inside(f"{path}[{key}]", item, depth + 1)
-        elif hasattr(value, "__dict__") and (depth == 0 or _is_users(value)):
-            self._seen.add(id(value))
-            yield from self._attributes(path, value, vars(value), depth)
+                said = yield from self._module(f"{path}.{name}".strip("."), module, depth, said)
+        elif isinstance(value, types.ModuleType):
+            yield from self._globals(path, vars(value), sorted(said), depth, said)
+        elif isinstance(value, type):
+            yield from self._class(value, depth, said)
 
-    def _at(self, path: str, value: object, depth: int, put: Callable[[Any], None] | None) -> Iterator[Place]:
+    def _data(self, path: str, value: object, depth: int, said: frozenset[str]) -> Iterator[Place]:
+        if is_container(value):
+            items = list(items_of(value)) if isinstance(value, Mapping) else list(enumerate(value))
+            for key, item in items[:_MAX_ITEMS]:
+                if leads_on(item):
+                    yield from self.inside(f"{path}[{key}]", item, depth + _DATA, said)
+            if any(map(leads_on, {type(item): item for _, item in items[_MAX_ITEMS:]}.values())):
+                yield Place(path.lstrip("."), "attribute", None, is_followed=False)
+        elif is_users_own(value) or (depth == 0 and hasattr(value, "__dict__")):
+            functions = methods_reached(type(value), said)
+            if self._is_new(id(value)):
+                yield from self._attributes(path, value, depth, said.union(*map(names_in, functions)))
+            yield from self._methods(path, type(value), functions, depth)
+
+    def _cached(self, path: str, function: Any, depth: int, said: frozenset[str]) -> Iterator[Place]:  # noqa: ANN401
+        """Yield what a cached function reaches, and what it holds: each caller is given the same object."""
+        yield from self.inside(path, function.__wrapped__, depth, said)
+        results = cached_results(function)
+        if results is None:
+            yield Place(path.lstrip("."), "attribute", None, is_followed=False)
+        for arguments, result in results or ():
+            is_new = self._is_new((id(function), id(result)))
+            yield from self._at(f"{path}{RESULT}{arguments}", result, depth + _DATA, None, said, is_new=is_new)
+
+    def _on_tensor(self, path: str, tensor: Tensor, depth: int) -> Iterator[Place]:
+        """Yield a tensor's own attributes, but for the compiler's marks."""
+        names = [name for name in vars(tensor) if not name.startswith("_dynamo")]
+        for name in names if names and self._is_new(("on", id(tensor))) else ():
+            put = partial(vars(tensor).__setitem__, name)
+            yield from self._at(f"{path}.{name}", vars(tensor)[name], depth + _DATA, put)
+
+    def _is_new(self, key: Hashable) -> bool:
+        is_new = key not in self._seen
+        self._seen.add(key)
+        return is_new
+
+    def _at(
+        self,
+        path: str,
+        value: object,
+        depth: int,
+        put: Callable[[Any], None] | None,
+        said: frozenset[str] = frozenset(),
+        *,
+        is_new: bool = True,
+        attribute: str = "",
+    ) -> Iterator[Place]:
         """Yield a place, and those within what it holds."""
-        if not isinstance(value, types.ModuleType | type | types.BuiltinFunctionType):
-            if not isinstance(value, nn.Module | types.FunctionType | types.MethodType | partial):
-                yield Place(path, "attribute", value, put=put)
-            if not isinstance(value, Tensor | np.ndarray):
-                yield from self.inside(path, value, depth)
+        if is_new and not isinstance(value, _CODE_KINDS):
+            yield Place(path.lstrip("."), "attribute", value, put=put, attribute=attribute)
+        if isinstance(value, Tensor):
+            yield from self._on_tensor(path, value, depth)
+        elif not isinstance(value, np.ndarray):
+            yield from self.inside(path, value, depth, said)
 
     def _attributes(
-        self, path: str, owner: object, values: dict[str, Any], depth: int, skipped: frozenset[str] = frozenset()
+        self, path: str, owner: object, depth: int, said: frozenset[str], skipped: frozenset[str] = frozenset()
     ) -> Iterator[Place]:
-        declared = [vars(kind).get("forward_caches", ()) for kind in type(owner).__mro__]
-        skipped = skipped.union(values.get("forward_caches", ()), _SET_ONCE, *declared)
-        for name, value in list(values.items()):
+        own = getattr(owner, "__dict__", {}).get("forward_caches", ())
+        skipped = skipped.union(own, _SET_ONCE, _declared(type(owner)))
+        # What a library's class holds, its own code may read.
+        is_plain = all(kind is object or not is_library(kind.__module__) for kind in type(owner).__mro__)
+        is_plain |= isinstance(owner, NAMESPACES)
+        for name, value, put in fields_and_setters(owner):
             if name not in skipped:
-                yield from self._at(f"{path}.{name}".lstrip("."), value, depth + 1, partial(values.__setitem__, name))
+                attribute = name if is_plain else ""
+                yield from self._at(f"{path}.{name}", value, depth + _DATA, put, said, attribute=attribute)
         for kind in type(owner).__mro__:
-            if _top(kind.__module__) not in _LIBRARIES and id(kind) not in self._seen:
-                self._seen.add(id(kind))
-                for name, value in list(vars(kind).items()):
-                    if isinstance(value, _OF_CLASSES) and name not in skipped and not name.startswith("__"):
-                        yield Place(f"{kind.__name__}.{name}", "attribute", value, put=partial(setattr, kind, name))
+            if top_of(kind.__module__) not in LIBRARIES and self._is_new(id(kind)):
+                yield from self._of_class(kind, list(vars(kind)), depth, said, skipped)
 
-    def _module(self, path: str, module: nn.Module, depth: int) -> Iterator[Place]:
-        if id(module) in self._seen:
-            return
-        self._seen.add(id(module))
-        lost = module._non_persistent_buffers_set  # noqa: SLF001
-        for name, parameter in module.named_parameters(recurse=False):
-            yield Place(f"{path}.{name}".lstrip("."), "parameter", parameter, module)
-            for kind in _PARAMETER_HOOKS:
-                yield from self._hooks(f"{path}.{name}", getattr(parameter, kind, None), depth)
-        for name, buffer in dict(module._buffers.items()).items():  # noqa: SLF001  (those that are None too)
-            # TorchScript's take no other tensor.
-            is_scripted = isinstance(module, torch.jit.ScriptModule)
-            put = None if is_scripted else partial(module._buffers.__setitem__, name)  # noqa: SLF001
-            yield Place(f"{path}.{name}".lstrip("."), "buffer", buffer, module, name not in lost, put)
-        for kind in _MODULE_HOOKS:
-            yield from self._hooks(path, getattr(module, kind, None), depth)
-        yield from self._attributes(path, module, vars(module), depth, _OF_EVERY_MODULE)
-        if _is_users(module):
-            # What forward names beside itself: a registry of losses, a counter of the file's.
-            yield from self.inside(f"{path}.forward".lstrip("."), type(module).forward, depth + 1)
+    def _of_class(
+        self, kind: type, names: Iterable[str], depth: int, said: frozenset[str], skipped: Collection[str]
+    ) -> Iterator[Place]:
+        """Yield what a class keeps for all its objects, among methods and constants."""
+        for name in names if not issubclass(kind, Enum) else ():
+            value = vars(kind)[name]
+            is_state = isinstance(value, _OF_CLASSES) or is_users_own(value)
+            if is_state and name not in skipped and not name.startswith("__") and self._is_new((id(kind), name)):
+                yield from self._at(f"{kind.__name__}.{name}", value, depth + _DATA, partial(setattr, kind, name), said)
+
+    def _class(self, kind: type, depth: int, said: frozenset[str]) -> Iterator[Place]:
+        """Yield what code keeps in a class that it names, and what's named by the methods that it calls."""
+        functions = methods_reached(kind, said | _OF_FUNCTIONS)
+        said = said.union(*map(names_in, functions))
+        for one in kind.__mro__:
+            if not is_library(one.__module__):
+                names = [name for name in vars(one) if name in said]
+                yield from self._of_class(one, names, depth, said, _declared(kind))
+        yield from self._methods(kind.__name__, kind, functions, depth)
+
+    def _methods(self, path: str, kind: type, functions: Iterable[types.FunctionType], depth: int) -> Iterator[Place]:
+        for function in functions:
+            self._declared[id(function)] = _declared(kind)
+            yield from self.inside(f"{path}.{function.__name__}", function, depth + _CODE)
+
+    def _module(
+        self, path: str, module: nn.Module, depth: int, said: frozenset[str]
+    ) -> Generator[Place, None, frozenset[str]]:
+        """Yield a module's places; return what its code, too, says of the modules within."""
+        functions = methods_reached(type(module), {"forward", *said})
+        said = said.union(*map(names_in, functions))
+        if self._is_new(id(module)):
+            lost = module._non_persistent_buffers_set  # noqa: SLF001
+            for name, parameter in module.named_parameters(recurse=False):
+                yield Place(f"{path}.{name}".lstrip("."), "parameter", parameter, module)
+                yield from self._on_tensor(f"{path}.{name}", parameter, depth)
+                for kind in _PARAMETER_HOOKS:
+                    yield from self._hooks(f"{path}.{name}", getattr(parameter, kind, None), depth)
+            for name, buffer in dict(module._buffers.items()).items():  # noqa: SLF001  (those that are None too)
+                # TorchScript's take no other tensor.
+                is_scripted = isinstance(module, torch.jit.ScriptModule)
+                put = None if is_scripted else partial(module._buffers.__setitem__, name)  # noqa: SLF001
+                yield Place(f"{path}.{name}".lstrip("."), "buffer", buffer, module, name not in lost, put)
+                if buffer is not None:
+                    yield from self._on_tensor(f"{path}.{name}", buffer, depth)
+            for kind in _MODULE_HOOKS:
+                yield from self._hooks(path, getattr(module, kind, None), depth)
+            yield from self._attributes(path, module, depth, said, _OF_EVERY_MODULE | _recomputed(module))
+            forward = type(module).forward if is_users_own(module) else None
+            if isinstance(forward, types.FunctionType):
+                # What forward names beside itself: a registry of losses, a counter of the file's.
+                yield from self._methods(path, type(module), [forward], depth)
+        yield from self._methods(path, type(module), functions, depth)
+        return said
 
     def _hooks(self, path: str, hooks: Mapping[int, object] | None, depth: int) -> Iterator[Place]:
         for hook in list((hooks or {}).values()):
             # The loop's own hooks know the step.
             if not getattr(hook, "__module__", "").startswith("cosmati.") and not isinstance(hook, partial):
-                yield from self.inside(f"{path}.hook".lstrip("."), hook, depth + 1)
+                yield from self.inside(f"{path}{HOOK}", hook, depth + _CODE)
 
     def _function(self, path: str, function: types.FunctionType, depth: int) -> Iterator[Place]:
-        if _top(function.__module__) in _LIBRARIES and depth > 0:
+        """Yield what a function keeps, closes over, has for defaults, and names among the globals of its file."""
+        if top_of(function.__module__) in LIBRARIES and depth > 0:
             return
-        skipped = getattr(function, "forward_caches", ())
-        for name, value, put in _named(function):
-            if name not in skipped and not _is_library(value):
-                yield from self._at(f"{path}.{name}".lstrip("."), value, depth + 1, put)
+        said = names_in(function)
+        self.spoken |= said | strings_in(function)
+        declared = getattr(function, "forward_caches", ())
+        skipped = {"__class__", "__wrapped__", "forward_caches", *declared, *self._declared.get(id(function), ())}
+        for name, value in list(vars(function).items()):
+            if name not in skipped:
+                yield from self._at(
+                    f"{path}.{name}", value, depth + _DATA, partial(vars(function).__setitem__, name), said
+                )
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            value = cell_content(cell)
+            if cell != _UNFILLED and name not in skipped and not is_of_library(value):
+                put, is_new = partial(setattr, cell, "cell_contents"), self._is_new(id(cell))
+                yield from self._at(f"{path}.{name}", value, depth + _CODE, put, said, is_new=is_new)
+        defaults = {f"default {index}": value for index, value in enumerate(function.__defaults__ or ())}
+        for name, value in (defaults | (function.__kwdefaults__ or {})).items():
+            if name not in skipped and not is_of_library(value):
+                yield from self._at(f"{path}.{name}", value, depth + _CODE, None, said)
+        names = sorted(globals_touched(function.__code__) - skipped)
+        yield from self._globals(path, function.__globals__, names, depth, said)
+        for name in sorted(files_imported(function.__code__)):
+            if name in sys.modules and not is_library(name):
+                yield from self.inside(f"{path}.{name}", sys.modules[name], depth + _CODE, said)
+
+    def _globals(
+        self, path: str, file: dict[str, Any], names: Iterable[str], depth: int, said: frozenset[str]
+    ) -> Iterator[Place]:
+        for name in names:
+            if name in file and not is_of_library(file[name]):
+                put, is_new = partial(file.__setitem__, name), self._is_new((id(file), name))
+                yield from self._at(f"{path}.{name}", file[name], depth + _CODE, put, said, is_new=is_new)
 
 
-def _named(function: types.FunctionType) -> Iterator[tuple[str, object, Callable[[Any], None] | None]]:
-    """Yield what a function closes over, has for defaults, and names among the globals of its file."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents, partial(setattr, cell, "cell_contents")
-        except ValueError:  # not filled yet
-            continue
-    yield from ((f"default {index}", value, None) for index, value in enumerate(function.__defaults__ or ()))
-    yield from ((name, value, None) for name, value in (function.__kwdefaults__ or {}).items())
-    for name in sorted(_names_in(function.__code__)):
-        if name in function.__globals__:
-            yield name, function.__globals__[name], partial(function.__globals__.__setitem__, name)
+def _declared(kind: type) -> frozenset[str]:
+    return frozenset().union(*(vars(one).get("forward_caches", ()) for one in kind.__mro__))
 
 
-def _names_in(code: types.CodeType) -> set[str]:
-    """Return the names that a function's code reads, and the functions within it."""
-    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return {*code.co_names}.union(*map(_names_in, inner))
-
-
-def _top(module: str | None) -> str:
-    return (module or "").partition(".")[0]
-
-
-def _is_library(value: object) -> bool:
-    """Say whether it's a module, a class, or a function that comes with a library."""
-    if isinstance(value, types.FunctionType):
-        return _top(value.__module__) in _LIBRARIES
-    return isinstance(value, types.ModuleType | types.BuiltinFunctionType | type)
-
-
-def _is_users(value: object) -> bool:
-    """Say whether it's an object of a class that no library here has."""
-    return hasattr(value, "__dict__") and not isinstance(value, type) and _top(type(value).__module__) not in _LIBRARIES
-
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-_MAX_COPIED = 1 << 16
-"""Elements of the largest tensor that is compared whole; of a larger one, the sums of so many parts of its bits are."""
-_NUM_PARTS = 4096
-_MAX_BYTES = 1 << 24
-_MAX_STATE_BYTES = 1 << 30
-_MAX_LENGTH = 10_000
-"""Of arrays and containers that are compared whole: a loss may name a whole data set."""
-
-
-def content_of(value: object, depth: int = 0) -> object:
-    """Return something that's equal to its like as long as the value is the same."""
-    content: object = id(value)
-    if isinstance(value, nn.Parameter) and depth:
-        pass  # A list of a module's own parameters (a recurrent layer's): they move at each commit.
-    elif isinstance(value, Tensor):
-        content = _bits(value)
-    elif isinstance(value, np.ndarray):
-        is_small = value.nbytes <= _MAX_BYTES and not isinstance(value, np.memmap)
-        content = (value.dtype.str, value.shape, value.tobytes() if is_small else id(value))
-    elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        content = repr(value)
-    elif depth < _MAX_DEPTH and isinstance(value, _CONTAINERS):
-        content = len(value), [content_of(item, depth + 1) for item in _some(value)]
-    return type(value), content
-
-
-def _some(value: Mapping[Any, Any] | _Containers) -> list[Any]:
-    """Return a container's items, in an order of their own; of a large one its first and last."""
-    if isinstance(value, Mapping):
-        items = [part for item in value.items() for part in item]
-    else:
-        items = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
-    return items if len(items) <= _MAX_LENGTH else [*items[:_MAX_ITEMS], *items[-_MAX_ITEMS:]]
-
-
-def _bits(tensor: Tensor) -> object:
-    """Return a tensor's content. Version counters don't tell: kernels of norms and `.data` write without marking."""
-    if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
-        return id(tensor), tensor._version  # noqa: SLF001
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
-    if flat.numel() > _MAX_COPIED:
-        bits = flat.view(_INTEGERS[flat.element_size()])
-        whole = bits.numel() - bits.numel() % _NUM_PARTS
-        flat = torch.cat([bits[:whole].view(_NUM_PARTS, -1).sum(1, dtype=torch.int64), bits[whole:].long()])
-    return tensor.dtype, tuple(tensor.shape), flat.cpu().view(torch.uint8).numpy().tobytes()
+def _recomputed(module: nn.Module) -> frozenset[str]:
+    """Return the attributes that hooks of PyTorch's (weight norm, pruning) compute anew before each forward pass."""
+    hooks = [hook for hook in module._forward_pre_hooks.values() if type(hook).__module__.startswith("torch.nn.utils.")]  # noqa: SLF001
+    return frozenset(str(getattr(hook, "name", getattr(hook, "_tensor_name", ""))) for hook in hooks)

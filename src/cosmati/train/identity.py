@@ -20,14 +20,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from cosmati.core.batch import Batch, iterate_tensors, map_tensors
+from cosmati.core.batch import Batch
 from cosmati.core.loss import LossFunction
 from cosmati.core.plain import encode
 from cosmati.core.source import Source
 from cosmati.core.state import parameter_root
 from cosmati.errors import CheckpointError
 from cosmati.train.config import CHANGEABLE
-from cosmati.train.options import DECLARED, Described, module_options, name_of
+from cosmati.train.content import content_digest
+from cosmati.train.options import DECLARED, Described, name_of
+from cosmati.train.user_code import HOOKS, SPAWNED, functions_within, names_said, names_written
 
 Identity = Mapping[str, Any]
 """Facts of a run: dotted name, and value as JSON holds it."""
@@ -47,11 +49,16 @@ SURROUNDINGS = ("threads", "torch", "device", "cpu_capability", "kernels", "cuda
 """Facts of the environment on which bits rest."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_MAX_FUNCTIONS = 1000
+"""Of a model's whose names are read."""
 _LARGEST = 1 << 30
 """Bytes of a loader's data set above which its content isn't compared: hashing takes about a second."""
 _HOW = ("num_workers", "steps_ahead", "cache_directory", "max_bytes", "timeout")
 """Fields of a source that say how it's read, and not what."""
 
+_MAY_COUNT = re.compile(
+    r"model\.(options|contents|globals)\.|loss\.|(optimizers|method_options)\.\d+\..*(globals|options)\."
+)
 _WORDS = {"lr": "learning rate", "num_microbatches": "V", "rows_per_step": "rows a step"}
 
 
@@ -71,9 +78,15 @@ class Change:
 
 def changes(was: Identity, now: Identity) -> list[Change]:
     """Return what differs, in the order of names."""
+    was, now = _as_one_script(was), _as_one_script(now)
     return [
         Change(name, was.get(name), now.get(name)) for name in sorted({**was, **now}) if was.get(name) != now.get(name)
     ]
+
+
+def _as_one_script(facts: Identity) -> Identity:
+    """Name the script as where it was started: earlier releases kept the name that it has in spawned processes."""
+    return {name: fact.replace(SPAWNED, "__main__") if isinstance(fact, str) else fact for name, fact in facts.items()}
 
 
 def kind_of(name: str) -> str:
@@ -89,7 +102,9 @@ def kind_of(name: str) -> str:
     return head if head in CHANGEABLE else "fixed"
 
 
-def check_resume(was: Identity, now: Identity, *, asked: Collection[str], where: str) -> list[Change]:
+def check_resume(
+    was: Identity, now: Identity, *, asked: Collection[str], where: str, is_elsewhere: bool = False
+) -> list[Change]:
     """Refuse to go on as another run; return the changes that were asked for, or are free, for the record.
 
     Args:
@@ -97,12 +112,14 @@ def check_resume(was: Identity, now: Identity, *, asked: Collection[str], where:
         now: identity of the run that resumes.
         asked: what the user lets change, of `CHANGEABLE`.
         where: the checkpoint, in words.
+        is_elsewhere: another PyTorch or processor may compute a model's tables to other bits.
 
     Raises:
         CheckpointError: what fixes the bits has changed, or what may change wasn't asked for.
     """
     declared = [name for facts in (was, now) for name, value in facts.items() if value == DECLARED]
     found = [c for c in changes(was, now) if not (_lies_in(c.name, declared) or _is_other_python(c))]
+    found = [c for c in found if not (is_elsewhere and c.name.startswith("model.contents."))]
     wrong = [change for change in found if kind_of(change.name) not in ("free", *asked)]
     wrong += _other_parent(was, now)
     if wrong:
@@ -137,7 +154,7 @@ def _other_parent(was: Identity, now: Identity) -> Iterator[Change]:
 
 def _mend(wrong: Sequence[Change]) -> str:
     mend = "Resume with the recipe that wrote it, or give the new run a folder of its own."
-    may_count = [change.name for change in wrong if change.name.startswith(("model.options.", "loss."))]
+    may_count = [change.name for change in wrong if _MAY_COUNT.match(change.name)]
     names = [_attribute(name) for name in may_count if not name.endswith(".is")]
     if names:
         mend += f" If it only counts or caches, say so in its class or function: forward_caches = ({names[0]!r},)."
@@ -178,34 +195,49 @@ def identify(**parts: object) -> dict[str, Any]:
     return {name: _ADDRESS.sub("", value) if isinstance(value, str) else value for name, value in facts.items()}
 
 
-def describe_model(model: nn.Module) -> dict[str, object]:
-    """Return a model's structure: its modules and their options, parameters and buffers."""
+def describe_model(model: nn.Module, losses: Sequence[object] = ()) -> dict[str, object]:
+    """Return a model's structure: its modules and their options, parameters, buffers, hooks, and globals it names.
+
+    Args:
+        model: in training.
+        losses: what they read of it counts, too.
+    """
+    functions = [function for one in (model, *losses) for function in functions_within(one)]
+    said, written = names_said(functions, _MAX_FUNCTIONS), names_written(functions, _MAX_FUNCTIONS)
+    tensors = (*model.parameters(), *model.buffers())
+    described = Described(tensors, with_code=True, in_model=True)
+    named = [(name or "(model)", module) for name, module in model.named_modules()]
+    rest = {
+        "hooks": _hooks_of(model, described),
+        "contents": {name: told for name, one in named if (told := Described().contents(one, written))},
+        **dict(Described(tensors, in_model=True).globals(functions_within(model), *model.modules())),
+    }
     return {
         "modules": {
-            name or "(model)": f"{type(module).__qualname__}({module.extra_repr()})"
-            + ("" if module.training else " in eval mode")
-            for name, module in model.named_modules()
+            name: f"{type(module).__qualname__}({module.extra_repr()})" + ("" if module.training else " in eval mode")
+            for name, module in named
         },
-        "options": {
-            name or "(model)": options for name, module in model.named_modules() if (options := module_options(module))
-        },
+        "options": {name: told for name, one in named if (told := described.module(one, said, written))},
         "parameters": {
             name: f"{_shape(p)}{_order(p)}" + ("" if p.requires_grad else " frozen")
             for name, p in model.named_parameters(remove_duplicate=False)
         },
         "buffers": {name: _shape(buffer) for name, buffer in model.named_buffers(remove_duplicate=False)},
-    } | ({"hooks": hooks} if (hooks := _hooks_of(model)) else {})
+    } | {name: told for name, told in rest.items() if told}
 
 
-def _hooks_of(model: nn.Module) -> dict[str, list[str]]:
-    """Return the names of the hooks that modules and parameters carry."""
-    of_modules = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    kinds = (*of_modules, "_post_accumulate_grad_hooks")
+def _hooks_of(model: nn.Module, described: Described) -> dict[str, list[object]]:
+    """Return the hooks that modules and parameters carry: their names, options and code."""
+    kinds = (*HOOKS, "_post_accumulate_grad_hooks")
     carried = {
         name: [hook for kind in kinds for hook in (getattr(part, kind, None) or {}).values()]
         for name, part in (*model.named_modules(), *model.named_parameters())
     }
-    return {name or "(model)": list(map(name_of, hooks)) for name, hooks in carried.items() if hooks}
+    return {
+        name or "(model)": [described.value(hook, None) or name_of(hook) for hook in hooks]
+        for name, hooks in carried.items()
+        if hooks
+    }
 
 
 def describe_loss(loss: LossFunction, model: nn.Module) -> dict[str, object]:
@@ -256,10 +288,11 @@ def _content_digest(batches: Sequence[object]) -> str:
         data = batch.data if isinstance(batch, Batch) else batch
         try:
             text, own = encode(data)
-        except CheckpointError:  # Objects of the user's own: their tensors, and what they print.
-            own = {str(place): tensor for place, tensor in enumerate(iterate_tensors(data))}
-            text = _ADDRESS.sub("", repr(map_tensors(lambda _: torch.empty(0), data)))
-        tensors |= {f"{index}/{place}": tensor for place, tensor in own.items() if tensor.layout is torch.strided}
+        except CheckpointError:  # Objects of the user's own.
+            text, own = content_digest(data).hex(), {}
+        if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in own.values()):
+            text, own = content_digest(data).hex(), {}
+        tensors |= {f"{index}/{place}": tensor for place, tensor in own.items()}
         tensors[f"{index}/rest"] = torch.frombuffer(bytearray(json.dumps(text).encode()), dtype=torch.uint8)
         if isinstance(batch, Batch):
             tensors |= {f"{index}/rows": batch.lineage.row_ids, f"{index}/classes": batch.lineage.class_ids}
@@ -267,9 +300,14 @@ def _content_digest(batches: Sequence[object]) -> str:
 
 
 def _value_of(source: object, name: str) -> object:
-    """Return how a source's rows are read, which their digest doesn't cover: the code of a function by its name."""
+    """Return how a source's rows are read, which their digest doesn't cover."""
     value = getattr(getattr(source, "dataset", None), name, None)
-    return name_of(value) if callable(value) else list(value) if isinstance(value, list | tuple) else value
+    return _called(value) if callable(value) else list(value) if isinstance(value, list | tuple) else value
+
+
+def _called(function: object) -> object:
+    """Return what a function that makes rows is: its name, options and code."""
+    return Described(with_code=True).value(function, None)
 
 
 def _plain_fields(value: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401  (any dataclass)
@@ -284,7 +322,7 @@ def _plain_fields(value: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401  
         elif isinstance(content, tuple) and all(isinstance(item, bool | int | float | str) for item in content):
             yield field.name, list(content)
         elif callable(content):
-            yield field.name, name_of(content)
+            yield field.name, _called(content)
 
 
 def _shape(tensor: torch.Tensor) -> str:

@@ -68,6 +68,7 @@ class Lifecycle:
         self._optimizer_watch = OptimizerWatch(a.optimizers)
         self._needs_outcome = False
         self._num_averaged = 0
+        self._is_training = a.model.training
 
     @property
     def model(self) -> nn.Module:
@@ -83,6 +84,9 @@ class Lifecycle:
     def plan(self) -> Plan:
         """What the run does and promises; promises that the run itself broke are withdrawn."""
         self._plan = without_schedulers(self._plan, self.assembly)
+        doubt = self.feed.doubt if self.feed is not None else ""
+        for promise in (Promise.RESUME, Promise.ELASTIC, Promise.REPLAYABLE) if doubt else ():
+            self._plan = self._plan.withdraw(promise, doubt) if self._plan.holds(promise) else self._plan
         return self._plan
 
     @property
@@ -110,7 +114,7 @@ class Lifecycle:
         """Return a position of the step at which the clock stands."""
         a = self.assembly
         seed, loss = a.config.seed, a.turns[0].loss
-        return Position(self.clock, a.budget, seed, microbatch, a.model, loss, self._note_budget_read)
+        return Position(self.clock, a.budget, seed, microbatch, a.model, loss, self._note_budget_read, a.image_size)
 
     def _note_budget_read(self) -> None:
         if self._continuity is not None:
@@ -126,6 +130,10 @@ class Lifecycle:
                 yield model
             finally:
                 self._num_averaged -= 1
+
+    def _begin_step(self) -> None:
+        self._refuse_averaged("step()")
+        self._is_training = self.assembly.model.training
 
     def _refuse_averaged(self, what: str) -> None:
         if self._num_averaged:
@@ -194,23 +202,31 @@ class Lifecycle:
 
         Raises:
             PlanError: a parameter was thawed, frozen, added or exchanged.
+            CheckpointError: an optimizer keeps what no checkpoint can hold, and there is a folder for them.
         """
         self.assembly.check_unchanged()
         self._plan = self._optimizer_watch.judged(self._plan)
+        if self.assembly.config.run_folder is not None:
+            self._optimizer_watch.refuse_unsavable(dict(self.assembly.layout.pieces()))
 
     def check_finite(self) -> None:
-        """Look at parameters and buffers, as before a checkpoint, where there may be no folder to write one to.
+        """Look at parameters, buffers and optimizers, as before a checkpoint, also where nothing is written.
 
         Raises:
             DivergenceError: one isn't finite, and began so.
         """
         if self._continuity is not None:
-            self.finite.publish(dict(self.assembly.layout.save()), self._continuity.never_finite)
+            kept = self._optimizer_watch.tensors(dict(self.assembly.layout.pieces()))
+            self.finite.publish({**dict(self.assembly.layout.save()), **kept}, self._continuity.never_finite)
 
     def _snapshot(self) -> Checkpoint:
         self.tell("checkpoint")
         assert self._continuity is not None, "the run is open"
-        facts = self._continuity.facts(compare_code=self.plan.holds(Promise.RESUME)) | {"cuts": self.cuts.made}
+        # Who evaluates by hand, and saves before model.train(), means other modes than those of the next step.
+        keep_modes = self._is_training == self.assembly.model.training
+        can_compare = self.plan.holds(Promise.RESUME)
+        facts = self._continuity.facts(self.clock.step, self.plan, compare_code=can_compare, keep_modes=keep_modes)
+        facts["cuts"] = self.cuts.made
         taken = snapshot(self.assembly, self.methods.states, self.clock, self.plan, self.feed, facts)
         held = {**taken.model, **taken.state}
         optimizers = [scheduled.optimizer for scheduled in self.assembly.optimizers]
@@ -237,6 +253,7 @@ class Lifecycle:
             opened = open_run(self.prepared, self.observers, self._plan, self.clock)
             self._run, self._continuity, self._plan, self.clock = opened[:4]
             self.cuts = opened.cuts
+            self._is_training = a.model.training
             stack.push(self._close_run)
             if self._is_stopped:
                 self.stop()
@@ -281,6 +298,8 @@ class Lifecycle:
                 explain(error, self.assembly.model)
             elif self._ended is None:
                 # The user's own loop ends where its `with` does.
+                self.finite.look(self.clock.step)
+                self.check_finite()
                 self._ended = "completed" if self.assembly.budget.is_over(self.clock) else "stopped"
                 self.look_around()
                 self.save()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cosmati.core.plan import Plan, Promise
+from cosmati.errors import CheckpointError
 from cosmati.train.assembly import ScheduledOptimizer
 from cosmati.train.couplings import hooked
-from cosmati.train.held import content_of
+from cosmati.train.values import content_of
 
 _OF_EVERY_OPTIMIZER = {*vars(torch.optim.SGD([nn.Parameter(torch.zeros(()))])), "step"}
 
@@ -37,6 +38,35 @@ class OptimizerWatch:
                 plan = plan.withdraw(guarantee.promise, acted, guarantee.pair)
         return plan
 
+    def tensors(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Return the tensors that optimizers keep for parameters, by name, as checkpoints have them."""
+        return {
+            f"optimizer/{index}/{name}/{key}": value
+            for index, own in enumerate(self._scheduled)
+            for name, parameter in parameters.items()
+            for key, value in own.optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def refuse_unsavable(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Refuse state that no checkpoint can hold: it comes with an optimizer's first step, and isn't known before.
+
+        Raises:
+            CheckpointError: the message names it.
+        """
+        sparse = [
+            f"{name} ({value.layout})"
+            for name, value in self.tensors(parameters).items()
+            if value.layout is not torch.strided
+        ]
+        if sparse:
+            msg = (
+                f"No checkpoint can hold {', '.join(sparse[:5])}. Let gradients be dense (nn.Embedding(sparse=False)), "
+                "use an optimizer that keeps nothing sparse (SGD without momentum, SparseAdam), or train without a "
+                "run_folder."
+            )
+            raise CheckpointError(msg)
+
     def _acted(self) -> str:
         """Say who acts beside an optimizer: a rate may follow from any row's loss."""
         for own in self._scheduled:
@@ -62,14 +92,16 @@ def _is_users(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _beside_state(scheduled: Sequence[ScheduledOptimizer]) -> dict[str, object]:
-    """Return what optimizers of the user's own keep beside groups and state."""
+    """Return what optimizers of the user's own keep beside groups and state, and beside parameters that they move."""
     found: dict[str, object] = {}
-    for optimizer in (own.optimizer for own in scheduled):
+    optimizers = [own.optimizer for own in scheduled]
+    moved = {id(parameter) for one in optimizers for group in one.param_groups for parameter in group["params"]}
+    for optimizer in optimizers:
         if _is_users(optimizer):
             name = type(optimizer).__name__
             found |= {
                 f"{name}.{key}": content_of(value)
                 for key, value in vars(optimizer).items()
-                if key not in _OF_EVERY_OPTIMIZER
+                if not (key in _OF_EVERY_OPTIMIZER or id(value) in moved)
             }
     return found

@@ -9,19 +9,15 @@ which device or rank something is.
 from __future__ import annotations
 
 import dataclasses
-import dis
 import hashlib
 import json
 import math
 import re
-import sys
-import sysconfig
 import types
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +25,19 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.core.state import parameter_root
+from cosmati.train.user_code import (
+    cell_content,
+    code_digest,
+    functions_within,
+    globals_of,
+    is_library,
+    methods_of,
+    module_of,
+    names_filled,
+    names_said,
+    names_written,
+)
+from cosmati.train.user_objects import fields_of
 
 Options = dict[str, Any]
 """Plain values by name, nested."""
@@ -45,30 +54,29 @@ DECLARED = "(counts or caches)"
 """Stands for what is declared in `forward_caches`: who declares it later may resume, too."""
 
 _HOW = {"device", "gpu", "gpu_id", "name_or_path", "gradient_checkpointing", "grad_checkpointing"}
-_PLACE = frozenset({"rank", "local_rank", "global_rank", "process_index", "world_size", *_HOW})
+_RANKS = {"rank", "local_rank", "global_rank", "node_rank", "process_index", "world_size"}
+_FIRST = {"is_main", "is_master", "main_process", "master_process", "is_main_process", "is_master_process"}
+_PLACE = frozenset({*_HOW, *_RANKS, *(f"ddp_{name}" for name in _RANKS), *_FIRST})
 """Names that say where and how something is computed, or was read from, and not what."""
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|meta)(:\d+)?")
 _GROWS = frozenset({"append", "extend", "insert", "appendleft"})
 _NAMESPACES = (Namespace, types.SimpleNamespace)
 _TIMES = (1.4e9, 4e9)
-"""Seconds since 1970 in which a fraction is when something was made: no two processes share it."""
+"""Seconds since 1970 in which a fraction, or a whole number of nanoseconds, is when something was made."""
+_OF_PROCESS = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d.*)?|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(.*/)?tmp[a-z0-9_]{8}(/.*)?"
+)
+"""What no two processes share: a time, a UUID, `tempfile`'s folders."""
+_BY_STRINGS = frozenset({"getattr", "vars", "__dict__"})
+"""With these, code reads attributes that it doesn't name."""
+_CONTAINERS = (list, tuple, set, frozenset)
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic)
 
 
 def name_of(value: object) -> str:
     """Return the full name of a function or class, or of an object's class."""
     own: Any = value if hasattr(value, "__qualname__") else type(value)
-    return f"{own.__module__}.{own.__qualname__}"
-
-
-def module_options(module: nn.Module) -> Options:
-    """Return a module's own plain attributes that it doesn't print, but for what counts or caches."""
-    shown, declared = {*re.findall(r"(\w+)=", module.extra_repr())}, _declared(module)
-    return {
-        name: DECLARED if name in declared else scalar_or_items(value)
-        for name, value in vars(module).items()
-        if name != "training" and _is_public(name) and _is_plain(value) and name not in shown
-    }
+    return f"{module_of(own)}.{own.__qualname__}"
 
 
 def scalar_or_items(value: Any) -> object:  # noqa: ANN401  (whatever `_is_plain` lets through)
@@ -104,10 +112,11 @@ class Described:
     Args:
         tensors: of the model: they're the run's state, and no options.
         with_code: tell functions apart by their code too. Of losses, a fixed microbatch does (`Probe`).
+        in_model: what is described belongs to the model, so that the model's own modules aren't told once more.
     """
 
-    def __init__(self, tensors: Iterable[Tensor] = (), *, with_code: bool = False) -> None:
-        self._with_code = with_code
+    def __init__(self, tensors: Iterable[Tensor] = (), *, with_code: bool = False, in_model: bool = False) -> None:
+        self._with_code, self._in_model = with_code, in_model
         self._own = {id(tensor) for tensor in tensors}
         self._open: list[int] = []
         self._left = _MAX_VALUES
@@ -118,28 +127,39 @@ class Described:
 
     def _options(self, loss: object) -> Iterator[tuple[str, object]]:
         if isinstance(loss, partial):
+            said = names_said(functions_within(loss))
             yield "of", self.loss(loss.func)
-            yield "given", [self.value(value) for value in loss.args] + [self.value(loss.keywords)]
+            given = {name: self.value(value, said) for name, value in loss.keywords.items() if _is_public(name)}
+            yield "given", [*(self.value(value, said) for value in loss.args), given]
         elif isinstance(loss, types.FunctionType):
             cells = zip(loss.__code__.co_freevars, loss.__closure__ or (), strict=True)
-            said, skipped = _said_in([loss]), _declared(loss)
-            held = {name: DECLARED if name in skipped else _content(cell) for name, cell in cells}
+            said, skipped = names_said([loss]), _declared(loss)
+            held = {name: DECLARED if name in skipped else cell_content(cell) for name, cell in cells}
             yield "closure", {n: self.value(v, said) for n, v in held.items() if not _is_record(v, said)}
             yield "defaults", [self.value(v, said) for v in (*(loss.__defaults__ or ()), *_keyword_defaults(loss))]
-            yield from self._globals([loss])
+            skipped |= names_written([loss]) | {"forward_caches"}
+            own = {n: self.value(v, said) for n, v in vars(loss).items() if _is_public(n) and n not in skipped}
+            yield from [("attributes", own)] if own else []
+            yield from self.globals([loss], loss)
+            yield from self._code([loss])
         elif isinstance(loss, types.MethodType):
             owner = loss.__self__
             yield "owner", self._named(vars(owner), owner) if isinstance(owner, type) else self.value(owner, None)
-            yield from self._globals(_methods(type(owner)))
+            yield from self.globals(methods_of(type(owner)), owner)
+            yield from self._code(methods_of(owner if isinstance(owner, type) else type(owner)))
         else:
             if isinstance(loss, nn.Module):
                 yield "module", self._module(loss, without="")
             yield from self._named(getattr(loss, "__dict__", {}), loss).items()
-            yield from self._globals(_methods(type(loss)))
+            yield from self.globals(methods_of(type(loss)), loss)
+
+    def _code(self, functions: Sequence[types.FunctionType]) -> Iterator[tuple[str, str]]:
+        if self._with_code and functions and not is_library(functions[0].__module__):
+            yield "code", code_digest(*functions)
 
     def _named(self, values: Mapping[str, object], owner: object, said: frozenset[str] | None = None) -> Options:
         """Describe public attributes, all, or only those that some code speaks of."""
-        own = _said_in(_methods(owner if isinstance(owner, type) else type(owner)))
+        own = names_said(methods_of(owner if isinstance(owner, type) else type(owner)))
         declared = _declared(owner)
         names = [name for name in values if _is_public(name) and name != "training"]
         if said is not None:
@@ -152,28 +172,69 @@ class Described:
                 found[name] = self.value(value, own | (said or frozenset()))
         return {name: value for name, value in found.items() if value is not None}
 
-    def _globals(self, functions: Iterable[types.FunctionType]) -> Iterator[tuple[str, Options]]:
-        """Yield what functions name of the user's own besides modules, functions without options, and classes."""
+    def globals(self, functions: Sequence[types.FunctionType], *owners: object) -> Iterator[tuple[str, Options]]:
+        """Yield what functions name of the user's own: but for modules and classes, of which what is read counts.
+
+        Args:
+            functions: not those that are a library's.
+            owners: objects or classes whose methods they are, which may declare what these count or cache.
+        """
         found: Options = {}
-        for function in functions:
-            if is_library(function.__module__):
-                continue
-            said, skipped = _said_in([function]), _declared(function)
-            for name in _globals_of(function.__code__):
+        counts = names_filled(functions).union(*map(_declared, owners))
+        for function in [one for one in functions if not is_library(one.__module__)]:
+            said, skipped = names_said([function]), counts | _declared(function)
+            for name in globals_of(function.__code__):
                 value = DECLARED if name in skipped else function.__globals__.get(name)
                 if not _is_public(name) or value is function or _is_record(value, said):
                     continue
                 told: object
-                if isinstance(value, type):
-                    # Of a class that holds settings, those that are read.
-                    spoken = {n: v for n, v in vars(value).items() if n in said and _is_public(n) and _is_plain(v)}
-                    told = {} if is_library(value.__module__) else {n: scalar_or_items(v) for n, v in spoken.items()}
+                if isinstance(value, type | types.ModuleType):
+                    told = _settings_in(value, said - names_written([function]), counts)
                 else:
-                    told = None if isinstance(value, types.ModuleType) else self.value(value, said)
-                if told and told != f"{getattr(value, '__module__', None)}.{name}":
+                    told = self.value(value, said)
+                if told and told != f"{module_of(value)}.{name}":
                     found[name] = told
         if found:
             yield "globals", found
+
+    def module(self, module: nn.Module, said: frozenset[str], written: frozenset[str]) -> Options:
+        """Return a module's own options that it doesn't print, but for what counts or caches.
+
+        Args:
+            module: of the model in training.
+            said: names that the code of model and losses speaks of: of settings, these count, or all where it's none.
+            written: names of attributes to which that code gives new values.
+        """
+        shown, declared = {*re.findall(r"(\w+)=", module.extra_repr())}, _declared(module)
+        reads_all = not _is_read_by_users_alone(type(module)) or bool(said & _BY_STRINGS)
+        found: Options = {}
+        for name, value in vars(module).items():
+            if name == "training" or not _is_public(name) or name in shown or isinstance(value, Tensor | np.ndarray):
+                continue
+            if name in declared:
+                found[name] = DECLARED
+            elif not (reads_all or name in said or isinstance(value, list | tuple)):
+                continue  # Whom it was made for, when, and where it's kept.
+            elif isinstance(value, dict) and _is_plain(value):
+                found[name] = scalar_or_items({key: value[key] for key in value if key in said} or value)
+            elif _is_plain(value):
+                found[name] = scalar_or_items(value)
+            elif name not in written and not isinstance(value, (dict, nn.Module, *_CONTAINERS)):
+                found[name] = name_of(value) if isinstance(value, types.MethodType) else self.value(value, said)
+        return {name: value for name, value in found.items() if value is not None}
+
+    def contents(self, module: nn.Module, written: frozenset[str]) -> Options:
+        """Return the digests of a module's plain tensors and of its buffers that no checkpoint holds."""
+        left_out = written | _declared(module)
+        lost = {name: getattr(module, name, None) for name in module._non_persistent_buffers_set}  # noqa: SLF001
+        # What is made of a parameter (weight_norm's weight of weight_g) is drawn with it, and restored with it.
+        made_of = tuple(name for name, _ in module.named_parameters(recurse=False))
+        held = {n: v for n, v in vars(module).items() if not any(one.startswith(f"{n}_") for one in made_of)} | lost
+        return {
+            name: self.value(value)
+            for name, value in held.items()
+            if isinstance(value, Tensor | np.ndarray) and (name in lost or _is_public(name)) and name not in left_out
+        }
 
     def value(self, value: Any, said: frozenset[str] | None = frozenset()) -> object:  # noqa: ANN401, PLR0911
         """Return what stands for any object.
@@ -187,9 +248,9 @@ class Described:
         if isinstance(value, _SCALARS):
             return _scalar(value)
         if isinstance(value, Tensor):
-            return self._tensor(value)
+            return self._within(value, lambda: self._tensor(value))
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            return self._tensor(torch.frombuffer(bytearray(value.tobytes() or b"\0"), dtype=torch.uint8))
+            return self._within(value, lambda: self._array(value))
         if isinstance(value, torch.dtype | torch.Size | Enum):
             return str(value)
         if value is None or isinstance(value, torch.device):
@@ -226,15 +287,14 @@ class Described:
         if isinstance(value, types.FunctionType):
             options = {} if is_library(value.__module__) else dict(self._options(value))
             told = {name: option for name, option in options.items() if option}
-            if self._with_code and not is_library(value.__module__):
-                told["code"] = _code_digest(value)
             return {"is": name_of(value), **told} if told else name_of(value)
         is_ours = isinstance(value, _NAMESPACES) or dataclasses.is_dataclass(value)
         if isinstance(value, type) or (callable(value) and not hasattr(value, "__dict__")):
             return name_of(value)
         if not is_ours and is_library(type(value).__module__):
             return None  # A logger, an optimizer, a generator.
-        options = self._named(_fields(value), value, frozenset() if said is None else said)
+        options = self._named(fields_of(value), value, frozenset() if said is None else said)
+        options |= dict(self._code(methods_of(type(value)) if callable(value) else ()))
         return {"is": name_of(value), **options} if options else name_of(value)
 
     def _items(self, items: list[Any]) -> object:
@@ -243,7 +303,12 @@ class Described:
         text = json.dumps(items, default=str)
         return f"{len(items)} items, {hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
+    def _array(self, array: np.ndarray[Any, Any]) -> str:
+        return self._tensor(torch.frombuffer(bytearray(array.tobytes() or b"\0"), dtype=torch.uint8))
+
     def _tensor(self, tensor: Tensor) -> str:
+        if tensor.is_nested:
+            return ", ".join(map(self._tensor, tensor.unbind()))
         is_plain = tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
         if id(tensor) in self._own:
             return "of the model"
@@ -252,17 +317,48 @@ class Described:
         return parameter_root({"": tensor.detach()}).hex()
 
     def _module(self, value: nn.Module, without: str | None = None) -> Options:
+        is_own = any(id(tensor) in self._own for tensor in (*value.parameters(), *value.buffers()))
+        if is_own and self._in_model:
+            return {}
         modules: Options = {name or "(root)": f"{name_of(m)}({m.extra_repr()})" for name, m in value.named_modules()}
-        options = {name or "(root)": module_options(m) for name, m in value.named_modules() if name != without}
+        options = {name or "(root)": _printless(m) for name, m in value.named_modules() if name != without}
         modules |= {"options": told} if (told := {name: one for name, one in options.items() if one}) else {}
-        if any(id(tensor) in self._own for tensor in (*value.parameters(), *value.buffers())):
+        if is_own:
             return modules
         tensors = {**dict(value.named_parameters()), **dict(value.named_buffers())}
         return modules | ({"state": parameter_root(tensors).hex()} if tensors else {})
 
 
+def _printless(module: nn.Module) -> Options:
+    """Return the plain attributes of a loss's module that it doesn't print."""
+    shown, declared = {*re.findall(r"(\w+)=", module.extra_repr())}, _declared(module)
+    return {
+        name: DECLARED if name in declared else scalar_or_items(value)
+        for name, value in vars(module).items()
+        if name != "training" and _is_public(name) and _is_plain(value) and name not in shown
+    }
+
+
+def _settings_in(value: type | types.ModuleType, said: frozenset[str], counts: frozenset[str]) -> Options:
+    """Return the plain values that code reads of a class, or of a module, of the user's own."""
+    if is_library(value.__module__ if isinstance(value, type) else value.__name__):
+        return {}
+    spoken = {n: v for n, v in vars(value).items() if n in said and _is_public(n) and _is_plain(v)}
+    return {n: DECLARED if n in counts else scalar_or_items(v) for n, v in spoken.items()}
+
+
+def _is_read_by_users_alone(kind: type) -> bool:
+    """Say whether no library's code reads the attributes of a module's class: it has no other base than `Module`."""
+    return all(one in (nn.Module, object) or not is_library(one.__module__) for one in kind.__mro__)
+
+
+def says_what(name: str) -> bool:
+    """Say whether a name isn't one of those for where and how something is computed, or read from."""
+    return name.strip("_").lower() not in _PLACE
+
+
 def _is_public(name: str) -> bool:
-    return name[0] != "_" and name.lower() not in _PLACE
+    return name[0] != "_" and says_what(name)
 
 
 def _declared(owner: object) -> frozenset[str]:
@@ -288,104 +384,16 @@ def _is_plain(value: object, depth: int = 0) -> bool:
 def _scalar(value: object) -> object:
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, str) and _DEVICE.fullmatch(value):
+    if isinstance(value, str) and (_DEVICE.fullmatch(value) or _OF_PROCESS.fullmatch(value)):
         return None
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # Of NaN's equal there's none.
     if isinstance(value, float) and _TIMES[0] < value < _TIMES[1] and not value.is_integer():
         return None
-    return value if isinstance(value, bool | int | float | str) else repr(value)
-
-
-def _fields(value: object) -> dict[str, object]:
-    slots = [name for kind in type(value).__mro__ for name in _slots(kind) if hasattr(value, name)]
-    return {**{name: getattr(value, name) for name in slots}, **getattr(value, "__dict__", {})}
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
+    if isinstance(value, int) and _TIMES[0] < value / 1e9 < _TIMES[1]:
         return None
+    return value if isinstance(value, bool | int | float | str) else repr(value)
 
 
 def _keyword_defaults(function: types.FunctionType) -> list[object]:
     return [value for _, value in sorted((function.__kwdefaults__ or {}).items())]
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
-
-
-def _globals_of(code: types.CodeType) -> list[str]:
-    """Return the globals that a function's code reads, and doesn't write: what it writes is state."""
-    steps = [step for one in _codes(code) for step in dis.get_instructions(one)]
-    read, written = ({step.argval for step in steps if step.opname == name} for name in ("LOAD_GLOBAL", "STORE_GLOBAL"))
-    return sorted(read - written)
-
-
-def _said_in(functions: Iterable[types.FunctionType]) -> frozenset[str]:
-    """Return the names, and the strings, in functions' code and in that of the user's functions which they name."""
-    said: set[str] = set()
-    known: set[int] = set()
-    waiting = list(functions)
-    while waiting and len(known) < _MAX_ITEMS:
-        function = waiting.pop()
-        if id(function) in known or is_library(function.__module__):
-            continue
-        known.add(id(function))
-        for code in _codes(function.__code__):
-            said.update(code.co_names, (one for one in code.co_consts if isinstance(one, str)))
-        held = [_content(cell) for cell in function.__closure__ or ()]
-        held += [function.__globals__.get(name) for name in _globals_of(function.__code__)]
-        waiting += [one for one in held if isinstance(one, types.FunctionType)]
-    return frozenset(said)
-
-
-def _methods(kind: type) -> list[types.FunctionType]:
-    """Return the functions of the user's own classes: not those that set an object up."""
-    own = [one for one in kind.__mro__ if not is_library(one.__module__)]
-    return [
-        function
-        for one in own
-        for name, function in vars(one).items()
-        if isinstance(function, types.FunctionType) and name not in ("__init__", "__post_init__", "__repr__")
-    ]
-
-
-def _code_digest(function: types.FunctionType) -> str:
-    """Return the digest of a function's code, and by which Python: another one compiles it to another."""
-    told = []
-    for code in _codes(function.__code__):
-        plain = [c for c in code.co_consts if not isinstance(c, types.CodeType) and c != (function.__doc__ or "")]
-        plain = [sorted(c, key=repr) if isinstance(c, frozenset) else c for c in plain]
-        told.append((code.co_code.hex(), code.co_names, plain))
-    digest = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
-    return f"{digest} of Python {sys.version_info[0]}.{sys.version_info[1]}"
-
-
-_SITES = frozenset({"site-packages", "dist-packages"})
-
-
-@cache
-def is_library(module: str | None) -> bool:
-    """Say whether a module is a library's, by where it lies."""
-    top = (module or "").partition(".")[0]
-    if top in ("cosmati", "torch", "numpy", "builtins"):
-        return True
-    if top in ("", "__main__"):
-        return False
-    found = sys.modules.get(str(module)) or sys.modules.get(top)
-    file = getattr(found, "__file__", None)
-    if file is None:
-        return top in sys.stdlib_module_names
-    path = Path(file)
-    return bool(_SITES & {*path.parts}) or path.is_relative_to(sysconfig.get_paths()["stdlib"])

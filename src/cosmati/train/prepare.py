@@ -30,10 +30,12 @@ from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
 from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_turns
 from cosmati.train.buffers import BatchNormStatistics, unrouted
+from cosmati.train.collectives import without_named
 from cosmati.train.config import RunConfig
 from cosmati.train.couplings import find_couplings
 from cosmati.train.epochs import refuse_epochs
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
+from cosmati.train.image_sizes import ask_for_sizes
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.layout.whole import Whole
 from cosmati.train.loss_state import refuse_untrained
@@ -76,7 +78,6 @@ def prepare(given: Ingredients) -> Prepared:
     ranks = Ranks()
     num_microbatches = config.resolve_microbatches(governed=given.policy is not None)
     ranks.mine(num_microbatches)
-    ratio = math.prod((method.dilation() for method in given.methods), start=1.0)
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
     parent = place(model, device, given, ranks)
@@ -84,9 +85,8 @@ def prepare(given: Ingredients) -> Prepared:
     regions = partition_parameters(model, selectors, allow_tied=bool(given.policy and given.policy.allow.tied))
     # Which classes are offered depends on the phases, these on the number of steps, this on the order's length: the
     # policy is compiled twice, the first time only to see which classes it ever admits.
-    classes = _offered(given, regions)
     generators = DefaultGenerators(device)
-    feed, budget = _feed(given, num_microbatches, ratio, classes, generators)
+    feed, budget = _feed(given, num_microbatches, _offered(given, regions), generators, ranks)
     policy, class_map = _compile(given, regions, budget)
     feed, never_offered = _deferring(feed, policy, class_map, num_microbatches)
     layout = Whole(model, regions, ranks, num_microbatches)
@@ -94,11 +94,12 @@ def prepare(given: Ingredients) -> Prepared:
     refuse_epochs(config, budget, given.data, given.methods, scheduled)
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
     statistics = BatchNormStatistics(model)
-    refuse_untrained([turn.loss for turn in turns], model)
+    losses = [turn.loss for turn in turns]
+    refuse_untrained(losses, model)
     denied = _denied(policy, class_map)
     couplings = unrouted(statistics, regions) + find_couplings(given, scheduled, layout.weights(), model, budget)
     facts = _facts(given, feed, budget, num_microbatches, denied, turns, couplings, never_offered, statistics)
-    plan = make_plan(given.methods, facts)
+    plan = without_named(make_plan(given.methods, facts), model, losses, ranks, statistics.layers)
     _check_shapes(plan, budget, config)
     identity = identity_of(given, plan, turns, model, budget, parent)
     if config.compile_blocks:
@@ -118,6 +119,7 @@ def prepare(given: Ingredients) -> Prepared:
         generators=generators,
         statistics=statistics,
         device=device,
+        image_size=ask_for_sizes(feed, plan, budget),
     )
     return Prepared(assembly, feed, str(getattr(given.data, "digest", "")), identity, given.policy)
 
@@ -141,7 +143,7 @@ def _facts(
         own_loop=feed is None,
         input_kind=_input_kind(given, feed),
         loss_couples="rows" if getattr(turns[0].loss, "couples", None) == "rows" else "",
-        row_coupled_layers=tuple(statistics.layers),
+        row_coupled_layers=(*statistics.layers, *statistics.unlike),
         rounded_statistics=statistics.rounded if num_microbatches > 1 else (),
         host_clock=budget.span.unit is Unit.SECOND,
         deterministic=config.deterministic,
@@ -197,11 +199,12 @@ def _surgery(given: Ingredients) -> nn.Module:
 def _feed(
     given: Ingredients,
     num_microbatches: int,
-    ratio: float,
     classes: frozenset[int] | None,
     generators: DefaultGenerators,
+    ranks: Ranks,
 ) -> tuple[Feed | None, Budget]:
     config, data = given.config, given.data
+    ratio = math.prod((method.dilation() for method in given.methods), start=1.0)
     span = Time.parse(config.budget)
     if data is None:
         return None, Budget(span, ratio=ratio, knows_rows=False)
@@ -223,7 +226,7 @@ def _feed(
             "class_ids=..., class_names=...)), or feed route-pure Batch objects to step()."
         )
         raise PlanError(msg)
-    feed = IterableFeed(data, num_microbatches, seed=config.seed, generators=generators)
+    feed = IterableFeed(data, num_microbatches, seed=config.seed, generators=generators, ranks=ranks)
     return feed, Budget(span, feed.steps_per_epoch, ratio=ratio, knows_rows=False)
 
 

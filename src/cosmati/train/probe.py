@@ -6,9 +6,7 @@ numbers, and integers below the largest that was seen.
 
 from __future__ import annotations
 
-import copy
 import math
-import types
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -18,7 +16,9 @@ from torch import Tensor, nn
 from cosmati.core.batch import Data, iterate_tensors, map_tensors
 from cosmati.core.loss import Loss, LossFunction
 from cosmati.core.rng import DefaultGenerators
-from cosmati.train.held import places_in
+from cosmati.train.apart import apart
+from cosmati.train.held import places_in, remember
+from cosmati.train.values import content_of
 
 TensorSpec = tuple[list[int], str, int]
 """Shape, dtype, and for integers one more than the largest value."""
@@ -29,9 +29,8 @@ _SEED = 0x5EED
 class Probe:
     """The loss of a fixed microbatch under a model's present weights, computed on copies of model and loss.
 
-    Where that can't be done without side effects, it isn't: a batch that isn't all tensors, a function that closes over
-    modules or containers, what can't be copied, a compiled model, more than `LARGEST` bytes, or a loss that isn't the
-    same twice.
+    Their code finds copies of what it names, too (`apart`). Where that can't be done it isn't: a batch that isn't all
+    tensors, what can't be copied, a compiled model, more than `LARGEST` bytes, or a loss that isn't the same twice.
 
     Args:
         specs: of the microbatch's tensors, in order; None until a microbatch has been seen.
@@ -68,24 +67,30 @@ class Probe:
         """
         if self._data is None or self._is_steady is False:
             return None
+        if hasattr(model, "_orig_mod"):
+            return None
+        run = partial(self._on_copies, model, losses, generators, device)
         try:
-            if not _can_be_copied(model, losses):
-                self._is_steady = False
-                return None
-            found = self._on_copies(model, losses, generators, device)
-            if self._is_steady is None:
-                self._is_steady = found == self._on_copies(model, losses, generators, device)
+            if self._is_steady is not None:
+                return run()
+            roots = {"": model, **{str(index): loss for index, loss in enumerate(losses)}}
+            before, put_back = _state(roots), remember(roots)
+            found = run()
+            is_moved = found != run() or _state(roots) != before
+            if is_moved:
+                put_back()
         except Exception:  # noqa: BLE001  (of the user's own objects, while they're copied)
-            self._is_steady = False
-        return found if self._is_steady else None
+            is_moved = True
+        self._is_steady = not is_moved
+        return None if is_moved else found
 
     def _on_copies(
         self, model: nn.Module, losses: Sequence[LossFunction], generators: DefaultGenerators, device: torch.device
     ) -> list[str | None]:
         # Together, so that a loss which holds a part of the model holds the copy's.
-        own, copies = copy.deepcopy((model, list(losses)))
-        own.eval()
-        return [self._loss(own, loss, generators, device) for loss in copies]
+        with apart((model, list(losses))) as (own, copies):
+            own.eval()
+            return [self._loss(own, loss, generators, device) for loss in copies]
 
     def _loss(
         self, model: nn.Module, loss: LossFunction, generators: DefaultGenerators, device: torch.device
@@ -105,56 +110,13 @@ class Probe:
         return self._specs
 
 
-LARGEST = 1 << 30
-"""Bytes of parameters and buffers above which no copy is made."""
-
-
-def _can_be_copied(model: nn.Module, losses: Sequence[LossFunction]) -> bool:
-    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    if size > LARGEST or hasattr(model, "_orig_mod") or not all(map(_holds_nothing, losses)):
-        return False
-    # What ends with a copy may be the original's: an open file, a lock.
-    roots: dict[str, object] = {"": model}
-    roots |= {str(i): getattr(f, "__self__", f) for i, f in enumerate(losses) if not isinstance(f, types.FunctionType)}
-    held = [*roots.values(), *(place.value for place in places_in(roots))]
-    return not any(hasattr(type(value), "__del__") for value in held)
-
-
-def _holds_nothing(loss: object) -> bool:
-    """Say whether a copy of a loss is apart from it: a function is never copied, nor what it closes over or names."""
-    while isinstance(loss, partial):
-        if not all(map(_is_constant, (*loss.args, *loss.keywords.values()))):
-            return False
-        loss = loss.func
-    if not isinstance(loss, types.FunctionType):
-        return True
-    names = _names_in(loss.__code__) - {loss.__name__}
-    held = [cell.cell_contents for cell in loss.__closure__ or ()]
-    held += [loss.__globals__[name] for name in names if name in loss.__globals__]
-    for value in held:
-        # A function that is imported from elsewhere is a library's.
-        is_library = isinstance(value, types.FunctionType) and value.__module__ != loss.__module__
-        if not (
-            is_library or (_holds_nothing(value) if isinstance(value, types.FunctionType) else _is_constant(value))
-        ):
-            return False
-    return True
-
-
-def _names_in(code: types.CodeType) -> set[str]:
-    """Return the names that a function's code reads, and the functions within it."""
-    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return {*code.co_names}.union(*map(_names_in, inner))
-
-
-def _is_constant(value: object) -> bool:
-    kinds = (bool, int, float, str, bytes, type, types.ModuleType, types.BuiltinFunctionType, types.NoneType)
-    return isinstance(value, kinds) or (isinstance(value, tuple) and all(map(_is_constant, value)))
+def _state(roots: Mapping[str, object]) -> dict[str, object]:
+    return {place.name: content_of(place.value) for place in places_in(roots) if place.kind != "parameter"}
 
 
 def _is_all_tensors(data: Data) -> bool:
     if isinstance(data, Tensor):
-        return data.layout is torch.strided
+        return data.layout is torch.strided and not data.is_nested
     if isinstance(data, Mapping):
         return all(map(_is_all_tensors, data.values()))
     return isinstance(data, list | tuple) and all(map(_is_all_tensors, data))

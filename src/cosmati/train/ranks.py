@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cosmati.errors import PlanError
+from cosmati.core.batch import Batch, Data, count_rows_and_tokens
+from cosmati.errors import DataError, PlanError
 from cosmati.optim.sharing import Sharing
+from cosmati.train.content import content_digest
 
 if dist.is_available():
     # Its functions have the default group of the moment as a default argument. Imported after the group was made (which
@@ -20,7 +25,11 @@ if dist.is_available():
 
 
 class Ranks:
-    """This process's place among the ranks; one rank where there is no process group and torchrun didn't start it."""
+    """This process's place among the ranks; one rank where there is no process group and torchrun didn't start it.
+
+    Attributes:
+        has_met: whether the user's own code has called a collective.
+    """
 
     def __init__(self) -> None:
         if dist.is_available() and dist.is_torchelastic_launched() and not dist.is_initialized():
@@ -30,6 +39,8 @@ class Ranks:
         self.is_parallel = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.world = dist.get_world_size() if self.is_parallel else 1
         self.rank = dist.get_rank() if self.is_parallel else 0
+        self.has_met = False
+        self._has_compared = False
 
     @classmethod
     def alone(cls) -> Ranks:
@@ -84,11 +95,88 @@ class Ranks:
 
     def all_equal(self, digest: bytes) -> bool:
         """Return whether every rank has the same digest."""
+        return not self.unlike(digest)
+
+    def unlike(self, digest: bytes) -> list[int]:
+        """Return the ranks that have another digest than the first one."""
         if not self.is_parallel:
-            return True
-        own = torch.tensor([list(digest)], dtype=torch.uint8, device=_device())
-        everyone = self.gather(own)
-        return bool((everyone == everyone[0]).all())
+            return []
+        everyone = self.gather(torch.tensor([list(digest)], dtype=torch.uint8, device=_device()))
+        return (everyone != everyone[0]).any(1).nonzero().flatten().tolist()
+
+    def unlike_names(self, digests: Mapping[str, bytes]) -> list[str]:
+        """Return the names that not every rank has, or has with another digest."""
+        if not self.is_parallel:
+            return []
+        own = json.dumps({name: digest.hex() for name, digest in digests.items()}).encode()
+        longest = int(self.gather(torch.tensor([len(own)], device=_device())).max())
+        # JSON may end in blanks.
+        everyone = self.gather(torch.tensor([list(own.ljust(longest))], dtype=torch.uint8, device=_device()))
+        told = [json.loads(bytes(row)) for row in everyone.tolist()]
+        return [name for name in sorted({*chain(*told)}) if len({one.get(name) for one in told}) > 1]
+
+    def refuse_unlike(self, step: int, *given: object) -> None:
+        """Refuse a step's batch that isn't the same on all ranks; looks at steps 0, 1, 2, 4, 8, and the first of all.
+
+        Args:
+            step: of the run.
+            given: a batch, whole, and what later ones follow from.
+
+        Raises:
+            DataError: it names the ranks.
+        """
+        if not self.is_parallel or (self._has_compared and step & (step - 1)):
+            return
+        self._has_compared = True
+        if others := self.unlike(content_digest(*given)):
+            told = f"rank{'s' if others[1:] else ''} {', '.join(map(str, others))}"
+            msg = (
+                f"At step {step}, {told} had another batch than rank 0. Every rank has to be given the same whole "
+                "batch, of which the trainer takes each rank's share: leave out DistributedSampler and shares of one's "
+                "own, and seed loaders, splits and random rows alike on all ranks."
+            )
+            raise DataError(msg)
+
+    def refuse_unlike_end(self, step: int, num_passes: int, data: Data | None) -> None:
+        """Refuse data that have ended on some ranks only, for good or for this pass, or whose last batches differ.
+
+        Ranks would wait for others without an end, or train on other rows.
+
+        Args:
+            step: of the run.
+            num_passes: that this rank's data have ended.
+            data: the step's batch; None where there are no more.
+
+        Raises:
+            DataError: on all ranks.
+        """
+        if not self.is_parallel:
+            return
+        rows = -1
+        if data is not None:
+            rows = data.num_rows if isinstance(data, Batch) else count_rows_and_tokens(data)[0]
+        everyone = self.gather(torch.tensor([[num_passes, rows]], device=_device())).tolist()
+        passes, counts = ({*found} for found in zip(*everyone, strict=True))
+        if len(passes) == len(counts) == 1:
+            return
+        what = "the data of some ranks have ended, and others' haven't"
+        if len(passes) == 1 and -1 not in counts:
+            what = f"some ranks had a batch of {min(counts)} rows, and others of {max(counts)}"
+        msg = (
+            f"At step {step} {what}. Every rank has to be given the same batches, as many as the others, of the same "
+            "rows."
+        )
+        raise DataError(msg)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Stand around the user's code, and take note of collectives that it calls."""
+        if not self.is_parallel:
+            yield
+            return
+        before = _num_collectives()
+        yield
+        self.has_met |= before != _num_collectives()
 
     def barrier(self) -> None:
         """Wait for every rank."""
@@ -114,6 +202,12 @@ def all_gather(gathered: Tensor, own: Tensor) -> None:
     """Gather equal tensors of all ranks into one; PyTorch 2.13 has it under another name, and warns of the old one."""
     name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
     getattr(dist, name)(gathered, own)
+
+
+def _num_collectives() -> list[int]:
+    """Return how many collectives each process group has seen."""
+    groups = list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001  (no other list of them)
+    return [group._get_sequence_number_for_group() for group in groups]  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _device() -> torch.device:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.core.loss import LossFunction
+from cosmati.core.plan import check_methods
 from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Optimizer
 from cosmati.train.assembly import SubStep
@@ -19,6 +20,7 @@ from cosmati.train.loss_state import loss_module
 _OF_A_CRITERION = frozenset(
     "input inputs output outputs logits pred preds prediction predictions y_pred y_hat".split()  # noqa: SIM905
 )
+_WRAPPERS = frozenset({"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"})
 _EXAMPLE = (
     "It's called as loss(model, data), with a step's rows: Classification(num_classes), or `lambda model, data: "
     "torch.nn.functional.cross_entropy(model(data[0]), data[1])`"
@@ -26,18 +28,33 @@ _EXAMPLE = (
 
 
 def refuse_misgiven(given: Ingredients) -> None:
-    """Refuse optimizers and losses that are of another kind than a trainer takes.
+    """Refuse models, optimizers, methods and losses that are of another kind than a trainer takes.
 
     Raises:
         PlanError: with what, why and the mend.
     """
+    _refuse_wrapped(given.model)
     _refuse_optimizers(given.optimizers)
+    check_methods(given.methods)
     losses = [given.loss] if callable(given.loss) else given.loss
     if not isinstance(losses, Sequence):
         msg = f"The loss is a {type(losses).__name__}. Give a function loss(model, data), or a list of SubStep."
         raise PlanError(msg)
     for loss in losses:
         _refuse_loss(loss.loss if isinstance(loss, SubStep) else loss)
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        wrappers = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.")} & _WRAPPERS
+        if wrappers:
+            where = f"its {name}" if name else "the model"
+            msg = (
+                f"{where.capitalize()} is wrapped in {wrappers.pop()}, which shares out work and adds up gradients on "
+                "its own, past every route. Give the module itself (wrapped.module): started with torchrun, Cosmati "
+                "shares a step's microbatches out over the ranks."
+            )
+            raise PlanError(msg)
 
 
 def _refuse_optimizers(optimizers: object) -> None:

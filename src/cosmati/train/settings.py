@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,8 @@ from cosmati.core.plan import Plan, describe
 from cosmati.train.assembly import Turn
 from cosmati.train.identity import CADENCES, describe_loss, describe_model, describe_source, identify
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
-from cosmati.train.options import describe_option, public_scalars
+from cosmati.train.options import Described, describe_option, public_scalars
+from cosmati.train.user_code import code_digest, is_library, methods_of
 
 
 def settings_of(given: Ingredients, budget: Budget, num_microbatches: int) -> dict[str, object]:
@@ -67,7 +69,7 @@ def identity_of(
         if name not in ("budget", "num_steps", "optimizers", "policy", "num_threads", "device", "ledger")
     }
     return identify(
-        model=describe_model(model),
+        model=describe_model(model, [turn.loss for turn in turns]),
         loss=[
             {"parameters": list(turn.parameters.values()), "every": turn.every, **describe_loss(turn.loss, model)}
             for turn in turns
@@ -106,19 +108,34 @@ def _groups(turns: Sequence[Turn], model: nn.Module) -> list[list[list[str]]]:
 def _options(method: Method) -> dict[str, object]:
     """Return the options of a method that its call doesn't tell: functions and objects of the user's own."""
     values = {f.name: getattr(method, f.name) for f in dataclasses.fields(method) if f.init}
-    told = {name: describe_option(value) for name, value in values.items()}
-    return {name: option for name, option in told.items() if isinstance(option, dict | list)}
+    told = {name: _told(value) for name, value in values.items()}
+    return {n: option for n, option in told.items() if isinstance(option, dict | list)} | _code_of(type(method))
+
+
+def _told(value: object) -> object:
+    """Return what stands for an option: of an object of the user's own class, with that class's code."""
+    told, code = describe_option(value), _code_of(type(value))
+    return {**(told if isinstance(told, dict) else {"is": told}), **code} if code else told
+
+
+def _code_of(kind: type) -> dict[str, object]:
+    """Return what stands for the code of the user's own classes that an object's is or derives from."""
+    # As written: a decorator's code (torch.no_grad's, or what torch.optim puts around `step`) is the same for all.
+    written = [inspect.unwrap(function) for function in methods_of(kind)]
+    own = sorted((one for one in written if not is_library(one.__module__)), key=lambda one: one.__qualname__)
+    return {"code": code_digest(*own), **dict(Described().globals(own, kind))} if own else {}
 
 
 def _describe(optimizer: AnyOptimizer) -> dict[str, object]:
     if isinstance(optimizer, torch.optim.Optimizer):
         groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         options = public_scalars(optimizer, _kept(optimizer))
-        return {"is": type(optimizer).__qualname__, "groups": groups} | ({"options": options} if options else {})
+        told = {"is": type(optimizer).__qualname__, "groups": groups} | ({"options": options} if options else {})
+        return told | _code_of(type(optimizer))
     values = {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(optimizer)}
     # Of a function that chooses parameters, what it has chosen tells (`groups`).
-    names = {name: _name(value) if name == "parameters" else describe_option(value) for name, value in values.items()}
-    return {"is": type(optimizer).__qualname__, **names}
+    names = {name: _name(value) if name == "parameters" else _told(value) for name, value in values.items()}
+    return {"is": type(optimizer).__qualname__, **names, **_code_of(type(optimizer))}
 
 
 def _kept(optimizer: torch.optim.Optimizer) -> set[str]:

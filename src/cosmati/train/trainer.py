@@ -23,6 +23,7 @@ from cosmati.errors import DataError, DivergenceError, OutOfMemoryError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import SubStep, split_batch
+from cosmati.train.collectives import without_met
 from cosmati.train.commit import Commit
 from cosmati.train.config import RunConfig
 from cosmati.train.cutting import refuse_uncut, shortage
@@ -33,6 +34,7 @@ from cosmati.train.gradients import StepInput
 from cosmati.train.held import remember
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.lifecycle import Lifecycle
+from cosmati.train.marks import change_since, with_own_containers
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.prepare import prepare
@@ -165,8 +167,8 @@ class Trainer(Lifecycle):
     def _split(self, batch: Data) -> tuple[list[Batch], list[int | None]]:
         """Return this rank's microbatches of a step's rows, and the classes of all."""
         a = self.assembly
-        v = a.num_microbatches
-        parts = split_batch(as_batch(batch, self.clock.rows, pieces=v), v)
+        a.ranks.refuse_unlike(self.clock.step, batch)
+        parts = split_batch(as_batch(batch, self.clock.rows, pieces=a.num_microbatches), a.num_microbatches)
         return [parts[i] for i in a.layout.mine], [a.router.class_of(part) for part in parts]
 
     def _take(self, data: Any, class_ids: Sequence[int | None] | None) -> StepOutcome:  # noqa: ANN401  (see `_next`)
@@ -177,7 +179,7 @@ class Trainer(Lifecycle):
             class_ids: of all V microbatches; None where the data are whole.
         """
         assert self._run is not None, "opened"
-        self._refuse_averaged("step()")
+        self._begin_step()
         if self._continuity is not None and not self._continuity.has_seen:
             first = data if class_ids is None else data[0]
             self._continuity.see(first.data if isinstance(first, Batch) else first)
@@ -205,11 +207,13 @@ class Trainer(Lifecycle):
     def _cut_as_needed(self, data: Any, class_ids: Sequence[int | None] | None) -> StepOutcome:  # noqa: ANN401
         """Take a step, and take it anew with smaller microbatches as long as memory is too short."""
         why = "as in an earlier attempt" if self.cuts.is_due(self.clock.step) else ""
+        has_changed = change_since(data)
         while True:
             if why or self.cuts.pieces > 1:
                 data, class_ids = (data, class_ids) if class_ids is not None else self._split(data)
             if why:
-                refuse_uncut(data, self.cuts.pieces, self.clock.step, why)
+                have_changed = self.assembly.ranks.agree(has_changed())
+                refuse_uncut(data, self.cuts.pieces, self.clock.step, why, have_changed=have_changed)
                 self.halve_microbatches(why, state_moves=self._commit.watch.has_moved)
             try:
                 if class_ids is None:
@@ -229,7 +233,7 @@ class Trainer(Lifecycle):
         """Take a step with V = 1, one rank and no route: the bare loop with a seed and one look at what is due."""
         a, turn = self.assembly, self.assembly.turns[0]
         batches: tuple[Batch, ...] = ()
-        has_lineage = isinstance(data, Batch)
+        data, has_lineage = with_own_containers(data), isinstance(data, Batch)
         rows, tokens = count_rows_and_tokens(data.data if isinstance(data, Batch) else data)
         if self.methods.change_batches or has_lineage or self._needs_outcome:
             batch = as_batch(data, self.clock.rows, trusted=True)
@@ -251,7 +255,7 @@ class Trainer(Lifecycle):
                 held = {p.name: p.tensor.grad for p in a.layout.parameters if p.tensor.grad is not None}
                 root = self.methods.gradients(a.layout.weights().having(held), self.position())
                 gradients = list(root.tensors.values())
-            self.finite.check(loss, self.clock.step, gradients)
+            self.finite.check(loss, self.clock.step, gradients, a.statistics.own)
         except BaseException as error:  # Whoever catches it and goes on takes this step anew.
             a.statistics.put_back(statistics)
             a.model.zero_grad()
@@ -271,11 +275,8 @@ class Trainer(Lifecycle):
         a, watch = self.assembly, self._commit.watch
         watch.step_begins(self.clock.step)
         with watch.around():
-            if a.config.precision == "float32":
+            with nullcontext() if a.config.precision == "float32" else a.config.autocast(a.device):
                 result = loss_function(a.model, data)
-            else:
-                with a.config.autocast(a.device):
-                    result = loss_function(a.model, data)
             result = as_loss(result if present is None else without_tombstones(result, present))
             loss = result.mean() if isinstance(result, Loss) else result
             self.stopwatch.lap("forward")
@@ -314,12 +315,11 @@ class Trainer(Lifecycle):
             given = StepInput(batches, positions, routes, moved[0].num_tokens, frozen)
             measure = self._is_due(a.config.details_every)
             done = self._commit(given, self.clock, self.finite, measure=measure, follow=follow)
-        self._plan = self._commit.watch.judged(self._plan)
+        self._plan = without_met(self._commit.watch.judged(self._plan), a.ranks, is_on=self._commit.watch.is_on)
         if a.statistics.layers:
             self.tell("fold")
-            a.statistics.fold(done.first.statistics, a.ranks, lambda m, layer: a.router.teaches(routes[m], layer))
-        rows = sum(batch.num_rows for batch in mine) * a.ranks.world
-        tokens = sum(batch.num_tokens for batch in mine) * a.ranks.world
+            a.statistics.fold(done.statistics)
+        rows, tokens = (sum(getattr(b, n) for b in mine) * a.ranks.world for n in ("num_rows", "num_tokens"))
         return self._committed(
             rows,
             tokens,
@@ -341,11 +341,10 @@ class Trainer(Lifecycle):
         a = self.assembly
         because = f"step {self.clock.step} was left out: {why}"
         self._plan = self._plan.withdraw(Promise.ISOLATED, because)
-        if self._plan.holds(Promise.PARITY):
-            self._plan = self._plan.withdraw(Promise.PARITY, because)
-        for pair in [g.pair for g in self._plan.guarantees if g.promise is Promise.NO_DIRECT_WRITE and g.holds]:
+        for g in self._plan.guarantees:
             # Rows of any class may have been what wasn't finite, and every region has missed the step.
-            self._plan = self._plan.withdraw(Promise.NO_DIRECT_WRITE, because, pair)
+            if g.holds and g.promise in (Promise.PARITY, Promise.NO_DIRECT_WRITE):
+                self._plan = self._plan.withdraw(g.promise, because, g.pair)
         mine = data if class_ids is not None else [as_batch(data, self.clock.rows, trusted=True)]
         nothing = torch.zeros(a.num_microbatches, dtype=torch.float64)
         routes = self._routes(mine, class_ids or [0])

@@ -19,7 +19,10 @@ class Server:
 
     Attributes:
         faults: by file name: what the next requests of it suffer, in order; the last one stays if `forever`.
+        has_etags: whether it says what version a file is.
         requests: how often each file was asked for its content.
+        heads: how often for its length only.
+        connections: all that were ever made; at the end they're cut, as those of a machine that goes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,6 +30,9 @@ class Server:
         self.faults: dict[str, list[str]] = {}
         self.forever: set[str] = set()
         self.requests: Counter[str] = Counter()
+        self.heads: Counter[str] = Counter()
+        self.connections: list[socket.socket] = []
+        self.has_etags = True
         self.url = ""
 
     def fault(self, name: str, *kinds: str, forever: bool = False) -> None:
@@ -41,6 +47,12 @@ class Server:
         return left[0] if name in self.forever and len(left) == 1 else left.pop(0)
 
 
+def etag(path: Path) -> str:
+    """As many servers have it: of time and length."""
+    status = path.stat()
+    return f'"{status.st_mtime_ns:x}-{status.st_size:x}"'
+
+
 @contextmanager
 def serve(folder: Path) -> Iterator[Server]:  # noqa: C901  (the handler is a class within)
     state = Server(folder)
@@ -48,15 +60,22 @@ def serve(folder: Path) -> Iterator[Server]:  # noqa: C901  (the handler is a cl
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def setup(self) -> None:
+            super().setup()
+            state.connections.append(self.connection)
+
         def log_message(self, *args: object) -> None:
             pass
 
         def do_HEAD(self) -> None:
+            state.heads[self.path.lstrip("/")] += 1
             path = state.folder / self.path.lstrip("/")
             left = state.faults.get(path.name, [])
             status = int(left[0]) if left and left[0].isdigit() else 200 if path.is_file() else 404
             self.send_response(status)
             self.send_header("Content-Length", str(path.stat().st_size if status == 200 else 0))
+            if status == 200 and state.has_etags:
+                self.send_header("ETag", etag(path))
             self.end_headers()
 
         def do_GET(self) -> None:
@@ -88,6 +107,8 @@ def serve(folder: Path) -> Iterator[Server]:  # noqa: C901  (the handler is a cl
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Accept-Ranges", "bytes")
+            if state.has_etags:
+                self.send_header("ETag", etag(path))
             if status == 206:
                 self.send_header("Content-Range", f"bytes {start}-{start + len(body) - 1}/{len(data)}")
             self.end_headers()
@@ -123,3 +144,6 @@ def serve(folder: Path) -> Iterator[Server]:  # noqa: C901  (the handler is a cl
     finally:
         server.shutdown()
         server.server_close()
+        for connection in state.connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)

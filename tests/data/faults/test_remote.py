@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +62,26 @@ def test_what_wont_pass_is_raised_at_once(
     assert time.monotonic() - start < 30
     assert server.requests[SHARD] <= 2
     assert not list((tmp_path / "cache").rglob("*.part"))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_while_it_fetches_stays_one(server: Server, tmp_path: Path, error: type[BaseException]) -> None:
+    data = opened(server, tmp_path)
+    for shard in range(3):
+        server.fault(f"shard.{shard:05d}.mds", "hang", forever=True)
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(error):
+            data[0]
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("fault", ["hang", "drip", "reset", "503", "short"])

@@ -13,7 +13,10 @@ import pytest
 
 from cosmati.data.loader import StreamingLoader
 from cosmati.data.opened import CacheOptions
+from cosmati.data.shards.dataset import write_dataset
+from cosmati.data.shards.manifest import SourceFacts
 from cosmati.data.shards.remote import RemoteError
+from cosmati.data.shards.upload import Destination
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import DataError
 from tests.data.shard_files import write_data_set
@@ -64,6 +67,41 @@ def test_rows_come_exactly_once_with_workers_too(bucket: dict[str, Any], tmp_pat
         loader = StreamingLoader(data, 4, num_workers=workers, multiprocessing_context="spawn" if workers else None)
         assert sorted(n for batch in loader for n in batch.data.tolist()) == list(range(18))
     assert len(list(tmp_path.rglob("*.shard"))) == 3
+
+
+def test_a_bucket_is_written_to_and_a_broken_write_goes_on(bucket: dict[str, Any], tmp_path: Path) -> None:
+    place = Destination("s3://bucket/written", tmp_path / "kept", bucket["options"], deadline_seconds=20.0)
+    client, num_rows = bucket["client"], 3000
+
+    def write(stop: int = num_rows, licence: str = "MIT", **options: Any) -> None:
+        def rows() -> Iterator[dict[str, int]]:
+            for number in range(num_rows):
+                if number == stop:
+                    raise RuntimeError("broken off")
+                yield {"number": number}
+
+        settings = {"class_of": "open/psf", "source": "x", "size_limit": 8192, **options}
+        write_dataset(rows(), place, {"number": "int"}, facts=SourceFacts(licence=licence), **settings)
+
+    def objects() -> dict[str, tuple[str, Any]]:
+        found = client.list_objects_v2(Bucket="bucket", Prefix="written/").get("Contents", [])
+        return {entry["Key"]: (entry["ETag"], entry["LastModified"]) for entry in found}
+
+    with pytest.raises(RuntimeError, match="broken off"):
+        write(stop=2000)
+    before = objects()
+    assert before
+    assert all(name.endswith(".mds") for name in before)
+    write()
+    after = objects()
+    assert {name: after[name] for name in before} == before
+    assert not [name for name in after if name.endswith((".key", ".jsonl"))]
+    with pytest.raises(DataError, match="licence 'B', was 'MIT'"):
+        write(licence="B")
+    write(licence="B", mode="replace")
+    assert {name.rpartition("/")[0] for name in objects()} == {"written", "written/open/psf.2"}
+    data = opened(bucket, tmp_path / "cache", "written")
+    assert sorted(int(row["number"]) for row in data.__getitems__(range(num_rows))) == list(range(num_rows))
 
 
 def test_what_isnt_there_is_told_at_once(bucket: dict[str, Any], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_a_killed_job_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> 
     before = shared_memory()
     process, workers = start(write_source(tmp_path, [5000]))
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.communicate(timeout=120)
     deadline = time.monotonic() + 20
     while any(map(is_running, workers)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -65,3 +66,33 @@ def test_a_killed_job_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> 
     own = {str(pid) for pid in (process.pid, *workers)}
     left = {name for name in shared_memory() - before if own & set(name.split("_"))}
     assert left == set()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("has_read", [True, False])
+def test_a_worker_whose_parent_was_killed_before_it_began_ends(tmp_path: Path, method: str, has_read: bool) -> None:
+    write_source(tmp_path / "data", [500])
+    script = tmp_path / "job.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import multiprocessing, os, signal, time
+        from cosmati.data.loader import StreamingLoader
+        from cosmati.data.streaming import StreamingDataset
+
+        def begin(worker):  # before PyTorch notes who the parent is
+            above = os.getppid()
+            time.sleep({0.5 if has_read else 0})
+            os.kill(multiprocessing.parent_process().pid, signal.SIGKILL)
+            while os.getppid() == above:
+                time.sleep(0.01)
+
+        if __name__ == "__main__":
+            data = StreamingDataset({str(tmp_path / "data")!r}, columns=("number",))
+            context = multiprocessing.get_context({method!r})
+            loader = StreamingLoader(data, 4, num_workers=2, worker_init_fn=begin, multiprocessing_context=context)
+            next(iter(loader))
+        """)
+    )
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.communicate(timeout=120)  # until nobody holds the pipes
+    assert process.returncode == -signal.SIGKILL

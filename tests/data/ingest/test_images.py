@@ -149,9 +149,28 @@ def test_bad_images_are_raised_recorded_or_by_wish_not_looked_at(folder: Path) -
 
 
 def test_images_without_a_folder_and_folders_without_images(folder: Path) -> None:
-    with pytest.raises(DataError, match="lie in no folder"):
+    with pytest.raises(DataError, match="lies in no folder"):
         read_image_folder(folder / "dog", class_of="unknown")
     (folder / "none").mkdir()
     (folder / "none" / "a.txt").write_text("")
     with pytest.raises(DataError, match="holds no file named"):
         read_image_folder(folder / "none", class_of="unknown")
+
+
+@pytest.mark.parametrize(
+    ("at_least", "size"), [(None, (96, 128)), (96, (96, 128)), (48, (48, 64)), (25, (48, 64)), (1, (12, 16))]
+)
+def test_a_jpeg_is_decoded_no_larger_than_it_must_be(at_least: int | None, size: tuple[int, int]) -> None:
+    smooth = np.add.outer(np.arange(96), np.arange(128)).astype(np.uint8)
+    image = Image.fromarray(np.stack([smooth, 255 - smooth, smooth // 2], axis=2))
+    found = decode_image(stored(image, "JPEG", quality=95), at_least=at_least)
+    assert tuple(found.shape) == (3, *size)
+    expected = np.asarray(image.resize(size[::-1], Image.Resampling.BOX), np.float64).transpose(2, 0, 1)
+    assert np.abs(found.numpy().astype(np.float64) - expected).mean() < 3, "the same picture, smaller"
+
+
+def test_other_files_come_whole_and_a_side_of_nothing_is_refused() -> None:
+    image = Image.fromarray(np.zeros((40, 60, 3), np.uint8))
+    assert tuple(decode_image(stored(image, "PNG"), at_least=10).shape) == (3, 40, 60)
+    with pytest.raises(DataError, match="at_least=0"):
+        decode_image(stored(image, "JPEG"), at_least=0)

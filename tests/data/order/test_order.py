@@ -27,9 +27,12 @@ from cosmati.errors import DataError
     st.integers(1, 60),
     st.booleans(),
     st.integers(0, 3),
+    st.sampled_from([1, 2]),
 )
-def test_a_source_is_visited_once_an_epoch(rows: list[int], seed: int, window: int, shuffle: bool, epoch: int) -> None:
-    order = ShardOrder(np.asarray(rows), seed=seed, window_rows=window, shuffle=shuffle)
+def test_a_source_is_visited_once_an_epoch(
+    rows: list[int], seed: int, window: int, shuffle: bool, epoch: int, version: int
+) -> None:
+    order = ShardOrder(np.asarray(rows), seed=seed, window_rows=window, shuffle=shuffle, version=version)
     everything = np.arange(sum(rows))
     shards, places = order.locate(epoch, everything)
     written = [(shard, row) for shard, n in enumerate(rows) for row in range(n)]
@@ -42,7 +45,7 @@ def test_a_source_is_visited_once_an_epoch(rows: list[int], seed: int, window: i
 
 def test_rows_stay_within_their_window_and_shards_of_says_what_is_needed() -> None:
     rows = np.asarray([10, 10, 0, 10, 10, 10, 10])
-    order = ShardOrder(rows, seed=3, window_rows=20)
+    order = ShardOrder(rows, seed=3, window_rows=20, version=1)
     shards, _ = order.locate(1, np.arange(60))
     for start in range(0, 60, 20):
         assert len(set(shards[start : start + 20].tolist())) == 2
@@ -51,6 +54,45 @@ def test_rows_stay_within_their_window_and_shards_of_says_what_is_needed() -> No
         assert set(shards[start:stop].tolist()) <= set(needed)
         assert 2 not in needed
         assert len(needed) <= 2 * (1 + (stop - 1) // 20 - start // 20) or start == stop
+
+
+@pytest.mark.parametrize(("epoch", "ends"), [(0, [10, 30, 70, 150, 230, 310, 390, 400]), (1, [80, 160, 240, 320, 400])])
+def test_windows_widen_from_one_shard_in_the_first_epoch(epoch: int, ends: list[int]) -> None:
+    order = ShardOrder(np.full(40, 10), seed=3, window_rows=80)
+    shards, _ = order.locate(epoch, np.arange(400))
+    for start, end in zip([0, *ends], ends, strict=False):
+        inside = shards[start:end].tolist()
+        assert len(set(inside)) == (end - start) // 10, "a window is whole shards"
+        assert sorted(inside) != inside or len(set(inside)) == 1, "and its rows are shuffled"
+        assert set(order.shards_of(epoch, start, start + 1).tolist()) == set(inside)
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(lambda rows: sum(rows) > 0),
+    st.integers(1, 200),
+    st.integers(0, 9),
+)
+def test_windows_are_those_of_a_loop_over_shards(rows: list[int], window: int, seed: int) -> None:
+    order, epoch = ShardOrder(np.asarray(rows), seed=seed, window_rows=window), 0
+    in_order = order.shards_of(epoch, 0, sum(rows)).tolist()
+    windows: list[list[int]] = []
+    width, stop, start = rows[in_order[0]], 0, 0
+    for shard in in_order:
+        while start >= stop:
+            # The next window; one that no shard starts in has no rows.
+            windows.append([])
+            stop += width
+            width = min(2 * width, window)
+        windows[-1].append(shard)
+        start += rows[shard]
+    shards, _ = order.locate(epoch, np.arange(sum(rows)))
+    position = 0
+    for inside in windows:
+        length = sum(rows[shard] for shard in inside)
+        assert Counter(shards[position : position + length].tolist()) == Counter(
+            {shard: rows[shard] for shard in inside}
+        )
+        position += length
 
 
 def test_epochs_differ_and_a_mixed_batch_of_epochs_reads_as_each() -> None:
@@ -62,6 +104,21 @@ def test_epochs_differ_and_a_mixed_batch_of_epochs_reads_as_each() -> None:
     assert np.array_equal(np.stack(order.locate(np.int64(1), np.arange(100))), second)  # type: ignore[arg-type]
     again = pickle.loads(pickle.dumps(order))
     assert np.array_equal(np.stack(again.locate(1, np.arange(100))), second)
+
+
+@given(st.data(), st.integers(0, 3), st.sampled_from([1, 2]))
+@settings(max_examples=40, deadline=None)
+def test_rows_in_turn_and_rows_apart_are_located_alike(data: st.DataObject, epoch: int, version: int) -> None:
+    rows = data.draw(st.lists(st.integers(0, 1500), min_size=1, max_size=6).filter(any))
+    order = ShardOrder(np.asarray(rows), seed=5, window_rows=data.draw(st.integers(1, 4000)), version=version)
+    start = data.draw(st.integers(0, sum(rows) - 1))
+    stop = data.draw(st.integers(start + 1, sum(rows)))
+    shards, places = order.locate(epoch, np.arange(start, stop))
+    backwards = order.locate(epoch, np.arange(start, stop)[::-1])
+    assert np.array_equal(shards, backwards[0][::-1])
+    assert np.array_equal(places, backwards[1][::-1])
+    shards[:], places[:] = -1, -1  # what is handed out is the caller's
+    assert np.array_equal(order.locate(epoch, np.arange(start, stop))[0], backwards[0][::-1])
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -293,17 +350,22 @@ def test_plans_of_nothing_are_refused(rows: int, num_microbatches: int, tail: Ta
         RoutePlan([Group(rows=5)], rows=rows, num_microbatches=num_microbatches, route_pure=False, tail=tail)
 
 
-GOLDEN: dict[Tail, str] = {
-    "carry": "f93c657051f2ef446abccae378b6c4e46d02bdb05d2383fab60562ba5ed9b3b3",
-    "pad": "dbf69b855385290a250e868ad4bea467764be2684f755762b5350aa28a451f82",
-    "drop": "3b574bb1bfcfc6cba73cd64f26e8fafe9645f453018a93afa3334845bb52ea3e",
+GOLDEN: dict[tuple[int, Tail], str] = {
+    (1, "carry"): "f93c657051f2ef446abccae378b6c4e46d02bdb05d2383fab60562ba5ed9b3b3",
+    (1, "pad"): "dbf69b855385290a250e868ad4bea467764be2684f755762b5350aa28a451f82",
+    (1, "drop"): "3b574bb1bfcfc6cba73cd64f26e8fafe9645f453018a93afa3334845bb52ea3e",
+    (2, "carry"): "9992bd98ab230bfe70de15499ce1e4eb1f1ff18f7d65012bc28a42d814cc6b2d",
+    (2, "pad"): "427d055fddd08a80b019867f0940d5ef57203fb8410c4c71ec80e3078d2a110b",
+    (2, "drop"): "9f74504c22bccc8f934a11cddc439fe92a31ffbb25cc6e016a567fa4e02d8059",
 }
 
 
-@pytest.mark.parametrize("tail", list(GOLDEN))
-def test_the_order_never_changes(tail: Tail) -> None:
+@pytest.mark.parametrize(("version", "tail"), list(GOLDEN))
+def test_the_order_never_changes(version: int, tail: Tail) -> None:
     groups = [Group(rows=1009, class_id=2), Group(rows=31, class_id=0), Group(rows=300, class_id=2)]
-    orders = [ShardOrder(np.full(-(-g.rows // 50), 50)[: g.rows], seed=7, window_rows=128) for g in groups]
+    orders = [
+        ShardOrder(np.full(-(-g.rows // 50), 50)[: g.rows], seed=7, window_rows=128, version=version) for g in groups
+    ]
     plan = RoutePlan(groups, rows=6, num_microbatches=4, route_pure=True, tail=tail)
     digest = hashlib.sha256()
     for step in range(150):
@@ -314,7 +376,7 @@ def test_the_order_never_changes(tail: Tail) -> None:
                 if source != TOMBSTONE:
                     shard, row = orders[source].locate(int(epoch), np.asarray([place]))
                     digest.update(f" {source} {shard[0]} {row[0]}".encode())
-    assert digest.hexdigest() == GOLDEN[tail]
+    assert digest.hexdigest() == GOLDEN[version, tail]
 
 
 def sha256(*arrays: np.ndarray) -> str:
@@ -322,12 +384,20 @@ def sha256(*arrays: np.ndarray) -> str:
     return hashlib.sha256(b"".join(array.astype("<i8").tobytes() for array in arrays)).hexdigest()
 
 
+@pytest.mark.parametrize(
+    ("version", "digest"),
+    [
+        (1, "2ca4ba01e3385a97e63258fda216e8f1b5392f6a80730c5f04758726ffb781b6"),
+        (2, "1e62e1f6706eb6ee6aa75cc3946e71dcfcd63e0fc5333b58318ba0ad64adf690"),
+    ],
+)
+def test_the_order_of_a_source_never_changes(version: int, digest: str) -> None:
+    order = ShardOrder(np.arange(40) % 9, seed=11, window_rows=30, version=version)
+    parts = [part for epoch in range(3) for part in order.locate(epoch, np.arange(order.num_rows))]
+    assert sha256(*parts) == digest
+
+
 def test_the_parts_of_the_order_never_change() -> None:
-    order = ShardOrder(np.arange(40) % 9, seed=11, window_rows=30)
-    assert (
-        sha256(*(part for epoch in range(3) for part in order.locate(epoch, np.arange(order.num_rows))))
-        == "2ca4ba01e3385a97e63258fda216e8f1b5392f6a80730c5f04758726ffb781b6"
-    )
     assert (
         sha256(*Interleave([5, 0, 17, 3, 11]).locate(np.arange(100)))
         == "07f3c745420a744d5de911250097350868a0f0ec023063869c391f68818b2331"

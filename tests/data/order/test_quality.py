@@ -36,7 +36,7 @@ def test_quality_equals_a_count_over_all_neighbours(rows: list[int], window: int
 
 def test_wider_windows_shuffle_better_and_the_widest_as_well_as_can_be() -> None:
     found = [
-        shuffle_quality(ShardOrder(np.full(50, 400), seed=1, window_rows=window))
+        shuffle_quality(ShardOrder(np.full(50, 400), seed=1, window_rows=window, version=1))
         for window in (400, 1600, 6400, 20_000)
     ]
     shares = [quality.same_shard for quality in found]
@@ -96,7 +96,7 @@ def test_long_epochs_are_gone_through_in_parts(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_cache_of_a_window_downloads_each_shard_once_and_a_smaller_one_more_often() -> None:
-    order = ShardOrder(np.full(40, 100), seed=0, window_rows=500)
+    order = ShardOrder(np.full(40, 100), seed=0, window_rows=500, version=1)
     enough, small = (simulate_cache(order, world=2, cache_shards=shards) for shards in (10, 3))
     assert enough.downloads == enough.distinct == (40, 40)
     assert enough.peak <= 5

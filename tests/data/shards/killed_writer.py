@@ -20,6 +20,7 @@ if __name__ == "__main__":
         size_limit=8192,
         compression="gz",
         salt=bytes(32),
+        append=True,  # where it was done before the kill came, there is nothing to add
     ) as writer:
         sys.stdout.write(f"{writer.num_written}\n")
         sys.stdout.flush()

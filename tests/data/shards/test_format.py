@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import struct
@@ -352,14 +353,17 @@ def test_an_index_written_elsewhere_is_read() -> None:
     ("changes", "what"),
     [
         ({"version": 1}, "version"),
-        ({"format": "json"}, "format|Invalid enum"),
+        ({"format": "json"}, "doesn.t name its files"),
+        ({"format": "xml"}, "Invalid enum"),
+        ({"hashes": ["md5", "xxh64"]}, "lacks a hash of md5"),
+        ({"hashes": ["sha1", "sha1"]}, "repeat"),
         ({"samples": -1}, "samples"),
         ({"raw_data": {"basename": "../x", "bytes": 1, "hashes": {"sha1": "", "xxh64": ""}}}, "isn't below"),
         ({"raw_data": {"basename": "/etc/passwd", "bytes": 1, "hashes": {"sha1": "", "xxh64": ""}}}, "isn't below"),
         ({"raw_data": {"basename": "C:\\x", "bytes": 1, "hashes": {"sha1": "", "xxh64": ""}}}, "isn't below"),
         ({"raw_data": {"basename": "x", "bytes": 1 << 33, "hashes": {}}}, "bytes"),
         ({"raw_data": {"basename": "x", "bytes": 1, "hashes": {}}}, "lacks a hash"),
-        ({"zip_data": None}, "which file"),
+        ({"zip_data": None}, "name its files"),
         ({"column_sizes": [8]}, "don't match"),
         ({"column_sizes": [4, None]}, "has 8"),
         ({"column_encodings": ["int", "blob"]}, "no encoding"),
@@ -400,7 +404,15 @@ def test_a_hundred_thousand_shards_are_read_in_little_memory() -> None:
     import tracemalloc
 
     one = parse_index(json.dumps(index_json()).encode(), name="x").shard(0)
-    data = dump_index([one] * 100_000, {})
+    assert one.zip is not None
+    named = [
+        dataclasses.replace(
+            one, raw=FileInfo(f"{n}.mds", 100, one.raw.hashes), zip=FileInfo(f"{n}.z", 50, one.zip.hashes)
+        )
+        for n in range(100_000)
+    ]
+    data = dump_index(named, {})
+    del named
     tracemalloc.start()
     index = parse_index(data, name="big")
     peak = tracemalloc.get_traced_memory()[1]

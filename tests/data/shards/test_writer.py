@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.shards.manifest import SourceFacts, SourceManifest
 from cosmati.data.shards.verify import source_urls, verify_source
-from cosmati.data.shards.writer import ShardWriter, merge_sources, write_dataset
+from cosmati.data.shards.writer import ShardWriter, merge_sources
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import DataError
 from tests.data.shards import killed_writer
@@ -105,17 +106,39 @@ def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
 def test_a_finished_source_is_appended_to(tmp_path: Path) -> None:
     write(tmp_path, 0, 100)
     before = sorted(p.name for p in tmp_path.glob("*.mds"))
-    manifest = write(tmp_path, 100, 150)
+    finished = content(tmp_path)
+    with pytest.raises(DataError, match=r"is finished, with 100 rows.*append=True"):
+        write(tmp_path, 0, 100)
+    assert content(tmp_path) == finished
+    manifest = write(tmp_path, 100, 150, append=True)
     assert manifest.num_rows == 150
     assert [int.from_bytes(row["id"], "little") for row in read_source(tmp_path)] == list(range(150))
     assert before == sorted(p.name for p in tmp_path.glob("*.mds"))[: len(before)]
     assert verify_source(str(tmp_path)).problems == ()
-    with pytest.raises(DataError, match="was begun with another size_limit"):
+    with pytest.raises(DataError, match="size_limit 4096, was 8192"):
         write(tmp_path, 150, 160, size_limit=4096)
-    with pytest.raises(DataError, match="another class_path"):
+    with pytest.raises(DataError, match="class_path 'open/psf', was 'open/permissive'"):
         write(tmp_path, 150, 160, class_path="open/psf")
     with pytest.raises(DataError, match="another salt"):
-        write(tmp_path, 150, 160, salt=bytes(32))
+        write(tmp_path, 150, 160, salt=bytes(32), append=True)
+
+
+def test_an_append_that_was_broken_off_goes_on(tmp_path: Path) -> None:
+    write(tmp_path / "a", 0, 100)
+    options = {"class_path": "open/permissive", "source": "notes", "size_limit": 8192, "salt": SALT}
+    broken = ShardWriter(tmp_path / "a", COLUMNS, append=True, **options)  # type: ignore[arg-type]
+    for row in rows(100, 400):
+        broken.write(row)
+    broken.close()
+    assert StreamingDataset(tmp_path / "a").sources[0].num_rows == 100
+    with pytest.raises(DataError, match="is finished, with 100 rows, and an append to it was broken off"):
+        ShardWriter(tmp_path / "a", COLUMNS, **options)  # type: ignore[arg-type]
+    with ShardWriter(tmp_path / "a", COLUMNS, append=True, **options) as writer:  # type: ignore[arg-type]
+        assert 100 < writer.num_written < 400
+        for row in rows(writer.num_written, 400):
+            writer.write(row)
+    assert [int.from_bytes(row["id"], "little") for row in read_source(tmp_path / "a")] == list(range(400))
+    assert verify_source(str(tmp_path / "a")).problems == ()
 
 
 def test_two_writers_of_one_directory_are_refused(tmp_path: Path) -> None:
@@ -140,6 +163,22 @@ def test_parts_written_in_parallel_become_one_source(tmp_path: Path) -> None:
         merge_sources([tmp_path / "part-0", tmp_path / "other"], tmp_path, salt=SALT)
     with pytest.raises(DataError, match="isn't a finished source below"):
         merge_sources([tmp_path / "nowhere"], tmp_path, salt=SALT)
+
+
+def test_a_part_that_is_given_twice_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    write(tmp_path / "p", 0, 20)
+    write(tmp_path / "whole", 0, 20)
+    for parts in (["p", "p"], ["p", "p/../p"]):
+        with pytest.raises(DataError, match=r"/p is given twice.*rows twice"):
+            merge_sources([tmp_path / part for part in parts], tmp_path)
+    with pytest.raises(DataError, match="isn't a finished source below"):
+        merge_sources([tmp_path / "p", tmp_path / "nowhere"], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p", "whole"]
+    write(tmp_path / "whole/part", 20, 40)
+    for part in ("whole/part", "whole"):
+        with pytest.raises(DataError, match=r"whole holds a source that was written there"):
+            merge_sources([tmp_path / part], tmp_path / "whole")
+    assert verify_source(tmp_path / "whole").problems == ()
 
 
 def test_a_data_set_has_a_source_for_each_class_and_goes_on_after_a_crash(tmp_path: Path) -> None:
@@ -221,10 +260,10 @@ def test_verification_finds_every_change(tmp_path: Path) -> None:
     manifest = SourceManifest.from_bytes((tmp_path / "manifest.json").read_bytes())
     forged_manifest = manifest.model_copy(update={"row_root": "0" * 64})
     (tmp_path / "manifest.json").write_bytes(forged_manifest.to_bytes())
-    not_the_root = ("the rows' Merkle root isn't the manifest's",)
+    not_the_root = ("the rows' Merkle root isn't the manifest's: rows were changed, added, removed or moved",)
     assert changed("index.json", manifest.digest.encode(), forged_manifest.digest.encode()) == not_the_root
     (tmp_path / "manifest.json").write_bytes(manifest.to_bytes())
-    assert changed("salt.key", (tmp_path / "salt.key").read_bytes(), bytes(32)) == not_the_root
+    assert "isn't the salt" in " ".join(changed("salt.key", (tmp_path / "salt.key").read_bytes(), bytes(32)))
     assert verify_source(url) == whole
     # A row exchanged with all hashes of the index made to fit: the manifest's digest and root still tell.
     shard = (tmp_path / "shard.00000.mds").read_bytes()

@@ -88,6 +88,38 @@ def test_a_shuffling_loader_and_a_stateful_metric_are_those_of_one_rank(tmp_path
     assert _result(script, 2) == alone
 
 
+COUNTING = """
+class Counting(nn.Linear):
+    seen = 0.0
+
+    def forward(self, rows):
+        before, self.seen = self.seen, float(rows.mean())
+        return super().forward(rows) + before * torch.arange(3.0)
+
+
+torch.manual_seed(0)
+model = Counting(3, 3)
+rank = int(os.environ.get("RANK", 0))
+held = [(torch.rand(8, 3), torch.arange(8) % 3) for _ in range(2)]
+run = Trainer(model, Classification(3), held, optimizers=[SGD(lr=0.1)],
+              config=RunConfig(budget="2ba", num_microbatches=4, num_threads=1))
+run.fit()
+if rank == 0:
+    with open(sys.argv[1], "w") as file:
+        json.dump({"weights": model.weight.tolist(), "parity": run.plan.holds("parity")}, file)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_state_that_forward_changes_breaks_parity_on_two_ranks(tmp_path: Path) -> None:
+    """One rank takes all microbatches in their order, as a bare loop does; of two, each sees half of them."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT[: SCRIPT.index("class Rows")] + COUNTING)
+    alone, shared = _result(script, 1), _result(script, 2)
+    assert alone["weights"] != shared["weights"]
+    assert (alone["parity"], shared["parity"]) == (True, False)
+
+
 @pytest.mark.timeout(300)
 def test_a_distributed_sampler_is_refused_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "script.py"

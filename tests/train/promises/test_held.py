@@ -17,8 +17,9 @@ from cosmati.core.plan import Promise
 from cosmati.data.in_memory import InMemory
 from cosmati.optim import SGD
 from cosmati.train.config import RunConfig
-from cosmati.train.held import content_of, places_in
+from cosmati.train.held import places_in
 from cosmati.train.trainer import Trainer
+from cosmati.train.values import content_of
 from tests.train.promises.swapped import NUM_STEPS, Case, leaked, promised, trained
 
 NEAR = ("first.*",), ("second.*",)
@@ -167,7 +168,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "parameters teachers[0].bias": Teachers,
     "buffers bank": Bank,
     "attributes forward.TABLE": Registry,
-    "attributes first.hook.mean": Hooked,
+    "attributes first.(hook).mean": Hooked,
     "attributes Shared.mean": Shared,
     "buffers norm": Late,
     "buffers seen": InBackward,

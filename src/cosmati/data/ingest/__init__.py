@@ -13,6 +13,7 @@ from __future__ import annotations
 from cosmati.data.ingest.hugging_face import read_hugging_face, to_hugging_face
 from cosmati.data.ingest.images import decode_image, read_image_folder
 from cosmati.data.ingest.jsonl import infer_columns, read_jsonl
+from cosmati.data.ingest.kinds import Kind, kind_of_files
 from cosmati.data.ingest.rows import (
     ORIGIN_COLUMNS,
     ClassOf,
@@ -29,6 +30,7 @@ from cosmati.data.ingest.text import read_text
 __all__ = [
     "ORIGIN_COLUMNS",
     "ClassOf",
+    "Kind",
     "OnError",
     "OriginFile",
     "Reading",
@@ -38,6 +40,7 @@ __all__ = [
     "class_by_field",
     "decode_image",
     "infer_columns",
+    "kind_of_files",
     "read_hugging_face",
     "read_image_folder",
     "read_jsonl",

@@ -39,7 +39,7 @@ def list_files(paths: Paths, suffixes: Sequence[str]) -> list[tuple[str, Path]]:
     Raises:
         DataError: a path doesn't exist, a directory has no such file, or a file comes twice.
     """
-    given = [Path(paths)] if isinstance(paths, str | PathLike) else [Path(p) for p in paths]
+    given = [Path(p).expanduser() for p in ([paths] if isinstance(paths, str | PathLike) else paths)]
     if not given:
         raise DataError("No path is given. Name a file or a directory.")
     found: list[Path] = []
@@ -58,6 +58,22 @@ def list_files(paths: Paths, suffixes: Sequence[str]) -> list[tuple[str, Path]]:
     root = one or Path(commonpath([p.absolute().parent for p in found]))
     base = root.absolute()
     return [(p.absolute().relative_to(base).as_posix(), p) for p in found]
+
+
+def file_digests(files: Sequence[tuple[str, Path]]) -> dict[str, str]:
+    """Return SHA-256 in hex of files as they lie, by their names.
+
+    Raises:
+        DataError: one can't be read.
+    """
+    found = {}
+    for name, path in files:
+        try:
+            with path.open("rb") as file:
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise DataError(f"{path} can't be read: {error.strerror}. Look at it, or leave it out.") from error
+    return found
 
 
 def _below(directory: Path, suffixes: tuple[str, ...]) -> list[Path]:
@@ -99,7 +115,7 @@ def read_records(
                     yield line, record
         except damage as error:
             reason = f"the file is damaged at or after this line, and its rest isn't read ({error})"
-            reading.reject(name, line, reason)
+            reading.reject(name, line, reason, error)
         while hashed.read(_CHUNK_BYTES):  # what lies behind the compressed data counts too
             pass
     reading.files.append(OriginFile(name, hashed.num_bytes, hashed.sha256.hexdigest()))

@@ -76,7 +76,7 @@ def read_hugging_face(
                 row = {column: _convert(column, cells[column], convert) for column, (_, convert) in kinds.items()}
                 sha256 = _digest(row)
             except ValueError as error:
-                reading.reject(name, place, str(error))
+                reading.reject(name, place, str(error), error)
                 continue
             whole.update(sha256)
             yield row | {"origin_file": name, "origin_place": place, "origin_sha256": sha256}
@@ -155,7 +155,8 @@ def _cells(source: Any, name: str, reading: Reading) -> Iterator[tuple[int, dict
                 yield place, {column: table.column(column)[index] for column in table.column_names}
                 place += 1
     except (OSError, pa.ArrowException) as error:
-        reading.reject(name, place, f"the data set is damaged at or after this row, and its rest isn't read ({error})")
+        reason = f"the data set is damaged at or after this row, and its rest isn't read ({error})"
+        reading.reject(name, place, reason, error)
 
 
 def _kind(where: str, features: Any, column: str) -> tuple[str, _Convert]:  # noqa: ANN401  (optional package)
@@ -269,7 +270,10 @@ def _image(scalar: Any) -> bytes:  # noqa: ANN401  (an Arrow scalar)
     try:
         return Path(image["path"] or "").read_bytes()
     except OSError as error:
-        raise ValueError(f"holds no bytes, and its file can't be read ({error})") from error
+        # A row that names no file is at fault itself.
+        names_nothing = isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError)
+        msg = f"holds no bytes, and its file can't be read ({error})"
+        raise ValueError(msg) from (None if names_nothing else error)
 
 
 def _digest(row: Row) -> bytes:

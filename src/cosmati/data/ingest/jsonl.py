@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from cosmati.data.ingest.files import MAX_RECORD_BYTES, Paths, list_files, read_records
+from cosmati.data.ingest.files import MAX_RECORD_BYTES, Paths, file_digests, list_files, read_records
 from cosmati.data.ingest.rows import ORIGIN_COLUMNS, ClassOf, OnError, Reading, Row, Rows
+from cosmati.data.shards.exact_numbers import as_exact
 from cosmati.errors import DataError
 
-_SUFFIXES = tuple(f"{kind}{packed}" for kind in (".jsonl", ".ndjson") for packed in ("", ".gz", ".bz2", ".xz", ".zst"))
+JSONL_SUFFIXES = tuple(
+    f"{kind}{packed}" for kind in (".jsonl", ".ndjson") for packed in ("", ".gz", ".bz2", ".xz", ".zst")
+)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _INTEGERS = frozenset({"int", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))})
 _FLOATS = frozenset({"float16", "float32", "float64"})
@@ -46,7 +50,7 @@ def read_jsonl(
     Raises:
         DataError: there are no files, or a column has an encoding that JSON can't fill.
     """
-    files = list_files(paths, _SUFFIXES)
+    files = list_files(paths, JSONL_SUFFIXES)
     wanted = infer_columns(paths, max_row_bytes=max_row_bytes) if columns is None else dict(columns)
     for name, encoding in wanted.items():
         if not _is_supported(encoding):
@@ -66,12 +70,13 @@ def read_jsonl(
                 try:
                     row = _row(_parse(record, line), wanted, strict=columns is None)
                 except ValueError as error:
-                    reading.reject(name, line, str(error))
+                    reading.reject(name, line, str(error), error)
                     continue
                 sha256 = hashlib.sha256(record).digest()
                 yield row | {"origin_file": name, "origin_place": line, "origin_sha256": sha256}
 
-    return Rows(MappingProxyType(wanted | dict(ORIGIN_COLUMNS)), class_of, read, on_error)
+    encodings = MappingProxyType(wanted | dict(ORIGIN_COLUMNS))
+    return Rows(encodings, class_of, read, on_error, inputs=partial(file_digests, files))
 
 
 def infer_columns(paths: Paths, *, max_row_bytes: int = MAX_RECORD_BYTES) -> dict[str, str]:
@@ -80,7 +85,7 @@ def infer_columns(paths: Paths, *, max_row_bytes: int = MAX_RECORD_BYTES) -> dic
     Raises:
         DataError: there is no row, or the first one is bad.
     """
-    name, file = list_files(paths, _SUFFIXES)[0]
+    name, file = list_files(paths, JSONL_SUFFIXES)[0]
     for line, record in read_records(name, file, Reading("raise"), separator=b"\n", max_bytes=max_row_bytes):
         if record.strip():
             try:
@@ -173,6 +178,8 @@ def _value(value: Any, encoding: str) -> Any:  # noqa: ANN401  (whatever JSON ho
     low, high = _range("int64" if encoding == "int" else encoding)
     if not low <= value <= high:
         raise ValueError(f"is {_short(value)}, beyond {encoding}")
+    if encoding in _FLOATS:
+        _exact(value, encoding)
     return value
 
 
@@ -193,7 +200,14 @@ def _array(value: Any, encoding: str) -> np.ndarray[Any, Any]:  # noqa: ANN401  
     low, high = _range(dtype)
     if array.min() < low or array.max() > high:
         raise ValueError(f"holds numbers beyond {dtype}")
-    return array.astype(dtype)
+    return _exact(value, dtype) if dtype in _FLOATS else array.astype(dtype)
+
+
+def _exact(value: Any, dtype: str) -> np.ndarray[Any, Any]:  # noqa: ANN401  (numbers, or lists of them)
+    try:
+        return as_exact(value, np.dtype(dtype))
+    except ValueError as error:
+        raise ValueError(f"isn't what {dtype} can hold: {error}") from error
 
 
 def _range(dtype: str) -> tuple[float, float]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from cosmati.data.faults import is_of_the_environment
+from cosmati.data.shards.remote import EnvironmentFaultError
 from cosmati.errors import DataError
 
 Row = dict[str, Any]
@@ -79,15 +81,27 @@ class Reading:
     skipped: list[SkippedRow] = field(default_factory=list)
     files: list[OriginFile] = field(default_factory=list)
 
-    def reject(self, file: str, place: int, reason: str) -> None:
+    def reject(self, file: str, place: int, reason: str, because: BaseException | None = None) -> None:
         """Note a bad row, or raise.
 
+        Args:
+            file: as in `origin_file`.
+            place: as in `origin_place`.
+            reason: what is wrong.
+            because: the error that said so.
+
         Raises:
+            EnvironmentFaultError: it came of a disk, a limit, a permission or memory.
             DataError: the pass is to end at a bad row.
         """
         bad = SkippedRow(file, place, reason)
+        if because is not None and is_of_the_environment(because):
+            msg = f"{bad}. That's of the machine and not of the row, so it isn't left out. Mend it, and read again."
+            raise EnvironmentFaultError(msg) from because
         if self.on_error == "raise":
-            raise DataError(f"{bad}. Mend it, or leave such rows out and list them, with on_error='record'.")
+            raise DataError(
+                f"{bad}. Mend it, or leave such rows out and list them, with on_error='record' (--skip-bad-rows)."
+            )
         self.skipped.append(bad)
 
 
@@ -102,6 +116,7 @@ class Rows:
         on_error: what becomes of a bad row: `raise`, or `record` (see `Reading`).
         label_names: for columns of labels, the name of each number.
         left_out: how many files or records are no rows by rule, and which rule; none of these is an error.
+        inputs: computes the SHA-256 in hex of what is read, by the names in `origin_file`; none where that isn't known.
 
     Raises:
         DataError: a class path isn't of the form `open/permissive`, or `on_error` is neither.
@@ -113,6 +128,7 @@ class Rows:
     on_error: OnError = "raise"
     label_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
+    inputs: Callable[[], Mapping[str, str]] = dict
     _passes: list[Reading] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -138,7 +154,7 @@ class Rows:
                         classes.add(path)
                 except DataError as error:
                     where = row.get("origin_file", "a row"), row.get("origin_place", 0)
-                    reading.reject(*where, str(error).rstrip("."))
+                    reading.reject(*where, str(error).rstrip("."), error)
                     continue
             yield row
 

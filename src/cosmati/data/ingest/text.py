@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import MappingProxyType
 
-from cosmati.data.ingest.files import MAX_RECORD_BYTES, Paths, list_files, read_records
+from cosmati.data.ingest.files import MAX_RECORD_BYTES, Paths, file_digests, list_files, read_records
 from cosmati.data.ingest.rows import ORIGIN_COLUMNS, ClassOf, OnError, Reading, Row, Rows
 from cosmati.errors import DataError
 
-_SUFFIXES = (".txt", ".md", ".rst", ".txt.gz", ".txt.bz2", ".txt.xz", ".txt.zst")
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".txt.gz", ".txt.bz2", ".txt.xz", ".txt.zst")
 
 
 def read_text(
@@ -18,7 +19,7 @@ def read_text(
     *,
     class_of: str | ClassOf,
     separator: str | None = None,
-    suffixes: Sequence[str] = _SUFFIXES,
+    suffixes: Sequence[str] = TEXT_SUFFIXES,
     on_error: OnError = "raise",
     max_row_bytes: int = MAX_RECORD_BYTES,
 ) -> Rows:
@@ -56,4 +57,5 @@ def read_text(
                     sha256 = hashlib.sha256(record).digest()
                     yield {"text": text, "origin_file": name, "origin_place": line, "origin_sha256": sha256}
 
-    return Rows(MappingProxyType({"text": "str"} | dict(ORIGIN_COLUMNS)), class_of, read, on_error)
+    columns = MappingProxyType({"text": "str"} | dict(ORIGIN_COLUMNS))
+    return Rows(columns, class_of, read, on_error, inputs=partial(file_digests, files))

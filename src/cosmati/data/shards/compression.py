@@ -8,6 +8,7 @@ from __future__ import annotations
 import bz2
 import re
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from cosmati.errors import DataError, MissingExtraError
@@ -15,6 +16,8 @@ from cosmati.errors import DataError, MissingExtraError
 _NAME = re.compile(r"(br|bz2|gz|zstd)(?::(\d+))?|snappy")
 _LEVELS = {"br": (0, 11, 11), "bz2": (1, 9, 9), "gz": (0, 9, 9), "zstd": (1, 22, 3)}
 """Lowest, highest and default level."""
+_SKIPPABLE_ZSTD_FRAME = 0x184D2A5
+_LONGEST_ZSTD_HEADER = 18
 
 
 def parse_compression(name: str) -> tuple[str, int | None]:
@@ -84,15 +87,25 @@ def decompress(name: str, data: bytes | memoryview, *, max_bytes: int) -> bytes:
 
 
 def _bz2(data: bytes, max_bytes: int) -> bytes | None:
-    unpacker = bz2.BZ2Decompressor()
-    found = unpacker.decompress(data, max_bytes + 1)
-    return found if unpacker.eof and not unpacker.unused_data else None
+    return _streams(data, max_bytes, bz2.BZ2Decompressor)
 
 
 def _gz(data: bytes, max_bytes: int) -> bytes | None:
-    unpacker = zlib.decompressobj(31)
-    found = unpacker.decompress(data, max_bytes + 1)
-    return found if unpacker.eof and not unpacker.unused_data else None
+    # Zeros may follow the last member, as tapes leave them.
+    return _streams(data, max_bytes, lambda: zlib.decompressobj(31), padding=b"\0")
+
+
+def _streams(data: bytes, max_bytes: int, opened: Callable[[], Any], padding: bytes = b"") -> bytes | None:
+    """Return what streams one behind the other hold, None where one isn't whole or they hold too much."""
+    found, rest = bytearray(), data
+    while True:
+        unpacker = opened()
+        found += unpacker.decompress(rest, max_bytes + 1 - len(found))
+        if not unpacker.eof or len(found) > max_bytes:
+            return None
+        rest = unpacker.unused_data.lstrip(padding)
+        if not rest:
+            return bytes(found)
 
 
 def _br(data: bytes, max_bytes: int) -> bytes | None:
@@ -111,11 +124,32 @@ def _br(data: bytes, max_bytes: int) -> bytes | None:
 
 def _zstd(data: bytes, max_bytes: int) -> bytes | None:
     module = _module("zstd")
-    # A frame that knows its length is allocated whole, so the length is looked at first.
-    if module.frame_content_size(data) > max_bytes:
-        return None
     unpacker = module.ZstdDecompressor(max_window_size=1 << 31)
-    return bytes(unpacker.decompress(data, max_output_size=max_bytes + 1, allow_extra_data=False))
+    found, start = bytearray(), 0
+    while start < len(data):
+        stop, holds_data = _frame(module, data, start)
+        frame, left = data[start:stop], max_bytes - len(found)
+        # A frame that knows its length is allocated whole, so the length is looked at first.
+        if stop > len(data) or (holds_data and module.frame_content_size(frame) > left):
+            return None
+        if holds_data:
+            found += unpacker.decompress(frame, max_output_size=left + 1, allow_extra_data=False)
+        start = stop
+    return bytes(found) if data else None
+
+
+def _frame(module: Any, data: bytes, start: int) -> tuple[int, bool]:  # noqa: ANN401  (a module)
+    """Return where the Zstandard frame ends that starts here, and whether it holds data (RFC 8878)."""
+    if int.from_bytes(data[start : start + 4], "little") >> 4 == _SKIPPABLE_ZSTD_FRAME:
+        return start + 8 + int.from_bytes(data[start + 4 : start + 8], "little"), False
+    head = data[start : start + _LONGEST_ZSTD_HEADER]
+    place, is_last = start + module.frame_header_size(head), False
+    while not is_last and place < len(data):
+        block = int.from_bytes(data[place : place + 3], "little")
+        is_last, is_run = bool(block & 1), block >> 1 & 3 == 1
+        place += 3 + (1 if is_run else block >> 3)
+    checksum = 4 if module.get_frame_parameters(head).has_checksum else 0
+    return (place + checksum if is_last else len(data) + 1), True
 
 
 def _snappy(data: bytes, max_bytes: int) -> bytes | None:

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cosmati.data.shards.exact_numbers import as_exact
+from cosmati.data.shards.image_files import image_bytes
 from cosmati.errors import DataError, MissingExtraError
 
 _SCALARS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
@@ -98,7 +100,10 @@ def _encoding(name: str) -> Encoding:
 
 
 def _refuse(name: str, value: object, why: str) -> DataError:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        text = "a number"
     return DataError(f"{text[:60]}{'…' if len(text) > 60 else ''} ({type(value).__name__}) isn't {name}: {why}.")
 
 
@@ -122,7 +127,10 @@ def _str() -> Encoding:
     def encode(value: object) -> bytes:
         if not isinstance(value, str):
             raise _refuse("str", value, "give a string")
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise _refuse("str", value, f"UTF-8 has no lone surrogate, and it has one at {error.start}") from error
 
     return Encoding("str", None, encode, lambda data: _text(data, "UTF-8"))
 
@@ -134,7 +142,15 @@ def _printed(name: str, kinds: type | tuple[type, ...], parse: Callable[[str], A
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise _refuse(name, value, "give a number of that kind")
         # NumPy's scalars print with their type's name.
-        return str(value.item() if isinstance(value, np.generic) else value).encode()
+        plain = value.item() if isinstance(value, np.generic) else value
+        try:
+            text = str(plain)
+            is_same = not isinstance(plain, int) or parse(text) == plain
+        except (ValueError, OverflowError) as error:
+            raise _refuse(name, value, str(error)) from error
+        if not is_same:
+            raise _refuse(name, value, f"it would be read as {parse(text)}")
+        return text.encode()
 
     def decode(data: memoryview) -> object:
         try:
@@ -145,10 +161,16 @@ def _printed(name: str, kinds: type | tuple[type, ...], parse: Callable[[str], A
     return Encoding(name, None, encode, decode)
 
 
+def _plain(value: object) -> object:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"JSON has no {type(value).__name__}")
+
+
 def _json() -> Encoding:
     def encode(value: object) -> bytes:
         try:
-            return json.dumps(value, sort_keys=True).encode()
+            return json.dumps(value, sort_keys=True, default=_plain).encode()
         except (TypeError, ValueError) as error:
             raise _refuse("json", value, str(error)) from error
 
@@ -178,11 +200,12 @@ def _scalar(name: str) -> Encoding:
         limits = np.iinfo(dtype) if dtype.kind in "iu" else None
         if limits and not limits.min <= int(array) <= limits.max:
             raise _refuse(name, value, f"it holds {limits.min} to {limits.max}")
-        return array.astype(dtype).tobytes()
+        return array.astype(dtype).tobytes() if limits else _exact_bytes(name, value, dtype)
 
     def decode(data: memoryview) -> object:
         _expect(name, len(data), dtype.itemsize)
-        return np.frombuffer(data, dtype)[0]
+        value = np.frombuffer(data, dtype)[0]
+        return int(value) if name == "int" else value
 
     return Encoding(name, dtype.itemsize, encode, decode, dtype, ())
 
@@ -211,10 +234,10 @@ def _array(name: str, dtype_name: str | None, shape_text: str | None) -> Encodin
         raise DataError(f"{name!r} has a dimension of 0. Leave the shape out for arrays that vary.")
 
     def encode(value: object) -> bytes:
-        array = np.asarray(value)
-        if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+        array = _as_array(name, value)
+        if array.shape != shape:
             raise _refuse(name, value, f"its shape is {array.shape} and its dtype {array.dtype}")
-        return array.astype(dtype).tobytes()
+        return _exact_bytes(name, value, dtype)
 
     def decode(data: memoryview) -> object:
         _expect(name, len(data), size)
@@ -223,17 +246,31 @@ def _array(name: str, dtype_name: str | None, shape_text: str | None) -> Encodin
     return Encoding(name, size, encode, decode, dtype, shape)
 
 
+def _as_array(name: str, value: object) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise _refuse(name, value, str(error)) from error
+
+
 def _dump_array(name: str, value: object, dtype: np.dtype[Any] | None) -> bytes:
-    array = np.asarray(value)
+    array = _as_array(name, value)
     own = array.dtype.newbyteorder("<") if dtype is None else dtype
-    if own not in _CODE_OF or (dtype is not None and not np.can_cast(array.dtype, dtype, "same_kind")):
+    if own not in _CODE_OF:
         raise _refuse(name, value, f"its dtype is {array.dtype}")
     if not array.ndim or array.ndim > 63 or 0 in array.shape:
         raise _refuse(name, value, f"its shape is {array.shape}; arrays have dimensions, and none of 0")
     width = next(k for k, kind in enumerate(_DIMS) if max(array.shape) < 1 << 8 * kind.itemsize)
     head = b"" if dtype is not None else bytes([_CODE_OF[own]])
     head += bytes([array.ndim << 2 | width]) + np.asarray(array.shape, _DIMS[width]).tobytes()
-    return head + array.astype(own).tobytes()
+    return head + _exact_bytes(name, value, own)
+
+
+def _exact_bytes(name: str, value: object, dtype: np.dtype[Any]) -> bytes:
+    try:
+        return as_exact(value, dtype).tobytes()
+    except ValueError as error:
+        raise _refuse(name, value, str(error)) from error
 
 
 def array_layout(data: memoryview, dtype: np.dtype[Any] | None) -> tuple[np.dtype[Any], tuple[int, ...], int]:
@@ -286,13 +323,14 @@ def _open_image(data: memoryview, name: str) -> Any:  # noqa: ANN401  (Pillow's 
 
 def _compressed_image(name: str) -> Encoding:
     def encode(value: Any) -> bytes:  # noqa: ANN401  (Pillow's own class)
-        if isinstance(value, bytes):
+        if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
         if not hasattr(value, "save"):
             raise _refuse(name, value, "give a PIL image, or the bytes of its file")
-        stream = io.BytesIO()
-        value.save(stream, format=name.upper())
-        return stream.getvalue()
+        try:
+            return image_bytes(value, name)
+        except ValueError as error:
+            raise _refuse(name, value, str(error)) from error
 
     return Encoding(name, None, encode, lambda data: _open_image(data, name))
 
@@ -301,6 +339,8 @@ def _raw_image() -> Encoding:
     def encode(value: Any) -> bytes:  # noqa: ANN401  (Pillow's own class)
         if not hasattr(value, "tobytes") or not hasattr(value, "mode"):
             raise _refuse("pil", value, "give a PIL image")
+        if value.mode in {"P", "PA"}:
+            raise _refuse("pil", value, "it has no place for the palette; convert it first, or write png")
         mode, pixels = value.mode.encode(), value.tobytes()
         return b"".join([struct.pack("<III", value.width, value.height, len(mode)), mode, pixels])
 
@@ -355,4 +395,5 @@ _SIMPLE: dict[str, Callable[[], Encoding]] = {
     "list[jpeg]": lambda: _image_list("list[jpeg]", lambda: _compressed_image("jpeg"), leading_zero=True),
     "list[png]": lambda: _image_list("list[png]", lambda: _compressed_image("png"), leading_zero=True),
     "jpeg_array": lambda: _image_list("jpeg_array", lambda: _compressed_image("jpeg"), leading_zero=False),
+    "jpegarray": lambda: _image_list("jpegarray", lambda: _compressed_image("jpeg"), leading_zero=False),
 }

@@ -1,4 +1,4 @@
-"""`index.json` of MDS version 2: which shards a source has, and what each must be.
+"""`index.json`, version 2: which shards a source has, and what each must be.
 
 A source may have a hundred thousand shards, so the index is kept as columns; `shard(i)` puts one together.
 """
@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -21,7 +22,7 @@ from cosmati.data.shards.compression import parse_compression
 from cosmati.data.shards.encodings import encoding
 from cosmati.errors import DataError
 
-Format = Literal["mds", "parquet"]
+Format = Literal["mds", "json", "csv", "tsv", "xsv", "parquet"]
 MAX_SHARD_BYTES = (1 << 32) - 1
 
 
@@ -71,6 +72,9 @@ class ShardInfo:
         size_limit: that the writer kept, bytes.
         format: of the file.
         row_group: of a Parquet file; 0 otherwise.
+        meta: of JSON, CSV, TSV and XSV, the file with the offsets of the rows, and the same compressed.
+        newline: what ends each of their rows.
+        separator: what is between the values of a row of CSV, TSV and XSV.
     """
 
     num_rows: int
@@ -81,6 +85,9 @@ class ShardInfo:
     size_limit: int | None = None
     format: Format = "mds"
     row_group: int = 0
+    meta: tuple[FileInfo, FileInfo | None] | None = None
+    newline: str = ""
+    separator: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,10 +124,16 @@ class ShardIndex:
         """Bytes of the largest file."""
         return int(self._num_bytes.max(initial=0))
 
+    @property
+    def file_names(self) -> list[str]:
+        """Names of all files, compressed and not."""
+        return [name.decode() for name in self._names if name]
+
     def shard(self, number: int) -> ShardInfo:
         """Return one shard."""
         layout = self._layouts[self._layout_of[number]]
-        raw, packed = (self._file(2 * number + which, layout) for which in (0, 1))
+        first = _FILES * number
+        raw, packed, meta, packed_meta = (self._file(first + which, layout) for which in range(_FILES))
         return ShardInfo(
             num_rows=int(self.shard_rows[number]),
             columns=layout.columns,
@@ -128,7 +141,19 @@ class ShardIndex:
             zip=packed,
             compression=layout.compression,
             size_limit=layout.size_limit,
+            format=layout.format,
+            meta=None if meta is None else (meta, packed_meta),
+            newline=layout.newline,
+            separator=layout.separator,
         )
+
+    def digest_of_first(self, num_shards: int) -> str:
+        """Return SHA-256 over what the index says of the first shards' rows and files, in hex."""
+        rows, files = self.shard_rows[:num_shards], slice(_FILES * num_shards)
+        digest = hashlib.sha256(rows.astype("<i8").tobytes() + self._num_bytes[files].astype("<i8").tobytes())
+        for columns in (self._names[files], self._hashes[files]):
+            digest.update(b"\0".join(columns) + b"\1")
+        return digest.hexdigest()
 
     def _file(self, place: int, layout: _Layout) -> FileInfo | None:
         if self._num_bytes[place] < 0:
@@ -147,6 +172,9 @@ class _Layout:
     compression: str | None
     hashes: tuple[str, ...]
     size_limit: int | None
+    format: Format
+    newline: str
+    separator: str
 
 
 class _FileJson(msgspec.Struct, gc=False):
@@ -157,16 +185,26 @@ class _FileJson(msgspec.Struct, gc=False):
 
 class _ShardJson(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     version: Literal[2]
-    format: Literal["mds"]
+    format: Literal["mds", "json", "csv", "tsv", "xsv"]
     samples: Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARD_BYTES)]
     size_limit: int | None
-    column_names: list[str]
-    column_encodings: list[str]
-    column_sizes: list[int | None]
     compression: str | None
     hashes: list[str]
     raw_data: _FileJson | None
     zip_data: _FileJson | None
+    column_names: list[str] | None = None
+    column_encodings: list[str] | None = None
+    column_sizes: list[int | None] | None = None
+    # What follows stands in JSON, CSV, TSV and XSV only.
+    columns: dict[str, str] | None = None
+    newline: str | None = None
+    separator: str | None = None
+    raw_meta: _FileJson | None = None
+    zip_meta: _FileJson | None = None
+
+
+_FILES = 4
+"""Files that a shard may have: data and meta, each as it's read and as it's fetched."""
 
 
 def parse_index(data: bytes, *, name: str) -> ShardIndex:
@@ -183,7 +221,7 @@ def parse_index(data: bytes, *, name: str) -> ShardIndex:
         head = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         version = msgspec.json.decode(head.pop("version", b"null"))
         if version != 2:
-            raise DataError(f"{name} has version {version!r}; this reads version 2 of MDS.")
+            raise DataError(f"it has version {version!r}; this reads version 2 of MDS.")
         shards = msgspec.json.decode(head.pop("shards", b"null"), type=list[msgspec.Raw])
         extra = {key: msgspec.json.decode(value) for key, value in head.items()}
         return _columnar(shards, hashlib.sha256(data).hexdigest(), extra)
@@ -212,27 +250,40 @@ def _columnar(shards: Sequence[msgspec.Raw], digest: str, extra: Mapping[str, An
             layouts.append(_layout(shard, number))
             like = shard
         layout_of[number] = len(layouts) - 1
-        for file in (shard.raw_data, shard.zip_data):
+        for file in (shard.raw_data, shard.zip_data, shard.raw_meta, shard.zip_meta):
             if file is None:
                 names.append(b"")
                 hashes.append(b"")
                 num_bytes.append(-1)
                 continue
-            if not _is_below(file.basename):
-                msg = f"shard {number} names the file {file.basename!r}, which isn't below the source's directory."
-                raise DataError(msg)
+            _check_file(file, shard.hashes, number)
             names.append(file.basename.encode())
-            hashes.append(" ".join([file.hashes[name] for name in shard.hashes if name in file.hashes]).encode())
+            hashes.append(" ".join([file.hashes[name] for name in shard.hashes]).encode())
             num_bytes.append(file.bytes)
-            if len(file.hashes) < len(shard.hashes):
-                raise DataError(f"shard {number} lacks a hash of {', '.join(shard.hashes)}.")
+    if len({*names}) - (b"" in names) < len(names) - names.count(b""):
+        twice = next(name for name, count in Counter(names).items() if name and count > 1)
+        raise DataError(f"several shards are in one file, {twice.decode()}: their rows would be read twice.")
     sizes = np.asarray(num_bytes, np.int64)
     return ShardIndex(rows, digest, extra, tuple(layouts), layout_of, tuple(names), sizes, tuple(hashes))
+
+
+def _check_file(file: _FileJson, hashes: Sequence[str], number: int) -> None:
+    if not _is_below(file.basename):
+        msg = f"shard {number} names the file {file.basename!r}, which isn't below the source's directory."
+        raise DataError(msg)
+    for name in hashes:
+        if not re.fullmatch("[0-9a-f]+", file.hashes.get(name, "")):
+            raise DataError(f"shard {number} lacks a hash of {name} for {file.basename}, or has one that isn't hex.")
 
 
 def _alike(one: _ShardJson, other: _ShardJson) -> bool:
     return (
         one.column_names == other.column_names
+        and one.format == other.format
+        and one.columns == other.columns
+        and (one.newline, one.separator) == (other.newline, other.separator)
+        and (one.raw_meta is None) == (other.raw_meta is None)
+        and (one.zip_meta is None) == (other.zip_meta is None)
         and one.column_encodings == other.column_encodings
         and one.column_sizes == other.column_sizes
         and one.compression == other.compression
@@ -244,22 +295,46 @@ def _alike(one: _ShardJson, other: _ShardJson) -> bool:
 
 
 def _layout(shard: _ShardJson, number: int) -> _Layout:
-    lists = (shard.column_names, shard.column_encodings, shard.column_sizes)
-    if len({len(one) for one in lists}) != 1 or len(set(shard.column_names)) != len(shard.column_names):
-        raise DataError(f"shard {number} has columns whose names, encodings and sizes don't match, or repeat.")
-    if shard.raw_data is None or (shard.zip_data is None) != (shard.compression is None):
-        raise DataError(f"shard {number} doesn't say which file it's in, or which file is compressed.")
-    if any(" " in h or not h for h in shard.hashes):
-        raise DataError(f"shard {number} names a hash {shard.hashes}, which isn't one.")
+    columns = _columns(shard, number)
+    if len({column.name for column in columns}) != len(columns):
+        raise DataError(f"shard {number} has several columns of one name.")
+    metas = (shard.raw_meta is not None, shard.zip_meta is not None)
+    due = (False, False) if shard.format == "mds" else (True, shard.compression is not None)
+    if shard.raw_data is None or (shard.zip_data is None) != (shard.compression is None) or metas != due:
+        raise DataError(
+            f"shard {number} of the format {shard.format} doesn't name its files, or those that are compressed."
+        )
+    if any(" " in h or not h for h in shard.hashes) or len(set(shard.hashes)) != len(shard.hashes):
+        raise DataError(f"shard {number} names the hashes {shard.hashes}, which aren't hashes, or repeat.")
     if shard.compression is not None:
         parse_compression(shard.compression)
+    separator = {"csv": ",", "tsv": "\t"}.get(shard.format, shard.separator or "")
+    if shard.format != "mds" and (not shard.newline or not (separator or shard.format == "json")):
+        raise DataError(f"shard {number} doesn't say what is between its rows and values (newline, separator).")
+    hashes = tuple(shard.hashes)
+    return _Layout(columns, shard.compression, hashes, shard.size_limit, shard.format, shard.newline or "", separator)
+
+
+def _columns(shard: _ShardJson, number: int) -> tuple[Column, ...]:
+    names, kinds, sizes = shard.column_names, shard.column_encodings, shard.column_sizes
+    if shard.format == "json" and shard.columns is not None:
+        names, kinds = list(shard.columns), list(shard.columns.values())
+    if names is None or kinds is None or (sizes is None and shard.format == "mds"):
+        raise DataError(f"shard {number} of the format {shard.format} doesn't say what its columns are.")
+    if len({len(one) for one in (names, kinds, names if sizes is None else sizes)}) != 1:
+        raise DataError(f"shard {number} has columns whose names, encodings and sizes don't match.")
+    if shard.format != "mds":
+        unknown = sorted({*kinds} - {"str", "int", "float"})
+        if unknown:
+            raise DataError(f"shard {number} has the encoding {unknown[0]!r}; {shard.format} has str, int and float.")
+        return tuple(Column(name, kind, None) for name, kind in zip(names, kinds, strict=True))
     columns = []
-    for name, kind, size in zip(*lists, strict=True):
+    for name, kind, size in zip(names, kinds, sizes or (), strict=True):
         fixed = None if kind == "pkl" else encoding(kind).size
         if size != fixed:
             raise DataError(f"shard {number} says that column {name!r} has {size} bytes a row; {kind} has {fixed}.")
         columns.append(Column(name, kind, size))
-    return _Layout(tuple(columns), shard.compression, tuple(shard.hashes), shard.size_limit)
+    return tuple(columns)
 
 
 def _is_below(basename: str) -> bool:

@@ -6,8 +6,9 @@ file and never read the header between offsets and rows.
 
 from __future__ import annotations
 
+import copy
 import json
-import mmap
+import os
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,15 +17,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cosmati.data.shards.encodings import Encoding, encoding
+from cosmati.data.shards.encodings import encoding
+from cosmati.data.shards.gathering import Values, rows_together
 from cosmati.data.shards.index import MAX_SHARD_BYTES, Column, ShardInfo
+from cosmati.data.shards.remote import EnvironmentFaultError, disk_error
 from cosmati.errors import DataError
-
-Values = NDArray[Any] | list[Any]
+from cosmati.storage.lease import Lease
+from cosmati.storage.mapped import map_file
 
 
 class CorruptShardError(DataError):
-    """A shard whose bytes can't be what its writer wrote."""
+    """A shard, or a row of it, whose bytes can't be what its writer wrote."""
+
+
+class BrokenShardError(CorruptShardError, EnvironmentFaultError):
+    """A shard whose structure doesn't hold, whatever the row."""
+
+
+class ChangedShardError(EnvironmentFaultError):
+    """A mapped shard whose file isn't the one that was mapped."""
+
+
+def signature(status: os.stat_result) -> tuple[int, int, int]:
+    """Return what changes when a file is replaced or written to."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def encode_sample(columns: Sequence[Column], row: Mapping[str, Any]) -> bytes:
@@ -33,6 +49,8 @@ def encode_sample(columns: Sequence[Column], row: Mapping[str, Any]) -> bytes:
     Raises:
         DataError: the row has other columns, or a value isn't of its column's encoding.
     """
+    if not isinstance(row, Mapping):
+        raise DataError(f"A row is a {type(row).__name__}, and a dictionary by column was due.")
     if row.keys() != {column.name for column in columns}:
         wanted, found = ", ".join(column.name for column in columns), ", ".join(sorted(row))
         raise DataError(f"A row has the columns {found}, where {wanted} were due.")
@@ -83,49 +101,119 @@ class MdsShard:
         path: of the uncompressed file.
         info: what the index says of it.
         allow_pickle: decode columns of the encoding `pkl`.
+        lease: keeps the file in its cache as long as it's read from; None for a file that is nobody's to evict.
 
     Raises:
-        CorruptShardError: the file's structure doesn't hold.
+        BrokenShardError: the file's structure doesn't hold.
         DataError: a column has an encoding that can't be decoded.
     """
 
-    def __init__(self, path: Path, info: ShardInfo, *, allow_pickle: bool = False) -> None:
+    def __init__(self, path: Path, info: ShardInfo, *, allow_pickle: bool = False, lease: Lease | None = None) -> None:
         self._name = info.raw.basename or path.name
-        self._columns = [(c.name, encoding(c.encoding, allow_pickle=allow_pickle)) for c in info.columns]
-        self._num_lengths = sum(kind.size is None for _, kind in self._columns)
-        self._fixed_bytes = sum(kind.size or 0 for _, kind in self._columns) + 4 * self._num_lengths
+        self._path = path
+        self.lease = lease
+        self.columns = [(c.name, encoding(c.encoding, allow_pickle=allow_pickle)) for c in info.columns]
+        self.num_lengths = sum(kind.size is None for _, kind in self.columns)
+        self.fixed_bytes = sum(kind.size or 0 for _, kind in self.columns) + 4 * self.num_lengths
         self.num_rows = info.num_rows
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            if size < 8:
-                raise self._corrupt(f"has {size} bytes")
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
-        self._view = memoryview(self._map)
-        self._offsets = self._checked_offsets(size)
+        self.layout = info.columns
+        view = self._map(path)
+        self._view: memoryview | None = view
+        self._offsets = self._checked_offsets(view)
+
+    def _map(self, path: Path) -> memoryview:
+        try:
+            view, self._status = map_file(path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise disk_error(error, f"Shard {path}") from error
+        if self._status.st_size < 8:
+            raise self._broken(f"has {self._status.st_size} bytes")
+        return view
+
+    def unmapped(self) -> MdsShard:
+        """Return what is known of the shard, without mapping and lease: `at` says where it may be read."""
+        known = copy.copy(self)
+        known.at(self._path, None)
+        return known
+
+    def at(self, path: Path, lease: Lease | None) -> None:
+        """From now on read row by row, from a file that is known to hold the same, and map nothing.
+
+        To map a file for a few rows costs more than to read them: the kernel finds each page anew.
+        """
+        self._path, self.lease, self._view = path, lease, None
+
+    def _check(self) -> None:
+        """Refuse to read what isn't there any more, because the kernel would kill the process (SIGBUS).
+
+        Who cuts the file off between here and the reading, microseconds later, still brings that about. A file that was
+        removed stays whole for who has mapped it.
+        """
+        try:
+            now = os.stat(self._path)  # noqa: PTH116  (a third faster, and it's done for each shard of a batch)
+        except FileNotFoundError:
+            return
+        if signature(now) != signature(self._status):
+            raise self._changed(now.st_size)
+
+    def _changed(self, size: int) -> ChangedShardError:
+        msg = (
+            f"Shard {self._path} was changed while it was being read ({self._offsets[-1]} bytes then, {size} now). "
+            "Leave data alone while a run reads them; start again with what is there now."
+        )
+        return ChangedShardError(msg)
+
+    def _broken(self, what: str) -> BrokenShardError:
+        return BrokenShardError(str(self._corrupt(what)))
 
     def _corrupt(self, what: str) -> CorruptShardError:
         msg = f"Shard {self._name} {what}: it's damaged. Remove it from the cache, so that it's fetched again."
         return CorruptShardError(msg)
 
-    def _checked_offsets(self, size: int) -> NDArray[np.int64]:
-        num_rows = int.from_bytes(self._view[:4], "little")
+    def _checked_offsets(self, view: memoryview) -> NDArray[np.int64]:
+        num_rows, size = int.from_bytes(view[:4], "little"), len(view)
         if num_rows != self.num_rows:
-            raise self._corrupt(f"says {num_rows} rows, and its index {self.num_rows}")
+            raise self._broken(f"says {num_rows} rows, and its index {self.num_rows}")
         if 4 + 4 * (num_rows + 1) > size:
-            raise self._corrupt(f"has {size} bytes, too few for the offsets of {num_rows} rows")
+            raise self._broken(f"has {size} bytes, too few for the offsets of {num_rows} rows")
         # Copied, in 64 bits: differences are then safe, and a batch needs no cast. 4 MB for 500,000 rows.
-        offsets = np.frombuffer(self._map, "<u4", num_rows + 1, 4).astype(np.int64)
-        in_order = bool((np.diff(offsets) >= self._fixed_bytes).all())
+        offsets = np.frombuffer(view, "<u4", num_rows + 1, 4).astype(np.int64)
+        in_order = bool((np.diff(offsets) >= self.fixed_bytes).all())
         if offsets[0] < 4 + 4 * (num_rows + 1) or offsets[-1] != size or not in_order:
-            raise self._corrupt("has offsets that don't rise to its length, or leave a row no room")
+            raise self._broken("has offsets that don't rise to its length, or leave a row no room")
         return offsets
 
     def sample(self, row: int) -> memoryview:
         """Return a row as it's encoded."""
         if not 0 <= row < self.num_rows:
             raise IndexError(f"Shard {self._name} has {self.num_rows} rows, and no row {row}.")
-        return self._view[int(self._offsets[row]) : int(self._offsets[row + 1])]
+        view, starts, sizes = self.bytes_of(np.asarray([row]))
+        return memoryview(view[int(starts[0]) : int(starts[0] + sizes[0])].tobytes())
+
+    def bytes_of(self, indices: NDArray[np.int64]) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int64]]:
+        """Return bytes, and where in them rows start and how long they are: all of the mapping, or what is read now."""
+        starts = self._offsets[indices]
+        sizes = self._offsets[indices + 1] - starts
+        if self._view is not None:
+            self._check()
+            return self._view, starts, sizes
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise self._changed(0) from error
+        except OSError as error:
+            raise disk_error(error, f"Shard {self._path}") from error
+        try:
+            parts = [os.pread(descriptor, *place) for place in zip(sizes.tolist(), starts.tolist(), strict=True)]
+            size = os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+        content = memoryview(b"".join(parts))
+        if size != self._offsets[-1] or len(content) != sizes.sum():
+            raise self._changed(size)
+        return content, np.cumsum(sizes) - sizes, sizes
 
     def row(self, row: int) -> dict[str, Any]:
         """Return a row's values by column.
@@ -134,17 +222,17 @@ class MdsShard:
             CorruptShardError: its lengths don't fill it, or a value can't be decoded.
         """
         sample = self.sample(row)
-        start = 4 * self._num_lengths
+        start = 4 * self.num_lengths
         lengths = iter(np.frombuffer(sample[:start], "<u4").tolist())
         values = {}
-        for name, kind in self._columns:
+        for name, kind in self.columns:
             stop = start + (next(lengths) if kind.size is None else kind.size)
             if stop > len(sample):
                 raise self._corrupt(f"has a row {row} that ends within column {name!r}")
             try:
                 values[name] = kind.decode(sample[start:stop])
             except DataError as error:
-                raise CorruptShardError(f"Shard {self._name}, row {row}, column {name!r}: {error}") from error
+                raise self.undecodable(row, name, error) from error
             start = stop
         if start != len(sample):
             raise self._corrupt(f"has a row {row} that is {len(sample) - start} bytes longer than its values")
@@ -165,63 +253,20 @@ class MdsShard:
         """
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.num_rows:
             raise IndexError(f"Shard {self._name} has {self.num_rows} rows; rows {indices} were asked for.")
-        starts = self._offsets[indices]
-        lengths = self._lengths(starts)
-        sizes = self._offsets[indices + 1] - starts
-        wrong = np.flatnonzero(lengths.sum(0) + self._fixed_bytes != sizes)
-        if len(wrong):
-            raise self._corrupt(f"has a row {int(indices[wrong[0]])} whose values don't fill it")
-        at = starts + 4 * self._num_lengths
-        found: dict[str, Values] = {}
-        variable = 0
-        for name, kind in self._columns:
-            if kind.size is None:
-                width, variable = lengths[variable], variable + 1
-            else:
-                width = np.full(len(indices), kind.size)
-            if columns is None or name in columns:
-                found[name] = self._column(name, kind, indices, at, width)
-            at = at + width
-        return found
+        return rows_together([(np.arange(len(indices)), self, indices)], columns)
 
-    def _lengths(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the lengths that rows start with: int64 [variable columns, rows]."""
-        if not self._num_lengths:
-            return np.zeros((0, len(starts)), np.int64)
-        raw = self._gather(starts, 4 * self._num_lengths)
-        return raw.view("<u4").astype(np.int64).T
+    def unfilled(self, row: int) -> CorruptShardError:
+        """Return the error that a row's values have other lengths than the row."""
+        return self._corrupt(f"has a row {row} whose values don't fill it")
 
-    def _gather(self, starts: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
-        """Return equally long pieces: uint8 [pieces, width], a copy."""
-        # Every place at which a piece can start, as records of `width` bytes: each is copied in one go.
-        places = np.ndarray((len(self._bytes) - width + 1,), np.dtype((np.void, width)), self._map, strides=(1,))
-        return places[starts].view(np.uint8).reshape(len(starts), width)
+    def undecodable(self, row: int, column: str, error: DataError) -> CorruptShardError:
+        """Return the error that a value isn't of its column's encoding."""
+        return CorruptShardError(f"Shard {self._name}, row {row}, column {column!r}: {error}")
 
-    def _column(
-        self, name: str, kind: Encoding, indices: NDArray[np.int64], at: NDArray[np.int64], width: NDArray[np.int64]
-    ) -> Values:
-        if kind.dtype is not None:
-            raw = self._gather(at, int(kind.size or 0))
-            return raw.view(kind.dtype).reshape(len(indices), *kind.shape)
-        if kind.header is not None and len(indices):
-            array = self._arrays(kind, at, width)
-            if array is not None:
-                return array
-        values = []
-        for index, start, size in zip(indices.tolist(), at.tolist(), width.tolist(), strict=True):
-            try:
-                values.append(kind.decode(self._view[start : start + size]))
-            except DataError as error:
-                raise CorruptShardError(f"Shard {self._name}, row {index}, column {name!r}: {error}") from error
-        return values
 
-    def _arrays(self, kind: Encoding, at: NDArray[np.int64], width: NDArray[np.int64]) -> NDArray[Any] | None:
-        """Return arrays that carry their shapes as one array, if all of them carry the same; None otherwise."""
-        if (width != width[0]).any() or not width[0]:
-            return None
-        raw = self._gather(at, int(width[0]))
-        assert kind.header is not None, "checked"
-        dtype, shape, start = kind.header(memoryview(raw[0].tobytes()))
-        if (raw[:, :start] != raw[0, :start]).any():
-            return None
-        return np.ascontiguousarray(raw[:, start:]).view(dtype).reshape(len(at), *shape)
+def are_alike(shards: Sequence[object]) -> bool:
+    """Whether all are such shards, and their rows have the same columns."""
+    first = shards[0]
+    if not isinstance(first, MdsShard):
+        return False
+    return all(isinstance(shard, MdsShard) and shard.layout == first.layout for shard in shards)

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cosmati.data.shards.encodings import encoding
+from cosmati.data.shards.gathering import Values
 from cosmati.data.shards.index import Column, FileInfo, ShardInfo
-from cosmati.data.shards.mds import Values, encode_sample
-from cosmati.data.shards.remote import Remote
+from cosmati.data.shards.mds import encode_sample
+from cosmati.data.shards.remote import EnvironmentFaultError, Remote
 from cosmati.errors import DataError, MissingExtraError
 from cosmati.storage.atomic import draft_of, publish
 
@@ -59,18 +60,33 @@ class ParquetIndex:
         """Bytes of the largest file."""
         return max((shard.raw.num_bytes for shard in self.shards), default=0)
 
+    @property
+    def file_names(self) -> list[str]:
+        """Names of all files."""
+        return sorted({shard.raw.basename for shard in self.shards})
+
+    def digest_of_first(self, num_shards: int) -> str:
+        """Return SHA-256 over what is known of the first row groups, in hex."""
+        return hashlib.sha256(repr(self.shards[:num_shards]).encode()).hexdigest()
+
     def shard(self, number: int) -> ShardInfo:
         """Return one row group."""
         return self.shards[number]
 
 
-def parquet_index(remote: Remote) -> ParquetIndex | None:
-    """Read the footers of a directory's Parquet files; None where there are none.
+def parquet_index(remote: Remote, pattern: str | None = None) -> ParquetIndex | None:
+    """Read the footers of a directory's Parquet files, those of its folders too; None where there are none.
+
+    Args:
+        remote: the directory.
+        pattern: of the files, below the directory; None takes `**/*.parquet`, save what starts with `_` or a dot.
 
     Raises:
         DataError: a file isn't Parquet, or the files have different columns.
     """
-    names = remote.names(".parquet")
+    names = remote.names(pattern or "**/*.parquet")
+    if pattern is None:
+        names = [name for name in names if not any(part.startswith(("_", ".")) for part in name.split("/"))]
     if not names:
         return None
     digest = hashlib.sha256()
@@ -90,11 +106,45 @@ def parquet_index(remote: Remote) -> ParquetIndex | None:
         file = FileInfo(name, num_bytes)
         shards += [ShardInfo(count, columns, file, format="parquet", row_group=n) for n, count in enumerate(rows)]
     if len({shard.columns for shard in shards}) > 1:
-        raise DataError(
-            f"The Parquet files in {remote.url} have different columns. Put each kind in its own directory."
-        )
+        raise DataError(_differing(remote.url, shards))
     return ParquetIndex(
         np.asarray([shard.num_rows for shard in shards], np.int64), digest.hexdigest(), extra, tuple(shards)
+    )
+
+
+def dump_parquet_index(index: ParquetIndex) -> bytes:
+    """Return what `load_parquet_index` makes the same index of."""
+    shards = [
+        [
+            one.num_rows,
+            [[column.name, column.encoding, column.size] for column in one.columns],
+            *(one.raw.basename, one.raw.num_bytes, one.row_group),
+        ]
+        for one in index.shards
+    ]
+    return json.dumps({"digest": index.digest, "extra": index.extra, "shards": shards}).encode()
+
+
+def load_parquet_index(text: bytes) -> ParquetIndex:
+    """Return the index that was kept; its text is known to be what was kept."""
+    content = json.loads(text)
+    shards = tuple(
+        ShardInfo(rows, tuple(Column(*one) for one in columns), FileInfo(name, size), format="parquet", row_group=group)
+        for rows, columns, name, size, group in content["shards"]
+    )
+    rows = np.asarray([shard.num_rows for shard in shards], np.int64)
+    return ParquetIndex(rows, content["digest"], content["extra"], shards)
+
+
+def _differing(url: str, shards: Sequence[ShardInfo]) -> str:
+    other = next(shard for shard in shards if shard.columns != shards[0].columns)
+    told = [
+        f"{shard.raw.basename} has {', '.join(f'{c.name} ({c.encoding})' for c in shard.columns)}"
+        for shard in (shards[0], other)
+    ]
+    return (
+        f"The Parquet files in {url} have different columns: {'; '.join(told)}. Put each kind in its own directory, or "
+        "give a pattern."
     )
 
 
@@ -103,7 +153,7 @@ def _metadata(source: Any, name: str) -> Any:  # noqa: ANN401  (pyarrow has no t
     try:
         return parquet.read_metadata(source)
     except Exception as error:
-        raise DataError(f"{name} isn't a Parquet file, or its footer is damaged: {error}.") from error
+        raise EnvironmentFaultError(f"{name} isn't a Parquet file, or its footer is damaged: {error}.") from error
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -120,6 +170,10 @@ def _columns(schema: Any, told: Mapping[str, Any], name: str) -> tuple[Column, .
         pairs = [(str(column), str(kind)) for column, kind in told["columns"]]
     else:
         pairs = [(field.name, _encoding_of(field.type, field.name, name)) for field in schema]
+    names = [column for column, _ in pairs]
+    if len(set(names)) < len(names):
+        twice = next(column for column in names if names.count(column) > 1)
+        raise DataError(f"{name} has several columns of the name {twice!r}. Rename all but one of them.")
     return tuple(Column(column, kind, encoding(kind).size) for column, kind in pairs)
 
 
@@ -161,7 +215,7 @@ class ParquetShard:
         told = (footer.schema.to_arrow_schema().metadata or {}).get(METADATA_KEY)
         self._is_ours = told is not None and "columns" in json.loads(told)
         if info.row_group >= footer.num_row_groups or footer.row_group(info.row_group).num_rows != info.num_rows:
-            raise DataError(
+            raise EnvironmentFaultError(
                 f"{path} isn't the file that was indexed: row group {info.row_group} is another. Open it again."
             )
 
@@ -171,7 +225,14 @@ class ParquetShard:
         try:
             return parquet.ParquetFile(self._path).read_row_group(self._info.row_group, columns=list(self._kinds))
         except Exception as error:
-            raise DataError(f"{self._path}, row group {self._info.row_group}, can't be read: {error}.") from error
+            raise EnvironmentFaultError(
+                f"{self._path}, row group {self._info.row_group}, can't be read: {error}."
+            ) from error
+
+    def decoded(self) -> ParquetShard:
+        """Return the row group, read: from here on its file isn't needed."""
+        assert self._table is not None
+        return self
 
     def sample(self, row: int) -> memoryview:
         """Return a row as MDS encodes it."""
@@ -190,7 +251,8 @@ class ParquetShard:
 
     def _column(self, table: Any, column: Column) -> Values:  # noqa: ANN401  (pyarrow)
         values, kind = table[column.name].combine_chunks(), self._kinds[column.name]
-        if values.null_count:
+        holds_lists = not self._is_ours and (kind.shape or kind.header is not None)
+        if values.null_count or (holds_lists and values.flatten().null_count):
             raise DataError(
                 f"Column {column.name!r} of {self._path} has nulls, which no row can hold. Fill them first."
             )

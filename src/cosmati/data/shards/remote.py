@@ -7,28 +7,54 @@ allowed) is raised at once.
 from __future__ import annotations
 
 import errno
+import glob
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from cosmati.data.shards.attempt import Attempt
+from cosmati.data.shards.one_request import Take, stream_whole
 from cosmati.errors import DataError, MissingExtraError
 
 _CHUNK_BYTES = 1 << 20
+_MAX_CLIENTS = 8
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 _SHORTEST_STALL_SECONDS = 5.0
 _FINAL_STATUS = {400, 401, 403, 404, 410, 416}
+_PROBE_SECONDS = 5.0
+_HANDLES = "too many files are open. Raise the limit (ulimit -n), or use fewer workers"
+_MARKS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "Content-MD5",
+    "blob_id",
+    "Last-Modified",
+    "LastModified",
+    "last_modified",
+    "mtime",
+)
+"""What tells a file's version in fsspec's facts, the best first."""
 
 
-class RemoteError(DataError):
+class EnvironmentFaultError(DataError):
+    """What no row is to blame for: a disk, a limit, a permission, a whole file. It's never left out as a bad row."""
+
+
+class RemoteError(EnvironmentFaultError):
     """A file that can't be fetched."""
 
 
 class RemoteMissingError(RemoteError):
     """A file that isn't there."""
+
+
+class RemoteDeniedError(RemoteError):
+    """A file that may not be read; some servers say so of what isn't there."""
 
 
 class Remote:
@@ -59,29 +85,89 @@ class Remote:
         if self.local is not None:
             return (self.local / path).is_file()
 
-        def ask(_: _Attempt) -> bool:
+        def ask(_: Attempt) -> bool:
             files, root = self._open_files()
             files.invalidate_cache()
             return bool(files.exists(f"{root}/{path}"))
 
         return bool(self._attempts(path, ask))
 
-    def names(self, suffix: str) -> list[str]:
-        """Return the names of the directory's files that end so, sorted.
+    def names(self, pattern: str) -> list[str]:
+        """Return the paths of the files below the directory that match a pattern (`**/*.parquet`), sorted.
 
         Raises:
             RemoteError: it can't be listed.
         """
         if self.local is not None:
-            found = self.local.glob(f"*{suffix}") if self.local.is_dir() else []
-            return sorted(path.name for path in found)
+            # Path.glob doesn't go into linked folders.
+            found = glob.glob(pattern, root_dir=self.local, recursive=True)  # noqa: PTH207
+            return sorted(Path(path).as_posix() for path in found if (self.local / path).is_file())
 
-        def ask(_: _Attempt) -> list[str]:
+        def ask(_: Attempt) -> list[str]:
             files, root = self._open_files()
-            return sorted(str(path).rpartition("/")[2] for path in files.glob(f"{root}/*{suffix}"))
+            files.invalidate_cache()
+            matching = files.glob(f"{root}/{pattern}", detail=True)
+            paths = [str(path) for path, facts in matching.items() if facts["type"] == "file"]
+            return sorted(path.removeprefix(root).lstrip("/") for path in paths)
 
-        listed: list[str] = self._attempts(f"*{suffix}", ask)
+        listed: list[str] = self._attempts(pattern, ask)
         return listed
+
+    def marker(self, path: str) -> str:
+        """Return what tells this version of a file from others: ETag or time, and length; nothing if nobody says.
+
+        Raises:
+            RemoteError: it can't be found out.
+        """
+        if self.local is not None:
+            try:
+                status = os.stat(os.path.join(self.local, path))  # noqa: PTH116, PTH118  (there may be very many)
+            except FileNotFoundError:
+                return ""
+            return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
+
+        def ask(_: Attempt) -> str:
+            files, root = self._open_files()
+            files.invalidate_cache()
+            return _marker(files.info(f"{root}/{path}"))
+
+        return str(self._attempts(path, ask))
+
+    def markers(self, paths: Sequence[str]) -> dict[str, str]:
+        """Return the markers of files, as far as one look at the directory gives them; HTTP gives none.
+
+        Raises:
+            RemoteError: the directory can't be listed.
+        """
+        if self.local is not None:
+            found = {path: self.marker(path) for path in paths}
+            return {path: marker for path, marker in found.items() if marker}
+        if self.url.startswith("http"):
+            return {}
+
+        def ask(_: Attempt) -> dict[str, str]:
+            files, root = self._open_files()
+            files.invalidate_cache()
+            found = files.find(root, detail=True)
+            markers = {name.removeprefix(root).lstrip("/"): _marker(facts) for name, facts in found.items()}
+            return {name: marker for name, marker in markers.items() if marker}
+
+        listed = self._attempts("", ask)
+        return {path: listed[path] for path in paths if path in listed}
+
+    def why_unreachable(self, path: str) -> str:
+        """Return why a file that once was there can't be asked for now, soon; nothing if the remote answers."""
+        if self.local is not None:
+            return "" if self.local.is_dir() else f"{self.local} isn't there"
+        try:
+            Remote(
+                self.url, options=self._options, deadline_seconds=min(self._deadline_seconds, _PROBE_SECONDS)
+            ).marker(path)
+        except RemoteMissingError:
+            return ""
+        except RemoteError as error:
+            return str(error)
+        return ""
 
     def opened(self, path: str) -> IO[bytes]:
         """Open a file for reading here and there, without fetching all of it."""
@@ -93,18 +179,25 @@ class Remote:
         Raises:
             RemoteError: it can't be fetched, or is longer than `max_bytes`.
         """
+        content: bytes = self._attempts(path, partial(self._content, path, max_bytes))
+        return content
 
-        def take(attempt: _Attempt) -> bytes:
-            parts, length = [], 0
-            with self._reading(path) as stream:
-                while piece := stream.read(_CHUNK_BYTES):
-                    parts.append(piece)
-                    length += len(piece)
-                    if length > max_bytes or attempt.is_over:
-                        break
-            return b"".join(parts)
+    def begin_reading(self, path: str, *, max_bytes: int) -> Attempt:
+        """Begin a single attempt to read a file's content, in a thread; who wants it waits for it."""
+        self._open_files()
+        attempt = Attempt(partial(self._content, path, max_bytes))
+        attempt.start()
+        return attempt
 
-        content: bytes = self._attempts(path, take)
+    def _content(self, path: str, max_bytes: int, attempt: Attempt) -> bytes:
+        parts: list[bytes] = []
+
+        def take(piece: bytes) -> bool:
+            parts.append(piece)
+            return sum(map(len, parts)) <= max_bytes and not attempt.is_over
+
+        self._stream(path, take)
+        content = b"".join(parts)
         if len(content) > max_bytes:
             raise RemoteError(f"{self.url}/{path} has more than {max_bytes} bytes, which can't be right.")
         return content
@@ -122,24 +215,36 @@ class Remote:
             RemoteError: it can't be fetched before the deadline.
         """
 
-        def copy(attempt: _Attempt) -> None:
+        def copy(attempt: Attempt) -> None:
             attempt.write(to, b"", rewind=True)
             length = 0
-            with self._reading(path) as stream:
-                while piece := stream.read(_CHUNK_BYTES):
-                    length += len(piece)
-                    if num_bytes is not None and length > num_bytes:
-                        msg = (
-                            f"{self.url}/{path} has more than the {num_bytes} bytes that the index says: it was "
-                            "changed or damaged where it lies. Restore it, or write the data set again."
-                        )
-                        raise RemoteError(msg)
-                    if not attempt.write(to, piece):
-                        break
+
+            def take(piece: bytes) -> bool:
+                nonlocal length
+                length += len(piece)
+                if num_bytes is not None and length > num_bytes:
+                    msg = (
+                        f"{self.url}/{path} has more than the {num_bytes} bytes that the index says: it was "
+                        "changed or damaged where it lies. Restore it, or write the data set again."
+                    )
+                    raise RemoteError(msg)
+                return attempt.write(to, piece)
+
+            self._stream(path, take)
             if num_bytes is not None and length != num_bytes:
                 raise OSError(errno.EIO, f"{length} bytes came where {num_bytes} were due")
 
         self._attempts(path, copy)
+
+    def _stream(self, path: str, take: Take) -> None:
+        """Hand a file over, piece by piece, in one request where that can be."""
+        if self.local is None:
+            files, root = self._open_files()
+            if stream_whole(files, f"{root}/{path}", take):
+                return
+        with self._reading(path) as stream:
+            while (piece := stream.read(_CHUNK_BYTES)) and take(piece):
+                pass
 
     def _reading(self, path: str) -> IO[bytes]:
         if self.local is not None:
@@ -154,17 +259,18 @@ class Remote:
             try:
                 import fsspec.core
 
-                self._files = (os.getpid(), fsspec.core.url_to_fs(self.url, skip_instance_cache=True, **self._options))
+                files, root = fsspec.core.url_to_fs(self.url, skip_instance_cache=True, **self._options)
             except ImportError as error:
                 scheme = self.url.partition("://")[0]
                 msg = f"{scheme}:// needs another package: {error}. Install what fsspec names for it."
                 raise MissingExtraError(msg) from error
             except ValueError as error:
                 raise RemoteError(f"{self.url} is no URL that fsspec knows: {error}.") from error
+            self._files = (os.getpid(), (_connected(files, self.url, self._options), root))
         files, root = self._files[1]
         return files, str(root).rstrip("/")
 
-    def _attempts(self, path: str, work: Callable[[_Attempt], Any]) -> Any:  # noqa: ANN401  (what the work returns)
+    def _attempts(self, path: str, work: Callable[[Attempt], Any]) -> Any:  # noqa: ANN401  (what the work returns)
         if self.local is None:
             # The first use imports a client library, which on a busy machine takes seconds that no server took.
             self._open_files()
@@ -172,19 +278,23 @@ class Remote:
         pause, number = _FIRST_PAUSE_SECONDS, 0
         while True:
             number += 1
-            attempt = _Attempt(work)
+            attempt = Attempt(work)
             left = None if self.local is not None else max(0.0, end - time.monotonic())
             # Long deadlines leave room for several attempts; within a short one a busy machine needs all of it.
             error = attempt.run(left, stall_seconds=max(self._deadline_seconds / 3, _SHORTEST_STALL_SECONDS))
             if error is None:
                 return attempt.result
-            self._give_up_if_final(path, error)
-            if time.monotonic() + pause >= end:
-                msg = (
-                    f"{self.url}/{path} couldn't be fetched in {self._deadline_seconds:g} s, in {number} attempt(s): "
-                    f"{type(error).__name__}: {error}. Look whether it can be reached, or raise deadline_seconds."
-                )
-                raise RemoteError(msg) from error
+            try:
+                self._give_up_if_final(path, error)
+                if time.monotonic() + pause >= end:
+                    msg = (
+                        f"{self.url}/{path} couldn't be fetched in {self._deadline_seconds:g} s, in {number} "
+                        f"attempt(s): {type(error).__name__}: {error}. Look whether it can be reached, or raise "
+                        "deadline_seconds."
+                    )
+                    raise RemoteError(msg) from error
+            finally:
+                del error  # it knows this frame, if it comes from this thread
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -198,15 +308,13 @@ class Remote:
                 f"{name} isn't there. Look at the path, and whether all files were copied."
             ) from error
         if isinstance(cause, PermissionError) or status in _FINAL_STATUS:
-            raise RemoteError(
+            raise RemoteDeniedError(
                 f"{name} may not be read ({cause}). Look at the credentials in storage_options."
             ) from error
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
             raise disk_error(cause, name) from error
         if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
-            raise RemoteError(
-                f"{name}: too many files are open. Raise the limit (ulimit -n), or use fewer workers."
-            ) from error
+            raise RemoteError(f"{name}: {_HANDLES}.") from error
         if self.local is not None or not isinstance(error, Exception):
             raise RemoteError(f"{name} can't be read: {type(error).__name__}: {error}.") from error
 
@@ -221,6 +329,20 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
+_clients: dict[tuple[int, str, str], Any] = {}
+
+
+def _connected(files: Any, url: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN401  (fsspec has no types)
+    """Return a file system that may be connected already: a client and a connection take some 0.3 s for S3."""
+    scheme, _, rest = url.partition("://")
+    place = url if "::" in url else f"{scheme}://{rest.partition('/')[0]}"
+    # fsspec's own cache has one for each thread.
+    key = (os.getpid(), place, repr(sorted(options.items())))
+    while len(_clients) >= _MAX_CLIENTS and key not in _clients:
+        _clients.pop(next(iter(_clients)), None)
+    return _clients.setdefault(key, files)
+
+
 def _restored(url: str, options: Mapping[str, Any], deadline_seconds: float) -> Remote:
     return Remote(url, options=options, deadline_seconds=deadline_seconds)
 
@@ -232,8 +354,14 @@ def local_path(url: str) -> Path | None:
     return None if "://" in url else Path(url).expanduser()
 
 
-def disk_error(error: OSError, name: str) -> DataError:
-    """Return what to tell who can't write a file."""
+def _marker(facts: Mapping[str, Any]) -> str:
+    found = next((str(facts[name]) for name in _MARKS if facts.get(name)), "")
+    # A length alone tells little.
+    return f"{facts.get('size')} {found}" if found else ""
+
+
+def disk_error(error: OSError, name: str) -> EnvironmentFaultError:
+    """Return what to tell who can't keep or read a file here."""
     mend = {
         errno.ENOSPC: "the disk is full. Free some, or give the cache another directory or max_bytes",
         errno.EDQUOT: "the quota is used up. Free some, or give the cache another directory or max_bytes",
@@ -241,52 +369,8 @@ def disk_error(error: OSError, name: str) -> DataError:
         errno.EROFS: "the directory can't be written to. Give the cache another one",
         errno.EACCES: "the directory may not be written to. Give the cache another one",
         errno.EPERM: "the directory may not be written to. Give the cache another one",
+        errno.EMFILE: _HANDLES,
+        errno.ENFILE: _HANDLES,
+        errno.ENOMEM: "there is too little memory, or too many mappings. Use fewer workers (or raise ulimit -v)",
     }.get(error.errno or 0, str(error))
-    return DataError(f"{name} can't be kept: {mend}. What was fetched before is whole.")
-
-
-class _Attempt:
-    """One try, in a thread of its own, so that a server that never answers can't hold the caller."""
-
-    def __init__(self, work: Callable[[_Attempt], Any]) -> None:
-        self._work = work
-        self._lock = threading.Lock()
-        self.is_over = False
-        self.result: Any = None
-        self._progress = time.monotonic()
-        self._error: BaseException | None = None
-
-    def run(self, seconds: float | None, *, stall_seconds: float) -> BaseException | None:
-        """Work for so long at most, and no longer than `stall_seconds` without a byte; return what went wrong."""
-        if seconds is None:
-            self._run()
-            return self._error
-        end = self._progress + seconds
-        thread = threading.Thread(target=self._run, daemon=True, name="cosmati-fetch")
-        thread.start()
-        while thread.is_alive() and time.monotonic() < min(end, self._progress + stall_seconds):
-            thread.join(max(0.0, min(end, self._progress + stall_seconds) - time.monotonic()))
-        with self._lock:
-            # From here on a thread that is late writes nothing.
-            self.is_over = True
-        if thread.is_alive():
-            return TimeoutError("no answer, or too slow a one")
-        return self._error
-
-    def _run(self) -> None:
-        try:
-            self.result = self._work(self)
-        except BaseException as error:  # noqa: BLE001  (handed to the caller, whatever it is)
-            self._error = error
-
-    def write(self, to: IO[bytes], piece: bytes, *, rewind: bool = False) -> bool:
-        """Write, unless the attempt is over."""
-        with self._lock:
-            if self.is_over:
-                return False
-            if rewind:
-                to.seek(0)
-                to.truncate()
-            to.write(piece)
-            self._progress = time.monotonic()
-            return True
+    return EnvironmentFaultError(f"{name} can't be kept: {mend}. What was fetched before is whole.")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cosmati.data.shards.cache import ShardCache, ShardFiles
-from cosmati.data.shards.index import ShardInfo, parse_index
+from cosmati.data.shards.cache import ShardCache
+from cosmati.data.shards.formats import files_of, open_shard
+from cosmati.data.shards.index import ShardIndex, ShardInfo, parse_index
+from cosmati.data.shards.journal import first_entry
 from cosmati.data.shards.manifest import MANIFEST_FILE, SALT_FILE, ShardDigest, SourceManifest, row_leaf
-from cosmati.data.shards.mds import MdsShard
+from cosmati.data.shards.parquet import ParquetIndex, parquet_index
 from cosmati.data.shards.remote import Remote
+from cosmati.data.shards.sources import listed_sources
+from cosmati.data.shards.writer import JOURNAL_FILE
 from cosmati.errors import DataError
 from cosmati.storage.merkle import MerkleTree
 
@@ -38,70 +42,96 @@ class Verification:
 
 
 def verify_source(
-    url: str | Path, *, cache: str | Path | None = None, on_shard: Callable[[int, int], None] = lambda _done, _all: None
+    url: str | Path,
+    *,
+    cache: str | Path | None = None,
+    keep: str | Path | None = None,
+    on_shard: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Verification:
     """Read every row of a source, and compare hashes, counts, and the rows' Merkle root where the salt is there.
 
     Args:
         url: directory of the source.
         cache: where fetched shards are kept; needed for a remote.
+        keep: directory where the salt of a remote source lies.
         on_shard: told of progress: shards done, and shards of all.
     """
-    url, cache = str(url), None if cache is None else Path(cache)
+    url, cache = str(url), None if cache is None else Path(cache).expanduser()
     remote = Remote(url)
     if remote.local is None and cache is None:
         raise DataError(f"{url} is remote: say where to keep what is fetched.")
-    index = parse_index(remote.read("index.json", max_bytes=MAX_INDEX_BYTES), name=f"{url}/index.json")
+    index = _index(remote)
     own = index.extra.get("cosmati")
     own = own if isinstance(own, dict) else {}
     store = ShardCache(cache or remote.local or Path(), remote if cache else None)
-    salt = _salt(remote)
+    salt = _salt(remote.local if keep is None else Path(keep))
     tree = MerkleTree()
     digests: list[ShardDigest] = []
     problems: list[str] = []
     for number in range(index.num_shards):
-        info = index.shard(number)
         try:
-            digests.append(_digest(store, info, tree, salt, sum(one.rows for one in digests)))
+            digests.append(_digest(store, index.shard(number), tree, salt, sum(one.rows for one in digests)))
         except DataError as error:
             problems.append(str(error))
         on_shard(number + 1, index.num_shards)
-    num_rows = sum(one.rows for one in digests)
+    num_rows, class_path = sum(one.rows for one in digests), str(own.get("class", "unknown"))
     if not remote.exists(MANIFEST_FILE):
         missing = "there is no manifest.json, so origin and licence are unknown"
-        return Verification(url, str(own.get("class", "unknown")), num_rows, tuple(problems), (missing,))
+        return Verification(url, class_path, num_rows, tuple(problems), (missing,))
     try:
         manifest = SourceManifest.from_bytes(remote.read(MANIFEST_FILE, max_bytes=MAX_INDEX_BYTES))
     except DataError as error:
-        return Verification(url, str(own.get("class", "unknown")), num_rows, (*problems, str(error)), ())
-    problems += _differences(manifest, digests, own)
+        return Verification(url, class_path, num_rows, (*problems, str(error)), ())
+    is_whole = not problems
+    problems += _against_journal(remote.local if keep is None else Path(keep), manifest, index)
+    problems += _differences(manifest, digests if isinstance(index, ShardIndex) else None, num_rows, own)
+    unchecked: tuple[str, ...] = ()
     if salt is None:
-        unchecked = ("the salt isn't here, so the rows' root wasn't computed",)
-        return Verification(url, manifest.class_path, num_rows, tuple(problems), unchecked)
-    if not problems and tree.root().hex() != manifest.row_root:
-        problems.append("the rows' Merkle root isn't the manifest's")
-    return Verification(url, manifest.class_path, num_rows, tuple(problems), ())
+        what = "the rows against their Merkle root, since the salt isn't here: whoever changed a row and every file's"
+        unchecked = (f"{what} hash would go unseen. Give the directory that holds salt.key (keep=, --keep)",)
+    elif hashlib.sha256(salt).hexdigest() != manifest.salt_commitment:
+        problems.append("salt.key isn't the salt that the manifest commits to, so the rows' root can't be computed")
+    elif is_whole and tree.root().hex() != manifest.row_root:
+        problems.append("the rows' Merkle root isn't the manifest's: rows were changed, added, removed or moved")
+    return Verification(url, manifest.class_path, num_rows, tuple(problems), unchecked)
 
 
-def _salt(remote: Remote) -> bytes | None:
-    return remote.read(SALT_FILE, max_bytes=64) if remote.local is not None and remote.exists(SALT_FILE) else None
+def _index(remote: Remote) -> ShardIndex | ParquetIndex:
+    found = None if remote.exists("index.json") else parquet_index(remote)
+    if found is not None:
+        return found
+    return parse_index(remote.read("index.json", max_bytes=MAX_INDEX_BYTES), name=f"{remote.url}/index.json")
+
+
+def _salt(folder: Path | None) -> bytes | None:
+    path = None if folder is None else folder / SALT_FILE
+    return path.read_bytes() if path is not None and path.exists() else None
 
 
 def _digest(store: ShardCache, info: ShardInfo, tree: MerkleTree, salt: bytes | None, first_row: int) -> ShardDigest:
-    path = store.open(ShardFiles(info.raw, info.zip, info.compression))
-    shard = MdsShard(path, info, allow_pickle=True)
+    shard = open_shard(store, info, allow_pickle=True)
     for row in range(shard.num_rows):
         sample = shard.sample(row)
         if salt is not None:
             tree.append(row_leaf(salt, first_row + row, hashlib.sha256(sample).digest()))
-    with path.open("rb") as file:
+    with store.open(files_of(info)[0]).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return ShardDigest(name=info.raw.basename, sha256=digest, rows=shard.num_rows)
 
 
-def _differences(manifest: SourceManifest, digests: list[ShardDigest], own: dict[str, object]) -> Iterator[str]:
-    claimed = {shard.name: shard for shard in manifest.shards}
-    found = {shard.name: shard for shard in digests}
+def _differences(
+    manifest: SourceManifest, digests: list[ShardDigest] | None, num_rows: int, own: dict[str, object]
+) -> Iterator[str]:
+    """Say where index and shards aren't what the manifest says; of Parquet it doesn't know the files."""
+    claimed = {shard.name: shard for shard in manifest.shards} if digests is not None else {}
+    found = {shard.name: shard for shard in digests or ()}
+    if manifest.shards[: len(digests or ())] == tuple(digests or ()) and 0 < len(found) < len(claimed):
+        left = manifest.num_rows - num_rows
+        yield (
+            f"the manifest has {left} rows more than the index, which an append leaves that is broken off in its last "
+            "moment: open the writer with append=True, and finish it"
+        )
+        return
     for name in sorted(claimed.keys() | found.keys()):
         if name not in claimed:
             yield f"shard {name} isn't in the manifest"
@@ -109,6 +139,8 @@ def _differences(manifest: SourceManifest, digests: list[ShardDigest], own: dict
             yield f"shard {name} is in the manifest, and can't be read or isn't in the index"
         elif claimed[name] != found[name]:
             yield f"shard {name} isn't what the manifest says"
+    if num_rows != manifest.num_rows:
+        yield f"there are {num_rows} rows, and the manifest says {manifest.num_rows}"
     if own.get("class") != manifest.class_path:
         yield f"the index says class {own.get('class')}, and the manifest {manifest.class_path}"
     if own.get("band", 0) != manifest.band:
@@ -117,12 +149,61 @@ def _differences(manifest: SourceManifest, digests: list[ShardDigest], own: dict
         yield "the index names another manifest"
 
 
+def _against_journal(folder: Path | None, manifest: SourceManifest, index: ShardIndex | ParquetIndex) -> Iterator[str]:
+    """Say where manifest and index aren't what the writer's journal says, where it's here."""
+    entry = None if folder is None else first_entry(folder / JOURNAL_FILE)
+    if entry is None:
+        return
+    if entry["class_path"] != manifest.class_path:
+        yield f"it was written as class {entry['class_path']}, and the manifest says {manifest.class_path}"
+    facts, noted = manifest.facts.model_dump(mode="json"), entry["facts"]
+    for name in sorted(noted.keys() | facts.keys()):
+        if noted.get(name) != facts.get(name):
+            yield f"it was written with {name} {noted.get(name)!r}, and the manifest says {facts.get(name)!r}"
+    for number in range(index.num_shards):
+        shard = index.shard(number)
+        columns = [[column.name, column.encoding] for column in shard.columns]
+        if columns != entry["columns"]:
+            yield f"it was written with the columns {entry['columns']}, and the index says {columns} of shard {number}"
+            return
+
+
+def _unlisted(remote: Remote, listed: Iterable[str]) -> Iterator[str]:
+    """Yield finished sources below a local data set that `sources.json` doesn't name."""
+    for journal in sorted(remote.local.rglob(JOURNAL_FILE)) if remote.local is not None else ():
+        path = journal.parent.relative_to(remote.local or Path()).as_posix()
+        if path != "." and path not in listed and (journal.parent / "index.json").exists():
+            yield path
+
+
 def source_urls(url: str) -> list[str]:
     """Return the sources of a data set, or the source itself."""
-    import json
+    listed = listed_sources(Remote(url))
+    return [url] if listed is None else [f"{url.rstrip('/')}/{entry['path']}" for entry in listed]
 
+
+def verify_list(url: str) -> list[str]:
+    """Compare `sources.json` with the indices that it names; return what doesn't hold, a line each."""
     remote = Remote(url)
-    if not remote.exists("sources.json"):
-        return [url]
-    entries = json.loads(remote.read("sources.json", max_bytes=1 << 26))["sources"]
-    return [f"{url.rstrip('/')}/{entry['path']}" for entry in entries]
+    listed = listed_sources(remote)
+    problems = (
+        []
+        if listed is None
+        else [
+            f"{path} was written, and sources.json doesn't name it"
+            for path in _unlisted(remote, {entry["path"] for entry in listed})
+        ]
+    )
+    for entry in listed or ():
+        name = f"{entry['path']}/index.json"
+        if not remote.exists(name):
+            problems.append(f"sources.json names {entry['path']}, and there is no {name}")
+            continue
+        content = remote.read(name, max_bytes=MAX_INDEX_BYTES)
+        own = parse_index(content, name=name).extra.get("cosmati")
+        says = own.get("class") if isinstance(own, dict) else None
+        if hashlib.sha256(content).hexdigest() != entry["index_sha256"]:
+            problems.append(f"{name} isn't the one that sources.json names")
+        if says not in (None, entry["class"]):
+            problems.append(f"sources.json says class {entry['class']} of {entry['path']}, and its index {says}")
+    return problems

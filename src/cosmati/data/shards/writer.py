@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from cosmati.data.shards.cache import ShardCache, ShardFiles, hash_of
+from cosmati.data.shards.commitment import differences
 from cosmati.data.shards.compression import compress, extension
 from cosmati.data.shards.encodings import encoding
 from cosmati.data.shards.index import (
@@ -27,6 +28,7 @@ from cosmati.data.shards.index import (
     shard_from_json,
     shard_to_json,
 )
+from cosmati.data.shards.journal import Journal
 from cosmati.data.shards.manifest import (
     MANIFEST_FILE,
     ShardDigest,
@@ -36,21 +38,21 @@ from cosmati.data.shards.manifest import (
     row_leaf,
 )
 from cosmati.data.shards.mds import MdsShard, encode_sample, encode_shard
+from cosmati.data.shards.upload import Destination, Target
 from cosmati.errors import DataError
-from cosmati.storage.atomic import replace_file
-from cosmati.storage.lock import FileLock
 from cosmati.storage.merkle import MerkleTree
 
 JOURNAL_FILE = "writer.jsonl"
 _HEAD_BYTES = 1 << 12
+_MAX_INDEX_BYTES = 1 << 30
 
 
 class ShardWriter:
     """Writes one source.
 
     Args:
-        out: its directory. What a broken write of the same source left there is gone on from, and a finished one is
-            appended to: its index stays as it was until the new one is in place.
+        out: its directory, or a `Destination` that may be remote. What a broken write of the same source left there is
+            gone on from.
         columns: encodings of the columns by name, in order.
         class_path: class of all rows, such as `open/permissive`.
         band: quality band of all rows; each band is a source of its own.
@@ -59,11 +61,15 @@ class ShardWriter:
         size_limit: bytes of an uncompressed shard at most, under 4 GiB; a longer row has a shard of its own.
         compression: of shards, `zstd:3` for one; None leaves them as they're read.
         hashes: of files, by name; SHA-256 is always among them.
-        facts: where the data come from.
+        facts: where the data come from. A source keeps those that it was begun with.
         salt: 32 bytes for the rows' leaves; drawn if None.
+        commitment: digest of what the rows are read from, if they're all written again, from the first: then
+            `num_written` begins at 0, and a finished shard is compared with what its rows give now.
+        append: add rows to the source if it's finished: its index stays as it was until the new one is in place.
 
     Raises:
-        DataError: the directory holds another source, or another process writes it.
+        DataError: the directory holds another source, or a finished one and `append` isn't said, or another process
+            writes it.
 
     Example:
         >>> with ShardWriter("out", {"text": "str"}, class_path="open/permissive", source="notes") as writer:
@@ -71,9 +77,9 @@ class ShardWriter:
         ...         writer.write(row)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (a source's settings)
         self,
-        out: Path | str,
+        out: Path | str | Destination,
         columns: Mapping[str, str],
         *,
         class_path: str,
@@ -85,17 +91,20 @@ class ShardWriter:
         hashes: Sequence[str] = ("sha256",),
         facts: SourceFacts | None = None,
         salt: bytes | None = None,
+        commitment: str | None = None,
+        append: bool = False,
     ) -> None:
-        if not 0 < size_limit < 1 << 32:
-            raise DataError(f"size_limit={size_limit}: give 1 byte or more, and less than 4 GiB.")
-        self.out = Path(out)
+        if not isinstance(size_limit, int) or not 0 < size_limit < 1 << 32:
+            raise DataError(f"size_limit={size_limit!r}: give a number of bytes, 1 or more, and less than 4 GiB.")
         self.columns = tuple(
             Column(name, kind, encoding(kind, allow_pickle=True).size) for name, kind in columns.items()
         )
         if not self.columns:
             raise DataError("A row needs a column. Give columns={'text': 'str'}, say.")
         extension(compression)
-        self._facts = {
+        _check_class(class_path)
+        self._told = facts or SourceFacts()
+        self._settings = {
             "class_path": class_path,
             "band": band,
             "source": source,
@@ -104,73 +113,86 @@ class ShardWriter:
             "compression": compression,
             "hashes": sorted({*hashes, "sha256"}),
             "columns": [[c.name, c.encoding] for c in self.columns],
+            "facts": self._told.model_dump(mode="json"),
+            "commitment": commitment,
         }
-        self._told = facts or SourceFacts()
-        self._check_class(class_path)
-        self.out.mkdir(parents=True, exist_ok=True)
+        place = out if isinstance(out, Destination) else Destination(str(out))
+        self._target, self.out = place.target, place.here
+        self._journal = self._locked()
         try:
-            self._lock = FileLock(self.out / JOURNAL_FILE)
-        except BlockingIOError as error:
-            raise DataError(
-                f"{self.out} is being written by another process. Wait for it, or write elsewhere."
-            ) from error
-        self._journal: IO[str] = (self.out / JOURNAL_FILE).open("a+")
-        try:
-            self._take_over(salt)
+            self._take_over(salt, replay=commitment is not None)
+            if commitment is None:
+                self._refuse_lost()
+                self._refuse_finished(append=append)
         except BaseException:
             self.close()
             raise
 
-    @staticmethod
-    def _check_class(class_path: str) -> None:
-        parts = class_path.split("/")
-        if not all(part and set(part) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for part in parts):
-            raise DataError(f"{class_path!r} is no class path. Use lower case, digits and -, such as open/permissive.")
+    def _locked(self) -> Journal:
+        try:
+            return Journal(self.out / JOURNAL_FILE)
+        except BlockingIOError as error:
+            what = f"{self.out} is being written by another process"
+            raise DataError(f"{what}. Wait for it, or write elsewhere.") from error
 
-    def _take_over(self, salt: bytes | None) -> None:
+    def _take_over(self, salt: bytes | None, *, replay: bool) -> None:
         """Read what an earlier write left, and cut off what it didn't finish."""
-        self._salt = read_or_make_salt(self.out, salt)
         self._shards: list[ShardInfo] = []
         self._digests: list[ShardDigest] = []
         self._tree = MerkleTree()
-        self._journal.seek(0)
-        lines = self._journal.read().splitlines(keepends=True)
-        end = 0
-        for number, line in enumerate(lines):
-            entry = self._entry(line)
-            if entry is None:
-                break
-            if not number:
-                if entry != self._facts:
-                    changed = sorted(key for key in self._facts if entry.get(key) != self._facts[key])
-                    msg = f"{self.out} was begun with another {', '.join(changed)}. Use the same, or another directory."
-                    raise DataError(msg)
-            else:
-                info = shard_from_json(entry["shard"])
-                self._shards.append(info)
+        is_begun = False
+        for entry in self._journal.entries():
+            if is_begun:
+                self._shards.append(shard_from_json(entry["shard"]))
                 self._digests.append(ShardDigest.model_validate_json(json.dumps(entry["digest"])))
                 self._tree = MerkleTree([(size, bytes.fromhex(digest)) for size, digest in entry["edge"]])
-            end += len(line.encode())
-        self._journal.truncate(end)
-        if not end:
-            self._note(self._facts)
+            else:
+                self._compare(entry)
+            is_begun = True
+        if not is_begun:
+            if self._target.exists("index.json"):
+                msg = (
+                    f"{self._target.url} holds a source already, and {self.out} no journal of its writing, which says "
+                    "whose its rows are. Write elsewhere, or give the directory that was kept."
+                )
+                raise DataError(msg)
+            self._journal.note(self._settings)
+        self._salt = read_or_make_salt(self.out, salt)
+        self._noted = list(zip(self._shards, self._digests, strict=True)) if replay else []
+        if replay:
+            self._shards, self._digests, self._tree = [], [], MerkleTree()
         self.num_written = sum(shard.num_rows for shard in self._shards)
         self._rows: list[bytes] = []
         self._num_bytes = 0
 
-    @staticmethod
-    def _entry(line: str) -> dict[str, Any] | None:
-        """Return a line's content; None where it was cut off."""
-        digest, _, text = line.rstrip("\n").partition(" ")
-        if not line.endswith("\n") or hashlib.sha256(text.encode()).hexdigest()[:16] != digest:
-            return None
-        content: dict[str, Any] = json.loads(text)
-        return content
+    def _refuse_lost(self) -> None:
+        """Refuse to go on behind shards that somebody removed: their rows aren't at hand."""
+        wanted = {(shard.zip or shard.raw).basename for shard in self._shards}
+        lost = sorted(wanted.difference(self._target.names("shard.*") if wanted else ()))
+        if lost:
+            raise DataError(
+                f"{self._target.url} has no {lost[0]} any more, which was written there ({len(lost)} of {len(wanted)} "
+                f"shards are gone). Put them back, or remove {JOURNAL_FILE} too and write all rows again."
+            )
 
-    def _note(self, entry: Mapping[str, Any]) -> None:
-        text = json.dumps(entry, sort_keys=True)
-        self._journal.write(f"{hashlib.sha256(text.encode()).hexdigest()[:16]} {text}\n")
-        self._journal.flush()
+    def _refuse_finished(self, *, append: bool) -> None:
+        """Refuse a source that is whole: a script that runs twice would write its rows twice."""
+        if append or not self._shards or not self._target.exists("index.json"):
+            return
+        index = parse_index(self._target.read("index.json", max_bytes=_MAX_INDEX_BYTES), name="index.json")
+        broken = ", and an append to it was broken off" if index.num_rows != self.num_written else ""
+        raise DataError(
+            f"{self._target.url} is finished, with {index.num_rows} rows{broken}. Give append=True to add rows "
+            "from number `num_written` on, or another directory."
+        )
+
+    def _compare(self, before: Mapping[str, Any]) -> None:
+        """Refuse to go on with other settings than the source was begun with."""
+        old, new = (_flat(one) for one in (before, self._settings))
+        found = differences(old, new)
+        if found:
+            what = "; ".join(found)
+            raise DataError(f"{self.out} was begun otherwise: {what}. Give the same, or another directory.")
 
     def write(self, row: Mapping[str, Any]) -> int:
         """Write a row; return its number in the source.
@@ -180,7 +202,7 @@ class ShardWriter:
         """
         sample = encode_sample(self.columns, row)
         size = len(sample) + 4
-        limit = int(str(self._facts["size_limit"]))
+        limit = int(str(self._settings["size_limit"]))
         if self._rows and self._num_bytes + size + _HEAD_BYTES > limit:
             self._flush()
         number = self.num_written
@@ -194,49 +216,68 @@ class ShardWriter:
         """Put a shard in place, then note it: a shard without a note is written again."""
         if not self._rows:
             return
-        raw = encode_shard(self.columns, self._rows, size_limit=int(str(self._facts["size_limit"])))
+        raw = encode_shard(self.columns, self._rows, size_limit=int(str(self._settings["size_limit"])))
         name = f"shard.{len(self._shards):05d}.mds"
-        compression = self._facts["compression"]
-        packed = None if compression is None else compress(str(compression), raw)
+        digest = ShardDigest(name=name, sha256=hashlib.sha256(raw).hexdigest(), rows=len(self._rows))
+        if len(self._shards) < len(self._noted):
+            self._shards.append(self._noted_before(digest, raw))
+        else:
+            self._shards.append(self._put(name, raw))
+            edge = [[size, value.hex()] for size, value in self._tree.edge]
+            self._journal.note({"shard": shard_to_json(self._shards[-1]), "digest": digest.model_dump(), "edge": edge})
+        self._digests.append(digest)
+        self._rows, self._num_bytes = [], 0
+
+    def _noted_before(self, digest: ShardDigest, raw: bytes) -> ShardInfo:
+        info, noted = self._noted[len(self._shards)]
+        if digest != noted:
+            raise self._other_rows(f"{noted.name} would be another")
+        # Somebody may have removed it meanwhile; its rows are at hand.
+        return info if self._target.exists((info.zip or info.raw).basename) else self._put(digest.name, raw)
+
+    def _other_rows(self, how: str) -> DataError:
+        return DataError(
+            f"These aren't the rows that {self._target.url} was begun with: {how}. Give the same rows to go on, say "
+            "append and what they're read from, or replace the source."
+        )
+
+    def _put(self, name: str, raw: bytes) -> ShardInfo:
+        compression = None if self._settings["compression"] is None else str(self._settings["compression"])
+        packed = None if compression is None else compress(compression, raw)
         info = ShardInfo(
             num_rows=len(self._rows),
             columns=self.columns,
             raw=self._file(name, raw),
-            zip=None if packed is None else self._file(name + extension(str(compression)), packed),
-            compression=None if compression is None else str(compression),
-            size_limit=int(str(self._facts["size_limit"])),
+            zip=None if packed is None else self._file(name + extension(compression), packed),
+            compression=compression,
+            size_limit=int(str(self._settings["size_limit"])),
         )
-        digest = ShardDigest(name=name, sha256=hashlib.sha256(raw).hexdigest(), rows=len(self._rows))
-        self._keep(info.zip.basename if info.zip else name, raw if packed is None else packed)
-        self._shards.append(info)
-        self._digests.append(digest)
-        edge = [[size, value.hex()] for size, value in self._tree.edge]
-        self._note({"shard": shard_to_json(info), "digest": digest.model_dump(), "edge": edge})
-        self._rows, self._num_bytes = [], 0
-
-    def _keep(self, name: str, data: bytes) -> None:
+        file = (info.zip or info.raw).basename
         try:
-            replace_file(self.out / name, data)
+            self._target.put(file, raw if packed is None else packed)
         except OSError as error:
             msg = (
-                f"{self.out / name} can't be written: {error.strerror}. The shards before it are whole: make room, "
+                f"{self.out / file} can't be written: {error.strerror}. The shards before it are whole: make room, "
                 "open the writer again with the same arguments, and go on with row number `num_written`."
             )
             raise DataError(msg) from error
+        return info
 
     def _file(self, name: str, data: bytes) -> FileInfo:
-        hashes = self._facts["hashes"]
+        hashes = self._settings["hashes"]
         assert isinstance(hashes, list), "set in __init__"
         return FileInfo(name, len(data), {kind: hash_of(kind, data) for kind in hashes})
 
     def finish(self) -> SourceManifest:
         """Write the last shard, the manifest and the index; return the manifest."""
         self._flush()
+        if len(self._shards) < len(self._noted):
+            raise self._other_rows(f"they are {self.num_written} of {sum(noted.rows for _, noted in self._noted)}")
         manifest = SourceManifest(
-            source=str(self._facts["source"]),
-            source_version=str(self._facts["source_version"]),
-            class_path=str(self._facts["class_path"]),
-            band=int(str(self._facts["band"])),
+            source=str(self._settings["source"]),
+            source_version=str(self._settings["source_version"]),
+            class_path=str(self._settings["class_path"]),
+            band=int(str(self._settings["band"])),
             num_rows=self.num_written,
             num_bytes=sum(shard.raw.num_bytes for shard in self._shards),
             shards=tuple(self._digests),
@@ -244,13 +285,12 @@ class ShardWriter:
             salt_commitment=hashlib.sha256(self._salt).hexdigest(),
             facts=self._told,
         )
-        _finish(self.out, self._shards, manifest)
+        _finish(self._target, self._shards, manifest)
         return manifest
 
     def close(self) -> None:
         """Let go of the directory; what is in no finished shard yet has to be written again."""
         self._journal.close()
-        self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -266,66 +306,6 @@ class ShardWriter:
             self.close()
 
 
-def write_dataset(
-    rows: Iterable[Mapping[str, Any]],
-    out: Path | str,
-    columns: Mapping[str, str],
-    *,
-    class_of: Callable[[Mapping[str, Any]], str] | str,
-    source: str,
-    facts: SourceFacts | None = None,
-    **options: Any,  # noqa: ANN401  (ShardWriter's own)
-) -> list[SourceManifest]:
-    """Write rows of several classes: a source for each class, and `sources.json`, which names them.
-
-    After a crash, call it again with the same rows: finished shards are kept, and their rows passed over.
-
-    Args:
-        rows: in any order.
-        out: directory of the data set.
-        columns: encodings of the columns by name.
-        class_of: class path of a row, or of all.
-        source: name of the sources.
-        facts: where the data come from.
-        options: of `ShardWriter`.
-    """
-    folder = Path(out)
-    writers: dict[str, ShardWriter] = {}
-    seen: dict[str, int] = {}
-    try:
-        for row in rows:
-            path = class_of if isinstance(class_of, str) else class_of(row)
-            if path not in writers:
-                writers[path] = ShardWriter(
-                    folder / path, columns, class_path=path, source=source, facts=facts, **options
-                )
-                seen[path] = 0
-            if seen[path] >= writers[path].num_written:
-                writers[path].write(row)
-            seen[path] += 1
-        if not writers:
-            raise DataError("There is no row to write.")
-        manifests = [writers[path].finish() for path in sorted(writers)]
-    finally:
-        for writer in writers.values():
-            writer.close()
-    write_sources(folder, sorted(writers))
-    return manifests
-
-
-def write_sources(folder: Path, class_paths: Sequence[str]) -> None:
-    """Write `sources.json` over sources that lie in directories named like their classes."""
-    entries = [
-        {
-            "path": path,
-            "class": path,
-            "index_sha256": hashlib.sha256((folder / path / "index.json").read_bytes()).hexdigest(),
-        }
-        for path in class_paths
-    ]
-    replace_file(folder / "sources.json", json.dumps({"version": 1, "sources": entries}, indent=1).encode())
-
-
 def merge_sources(parts: Sequence[Path | str], out: Path | str, *, salt: bytes | None = None) -> SourceManifest:
     """Make one source of several that were written in parallel, without copying a shard.
 
@@ -335,33 +315,31 @@ def merge_sources(parts: Sequence[Path | str], out: Path | str, *, salt: bytes |
         salt: 32 bytes for the rows' leaves; drawn if None.
 
     Raises:
-        DataError: a part lies elsewhere, isn't finished, or has other columns, or another class or source.
+        DataError: a part lies elsewhere, isn't finished, is given twice, or has another class, source or columns.
     """
-    folder = Path(out)
-    manifests: list[SourceManifest] = []
+    folder = Destination(str(out)).here.resolve()
+    places = [Path(part).resolve() for part in parts]
+    _check_parts(places, folder)
+    manifests = [SourceManifest.from_bytes((part / MANIFEST_FILE).read_bytes()) for part in places]
+    indices = [parse_index((part / "index.json").read_bytes(), name=f"{part}/index.json") for part in places]
+    one = manifests[0]
+    kinds = {(m.class_path, m.band, m.source, m.source_version, m.facts.model_dump_json()) for m in manifests}
+    if len(kinds) != 1 or len({index.shard(n).columns for index in indices for n in range(index.num_shards)}) > 1:
+        raise DataError("The parts differ in class, source, facts or columns. Write them with the same arguments.")
+    salt = read_or_make_salt(folder, salt)
     shards: list[ShardInfo] = []
     digests: list[ShardDigest] = []
     tree = MerkleTree()
-    salt = read_or_make_salt(folder, salt)
-    for part in map(Path, parts):
-        if not part.resolve().is_relative_to(folder.resolve()) or not (part / "index.json").exists():
-            raise DataError(f"{part} isn't a finished source below {folder}. Write the parts there first.")
-        below = part.resolve().relative_to(folder.resolve()).as_posix()
-        manifests.append(SourceManifest.from_bytes((part / MANIFEST_FILE).read_bytes()))
-        index = parse_index((part / "index.json").read_bytes(), name=f"{part}/index.json")
-        store = ShardCache(part, None)
-        for number, digest in zip(range(index.num_shards), manifests[-1].shards, strict=True):
+    for part, index, manifest in zip(places, indices, manifests, strict=True):
+        below, store = part.relative_to(folder).as_posix(), ShardCache(part, None)
+        for number, digest in zip(range(index.num_shards), manifest.shards, strict=True):
             info = index.shard(number)
             shard = MdsShard(store.open(ShardFiles(info.raw, info.zip, info.compression)), info, allow_pickle=True)
-            first = sum(one.rows for one in digests)
+            first = sum(before.rows for before in digests)
             for row in range(shard.num_rows):
                 tree.append(row_leaf(salt, first + row, hashlib.sha256(shard.sample(row)).digest()))
             shards.append(_moved(info, below))
             digests.append(digest.model_copy(update={"name": f"{below}/{digest.name}"}))
-    one = manifests[0]
-    kinds = {(m.class_path, m.band, m.source, m.source_version, m.facts.model_dump_json()) for m in manifests}
-    if len(kinds) != 1 or len({shard.columns for shard in shards}) > 1:
-        raise DataError("The parts differ in class, source, facts or columns. Write them with the same arguments.")
     merged = one.model_copy(
         update={
             "num_rows": sum(m.num_rows for m in manifests),
@@ -371,8 +349,32 @@ def merge_sources(parts: Sequence[Path | str], out: Path | str, *, salt: bytes |
             "salt_commitment": hashlib.sha256(salt).hexdigest(),
         }
     )
-    _finish(folder, shards, merged)
+    _finish(Target(str(folder)), shards, merged)
     return merged
+
+
+def _check_parts(parts: Sequence[Path], folder: Path) -> None:
+    foreign = [part for part in parts if (part / "index.json").exists() and not (part / MANIFEST_FILE).exists()]
+    if foreign or not parts:
+        which = f"{foreign[0]} has no {MANIFEST_FILE}" if foreign else "No parts are given"
+        raise DataError(f"{which}. Parts that ShardWriter wrote are merged; any folders are read together as a list.")
+    if (folder / JOURNAL_FILE).exists():
+        raise DataError(f"{folder} holds a source that was written there. Merge into another directory above.")
+    for number, part in enumerate(parts):
+        if folder not in part.parents or not (part / "index.json").exists():
+            raise DataError(f"{part} isn't a finished source below {folder}. Write the parts there first.")
+        if part in parts[:number]:
+            raise DataError(f"{part} is given twice, and the merged source would have its rows twice. Give it once.")
+
+
+def _check_class(class_path: str) -> None:
+    parts = class_path.split("/")
+    if not all(part and set(part) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for part in parts):
+        raise DataError(f"{class_path!r} is no class path. Use lower case, digits and -, such as open/permissive.")
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {**settings, **settings.get("facts", {}), "facts": None}
 
 
 def _moved(info: ShardInfo, below: str) -> ShardInfo:
@@ -382,9 +384,16 @@ def _moved(info: ShardInfo, below: str) -> ShardInfo:
     return dataclasses.replace(info, raw=moved(info.raw), zip=None if info.zip is None else moved(info.zip))
 
 
-def _finish(folder: Path, shards: Sequence[ShardInfo], manifest: SourceManifest) -> None:
+def _finish(target: Target, shards: Sequence[ShardInfo], manifest: SourceManifest) -> None:
     """Put manifest and index in place, the index last."""
     told = {"version": 1, "class": manifest.class_path, "band": manifest.band, "manifest_sha256": manifest.digest}
     extra = {"cosmati": told}
-    replace_file(folder / MANIFEST_FILE, manifest.to_bytes())
-    replace_file(folder / "index.json", dump_index(shards, extra))
+    try:
+        target.put(MANIFEST_FILE, manifest.to_bytes())
+        target.put("index.json", dump_index(shards, extra))
+    except OSError as error:
+        msg = (
+            f"{target.url} can't be finished: {error.strerror}. All its shards are whole: make room, open the writer "
+            "again with the same arguments (append=True, where it was finished before), and finish it."
+        )
+        raise DataError(msg) from error

@@ -129,7 +129,7 @@ class RunFolder:
             },
             environment=facts.environment,
             plan=tuple(
-                PlanLine(m.stage.name.lower(), describe(m), (type(m).__doc__ or "").strip().splitlines()[0])
+                PlanLine(m.stage.name.lower(), describe(m), (type(m).__doc__ or "").strip().partition("\n")[0])
                 for m in plan.methods
             ),
             guarantees=tuple(GuaranteeRecord(g.name, g.holds, g.because) for g in plan.guarantees),

@@ -1,0 +1,113 @@
+"""What `cosmati data write` is told of its inputs, made into rows; and what of it the data set notes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from cosmati.corpora.python_rows import read_python_packages
+from cosmati.data.ingest import Kind, Rows, class_by_field, kind_of_files, read_image_folder, read_jsonl, read_text
+from cosmati.data.packing import Packing, pack_rows
+from cosmati.data.tokens import ByteTokenizer, tokenize
+from cosmati.errors import DataError
+from cosmati.provenance.taxonomy import software_licences
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs, and how they're read.
+
+    Attributes:
+        paths: files and directories.
+        said: the kind, if it was said.
+        class_path: of all rows, or empty.
+        class_field: the field that holds each row's class, or empty.
+        pack: tokens of a pack, or 0.
+        with_labels: give images the labels of their folders.
+        skip_bad_rows: leave them out.
+
+    Raises:
+        DataError: what was said doesn't go together.
+    """
+
+    paths: tuple[Path, ...]
+    said: Kind | None
+    class_path: str
+    class_field: str
+    pack: int
+    with_labels: bool
+    skip_bad_rows: bool
+
+    def __post_init__(self) -> None:
+        kind, given = self.kind, bool(self.class_path) + bool(self.class_field)
+        if kind is Kind.PACKAGES and given:
+            raise DataError("Packages have the class of their licence. Leave --class and --class-field out.")
+        if given > 1:
+            raise DataError("--class is of all rows, and --class-field of each. Give one of them.")
+        if kind is not Kind.PACKAGES and not given:
+            hint = ", or --class-field FIELD" if kind is Kind.JSONL else ""
+            raise DataError(f"Rows have no class. Give --class open/permissive, say{hint}.")
+        if self.class_field and kind is not Kind.JSONL:
+            raise DataError(f"--class-field names a field of JSON Lines, and these are {kind}. Use --class.")
+        if self.pack and kind is Kind.IMAGES:
+            raise DataError("--pack packs text, and these are images. Leave it out.")
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What the inputs are."""
+        if self.said is Kind.PACKAGES:
+            return self.said
+        if not self.paths:
+            raise DataError("There is nothing to read. Name files or directories after OUT.")
+        return kind_of_files(self.paths, self.said)
+
+    def reading(self) -> dict[str, str]:
+        """Return what the data set notes: how the inputs become rows."""
+        told = {
+            "kind": str(self.kind),
+            "class": self.class_path,
+            "class field": self.class_field,
+            "pack": str(self.pack or ""),
+            "labels": "" if self.with_labels else "none",
+            "bad rows": "left out" if self.skip_bad_rows else "",
+        }
+        return {name: value for name, value in told.items() if value}
+
+    def rows(self, label_names: Sequence[str] = ()) -> Rows:
+        """Return the rows, lazily.
+
+        Args:
+            label_names: labels that have their numbers already.
+        """
+        rows = self._read(label_names)
+        if not self.pack:
+            return rows
+        column = "content" if self.kind is Kind.PACKAGES else "text"
+        if self.kind is Kind.PACKAGES:
+            classes: Sequence[str] = software_licences().classes
+        else:
+            # One pass to know all classes: each fills packs of its own.
+            classes = (self.class_path,) if self.class_path else sorted({rows.class_path(row) for row in rows})
+        return pack_rows(tokenize(rows, ByteTokenizer(), column=column), Packing(length=self.pack), class_names=classes)
+
+    def _read(self, label_names: Sequence[str]) -> Rows:
+        on_error: Literal["raise", "record"] = "record" if self.skip_bad_rows else "raise"
+        class_of = class_by_field(self.class_field) if self.class_field else self.class_path
+        match self.kind:
+            case Kind.PACKAGES:
+                return read_python_packages(self.paths or None, on_error=on_error)
+            case Kind.JSONL:
+                return read_jsonl(self.paths, class_of=class_of, on_error=on_error)
+            case Kind.IMAGES:
+                return read_image_folder(
+                    self.paths,
+                    class_of=class_of,
+                    on_error=on_error,
+                    with_labels=self.with_labels,
+                    label_names=label_names,
+                )
+            case Kind.TEXT:
+                return read_text(self.paths, class_of=class_of, on_error=on_error)

@@ -1,0 +1,97 @@
+"""A writer's own record: a line a step, each with its checksum, which tells a line that a crash cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from cosmati.errors import DataError
+from cosmati.storage.lock import FileLock
+
+
+class Journal:
+    """A file that one process at a time reads and appends to.
+
+    Args:
+        path: of the file; made where it isn't there, with its directory.
+        wait: for another process that has it open, instead of raising.
+
+    Raises:
+        BlockingIOError: somebody else has it open.
+        DataError: it can't be written.
+    """
+
+    def __init__(self, path: Path, *, wait: bool = False) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(path, wait=wait)
+            self._path = path
+            self._file: IO[str] = path.open("a+", encoding="utf-8")
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            msg = f"{path.parent} can't be written to: {error.strerror}. Name a directory that can."
+            raise DataError(msg) from error
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """Yield what was noted, oldest first, and at the end cut off what a crash left of a line."""
+        self._file.seek(0)
+        end = 0
+        for line in self._file.read().splitlines(keepends=True):
+            entry = _parse(line)
+            if entry is None:
+                break
+            end += len(line.encode())
+            yield entry
+        self._file.truncate(end)
+
+    def note(self, entry: Mapping[str, Any]) -> None:
+        """Append an entry."""
+        text = json.dumps(entry, sort_keys=True)
+        try:
+            self._file.write(f"{_checksum(text)} {text}\n")
+            self._file.flush()
+        except OSError as error:
+            msg = f"{self._path} can't be written: {error.strerror}. What was noted before holds: make room, and go on."
+            raise DataError(msg) from error
+
+    def close(self) -> None:
+        """Let others have it."""
+        # What couldn't be written was told when it was noted.
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+
+def first_entry(path: Path) -> dict[str, Any] | None:
+    """Return the first entry of a journal that somebody else may have open; None if there is none."""
+    if not path.exists():
+        return None
+    with path.open(encoding="utf-8") as file:
+        return _parse(file.readline())
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    checksum, _, text = line.rstrip("\n").partition(" ")
+    if not line.endswith("\n") or _checksum(text) != checksum:
+        return None
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

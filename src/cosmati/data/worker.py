@@ -1,0 +1,35 @@
+"""What a worker process of a DataLoader does first."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+
+
+class WorkerStart:
+    """A `worker_init_fn` with which a worker ends when its parent does, however early that is.
+
+    PyTorch's own worker asks whether its parent is still the one that it began with: one whose parent was killed before
+    it had begun would wait for ever, and hold the job's pipes open.
+
+    Args:
+        then: the `worker_init_fn` that somebody wants besides; it gets the worker's number.
+    """
+
+    def __init__(self, then: Callable[[int], object] | None = None) -> None:
+        self._then = then
+
+    def __call__(self, worker: int) -> None:
+        """Begin; DataLoader calls it in the worker."""
+        threading.Thread(target=_end_with_parent, daemon=True, name="cosmati-parent").start()
+        if self._then is not None:
+            self._then(worker)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker has one"
+    parent.join()
+    os._exit(1)

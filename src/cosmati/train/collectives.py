@@ -1,0 +1,77 @@
+"""Withdraws what a model or a loss breaks that talks to the other ranks, or to other microbatches, by itself."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Collection, Sequence
+
+from torch import nn
+
+from cosmati.core.plan import Plan, Promise
+from cosmati.train.ranks import Ranks
+from cosmati.train.reach import functions_run
+from cosmati.train.user_code import functions_within, methods_called, names_read, reached
+
+_COLLECTIVES = ("reduce", "gather", "scatter", "broadcast", "all_to_all", "send", "recv", "permute_tensor")
+_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
+_ALL_BUFFERS = {"buffers", "named_buffers", "state_dict"}
+_MAX_FUNCTIONS = 1000
+
+
+def without_named(
+    plan: Plan, model: nn.Module, losses: Sequence[object], ranks: Ranks, folded: Collection[str]
+) -> Plan:
+    """Return the plan without what the user's code breaks by what it names: collectives, and running statistics.
+
+    Args:
+        plan: as it is.
+        model: whose forward pass is looked at.
+        losses: likewise.
+        ranks: of the run.
+        folded: names of the layers whose running statistics move at the commit.
+    """
+    functions = [function for one in (model, *losses) for function in functions_within(one)]
+    found = list(reached(functions, _MAX_FUNCTIONS))
+    read = sorted(_STATISTICS & {name for one in found for name in names_read(one.__code__)})
+    run = reached(functions_run(model, losses), _MAX_FUNCTIONS)
+    read += [f"{name}()" for name in sorted(_ALL_BUFFERS & {n for one in run for n in methods_called(one.__code__)})]
+    if read and folded and plan.facts.num_microbatches > 1 and plan.holds(Promise.PARITY):
+        because = (
+            f"model or loss read {', '.join(read)}, which the microbatches of a step move together, after it, and a "
+            "loop that accumulates gradients moves in between. Use what the layer returns"
+        )
+        plan = plan.withdraw(Promise.PARITY, because)
+    names = sorted({name for one in found for name in _collectives_in(one)})
+    return _without(plan, ranks, f"model or loss call {', '.join(names)}") if names else plan
+
+
+def without_met(plan: Plan, ranks: Ranks, *, is_on: bool) -> Plan:
+    """Return the plan without what is broken where ranks have met in a forward or backward pass. All ranks ask."""
+    # The plan is asked last: other surroundings at a resume may have withdrawn the promise on some ranks only.
+    if not (is_on and ranks.is_parallel and ranks.agree(ranks.has_met) and plan.holds(Promise.ELASTIC)):
+        return plan
+    return _without(plan, ranks, "model, loss or a hook call collectives of torch.distributed")
+
+
+def _without(plan: Plan, ranks: Ranks, what: str) -> Plan:
+    because = f"{what}: what they compute follows from the number of ranks. Leave the ranks' sharing to the trainer"
+    for promise in (Promise.ELASTIC, Promise.PARITY) if ranks.is_parallel else (Promise.ELASTIC,):
+        plan = plan.withdraw(promise, because) if plan.holds(promise) else plan
+    return plan
+
+
+def _collectives_in(function: types.FunctionType) -> list[str]:
+    named, known = names_read(function.__code__), function.__globals__
+    held = {name: known.get(name) for name in named}
+    has_module = any(isinstance(one, types.ModuleType) and _is_distributed(one.__name__) for one in held.values())
+    has_module = has_module or {"torch", "distributed"} <= named
+    told = [name for name in named if any(part in name for part in _COLLECTIVES)]
+    return [
+        f"{name}()"
+        for name in told
+        if _is_distributed(getattr(held[name], "__module__", None)) or (has_module and held[name] is None)
+    ]
+
+
+def _is_distributed(module: str | None) -> bool:
+    return (module or "").startswith("torch.distributed")

@@ -1,0 +1,39 @@
+"""Images in the size of the step from their decoder, where a method makes them smaller and the source can."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cosmati.core.clock import Budget, Clock
+from cosmati.core.method import Method, Stage
+from cosmati.core.plan import Plan
+from cosmati.core.source import ImageSize
+from cosmati.train.feed import Feed, OrderedFeed
+
+
+@dataclass(frozen=True)
+class StepImageSize:
+    """Says in which size a step wants its images: a function of its number, for processes that read ahead."""
+
+    method: Method
+    full: ImageSize
+    budget: Budget
+
+    def __call__(self, step: int) -> ImageSize:
+        """Return height and width."""
+        return self.method.image_size(self.full, self.budget.elapsed(Clock(step=step)))
+
+
+def ask_for_sizes(feed: Feed | None, plan: Plan, budget: Budget) -> ImageSize | None:
+    """Have the source decode images as the plan's method wants them; return their full size, None where it can't.
+
+    What acts on a batch before that method, or asks for another size after it, needs images as they are.
+    """
+    decoder = feed.decoder if isinstance(feed, OrderedFeed) else None
+    full = None if decoder is None else decoder.image_size
+    asking = plan.with_hook("image_size")
+    first = [method for method in plan.with_hook("batch") if method.stage >= Stage.SELECT][:1]
+    if decoder is None or full is None or budget.num_steps is None or len(asking) != 1 or list(asking) != first:
+        return None
+    decoder.resize(StepImageSize(asking[0], full, budget))
+    return full

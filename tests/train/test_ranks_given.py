@@ -1,0 +1,61 @@
+"""Two ranks that are given unlike batches, or that talk to each other by themselves, are told so by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from cosmati import Classification, Trainer
+from cosmati.errors import PlanError
+from cosmati.optim import SGD
+from tests.train import rank_cases
+
+OTHER = "DataError: At step 0, rank 1 had another batch than rank 0. Every rank has to be given the same whole batch"
+MET = "call collectives of torch.distributed: what they compute follows from the number of ranks"
+
+
+def _told(world: int) -> dict[str, str]:
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)] if world > 1 else []
+    done = subprocess.run(
+        [sys.executable, *torchrun, rank_cases.__file__],
+        check=False, capture_output=True, text=True, timeout=280, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_what_is_unlike_on_two_ranks_is_told() -> None:
+    alone, both = _told(1), _told(2)
+    for name in ("the same", "own loop", "told by the first"):
+        assert both[name] == alone[name]
+        assert "elastic" not in both[name]
+    for name in ("own loop, shares", "own loop, arrays", "a generator by rank", "a split by rank", "rows by rank"):
+        assert both[name].startswith(OTHER), name
+        assert "Error" not in alone[name]
+    assert both["strings by rank, later"].startswith("DataError: At step 2, rank 1 had another batch")
+    early = "DataError: At step 3 the data of some ranks have ended, and others' haven't"
+    assert both["ends earlier on one rank"].startswith(early)
+    assert both["ends alike"] == alone["ends alike"] == alone["ends earlier on one rank"]
+    for promise in ("parity", "elastic"):
+        assert f"{promise} model or loss call all_gather(): what they compute" in both["a gathering loss"]
+        assert f"{promise} model, loss or a hook {MET}" in both["a hook that sums"]
+    assert "elastic model or loss call all_gather()" in alone["a gathering loss"]
+    assert "parity" not in alone["a gathering loss"]
+    assert both["written by the first"].startswith("PlanError: The ranks have been given different runs: loss")
+    assert "writer differ. Every rank" in both["written by the first"]
+    assert both["DDP"].startswith("PlanError: The model is wrapped in DistributedDataParallel")
+
+
+def test_a_model_that_shares_by_itself_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"wrapped in DataParallel.*Give the module itself"):
+        Trainer(nn.DataParallel(nn.Linear(2, 3)), Classification(3), optimizers=[SGD(lr=0.1)])
