@@ -8,7 +8,7 @@ from cosmati.data.streaming import StreamingDataset
 
 if __name__ == "__main__":
     url, cache = sys.argv[1], Path(sys.argv[2])
-    options = CacheOptions(cache, max_bytes=int(sys.argv[3]) if len(sys.argv) > 3 else None, deadline_seconds=20)
+    options = CacheOptions(cache, max_bytes=int(sys.argv[3]) if len(sys.argv) > 3 else None, deadline_seconds=60)
     data = StreamingDataset(url, cache=options, window_rows=8)
     sys.stdout.write("open\n")
     sys.stdout.flush()

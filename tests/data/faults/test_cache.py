@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def test_a_part_left_by_a_dead_process_takes_no_room_from_another_source(tmp_pat
     rows = [500, 500]
     write_source(tmp_path / "one", rows)
     most = int(1.9 * (write_source(tmp_path / "two", rows) / "shard.00000.mds").stat().st_size)
-    options = CacheOptions(tmp_path / "cache", max_bytes=most, deadline_seconds=2.0)
+    options = CacheOptions(tmp_path / "cache", max_bytes=most, deadline_seconds=60.0)
     first = StreamingDataset(f"file://{tmp_path}/one", cache=options)
     first[0]
     (cached,) = (tmp_path / "cache").rglob("*.shard")
@@ -81,7 +82,7 @@ def test_a_part_left_by_a_dead_process_takes_no_room_from_another_source(tmp_pat
     part.write_bytes(b"half")
     with FileLock(part):
         with pytest.raises(EnvironmentFaultError, match="all of them are in use"):
-            StreamingDataset(f"file://{tmp_path}/two", cache=options)[0]
+            StreamingDataset(f"file://{tmp_path}/two", cache=replace(options, deadline_seconds=2.0))[0]
         assert part.exists(), "whoever writes it lives"
     second = StreamingDataset(f"file://{tmp_path}/two", columns=("number",), cache=options)
     assert sorted(row["number"] for row in second.__getitems__(range(1000))) == list(range(1000))

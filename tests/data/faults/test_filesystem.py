@@ -57,7 +57,7 @@ def remote(tmp_path: Path) -> Iterator[str]:
 
 
 def numbers(remote: str, cache: Path) -> list[int]:
-    data = StreamingDataset(remote, cache=CacheOptions(cache, deadline_seconds=4))
+    data = StreamingDataset(remote, cache=CacheOptions(cache, deadline_seconds=60))
     return sorted(row["number"] for row in data.__getitems__(range(len(data))))
 
 

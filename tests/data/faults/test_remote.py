@@ -88,13 +88,15 @@ def test_an_interrupt_while_it_fetches_stays_one(server: Server, tmp_path: Path,
 def test_one_deadline_holds_for_all_attempts(server: Server, tmp_path: Path, fault: str) -> None:
     server.fault(SHARD, fault, forever=True)
     data = opened(server, tmp_path)
+    assert data[0]["number"] < 6, "of the first shard"
+    assert data[17]["number"] >= 11, "of the last"
     for source in data.sources:
-        # From here on: opening takes its time on a busy machine.
+        # From here on: opening and the other shards take their time on a busy machine.
         source._cache._remote._deadline_seconds = 3.0  # type: ignore[union-attr]
     start = time.monotonic()
     with pytest.raises(RemoteError, match=r"shard.00001.mds couldn't be fetched in 3 s"):
         numbers(data)
-    assert time.monotonic() - start < 25, "one attempt of `hang` alone takes 30"
+    assert time.monotonic() - start < 29, "one attempt of `hang` alone takes 30"
     assert not list((tmp_path / "cache").rglob("*.part"))
     server.faults.clear()
     assert numbers(opened(server, tmp_path)) == list(range(18))

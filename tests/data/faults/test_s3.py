@@ -70,7 +70,7 @@ def test_rows_come_exactly_once_with_workers_too(bucket: dict[str, Any], tmp_pat
 
 
 def test_a_bucket_is_written_to_and_a_broken_write_goes_on(bucket: dict[str, Any], tmp_path: Path) -> None:
-    place = Destination("s3://bucket/written", tmp_path / "kept", bucket["options"], deadline_seconds=20.0)
+    place = Destination("s3://bucket/written", tmp_path / "kept", bucket["options"], deadline_seconds=60.0)
     client, num_rows = bucket["client"], 3000
 
     def write(stop: int = num_rows, licence: str = "MIT", **options: Any) -> None:
