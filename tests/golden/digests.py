@@ -1,7 +1,8 @@
 """The digests that stand in the repository, by platform: `python -m tests.golden.digests` (`make golden`) writes them.
 
 They don't depend on the machine's CPU: the variables below hold PyTorch's own kernels, oneDNN and MKL to code that
-every x86-64 has. On another architecture the variables may do nothing, and the digests are then those of its CPUs.
+every x86-64 has, and the worker takes square roots that don't go by the CPU's maker.
+On another architecture the variables may do nothing, and the digests are then those of its CPUs.
 """
 
 from __future__ import annotations
