@@ -44,12 +44,10 @@ def names_read(code: types.CodeType) -> set[str]:
 def methods_called(code: types.CodeType) -> frozenset[str]:
     """Return the names of the methods that a function's code calls: not those of attributes that it reads."""
     # From Python 3.12 on, one operation loads both, and a bit tells them apart.
-    bit = sys.version_info >= (3, 12)
+    both = ("LOAD_ATTR", "LOAD_SUPER_ATTR") if sys.version_info >= (3, 12) else ()
     steps = [step for one in codes_in(code) for step in dis.get_instructions(one)]
     return frozenset(
-        step.argval
-        for step in steps
-        if step.opname == "LOAD_METHOD" or (bit and step.opname == "LOAD_ATTR" and (step.arg or 0) & 1)
+        step.argval for step in steps if step.opname == "LOAD_METHOD" or (step.opname in both and (step.arg or 0) & 1)
     )
 
 
