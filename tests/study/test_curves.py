@@ -30,7 +30,7 @@ from cosmati.study.curves import (
     reach,
     tradeoff_curve,
 )
-from cosmati.study.statistics import Estimate
+from cosmati.study.statistics import Estimate, Freedom
 from tests.study.oracles import SECONDS, log_quality, study
 
 GAIN = 0.1 * math.log(1.5)
@@ -109,7 +109,7 @@ def test_one_seed_and_one_budget() -> None:
 @settings(max_examples=80, deadline=None)
 def test_reach_equals_a_fine_scan(quality: list[float], factors: list[float], target: float) -> None:
     position = np.cumprod([1.1 * factor for factor in factors[: len(quality)]])
-    means = Means(position[None], np.array(quality)[None], 1)
+    means = Means(position[None], np.array(quality)[None], 1, Freedom(0, 0))
     found, is_bound = reach(means, np.array([target]))
     # The points themselves too: a peak lies between the steps of any scan.
     scan = np.union1d(np.geomspace(position[0], position[-1], 20001), position)
@@ -124,7 +124,7 @@ def test_reach_equals_a_fine_scan(quality: list[float], factors: list[float], ta
 
 
 def test_best_within_is_flat_after_the_last_budget() -> None:
-    means = Means(np.array([[1.0, 100.0, 1000.0]] * 4), np.array([[0.1, 0.5, 0.3]] * 4), 1)
+    means = Means(np.array([[1.0, 100.0, 1000.0]] * 4), np.array([[0.1, 0.5, 0.3]] * 4), 1, Freedom(0, 0))
     np.testing.assert_allclose(best_within(means, np.array([0.5, 10.0, 500.0, 1e6])), [-np.inf, 0.3, 0.5, 0.5])
 
 

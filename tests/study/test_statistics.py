@@ -1,4 +1,4 @@
-"""Intervals against scipy, closed forms and their coverage."""
+"""Intervals against scipy, closed forms, a brute-force recomputation and their coverage."""
 
 from __future__ import annotations
 
@@ -6,16 +6,28 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from cosmati.study.statistics import (
+    Array,
+    Draws,
+    Estimate,
+    Freedom,
+    draw_means,
     estimate,
+    holm,
     mean_estimate,
-    resample_counts,
-    resampled_means,
     student_p_value,
     student_quantile,
 )
+
+ANY = np.random.Generator(np.random.Philox(3))
+
+
+def of(draws: Draws, values: Array, *, is_ratio: bool = False) -> Estimate:
+    return estimate(values, draws.n, draws.freedom, is_ratio=is_ratio)
 
 
 @pytest.mark.parametrize("dof", [1, 2, 3, 4, 7, 10, 31])
@@ -38,37 +50,94 @@ def test_mean_has_students_interval() -> None:
 def test_one_value_has_no_interval() -> None:
     found = mean_estimate([0.5])
     assert (found.value, found.low, found.high, found.p_value, found.n) == (0.5, None, None, None, 1)
+    draws = draw_means(np.full((2, 1, 3), 0.5))
+    assert (len(draws.values), draws.n) == (1, 1)
+    assert of(draws, draws.values[:, 0, 0]) == Estimate(0.5, None, None, 1)
 
 
-def test_many_seeds_are_drawn_the_same_each_time() -> None:
-    first, second = resample_counts(8), resample_counts(8)
-    assert (first == second).all()
-    assert (first.sum(axis=1) == 8).all()
-    assert (first[0] == 1).all()
-    assert not (resample_counts(8, stream=1) == first).all()
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_at_one_budget_a_paired_difference_is_students(n: int) -> None:
+    first, second = ANY.normal(0.9, 0.02, size=(2, n))
+    draws = draw_means(np.stack([first, second])[:, :, None])
+    assert draws.freedom == (n - 1, 0)
+    found = of(draws, draws.values[:, 0, 0] - draws.values[:, 1, 0])
+    expected = stats.ttest_rel(first, second)
+    interval = expected.confidence_interval(0.95)
+    assert (found.low, found.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
+    assert found.p_value == pytest.approx(expected.pvalue)
 
 
-def test_absent_runs_are_left_out_of_means() -> None:
-    table = np.array([[1.0, np.nan], [3.0, 5.0]])
-    means = resampled_means(np.array([[1.0, 1.0], [2.0, 0.0], [1.0, 2.0]]), table)
-    np.testing.assert_allclose(means, [[2.0, 5.0], [1.0, np.nan], [7 / 3, 5.0]])
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_over_budgets_a_contrast_has_the_split_plots_variance(n: int) -> None:
+    """Between and within, each from sums of squares taken cell by cell, for one budget and for a mean over all."""
+    num_budgets = 4
+    table = ANY.normal(size=(n, 1)) + ANY.normal(size=(n, num_budgets))
+    cells = {(s, b): table[s, b] - table[:, b].mean() for s in range(n) for b in range(num_budgets)}
+    seed = {s: sum(cells[s, b] for b in range(num_budgets)) / num_budgets for s in range(n)}
+    between = sum(value**2 for value in seed.values()) / (n - 1)
+    within = sum((cells[s, b] - seed[s]) ** 2 for s, b in cells) / ((n - 1) * (num_budgets - 1))
+    draws = draw_means(table[None])
+    assert draws.freedom == Freedom(n - 1, (n - 1) * (num_budgets - 1))
+    at_one, mean = of(draws, draws.values[:, 0, 1]), of(draws, draws.values[:, 0].mean(axis=1))
+    parts = between / n, within * (1 - 1 / num_budgets) / n
+    dof = math.floor(sum(parts) ** 2 / (parts[0] ** 2 / (n - 1) + parts[1] ** 2 / draws.freedom.within))
+    half = stats.t.ppf(0.975, dof) * math.sqrt(sum(parts))
+    assert at_one.high is not None
+    assert at_one.high - at_one.value == pytest.approx(half, rel=1e-3)
+    assert mean.high is not None
+    assert mean.high - mean.value == pytest.approx(stats.t.ppf(0.975, n - 1) * math.sqrt(between / n), rel=1e-3)
+
+
+def test_draws_are_the_same_each_time_and_others_in_another_stream() -> None:
+    table = ANY.normal(size=(2, 8, 3))
+    first, second, other = draw_means(table), draw_means(table), draw_means(table, stream=1)
+    assert (first.values == second.values).all()
+    assert (first.values[0] == table.mean(axis=1)).all()
+    assert not (first.values[1:] == other.values[1:]).any()
+
+
+def test_absent_runs_are_left_out() -> None:
+    table = np.array([[[1.0, np.nan], [3.0, 5.0], [5.0, 6.0]], [[2.0, 2.0], [3.0, 5.0], [4.0, 5.0]]])
+    draws = draw_means(table)
+    np.testing.assert_allclose(draws.values[0], [[3.0, 5.5], [3.0, 4.0]])
+    assert draws.n == 2, "seeds that have all runs"
+    nowhere = draw_means(np.array([[[1.0, np.nan], [2.0, np.nan]], [[np.nan, 1.0], [np.nan, 2.0]]]))
+    assert (nowhere.n, len(nowhere.values)) == (0, 1), "no budget at which both were run"
+    beside = draw_means(np.array([[[1.0, 4.0, 3.0], [2.0, 3.0, 4.0]], [[1.0, 1.0, np.nan], [2.0, 1.0, np.nan]]]))
+    assert beside.freedom == (1, 1)
+    assert np.isnan(beside.values[:, 1, 2]).all()
+    assert np.isfinite(beside.values[:, 0]).all()
 
 
 def test_ratio_is_symmetric() -> None:
-    values = np.array([2.0, 1.8, 2.2, 2.1])
-    there, back = estimate(values, 4, is_ratio=True), estimate(1 / values, 4, is_ratio=True)
+    draws = draw_means(np.log(ANY.uniform(1.5, 2.5, size=(1, 4, 3))))
+    values = np.exp(draws.values[:, 0, 0])
+    there, back = of(draws, values, is_ratio=True), of(draws, 1 / values, is_ratio=True)
     assert there.low is not None
     assert there.low == pytest.approx(1 / back.high)
     assert there.p_value == pytest.approx(back.p_value)
 
 
-def test_unreached_resamples_open_the_interval() -> None:
-    values = np.array([2.0, 2.0, 1.9, 0.0])
-    found = estimate(values, 3, is_ratio=True)
+def test_unreached_draws_open_the_interval() -> None:
+    values = np.array([2.0, 2.0, 1.9, 2.1, 2.0, 1.9, 0.0])
+    found = estimate(values, 3, Freedom(2, 4), is_ratio=True)
     assert found.low == 0.0
     assert found.high is not None
     assert math.isfinite(found.high)
     assert found.p_value is None
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_is_the_closed_test_of_bonferronis(p_values: list[float]) -> None:
+    """By its definition: a hypothesis falls at a level where each set of hypotheses that has it falls."""
+    found = holm(p_values)
+    for index, p_value in enumerate(found):
+        sets = [
+            [p_values[k] for k in range(len(p_values)) if chosen >> k & 1]
+            for chosen in range(1, 1 << len(p_values))
+            if chosen >> index & 1
+        ]
+        assert p_value == pytest.approx(max(min(1.0, len(one) * min(one)) for one in sets))
 
 
 @pytest.mark.parametrize("n", [3, 5, 8])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cosmati.records.study import StudyRecord
 from cosmati.study.curves import Axis, Means, best_within, paired_means, reach, tradeoff_curve
-from cosmati.study.statistics import Array, Estimate, estimate
+from cosmati.study.statistics import LEVEL, Array, Estimate, estimate
 
 CLAIM_P_VALUE = 0.01
 NOISE_ARM = "aa"
@@ -23,13 +24,14 @@ class SpeedUp:
 
     Attributes:
         ratio: Baseline's need over the arm's need; above 1 is faster.
-        low: Lower end of the 95 % interval, None at n = 1.
-        high: Upper end, None at n = 1.
+        low: Lower end of the 95 % interval, None at n = 1, 0 where it's open.
+        high: Upper end, None at n = 1, infinity where it's open.
         n: Seeds behind it.
         quality: The quality at which it was read off.
         baseline_needs: Where the baseline's mean curve reaches it, in the axis' unit.
         arm_needs: Where the arm's does.
-        p_value: Two-sided, against a ratio of 1; None where there is none.
+        p_value: Two-sided, against a ratio of 1; None where there is none. Of a bound it's the bound's own, and there
+            only where the bound speaks against 1.
         is_at_least: Whether the arm's smallest budget was already better, so that the ratio is a lower bound.
         is_at_most: The same of the baseline's smallest budget, so that the ratio is an upper bound.
     """
@@ -70,7 +72,7 @@ def _sign(study: StudyRecord) -> float:
 
 
 def _targets(study: StudyRecord, base: Means, quality: float | None) -> Array:
-    """Give the baseline's best in each resample, or a fixed quality, signed so that higher is better."""
+    """Give the baseline's best in each draw, or a fixed quality, signed so that higher is better."""
     if quality is None:
         return np.asarray(base.quality.max(axis=1), dtype=np.float64)
     return np.full(len(base.position), _sign(study) * quality)
@@ -81,7 +83,7 @@ def speed_up_at_equal_quality(
 ) -> SpeedUp | NotReached:
     """Return the speed-up of `arm` over the baseline at `quality`, by default the baseline's best.
 
-    The baseline's best is found anew in each resample, so the interval has its uncertainty too. Where the
+    The baseline's best is found anew in each draw, so the interval has its uncertainty too. Where the
     arm's mean curve never reaches the quality there is no speed-up.
     """
     return speed_ups_at_equal_quality(study, arm, [quality], axis=axis)[0]
@@ -90,7 +92,7 @@ def speed_up_at_equal_quality(
 def speed_ups_at_equal_quality(
     study: StudyRecord, arm: str, qualities: Sequence[float | None], *, axis: Axis = "seconds"
 ) -> tuple[SpeedUp | NotReached, ...]:
-    """Return `speed_up_at_equal_quality` at each of `qualities`, from the same resamples."""
+    """Return `speed_up_at_equal_quality` at each of `qualities`, from the same draws."""
     base, own = paired_means(study, [study.baseline_arm, arm], axis=axis)
     return tuple(_read_off(study, arm, base, own, quality) for quality in qualities)
 
@@ -109,7 +111,8 @@ def _read_off(study: StudyRecord, arm: str, base: Means, own: Means, quality: fl
     if base_bound[0] and own_bound[0]:
         return NotReached(f"Both arms are better than {study.quality_name} {target:.4g} at their smallest budget.")
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = estimate(base_needs / own_needs, base.n, is_ratio=True)
+        found = estimate(base_needs / own_needs, base.n, base.freedom, is_ratio=True)
+    found = _opened(found, is_at_least=_in_many(own_bound), is_at_most=_in_many(base_bound))
     return SpeedUp(
         ratio=found.value,
         low=found.low,
@@ -122,6 +125,21 @@ def _read_off(study: StudyRecord, arm: str, base: Means, own: Means, quality: fl
         is_at_least=bool(own_bound[0]),
         is_at_most=bool(base_bound[0]),
     )
+
+
+def _in_many(bounds: NDArray[np.bool_]) -> bool:
+    """Whether a need is a bound in so many of the draws of both errors that an interval can't go by it."""
+    both = bounds[len(bounds) - (len(bounds) - 1) // 3 :]
+    return bool(bounds[0]) or (len(both) > 0 and float(both.mean()) > (1 - LEVEL) / 2)
+
+
+def _opened(found: Estimate, *, is_at_least: bool, is_at_most: bool) -> Estimate:
+    """Open the interval of a ratio where a curve begins beyond the quality: nothing was measured there."""
+    if found.low is None or found.high is None:
+        return found
+    low, high = 0.0 if is_at_most else found.low, math.inf if is_at_least else found.high
+    says = (not is_at_least or found.value > 1) and (not is_at_most or found.value < 1)
+    return replace(found, low=low, high=high, p_value=found.p_value if says else None)
 
 
 def difference_at_equal(
@@ -141,7 +159,7 @@ def difference_at_equal(
         name = arm if math.isfinite(base_best[0]) else study.baseline_arm
         return NotReached(f"{name} has no run with {axis} of at most {at:.4g}.")
     with np.errstate(invalid="ignore"):
-        return estimate(own_best - base_best, base.n)
+        return estimate(own_best - base_best, base.n, base.freedom)
 
 
 def _mean_gap(base: Means, own: Means, row: int) -> float:
@@ -170,7 +188,7 @@ def area_between(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> Est
     gaps = np.array([_mean_gap(base, own, row) for row in range(len(base.position))])
     if math.isnan(gaps[0]):
         return NotReached(f"The curves of {study.baseline_arm} and {arm} have no common range of {axis}.")
-    return estimate(gaps, base.n)
+    return estimate(gaps, base.n, base.freedom)
 
 
 def crossings(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> tuple[float, ...]:
@@ -198,7 +216,7 @@ def interaction(
 ) -> Estimate | NotReached:
     """Return the composition's speed-up over the product of its parts', at the baseline's best quality.
 
-    Above 1 the methods help each other, below 1 they get in each other's way. All arms are resampled
+    Above 1 the methods help each other, below 1 they get in each other's way. All arms are drawn
     together.
     """
     base, *others = paired_means(study, [study.baseline_arm, composition, *parts], axis=axis)
@@ -213,7 +231,7 @@ def interaction(
             return NotReached(f"The curve of {name} doesn't cross the baseline's best, so its gain isn't measured.")
         logs.append(np.log(base_needs) - np.log(needs))
     with np.errstate(invalid="ignore", over="ignore"):
-        return estimate(np.exp(logs[0] - np.sum(logs[1:], axis=0)), base.n, is_ratio=True)
+        return estimate(np.exp(logs[0] - np.sum(logs[1:], axis=0)), base.n, base.freedom, is_ratio=True)
 
 
 def single_parts(study: StudyRecord, composition: str) -> tuple[str, ...] | None:

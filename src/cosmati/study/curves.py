@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cosmati.errors import RunError
 from cosmati.records.study import StudyRecord, StudyRun
-from cosmati.study.statistics import Array, Estimate, mean_estimate, resample_counts, resampled_means
+from cosmati.study.statistics import Array, Draws, Estimate, Freedom, draw_means, mean_estimate
 
 Axis = Literal["seconds", "step", "rows", "tokens", "flops"]
 AXES: tuple[Axis, ...] = ("seconds", "step", "rows", "tokens", "flops")
@@ -45,15 +46,16 @@ class Curve:
 
 @dataclass(frozen=True)
 class Means:
-    """Mean positions and qualities of an arm, measured (row 0) and resampled, each row ordered by position.
+    """Mean positions and qualities of an arm, measured (row 0) and drawn (`Draws`), each row ordered by position.
 
-    Both have the shape (rows, budgets). Quality is signed so that higher is better. A budget without a mean
-    has an infinite position and a quality of minus infinity. `n` counts the seeds behind them.
+    Both have the shape (rows, budgets). Positions are geometric means. Quality is signed so that higher is better. A
+    budget without a mean has an infinite position and a quality of minus infinity. `n` counts the seeds behind them.
     """
 
     position: Array
     quality: Array
     n: int
+    freedom: Freedom
 
 
 def runs_of(study: StudyRecord, arm: str) -> tuple[StudyRun, ...]:
@@ -107,48 +109,52 @@ def pareto_frontier(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[tupl
 
 
 def paired_means(study: StudyRecord, arms: Sequence[str], *, axis: Axis = "seconds") -> tuple[Means, ...]:
-    """Return the means of several arms, resampled over the seeds that they share, the same draw for all.
+    """Return the means of several arms, drawn together over the seeds that they share.
 
-    Arms that share no seed, such as an A/A pair, are resampled independently; n is then the smaller number.
+    Arms that share no seed, such as an A/A pair, are drawn independently; n and freedom are then the smaller ones.
     """
     seeds = [{run.seed for run in runs_of(study, arm)} for arm in arms]
-    shared = set.intersection(*seeds)
+    shared = sorted(set.intersection(*seeds))
     if shared:
-        counts = resample_counts(len(shared))
-        return tuple(_arm_means(study, arm, sorted(shared), axis, counts) for arm in arms)
-    if not all(seeds):
-        return tuple(Means(np.full((1, 1), np.inf), np.full((1, 1), -np.inf), 0) for _ in arms)
-    n = min(len(own) for own in seeds)
-    return tuple(
-        _arm_means(study, arm, sorted(own), axis, resample_counts(len(own), stream=1 + index), n)
-        for index, (arm, own) in enumerate(zip(arms, seeds, strict=True))
-    )
+        draws = [draw_means(np.concatenate([_tables(study, arm, shared, axis) for arm in arms]))] * len(arms)
+        places = list(range(0, 2 * len(arms), 2))
+    else:
+        draws = [
+            draw_means(_tables(study, arm, sorted(own), axis), stream=1 + index)
+            for index, (arm, own) in enumerate(zip(arms, seeds, strict=True))
+        ]
+        places = [0] * len(arms)
+    least = min(draws, key=lambda found: found.n)
+    return tuple(_ordered(found, place, least) for found, place in zip(draws, places, strict=True))
 
 
-def _arm_means(
-    study: StudyRecord, arm: str, seeds: list[int], axis: Axis, counts: Array, n: int | None = None
-) -> Means:
+def _tables(study: StudyRecord, arm: str, seeds: Sequence[int], axis: Axis) -> Array:
+    """Return logarithms of positions, and qualities, of an arm's runs: shape (2, seeds, budgets)."""
     runs = [run for run in runs_of(study, arm) if run.seed in seeds and math.isfinite(run.final.quality)]
     if any(getattr(run.final, axis) <= 0 for run in runs):
         raise RunError(f"Arm {arm!r} has runs without a count of {axis}. Use one of {available_axes(study)}.")
-    budgets = sorted({run.budget for run in runs})
+    budgets = sorted({run.budget for run in study.runs})
     tables = np.full((2, len(seeds), max(1, len(budgets))), np.nan)
     sign = 1.0 if study.higher_is_better else -1.0
     for run in runs:
         cell = seeds.index(run.seed), budgets.index(run.budget)
-        tables[(0, *cell)] = getattr(run.final, axis)
+        tables[(0, *cell)] = math.log(getattr(run.final, axis))
         tables[(1, *cell)] = sign * run.final.quality
-    position, quality = resampled_means(counts, tables[0]), resampled_means(counts, tables[1])
-    position, quality = (
-        np.where(np.isnan(position), np.inf, position),
-        np.where(np.isnan(quality), -np.inf, quality),
-    )
+    return tables
+
+
+def _ordered(draws: Draws, place: int, least: Draws) -> Means:
+    """Take an arm's rows, of which `place` is the first, in the order of their positions."""
+    rows = draws.values if least.n >= 2 else draws.values[:1]
+    position, quality = rows[:, place], rows[:, place + 1]
+    absent = np.isnan(position)
+    position, quality = np.where(absent, np.inf, np.exp(position)), np.where(absent, -np.inf, quality)
     order = np.argsort(position, axis=1, kind="stable")
     position, quality = (np.take_along_axis(values, order, axis=1) for values in (position, quality))
-    return Means(position, quality, len(seeds) if n is None else n)
+    return Means(position, quality, least.n, least.freedom)
 
 
-def reach(means: Means, target: Array) -> tuple[Array, Array]:
+def reach(means: Means, target: Array) -> tuple[Array, NDArray[np.bool_]]:
     """Return where each row's envelope first reaches its target, and whether that is an upper bound only.
 
     Linear in quality and in the logarithm of the position between two budgets. Infinite where the target is

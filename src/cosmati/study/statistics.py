@@ -1,33 +1,36 @@
-"""Means over seeds, their resamples, and estimates with intervals.
+"""How means of runs might have come out, and estimates with intervals.
 
-A statistic is computed once on the measured means (row 0) and once on each bootstrap resample of the seeds
-(the other rows), with the same seeds drawn for all arms. The interval is Student's t around the measured
-value on the bootstrap's standard error times sqrt(n / (n - 1)). For a mean that is exactly Student's
-interval, so it stays honest at three seeds, where percentiles of a bootstrap cover far too little (Hesterberg
-2015, doi:10.1080/00031305.2015.1089789). Ratios are treated as logarithms.
+A study is a split plot: a seed's runs at several budgets share what the seed brings, and each run has noise of its
+own. Both are estimated from the runs of all budgets together, between seeds with n - 1 degrees of freedom and within
+them with (n - 1) (budgets - 1), and arms that share seeds keep what they share. A statistic of the mean curves is
+computed on the measured means and on normal draws of the errors of either kind, and of both. Its interval is
+Student's t on the spread of the last, with Satterthwaite's degrees of freedom (1946, doi:10.2307/3002019), rounded
+down. At one budget that is exactly Student's interval; `python -m benchmarks.statistics` shows what it covers.
+Ratios are treated as logarithms.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 LEVEL = 0.95
-NUM_RESAMPLES = 2000
-MAX_ENUMERATED = 5
+NUM_DRAWS = 1000
+"""Of each kind, or more where there are more means."""
 
 
 @dataclass(frozen=True)
 class Estimate:
     """A value from `n` seeds, with its 95 % interval and two-sided p-value where n allows them.
 
-    With one seed `low`, `high` and `p_value` are None: one run shows no spread. An infinite end means that
-    the statistic isn't bounded on that side in more than 2.5 % of the resamples.
+    With one seed `low`, `high` and `p_value` are None: one run shows no spread. An infinite end, or a ratio's 0,
+    means that the statistic isn't bounded on that side in more than 2.5 % of the draws.
     """
 
     value: float
@@ -35,6 +38,29 @@ class Estimate:
     high: float | None
     n: int
     p_value: float | None = None
+
+
+class Freedom(NamedTuple):
+    """Degrees of freedom of the two errors; none at one seed, and none within at one budget."""
+
+    between: int
+    within: int
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Tables of means, measured and drawn.
+
+    Attributes:
+        values: shape (1 + 3 draws, quantities, budgets): the measured means, then draws of the error between
+            seeds, of that within them, and of both. The measured ones alone where there aren't two whole seeds.
+        n: seeds behind the errors.
+        freedom: their degrees of freedom.
+    """
+
+    values: Array
+    n: int
+    freedom: Freedom
 
 
 def student_quantile(probability: float, dof: int) -> float:
@@ -63,36 +89,59 @@ def _student_mass(angle: float, dof: int) -> float:
     return math.sin(angle) * total
 
 
-def resample_counts(num_seeds: int, *, stream: int = 0) -> Array:
-    """Return how often each seed is drawn, shape (1 + resamples, num_seeds); row 0 is the sample itself.
+def draw_means(tables: Array, *, stream: int = 0) -> Draws:
+    """Draw the means over seeds of several quantities.
 
-    In stream 0 up to five seeds are enumerated, so nothing is random. All else is drawn with Philox, keyed by
-    `num_seeds` and `stream`: the same arguments always give the same counts, other streams independent ones.
+    A quantity is what an arm has in each run: a quality, or the logarithm of a cost. Means are of the runs that are
+    there, errors are estimated on the seeds that have all of them at the budgets that every quantity has.
+
+    Args:
+        tables: shape (quantities, seeds, budgets); NaN is a run that isn't there.
+        stream: draws of other streams are independent; those of the same one are the same each time (Philox).
     """
-    if stream == 0 and num_seeds <= MAX_ENUMERATED:
-        draws = np.array(list(itertools.product(range(num_seeds), repeat=num_seeds)))
-        counts = np.stack([(draws == seed).sum(axis=1) for seed in range(num_seeds)], axis=1)
-    else:
-        generator = np.random.Generator(np.random.Philox(key=[num_seeds, stream]))
-        counts = generator.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=NUM_RESAMPLES)
-    return np.concatenate([np.ones((1, num_seeds)), counts]).astype(np.float64)
+    present = ~np.isnan(tables)
+    count = present.sum(axis=1)
+    mean = np.divide(
+        np.where(present, tables, 0.0).sum(axis=1), count, out=np.full(count.shape, np.nan), where=count > 0
+    )
+    errors = (tables - mean[:, None])[:, :, count.all(axis=0)]
+    errors = errors[:, ~np.isnan(errors).any(axis=(0, 2))]
+    num_quantities, n, num_budgets = errors.shape
+    if n < 2 or num_budgets == 0:
+        return Draws(mean[None], min(n, 1) if num_budgets else 0, Freedom(0, 0))
+    freedom = Freedom(n - 1, (n - 1) * (num_budgets - 1))
+    errors = errors - errors.mean(axis=1, keepdims=True)
+    seeds = errors.mean(axis=2)
+    within = (errors - seeds[:, :, None]).reshape(num_quantities, -1)
+    normal = _normal(num_quantities * (1 + mean.shape[1]), key=(n, stream)) / math.sqrt(n)
+    by_seed = (normal[:, :num_quantities] @ _root(seeds, freedom.between).T)[:, :, None]
+    by_run = np.einsum(
+        "ij,rjb->rib", _root(within, freedom.within), normal[:, num_quantities:].reshape(len(normal), *mean.shape)
+    )
+    by_run -= by_run.mean(axis=2, keepdims=True)
+    by_seed = np.broadcast_to(by_seed, by_run.shape)
+    zero = np.zeros((1, *mean.shape))
+    return Draws(mean + np.concatenate([zero, by_seed, by_run, by_seed + by_run]), n, freedom)
 
 
-def resampled_means(counts: Array, table: Array) -> Array:
-    """Average `table` of shape (seeds, budgets) over seeds, weighted by each row of `counts`.
-
-    NaN in the table is a run that isn't there; a mean of none is NaN. Shape (rows of counts, budgets).
-    """
-    present = ~np.isnan(table)
-    weight = counts @ present.astype(np.float64)
-    total = counts @ np.where(present, table, 0.0)
-    return np.divide(total, weight, out=np.full_like(total, np.nan), where=weight > 0)
+def _normal(size: int, *, key: tuple[int, int]) -> Array:
+    """Draw rows of `size` normal numbers whose mean is exactly 0 and whose covariance is exactly the unit matrix."""
+    half = max(NUM_DRAWS // 2, size)
+    raw = np.random.Generator(np.random.Philox(key=list(key))).standard_normal((half, size))
+    rows = np.linalg.qr(raw)[0] * math.sqrt(half)
+    return np.concatenate([rows, -rows])
 
 
-def estimate(values: Array, n: int, *, is_ratio: bool = False) -> Estimate:
-    """Make an estimate of `values`: the measured one first, the resampled ones after it.
+def _root(errors: Array, dof: int) -> Array:
+    """Return M with M M^T = the covariance of the rows of `errors`, of any rank."""
+    values, vectors = np.linalg.eigh(errors @ errors.T / max(dof, 1))
+    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)), dtype=np.float64)
 
-    Resampled values may be infinite (a quality that is never reached). Where more than 2.5 % are, that end of
+
+def estimate(values: Array, n: int, freedom: Freedom, *, is_ratio: bool = False) -> Estimate:
+    """Make an estimate of a statistic's `values` on the rows of `Draws`.
+
+    Drawn values may be infinite (a quality that is never reached). Where more than 2.5 % are, that end of
     the interval is open: 0 or infinity for a ratio, infinity otherwise, and there is no p-value.
     """
     measured = float(values[0])
@@ -100,26 +149,55 @@ def estimate(values: Array, n: int, *, is_ratio: bool = False) -> Estimate:
         return Estimate(measured, None, None, n)
     with np.errstate(divide="ignore"):
         scaled = np.log(values) if is_ratio else values
-    resampled = scaled[1:][~np.isnan(scaled[1:])]
+    between, within, both = np.split(scaled[1:], 3)
+    known = both[~np.isnan(both)]
     tail = (1 - LEVEL) / 2
-    open_low, open_high = (resampled == -np.inf).mean() > tail, (resampled == np.inf).mean() > tail
-    spread = float(np.std(resampled[np.isfinite(resampled)])) * math.sqrt(n / (n - 1))
-    half = student_quantile(LEVEL, n - 1) * spread
+    open_low, open_high = (known == -np.inf).mean() > tail, (known == np.inf).mean() > tail
+    spread = math.sqrt(_variance(both))
+    dof = _satterthwaite((_variance(between), _variance(within)), freedom)
+    half = student_quantile(LEVEL, dof) * spread
     low = -math.inf if open_low else float(scaled[0]) - half
     high = math.inf if open_high else float(scaled[0]) + half
-    p_value = None if open_low or open_high else _p_value(float(scaled[0]), spread, n)
+    p_value = None if open_low or open_high else _p_value(float(scaled[0]), spread, dof)
     if is_ratio:
         low, high = math.exp(low), math.exp(high)
     return Estimate(measured, low, high, n, p_value)
 
 
-def _p_value(value: float, spread: float, n: int) -> float:
+def _variance(values: Array) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.var(finite)) if len(finite) else 0.0
+
+
+def _satterthwaite(variances: tuple[float, float], freedom: Freedom) -> int:
+    """Return the degrees of freedom of the sum of two independent variances."""
+    parts = [variance**2 / dof for variance, dof in zip(variances, freedom, strict=True) if dof]
+    if sum(parts) == 0.0:
+        return sum(freedom)
+    return max(1, math.floor(sum(variances) ** 2 / sum(parts) + 1e-9))
+
+
+def _p_value(value: float, spread: float, dof: int) -> float:
     if spread <= 1e-12 * abs(value):
         return 1.0 if value == 0.0 else 0.0
-    return student_p_value(value / spread, n - 1)
+    return student_p_value(value / spread, dof)
 
 
-def mean_estimate(values: list[float]) -> Estimate:
+def mean_estimate(values: Sequence[float]) -> Estimate:
     """Return the mean of `values` with Student's interval."""
-    table = np.asarray(values, dtype=np.float64)[:, None]
-    return estimate(resampled_means(resample_counts(len(values)), table)[:, 0], len(values))
+    n, mean = len(values), float(np.mean(values))
+    if n < 2:
+        return Estimate(mean, None, None, n)
+    spread = float(np.std(values, ddof=1)) / math.sqrt(n)
+    half = student_quantile(LEVEL, n - 1) * spread
+    return Estimate(mean, mean - half, mean + half, n, _p_value(mean, spread, n - 1))
+
+
+def holm(p_values: Sequence[float]) -> tuple[float, ...]:
+    """Adjust the p-values of a family of tests, each at most its own level (Holm 1979, jstor.org/stable/4615733)."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for place, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(order) - place) * p_values[index]))
+        adjusted[index] = highest
+    return tuple(adjusted)
