@@ -7,6 +7,7 @@ import io
 import itertools
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -37,9 +38,9 @@ from cosmati.explorer.run_figures import (
     shares_figure,
     wrapped,
 )
-from cosmati.explorer.wording import amount, claim_of, noise_sentence, number
-from cosmati.records.study import EvaluationPoint
-from cosmati.study.comparison import SpeedUp, speed_up_at_equal_quality
+from cosmati.explorer.wording import amount, claims_of, noise_sentence, number
+from cosmati.records.study import EvaluationPoint, StudyRecord
+from cosmati.study.comparison import SpeedUp, comparisons, speed_up_at_equal_quality
 from tests.explorer.samples import CLASSES, REGIONS, demo_facts, demo_study
 from tests.study.oracles import log_quality, study
 
@@ -290,28 +291,54 @@ def test_amounts_have_units() -> None:
     assert amount(100.0, "step") == "100 steps"
 
 
+def verdicts(record: StudyRecord) -> dict[str, str]:
+    return {claim.arm: claim.verdict for claim in claims_of(record)}
+
+
 def test_claims_say_what_was_shown_and_no_more() -> None:
     arms = {
         "baseline": log_quality(),
         "fast": log_quality(0.05),
         "same": log_quality(),
         "slow": lambda b, s: log_quality(-0.05)(b, s) + (0.06 if b == 1.0 else 0.0),
-        "worse": log_quality(-0.3),
+        "worse": log_quality(-0.05),
     }
     record = study(arms, pace={"same": 1.0, "slow": 1.3})
-    verdicts = {arm: claim_of(record, arm).verdict for arm in arms}
-    assert verdicts["fast"] == "faster"
-    assert verdicts["same"] == "no difference shown"
-    assert verdicts["slow"] == "slower"
-    assert verdicts["worse"] == "not reached"
-    assert "No speed-up is quoted" in claim_of(record, "worse").sentence
-    assert claim_of(study(arms, seeds=[0]), "fast").verdict == "one seed"
+    assert verdicts(record) == {
+        "fast": "faster",
+        "same": "no difference shown",
+        "slow": "slower",
+        "worse": "slower",
+    }
+    worse = next(claim for claim in claims_of(record) if claim.arm == "worse")
+    assert worse.figure == "0.607×"
+    assert worse.sentence.startswith("worse never reaches accuracy 0.9; its best is 0.85. It got there in 165 % of")
+    far = claims_of(study({"baseline": log_quality(), "far": log_quality(-0.3)}))[0]
+    assert (far.verdict, far.figure) == ("slower", "≤ 0.250×")
+    assert "open to 0.250" in far.sentence
+    assert verdicts(study(arms, seeds=[0]))["fast"] == "one seed"
     assert "isn't measured" in noise_sentence(record)
-    noisy = study(
-        {"baseline": log_quality(), "hint": lambda b, s: log_quality(0.02 + 0.008 * (s - 1))(b, s)},
-        seeds=range(3),
+
+
+def test_p_values_are_adjusted_for_all_comparisons() -> None:
+    def hint(size: float) -> Callable[[float, int], float]:
+        return lambda b, s: log_quality(size)(b, s) + 0.004 * (s - 1)
+
+    alone = study({"baseline": log_quality(), "hint": hint(0.02)}, seeds=range(3))
+    (found,) = comparisons(alone)
+    assert isinstance(found.found, SpeedUp)
+    assert (found.p_value, found.level) == (found.found.p_value, 0.01)
+    assert verdicts(alone)["hint"] == (
+        "faster" if found.p_value is not None and found.p_value < 0.01 else "perhaps faster"
     )
-    assert claim_of(noisy, "hint").verdict == "perhaps faster"
+    many = study({"baseline": log_quality(), **{f"hint {k}": hint(0.02) for k in range(6)}}, seeds=range(3))
+    family = comparisons(many)
+    assert {one.level for one in family} == {0.05}
+    for one in family:
+        assert isinstance(one.found, SpeedUp)
+        assert one.found.p_value is not None
+        assert one.p_value == pytest.approx(min(1.0, 6 * one.found.p_value))
+    assert ("Found by screening" in claims_of(many)[0].sentence) == family[0].is_shown
 
 
 def test_the_class_schedule_escapes_its_names() -> None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import (
-    CLAIM_P_VALUE,
     NOISE_ARM,
+    SCREENING_LEVEL,
+    Comparison,
     NotReached,
     SpeedUp,
+    comparisons,
     noise_floor,
-    speed_up_at_equal_quality,
 )
 from cosmati.study.curves import Axis
 from cosmati.study.statistics import Estimate
@@ -100,44 +101,43 @@ def ratio_interval_text(found: SpeedUp) -> str:
     return interval_text(-math.inf if found.low == 0.0 else found.low, found.high, found.n)
 
 
-def claim_of(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> Claim:
-    """Return what the study says about `arm` at the baseline's best quality."""
-    found = speed_up_at_equal_quality(study, arm, axis=axis)
-    base = study.baseline_arm
+def claims_of(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[Claim, ...]:
+    """Return what the study says of all arms but the baseline and its double, compositions of more methods first."""
+    found = comparisons(study, axis=axis)
+    num_methods = {arm.name: len(arm.methods) for arm in study.arms}
+    return tuple(_claim(study, one, len(found), axis) for one in sorted(found, key=lambda one: -num_methods[one.arm]))
+
+
+def _claim(study: StudyRecord, one: Comparison, num_compared: int, axis: Axis) -> Claim:
+    found, base = one.found, study.baseline_arm
     if isinstance(found, NotReached):
-        sentence = f"{arm} is not shown to be as good as {base}: {found.reason} No speed-up is quoted."
-        return Claim(study.name, arm, "not reached", "—", sentence)
-    what = f"{base}'s best {study.quality_name} ({quality_text(study, found.quality)})"
+        sentence = f"{one.arm} can't be compared with {base}: {found.reason} No speed-up is quoted."
+        return Claim(study.name, one.arm, "not reached", "—", sentence)
+    if isinstance(one.best, NotReached):
+        what = f"{one.best.reason} It got there"
+    else:
+        what = f"{one.arm} reached {base}'s best {study.quality_name} ({quality_text(study, found.quality)})"
     figures = f"{ratio_text(found)}, 95 % interval {ratio_interval_text(found)}"
-    share = f"{number(100 / found.ratio)} % of its {AXIS_NAMES[axis]}"
-    if found.p_value is not None:
-        figures += f", p {'< 0.001' if found.p_value < 0.001 else '= ' + number(found.p_value, 2)}"
-    verdict, tail = _verdict(found)
+    share = f"{number(100 / found.ratio)} % of {base}'s {AXIS_NAMES[axis]}"
+    if one.p_value is not None:
+        figures += f", p {'< 0.001' if one.p_value < 0.001 else '= ' + number(one.p_value, 2)}"
+        figures += f" adjusted for {num_compared} comparisons" if num_compared > 1 else ""
+    verdict, tail = _verdict(one, found)
     bound = "at most " if found.is_at_least else "at least " if found.is_at_most else ""
-    return Claim(
-        study.name,
-        arm,
-        verdict,
-        ratio_text(found),
-        f"{arm} reached {what} in {bound}{share} ({figures}).{tail}",
-    )
+    sentence = f"{what} in {bound}{share} ({figures}).{tail}"
+    return Claim(study.name, one.arm, verdict, ratio_text(found), sentence)
 
 
-def _verdict(found: SpeedUp) -> tuple[str, str]:
+def _verdict(one: Comparison, found: SpeedUp) -> tuple[str, str]:
     if found.low is None or found.high is None:
         return "one seed", " One seed shows no spread, so this is no claim."
     if found.low <= 1.0 <= found.high:
         return "no difference shown", " The interval includes 1, so no difference is shown."
     word = "faster" if found.ratio > 1 else "slower"
-    if found.p_value is None or found.p_value >= CLAIM_P_VALUE:
-        return f"perhaps {word}", f" p isn't below {CLAIM_P_VALUE}, so this is a hint and no claim."
-    return word, ""
-
-
-def claims_of(study: StudyRecord) -> tuple[Claim, ...]:
-    """Return the claims of all arms but the baseline and its double, compositions of more methods first."""
-    arms = [arm for arm in study.arms if arm.name not in (study.baseline_arm, NOISE_ARM)]
-    return tuple(claim_of(study, arm.name) for arm in sorted(arms, key=lambda arm: -len(arm.methods)))
+    if not one.is_shown:
+        return f"perhaps {word}", f" p isn't below {one.level}, so this is a hint and no claim."
+    is_screening = one.level == SCREENING_LEVEL
+    return word, f" Found by screening, at {one.level}: run it again by itself." if is_screening else ""
 
 
 def noise_sentence(study: StudyRecord) -> str:

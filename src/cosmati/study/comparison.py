@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from cosmati.records.study import StudyRecord
 from cosmati.study.curves import Axis, Means, best_within, paired_means, reach, tradeoff_curve
-from cosmati.study.statistics import LEVEL, Array, Estimate, estimate
+from cosmati.study.statistics import LEVEL, Array, Estimate, estimate, holm
 
-CLAIM_P_VALUE = 0.01
+NUM_HEADLINES = 4
+HEADLINE_LEVEL, SCREENING_LEVEL = 0.01, 0.05
 NOISE_ARM = "aa"
 
 
@@ -56,6 +57,33 @@ class NotReached:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """What a study says of one arm, among all that it compares.
+
+    Attributes:
+        arm: its name.
+        best: its speed-up at the baseline's best quality, or why there is none.
+        found: the speed-up that is judged: `best`, or where the arm doesn't get there, that at its own best quality.
+        p_value: of `found`, adjusted for all comparisons of the study; None where there is none.
+        level: below which it's a claim.
+    """
+
+    arm: str
+    best: SpeedUp | NotReached
+    found: SpeedUp | NotReached
+    p_value: float | None
+    level: float
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the arm is shown to be faster or slower."""
+        found = self.found
+        if isinstance(found, NotReached) or found.low is None or found.high is None or self.p_value is None:
+            return False
+        return self.p_value < self.level and not found.low <= 1.0 <= found.high
+
+
+@dataclass(frozen=True)
 class NoiseFloor:
     """What two sets of seeds of the same arm show: differences below these mean nothing.
 
@@ -69,6 +97,30 @@ class NoiseFloor:
 
 def _sign(study: StudyRecord) -> float:
     return 1.0 if study.higher_is_better else -1.0
+
+
+def comparisons(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[Comparison, ...]:
+    """Compare every arm but the baseline and its double, as one family of tests (Holm).
+
+    Up to four comparisons are headlines, at 0.01. More are a screening, at 0.05.
+    """
+    arms = [arm.name for arm in study.arms if arm.name not in (study.baseline_arm, NOISE_ARM)]
+    best = {arm: speed_up_at_equal_quality(study, arm, axis=axis) for arm in arms}
+    found = {
+        arm: _at_its_own_best(study, arm, axis) if isinstance(one, NotReached) else one for arm, one in best.items()
+    }
+    # Where a comparison has no p-value it counts as 1: one that stands only where it's small is no smaller a family.
+    p_values = {arm: one.p_value if isinstance(one, SpeedUp) else None for arm, one in found.items()}
+    adjusted = dict(zip(arms, holm([1.0 if p is None else p for p in p_values.values()]), strict=True))
+    level = HEADLINE_LEVEL if len(arms) <= NUM_HEADLINES else SCREENING_LEVEL
+    return tuple(
+        Comparison(arm, best[arm], found[arm], None if p_values[arm] is None else adjusted[arm], level) for arm in arms
+    )
+
+
+def _at_its_own_best(study: StudyRecord, arm: str, axis: Axis) -> SpeedUp | NotReached:
+    base, own = paired_means(study, [study.baseline_arm, arm], axis=axis)
+    return _read_off(study, arm, (base, own), own.quality.max(axis=1))
 
 
 def _targets(study: StudyRecord, base: Means, quality: float | None) -> Array:
@@ -94,13 +146,13 @@ def speed_ups_at_equal_quality(
 ) -> tuple[SpeedUp | NotReached, ...]:
     """Return `speed_up_at_equal_quality` at each of `qualities`, from the same draws."""
     base, own = paired_means(study, [study.baseline_arm, arm], axis=axis)
-    return tuple(_read_off(study, arm, base, own, quality) for quality in qualities)
+    return tuple(_read_off(study, arm, (base, own), _targets(study, base, quality)) for quality in qualities)
 
 
-def _read_off(study: StudyRecord, arm: str, base: Means, own: Means, quality: float | None) -> SpeedUp | NotReached:
+def _read_off(study: StudyRecord, arm: str, curves: tuple[Means, Means], targets: Array) -> SpeedUp | NotReached:
+    base, own = curves
     if not (np.isfinite(base.quality[0]).any() and np.isfinite(own.quality[0]).any()):
         return NotReached(f"{study.baseline_arm} and {arm} have no finished runs to compare.")
-    targets = _targets(study, base, quality)
     base_needs, base_bound = reach(base, targets)
     own_needs, own_bound = reach(own, targets)
     target = _sign(study) * float(targets[0])
