@@ -38,9 +38,10 @@ from cosmati.explorer.run_figures import (
     shares_figure,
     wrapped,
 )
-from cosmati.explorer.wording import amount, claims_of, noise_sentence, number
+from cosmati.explorer.wording import amount, claims_of, noise_sentence, noise_sentences, number
 from cosmati.records.study import EvaluationPoint, StudyRecord
 from cosmati.study.comparison import SpeedUp, comparisons, speed_up_at_equal_quality
+from cosmati.study.statistics import best_of, seeds_for
 from tests.explorer.samples import CLASSES, REGIONS, demo_facts, demo_study
 from tests.study.oracles import log_quality, study
 
@@ -321,17 +322,14 @@ def test_claims_say_what_was_shown_and_no_more() -> None:
 
 
 def test_p_values_are_adjusted_for_all_comparisons() -> None:
-    def hint(size: float) -> Callable[[float, int], float]:
-        return lambda b, s: log_quality(size)(b, s) + 0.004 * (s - 1)
-
-    alone = study({"baseline": log_quality(), "hint": hint(0.02)}, seeds=range(3))
+    alone = study({"baseline": log_quality(), "hint": wobbling(0.02)}, seeds=range(3))
     (found,) = comparisons(alone)
     assert isinstance(found.found, SpeedUp)
     assert (found.p_value, found.level) == (found.found.p_value, 0.01)
     assert verdicts(alone)["hint"] == (
         "faster" if found.p_value is not None and found.p_value < 0.01 else "perhaps faster"
     )
-    many = study({"baseline": log_quality(), **{f"hint {k}": hint(0.02) for k in range(6)}}, seeds=range(3))
+    many = study({"baseline": log_quality(), **{f"hint {k}": wobbling(0.02) for k in range(6)}}, seeds=range(3))
     family = comparisons(many)
     assert {one.level for one in family} == {0.05}
     for one in family:
@@ -339,6 +337,21 @@ def test_p_values_are_adjusted_for_all_comparisons() -> None:
         assert one.found.p_value is not None
         assert one.p_value == pytest.approx(min(1.0, 6 * one.found.p_value))
     assert ("Found by screening" in claims_of(many)[0].sentence) == family[0].is_shown
+
+
+def test_what_luck_shows_is_said() -> None:
+    record = study({"baseline": log_quality(), **{f"arm {k}": wobbling(0.01 * k) for k in (1, 2, 3)}}, seeds=range(3))
+    noise, luck = noise_sentences(record)
+    assert noise == noise_sentence(record)
+    errors = sorted(one.found.error or 0.0 for one in comparisons(record) if isinstance(one.found, SpeedUp))
+    assert f"Of 3 arms that do nothing the best would show about {number(best_of(3, errors[1]))}× here." in luck
+    needed = seeds_for(1.1, errors[1], 3, level=0.01 / 3, power=0.8)
+    assert f"at p < 0.01, adjusted, in 80% of studies takes {needed} seeds with such runs; this study has 3." in luck
+    assert len(noise_sentences(study({"baseline": log_quality(), "fast": log_quality(0.05)}, seeds=[0]))) == 1
+
+
+def wobbling(size: float) -> Callable[[float, int], float]:
+    return lambda b, s: log_quality(size)(b, s) + 0.004 * (s - 1)
 
 
 def test_the_class_schedule_escapes_its_names() -> None:

@@ -15,10 +15,12 @@ from cosmati.study.statistics import (
     Draws,
     Estimate,
     Freedom,
+    best_of,
     draw_means,
     estimate,
     holm,
     mean_estimate,
+    seeds_for,
     student_p_value,
     student_quantile,
 )
@@ -138,6 +140,26 @@ def test_holm_is_the_closed_test_of_bonferronis(p_values: list[float]) -> None:
             if chosen >> index & 1
         ]
         assert p_value == pytest.approx(max(min(1.0, len(one) * min(one)) for one in sets))
+
+
+@pytest.mark.parametrize(("ratio", "error", "level"), [(1.1, 0.05, 0.01), (1.3, 0.1, 0.05), (1.05, 0.08, 0.0125)])
+def test_so_many_seeds_have_the_power(ratio: float, error: float, level: float) -> None:
+    """Against Student's noncentral distribution, as scipy has it."""
+    n = 5
+    found = seeds_for(ratio, error, n, level=level, power=0.8)
+
+    def power(seeds: int) -> float:
+        shift = abs(math.log(ratio)) / (error * math.sqrt(n / seeds))
+        return float(stats.nct.sf(stats.t.ppf(1 - level / 2, seeds - 1), seeds - 1, shift))
+
+    assert power(found + 1) >= 0.79
+    assert power(found - 3) < 0.8
+
+
+@pytest.mark.parametrize("num_arms", [1, 4, 28])
+def test_the_best_of_arms_that_do_nothing(num_arms: int) -> None:
+    drawn = np.exp(0.1 * np.random.Generator(np.random.Philox(5)).standard_normal((20_000, num_arms)).max(axis=1))
+    assert best_of(num_arms, 0.1) == pytest.approx(float(np.median(drawn)), rel=0.005)
 
 
 @pytest.mark.parametrize("n", [3, 5, 8])

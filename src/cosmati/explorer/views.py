@@ -21,7 +21,7 @@ from cosmati.explorer.wording import (
     claims_of,
     estimate_text,
     interval_text,
-    noise_sentence,
+    noise_sentences,
     number,
     quality_text,
     ratio_interval_text,
@@ -63,7 +63,7 @@ class StudyView:
     anchor: str
     record: StudyRecord
     claims: tuple[Claim, ...]
-    noise: str
+    noise: tuple[str, ...]
     axes: tuple[tuple[Axis, str], ...]
     levels: dict[Axis, tuple[Level, ...]]
     start: dict[Axis, int]
@@ -119,7 +119,7 @@ def study_view(study: StudyRecord, anchor: str) -> StudyView:
         anchor=anchor,
         record=study,
         claims=claims_of(study),
-        noise=noise_sentence(study),
+        noise=noise_sentences(study),
         axes=tuple((axis, AXIS_NAMES[axis]) for axis in axes),
         levels={axis: levels for axis, (levels, _) in found.items()},
         start={axis: start for axis, (_, start) in found.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 
 from cosmati.records.study import StudyRecord
@@ -16,7 +17,7 @@ from cosmati.study.comparison import (
     noise_floor,
 )
 from cosmati.study.curves import Axis
-from cosmati.study.statistics import Estimate
+from cosmati.study.statistics import Estimate, best_of, seeds_for
 
 AXIS_NAMES: dict[Axis, str] = {
     "seconds": "training time",
@@ -25,6 +26,7 @@ AXIS_NAMES: dict[Axis, str] = {
     "tokens": "tokens",
     "flops": "FLOPs",
 }
+_SMALL_GAIN, _POWER = 1.1, 0.8
 _SECONDS_A_UNIT = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
@@ -138,6 +140,30 @@ def _verdict(one: Comparison, found: SpeedUp) -> tuple[str, str]:
         return f"perhaps {word}", f" p isn't below {one.level}, so this is a hint and no claim."
     is_screening = one.level == SCREENING_LEVEL
     return word, f" Found by screening, at {one.level}: run it again by itself." if is_screening else ""
+
+
+def noise_sentences(study: StudyRecord) -> tuple[str, ...]:
+    """Return what noise does here: to the baseline against itself, to the best of many arms, and to the next study."""
+    return tuple(text for text in (noise_sentence(study), _luck_sentence(study)) if text)
+
+
+def _luck_sentence(study: StudyRecord) -> str:
+    """Return what luck alone shows, and the seeds that it takes to see past it."""
+    compared = comparisons(study)
+    closed = [one.found for one in compared if isinstance(one.found, SpeedUp) and one.found.error]
+    if not closed:
+        return ""
+    error = statistics.median(one.error or 0.0 for one in closed)
+    n, level = closed[0].n, compared[0].level
+    text = ""
+    if len(compared) > 1:
+        best = best_of(len(compared), error)
+        text = f"Of {len(compared)} arms that do nothing the best would show about {number(best)}× here. "
+    seeds = seeds_for(_SMALL_GAIN, error, n, level=level / len(compared), power=_POWER)
+    return (
+        f"{text}To show a gain of {_SMALL_GAIN}× at p < {level}, adjusted, in {_POWER:.0%} of studies takes {seeds} "
+        f"seeds with such runs; this study has {n}."
+    )
 
 
 def noise_sentence(study: StudyRecord) -> str:

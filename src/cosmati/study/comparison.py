@@ -35,6 +35,7 @@ class SpeedUp:
             only where the bound speaks against 1.
         is_at_least: Whether the arm's smallest budget was already better, so that the ratio is a lower bound.
         is_at_most: The same of the baseline's smallest budget, so that the ratio is an upper bound.
+        error: Standard error of the ratio's logarithm, None at n = 1.
     """
 
     ratio: float
@@ -47,6 +48,7 @@ class SpeedUp:
     p_value: float | None
     is_at_least: bool
     is_at_most: bool
+    error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,7 @@ def _read_off(study: StudyRecord, arm: str, curves: tuple[Means, Means], targets
         p_value=found.p_value,
         is_at_least=bool(own_bound[0]),
         is_at_most=bool(base_bound[0]),
+        error=found.error,
     )
 
 

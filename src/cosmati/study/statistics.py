@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -27,10 +28,10 @@ NUM_DRAWS = 1000
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value from `n` seeds, with its 95 % interval and two-sided p-value where n allows them.
+    """A value from `n` seeds, with its 95 % interval, two-sided p-value and standard error where n allows them.
 
-    With one seed `low`, `high` and `p_value` are None: one run shows no spread. An infinite end, or a ratio's 0,
-    means that the statistic isn't bounded on that side in more than 2.5 % of the draws.
+    With one seed these are None: one run shows no spread. An infinite end, or a ratio's 0, means that the statistic
+    isn't bounded on that side in more than 2.5 % of the draws. A ratio's error is its logarithm's.
     """
 
     value: float
@@ -38,6 +39,7 @@ class Estimate:
     high: float | None
     n: int
     p_value: float | None = None
+    error: float | None = None
 
 
 class Freedom(NamedTuple):
@@ -161,7 +163,7 @@ def estimate(values: Array, n: int, freedom: Freedom, *, is_ratio: bool = False)
     p_value = None if open_low or open_high else _p_value(float(scaled[0]), spread, dof)
     if is_ratio:
         low, high = math.exp(low), math.exp(high)
-    return Estimate(measured, low, high, n, p_value)
+    return Estimate(measured, low, high, n, p_value, spread)
 
 
 def _variance(values: Array) -> float:
@@ -190,7 +192,7 @@ def mean_estimate(values: Sequence[float]) -> Estimate:
         return Estimate(mean, None, None, n)
     spread = float(np.std(values, ddof=1)) / math.sqrt(n)
     half = student_quantile(LEVEL, n - 1) * spread
-    return Estimate(mean, mean - half, mean + half, n, _p_value(mean, spread, n - 1))
+    return Estimate(mean, mean - half, mean + half, n, _p_value(mean, spread, n - 1), spread)
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
@@ -201,3 +203,18 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
         highest = max(highest, min(1.0, (len(order) - place) * p_values[index]))
         adjusted[index] = highest
     return tuple(adjusted)
+
+
+def seeds_for(ratio: float, error: float, n: int, *, level: float, power: float) -> int:
+    """Return how many seeds show a ratio at a level with some power, where `n` seeds gave its logarithm an error.
+
+    By the normal distribution, to which two seeds are added for Student's (Guenther 1981, doi:10.2307/2683244).
+    """
+    normal = NormalDist()
+    needed = (normal.inv_cdf(1 - level / 2) + normal.inv_cdf(power)) * error / abs(math.log(ratio))
+    return math.ceil(n * needed**2) + 2
+
+
+def best_of(num_arms: int, error: float) -> float:
+    """Return the largest ratio that so many arms which do nothing show in the middle of cases."""
+    return math.exp(error * NormalDist().inv_cdf(0.5 ** (1 / num_arms)))
