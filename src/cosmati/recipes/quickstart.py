@@ -154,6 +154,11 @@ def _language_checklist(trials: Sequence[Trial], size: QuickstartSize) -> tuple[
             not edges,
             f"at the edge for: {', '.join(edges)}" if edges else "for both arms",
         ),
+        ChecklistItem(
+            "Batch size, ties and clipping searched",
+            met=False,
+            note="AdamW at a batch of 4, with tied embeddings and clipping, takes most of the gain (docs/findings.md)",
+        ),
         ChecklistItem("Schedule fully decayed at every budget", met=True, note="linear to zero over the last half"),
         ChecklistItem("Decoupled weight decay", met=True, note="AdamW, on matrices only"),
         ChecklistItem("Mixed precision", met=False, note="float32 on the CPU for all arms"),
