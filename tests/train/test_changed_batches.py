@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset
 
 from cosmati import RunConfig, Trainer
-from cosmati.core.nest import shallow_copy
+from cosmati.core.containers import shallow_copy
 from cosmati.errors import DataError, OutOfMemoryError
 from cosmati.methods import SAM
 from cosmati.optim import SGD

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from cosmati.core.batch import Batch, Data
-from cosmati.core.nest import shallow_copy
+from cosmati.core.containers import shallow_copy
 from cosmati.train.content import content_digest
 from cosmati.train.user_objects import fields_of
 
