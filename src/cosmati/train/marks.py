@@ -21,6 +21,7 @@ from torch import Tensor
 
 from cosmati.core.batch import Batch, Data
 from cosmati.core.containers import shallow_copy
+from cosmati.errors import DataError
 from cosmati.train.content import content_digest
 from cosmati.train.user_objects import fields_of
 
@@ -93,6 +94,36 @@ class Written:
             if known is not None and known[1] == _content(part):
                 return True
         return False
+
+
+class Repeated:
+    """Batches for passes that follow one another: each has containers of its own, and the rows that were given.
+
+    Args:
+        batches: as they are now, bare or not.
+    """
+
+    def __init__(self, batches: Iterable[Data]) -> None:
+        self._batches = [with_own_containers(batch) for batch in batches]
+        self._marks = [Mark(batch) for batch in self._batches]
+
+    def given_to(self, reader: str) -> list[Data]:
+        """Return the batches for one pass.
+
+        Args:
+            reader: what reads them, in words.
+
+        Raises:
+            DataError: an earlier pass has changed them in place.
+        """
+        if any(mark.has_changed(batch) for mark, batch in zip(self._marks, self._batches, strict=True)):
+            msg = (
+                f"{reader} would read other rows than were given: a loss, a metric or the model's first layers have "
+                "changed the batch in place before it. Let them change a copy (x = x.clone(); ReLU without "
+                "inplace=True), and set no attribute of a batch object anew."
+            )
+            raise DataError(msg)
+        return [with_own_containers(batch) for batch in self._batches]
 
 
 def with_own_containers(data: Data) -> Data:
