@@ -149,6 +149,17 @@ def test_a_list_that_a_loss_writes_to_is_refused(tmp_path: Path, kind: str, has_
         run(loss, [make(*raw(i)) for i in range(4)], "8ba", folder)
 
 
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_a_batch_that_stands_in_a_list_twice_is_refused_once_it_was_written_to(num_microbatches: int) -> None:
+    """In part, too; what follows in the first pass would be divided again, and a resume would begin with it whole."""
+    x, y = raw(0)
+    for data in ([[x, y]] * 4, [[x.detach(), y], [x.data, y.clone()]] * 2):
+        x.copy_(raw(0)[0])
+        with pytest.raises(DataError, match=r"Batch 1 of the data was changed in place.*clone\(\)"):
+            run(in_tensor, data, "4ba", num_microbatches=num_microbatches)
+    run(in_tensor, [list(raw(0)) for _ in range(4)], "4ba", num_microbatches=num_microbatches)
+
+
 class Rows(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return 64
@@ -196,6 +207,8 @@ class Sliced(Held):
 
     def __getitem__(self, index: Any) -> Any:
         rows = slice(8 * index, 8 * index + 8)
+        if self.kind == "detached":
+            return [self.x[rows].detach(), self.y[rows].data]
         return [self.x[rows], self.y[rows]] if self.kind == "tensor" else {"x": self.array[rows], "y": self.y[rows]}
 
 
@@ -226,6 +239,11 @@ def test_data_that_hold_what_a_loss_writes_to_are_refused(tmp_path: Path, kind: 
     with pytest.raises(DataError, match=r"A batch comes again, and was changed in place.*clone\(\)"):
         run(WRITTEN[kind][1], HOLDING[holding](kind), "8ba", **settings)
     run(WRITTEN[kind][1], HOLDING[holding](kind), "4ba")
+
+
+def test_detached_parts_of_what_data_hold_are_known_again() -> None:
+    with pytest.raises(DataError, match="A batch comes again, and was changed in place"):
+        run(in_tensor, Sliced("detached"), "8ba")
 
 
 def test_a_buffer_that_is_filled_anew_is_another_batch() -> None:

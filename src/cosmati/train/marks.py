@@ -143,9 +143,11 @@ def change_since(given: Data | Sequence[Batch]) -> Callable[[], bool]:
 def _owner_of(part: Tensor | np.ndarray[Any, Any]) -> object:
     """Return what a view is of: the view goes with its batch, and that stays."""
     base: Any = part
-    while isinstance(base, _ARRAYS):
-        part, base = base, base._base if isinstance(base, Tensor) else base.base  # noqa: SLF001
-    return part
+    while isinstance(base, np.ndarray):
+        part, base = base, base.base
+    part = base if isinstance(base, Tensor) else part
+    # Tensors that share memory (`detach()`, `data`) share this object, for as long as the memory is there.
+    return part.untyped_storage() if isinstance(part, Tensor) and isinstance(_where(part), tuple) else part
 
 
 def _where(part: Tensor | np.ndarray[Any, Any]) -> object:
