@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, UserDict
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
@@ -15,6 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import default_collate
 
 from cosmati.core.batch import Batch, Lineage, bury, count_rows, count_rows_and_tokens, first_tensor, kind_of_input
+from cosmati.core.containers import shallow_copy
 from cosmati.core.nest import moved, select_rows
 from cosmati.errors import BatchError
 
@@ -46,6 +48,45 @@ class Computed:
 
     def __post_init__(self) -> None:
         self.total = self.x.sum()
+
+
+@dataclass
+class Scaled:
+    x: Tensor
+    kind: str = field(init=False, default="scaled")
+
+    def __post_init__(self) -> None:
+        self.x = self.x / 2
+
+
+class Wrapped(MutableMapping[str, Any]):
+    """Keeps its items in a dictionary of its own, or in an object's of its own."""
+
+    def __init__(self, *, within: bool = False, **items: Any) -> None:
+        self.held: Any = Wrapped(**items) if within else items
+
+    def __getitem__(self, name: str) -> Any:
+        return self.held[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.held[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.held[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+
+class Attributes(dict[str, Any]):
+    """Its names are attributes, too."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
 
 
 class Graphs:
@@ -170,6 +211,33 @@ def test_mappings_keep_their_type() -> None:
     assert (type(changed), changed.x.tolist(), encoded.x is X) == (Encoding, (-X).tolist(), True)
     assert type(_batch(OrderedDict(x=X)).select(slice(0, 4)).data) is OrderedDict
     assert type(_batch(MappingProxyType({"x": X})).select(slice(0, 4)).data) is dict
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_what_is_done_to_a_mapping_of_ones_own_is_done_to_a_copy(within: bool) -> None:
+    data = Wrapped(within=within, x=X, text=WORDS)
+    parts = [_batch(data).select(rows).data for rows in (slice(0, 4), slice(4, 8))]
+    assert [part["x"].tolist() for part in parts] == [X[:4].tolist(), X[4:].tolist()]
+    assert {type(part) for part in parts} == {dict if within else Wrapped}
+    others = [_batch(data).replace(input=-X).data, moved(data, META), shallow_copy(data)]
+    others[2]["x"] = None
+    assert (others[0]["x"].tolist(), others[1]["x"].device) == ((-X).tolist(), META)
+    assert (data["x"] is X, data["text"] is WORDS) == (True, True)
+
+
+def test_a_copy_of_names_that_are_attributes_has_them_too() -> None:
+    data = Attributes(x=X)
+    part = _batch(data).select(slice(0, 4)).data
+    assert (part.x.tolist(), part["x"].tolist(), data.x is X) == (X[:4].tolist(), X[:4].tolist(), True)
+
+
+def test_a_dataclass_is_not_made_anew() -> None:
+    """What it does when it's made was done to the whole."""
+    whole = Scaled(X)
+    for part in (_batch(whole).select(slice(3, 5)).data, _batch(whole).replace(input=X[3:5] / 2).data):
+        assert (part.x.tolist(), part.kind) == ((X[3:5] / 2).tolist(), "scaled")
+    assert moved(whole, META).x.shape == X.shape
+    assert whole.x.tolist() == (X / 2).tolist()
 
 
 def test_named_tuples_and_dataclasses_keep_theirs() -> None:

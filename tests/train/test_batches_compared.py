@@ -111,6 +111,23 @@ def test_content_has_digests_of_its_own() -> None:
     assert len({*digests}) == len(UNLIKE)
     assert content_digest(ONE.T.contiguous()) == content_digest(ONE.T)
     assert content_digest({"a", "b", "c"}) == content_digest({"c", "b", "a"})
+    assert content_digest({"a": 1, "b": {2: 3, 1: 4}}) == content_digest({"b": {1: 4, 2: 3}, "a": 1})
+    assert content_digest({"a": 1, "b": 2}) != content_digest({"a": 2, "b": 1})
     itself: list[object] = []
     itself.append(itself)
     assert content_digest(itself) == content_digest(itself)
+
+
+@pytest.mark.parametrize("as_loader", [False, True])
+def test_the_order_of_names_makes_no_other_batch(tmp_path: Path, as_loader: bool) -> None:
+    """It may follow from a set's, which each process has of its own: `{name: full[name] for name in full & wanted}`."""
+
+    def data(names: str) -> Any:
+        rows = [{name: {"x": ROWS[i : i + 8], "y": -ROWS[i : i + 8]}[name] for name in names} for i in range(0, 48, 8)]
+        return DataLoader(rows, batch_size=None, collate_fn=lambda batch: batch) if as_loader else rows  # type: ignore[arg-type]
+
+    def named(model: nn.Module, batch: Any) -> Tensor:
+        return model(batch["x"]).square().mean() + model(batch["y"]).mean()
+
+    run(tmp_path, stop_at=3, data=lambda: data("yx"), loss=named)
+    assert run(tmp_path, data=lambda: data("xy"), loss=named).clock.step > 3

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset
 
-from cosmati import RunConfig, Trainer
-from cosmati.core.nest import shallow_copy
+from cosmati import RunConfig, SubStep, Trainer
+from cosmati.core.containers import shallow_copy
 from cosmati.errors import DataError, OutOfMemoryError
 from cosmati.methods import SAM
 from cosmati.optim import SGD
@@ -48,6 +48,10 @@ class Pair(NamedTuple):
 def raw(index: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(index)
     return torch.rand(8, 4, generator=generator) * 255, torch.randn(8, 3, generator=generator)
+
+
+def clean(model: nn.Module, b: Any) -> Tensor:
+    return mse_loss(model(b[0] / 255), b[1])
 
 
 def in_list(model: nn.Module, b: Any) -> Tensor:
@@ -95,6 +99,7 @@ ON_THEIR_OWN: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
     "nested": (lambda x, y: ({"x": x}, y), in_nested),
     "named": (lambda x, y: Pair({"x": x}, y), in_nested),
     "columns": (Columns, in_columns),
+    "namespace": (lambda x, y: types.SimpleNamespace(x=x, y=y), in_columns),
     "caching": (Graph, cached),
 }
 WRITTEN: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
@@ -144,6 +149,17 @@ def test_a_list_that_a_loss_writes_to_is_refused(tmp_path: Path, kind: str, has_
         run(loss, [make(*raw(i)) for i in range(4)], "8ba", folder)
 
 
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_a_batch_that_stands_in_a_list_twice_is_refused_once_it_was_written_to(num_microbatches: int) -> None:
+    """In part, too; what follows in the first pass would be divided again, and a resume would begin with it whole."""
+    x, y = raw(0)
+    for data in ([[x, y]] * 4, [[x.detach(), y], [x.data, y.clone()]] * 2):
+        x.copy_(raw(0)[0])
+        with pytest.raises(DataError, match=r"Batch 1 of the data was changed in place.*clone\(\)"):
+            run(in_tensor, data, "4ba", num_microbatches=num_microbatches)
+    run(in_tensor, [list(raw(0)) for _ in range(4)], "4ba", num_microbatches=num_microbatches)
+
+
 class Rows(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return 64
@@ -191,6 +207,8 @@ class Sliced(Held):
 
     def __getitem__(self, index: Any) -> Any:
         rows = slice(8 * index, 8 * index + 8)
+        if self.kind == "detached":
+            return [self.x[rows].detach(), self.y[rows].data]
         return [self.x[rows], self.y[rows]] if self.kind == "tensor" else {"x": self.array[rows], "y": self.y[rows]}
 
 
@@ -223,23 +241,65 @@ def test_data_that_hold_what_a_loss_writes_to_are_refused(tmp_path: Path, kind: 
     run(WRITTEN[kind][1], HOLDING[holding](kind), "4ba")
 
 
+def test_detached_parts_of_what_data_hold_are_known_again() -> None:
+    with pytest.raises(DataError, match="A batch comes again, and was changed in place"):
+        run(in_tensor, Sliced("detached"), "8ba")
+
+
 def test_a_buffer_that_is_filled_anew_is_another_batch() -> None:
     whole = run(in_tensor, Refilled(), "8ba")
     assert same(whole, run(in_tensor, [list(map(torch.clone, (raw(i)[0], raw(0)[1]))) for i in range(8)], "8ba"))
 
 
-def test_a_second_pass_of_a_step_has_the_rows_of_the_first() -> None:
-    """SAM runs the loss twice."""
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
 
-    def trained(loss: Any) -> Trainer:
-        torch.manual_seed(0)
-        config = RunConfig(budget="4ba", num_microbatches=1, num_threads=1)
-        data = [{"x": x, "y": y} for x, y in map(raw, range(4))]
-        trainer = Trainer(nn.Linear(4, 3), loss, data, optimizers=[SGD(lr=0.1)], methods=[SAM(rho=0.5)], config=config)
-        trainer.fit()
-        return trainer
 
-    assert same(trained(in_dict), trained(lambda model, b: mse_loss(model(b["x"] / 255), b["y"])))
+def trained(kind: str | None, num_microbatches: int, *, sub_steps: bool) -> Trainer:
+    """Train with two passes over a step's rows, by a loss that changes its batch (None: that leaves it alone)."""
+    make, loss = (ON_THEIR_OWN | WRITTEN)[kind] if kind else (lambda *rows: rows, clean)
+    torch.manual_seed(0)
+    config = RunConfig(budget="4ba", num_microbatches=num_microbatches, num_threads=1)
+    data = [make(*raw(i)) for i in range(4)]
+    parts = ["first", "second"]
+    model = Two() if sub_steps else nn.Linear(4, 3)
+    losses = [SubStep(p, lambda m, b, p=p: loss(getattr(m, p), b), f"{p}.*") for p in parts]
+    trainer = Trainer(
+        model,
+        losses if sub_steps else loss,
+        data,
+        optimizers=[SGD(lr=0.1, parameters=f"{p}.*") for p in parts] if sub_steps else [SGD(lr=0.1)],
+        methods=[] if sub_steps else [SAM(rho=0.5)],
+        config=config,
+    )
+    trainer.fit()
+    return trainer
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+@pytest.mark.parametrize("sub_steps", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind in ON_THEIR_OWN if kind != "caching"])
+def test_each_pass_over_a_step_has_its_rows(kind: str, sub_steps: bool, num_microbatches: int) -> None:
+    """SAM runs the loss twice, and sub-steps one after another."""
+    if kind == "namespace" and num_microbatches == 2:
+        return  # It can't be cut.
+    one, other = (trained(kind, num_microbatches, sub_steps=sub_steps) for kind in (kind, None))
+    assert same(one, other)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+@pytest.mark.parametrize("sub_steps", [False, True])
+@pytest.mark.parametrize("kind", [*WRITTEN])
+def test_a_pass_over_rows_that_another_one_wrote_to_is_refused(
+    kind: str, sub_steps: bool, num_microbatches: int
+) -> None:
+    if kind == "graph" and num_microbatches == 2:
+        return  # It can't be cut.
+    reader = "The sub-step 'second' of step 0" if sub_steps else "The second pass of step 0, for SAM,"
+    with pytest.raises(DataError, match=rf"^{reader} would read other rows.*clone\(\)"):
+        trained(kind, num_microbatches, sub_steps=sub_steps)
 
 
 class Short:

@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
+from cosmati import RunConfig, Trainer
 from cosmati.core.batch import Data
 from cosmati.core.loss import Loss
-from cosmati.train.evaluation import Evaluation, accuracy, batches, evaluate, kept_state, recalibrate
+from cosmati.errors import DataError
+from cosmati.optim import SGD
+from cosmati.train.evaluation import Evaluation, Stateful, accuracy, batches, evaluate, kept_state
 from cosmati.train.ranks import Ranks
+from cosmati.train.recalibration import recalibrate
 
 CPU = torch.device("cpu")
 PLAIN = torch.autocast("cpu", torch.bfloat16, enabled=False)
@@ -142,6 +147,107 @@ def test_buffers_are_put_back_also_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), kept_state(model):
         moves()
     assert (model.running_mean.tolist(), int(model.num_batches_tracked)) == ([0, 0], 0)
+
+
+def _halved(model: nn.Module, data: Data) -> Tensor:
+    data["x"] = data["x"] / 2
+    return data.pop("x").mean()
+
+
+def _halved_in_place(model: nn.Module, data: Data) -> Tensor:
+    return data["x"].div_(2).mean()
+
+
+def _held() -> list[dict[str, Tensor]]:
+    return [{"x": ROWS[i : i + 5].clone()} for i in (0, 5)]
+
+
+class Halves:
+    """A stateful metric's outputs, put into the batch."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    reset = compute = lambda self: float(len(self.seen))
+
+    def update(self, value: float) -> None:
+        self.seen.append(value)
+
+
+def test_each_metric_has_the_batch_as_it_was_given() -> None:
+    halves = Halves()
+    stateful = Stateful(halves, lambda model, data: [float(_halved(model, data))])
+    evaluation = Evaluation(_held(), {"a": _halved, "b": _halved, "c": stateful})
+    found = evaluate(nn.Identity(), evaluation, Ranks(), CPU, PLAIN)
+    assert (found["a"], found["b"], halves.seen) == (2.25, 2.25, [1.0, 3.5])
+
+
+def test_a_batch_that_a_metric_writes_to_is_refused() -> None:
+    """At once where the data hold it for sure, else when it's read again: a fresh one harms nobody."""
+
+    def measure(evaluation: Evaluation) -> dict[str, float]:
+        return evaluate(nn.Identity(), evaluation, Ranks(), CPU, PLAIN)
+
+    one = {"a": _halved_in_place}
+    with pytest.raises(DataError, match=r"Batch 0 of the data to evaluate on was changed in place.*clone\(\)"):
+        measure(Evaluation(_held(), one))
+    with pytest.raises(DataError, match=r"The metric 'b' would read other rows than were given"):
+        measure(Evaluation(_held(), {**one, "b": _halved}))
+    holding = Evaluation(DataLoader(_held(), batch_size=None, collate_fn=lambda batch: batch), one)  # type: ignore[arg-type]
+    assert measure(holding) == {"a": 2.25}
+    with pytest.raises(DataError, match=r"Batch 0 of the data to evaluate on was changed in place"):
+        measure(holding)
+    fresh = Evaluation(DataLoader(list(ROWS), 5, collate_fn=lambda rows: {"x": torch.stack(rows)}), one)  # type: ignore[arg-type]
+    assert [measure(fresh), measure(fresh)] == [{"a": 2.25}] * 2
+
+
+class Centred(nn.Module):
+    """A loss with a running mean, which moves in training mode, and a count, which always does."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, model: nn.Module, data: Data) -> Tensor:
+        found = model(data[0])
+        self.count += 1
+        if self.training:
+            self.mean.mul_(0.9).add_(found.detach().mean(0), alpha=0.1)
+        return (found - self.mean - data[1]).square().mean() * (1 + self.count / 8)
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+def test_evaluating_with_the_loss_leaves_its_state(is_within: bool) -> None:
+    """As a metric it's in eval mode."""
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(4, 2, generator=generator), torch.randn(4, 3, generator=generator)) for _ in range(4)]
+
+    def trained(every: str | None) -> tuple[list[Tensor], list[bool]]:
+        torch.manual_seed(0)
+        loss, model, modes = Centred(), nn.Linear(2, 3), list[bool]()
+
+        def metric(model: nn.Module, rows: Data) -> Tensor:
+            modes.append(loss.training)
+            return loss(model, rows)
+
+        def within(model: nn.Module, rows: Data) -> Tensor:
+            return 1 * loss(model, rows)
+
+        config = RunConfig(budget="4ba", evaluate_every=every, num_microbatches=1, num_threads=1)
+        evaluation = Evaluation(data[:2], {"loss": metric})
+        Trainer(
+            model, within if is_within else loss, data, optimizers=[SGD(lr=0.1)], evaluation=evaluation, config=config
+        ).fit()
+        assert loss.training
+        return [*model.state_dict().values(), loss.mean], modes
+
+    (rarely, _), (often, modes) = trained(None), trained("1ba")
+    assert all(map(torch.equal, rarely, often))
+    assert not any(modes)
+    assert len(modes) > 8
 
 
 def test_recalibrated_statistics_are_the_plain_average_of_all_passes() -> None:

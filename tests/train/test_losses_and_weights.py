@@ -21,8 +21,9 @@ from cosmati.optim import SGD
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
 from cosmati.train.config import RunConfig
-from cosmati.train.evaluation import RECALIBRATION_STEPS, Evaluation, batches
+from cosmati.train.evaluation import Evaluation, batches
 from cosmati.train.observers import History, Observer, StepReport
+from cosmati.train.recalibration import RECALIBRATION_STEPS
 from cosmati.train.trainer import Trainer
 
 RATE = 0.5

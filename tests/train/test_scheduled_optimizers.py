@@ -21,10 +21,11 @@ from cosmati.data.in_memory import InMemory
 from cosmati.optim import SGD, ScheduleFreeAdamW
 from cosmati.train.assembly import ScheduledOptimizer, Turn
 from cosmati.train.config import RunConfig
-from cosmati.train.evaluation import averaged, averaged_weights, recalibration_passes
+from cosmati.train.evaluation import averaged, averaged_weights
 from cosmati.train.observers import History
 from cosmati.train.observers.progress import ProgressBar
 from cosmati.train.prepare import Ingredients, Prepared, prepare
+from cosmati.train.recalibration import recalibration_passes
 from tests.train.hand_made import outcome
 
 BUDGET = Budget(Time.parse("8ba"))

@@ -7,9 +7,8 @@ of which source each one is, and goes through every method together with the dat
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -20,14 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from cosmati.core.containers import Data, rebuilt, with_fields, with_items
 from cosmati.core.nest import (
-    Data,
     clear_rows,
     leaves,
     moved,
     nearest_tensor,
     possible_row_counts,
-    rebuilt,
     row_counts,
     select_rows,
 )
@@ -389,7 +387,5 @@ def _replace_field(data: Data, field: str, value: Data) -> Data:
         items[key] = value
         return type(data)(items)
     if isinstance(data, Mapping):
-        made = copy.copy(data) if isinstance(data, MutableMapping) else dict(data)
-        made[key] = value
-        return made
-    return data._replace(**{key: value}) if hasattr(data, "_replace") else dataclasses.replace(data, **{key: value})
+        return with_items(data, {key: value})
+    return data._replace(**{key: value}) if hasattr(data, "_replace") else with_fields(data, {key: value})

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import operator
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,57 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from cosmati.core.containers import Data, rebuilt
 from cosmati.errors import BatchError
-
-Data = Any
-"""The user's own structure of tensors: no narrower type exists."""
-
-
-def rebuilt(function: Callable[[Data], Data], data: Data) -> Data:
-    """Return a container of the same type with a function applied to each child; a leaf as it is."""
-    if isinstance(data, Mapping):
-        made = copy.copy(data) if isinstance(data, MutableMapping) else dict(data)
-        for name, value in data.items():
-            made[name] = function(value)
-        return made
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(function(value) for value in data))
-    if isinstance(data, list | tuple):
-        return type(data)(function(value) for value in data)
-    if dataclasses.is_dataclass(data) and not isinstance(data, type):
-        # A field that the class computes itself follows from the others.
-        names = [field.name for field in dataclasses.fields(data) if field.init]
-        return dataclasses.replace(data, **{name: function(getattr(data, name)) for name in names})
-    return data
-
-
-def shallow_copy(data: Data) -> Data:
-    """Return a nest with the same leaves in containers of its own: what's put into these, nobody else finds."""
-    kind = type(data)
-    if kind is Tensor or (kind is tuple and {*map(type, data)} == {Tensor}):
-        return data
-    if kind is dict:
-        return {name: shallow_copy(value) for name, value in data.items()}
-    if isinstance(data, tuple):
-        items = [shallow_copy(item) for item in data]
-        if not all(map(operator.is_, items, data)):
-            data = kind(*items) if hasattr(data, "_fields") else kind(items)
-        return data
-    made: Any
-    put: Callable[[Any, Data], object]
-    if isinstance(data, list | MutableMapping):
-        made = copy.copy(data)
-        put, held = made.__setitem__, dict(enumerate(data) if isinstance(data, list) else data)
-    elif dataclasses.is_dataclass(data) and not isinstance(data, type):
-        made = copy.copy(data)
-        put, held = partial(object.__setattr__, made), {f.name: getattr(data, f.name) for f in dataclasses.fields(data)}
-    else:
-        return data
-    for name, value in held.items():
-        own = shallow_copy(value)
-        if own is not value:
-            put(name, own)
-    return made
 
 
 def children(data: Data) -> Iterator[Data]:

@@ -8,7 +8,7 @@ from typing import Any
 from cosmati.core.batch import Data
 from cosmati.errors import DataError
 from cosmati.train.content import content_digest
-from cosmati.train.marks import Mark
+from cosmati.train.marks import Mark, Written
 from cosmati.train.seen import CHANGED_IN_PLACE, LastGiven
 
 
@@ -24,6 +24,7 @@ class ByPosition:
         self._data, self._seed = data, seed
         self._is_plain = type(data) in (list, tuple)
         self._given: dict[int, Mark] = {}
+        self._last_index, self._written = -1, Written()
         self._first: tuple[int, str] | None = None
         self._last, self._last_step = LastGiven(), -1
         self._expected: dict[int, str] = {}
@@ -36,8 +37,7 @@ class ByPosition:
         """
         index = step % len(self._data)
         if self._is_plain:
-            self._refuse_changed(self._data[index], index)
-            return self._data[index]
+            return self._held(index)
         self._last.look()
         expected, self._expected = self._expected, {}
         for earlier, digest in expected.items():
@@ -67,12 +67,18 @@ class ByPosition:
         self._seed(step)
         return self._data[step % len(self._data)]
 
-    def _refuse_changed(self, batch: Data, index: int) -> None:
-        """Refuse a list's batch that a loss has changed in place: who resumes has the list as it was."""
+    def _held(self, index: int) -> Data:
+        """Return a list's batch, unless a step has changed it in place: who resumes has the list as it was."""
+        batch = self._data[index]
+        if self._last_index in self._given:
+            self._written.add(self._given[self._last_index].changed_in(self._data[self._last_index]))
         if index not in self._given:
             self._given[index] = Mark(batch)
-        elif self._given[index].has_changed(batch):
+        # The list may hold one batch, or a part of it, in several places.
+        if self._given[index].has_changed(batch) or self._written.has_part_of(batch):
             raise DataError(f"Batch {index} of the data {CHANGED_IN_PLACE}.")
+        self._last_index = index
+        return batch
 
     def _refuse_other(self, index: int) -> None:
         msg = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.buffers import LayerStatistic
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.gradients import StepGradients, StepInput, StepPasses, update_norms_since
+from cosmati.train.marks import Repeated
 from cosmati.train.outcome import Taught
 from cosmati.train.timing import Stopwatch
 
@@ -79,12 +81,16 @@ class Commit:
         a = self._a
         turns = [turn for turn in a.turns if clock.step % turn.every == 0]
         undo = self._remember() if len(a.turns) > 1 else None
+        given = Repeated(step.batches) if len(turns) > 1 else None
         before = a.layout.weights().copied() if follow else None
         found: list[StepGradients] = []
         learnt: frozenset[str] = frozenset()
         statistics: list[LayerStatistic] = []
         try:
             for turn in turns:
+                if given is not None:
+                    reader = f"The sub-step {turn.name!r} of step {clock.step}"
+                    step = dataclasses.replace(step, batches=given.given_to(reader))
                 gradients = self._passes(step, turn, measure=measure)
                 self._stopwatch.lap("method")
                 if not found and a.statistics.layers:

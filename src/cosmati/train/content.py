@@ -20,6 +20,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, np.generic, torch.dtype, torc
 def content_digest(*values: object) -> bytes:
     """Return 32 bytes that are the same for the same content, in any process and on any device.
 
+    A mapping's content has no order.
     Times, UUIDs and `tempfile`'s folders don't count, nor what no data are: functions, locks, references.
     """
     digest = hashlib.sha256()
@@ -58,7 +59,7 @@ def _children(value: object) -> Iterator[object]:
         yield from value.reshape(-1).tolist()
     elif isinstance(value, Mapping):
         yield len(value)
-        for key in value:
+        for key in sorted(value, key=_rank):  # Their order may follow from a set's, which each process has of its own.
             yield key
             yield value[key]
     elif isinstance(value, list | tuple):
@@ -68,6 +69,10 @@ def _children(value: object) -> Iterator[object]:
         for name, field in fields_of(value).items():
             yield name
             yield field
+
+
+def _rank(key: object) -> str:
+    return repr(key) if isinstance(key, _SCALARS) else content_digest(key).hex()
 
 
 def _of_tensor(tensor: Tensor) -> Iterator[bytes]:

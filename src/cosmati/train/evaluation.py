@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -13,21 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, Data, count_rows, input_of, target_of
-from cosmati.core.loss import Loss
+from cosmati.core.loss import Loss, LossFunction
 from cosmati.core.method import Position, State
 from cosmati.core.nest import moved, select_rows
-from cosmati.core.rng import position_key
 from cosmati.data.foreign import refuse_rows, refuse_shares, shuffles
 from cosmati.errors import BatchError, DataError
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.train.assembly import Assembly
 from cosmati.train.feed import Feed
-from cosmati.train.held import remember
+from cosmati.train.forward_watch import loss_roots
+from cosmati.train.held import places_in, remember
+from cosmati.train.loss_state import loss_module
+from cosmati.train.marks import Mark, Repeated, Written
 from cosmati.train.ranks import Ranks
-from cosmati.train.routes import Route
-
-RECALIBRATION_STEPS = 8
-"""Steps whose rows give averaged weights their BatchNorm statistics."""
+from cosmati.train.recalibration import put_back_modes, recalibrate, recalibration_passes
 
 Metric = Callable[[nn.Module, Data], "Loss | Tensor | float"]
 
@@ -89,6 +87,7 @@ class Evaluation:
 
     data: Iterable[Data]
     metrics: Mapping[str, Metric | Stateful | StatefulMetric] = field(default_factory=dict)
+    _written: Written = field(default_factory=Written, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         refuse_rows(self.data)
@@ -97,6 +96,27 @@ class Evaluation:
             msg = (
                 f"A {type(self.data).__name__} can be read only once, and every evaluation reads the data. Give "
                 "list(...) of it, a DataLoader, or batches(...)."
+            )
+            raise DataError(msg)
+
+    @contextmanager
+    def unchanged(self, batch: Data, index: int) -> Iterator[None]:
+        """Look whether metrics change a batch in place, as long as the data hold it.
+
+        Raises:
+            DataError: they have, and the next evaluation would measure other rows, or this one does.
+        """
+        has_changed, mark = self._written.has_part_of(batch), Mark(batch)
+        if not has_changed:
+            yield
+            changed = mark.changed_in(batch)
+            self._written.add(changed)
+            has_changed = bool(changed) and isinstance(self.data, list | tuple)
+        if has_changed:
+            msg = (
+                f"Batch {index} of the data to evaluate on was changed in place, by a metric or by the model's first "
+                "layers: the next evaluation would measure other rows. Let these change a copy (x = x.clone(); ReLU "
+                "without inplace=True)."
             )
             raise DataError(msg)
 
@@ -115,24 +135,28 @@ def accuracy(model: nn.Module, data: Data) -> Loss:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, evaluation: Evaluation, ranks: Ranks, device: torch.device, autocast: torch.autocast
+    model: nn.Module,
+    evaluation: Evaluation,
+    ranks: Ranks,
+    device: torch.device,
+    autocast: torch.autocast,
+    losses: Sequence[LossFunction] = (),
 ) -> dict[str, float]:
-    """Return each metric over all batches.
+    """Return each metric over all batches; model and losses are in eval mode meanwhile.
 
     Batches are shared out over the ranks; their sums are added in the batches' order in float64, so a metric has one
     value, whatever the number of ranks. Stateful metrics see every batch on every rank.
 
     Raises:
         BatchError: a metric returns something else than a number.
-        DataError: several ranks are given a loader that shuffles, and would not share out the same batches.
+        DataError: several ranks are given a loader that shuffles, and would not share out the same batches; or a metric
+            changes its batch in place.
     """
     if ranks.world > 1 and shuffles(evaluation.data):
         msg = "Ranks share out the batches to evaluate on, and this loader shuffles on each. Give it shuffle=False."
         raise DataError(msg)
     means, stateful = _kinds(evaluation.metrics)
-    flags = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+    with _in_eval_mode([model, *_modules_of(losses)]):
         rows: dict[int, list[float]] = {}
         num_batches = 0
         for one in stateful.values():
@@ -141,43 +165,54 @@ def evaluate(
             num_batches += 1
             is_mine = index % ranks.world == ranks.rank
             if is_mine or stateful:
-                data = moved(given.data if isinstance(given, Batch) else given, device)
-                with autocast:
-                    if is_mine:
-                        rows[index] = [
-                            value
-                            for name, metric in means.items()
-                            for value in _measure(name, metric(model, data), data)
-                        ]
-                    for one in stateful.values():
-                        one.metric.update(*one.outputs(model, data))
-    finally:
-        _put_back(flags)
+                data = given.data if isinstance(given, Batch) else given
+                with evaluation.unchanged(data, index), autocast:
+                    found = _read_by({**(means if is_mine else {}), **stateful}, model, moved(data, device))
+                if is_mine:
+                    rows[index] = found
     width = 2 * len(means)
     padded = [
         rows.get(index, [0.0] * width)
         for index in range(ranks.rank, -(-num_batches // ranks.world) * ranks.world, ranks.world)
     ]
     table = ranks.gather(torch.tensor(padded, dtype=torch.float64, device=device).reshape(len(padded), width)).cpu()
-    found = {
+    values = {
         name: _ordered_sum(table[:, 2 * i]) / max(_ordered_sum(table[:, 2 * i + 1]), 1e-300)
         for i, name in enumerate(means)
     }
     for name, one in stateful.items():
-        found |= _computed(name, one.metric)
+        values |= _computed(name, one.metric)
+    return values
+
+
+def _read_by(metrics: Mapping[str, Metric | Stateful], model: nn.Module, data: Data) -> list[float]:
+    """Give a batch to each metric, in containers of its own; return sums and weights of those that are means."""
+    batch, found = Repeated([data]), list[float]()
+    for name, metric in metrics.items():
+        (own,) = batch.given_to(f"The metric {name!r}")
+        if isinstance(metric, Stateful):
+            metric.metric.update(*metric.outputs(model, own))
+        else:
+            found += _measure(name, metric(model, own), data)
     return found
 
 
-def try_out(model: nn.Module, evaluation: Evaluation, device: torch.device, autocast: torch.autocast) -> None:
+def try_out(
+    model: nn.Module,
+    evaluation: Evaluation,
+    device: torch.device,
+    autocast: torch.autocast,
+    losses: Sequence[LossFunction] = (),
+) -> None:
     """Compute the metrics of one batch, to find before the first step what would fail at the first evaluation.
 
     Only a list's: a loader would start its workers and draw from its generator. Stateful metrics are left out, since
     some make no sense of one batch.
     """
     if isinstance(evaluation.data, list | tuple) and evaluation.data:
-        with kept_state(model):
+        with kept_state(model, losses):
             means, _ = _kinds(evaluation.metrics)
-            evaluate(model, Evaluation(evaluation.data[:1], means), Ranks.alone(), device, autocast)
+            evaluate(model, Evaluation(evaluation.data[:1], means), Ranks.alone(), device, autocast, losses)
 
 
 def _kinds(metrics: Mapping[str, Metric | Stateful | StatefulMetric]) -> tuple[dict[str, Metric], dict[str, Stateful]]:
@@ -263,93 +298,44 @@ def averaged_weights(assembly: Assembly, states: Mapping[int, State], at: Positi
 @contextmanager
 def averaged(assembly: Assembly, weights: Mapping[str, Tensor] | None, feed: Feed | None) -> Iterator[nn.Module]:
     """Give the model with averages in place of its weights, and BatchNorm's statistics computed for them."""
-    model = assembly.model
+    model, losses = assembly.model, [turn.loss for turn in assembly.turns]
     # The training data's own generators among them: a validation loader may draw from the same one.
     drawn_from = feed.generators if feed is not None else ()
     if weights is None:
-        with kept_state(model), assembly.generators.restored(drawn_from):
+        with kept_state(model, losses), assembly.generators.restored(drawn_from):
             yield model
         return
-    with assembly.layout.replaced(weights), kept_state(model), assembly.generators.restored(drawn_from):
+    with assembly.layout.replaced(weights), kept_state(model, losses), assembly.generators.restored(drawn_from):
         if assembly.statistics.layers:
             recalibrate(model, assembly.statistics.layers.values(), recalibration_passes(assembly, feed))
         yield model
 
 
-def _put_back(flags: Sequence[tuple[nn.Module, bool]]) -> None:
-    """Leave each module in its own mode: some may be frozen in eval mode."""
-    for module, is_training in flags:
-        module.training = is_training
+def _modules_of(losses: Sequence[LossFunction]) -> Iterator[nn.Module]:
+    """Yield the modules that losses are, or hold anything of."""
+    yield from (module for loss in losses if (module := loss_module(loss)) is not None)
+    yield from (place.owner for place in places_in(loss_roots(losses)) if place.owner is not None)
 
 
 @contextmanager
-def kept_state(model: nn.Module) -> Iterator[None]:
-    """Put back afterwards what a model holds beside parameters: buffers, attributes, what its hooks remember."""
-    put_back = remember({"": model})
+def _in_eval_mode(roots: Sequence[nn.Module]) -> Iterator[None]:
+    flags = [(module, module.training) for root in roots for module in root.modules()]
+    for root in roots:
+        root.eval()
+    try:
+        yield
+    finally:
+        put_back_modes(flags)
+
+
+@contextmanager
+def kept_state(model: nn.Module, losses: Sequence[LossFunction] = ()) -> Iterator[None]:
+    """Put back what a model and losses hold beside parameters: buffers, attributes, what hooks remember.
+
+    A loss may be a metric, too, or a part of one.
+    """
+    put_back = remember({"": model, **loss_roots(losses)})
     try:
         yield
     finally:
         put_back()
-
-
-@torch.no_grad()
-def recalibrate(model: nn.Module, layers: Iterable[nn.Module], forwards: Iterable[Callable[[], object]]) -> None:
-    """Compute BatchNorm's statistics anew, as the plain average over some forward passes in training mode."""
-    flags = [(module, module.training) for module in model.modules()]
-    if not model.training:
-        model.train()
-    # A frozen layer keeps its statistics.
-    chosen = [layer for layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training]  # noqa: SLF001
-    forwards = list(forwards)
-    if not chosen or not forwards:
-        # Data that can't be read again from their start: the running statistics are the best there is.
-        _put_back(flags)
-        return
-    momenta = [layer.momentum for layer in chosen]
-    running = [[buffer.clone() for buffer in layer.buffers()] for layer in chosen]
-    for layer in chosen:
-        layer.reset_running_stats()
-        layer.momentum = None
-    try:
-        for forward in forwards:
-            forward()
-    finally:
-        _put_back(flags)
-        for layer, momentum, before in zip(chosen, momenta, running, strict=True):
-            layer.momentum = momentum
-            if layer.num_batches_tracked == 0:
-                # No pass may teach it, or none runs it.
-                for buffer, value in zip(layer.buffers(), before, strict=True):
-                    buffer.copy_(value)
-
-
-def recalibration_passes(assembly: Assembly, feed: Feed | None) -> Iterator[Callable[[], object]]:
-    """Yield forward passes over the first steps of the data, for BatchNorm's statistics of averaged weights.
-
-    Each follows its step's route: what wasn't offered isn't forwarded, and a layer takes its statistics only from
-    microbatches that may teach its region.
-    """
-    steps = (
-        RECALIBRATION_STEPS
-        if assembly.policy is None
-        else min(RECALIBRATION_STEPS, assembly.policy.phases[-1].end_step)
-    )
-    for step in range(steps):
-        for index, batch in enumerate(feed.again(step) if feed is not None else ()):
-            is_empty = bool((batch.lineage.row_ids < 0).all())
-            route = assembly.router.route_of(assembly.router.class_of(batch), step, is_empty=is_empty)
-            if route.offered:
-                yield partial(_recalibration_pass, assembly, batch, route, step, index)
-
-
-def _recalibration_pass(assembly: Assembly, batch: Batch, route: Route, step: int, index: int) -> None:
-    """Run one microbatch forward, as a step would: in the run's precision, with draws of its own position."""
-    a = assembly
-    a.generators.seed(position_key(a.config.seed, "recalibrate", step, index))
-    # In training mode a layer doesn't read its running statistics: what is put back has changed nothing else.
-    untaught = [layer for name, layer in a.statistics.layers.items() if not a.router.teaches(route, name)]
-    kept = [(buffer, buffer.clone()) for layer in untaught for buffer in layer.buffers()]
-    with a.config.autocast(a.device):
-        a.turns[0].loss(a.model, batch.to(a.device).data)
-    for buffer, value in kept:
-        buffer.copy_(value)

@@ -11,7 +11,7 @@ import torch
 
 from cosmati.core.batch import Batch, Data, Lineage, count_rows, count_rows_and_tokens
 from cosmati.core.clock import Clock
-from cosmati.core.nest import shallow_copy
+from cosmati.core.containers import shallow_copy
 from cosmati.core.rng import DefaultGenerators, position_key
 from cosmati.core.source import Order, ReadsAhead, ResizesImages
 from cosmati.data.foreign import has_known_order, own_generators, refuse_rows, refuse_shares

@@ -26,7 +26,7 @@ from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.cutting import shortage
 from cosmati.train.forward_watch import ForwardWatch
 from cosmati.train.layout.layout import Layout, Slot
-from cosmati.train.marks import with_own_containers
+from cosmati.train.marks import Repeated
 from cosmati.train.routes import Route
 from cosmati.train.timing import Stopwatch
 
@@ -137,18 +137,18 @@ class StepPasses:
             turn: the loss and who learns from it.
             measure: take each leaf's norm by region, in the pass whose gradients are applied.
         """
-        # What a loss puts into a batch in the first pass isn't there in the second.
-        given = [with_own_containers(batch) for batch in step.batches] if self._again else []
+        given = Repeated(step.batches) if self._again else None
         gradients = self._pass(step, turn, measure=measure)
         weights = self._a.layout.weights()
         for method in self._again:
             with torch.no_grad():
                 root = gradients.root
                 offsets = method.perturbation(weights.only(root.names), root, step.positions[0])
-            if offsets is not None:
+            if offsets is not None and given is not None:
                 self._tell("again")
+                reader = f"The second pass of step {step.positions[0].clock.step}, for {type(method).__name__},"
+                again = dataclasses.replace(step, batches=given.given_to(reader))
                 with self._a.layout.perturbed(offsets):
-                    again = dataclasses.replace(step, batches=[with_own_containers(batch) for batch in given])
                     applied = self._pass(again, turn, measure=measure)
                 gradients = gradients._replace(root=applied.root, norms=applied.norms)
         return gradients

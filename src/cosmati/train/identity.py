@@ -282,7 +282,7 @@ def _describe_loader(loader: DataLoader[Any]) -> Iterator[tuple[str, object]]:
 
 
 def _content_digest(batches: Sequence[object]) -> str:
-    """Return the Merkle root of a list of batches in memory, tensor by tensor."""
+    """Return the Merkle root of a list of batches in memory, tensor by tensor; the order of names doesn't count."""
     tensors: dict[str, torch.Tensor] = {}
     for index, batch in enumerate(batches):
         data = batch.data if isinstance(batch, Batch) else batch
@@ -293,7 +293,9 @@ def _content_digest(batches: Sequence[object]) -> str:
         if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in own.values()):
             text, own = content_digest(data).hex(), {}
         tensors |= {f"{index}/{place}": tensor for place, tensor in own.items()}
-        tensors[f"{index}/rest"] = torch.frombuffer(bytearray(json.dumps(text).encode()), dtype=torch.uint8)
+        tensors[f"{index}/rest"] = torch.frombuffer(
+            bytearray(json.dumps(text, sort_keys=True).encode()), dtype=torch.uint8
+        )
         if isinstance(batch, Batch):
             tensors |= {f"{index}/rows": batch.lineage.row_ids, f"{index}/classes": batch.lineage.class_ids}
     return parameter_root(tensors).hex()

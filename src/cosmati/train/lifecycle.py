@@ -178,7 +178,8 @@ class Lifecycle:
         with self.stopwatch.paused("evaluation"):
             self.tell("evaluate")
             with self.averaged() as model:
-                self._metrics = evaluate(model, self.evaluation, a.ranks, a.device, a.config.autocast(a.device))
+                autocast, losses = a.config.autocast(a.device), [turn.loss for turn in a.turns]
+                self._metrics = evaluate(model, self.evaluation, a.ranks, a.device, autocast, losses)
             self._run.evaluated(self.clock, self._metrics, self.stopwatch.training_seconds())
         return self._metrics
 
@@ -281,7 +282,8 @@ class Lifecycle:
                 self._continuity.see(batch.to(a.device).data)
         if self.evaluation is not None:
             with self.averaged() as model:
-                try_out(model, self.evaluation, a.device, a.config.autocast(a.device))
+                autocast, losses = a.config.autocast(a.device), [turn.loss for turn in a.turns]
+                try_out(model, self.evaluation, a.device, autocast, losses)
         self.save()
         read_back(a)
 

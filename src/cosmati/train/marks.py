@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from cosmati.core.batch import Batch, Data
-from cosmati.core.nest import shallow_copy
+from cosmati.core.containers import shallow_copy
+from cosmati.errors import DataError
 from cosmati.train.content import content_digest
 from cosmati.train.user_objects import fields_of
 
@@ -95,6 +96,36 @@ class Written:
         return False
 
 
+class Repeated:
+    """Batches for passes that follow one another: each has containers of its own, and the rows that were given.
+
+    Args:
+        batches: as they are now, bare or not.
+    """
+
+    def __init__(self, batches: Iterable[Data]) -> None:
+        self._batches = [with_own_containers(batch) for batch in batches]
+        self._marks = [Mark(batch) for batch in self._batches]
+
+    def given_to(self, reader: str) -> list[Data]:
+        """Return the batches for one pass.
+
+        Args:
+            reader: what reads them, in words.
+
+        Raises:
+            DataError: an earlier pass has changed them in place.
+        """
+        if any(mark.has_changed(batch) for mark, batch in zip(self._marks, self._batches, strict=True)):
+            msg = (
+                f"{reader} would read other rows than were given: a loss, a metric or the model's first layers have "
+                "changed the batch in place before it. Let them change a copy (x = x.clone(); ReLU without "
+                "inplace=True), and set no attribute of a batch object anew."
+            )
+            raise DataError(msg)
+        return [with_own_containers(batch) for batch in self._batches]
+
+
 def with_own_containers(data: Data) -> Data:
     """Return a batch, or a bare nest, whose lists and dictionaries are nobody else's; the tensors are the same."""
     if isinstance(data, Batch):
@@ -112,9 +143,11 @@ def change_since(given: Data | Sequence[Batch]) -> Callable[[], bool]:
 def _owner_of(part: Tensor | np.ndarray[Any, Any]) -> object:
     """Return what a view is of: the view goes with its batch, and that stays."""
     base: Any = part
-    while isinstance(base, _ARRAYS):
-        part, base = base, base._base if isinstance(base, Tensor) else base.base  # noqa: SLF001
-    return part
+    while isinstance(base, np.ndarray):
+        part, base = base, base.base
+    part = base if isinstance(base, Tensor) else part
+    # Tensors that share memory (`detach()`, `data`) share this object, for as long as the memory is there.
+    return part.untyped_storage() if isinstance(part, Tensor) and isinstance(_where(part), tuple) else part
 
 
 def _where(part: Tensor | np.ndarray[Any, Any]) -> object:

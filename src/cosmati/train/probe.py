@@ -7,13 +7,14 @@ numbers, and integers below the largest that was seen.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from cosmati.core.batch import Data, iterate_tensors, map_tensors
+from cosmati.core.batch import Data, map_tensors
+from cosmati.core.containers import rebuilt, with_items
 from cosmati.core.loss import Loss, LossFunction
 from cosmati.core.rng import DefaultGenerators
 from cosmati.train.apart import apart
@@ -47,10 +48,17 @@ class Probe:
             return
         try:
             if self._specs is None:
-                self._specs = [_spec(tensor) for tensor in iterate_tensors(data)]
+                found: list[TensorSpec] = []
+
+                def note(tensor: Tensor) -> Tensor:
+                    found.append(_spec(tensor))
+                    return tensor
+
+                _by_name(note, data)
+                self._specs = found
             generator = torch.Generator().manual_seed(_SEED)
             specs = iter(self._specs)
-            self._data = map_tensors(lambda tensor: _draw(next(specs), generator).to(tensor.device), data)
+            self._data = _by_name(lambda tensor: _draw(next(specs), generator).to(tensor.device), data)
         except (StopIteration, RuntimeError, TypeError, ValueError, OverflowError):
             self._data = None  # Of a kind that can't be drawn.
 
@@ -120,6 +128,15 @@ def _is_all_tensors(data: Data) -> bool:
     if isinstance(data, Mapping):
         return all(map(_is_all_tensors, data.values()))
     return isinstance(data, list | tuple) and all(map(_is_all_tensors, data))
+
+
+def _by_name(function: Callable[[Tensor], Tensor], data: Data) -> Data:
+    """Apply a function to every tensor, in a mapping in the names' order: each process may have another of its own."""
+    if isinstance(data, Tensor):
+        return function(data)
+    if isinstance(data, Mapping):
+        return with_items(data, {name: _by_name(function, data[name]) for name in sorted(data, key=repr)})
+    return rebuilt(partial(_by_name, function), data)
 
 
 def _mean(result: object) -> float:
