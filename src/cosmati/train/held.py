@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 import types
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping
@@ -30,6 +31,7 @@ from cosmati.train.user_objects import (
     is_users_own,
     leads_on,
     top_of,
+    written_by,
 )
 from cosmati.train.values import is_container, items_of
 
@@ -185,6 +187,8 @@ class _Walk:
                 yield from self.inside(path, value.__func__, depth + _CODE)
         elif isinstance(value, CACHED):
             yield from self._cached(path, value, depth, said)
+        elif (owner := value() if isinstance(value, weakref.ref) else written_by(value)) is not None:
+            yield from self._at(path, owner, depth + _DATA, None, said, is_new=self._is_new(("of", id(owner))))
         elif depth <= _MAX_HOPS:
             yield from (self._code if isinstance(value, _CODE_KINDS) else self._data)(path, value, depth, said)
 
@@ -210,7 +214,8 @@ class _Walk:
                     yield from self.inside(f"{path}[{key}]", item, depth + _DATA, said)
             if any(map(leads_on, {type(item): item for _, item in items[_MAX_ITEMS:]}.values())):
                 yield Place(path.lstrip("."), "attribute", None, is_followed=False)
-        elif is_users_own(value) or (depth == 0 and hasattr(value, "__dict__")):
+        # A container of the user's own class may keep something beside its items.
+        if is_users_own(value) or (depth == 0 and hasattr(value, "__dict__")):
             functions = methods_reached(type(value), said)
             if self._is_new(id(value)):
                 yield from self._attributes(path, value, depth, said.union(*map(names_in, functions)))
