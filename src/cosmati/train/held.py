@@ -100,11 +100,15 @@ def places_in(roots: Mapping[str, object], spoken: set[str] | None = None) -> It
 
 
 def remember(roots: Mapping[str, object]) -> Callable[[], None]:
-    """Copy what models and losses hold beside parameters; return a function that puts it back."""
-    places = [place for place in places_in(roots) if place.kind != "parameter"]
-    seen: set[int] = set()
-    kept = [(part, copied) for p in places for part in _parts(p.value, seen) if (copied := _copied(part)) is not None]
+    """Copy what models and losses hold beside parameters that train; return a function that puts it back."""
     modules = [module for root in roots.values() if isinstance(root, nn.Module) for module in root.modules()]
+    places = list(places_in(roots))
+    parameters = [place.value for place in places if isinstance(place.value, nn.Parameter)]
+    own = {id(parameter) for module in modules for parameter in module.parameters(recurse=False)}
+    seen = {id(one) for one in parameters if one.requires_grad and id(one) in own}
+    if sum(one.numel() * one.element_size() for one in parameters if id(one) not in seen) > _MAX_STATE_BYTES:
+        seen |= {id(one) for one in parameters}  # A large model, of which little trains.
+    kept = [(part, copied) for p in places for part in _parts(p.value, seen) if (copied := _copied(part)) is not None]
     # What wasn't there is taken away: a cache, a layer that is made when it's first run.
     plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
     known = [(held, set(held)) for m in plain for held in (vars(m), m._buffers, m._modules)]  # noqa: SLF001
@@ -140,7 +144,7 @@ def _copied(value: object) -> object:
     """Return a copy of what may be written to in place, None of anything else."""
     if isinstance(value, Tensor):
         # An expanded one is read only; a huge one is data.
-        is_written = value.layout is torch.strided and 0 not in value.stride() and not isinstance(value, nn.Parameter)
+        is_written = value.layout is torch.strided and 0 not in value.stride()
         return value.detach().clone() if is_written and value.nbytes <= _MAX_STATE_BYTES else None
     if isinstance(value, np.ndarray):
         is_written = value.flags.writeable and not isinstance(value, np.memmap) and value.nbytes <= _MAX_STATE_BYTES
