@@ -181,19 +181,25 @@ class Spoilt(Codebook):
         if kind == "attribute":
             del self.seen
             self.seen = torch.zeros(4)
+        elif "parameter" in kind:
+            self.memory = [nn.Parameter(torch.zeros(4), requires_grad="list" in kind)]
+            self.book = self.memory[0] if "list" not in kind else None
 
     def forward(self, rows: Tensor) -> Tensor:
         mean = rows.detach().mean(0)
         if self.kind == "growing":
             self.memory.append(mean)
             self.seen.copy_(torch.stack(self.memory[-3:]).mean(0))
+        elif "parameter" in self.kind:
+            self.memory[0].data.lerp_(mean, 0.5)
+            self.seen = self.memory[0].data.clone()
         else:
             self.seen = self.seen * 0.5 + mean * 0.5
         hidden: Tensor = self.linear(rows + 0.01 * self.seen)
         return hidden
 
 
-@pytest.mark.parametrize("kind", ["attribute", "reassigned", "growing"])
+@pytest.mark.parametrize("kind", ["attribute", "reassigned", "growing", "parameter", "parameter in a list"])
 def test_nothing_of_a_step_that_is_left_out_stays(kind: str) -> None:
     bad = batches()
     bad[3] = (bad[3][0] * torch.nan, bad[3][1])

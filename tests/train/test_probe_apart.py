@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -104,6 +105,52 @@ class CountsInHelper(CountsInGlobal):
         return self.layers(self.encode(rows))
 
 
+@cache
+def kept(start: float = 0.0) -> dict[str, float]:
+    return {"calls": start}
+
+
+class Kept:
+    @staticmethod
+    @cache
+    def counted() -> dict[str, float]:
+        return {"calls": 0.0}
+
+
+class Own:
+    @cache  # noqa: B019
+    def own(self) -> dict[str, float]:
+        return {"calls": 0.0}
+
+
+def by_cached(model: nn.Module, data: Any) -> Tensor:
+    kept()["calls"] += 1
+    return cross_entropy(model(data[0]), data[1]) / kept()["calls"]
+
+
+def by_cached_method(model: nn.Module, data: Any) -> Tensor:
+    Kept.counted()["calls"] += 1
+    return cross_entropy(model(data[0]), data[1]) / Kept.counted()["calls"]
+
+
+OWN = Own()
+
+
+def by_cached_own_method(model: nn.Module, data: Any) -> Tensor:
+    OWN.own()["calls"] += 1
+    return cross_entropy(model(data[0]), data[1]) / OWN.own()["calls"]
+
+
+@cache
+def teacher() -> types.SimpleNamespace:
+    return types.SimpleNamespace(calls=0)
+
+
+def by_cached_object(model: nn.Module, data: Any) -> Tensor:
+    teacher().calls += 1
+    return cross_entropy(model(data[0]), data[1]) / teacher().calls
+
+
 class Itself:
     """A loss that gives itself for its copy."""
 
@@ -131,10 +178,17 @@ FORMS: dict[str, dict[str, Any]] = {
     "a global that isn't there yet": {"loss": lambda: by_new_global},
     "a namespace that is closed over": {"loss": by_namespace},
     "a number that is closed over": {"loss": by_nonlocal},
+    "what a function caches": {"loss": lambda: by_cached},
+    "what a class's function caches": {"loss": lambda: by_cached_method},
+    "what a method caches": {"loss": lambda: by_cached_own_method},
+    "an object that a function caches": {"loss": lambda: by_cached_object},
     "an object that gives itself for its copy": {"loss": Itself},
     "a global of a model's": {"model": CountsInGlobal},
     "a dictionary of a model's helper": {"model": CountsInHelper},
 }
+
+
+NOT_APART = ("what a class's function caches", "an object that gives itself for its copy")
 
 
 def _begin() -> None:
@@ -143,6 +197,8 @@ def _begin() -> None:
     COUNTS.update(steps=0, nested=[0])
     Means.mean, counting_file.average = 1.0, 1.0
     Means.all.clear()
+    for cached in (kept, Kept.counted, Own.own, teacher):
+        cached.cache_clear()
     by_attribute.count = 0  # type: ignore[attr-defined]
     by_default.__defaults__[0].clear()  # type: ignore[index]
 
@@ -164,5 +220,5 @@ def test_the_weights_are_those_without_a_folder(tmp_path: Path, name: str) -> No
     assert all(map(torch.equal, alone, weights(tmp_path / "often", checkpoint_every="1ba", num_checkpoints=9)))
     assert len(Means.all) == calls
     first = read_checkpoint(list_checkpoints(tmp_path / "often" / "checkpoints")[-1])
-    assert (first.facts["probe"]["losses"] is None) == (name == "an object that gives itself for its copy")
+    assert (first.facts["probe"]["losses"] is None) == (name in NOT_APART)
     _begin()

@@ -29,7 +29,7 @@ def _found(folder: Path, world: int) -> dict[str, str]:
 @pytest.mark.timeout(300)
 def test_ranks_go_on_together_or_end_together(tmp_path: Path) -> None:
     alone, both = _found(tmp_path / "1", 1), _found(tmp_path / "2", 2)
-    for stop_at in rank_looks.FIRST_LOOKS:
+    for stop_at in rank_looks.STOPS:
         assert both[f"{stop_at} again"] == both[f"{stop_at} whole"] == alone[f"{stop_at} whole"]
         assert both[f"{stop_at} again"].startswith("completed after 12")
     assert both["other surroundings on one rank"].startswith("completed after 12")

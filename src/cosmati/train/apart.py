@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,7 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cosmati.train.user_code import cell_content, files_imported, functions_of, globals_touched, is_library, names_read
+from cosmati.train.reach import cached_results
+from cosmati.train.user_code import (
+    CACHED,
+    cell_content,
+    files_imported,
+    functions_of,
+    globals_touched,
+    is_library,
+    names_read,
+)
 from cosmati.train.values import is_container, items_of
 
 LARGEST = 1 << 30
@@ -59,8 +68,8 @@ def apart(value: Any) -> Iterator[Any]:  # noqa: ANN401  (a nest of the user's o
     """
     reach = _Reach()
     reach.follow(value)
-    itself = {id(module): module for module in reach.modules}
-    copied, placed = copy.deepcopy((value, [place.value for place in reach.places]), itself)
+    stands_for = reach.caches | {id(module): module for module in reach.modules}
+    copied, placed = copy.deepcopy((value, [place.value for place in reach.places]), stands_for)
     try:
         for place, own in zip(reach.places, placed, strict=True):
             if own is not place.value:
@@ -81,12 +90,14 @@ class _Reach:
     Attributes:
         places: outside the objects themselves.
         modules: imported ones, of which there's no copy.
+        caches: for each cached function, by `id`, the same function with an empty cache.
         namespaces: that the code may add names to: which of its names aren't there yet, and how one is removed.
     """
 
     def __init__(self) -> None:
         self.places: list[_Place] = []
         self.modules: list[types.ModuleType] = []
+        self.caches: dict[int, object] = {}
         self.namespaces: list[tuple[Mapping[str, Any], Callable[[str], bool], Callable[[str], object]]] = []
         self._seen: dict[object, object] = {}
         self._waiting: list[Any] = []
@@ -126,8 +137,20 @@ class _Reach:
             self._object(value)
         elif isinstance(value, types.ModuleType):
             self.modules.append(value)
+        elif isinstance(value, CACHED):
+            self._cached(value)
         elif not isinstance(value, types.BuiltinFunctionType):
             self._object(value)
+
+    def _cached(self, function: Any) -> None:  # noqa: ANN401  (of the kind `CACHED`)
+        self._waiting.append(function.__wrapped__)
+        if is_library(function.__module__):
+            return
+        results = cached_results(function)
+        # Anything else may be a model that was read from a file: that isn't done once more for each checkpoint.
+        if results is None or not all(isinstance(one, Tensor | np.ndarray) or is_container(one) for _, one in results):
+            raise SharedError
+        self.caches[id(function)] = lru_cache(**function.cache_parameters())(function.__wrapped__)
 
     def _object(self, value: object) -> None:
         kind = type(value)
@@ -151,7 +174,10 @@ class _Reach:
             self.namespaces.append((vars(one), partial(_isnt_in, known), partial(type.__delattr__, one)))
             for name, value in list(vars(one).items()):
                 self._waiting += functions_of(value)
-                if not (name.startswith(("__", "_abc_")) or hasattr(value, "__get__")):
+                if isinstance(getattr(value, "__func__", None), CACHED):
+                    raise SharedError
+                is_method = hasattr(value, "__get__") and not isinstance(value, CACHED)
+                if not (name.startswith(("__", "_abc_")) or is_method):
                     get, put = partial(vars(one).get, name), partial(type.__setattr__, one, name)
                     self._place(("in", id(one), name), value, get, put)
 

@@ -126,7 +126,7 @@ class ForwardWatch:
             while name in found:  # Two classes of one name, say.
                 name += "'"
             if not (id(place.owner) in self._folded and name.rpartition(".")[2] in STATISTICS):
-                content, is_whole = read(place.value)
+                content, is_whole = read(place.value, self._own)
                 found[name] = content, place
                 if not (is_whole and place.is_followed):
                     self._unseen[name] = place

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 import types
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping
@@ -30,6 +31,7 @@ from cosmati.train.user_objects import (
     is_users_own,
     leads_on,
     top_of,
+    written_by,
 )
 from cosmati.train.values import is_container, items_of
 
@@ -98,11 +100,15 @@ def places_in(roots: Mapping[str, object], spoken: set[str] | None = None) -> It
 
 
 def remember(roots: Mapping[str, object]) -> Callable[[], None]:
-    """Copy what models and losses hold beside parameters; return a function that puts it back."""
-    places = [place for place in places_in(roots) if place.kind != "parameter"]
-    seen: set[int] = set()
-    kept = [(part, copied) for p in places for part in _parts(p.value, seen) if (copied := _copied(part)) is not None]
+    """Copy what models and losses hold beside parameters that train; return a function that puts it back."""
     modules = [module for root in roots.values() if isinstance(root, nn.Module) for module in root.modules()]
+    places = list(places_in(roots))
+    parameters = [place.value for place in places if isinstance(place.value, nn.Parameter)]
+    own = {id(parameter) for module in modules for parameter in module.parameters(recurse=False)}
+    seen = {id(one) for one in parameters if one.requires_grad and id(one) in own}
+    if sum(one.numel() * one.element_size() for one in parameters if id(one) not in seen) > _MAX_STATE_BYTES:
+        seen |= {id(one) for one in parameters}  # A large model, of which little trains.
+    kept = [(part, copied) for p in places for part in _parts(p.value, seen) if (copied := _copied(part)) is not None]
     # What wasn't there is taken away: a cache, a layer that is made when it's first run.
     plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
     known = [(held, set(held)) for m in plain for held in (vars(m), m._buffers, m._modules)]  # noqa: SLF001
@@ -138,7 +144,7 @@ def _copied(value: object) -> object:
     """Return a copy of what may be written to in place, None of anything else."""
     if isinstance(value, Tensor):
         # An expanded one is read only; a huge one is data.
-        is_written = value.layout is torch.strided and 0 not in value.stride() and not isinstance(value, nn.Parameter)
+        is_written = value.layout is torch.strided and 0 not in value.stride()
         return value.detach().clone() if is_written and value.nbytes <= _MAX_STATE_BYTES else None
     if isinstance(value, np.ndarray):
         is_written = value.flags.writeable and not isinstance(value, np.memmap) and value.nbytes <= _MAX_STATE_BYTES
@@ -185,6 +191,8 @@ class _Walk:
                 yield from self.inside(path, value.__func__, depth + _CODE)
         elif isinstance(value, CACHED):
             yield from self._cached(path, value, depth, said)
+        elif (owner := value() if isinstance(value, weakref.ref) else written_by(value)) is not None:
+            yield from self._at(path, owner, depth + _DATA, None, said, is_new=self._is_new(("of", id(owner))))
         elif depth <= _MAX_HOPS:
             yield from (self._code if isinstance(value, _CODE_KINDS) else self._data)(path, value, depth, said)
 
@@ -210,7 +218,8 @@ class _Walk:
                     yield from self.inside(f"{path}[{key}]", item, depth + _DATA, said)
             if any(map(leads_on, {type(item): item for _, item in items[_MAX_ITEMS:]}.values())):
                 yield Place(path.lstrip("."), "attribute", None, is_followed=False)
-        elif is_users_own(value) or (depth == 0 and hasattr(value, "__dict__")):
+        # A container of the user's own class may keep something beside its items.
+        if is_users_own(value) or (depth == 0 and hasattr(value, "__dict__")):
             functions = methods_reached(type(value), said)
             if self._is_new(id(value)):
                 yield from self._attributes(path, value, depth, said.union(*map(names_in, functions)))

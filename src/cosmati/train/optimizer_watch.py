@@ -100,7 +100,7 @@ def _beside_state(scheduled: Sequence[ScheduledOptimizer]) -> dict[str, object]:
         if _is_users(optimizer):
             name = type(optimizer).__name__
             found |= {
-                f"{name}.{key}": content_of(value)
+                f"{name}.{key}": content_of(value, moved)
                 for key, value in vars(optimizer).items()
                 if not (key in _OF_EVERY_OPTIMIZER or id(value) in moved)
             }

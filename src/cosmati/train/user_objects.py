@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 import threading
 import types
+import weakref
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
 from cosmati.train.user_code import CACHED, is_library
+from cosmati.train.values import is_container
 
 LIBRARIES = frozenset({"torch", "numpy", "cosmati", "builtins", *sys.stdlib_module_names}) - {"__main__"}
 NAMESPACES = (Namespace, types.SimpleNamespace, threading.local)
@@ -51,8 +54,16 @@ def top_of(module: str | None) -> str:
 
 def leads_on(value: object) -> bool:
     """Say whether what's in a container is followed."""
-    kinds = (nn.Module, types.FunctionType, types.MethodType, partial, CACHED)
-    return isinstance(value, kinds) or is_users_own(value)
+    kinds = (nn.Module, types.FunctionType, types.MethodType, partial, weakref.ref, CACHED)
+    return isinstance(value, kinds) or is_users_own(value) or written_by(value) is not None
+
+
+def written_by(value: Any) -> object:  # noqa: ANN401
+    """Return the container, tensor or array whose method a built-in function is (`queue.append`); None of others."""
+    if not isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
+        return None
+    owner = value.__self__
+    return owner if is_container(owner) or isinstance(owner, Tensor | np.ndarray) else None
 
 
 def is_of_library(value: object) -> bool:
@@ -61,7 +72,7 @@ def is_of_library(value: object) -> bool:
         return top_of(value.__module__) in LIBRARIES
     if isinstance(value, types.ModuleType | type):
         return is_library(value.__name__ if isinstance(value, types.ModuleType) else value.__module__)
-    return isinstance(value, types.BuiltinFunctionType)
+    return isinstance(value, types.BuiltinFunctionType) and written_by(value) is None
 
 
 def is_users_own(value: object) -> bool:

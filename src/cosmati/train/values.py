@@ -49,19 +49,25 @@ def items_of(mapping: Mapping[Any, Any]) -> ItemsView[Any, Any]:
     return dict.items(mapping) if isinstance(mapping, dict) else mapping.items()
 
 
-def content_of(value: object) -> object:
+def content_of(value: object, trained: Collection[int] = ()) -> object:
     """Return something that's equal to its like as long as the value is the same."""
-    return read(value)[0]
+    return read(value, trained)[0]
 
 
-def read(value: object) -> tuple[object, bool]:
-    """Return a value's content, and whether that's all of it: not where it has more than is compared."""
-    reader = _Reader()
+def read(value: object, trained: Collection[int] = ()) -> tuple[object, bool]:
+    """Return a value's content, and whether that's all of it: not where it has more than is compared.
+
+    Args:
+        value: anything.
+        trained: `id` of each parameter whose content doesn't count where it lies in a container.
+    """
+    reader = _Reader(trained)
     return reader.content(value, 0), reader.is_whole
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, trained: Collection[int]) -> None:
+        self._trained = trained
         self._num_left, self._bytes_left = MAX_VALUES, MAX_BYTES
         self._open: set[int] = set()
         self.is_whole = True
@@ -79,7 +85,7 @@ class _Reader:
         content: object = id(value)
         if type(value) in _PLAIN:
             content = repr(value)
-        elif isinstance(value, nn.Parameter) and depth:
+        elif isinstance(value, nn.Parameter) and depth and id(value) in self._trained:
             pass  # A list of a module's own parameters (a recurrent layer's): they move at each commit.
         elif isinstance(value, Tensor):
             content = _bits(value)

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import array
+import copy
 import multiprocessing
+import os
+import subprocess
+import sys
+import weakref
+from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, lru_cache
@@ -68,6 +74,30 @@ def named(find: Callable[[Any], Any], name: str) -> tuple[Get, Put]:
     return lambda kept: getattr(find(kept), name, 1.0), lambda kept, value: setattr(find(kept), name, value)
 
 
+def bank(kind: Any) -> Any:
+    """Give a container that keeps a mean beside its items."""
+
+    class Bank(kind):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = 1.0
+
+    return Bank()
+
+
+def unnamed(kept: Any) -> tuple[Callable[..., Any], ...]:
+    """Give a container by two of its methods alone."""
+    return kept.append, kept.__getitem__
+
+
+ALIVE: list[Any] = []
+
+
+def weakly(kept: Any) -> Any:
+    ALIVE[:] = [kept]
+    return weakref.ref(kept)
+
+
 def frozen() -> nn.Parameter:
     return nn.Parameter(torch.ones(1), requires_grad=False)
 
@@ -93,6 +123,16 @@ FOUND: dict[str, tuple[Callable[[], Any], tuple[Get, Put]]] = {
     "shared memory": (lambda: multiprocessing.Value("d", 1.0), named(itself, "value")),
     "a parameter's attribute": (frozen, named(itself, "ema")),
     "a tensor's attribute": (lambda: torch.ones(1), named(itself, "ema")),
+    "a list of parameters": (lambda: [frozen()], of(lambda kept: kept[0].data, 0)),
+    "a dict of parameters": (lambda: {"ema": frozen()}, of(lambda kept: kept["ema"].data, 0)),
+    "a list's attribute": (lambda: bank(list), named(itself, "mean")),
+    "a dict's attribute": (lambda: bank(dict), named(itself, "mean")),
+    "a deque's attribute": (lambda: bank(deque), named(itself, "mean")),
+    "a deque's methods": (
+        lambda: unnamed(deque([1.0], maxlen=1)),
+        (lambda kept: kept[1](0), lambda kept, value: kept[0](value)),
+    ),
+    "an object that is weakly held": (lambda: weakly(Box()), named(lambda kept: kept(), "mean")),
     "a cached object": (box.cache_clear, named(lambda kept: box(), "mean")),
     "a cached dict": (by_name.cache_clear, of(lambda kept: by_name("mean"), "mean")),
     "one of two cached dicts": (
@@ -131,6 +171,28 @@ def test_what_is_large_deep_or_hidden_is_found(place: str) -> None:
     assert not promised(runs[0])
     assert not runs[0].plan.holds(Promise.RESUME)
     assert not runs[0].plan.holds(Promise.ELASTIC)
+
+
+def test_a_teacher_in_a_list_of_parameters_ends_no_resume(tmp_path: Path) -> None:
+    """No checkpoint holds it, so after a resume the loss is another one: the code isn't."""
+
+    class Consistency:
+        def __init__(self, model: nn.Module) -> None:
+            self.ema = list(copy.deepcopy(model).parameters())
+
+        def __call__(self, model: nn.Module, rows: Tensor) -> Tensor:
+            with torch.no_grad():
+                for mean, parameter in zip(self.ema, model.parameters(), strict=True):
+                    mean.lerp_(parameter, 0.5)
+            return (model(rows) - rows @ self.ema[0].T).square().mean()
+
+    for budget in ("3ba", "6ba"):
+        torch.manual_seed(0)
+        model, data = nn.Linear(4, 4), [torch.ones(8, 4)] * 6
+        config = RunConfig(budget=budget, num_threads=1, run_folder=tmp_path, change=("budget",))
+        trainer = Trainer(model, Consistency(model), data, optimizers=[SGD(lr=0.1)], config=config)
+        assert trainer.fit().outcome == "completed"
+        assert "resume: forward changes the attributes loss.ema" in str(trainer.plan)
 
 
 UNSEEN: dict[str, Callable[[], Any]] = {
@@ -219,6 +281,21 @@ def test_content_is_the_same_for_the_same_and_ends() -> None:
     assert content_of([0.0]) != content_of([-0.0])
     assert content_of([1]) != content_of([1.0]) != content_of([True])
     assert told is not None
+
+
+def test_the_content_of_sets_is_the_same_in_every_process() -> None:
+    """Ranks compare it, and Python orders a set's strings by a number that each process draws."""
+    sets = "{*'abcdefgh'}, {frozenset('abc'), frozenset('def'), frozenset('ghi')}, {*map(str, range(20_000))}"
+    code = (
+        f"from cosmati.train.values import content_of; sets = {sets}; print(*map(content_of, sets), sets[0], sep='\\n')"
+    )
+    told = []
+    for seed in ("1", "2", "3"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        told.append(subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).splitlines())
+    *contents, order = zip(*told, strict=True)
+    assert [len({*one}) for one in contents] == [1, 1, 1]
+    assert len({*order}) == 3, "the control"
 
 
 def test_what_lies_deeper_is_put_back() -> None:
