@@ -14,6 +14,7 @@ from cosmati.core.method import Method, Stage
 from cosmati.errors import CheckpointError
 from cosmati.methods import GradientClipping
 from cosmati.optim import SGD
+from cosmati.train.user_code import names_filled
 from tests.train.test_other_run_more import assert_goes_on, is_refused, loss, make_model, run
 
 STRENGTH = 1.0
@@ -183,8 +184,9 @@ class Caching(torch.optim.Optimizer):
 @pytest.fixture
 def emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each test begin as a process of its own does."""
-    for name in ("FACTORS", "COUNTS"):
-        monkeypatch.setattr(f"{HERE}.{name}", {})
+    monkeypatch.setattr(f"{HERE}.FACTORS", {})
+    monkeypatch.setattr(f"{HERE}.COUNTS", {"steps": 0})
+    monkeypatch.setattr(f"{HERE}.SEEN", set())
     monkeypatch.setattr(f"{HERE}.BY_KIND", {torch.float32: {}})
     monkeypatch.setattr(Kept, "factors", {})
 
@@ -202,11 +204,43 @@ def test_a_global_that_an_optimizer_fills_is_no_option(tmp_path: Path, monkeypat
         run(tmp_path / "other", **first)
 
 
+SEEN: set[Any] = set()
+
+
+def adding(model: Any, data: Any) -> Any:
+    SEEN.add(data[0].shape)
+    FACTORS.setdefault(data[0].dtype, STRENGTH)
+    COUNTS.update(steps=len(SEEN))
+    return loss(model, data)
+
+
+@pytest.mark.usefixtures("emptied")
+def test_a_global_that_a_loss_adds_to_is_no_option(tmp_path: Path) -> None:
+    run(tmp_path / "run", stop_at=3, loss=adding)
+    assert len(SEEN) == len(FACTORS) == COUNTS["steps"] == 1
+    assert run(tmp_path / "run", loss=adding).changed == []
+
+
+FILLED = ["D[k]=v", "D[k,v]=v", "D[f(k,*v)]=v", "D[k][v]=1", "D[k:v]=v", "x=D[k]=v", "m.D[k]=v", "D[(k:=v)]=v"]
+FILLED += ["D[len(k.x)],x=v,k", "D[-k]=v=k", "D[k if v else 0]=v", "D[k or 1]=v", "D[k<v<3]=v", "for D[k] in v: pass"]
+FILLED += ["D.add(k)", "D.setdefault(k, []).append(v)"]
+READ = ["D[k]+=1", "del D[k]", "k[D['a']]=v", "k[D]=v", "k[0]=D", "D.get(k)[v]=1", "D(k)[v]=1", "k.x=D[v]", "k.add(D)"]
+READ += ["D.get(k)", "D.index.add(k)", "m.D.add(k)", "TABLE.add(D)"]
+
+
+@pytest.mark.parametrize("source", FILLED + READ)
+def test_what_code_fills_is_told_by_its_name(source: str) -> None:
+    names: dict[str, Any] = {"D": {}, "TABLE": torch.ones(1)}
+    exec(f"def fill(k, v):\n    {source}", names)
+    assert ("D" in names_filled([names["fill"]])) == (source in FILLED)
+    assert "TABLE" not in names_filled([names["fill"]])
+
+
 class Counting(torch.optim.SGD):
-    """Counts in a global, into which it stores nothing by item."""
+    """Counts up what lies in a global beside, it may be, options."""
 
     def step(self, closure: Any = None) -> Any:
-        COUNTS.update(steps=COUNTS.get("steps", 0) + 1)
+        COUNTS["steps"] += 1
         return super().step(closure)
 
 
@@ -214,7 +248,7 @@ class CountingLayers(nn.Sequential):
     """Likewise."""
 
     def forward(self, inputs: Any) -> Any:
-        COUNTS.update(steps=COUNTS.get("steps", 0) + 1)
+        COUNTS["steps"] += 1
         return super().forward(inputs)
 
 
@@ -222,7 +256,7 @@ class CountingLoss:
     """Likewise."""
 
     def __call__(self, model: Any, data: Any) -> Any:
-        COUNTS.update(steps=COUNTS.get("steps", 0) + 1)
+        COUNTS["steps"] += 1
         return loss(model, data)
 
 
@@ -239,9 +273,7 @@ def test_what_is_counted_in_a_global_can_be_declared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, first: dict[str, Any]
 ) -> None:
     run(tmp_path / "run", stop_at=3, **first)
-    with pytest.raises(
-        CheckpointError, match=r"globals COUNTS: steps [0-9]+, was absent.*forward_caches = \('COUNTS',\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"globals COUNTS: steps [0-9]+, was 0.*forward_caches = \('COUNTS',\)"):
         run(tmp_path / "run", **first)
     monkeypatch.setattr(kind, "forward_caches", ("COUNTS",), raising=False)
     assert run(tmp_path / "run", **first).changed == []

@@ -7,8 +7,10 @@ import hashlib
 import sys
 import sysconfig
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,34 +113,56 @@ def names_written(functions: Iterable[types.FunctionType], limit: int = _MAX_FUN
 def names_filled(functions: Iterable[types.FunctionType]) -> frozenset[str]:
     """Return the globals and attributes into which functions, and those that they name, store by item: `CACHE[k] = 1`.
 
-    Not those that are only counted up (`CACHE[key] += 1`), or filled by methods.
+    Of globals that are containers, those too that they add to by a method: `SEEN.add(k)`. Not those that are only
+    counted up (`CACHE[key] += 1`).
     """
-    codes = [code for function in reached(functions, _MAX_FILLING) for code in codes_in(function.__code__)]
-    return frozenset(name for code in codes for name in _filled_by(code))
+    found = list(reached(functions, _MAX_FILLING))
+    stored = {name for function in found for code in codes_in(function.__code__) for name in _filled_by(code)}
+    added = {
+        name
+        for function in found
+        for code in codes_in(function.__code__)
+        for name in _added_to(code)
+        if isinstance(function.__globals__.get(name), dict | list | set | deque)
+    }
+    return frozenset(stored | added)
 
 
 @lru_cache(maxsize=1 << 14)
 def _filled_by(code: types.CodeType) -> frozenset[str]:
     steps = list(dis.get_instructions(code))
-    stores = [index for index, step in enumerate(steps) if step.opname == "STORE_SUBSCR"]
-    return frozenset(name for index in stores if (name := _container(steps[:index])))
+    stores = [index for index, step in enumerate(steps) if step.opname in ("STORE_SUBSCR", "STORE_SLICE")]
+    return frozenset(name for index in stores if (name := _container(steps[:index], steps[index])))
 
 
-def _container(steps: Sequence[dis.Instruction]) -> str:
-    """Return by which name the container was loaded that lies below the key, the last thing that steps leave."""
-    above = 1
-    for step in reversed(steps):
-        if step.opname in ("SWAP", "COPY") or step.opcode in (*dis.hasjrel, *dis.hasjabs):
-            break
-        if above or step.opname == "BINARY_SUBSCR":
-            above -= dis.stack_effect(step.opcode, step.arg)
-        elif step.opname in ("LOAD_GLOBAL", "LOAD_ATTR"):
-            return str(step.argval)
-        elif step.opname not in ("EXTENDED_ARG", "NOP"):
-            break
-        if above < 0:
-            break
-    return ""
+def _container(steps: Sequence[dis.Instruction], store: dis.Instruction) -> str:
+    """Return by which name the container was loaded whose item is stored: its source begins where the item's does."""
+    start, end = _span(store)
+    inner = [step for step in steps if None not in start and _span(step)[0] == start]
+    # What's called gives a container of its own; and `CACHE[key] += 1` loads the item.
+    if any(step.opname.startswith("CALL") or _span(step)[1] == end for step in inner):
+        return ""
+    return next((str(one.argval) for one in reversed(inner) if one.opname in ("LOAD_GLOBAL", "LOAD_ATTR")), "")
+
+
+def _span(step: dis.Instruction) -> tuple[tuple[int | None, int | None], tuple[int | None, int | None]]:
+    at = step.positions
+    assert at is not None, "Python tells it from 3.11 on"
+    return (at.lineno, at.col_offset), (at.end_lineno, at.end_col_offset)
+
+
+@lru_cache(maxsize=1 << 14)
+def _added_to(code: types.CodeType) -> frozenset[str]:
+    """Return the globals of which a method is called that adds something."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    return frozenset(
+        str(one.argval)
+        for one, method in pairwise(steps)
+        if one.opname == "LOAD_GLOBAL" and method.opname in ("LOAD_METHOD", "LOAD_ATTR") and method.argval in _ADDS
+    )
+
+
+_ADDS = frozenset({"add", "append", "setdefault", "update"})
 
 
 def functions_within(value: object) -> list[types.FunctionType]:
