@@ -5,6 +5,9 @@ from __future__ import annotations
 import array
 import copy
 import multiprocessing
+import os
+import subprocess
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -278,6 +281,21 @@ def test_content_is_the_same_for_the_same_and_ends() -> None:
     assert content_of([0.0]) != content_of([-0.0])
     assert content_of([1]) != content_of([1.0]) != content_of([True])
     assert told is not None
+
+
+def test_the_content_of_sets_is_the_same_in_every_process() -> None:
+    """Ranks compare it, and Python orders a set's strings by a number that each process draws."""
+    sets = "{*'abcdefgh'}, {frozenset('abc'), frozenset('def'), frozenset('ghi')}, {*map(str, range(20_000))}"
+    code = (
+        f"from cosmati.train.values import content_of; sets = {sets}; print(*map(content_of, sets), sets[0], sep='\\n')"
+    )
+    told = []
+    for seed in ("1", "2", "3"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        told.append(subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).splitlines())
+    *contents, order = zip(*told, strict=True)
+    assert [len({*one}) for one in contents] == [1, 1, 1]
+    assert len({*order}) == 3, "the control"
 
 
 def test_what_lies_deeper_is_put_back() -> None:

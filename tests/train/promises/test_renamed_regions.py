@@ -85,6 +85,12 @@ def test_a_region_by_another_name(tmp_path: Path) -> None:
     assert "2.mean" in because(trained(tmp_path, "8ba", "first"), "first")
 
 
+def test_a_region_that_shares_a_part(tmp_path: Path) -> None:
+    assert "2.mean" in because(trained(tmp_path, "5ba", "near_input", moves=True), "near_input")
+    narrower = POLICY.replace('["0.*", "1.*"]', '["0.*"]').replace('["3.*"]', '["1.*", "3.*"]')
+    assert "2.mean" in because(trained(tmp_path, "7ba", "front", narrower), "front")
+
+
 def test_with_a_policy_between_that_says_nothing_of_it(tmp_path: Path) -> None:
     trained(tmp_path, "5ba", "near_input", moves=True)
     between = trained(tmp_path, "7ba", "near_input", REJECTS)
