@@ -7,6 +7,7 @@ import hashlib
 import sys
 import sysconfig
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache, partial
 from itertools import pairwise
@@ -14,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-
-from cosmati.train.values import is_container
 
 _MAX_FUNCTIONS = 32
 """Of which the names are read: functions name others."""
@@ -124,7 +123,7 @@ def names_filled(functions: Iterable[types.FunctionType]) -> frozenset[str]:
         for function in found
         for code in codes_in(function.__code__)
         for name in _added_to(code)
-        if is_container(function.__globals__.get(name))
+        if isinstance(function.__globals__.get(name), dict | list | set | deque)
     }
     return frozenset(stored | added)
 
