@@ -180,6 +180,13 @@ def test_all_offenders_are_listed_at_once() -> None:
         assert part in text
 
 
+def test_a_long_list_is_cut() -> None:
+    model = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(15))})
+    text = refusal(model, {"first": RegionSelector(params=("layers.0.*",))})
+    named = ", ".join(f"'layers.{k}.weight'" for k in range(1, 13))
+    assert f"in no region: {named} and 2 more. Select them" in text
+
+
 def test_tie_is_refused_by_name() -> None:
     text = refusal(TinyGPT(tied=True), SELECTORS)
     assert "one tied parameter is spread: 'wte.weight' in embedding, 'head.weight' in head" in text
