@@ -350,3 +350,24 @@ def test_an_owner_that_is_collected_while_a_thread_is_made_ends_that_one_too(
     assert not beginning.is_alive(), "it waits for itself"
     assert len(made) == 1
     wait_for(lambda: not made[0].is_alive())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_after_an_epoch_finished_as_it_was_planned_shards_are_fetched_ahead_again(
+    server: Server, tmp_path: Path, workers: int
+) -> None:
+    write_source(tmp_path / "remote/grows", [ROWS] * 4)
+    loader = StreamingLoader(opened(server, tmp_path / "before", "grows"), 8)
+    next(iter(loader))
+    state = loader.state_dict()
+    write_source(tmp_path / "remote/grows", [ROWS] * 12)
+    server.requests.clear()
+    data = opened(server, tmp_path / "after", "grows")
+    loader = StreamingLoader(data, 8, num_workers=workers)
+    loader.load_state_dict(state, grown=True)
+    assert sum(len(batch.lineage.row_ids) for batch in loader) == 4 * ROWS - 8
+    assert data.sources[0].fetcher is None, "nobody fetched for workers to wait for"
+    assert len(fetched(server, "grows")) == 4
+    batches = iter(loader)
+    next(batches)
+    wait_for(lambda: len(fetched(server, "grows")) == 12)
