@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from cosmati.data.shards.cache import ShardCache, ShardFiles, hash_of
 from cosmati.data.shards.commitment import differences
@@ -103,8 +103,7 @@ class ShardWriter:
             raise DataError("A row needs a column. Give columns={'text': 'str'}, say.")
         extension(compression)
         _check_class(class_path)
-        self._told = facts or SourceFacts()
-        self._size_limit, self._compression, self._hashes = size_limit, compression, sorted({*hashes, "sha256"})
+        self._told, self._size_limit, self._compression = facts or SourceFacts(), size_limit, compression
         self._settings = {
             "class_path": class_path,
             "band": band,
@@ -112,7 +111,7 @@ class ShardWriter:
             "source_version": source_version,
             "size_limit": size_limit,
             "compression": compression,
-            "hashes": self._hashes,
+            "hashes": sorted({*hashes, "sha256"}),
             "columns": [[c.name, c.encoding] for c in self.columns],
             "facts": self._told.model_dump(mode="json"),
             "commitment": commitment,
@@ -265,7 +264,8 @@ class ShardWriter:
         return info
 
     def _file(self, name: str, data: bytes) -> FileInfo:
-        return FileInfo(name, len(data), {kind: hash_of(kind, data) for kind in self._hashes})
+        hashes = cast("list[str]", self._settings["hashes"])
+        return FileInfo(name, len(data), {kind: hash_of(kind, data) for kind in hashes})
 
     def finish(self) -> SourceManifest:
         """Write the last shard, the manifest and the index; return the manifest."""
