@@ -279,7 +279,7 @@ class _Faulty:
 @pytest.mark.parametrize("num_microbatches", [1, 2])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_step_that_failed_is_read_again_and_the_next_ones_are_theirs(
-    tmp_path: Path, workers: int, num_microbatches: int
+    tmp_path: Path, workers: int, num_microbatches: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder, left = write_source(tmp_path / "data", [ROWS] * SHARDS), tmp_path / "left"
     left.write_text("")
@@ -300,3 +300,74 @@ def test_a_step_that_failed_is_read_again_and_the_next_ones_are_theirs(
             errors += 1
     assert errors == 2
     assert seen == wanted
+    del order
+    wait_for(lambda: not multiprocessing.active_children())
+    assert "Exception ignored" not in capfd.readouterr().err, "new workers end the old ones"
+
+
+def test_a_fault_that_is_mended_ends_no_later_step(tmp_path: Path) -> None:
+    full, failed = tmp_path / "full", []
+
+    def transform(rows: RowBatch) -> Tensor:
+        if full.exists():
+            failed.append(rows)
+            raise OSError(28, "No space left on device")
+        return rows.tensor("number")
+
+    folder = write_source(tmp_path / "data", [ROWS] * SHARDS)
+    order = StreamingSource(StreamingDataset(folder, transform=transform), 4).order(
+        seed=3, num_microbatches=2, route_pure=False
+    )
+    full.touch()
+    order.expect(0, (0, 1))
+    wait_for(lambda: len(failed) == 6)  # the step and two ahead of it
+    with pytest.raises(OSError, match="No space left"):
+        order.microbatch(0, 0)
+    full.unlink()
+    for step in range(3):
+        order.expect(step, (0, 1))
+        assert [order.microbatch(step, index).num_rows for index in (0, 1)] == [2, 2]
+
+
+def test_an_owner_that_is_collected_while_a_thread_is_made_ends_that_one_too(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = opened(server, tmp_path / "cache")
+    ahead, made = ahead_of(data, rows=5, max_bytes=1 << 20), []
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            if self.name == "cosmati-ahead":
+                made.append(self)
+                ahead.close()  # as the garbage collector may, at any allocation
+            super().start()
+
+    beginning = threading.Thread(target=ahead.go_on, args=(0,), daemon=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", Thread)
+        beginning.start()
+        beginning.join(20)
+    assert not beginning.is_alive(), "it waits for itself"
+    assert len(made) == 1
+    wait_for(lambda: not made[0].is_alive())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_after_an_epoch_finished_as_it_was_planned_shards_are_fetched_ahead_again(
+    server: Server, tmp_path: Path, workers: int
+) -> None:
+    write_source(tmp_path / "remote/grows", [ROWS] * 4)
+    loader = StreamingLoader(opened(server, tmp_path / "before", "grows"), 8)
+    next(iter(loader))
+    state = loader.state_dict()
+    write_source(tmp_path / "remote/grows", [ROWS] * 12)
+    server.requests.clear()
+    data = opened(server, tmp_path / "after", "grows")
+    loader = StreamingLoader(data, 8, num_workers=workers)
+    loader.load_state_dict(state, grown=True)
+    assert sum(len(batch.lineage.row_ids) for batch in loader) == 4 * ROWS - 8
+    assert data.sources[0].fetcher is None, "nobody fetched for workers to wait for"
+    assert len(fetched(server, "grows")) == 4
+    batches = iter(loader)
+    next(batches)
+    wait_for(lambda: len(fetched(server, "grows")) == 12)

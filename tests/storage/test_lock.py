@@ -155,3 +155,67 @@ def test_children_forked_while_locks_come_and_go_hold_none(tmp_path: Path) -> No
         for child in children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+WAITING = """
+import os, sys, threading, time
+from pathlib import Path
+from cosmati.storage.lock import FileLock, _known
+
+locks = []
+waiting = threading.Thread(target=lambda: locks.append(FileLock(Path(sys.argv[1]), wait=True)))
+waiting.start()
+while not any(lock._descriptor >= 0 for lock in list(_known)):
+    time.sleep(0.01)
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+waiting.join()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_child_forked_while_a_thread_waited_holds_nothing_once_its_parent_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first = FileLock(path)
+    parent = subprocess.Popen([sys.executable, "-c", WAITING, str(path)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    try:
+        first.release()
+        assert parent.stdout.readline() == "held\n"
+        assert is_locked(path)
+        parent.kill()
+        parent.wait()
+        until = time.monotonic() + 20
+        while is_locked(path) and time.monotonic() < until:
+            time.sleep(0.01)  # The child lets go as soon as it runs.
+        os.kill(child, 0)  # It's alive.
+        assert not is_locked(path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.kill()
+        parent.stdout.close()
+
+
+LATE_CHILD = """
+import os, sys, time
+os.register_at_fork(after_in_child=lambda: time.sleep(60))  # before the lock's own
+from pathlib import Path
+from cosmati.storage.lock import FileLock, is_locked
+
+path = Path(sys.argv[1])
+lock = FileLock(path)
+child = os.fork()
+lock.release()
+print(is_locked(path))
+os.kill(child, 9)
+"""
+
+
+def test_a_lock_that_is_released_is_free_though_a_child_has_not_closed_its_copy_yet(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LATE_CHILD, str(tmp_path / "lock")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"

@@ -145,7 +145,7 @@ class StreamingLoader(DataLoader[Batch]):
         if self.num_workers:
             if self._ahead is not None and self._ahead.is_closed:
                 self._ahead.wait()  # before workers are forked
-            if self._rows.ahead_bytes:
+            if self._may_read_ahead(self._batches.position):
                 fetch_from_here(self._rows.sources)
         # Begun here, not at the first batch: two that are begun together read the same epoch.
         self._latest = begun = object()
@@ -173,10 +173,15 @@ class StreamingLoader(DataLoader[Batch]):
             if ahead is not None:
                 ahead.close()
 
+    def _may_read_ahead(self, position: int) -> bool:
+        growth = self._reader.growth
+        # An epoch that is finished as it was planned has other positions.
+        return bool(self._rows.ahead_bytes) and (growth is None or position >= growth.stop)
+
     def _read_ahead(self, position: int) -> ReadAhead | None:
         rows, size = self._rows, self._batches.batch_size
-        if not rows.ahead_bytes or self._reader.growth:
-            return None  # an epoch that is finished as it was planned has other positions
+        if not self._may_read_ahead(position):
+            return None
         ahead = ReadAhead(
             rows.sources,
             rows.orders(rows.seed),

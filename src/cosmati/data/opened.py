@@ -27,14 +27,14 @@ from cosmati.data.shards.formats import files_of
 from cosmati.data.shards.gathering import Part, rows_together
 from cosmati.data.shards.index import ShardIndex, ShardInfo
 from cosmati.data.shards.mds import ChangedShardError, MdsShard, are_alike
-from cosmati.data.shards.opening import CacheOptions, Opening, cache_directory, remote_of
+from cosmati.data.shards.opening import CacheOptions, Opening, cache_directory, has_kept, remote_of
 from cosmati.data.shards.parquet import ParquetIndex, ParquetShard
 from cosmati.data.shards.remote import EnvironmentFaultError, disk_error, local_path
 from cosmati.data.shards.split import SplitShard
 from cosmati.errors import DataError
 from cosmati.storage.lease import Lease
 
-__all__ = ["UNKNOWN_CLASS", "CacheOptions", "OpenedSource", "open_sources"]
+__all__ = ["UNKNOWN_CLASS", "CacheOptions", "OpenedSource", "open_sources", "refuse_small_cache"]
 
 UNKNOWN_CLASS = "unknown"
 _MAX_DECODED = 8
@@ -96,7 +96,6 @@ class OpenedSource:
         self._version = opening.version(url, self.index)
         self.fetcher: int | None = None
         self._open()
-        self._cache.folder.refuse_too_small(self.index.largest_shard, f"the largest shard of {url}")
 
     def _open(self) -> None:
         # A row group is decoded whole, and held in memory; a mapped file isn't.
@@ -176,9 +175,11 @@ class OpenedSource:
         files, *meta = files_of(info)
         for attempt in range(3):
             self._leave_to_fetcher(files)
+            # Offsets first: who waits for room for the rows holds little of it meanwhile.
+            held = [self._cache.hold(one) for one in meta]
             path, lease = self._cache.hold(files)
             try:
-                return self._made(path, info, lease, known, [self._cache.open(one) for one in meta])
+                return self._made(path, info, lease, known, [offsets for offsets, _ in held])
             except FileNotFoundError as error:
                 # Somebody who heeds no lease removed it between its opening and its mapping.
                 if attempt == 2:
@@ -287,7 +288,7 @@ def open_sources(
     if not root:
         raise DataError("A data set's place is empty. Give a directory, here or remote.")
     folder, pattern = _split_pattern(root, options)
-    opening = Opening(folder, options)
+    opening = Opening(folder, options, pattern)
     if pattern is not None:
         return [OpenedSource(folder, class_path=class_path, options=options, pattern=pattern, opening=opening)]
     listed = opening.sources()
@@ -314,6 +315,17 @@ def open_sources(
     ]
 
 
+def refuse_small_cache(sources: Sequence[OpenedSource]) -> None:
+    """Refuse a bounded cache that can't hold each shard beside the indices of all sources.
+
+    Raises:
+        EnvironmentFaultError: it can't; the message says what can.
+    """
+    if sources:
+        one = max(sources, key=lambda source: source.index.largest_shard)
+        one._cache.folder.refuse_too_small(one.index.largest_shard, f"the largest shard of {one.url}")  # noqa: SLF001
+
+
 def _split_pattern(url: str, options: CacheOptions) -> tuple[str, str | None]:
     """Return the directory and the pattern of a URL that means some Parquet files, or one; None where it means all."""
     local = local_path(url)
@@ -328,5 +340,7 @@ def _split_pattern(url: str, options: CacheOptions) -> tuple[str, str | None]:
         return scheme + separator + "/".join(parts[: wild[0]]) or ".", "/".join(parts[wild[0] :])
     if url.endswith(".parquet"):
         folder, name = scheme + separator + "/".join(parts[:-1]) or ".", glob.escape(parts[-1])
-        return (folder, name) if remote_of(folder, options).names(name) else (url, None)
+        # It was a file when it was opened before, which nobody has to be asked for.
+        is_file = has_kept(folder, options, name) or remote_of(folder, options).names(name)
+        return (folder, name) if is_file else (url, None)
     return url, None

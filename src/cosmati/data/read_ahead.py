@@ -67,7 +67,8 @@ class ReadAhead:
         self._next = 0
         self._queue: SimpleQueue[_Shard | None] = SimpleQueue()
         self.is_closed = False
-        self._lock = threading.Lock()
+        # Reentrant, because whoever owns this may be collected, and so close it, at any point.
+        self._lock = threading.RLock()
         self._threads: list[threading.Thread] = []
 
     def go_on(self, part: int) -> None:
@@ -112,6 +113,8 @@ class ReadAhead:
                 thread = threading.Thread(target=self._fetch, daemon=True, name="cosmati-ahead")
                 thread.start()
                 self._threads.append(thread)
+                if self.is_closed:  # by a collection in between, which didn't know of this one
+                    self._queue.put(None)
 
     def _may_ask(self, shard: _Shard) -> bool:
         # What the part that is read needs comes before all that is further ahead, so nothing is asked for then.

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
+import threading
+import time
+import traceback
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -22,6 +29,8 @@ from cosmati.data.read_ahead import ReadAhead, fetch_from_here
 from cosmati.data.streaming import StreamingDataset
 from cosmati.data.worker import WorkerStart
 from cosmati.errors import DataError
+
+_END_SECONDS = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +141,63 @@ class _Numbers(Sampler[int]):
             yield from (step * self._num_microbatches + index for index in self._indices)
 
 
+class _Readers:
+    """Threads that read microbatches ahead.
+
+    As daemons they don't hold up a process that ends while a server hangs, as an executor's threads do.
+    """
+
+    def __init__(self, read: Callable[[int], Batch]) -> None:
+        self._queue: SimpleQueue[tuple[Future[Batch], int] | None] = SimpleQueue()
+        # Reading is copying out of mapped files, which leaves the interpreter free; two keep up with a disk.
+        self._threads = [
+            threading.Thread(target=_read, args=(self._queue, read), daemon=True, name="cosmati-read") for _ in range(2)
+        ]
+        for thread in self._threads:
+            thread.start()
+        _readers.add(self)
+
+    def submit(self, number: int) -> Future[Batch]:
+        future: Future[Batch] = Future()
+        self._queue.put((future, number))
+        return future
+
+    def close(self) -> None:
+        """Let the threads end once they've read what is asked for."""
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def end(self) -> None:
+        """Give what is being read a moment, so that no thread is amid PyTorch's code when the interpreter ends."""
+        with suppress(Empty):
+            while True:
+                self._queue.get_nowait()
+        self.close()
+        until = time.monotonic() + _END_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+def _read(queue: SimpleQueue[tuple[Future[Batch], int] | None], read: Callable[[int], Batch]) -> None:
+    while (asked := queue.get()) is not None:
+        future, number = asked
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(read(number))
+            except BaseException as error:  # noqa: BLE001  (handed to whoever asks for the microbatch)
+                future.set_exception(error)
+        del asked, future  # they would hold what was read until the next is asked for
+
+
+_readers: weakref.WeakSet[_Readers] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_readers() -> None:
+    for readers in list(_readers):
+        readers.end()
+
+
 class StreamingOrder:
     """The order of a run (see `cosmati.core.source.Order`); reads ahead once it's told what is wanted.
 
@@ -143,7 +209,7 @@ class StreamingOrder:
         self.steps_per_epoch: int = plan.steps_per_epoch
         self.rows_per_step: int = source.rows_per_step
         self._ahead: dict[int, Future[Batch]] = {}
-        self._threads: ThreadPoolExecutor | None = None
+        self._readers: _Readers | None = None
         self._read_ahead: ReadAhead | None = None
         self._stream: Iterator[Any] | None = None
         self._next = -1
@@ -152,6 +218,15 @@ class StreamingOrder:
         """Let the threads that fetch ahead end."""
         if self._read_ahead is not None:
             self._read_ahead.close()
+        self._forget_ahead()
+        if self._readers is not None:
+            self._readers.close()
+
+    def _forget_ahead(self) -> None:
+        """Drop what was read ahead, and read none of it that wasn't begun."""
+        ahead, self._ahead = self._ahead, {}
+        for future in ahead.values():
+            future.cancel()
 
     def class_id(self, step: int, index: int) -> int | None:
         """Return the class of a microbatch, without reading its rows."""
@@ -166,7 +241,8 @@ class StreamingOrder:
     def resize(self, size_at: Callable[[int], ImageSize]) -> None:
         """Decode the images of each step in the size that this function says; what was read ahead is read anew."""
         self._reader.size_at = size_at
-        self._ahead, self._stream, self._next = {}, None, -1
+        self._forget_ahead()
+        self._stream, self._next = None, -1
 
     def microbatch(self, step: int, index: int) -> Batch:
         """Return a microbatch: rows / V rows, tombstones where the epoch's tail is padded."""
@@ -174,11 +250,22 @@ class StreamingOrder:
         if self._stream is not None and number == self._next:
             # After an error the workers stand elsewhere than this counts: whoever tries again has new ones.
             stream, self._stream, self._next = self._stream, None, -1
-            batch: Batch = out_of_worker(next(stream))
+            try:
+                batch: Batch = out_of_worker(next(stream))
+            except BaseException as error:
+                # The error's frames hold the old workers: they end here, and not in new ones that are forked.
+                traceback.clear_frames(error.__traceback__)
+                del stream
+                raise
             self._stream, self._next = stream, next(self._numbers)
             return batch
         future = self._ahead.pop(number, None)
-        return self._reader.microbatch(number) if future is None else future.result()
+        try:
+            return self._reader.microbatch(number) if future is None else future.result()
+        except BaseException:
+            # What failed with it may be mended when it's tried again.
+            self._forget_ahead()
+            raise
 
     def expect(self, step: int, indices: Sequence[int]) -> None:
         """Read ahead: these microbatches are wanted in each step from `step` on.
@@ -195,15 +282,14 @@ class StreamingOrder:
             return
         if not steps:
             return
-        if self._threads is None:
-            # Reading is copying out of mapped files, which leaves the interpreter free; two keep up with a disk.
-            self._threads = ThreadPoolExecutor(2, thread_name_prefix="cosmati-read")
+        if self._readers is None:
+            self._readers = _Readers(self._reader.microbatch)
         wanted = [s * v + i for s in range(step, step + steps + 1) for i in indices]
         for number in [number for number in self._ahead if not wanted[0] <= number <= wanted[-1]]:
             self._ahead.pop(number).cancel()
         for number in wanted:
             if number not in self._ahead:
-                self._ahead[number] = self._threads.submit(self._reader.microbatch, number)
+                self._ahead[number] = self._readers.submit(number)
         self._fetch_ahead(step, indices)
 
     def _fetch_ahead(self, step: int, indices: Sequence[int]) -> None:

@@ -26,7 +26,7 @@ from cosmati.core.rng import position_key
 from cosmati.data.checks import check_columns, check_options, listed_urls, refuse_their_options, refuse_twice
 from cosmati.data.choosing import Choosable
 from cosmati.data.faults import is_of_the_environment
-from cosmati.data.opened import CacheOptions, OpenedSource, open_sources
+from cosmati.data.opened import CacheOptions, OpenedSource, open_sources, refuse_small_cache
 from cosmati.data.order.mixture import Group, Mixture
 from cosmati.data.order.shards import ORDER_VERSION, ShardOrder
 from cosmati.data.places import Places
@@ -115,14 +115,14 @@ class StreamingDataset(Choosable, Dataset[Any]):
             for source in open_sources(url, class_path=class_path, options=options, allow_pickle=allow_pickle)
         ]
         refuse_twice(self.sources)
+        refuse_small_cache(self.sources)
         self._cache = options
         refuse_overrides(type(self), StreamingDataset)
         self._is_overridden = type(self).__getitem__ is not StreamingDataset.__getitem__
         if columns is not None and transform is None and not self._is_overridden:
             check_columns(self.sources, columns)
         self.seed = int(seed)
-        self.columns = columns
-        self.transform = transform
+        self.columns, self.transform = columns, transform
         self.on_bad_row = on_bad_row
         self.skipped: list[BadRow] = []
         self._bad_in_a_row = 0

@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Callable
 
+_LOOK_SECONDS = 1.0
+
 
 class WorkerStart:
     """A `worker_init_fn` with which a worker ends when its parent does, however early that is.
@@ -31,5 +33,19 @@ class WorkerStart:
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None, "a worker has one"
-    parent.join()
+    assert parent.pid is not None, "it was running"
+    is_above = os.getppid() == parent.pid  # a fork server's worker has the server above it
+    # The pipe that says so stays open as long as any process lives that the parent forked after this one.
+    while parent.is_alive() and _is_there(parent.pid) and (not is_above or os.getppid() == parent.pid):
+        parent.join(_LOOK_SECONDS)
     os._exit(1)
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # another user's
+    return True

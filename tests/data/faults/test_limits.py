@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from cosmati.data import opened as data_opened
 from cosmati.data.loader import StreamingLoader
 from cosmati.data.opened import MAPPED, CacheOptions
 from cosmati.data.rows import RowBatch
@@ -24,9 +25,11 @@ from cosmati.data.shards.folder import CacheFolder
 from cosmati.data.shards.index import Column, FileInfo, ShardInfo, dump_index
 from cosmati.data.shards.mds import encode_sample, encode_shard
 from cosmati.data.shards.remote import EnvironmentFaultError, Remote
+from cosmati.data.shards.split import SplitShard
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import DataError
 from cosmati.storage.lock import FileLock
+from tests.data import peer
 from tests.data.faults import limited_reader
 from tests.data.faults.test_cache import one_shard
 from tests.data.shard_files import bytes_on_disk, write_data_set, write_source
@@ -271,6 +274,39 @@ def test_a_budget_that_is_too_small_is_refused_with_the_least(tmp_path: Path) ->
         else:
             data = StreamingDataset(remote, columns=("number",), cache=options)
             assert sorted(row["number"] for row in data.__getitems__(range(50))) == list(range(50))
+
+
+def least_of(urls: list[Path], cache: Path) -> int:
+    with pytest.raises(EnvironmentFaultError, match=r"give \d+ or more") as told:
+        StreamingDataset(urls, cache=CacheOptions(cache, max_bytes=10))
+    return int(str(told.value).split("give ")[1].split()[0])
+
+
+def test_a_budget_over_several_sources_is_refused_at_the_opening_with_the_least(tmp_path: Path) -> None:
+    remotes = [write_source(tmp_path / "a", [40] * 2), write_source(tmp_path / "b", [2] * 60, first=100)]
+    least = least_of(remotes, tmp_path / "cache")
+    with pytest.raises(EnvironmentFaultError, match=rf"give {least} or more"):
+        StreamingDataset(remotes, cache=CacheOptions(tmp_path / "other", max_bytes=least - 1))
+    options = CacheOptions(tmp_path / "cache", max_bytes=least, deadline_seconds=5)
+    assert len(list(StreamingDataset(remotes, columns=("number",), cache=options))) == 200
+
+
+@pytest.mark.parametrize("kind", ["json-zstd", "csv-gz"])
+def test_a_shard_of_two_files_has_room_for_both_and_keeps_both_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    remote, cache = Path(peer.__file__).parent / "written/split" / kind, tmp_path / "cache"
+    least = least_of([remote], cache)
+
+    def made(path: Path, offsets: Path, info: ShardInfo) -> SplitShard:
+        CacheFolder(cache, max_bytes=1)._evict(1)  # as another process does that wants room
+        return SplitShard(path, offsets, info)
+
+    monkeypatch.setattr(data_opened, "SplitShard", made)
+    options = CacheOptions(cache, max_bytes=least, deadline_seconds=5)
+    found = [list(StreamingDataset(remote, shuffle=False, cache=one)) for one in (options, None)]
+    assert [dict(row) for row in found[0]] == [dict(row) for row in found[1]]
+    assert bytes_on_disk(cache) <= least
 
 
 def test_a_shard_in_use_isnt_evicted_until_its_reader_is_dead(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -140,3 +142,29 @@ def test_an_index_longer_than_any_is_refused(server: Server) -> None:
 def test_urls_that_nobody_knows() -> None:
     with pytest.raises(DataError, match=r"no URL that fsspec knows|needs another package"):
         Remote("nowhere://x").read("index.json", max_bytes=10)
+
+
+JOB = """
+import os, signal, sys, threading
+from cosmati.data.opened import CacheOptions
+from cosmati.data.source import StreamingSource
+from cosmati.data.streaming import StreamingDataset
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    data = StreamingDataset(sys.argv[1], columns=("number",), cache=CacheOptions(sys.argv[2], deadline_seconds=300))
+    order = StreamingSource(data, 4).order(seed=0, num_microbatches=1, route_pure=False)
+    order.expect(0, (0,))
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    order.microbatch(0, 0)
+"""
+
+
+def test_a_process_that_reads_ahead_ends_on_ctrl_c_while_its_server_hangs(server: Server, tmp_path: Path) -> None:
+    for number in range(3):
+        server.fault(f"shard.{number:05d}.mds", "hang", forever=True)
+    (tmp_path / "job.py").write_text(JOB)
+    command = [sys.executable, str(tmp_path / "job.py"), server.url, str(tmp_path / "cache")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stderr.rstrip().endswith("KeyboardInterrupt"), ended.stderr
+    assert ended.returncode == -signal.SIGINT

@@ -96,3 +96,54 @@ def test_a_worker_whose_parent_was_killed_before_it_began_ends(tmp_path: Path, m
     process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.communicate(timeout=120)  # until nobody holds the pipes
     assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_worker_ends_with_its_killed_parent_while_a_process_forked_later_lives(tmp_path: Path, method: str) -> None:
+    write_source(tmp_path / "data", [500])
+    script = tmp_path / "job.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import multiprocessing, os, signal, sys, time
+        from pathlib import Path
+        from cosmati.data.loader import StreamingLoader
+        from cosmati.data.streaming import StreamingDataset
+
+        FOLDER = Path({str(tmp_path)!r})
+
+        def begin(worker):  # opens a tokenizer, say
+            (FOLDER / f"{{os.getpid()}}.begun").touch()
+            time.sleep(100)
+
+        if __name__ == "__main__":
+            data = StreamingDataset(FOLDER / "data", columns=("number",))
+            context = multiprocessing.get_context({method!r})
+            loader = StreamingLoader(data, 4, num_workers=2, worker_init_fn=begin, multiprocessing_context=context)
+            batches = iter(loader)
+            helper = os.fork()
+            if helper == 0:
+                time.sleep(100)
+                os._exit(0)
+            print(helper, flush=True)
+            while len(list(FOLDER.glob("*.begun"))) < 2:
+                time.sleep(0.05)
+            time.sleep(2.5)  # a parent that lives is seen
+            print(*(path.stem for path in FOLDER.glob("*.begun") if Path("/proc", path.stem).exists()), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """)
+    )
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    helper, workers = int(process.stdout.readline()), [*map(int, process.stdout.readline().split())]
+    try:
+        process.wait(timeout=60)
+        assert len(workers) == 2
+        deadline = time.monotonic() + 20
+        while any(map(is_running, workers)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert is_running(helper)
+        assert not any(map(is_running, workers))
+    finally:
+        process.stdout.close()
+        for pid in (helper, *filter(is_running, workers)):
+            os.kill(pid, signal.SIGKILL)

@@ -358,7 +358,7 @@ def test_a_remote_of_which_this_directory_knows_nothing_is_refused(tmp_path: Pat
 def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "writes.jsonl")
     journal._file.close()
-    journal._file = Path("/dev/full").open("a+", encoding="utf-8")  # noqa: SIM115
+    journal._file = Path("/dev/full").open("a+b", buffering=0)  # noqa: SIM115
     with pytest.raises(DataError, match=r"writes.jsonl can't be written: No space left.*go on"):
         journal.note({"a": 1})
     journal.close()

@@ -107,10 +107,16 @@ def test_what_was_gathered_outlives_the_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "message"),
-    [("text", r"shard.00001.mds, row 2, column 'text'"), (None, r"shard.00001.mds has a row 2 whose values")],
+    ("column", "value", "message"),
+    [
+        ("text", b"\xff\xff", r"shard.00001.mds, row 2, column 'text'"),
+        (None, b"\xff\xff", r"shard.00001.mds has a row 2 whose values"),
+        (None, b"\x00\x00", r"shard.00001.mds has a row 2 whose values"),
+    ],
 )
-def test_a_bad_row_among_several_shards_is_named(tmp_path: Path, column: str | None, message: str) -> None:
+def test_a_bad_row_among_several_shards_is_named(
+    tmp_path: Path, column: str | None, value: bytes, message: str
+) -> None:
     infos = []
     for shard in range(3):
         rows = [row(4 * shard + n, length=3, shape=(2,)) for n in range(4)]
@@ -120,7 +126,7 @@ def test_a_bad_row_among_several_shards_is_named(tmp_path: Path, column: str | N
     start = int.from_bytes(raw[4 + 4 * 2 : 8 + 4 * 2], "little")
     lengths = 4 * sum(one.size is None for one in COLUMNS)
     at = start if column is None else start + lengths + 8
-    raw[at : at + 2] = b"\xff\xff"
+    raw[at : at + 2] = value
     path.write_bytes(raw)
     hashes = {"sha256": hashlib.sha256(raw).hexdigest()}
     infos[1] = ShardInfo(4, COLUMNS, FileInfo(path.name, len(raw), hashes))

@@ -120,3 +120,18 @@ def test_bad_files_say_so(tmp_path: Path) -> None:
     pq.write_table(pa.table({"b": pa.array([1], pa.date32())}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match="has the type date32"):
         StreamingDataset(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*can't be reached", "ignore:.*has no hashes")
+@pytest.mark.parametrize(("which", "rows"), [("", 9), ("/*.parquet", 9), ("/p1.parquet", 3)])
+def test_files_that_are_cached_are_read_while_their_place_is_away(tmp_path: Path, which: str, rows: int) -> None:
+    (tmp_path / "data").mkdir()
+    for number in range(3):
+        pq.write_table(pa.table({"n": range(3 * number, 3 * number + 3)}), tmp_path / f"data/p{number}.parquet")
+    url = f"file://{tmp_path}/data{which}"
+    before = sorted(row["n"] for row in StreamingDataset(url, cache=tmp_path / "cache"))
+    (tmp_path / "data").rename(tmp_path / "away")
+    assert len(before) == rows
+    assert sorted(row["n"] for row in StreamingDataset(url, cache=tmp_path / "cache")) == before
+    with pytest.raises(DataError):
+        StreamingDataset(f"file://{tmp_path}/data/p[01].parquet", cache=tmp_path / "cache")

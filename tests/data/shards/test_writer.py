@@ -6,11 +6,14 @@ import hashlib
 import hmac
 import json
 import random
+import resource
 import signal
 import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -233,6 +236,49 @@ def test_a_full_disk_is_told_and_loses_no_finished_shard(tmp_path: Path) -> None
     subprocess.run([*command, str(tmp_path / "a")], check=True)
     subprocess.run([*command, str(tmp_path / "b")], check=True)
     assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+@contextmanager
+def no_room_beyond(num_bytes: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size_limit", [4200, 8192])
+def test_rows_come_once_where_the_journal_met_a_full_disk_and_one_goes_on(tmp_path: Path, size_limit: int) -> None:
+    options = {"class_path": "open/permissive", "source": "notes", "size_limit": size_limit, "salt": SALT}
+    failed = 0
+    with ShardWriter(tmp_path, {"id": "int"}, **options) as writer:  # type: ignore[arg-type]
+        while writer.num_written < 20:
+            with no_room_beyond((tmp_path / "writer.jsonl").stat().st_size + 50):
+                try:
+                    writer.write({"id": writer.num_written})
+                    continue
+                except DataError as error:
+                    assert "writer.jsonl can't be written" in str(error)  # noqa: PT017
+                    failed += 1
+            writer.write({"id": writer.num_written})
+        full = no_room_beyond((tmp_path / "writer.jsonl").stat().st_size + 50)
+        with full, pytest.raises(DataError, match=r"writer.jsonl can't be written.*go on"):
+            writer.finish()
+    assert (failed > 1) == (size_limit == 4200)
+    assert [int.from_bytes(row["id"], "little") for row in read_source(tmp_path)] == list(range(20))
+    assert verify_source(tmp_path).problems == ()
+    with ShardWriter(tmp_path, {"id": "int"}, append=True, **options) as again:  # type: ignore[arg-type]
+        assert again.num_written == 20, "the journal says the same"
+
+
+def test_a_closed_writer_says_so(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, COLUMNS, class_path="a", source="s") as writer:
+        writer.write(rows(0, 1)[0])
+    for act in (lambda: writer.write(rows(1, 2)[0]), writer.finish):
+        with pytest.raises(DataError, match=r"was closed\. Open it again"):
+            act()
+    assert len(read_source(tmp_path)) == 1
 
 
 def test_verification_finds_every_change(tmp_path: Path) -> None:

@@ -121,8 +121,9 @@ class ShardIndex:
 
     @property
     def largest_shard(self) -> int:
-        """Bytes of the largest file."""
-        return int(self._num_bytes.max(initial=0))
+        """Bytes that the largest shard takes at once: each of its files, fetched or read, with the offsets' if any."""
+        files = self._num_bytes.reshape(-1, _FILES // 2, 2).max(2, initial=0)
+        return int(files.sum(1).max(initial=0))
 
     @property
     def file_names(self) -> list[str]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from cosmati.errors import DataError
 from cosmati.storage.lock import FileLock
@@ -31,7 +32,8 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(path, wait=wait)
             self._path = path
-            self._file: IO[str] = path.open("a+", encoding="utf-8")
+            # Unbuffered: of a line that couldn't be written nothing is left to be written later.
+            self._file = path.open("a+b", buffering=0)
         except BlockingIOError:
             raise
         except OSError as error:
@@ -42,21 +44,28 @@ class Journal:
         """Yield what was noted, oldest first, and at the end cut off what a crash left of a line."""
         self._file.seek(0)
         end = 0
-        for line in self._file.read().splitlines(keepends=True):
+        for line in self._file.readall().splitlines(keepends=True):
             entry = _parse(line)
             if entry is None:
                 break
-            end += len(line.encode())
+            end += len(line)
             yield entry
         self._file.truncate(end)
 
     def note(self, entry: Mapping[str, Any]) -> None:
-        """Append an entry."""
-        text = json.dumps(entry, sort_keys=True)
+        """Append an entry; after an error it can be noted again.
+
+        Raises:
+            DataError: it can't be written; nothing of it is.
+        """
+        text = json.dumps(entry, sort_keys=True).encode()
+        line, end = _checksum(text).encode() + b" " + text + b"\n", self._file.seek(0, os.SEEK_END)
         try:
-            self._file.write(f"{_checksum(text)} {text}\n")
-            self._file.flush()
+            while line:
+                line = line[self._file.write(line) :]
         except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(end)
             msg = f"{self._path} can't be written: {error.strerror}. What was noted before holds: make room, and go on."
             raise DataError(msg) from error
 
@@ -66,6 +75,16 @@ class Journal:
         with contextlib.suppress(OSError):
             self._file.close()
         self._lock.release()
+
+    def refuse_closed(self) -> None:
+        """Refuse to go on after `close`.
+
+        Raises:
+            DataError: others may have it by now.
+        """
+        if self._file.closed:
+            msg = f"What writes {self._path.parent} was closed. Open it again (append=True, where it was finished)."
+            raise DataError(msg)
 
     def __enter__(self) -> Self:
         return self
@@ -81,17 +100,17 @@ def first_entry(path: Path) -> dict[str, Any] | None:
     """Return the first entry of a journal that somebody else may have open; None if there is none."""
     if not path.exists():
         return None
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         return _parse(file.readline())
 
 
-def _parse(line: str) -> dict[str, Any] | None:
-    checksum, _, text = line.rstrip("\n").partition(" ")
-    if not line.endswith("\n") or _checksum(text) != checksum:
+def _parse(line: bytes) -> dict[str, Any] | None:
+    checksum, _, text = line.rstrip(b"\n").partition(b" ")
+    if not line.endswith(b"\n") or _checksum(text).encode() != checksum:
         return None
     content: dict[str, Any] = json.loads(text)
     return content
 
 
-def _checksum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _checksum(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:16]

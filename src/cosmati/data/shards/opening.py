@@ -54,19 +54,21 @@ class Opening:
     Args:
         root: its URL.
         options: of the cache.
+        pattern: of Parquet files below it, where not all are meant.
 
     Raises:
         DataError: it's remote, and there is no cache.
     """
 
-    def __init__(self, root: str, options: CacheOptions) -> None:
+    def __init__(self, root: str, options: CacheOptions, pattern: str | None = None) -> None:
         self._root, self._options = root, options
         if options.directory is None and remote_of(root, options).local is None:
             raise DataError(f"{root} is remote: say where to keep what is fetched, with cache=.")
         self._why_unreachable = ""
         self._early: Attempt | None = None
         kept = self._kept(root)
-        name = next((name for name in (SOURCES_FILE, _INDEX, _PARQUET) if kept and kept.read(name) is not None), None)
+        names = (SOURCES_FILE, _INDEX, _PARQUET) if pattern is None else (_parquet_name(pattern),)
+        name = next((name for name in names if kept and kept.read(name) is not None), None)
         if name is not None:
             self._why_unreachable = remote_of(root, options).why_unreachable(name)
         if self._why_unreachable:
@@ -123,18 +125,12 @@ class Opening:
         """
         remote = remote_of(url, self._options)
         if pattern is not None:
-            matching = parquet_index(remote, pattern)
-            if matching is None:
-                raise DataError(f"No file below {url} matches {pattern}. Look at the path, and at the pattern.")
-            return matching
+            return self._kept_parquet(url, pattern) if self._why_unreachable else self._matching(url, pattern)
         copy = self._copy(url, _INDEX)
         if copy is not None and (self._why_unreachable or hashlib.sha256(copy).hexdigest() == sha256):
             return parse_index(copy, name=f"{url}/index.json")
         if self._why_unreachable:
-            text = self._copy(url, _PARQUET)
-            if text is None:
-                raise DataError(f"{self._why_unreachable} The cache has no index of {url} either.")
-            return load_parquet_index(text)
+            return self._kept_parquet(url)
         early = self._early_index(self._options.deadline_seconds) if url == self._root else None
         try:
             text = early or remote.read(_INDEX, max_bytes=_MAX_INDEX_BYTES)
@@ -151,6 +147,19 @@ class Opening:
         index = parse_index(text, name=f"{url}/index.json")
         self._keep(url, _INDEX, text)
         return index
+
+    def _matching(self, url: str, pattern: str) -> ParquetIndex:
+        found = parquet_index(remote_of(url, self._options), pattern)
+        if found is None:
+            raise DataError(f"No file below {url} matches {pattern}. Look at the path, and at the pattern.")
+        self._keep(url, _parquet_name(pattern), dump_parquet_index(found))
+        return found
+
+    def _kept_parquet(self, url: str, pattern: str | None = None) -> ParquetIndex:
+        text = self._copy(url, _parquet_name(pattern))
+        if text is None:
+            raise DataError(f"{self._why_unreachable} The cache has no index of {url} either.")
+        return load_parquet_index(text)
 
     def _early_index(self, seconds: float) -> bytes | None:
         """Return what was read early, if it has come; it's asked for anew where that failed."""
@@ -193,6 +202,17 @@ class Opening:
 def _has_hashes(index: ShardIndex | ParquetIndex) -> bool:
     # One writer's shards are alike; the first and the last of merged ones say enough.
     return all(index.shard(number).raw.hashes for number in {0, index.num_shards - 1} if index.num_shards)
+
+
+def has_kept(url: str, options: CacheOptions, pattern: str) -> bool:
+    """Say whether the cache has an index of the Parquet files below a URL that match a pattern."""
+    if options.directory is None:
+        return False
+    return KeptFiles(cache_directory(url, options)).read(_parquet_name(pattern)) is not None
+
+
+def _parquet_name(pattern: str | None) -> str:
+    return _PARQUET if pattern is None else f"parquet-{hashlib.sha256(pattern.encode()).hexdigest()[:16]}.json"
 
 
 def cache_directory(url: str, options: CacheOptions) -> Path:

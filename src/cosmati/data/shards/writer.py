@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from cosmati.data.shards.cache import ShardCache, ShardFiles, hash_of
 from cosmati.data.shards.commitment import differences
@@ -103,7 +103,7 @@ class ShardWriter:
             raise DataError("A row needs a column. Give columns={'text': 'str'}, say.")
         extension(compression)
         _check_class(class_path)
-        self._told = facts or SourceFacts()
+        self._told, self._size_limit, self._compression = facts or SourceFacts(), size_limit, compression
         self._settings = {
             "class_path": class_path,
             "band": band,
@@ -132,8 +132,8 @@ class ShardWriter:
         try:
             return Journal(self.out / JOURNAL_FILE)
         except BlockingIOError as error:
-            what = f"{self.out} is being written by another process"
-            raise DataError(f"{what}. Wait for it, or write elsewhere.") from error
+            msg = f"{self.out} is being written by another process. Wait for it, or write elsewhere."
+            raise DataError(msg) from error
 
     def _take_over(self, salt: bytes | None, *, replay: bool) -> None:
         """Read what an earlier write left, and cut off what it didn't finish."""
@@ -191,8 +191,7 @@ class ShardWriter:
         old, new = (_flat(one) for one in (before, self._settings))
         found = differences(old, new)
         if found:
-            what = "; ".join(found)
-            raise DataError(f"{self.out} was begun otherwise: {what}. Give the same, or another directory.")
+            raise DataError(f"{self.out} was begun otherwise: {'; '.join(found)}. Give the same, or another directory.")
 
     def write(self, row: Mapping[str, Any]) -> int:
         """Write a row; return its number in the source.
@@ -200,10 +199,10 @@ class ShardWriter:
         Raises:
             DataError: the row doesn't have the columns, or a value isn't of its encoding; nothing of it is written.
         """
+        self._journal.refuse_closed()
         sample = encode_sample(self.columns, row)
         size = len(sample) + 4
-        limit = int(str(self._settings["size_limit"]))
-        if self._rows and self._num_bytes + size + _HEAD_BYTES > limit:
+        if self._rows and self._num_bytes + size + _HEAD_BYTES > self._size_limit:
             self._flush()
         number = self.num_written
         self._tree.append(row_leaf(self._salt, number, hashlib.sha256(sample).digest()))
@@ -216,15 +215,17 @@ class ShardWriter:
         """Put a shard in place, then note it: a shard without a note is written again."""
         if not self._rows:
             return
-        raw = encode_shard(self.columns, self._rows, size_limit=int(str(self._settings["size_limit"])))
+        raw = encode_shard(self.columns, self._rows, size_limit=self._size_limit)
         name = f"shard.{len(self._shards):05d}.mds"
         digest = ShardDigest(name=name, sha256=hashlib.sha256(raw).hexdigest(), rows=len(self._rows))
         if len(self._shards) < len(self._noted):
-            self._shards.append(self._noted_before(digest, raw))
+            info = self._noted_before(digest, raw)
         else:
-            self._shards.append(self._put(name, raw))
+            info = self._put(name, raw)
             edge = [[size, value.hex()] for size, value in self._tree.edge]
-            self._journal.note({"shard": shard_to_json(self._shards[-1]), "digest": digest.model_dump(), "edge": edge})
+            self._journal.note({"shard": shard_to_json(info), "digest": digest.model_dump(), "edge": edge})
+        # Only now: where one of them failed, all of it is done again.
+        self._shards.append(info)
         self._digests.append(digest)
         self._rows, self._num_bytes = [], 0
 
@@ -242,15 +243,14 @@ class ShardWriter:
         )
 
     def _put(self, name: str, raw: bytes) -> ShardInfo:
-        compression = None if self._settings["compression"] is None else str(self._settings["compression"])
-        packed = None if compression is None else compress(compression, raw)
+        packed = None if self._compression is None else compress(self._compression, raw)
         info = ShardInfo(
             num_rows=len(self._rows),
             columns=self.columns,
             raw=self._file(name, raw),
-            zip=None if packed is None else self._file(name + extension(compression), packed),
-            compression=compression,
-            size_limit=int(str(self._settings["size_limit"])),
+            zip=None if packed is None else self._file(name + extension(self._compression), packed),
+            compression=self._compression,
+            size_limit=self._size_limit,
         )
         file = (info.zip or info.raw).basename
         try:
@@ -264,13 +264,15 @@ class ShardWriter:
         return info
 
     def _file(self, name: str, data: bytes) -> FileInfo:
-        hashes = self._settings["hashes"]
-        assert isinstance(hashes, list), "set in __init__"
+        hashes = cast("list[str]", self._settings["hashes"])
         return FileInfo(name, len(data), {kind: hash_of(kind, data) for kind in hashes})
 
     def finish(self) -> SourceManifest:
         """Write the last shard, the manifest and the index; return the manifest."""
+        self._journal.refuse_closed()
         self._flush()
+        if sum(digest.rows for digest in self._digests) != self.num_written or len(self._digests) != len(self._shards):
+            raise DataError(f"A write to {self.out} was broken off. Open the writer again, and go on.")
         if len(self._shards) < len(self._noted):
             raise self._other_rows(f"they are {self.num_written} of {sum(noted.rows for _, noted in self._noted)}")
         manifest = SourceManifest(
@@ -387,10 +389,9 @@ def _moved(info: ShardInfo, below: str) -> ShardInfo:
 def _finish(target: Target, shards: Sequence[ShardInfo], manifest: SourceManifest) -> None:
     """Put manifest and index in place, the index last."""
     told = {"version": 1, "class": manifest.class_path, "band": manifest.band, "manifest_sha256": manifest.digest}
-    extra = {"cosmati": told}
     try:
         target.put(MANIFEST_FILE, manifest.to_bytes())
-        target.put("index.json", dump_index(shards, extra))
+        target.put("index.json", dump_index(shards, {"cosmati": told}))
     except OSError as error:
         msg = (
             f"{target.url} can't be finished: {error.strerror}. All its shards are whole: make room, open the writer "
