@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 
 from cosmati.core.batch import TOMBSTONE, Batch, Data, Lineage, bury
 from cosmati.data.faults import is_of_the_environment
+from cosmati.data.order.permutation import distinct
 from cosmati.data.places import Places
 from cosmati.data.rows import ColumnValues, RowBatch, tensors_of
 from cosmati.errors import DataError
@@ -175,7 +176,7 @@ def collated(
         torch.from_numpy(read.class_ids),
         digests=None if read.digests is None else torch.from_numpy(read.digests),
     )
-    one = np.unique(read.class_ids)
+    one = distinct(read.class_ids)
     made = Batch(data, lineage, int(one[0]) if len(one) == 1 else None)
     gone = lineage.row_ids == TOMBSTONE
     return bury(made, gone) if bool(gone.any()) else made

@@ -28,6 +28,7 @@ from cosmati.data.choosing import Choosable
 from cosmati.data.faults import is_of_the_environment
 from cosmati.data.opened import CacheOptions, OpenedSource, open_sources, refuse_small_cache
 from cosmati.data.order.mixture import Group, Mixture
+from cosmati.data.order.permutation import distinct
 from cosmati.data.order.shards import ORDER_VERSION, ShardOrder
 from cosmati.data.places import Places
 from cosmati.data.row_access import (
@@ -217,7 +218,7 @@ class StreamingDataset(Choosable, Dataset[Any]):
     ) -> Places:
         """Turn places in sources' orders into shards and rows."""
         shards, rows = np.zeros_like(indices), np.zeros_like(indices)
-        for source in np.unique(sources[sources != TOMBSTONE]):
+        for source in distinct(sources[sources != TOMBSTONE]):
             mine = np.flatnonzero(sources == source)
             shards[mine], rows[mine] = orders[source].locate(epochs[mine], indices[mine])
             selection = self.selections[source]
@@ -241,7 +242,7 @@ class StreamingDataset(Choosable, Dataset[Any]):
             places = self._without_tombstones(places, gone)
         parts, row_ids = [], np.empty_like(places.rows)
         digests = np.empty((len(row_ids), 32), np.uint8) if with_digests else None
-        for number in np.unique(places.sources):
+        for number in distinct(places.sources):
             mine = np.flatnonzero(places.sources == number)
             source, shards, rows = self.sources[number], places.shards[mine], places.rows[mine]
             wanted = None if self.transform or self._is_overridden else self.columns
@@ -250,9 +251,8 @@ class StreamingDataset(Choosable, Dataset[Any]):
             if digests is not None:
                 digests[mine] = source.digests(shards, rows)
         row_ids[gone] = TOMBSTONE
-        columns = concatenate(parts, len(row_ids))
-        own = self.seed if seed is None else seed
-        return RowBatch(columns, row_ids, self._class_of[places.sources], places.epochs, own, digests)
+        columns, classes = concatenate(parts, len(row_ids)), self._class_of[places.sources]
+        return RowBatch(columns, row_ids, classes, places.epochs, self.seed if seed is None else seed, digests)
 
     def _without_tombstones(self, places: Places, gone: NDArray[np.bool_]) -> Places:
         if gone.all():

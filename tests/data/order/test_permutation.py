@@ -12,11 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cosmati.core.rng import position_key
-from cosmati.data.order.permutation import permute
+from cosmati.data.order.permutation import distinct, permute
 from cosmati.errors import DataError
 
 sizes = st.integers(1, 700)
 keys = st.integers(0, 2**63 - 1)
+
+
+@given(st.lists(st.integers(-3, 3), max_size=9))
+def test_distinct_values_are_those_of_numpy(values: list[int]) -> None:
+    for given_values in (values, values[:1] * len(values)):
+        array = np.array(given_values, np.int64)
+        assert np.array_equal(distinct(array), np.unique(array))
 
 
 @given(keys, sizes)

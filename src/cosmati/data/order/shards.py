@@ -14,7 +14,7 @@ import numpy as np
 
 from cosmati.core.rng import keyed_permutation, position_key
 from cosmati.data.order.interleave import Ints
-from cosmati.data.order.permutation import check_range, permute
+from cosmati.data.order.permutation import check_range, distinct, permute
 from cosmati.errors import DataError
 
 ORDER_VERSION = 2
@@ -105,9 +105,9 @@ class ShardOrder:
             DataError: an index isn't of this source.
         """
         check_range(indices, self.num_rows)
-        if np.ndim(epoch) == 0:
+        if not isinstance(epoch, np.ndarray) or not epoch.ndim:
             return self._located(int(epoch), indices)
-        epochs = np.unique(epoch)
+        epochs = distinct(epoch)
         if len(epochs) == 1:
             return self._located(int(epochs[0]), indices)
         shards, rows = np.empty_like(indices), np.empty_like(indices)
@@ -140,7 +140,7 @@ class ShardOrder:
     def _shuffled(self, epoch: int, layout: _Epoch, indices: Ints) -> Ints:
         windows = np.searchsorted(layout.window_starts, indices, side="right") - 1
         places = np.empty_like(indices)
-        for window in np.unique(windows):
+        for window in distinct(windows):
             mine = np.flatnonzero(windows == window)
             start, stop = (int(value) for value in layout.window_starts[window : window + 2])
             key = position_key(self._seed, "rows", epoch, int(window))
