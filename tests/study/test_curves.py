@@ -15,6 +15,7 @@ from cosmati.study.comparison import (
     NotReached,
     SpeedUp,
     area_between,
+    comparisons,
     crossings,
     difference_at_equal,
     interaction,
@@ -79,6 +80,14 @@ def test_better_at_the_smallest_budget_is_a_bound() -> None:
     found = speed_up(record, "great")
     assert found.is_at_least
     assert found.ratio == pytest.approx(4.0)
+    assert (found.low, found.high) == (pytest.approx(4.0), math.inf)
+    assert found.p_value is not None
+    assert found.p_value < 0.01
+    dear = speed_up(study({"baseline": log_quality(), "great": log_quality(0.5)}, pace={"great": 8.0}), "great")
+    assert (dear.ratio, dear.high, dear.p_value) == (pytest.approx(0.5), math.inf, None), "it may be faster, or slower"
+    (far,) = comparisons(study({"baseline": log_quality(), "far": log_quality(-0.5)}, pace={"baseline": 8.0}))
+    assert isinstance(far.found, SpeedUp)
+    assert (far.found.ratio, far.found.low, far.found.p_value) == (pytest.approx(2.0), 0.0, None)
     both = speed_up_at_equal_quality(record, "great", quality=0.1)
     assert isinstance(both, NotReached)
 
@@ -222,6 +231,21 @@ def test_noise_floor_of_a_double() -> None:
     assert floor.speed_up.n == 4
     assert floor.speed_up.low is not None
     assert floor.speed_up.low < 1 < (floor.speed_up.high or 0)
+
+
+def test_arms_without_a_seed_in_common_have_the_smaller_number() -> None:
+    record = study({"baseline": log_quality(), "aa": log_quality(0.001)}, seeds=range(4))
+    fewer = replace(record, runs=tuple(run for run in record.runs if run.seed != 3))
+    assert speed_up(fewer, "aa").n == 3
+    other = replace(record, runs=tuple(run for run in record.runs if run.seed != 103))
+    assert speed_up(other, "aa").n == 3
+
+
+@pytest.mark.parametrize(("num_arms", "level"), [(1, 0.01), (4, 0.01), (5, 0.05)])
+def test_up_to_four_comparisons_are_headlines(num_arms: int, level: float) -> None:
+    arms = {f"arm {k}": log_quality(GAIN) for k in range(num_arms)}
+    found = comparisons(study({"baseline": log_quality(), "aa": log_quality(), **arms}))
+    assert [(one.arm, one.level) for one in found] == [(arm, level) for arm in arms]
 
 
 def test_a_diverged_run_is_counted_and_in_no_mean() -> None:
