@@ -20,7 +20,19 @@ from cosmati.records.governance import (
     SourceRow,
 )
 from cosmati.records.run import GuaranteeRecord, PlanLine, RunRecord
-from cosmati.records.study import ArmRecord, ChecklistItem, EvaluationPoint, StudyRecord, StudyRun
+from cosmati.records.study import (
+    ArmRecord,
+    ChecklistItem,
+    CostProfile,
+    DimensionRecord,
+    EvaluationPoint,
+    Prediction,
+    Registration,
+    SearchRecord,
+    StudyRecord,
+    StudyRun,
+    TrialRecord,
+)
 
 text = st.text(max_size=12)
 number = st.floats(allow_nan=False)
@@ -44,6 +56,27 @@ runs = st.builds(
     metrics=figures,
 )
 points = st.builds(EvaluationPoint, count, number, number, count, count, number)
+predictions = st.builds(Prediction, text, text, text, number)
+setting_values = st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text
+searches = st.none() | st.builds(
+    SearchRecord,
+    tuples(st.builds(DimensionRecord, text, number, number, st.booleans(), tuples(text), count)),
+    tuples(
+        st.builds(
+            TrialRecord,
+            count,
+            st.dictionaries(text, setting_values, max_size=3),
+            st.booleans(),
+            number,
+            count,
+            number,
+            count,
+            count,
+            number,
+        )
+    ),
+    count,
+)
 
 
 @st.composite
@@ -57,13 +90,18 @@ def studies(draw: st.DrawFn) -> StudyRecord:
         higher_is_better=draw(st.booleans()),
         unit=draw(text),
         baseline_arm=names[0],
-        arms=tuple(ArmRecord(name, draw(text), draw(text), draw(tuples(text))) for name in names),
+        arms=tuple(
+            ArmRecord(name, draw(text), draw(text), draw(tuples(text)), draw(st.none() | text), "", draw(searches))
+            for name in names
+        ),
         runs=tuple(StudyRun(*key, draw(text), draw(tuples(points)), draw(points), draw(figures)) for key in keys),
         checklist=draw(tuples(st.builds(ChecklistItem, text, st.booleans(), text))),
         hardware=draw(text),
         price_per_hour=draw(st.none() | number),
         command=draw(text),
         notes=draw(text),
+        costs=draw(tuples(st.builds(CostProfile, text, count, count, number))),
+        registration=draw(st.none() | st.builds(Registration, text, tuples(predictions), text, text)),
     )
 
 
@@ -199,6 +237,34 @@ def test_a_study_refuses_what_does_not_fit() -> None:
     ):
         with pytest.raises(RunError, match="doesn't fit"):
             replace(study, **change)
+
+
+def test_a_study_of_version_1_is_read() -> None:
+    study = StudyRecord(
+        name="s",
+        task="",
+        quality_name="q",
+        higher_is_better=True,
+        unit="",
+        baseline_arm="b",
+        arms=(ArmRecord("b", "", ""),),
+        runs=(),
+        checklist=(),
+        hardware="",
+        price_per_hour=None,
+        command="",
+        notes="",
+    )
+    old = json.loads(study.to_json())
+    for name in ("costs", "registration"):
+        del old[name]
+    for name in ("opponent", "source", "search"):
+        del old["arms"][0][name]
+    assert StudyRecord.from_json(json.dumps(old | {"version": 1})) == study
+    with pytest.raises(RunError, match="repeats"):
+        StudyRecord.from_json(json.dumps(old | {"version": 1}).replace('"unit"', '"task": "t", "unit"'))
+    with pytest.raises(RunError, match="missing"):
+        StudyRecord.from_json(json.dumps(old | {"version": 2}))
 
 
 def test_governance_refuses_a_policy_with_holes() -> None:

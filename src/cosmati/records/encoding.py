@@ -13,7 +13,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from cosmati.errors import RunError
@@ -27,8 +27,10 @@ def encode_record(record: Any) -> str:
     return json.dumps(_encode(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def decode_record(kind: type[T], text: str, *, version: int) -> T:
-    """Read a record of class `kind` whose `version` field is `version`.
+def decode_record(
+    kind: type[T], text: str, *, version: int, upgrade: Callable[[dict[str, Any]], dict[str, Any]] = dict
+) -> T:
+    """Read a record of class `kind` whose `version` field is `version`, or becomes it by `upgrade`.
 
     Raises:
         RunError: the text isn't JSON, has another version, or doesn't have exactly the record's fields and
@@ -40,6 +42,8 @@ def decode_record(kind: type[T], text: str, *, version: int) -> T:
         raise RunError(
             f"This is no {kind.__name__}: it isn't JSON ({error}). Restore the file from its run."
         ) from error
+    if isinstance(value, dict):
+        value = upgrade(value)
     found = value.get("version") if isinstance(value, dict) else None
     if isinstance(found, bool) or found != version:
         raise RunError(
@@ -77,8 +81,7 @@ def _decode(kind: Any, value: Any, path: str) -> Any:
         return _decode_dataclass(kind, value, path)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        inner = next(argument for argument in arguments if argument is not types.NoneType)
-        return None if value is None else _decode(inner, value, path)
+        return _decode_union(arguments, value, path)
     if origin is tuple:
         if not isinstance(value, list):
             raise _refuse(path, "a list", value)
@@ -91,6 +94,16 @@ def _decode(kind: Any, value: Any, path: str) -> Any:
         return _decode_float(value, path)
     if type(value) is not kind:
         raise _refuse(path, f"a value of type {kind.__name__}", value)
+    return value
+
+
+def _decode_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
+    """Read what may be None, or one of several scalars."""
+    if types.NoneType in kinds:
+        inner = next(kind for kind in kinds if kind is not types.NoneType)
+        return None if value is None else _decode(inner, value, path)
+    if type(value) not in kinds:
+        raise _refuse(path, f"a value of type {' or '.join(kind.__name__ for kind in kinds)}", value)
     return value
 
 

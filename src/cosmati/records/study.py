@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from cosmati.errors import RunError
 from cosmati.records.encoding import decode_record, encode_record
 
-STUDY_VERSION = 1
+STUDY_VERSION = 2
+Setting = bool | int | float | str
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,128 @@ class StudyRun:
 
 
 @dataclass(frozen=True)
+class CostProfile:
+    """What so many steps of an arm cost: a whole, short run, profiled alone, in turns with the other arms.
+
+    Attributes:
+        arm: Its name.
+        turn: In which turn; all arms are profiled once in each.
+        steps: Optimizer steps of the profiled run.
+        seconds: Training time of these steps.
+    """
+
+    arm: str
+    turn: int
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class DimensionRecord:
+    """One dimension of a search.
+
+    Attributes:
+        name: Of the setting.
+        low: Lower end of a range, 0 where there are choices.
+        high: Upper end.
+        is_log: Whether points are even in its logarithm.
+        choices: In order, where there's no range.
+        widened: How many times an optimum at an edge widened it.
+    """
+
+    name: str
+    low: float
+    high: float
+    is_log: bool
+    choices: tuple[str, ...]
+    widened: int
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One run of a search.
+
+    Attributes:
+        point: Number of the point; its runs at larger budgets have the same one.
+        settings: By name; a choice as text.
+        is_known: Whether it's a setting that was known to be good, and not a drawn point.
+        budget: Share of the full budget.
+        seed: Of the run.
+        quality: On the rows for selection; not finite where it diverged.
+        steps: Optimizer steps done.
+        rows: Rows trained on.
+        seconds: Training time.
+    """
+
+    point: int
+    settings: Mapping[str, Setting]
+    is_known: bool
+    budget: float
+    seed: int
+    quality: float
+    steps: int
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SearchRecord:
+    """How an arm's settings were found: all runs that it took, those of pruned points too."""
+
+    dimensions: tuple[DimensionRecord, ...]
+    trials: tuple[TrialRecord, ...]
+    chosen: int
+
+
+@dataclass(frozen=True)
 class ArmRecord:
-    """One way of training. `methods` names what it adds to the baseline."""
+    """One way of training.
+
+    Attributes:
+        name: Of the arm.
+        description: In words.
+        recipe_text: All that says what it does.
+        methods: What it adds to the baseline: methods, optimizers, schedules, options of the model.
+        opponent: How strong it is as an opponent: `tuned` (searched as the arms are) or `plain` (a common public
+            recipe, cited in `source`, of which model size and budget alone were changed). None says neither.
+        source: Where a plain opponent's settings come from.
+        search: How its settings were searched; None where they weren't, so that they're the baseline's.
+    """
 
     name: str
     description: str
     recipe_text: str
     methods: tuple[str, ...] = ()
+    opponent: str | None = None
+    source: str = ""
+    search: SearchRecord | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A speed-up that was predicted before the runs: of `arm` over `opponent`, at least `at_least`, along `axis`."""
+
+    arm: str
+    opponent: str
+    axis: str
+    at_least: float
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a study committed itself to before its runs.
+
+    Attributes:
+        family: Name of the family of tests.
+        predictions: Its tests, with what was predicted.
+        date: When, as ISO 8601 in UTC.
+        digest: SHA-256 of what was committed, as hex.
+    """
+
+    family: str
+    predictions: tuple[Prediction, ...]
+    date: str
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -86,6 +202,9 @@ class StudyRecord:
         price_per_hour: Price of that hardware, None where it isn't known.
         command: The command that made the study.
         notes: Whatever a reader must know besides.
+        costs: Profiles of the arms' costs, empty where the runs' own seconds have to do. With them, a run's time is
+            its steps at the arm's profiled cost.
+        registration: What was predicted before the runs, None where nothing was.
         version: Version of this record's form.
     """
 
@@ -103,6 +222,8 @@ class StudyRecord:
     price_per_hour: float | None
     command: str
     notes: str
+    costs: tuple[CostProfile, ...] = ()
+    registration: Registration | None = None
 
     def __post_init__(self) -> None:
         """Refuse a study whose runs and arms don't fit together."""
@@ -122,9 +243,17 @@ class StudyRecord:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read a record from JSON text; `from_json(to_json(x)) == x`.
+        """Read a record from JSON text; `from_json(to_json(x)) == x`. Version 1 is read too.
 
         Raises:
             RunError: not JSON, another version, or other fields or types than this version's.
         """
-        return decode_record(cls, text, version=STUDY_VERSION)
+        return decode_record(cls, text, version=STUDY_VERSION, upgrade=_upgraded)
+
+
+def _upgraded(value: dict[str, Any]) -> dict[str, Any]:
+    """Give a record of version 1 the fields that it couldn't have; any other is as it was."""
+    if value.get("version") != 1 or not isinstance(value.get("arms"), list):
+        return value
+    arms = [{"opponent": None, "source": "", "search": None, **arm} for arm in value["arms"] if isinstance(arm, dict)]
+    return {"costs": [], "registration": None, **value, "arms": arms, "version": STUDY_VERSION}
