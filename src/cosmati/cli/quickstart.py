@@ -19,6 +19,7 @@ from cosmati.cli.study import summary
 from cosmati.corpora.python_library import PythonLibrary
 from cosmati.errors import DivergenceError, RunError, TamperError
 from cosmati.explorer.drawing import Theme, heat_map_svg, tradeoff_svg
+from cosmati.explorer.evidence import committed_evidence
 from cosmati.explorer.report import write_report
 from cosmati.explorer.run_view import RECORD_FILE, RunView, read_run
 from cosmati.ledger.verify import verify_ledger
@@ -87,7 +88,9 @@ def run_quickstart(
     studies, run = _work(output, size, console)
     assert run.governance is not None, "its ledger verified"
     _draw(output, studies[0], run.governance)
-    report = write_report(output / "report.html", title="Cosmati quickstart", studies=studies, run=run)
+    report = write_report(
+        output / "report.html", title="Cosmati quickstart", studies=studies, run=run, evidence=committed_evidence()
+    )
     _say_what_next(output, report, studies, time.perf_counter() - began)
     return report
 

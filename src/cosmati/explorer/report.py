@@ -10,7 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from cosmati.errors import MissingExtraError, RunError
-from cosmati.explorer.figures import Figure
+from cosmati.explorer.evidence import Evidence, shown_claims
+from cosmati.explorer.figures import Figure, tradeoff_figure
 from cosmati.explorer.palette import DARK, LIGHT, PAGE, css_variables
 from cosmati.explorer.run_figures import DASHES, run_figures
 from cosmati.explorer.run_view import RunView
@@ -30,7 +31,12 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_report(
-    path: str | Path, *, title: str, studies: Sequence[StudyRecord] = (), run: RunView | None = None
+    path: str | Path,
+    *,
+    title: str,
+    studies: Sequence[StudyRecord] = (),
+    run: RunView | None = None,
+    evidence: Evidence | None = None,
 ) -> Path:
     """Write the report page and return its path.
 
@@ -41,11 +47,12 @@ def write_report(
         title: Title of the page.
         studies: Studies, one section each.
         run: The run whose training, plan, guarantees, policy and ledger are shown.
+        evidence: What was measured before and committed, to stand beside the studies.
 
     Raises:
         MissingExtraError: Jinja2 or Plotly isn't installed. RunError: the file can't be written.
     """
-    page, path = render_report(title=title, studies=studies, run=run), Path(path).expanduser()
+    page, path = render_report(title=title, studies=studies, run=run, evidence=evidence), Path(path).expanduser()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8")
@@ -55,13 +62,21 @@ def write_report(
     return path
 
 
-def render_report(*, title: str, studies: Sequence[StudyRecord] = (), run: RunView | None = None) -> str:
+def render_report(
+    *,
+    title: str,
+    studies: Sequence[StudyRecord] = (),
+    run: RunView | None = None,
+    evidence: Evidence | None = None,
+) -> str:
     """Return the report page as text; see `write_report`."""
     jinja2, markup = _import_jinja()
     views = tuple(study_view(study, f"study-{index}") for index, study in enumerate(studies, start=1))
     figures = {name: figure for view in views for name, figure in study_figures(view).items()}
     if run is not None:
         figures |= run_figures(run, PAGE)
+    if evidence is not None:
+        figures |= {f"evidence-{task}": tradeoff_figure(study, PAGE) for task, study in evidence.studies}
     loader = jinja2.FileSystemLoader(_TEMPLATES)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -72,6 +87,8 @@ def render_report(*, title: str, studies: Sequence[StudyRecord] = (), run: RunVi
             views=views,
             figures=figures,
             run=run,
+            evidence=evidence,
+            shown_evidence=shown_claims(evidence.claims) if evidence else (),
             facts=run.governance if run else None,
             decisions_text=decisions_text,
             promises=promises_of(run.record) if run else (),

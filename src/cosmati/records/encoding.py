@@ -13,7 +13,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from cosmati.errors import RunError
@@ -51,6 +51,26 @@ def decode_record(
             "Open it with the release of Cosmati that wrote it."
         )
     return typing.cast("T", _decode(kind, value, kind.__name__))
+
+
+def encode_records(records: Sequence[Any]) -> str:
+    """Return the JSON text of a list of frozen records."""
+    return json.dumps(_encode(records), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def decode_records(kind: type[T], text: str) -> tuple[T, ...]:
+    """Read a list of records of class `kind`, which have no version.
+
+    Raises:
+        RunError: the text isn't JSON, no list, or an entry doesn't have exactly the record's fields and types.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_unique_keys)
+    except json.JSONDecodeError as error:
+        raise RunError(f"This is no list of {kind.__name__}: it isn't JSON ({error}). Restore the file.") from error
+    if not isinstance(value, list):
+        raise _refuse(kind.__name__, "a list", value)
+    return tuple(_decode(kind, item, f"{kind.__name__}[{index}]") for index, item in enumerate(value))
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
