@@ -127,7 +127,12 @@ def test_claims_go_through_json() -> None:
     text = headline_to_json((CLAIM, replace(CLAIM, p=None)))
     assert headline_from_json(text) == (CLAIM, replace(CLAIM, p=None))
     assert [entry["speed_up"] for entry in json.loads(text)] == [1.6, 1.6]
-    for broken, why in (("{}", "a list"), ("[{}]", "missing"), ("[", "JSON"), (text.replace('"n": 8', '"n": "8"'), "int")):
+    for broken, why in (
+        ("{}", "a list"),
+        ("[{}]", "missing"),
+        ("[", "JSON"),
+        (text.replace('"n": 8', '"n": "8"'), "int"),
+    ):
         with pytest.raises(RunError, match=why):
             headline_from_json(broken)
 
