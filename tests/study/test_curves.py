@@ -20,7 +20,6 @@ from cosmati.study.comparison import (
     difference_at_equal,
     interaction,
     noise_floor,
-    single_parts,
     speed_up_at_equal_quality,
 )
 from cosmati.study.curves import (
@@ -208,8 +207,6 @@ def test_interaction_of_parts_that_multiply_is_one() -> None:
         "x+y": log_quality(0.1 * math.log(1.8)),
     }
     record = study(arms, methods={"x": ("X",), "y": ("Y",), "x+y": ("X", "Y")})
-    assert single_parts(record, "x+y") == ("x", "y")
-    assert single_parts(record, "x") is None
     found = interaction(record, "x+y", ["x", "y"])
     assert isinstance(found, Estimate)
     assert found.value == pytest.approx(1.0)

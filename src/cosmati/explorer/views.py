@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cosmati.explorer.composition_view import CompositionView, composition_view, gains_figure
 from cosmati.explorer.figures import (
     Figure,
     axis_scale,
@@ -31,14 +32,11 @@ from cosmati.records.governance import GovernanceFacts
 from cosmati.records.run import TIME_PARTS, RunRecord
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import (
-    NOISE_ARM,
     NotReached,
     SpeedUp,
     area_between,
     crossings,
     difference_at_equal,
-    interaction,
-    single_parts,
     speed_ups_at_equal_quality,
 )
 from cosmati.study.curves import Axis, available_axes, tradeoff_curve
@@ -69,7 +67,7 @@ class StudyView:
     start: dict[Axis, int]
     points: tuple[TableRow, ...]
     comparisons: tuple[TableRow, ...]
-    interactions: tuple[str, ...]
+    composition: CompositionView
     parts: tuple[TableRow, ...]
 
 
@@ -125,7 +123,7 @@ def study_view(study: StudyRecord, anchor: str) -> StudyView:
         start={axis: start for axis, (_, start) in found.items()},
         points=tuple(row for arm in study.arms for row in _point_rows(study, arm.name)),
         comparisons=tuple(_comparison_row(study, arm) for arm in others),
-        interactions=tuple(text for arm in others if (text := _interaction_text(study, arm))),
+        composition=composition_view(study),
         parts=tuple(row for arm in study.arms for row in _part_rows(study, arm.name)),
     )
 
@@ -147,21 +145,6 @@ def _comparison_row(study: StudyRecord, arm: str) -> TableRow:
     return arm, at_time, at_steps, estimate_text(area_between(study, arm)), crossed
 
 
-def _interaction_text(study: StudyRecord, arm: str) -> str | None:
-    parts = single_parts(study, arm)
-    if parts is None or arm == NOISE_ARM:
-        return None
-    found = interaction(study, arm, parts)
-    product = f"the product of {' and '.join(parts)}"
-    if isinstance(found, NotReached):
-        return f"{arm} against {product}: {found.reason}"
-    if found.low is None or found.high is None or found.low <= 1 <= found.high:
-        word = "no interaction is shown"
-    else:
-        word = "they help each other" if found.value > 1 else "they get in each other's way"
-    return f"{arm} has {estimate_text(found)} times {product}: {word}."
-
-
 def _part_rows(study: StudyRecord, arm: str) -> list[TableRow]:
     parts = mean_seconds_by_part(study, arm)
     total = sum(parts.values())
@@ -176,7 +159,10 @@ def study_figures(view: StudyView) -> dict[str, Figure]:
     """Return the study's figures by their id; the tradeoff and learning figures once for each axis."""
     if not view.axes:
         return {}
-    figures = {f"{view.anchor}-breakdown": breakdown_figure(view.record, PAGE)}
+    figures = {
+        f"{view.anchor}-breakdown": breakdown_figure(view.record, PAGE),
+        f"{view.anchor}-gains": gains_figure(view.record, PAGE),
+    }
     for axis, _ in view.axes:
         figures[f"{view.anchor}-tradeoff-{axis}"] = tradeoff_figure(view.record, PAGE, axis=axis)
         figures[f"{view.anchor}-learning-{axis}"] = learning_figure(view.record, PAGE, axis=axis)

@@ -289,15 +289,6 @@ def interaction(
         return estimate(np.exp(logs[0] - np.sum(logs[1:], axis=0)), base.n, base.freedom, is_ratio=True)
 
 
-def single_parts(study: StudyRecord, composition: str) -> tuple[str, ...] | None:
-    """Return the arms that hold each method of `composition` alone, None where it has no such parts."""
-    methods = next(arm.methods for arm in study.arms if arm.name == composition)
-    alone = {arm.methods[0]: arm.name for arm in study.arms if len(arm.methods) == 1}
-    if len(methods) < 2 or not set(methods) <= set(alone):
-        return None
-    return tuple(alone[method] for method in methods)
-
-
 def noise_floor(study: StudyRecord, *, axis: Axis = "seconds") -> NoiseFloor | None:
     """Compare the baseline with its double, the arm `aa`; None where the study has none."""
     if NOISE_ARM not in {arm.name for arm in study.arms}:

@@ -1,0 +1,138 @@
+"""What a study says about parts: each alone, several together, which to add next; and a picture of all speed-ups."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cosmati.explorer.figures import Figure, arm_colours, axis_title, base_layout, csv_text, plotly_text
+from cosmati.explorer.palette import Palette
+from cosmati.explorer.wording import estimate_text, number, ratio_interval_text, ratio_text
+from cosmati.records.study import StudyRecord
+from cosmati.study.comparison import NOISE_ARM, NotReached, SpeedUp, speed_up_at_equal_quality
+from cosmati.study.composition import Together, single_parts, together, what_to_add
+from cosmati.study.statistics import Estimate
+
+_LEAST, _MOST = 1 / 8, 8.0
+TextRow = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CompositionView:
+    """Rows of the tables of parts, and sentences on what to add next; all empty where no arm has a part alone."""
+
+    singles: tuple[TextRow, ...]
+    joint: tuple[TextRow, ...]
+    advice: tuple[str, ...]
+
+
+def composition_view(study: StudyRecord) -> CompositionView:
+    """Work out what the page says about a study's parts."""
+    if not study.runs:
+        return CompositionView((), (), ())
+    singles = []
+    for part in single_parts(study).values():
+        gain = part.gain
+        figures = (gain.reason, "—") if isinstance(gain, NotReached) else (ratio_text(gain), ratio_interval_text(gain))
+        singles.append((part.kind, part.arm, *figures))
+    several = [arm for arm in study.arms if len(arm.methods) > 1 and arm.name != NOISE_ARM]
+    joint = tuple(_joint_row(found) for arm in several if (found := together(study, arm.name)) is not None)
+    advice = tuple(text for arm in several if (text := _advice(study, arm.name)))
+    return CompositionView(tuple(singles), joint, advice)
+
+
+def _joint_row(found: Together) -> TextRow:
+    notes = [f"nothing is known of {', '.join(found.unknown)} alone"] if found.unknown else []
+    if found.with_other_settings:
+        notes.append(f"{', '.join(found.with_other_settings)} stands alone with other settings")
+    return (
+        found.arm,
+        " × ".join(found.parts),
+        estimate_text(found.ratio),
+        _verdict(found.ratio),
+        "; ".join(notes) or "—",
+    )
+
+
+def _verdict(found: Estimate | NotReached) -> str:
+    if isinstance(found, NotReached):
+        return "not measured"
+    if found.low is None or found.high is None or found.low <= 1 <= found.high:
+        return "no interaction is shown"
+    return "they help each other" if found.value > 1 else "they get in each other's way"
+
+
+def _advice(study: StudyRecord, arm: str) -> str:
+    found = what_to_add(study, arm)
+    if not found:
+        return ""
+    named = [f"{one.part.kind} (about {number(one.expected)}×, {_basis(one.num_measured)})" for one in found[:3]]
+    return f"To {arm}, add next: {', then '.join(named)}."
+
+
+def _basis(num_measured: int) -> str:
+    if not num_measured:
+        return "as alone: no pair with it is measured"
+    return f"with {num_measured} measured {'pair' if num_measured == 1 else 'pairs'}"
+
+
+def gains_figure(study: StudyRecord, palette: Palette) -> Figure:
+    """Draw every arm's speed-up by time with its interval, the largest on top; an open end runs to the edge."""
+    found = {
+        arm.name: speed_up_at_equal_quality(study, arm.name)
+        for arm in study.arms
+        if arm.name not in (study.baseline_arm, NOISE_ARM)
+    }
+    reached = {arm: one for arm, one in found.items() if isinstance(one, SpeedUp)}
+    arms = sorted(reached, key=lambda arm: reached[arm].ratio)
+    colours = arm_colours(study, palette)
+    x = [reached[arm].ratio for arm in arms]
+    low, high = _range([reached[arm] for arm in arms])
+    ends = [_ends(reached[arm], low, high) for arm in arms]
+    trace = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": x,
+        "y": [plotly_text(arm) for arm in arms],
+        "marker": {"size": 10, "color": [colours[arm] for arm in arms]},
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": [high - ratio for ratio, (_, high) in zip(x, ends, strict=True)],
+            "arrayminus": [ratio - low for ratio, (low, _) in zip(x, ends, strict=True)],
+            "color": palette.muted,
+            "thickness": 1.5,
+            "width": 4,
+        },
+        "text": [f"{ratio_text(reached[arm])} ({ratio_interval_text(reached[arm])})" for arm in arms],
+        "hovertemplate": "%{y}: %{text}<extra></extra>",
+    }
+    layout = base_layout(palette, height=150 + 34 * max(1, len(arms)))
+    ticks = [tick for tick in (0.125, 0.25, 0.5, 0.7, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0) if low <= tick <= high]
+    layout["xaxis"] |= {
+        "type": "log",
+        "title": axis_title(f"speed-up over {study.baseline_arm} at equal quality"),
+        "tickvals": ticks,
+        "ticktext": [f"{tick:g}×" for tick in ticks],
+        "range": [math.log10(low), math.log10(high)],
+    }
+    layout["yaxis"] |= {"showgrid": False, "type": "category"}
+    line = {"color": palette.accent, "width": 2, "dash": "dash"}
+    layout["shapes"] = [{"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": 1, "x1": 1, "line": line}]
+    rows = [[arm, one.ratio, one.low, one.high, one.n] for arm, one in reached.items()]
+    label = f"Speed-ups of the study {study.name} with their 95 % intervals"
+    return Figure({"data": [trace], "layout": layout}, label, csv_text(["arm", "ratio", "low", "high", "n"], rows))
+
+
+def _range(found: list[SpeedUp]) -> tuple[float, float]:
+    """Return what is drawn: all ratios and closed ends, within a factor of eight, and a little more."""
+    known = [0.85, 1.18, *(end for one in found for end in (one.ratio, one.low, one.high) if end is not None)]
+    kept = [end for end in known if _LEAST <= end <= _MOST]
+    return min(kept) / 1.05, max(kept) * 1.05
+
+
+def _ends(found: SpeedUp, least: float, most: float) -> tuple[float, float]:
+    """Return an interval's ends inside what is drawn."""
+    low = found.ratio if found.low is None else found.low
+    high = found.ratio if found.high is None else found.high
+    return min(found.ratio, max(low, least)), max(found.ratio, min(high, most))

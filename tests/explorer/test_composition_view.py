@@ -1,0 +1,67 @@
+"""Parts on the page: the tables' figures are the study's, and the picture has every arm that gets there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from cosmati.explorer.composition_view import composition_view, gains_figure
+from cosmati.explorer.palette import PAGE
+from cosmati.explorer.report import render_report
+from cosmati.study.comparison import SpeedUp, interaction, speed_up_at_equal_quality
+from cosmati.study.statistics import Estimate
+from tests.explorer.samples import demo_study
+from tests.study.oracles import log_quality, study
+
+
+def test_tables_have_the_studys_figures() -> None:
+    record = demo_study()
+    view = composition_view(record)
+    assert [row[:2] for row in view.singles] == [
+        ("LabelSmoothing", "label smoothing"),
+        ("ProgressiveResizing", "progressive"),
+        ("LayerFreezing", "freezing"),
+    ]
+    (row,) = view.joint
+    found = interaction(record, "composed", ["label smoothing", "progressive"])
+    assert isinstance(found, Estimate)
+    assert row[:2] == ("composed", "LabelSmoothing × ProgressiveResizing")
+    assert f"{found.value:.3g}"[:4] in row[2]
+    assert row[3] in ("no interaction is shown", "they help each other", "they get in each other's way")
+    assert "no" in row[3] if (found.low or 0) <= 1 <= (found.high or 2) else "they" in row[3]
+
+
+def test_the_picture_has_every_arm_that_gets_there() -> None:
+    record = demo_study()
+    figure = gains_figure(record, PAGE)
+    (trace,) = figure.plot["data"]
+    drawn = dict(zip(trace["y"], trace["x"], strict=True))
+    for arm in ("label smoothing", "progressive", "freezing", "composed"):
+        found = speed_up_at_equal_quality(record, arm)
+        assert drawn.get(arm) == (found.ratio if isinstance(found, SpeedUp) else None)
+    assert "aa" not in drawn
+    assert trace["x"] == sorted(trace["x"])
+    low, high = (10**end for end in figure.plot["layout"]["xaxis"]["range"])
+    for ratio, up, down in zip(trace["x"], trace["error_x"]["array"], trace["error_x"]["arrayminus"], strict=True):
+        assert low <= ratio - down <= ratio <= ratio + up <= high
+    assert figure.csv.count("\n") == len(drawn) + 1
+
+
+def test_open_ends_and_single_seeds_are_drawn_inside_the_picture() -> None:
+    record = study({"baseline": log_quality(), "far": log_quality(0.3), "one": log_quality(0.01)}, seeds=(0,))
+    (trace,) = gains_figure(record, PAGE).plot["data"]
+    assert all(math.isfinite(x) for key in ("array", "arrayminus") for x in trace["error_x"][key])
+    empty = replace(record, runs=())
+    assert composition_view(empty).singles == ()
+
+
+@pytest.mark.parametrize("num_parts", [0, 1])
+def test_a_study_without_parts_says_nothing_of_them(num_parts: int) -> None:
+    record = study({"baseline": log_quality(), "a": log_quality(0.01)}, methods={"a": ("<b>",)[:num_parts]})
+    view = composition_view(record)
+    assert view.joint == view.advice == ()
+    page = render_report(title="t", studies=[record])
+    assert "Parts, alone and together" in page
+    assert "<b>" not in page
