@@ -2,42 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 from cosmati.errors import RunError
 from cosmati.recipes.recipe import Recipe, parse_setting
-
-
-def load_module(path: Path) -> ModuleType:
-    """Run a Python file as a module.
-
-    Raises:
-        RunError: there is no such file, or it raises an error.
-    """
-    if not path.is_file() or path.suffix != ".py":
-        msg = f"{path} is no Python file. Give the path of a .py file."
-        raise RunError(msg)
-    # A name of its own: a file called json.py mustn't stand in for the standard library's.
-    spec = importlib.util.spec_from_file_location(f"file_{path.stem}", path)
-    assert spec is not None, "a .py file has a loader"
-    assert spec.loader is not None, "a .py file has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.resolve()))
-    # Dataclasses look their module up by name.
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[spec.name]
-        msg = f"{path} can't be read: {type(error).__name__}: {error}"
-        raise RunError(msg) from error
-    finally:
-        sys.path.pop(0)
-    return module
+from cosmati.study.python_file import load_module
 
 
 def call_of(file: str, kind: type, default: str) -> object:

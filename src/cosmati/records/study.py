@@ -78,6 +78,8 @@ class DimensionRecord:
         is_log: Whether points are even in its logarithm.
         choices: In order, where there's no range.
         widened: How many times an optimum at an edge widened it.
+        ends_below: Whether there's nothing to search below the low end, or before the first choice.
+        ends_above: The same of the high end and the last choice.
     """
 
     name: str
@@ -86,6 +88,8 @@ class DimensionRecord:
     is_log: bool
     choices: tuple[str, ...]
     widened: int
+    ends_below: bool = False
+    ends_above: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class TrialRecord:
 
     Attributes:
         point: Number of the point; its runs at larger budgets have the same one.
-        settings: By name; a choice as text.
+        settings: By name.
         is_known: Whether it's a setting that was known to be good, and not a drawn point.
         budget: Share of the full budget.
         seed: Of the run.

@@ -4,105 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from rich.console import Console
 
-from cosmati.core.clock import Clock
-from cosmati.errors import DivergenceError, RunError
+from cosmati.errors import RunError
 from cosmati.progress import ProgressDisplay
-from cosmati.records.encoding import decode_record, encode_record
-from cosmati.records.study import ArmRecord, ChecklistItem, EvaluationPoint, StudyRecord, StudyRun
+from cosmati.records.study import StudyRecord, StudyRun
 from cosmati.storage.atomic import replace_file
-from cosmati.train.observers import Observer
-from cosmati.train.run.result import RunResult
+from cosmati.study.costs import profile_costs
+from cosmati.study.definition import Arm, RegistrationPlan, Study
+from cosmati.study.jobs import jobs_of
+from cosmati.study.lines import LINE_VERSION, LineFile, only_one
+from cosmati.study.measured import MeasuredRun, measure
+from cosmati.study.registration import register
+
+__all__ = ["LINES_FILE", "STUDY_FILE", "Arm", "RegistrationPlan", "Study", "run_study"]
 
 LINES_FILE = "runs.jsonl"
 STUDY_FILE = "study.json"
-_LINE_VERSION = 1
-
-
-class Run(Protocol):
-    """What an arm gives for each run; a `Trainer` is one."""
-
-    clock: Clock
-    observers: list[Observer]
-
-    def fit(self) -> RunResult:
-        """Train to the end of the budget."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    """One way of training.
-
-    Args:
-        start: makes the run for a budget and a seed.
-        description: in words.
-        recipe_text: all that says what the arm does; a finished run counts only for an equal text.
-        methods: what it adds to the baseline.
-        seed_offset: added to the study's seeds; an A/A arm is the baseline with other seeds.
-    """
-
-    start: Callable[[float, int], Run]
-    description: str = ""
-    recipe_text: str = ""
-    methods: tuple[str, ...] = ()
-    seed_offset: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Study:
-    """A study as it's asked for.
-
-    Args:
-        name: of the study.
-        task: what is learnt from what, in words.
-        arms: by name; the baseline among them.
-        budgets: shares of the full budget.
-        seeds: the same for all arms, but for an arm's offset.
-        quality: name of the metric of the evaluation that counts.
-        higher_is_better: whether a higher metric is the better one.
-        baseline: name of the arm that the others are compared with.
-        quality_name: of the metric in words; the metric's name if empty.
-        unit: of the metric.
-        checklist: what makes the baseline a strong one.
-        notes: whatever a reader must know besides.
-    """
-
-    name: str
-    task: str
-    arms: Mapping[str, Arm]
-    budgets: Sequence[float]
-    seeds: Sequence[int]
-    quality: str
-    higher_is_better: bool
-    baseline: str = "baseline"
-    quality_name: str = ""
-    unit: str = ""
-    checklist: tuple[ChecklistItem, ...] = ()
-    notes: str = ""
-
-    def cells(self) -> Iterator[tuple[str, float, int]]:
-        """Give arm, budget and seed of each run; arms take turns, each time from another one on, so drift hits all."""
-        names = list(self.arms)
-        for turn, seed in enumerate(self.seeds):
-            for place, budget in enumerate(self.budgets):
-                first = (turn + place) % len(names)
-                for name in names[first:] + names[:first]:
-                    yield name, budget, seed + self.arms[name].seed_offset
+_Cell = tuple[str, float, int]
 
 
 @dataclass(frozen=True)
-class _Line:
+class _RunLine:
+    """A finished run; `jobs` is how many ran at a time."""
+
     version: int
     recipe: str
     run: StudyRun
+    jobs: int
 
 
 def run_study(
@@ -112,12 +47,14 @@ def run_study(
     hardware: str,
     command: str = "",
     price_per_hour: float | None = None,
+    jobs: int = 1,
     console: Console | None = None,
 ) -> StudyRecord:
     """Run what isn't finished yet, and return the record, which is also written to `study.json`.
 
     Each finished run is a line of `runs.jsonl` in the folder, so a study that was stopped goes on. A line counts
-    only for the same recipe on the same hardware. A run that diverged is kept, with a quality that isn't finite.
+    only for the same recipe on the same hardware, with as many runs at a time. A run that diverged is kept, with a
+    quality that isn't finite.
 
     Args:
         study: what to run.
@@ -125,106 +62,95 @@ def run_study(
         hardware: what it runs on, in words.
         command: the command that makes the study, for the record.
         price_per_hour: of the hardware, None where it isn't known.
+        jobs: how many runs at a time; more than one are processes of their own, one thread each. Costs are
+            profiled one at a time whatever it is.
         console: where progress goes; None means standard error.
 
     Raises:
-        RunError: a finished run's line is damaged, the metric isn't measured, or somebody stopped a run.
+        RunError: a finished run's line is damaged, the metric isn't measured, another process runs the study, or the
+            study isn't what it was when it was registered. KeyboardInterrupt: somebody stopped a run.
     """
     folder = Path(folder).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LINES_FILE
-    done = _finished(path, study, hardware)
+    with only_one(folder):
+        lines = LineFile(folder / LINES_FILE, _RunLine, upgrade=_upgraded)
+        kept = lines.read()
+        registration = register(study, folder, has_runs=bool(kept))
+        digests = {name: _digest(arm, hardware) for name, arm in study.arms.items()}
+        done = _finished(study, kept, digests, jobs)
+        _run_cells(study, lines, digests, done, jobs, console)
+        costs = profile_costs(study, folder, hardware=hardware, one_thread=jobs > 1, console=console)
+        record = StudyRecord(
+            name=study.name,
+            task=study.task,
+            quality_name=study.quality_name or study.quality,
+            higher_is_better=study.higher_is_better,
+            unit=study.unit,
+            baseline_arm=study.baseline,
+            arms=tuple(arm.record(name) for name, arm in study.arms.items()),
+            runs=tuple(done[cell] for cell in study.cells()),
+            checklist=study.checklist,
+            hardware=hardware,
+            price_per_hour=price_per_hour,
+            command=command,
+            notes=study.notes,
+            costs=costs,
+            registration=registration,
+        )
+        replace_file(folder / STUDY_FILE, record.to_json().encode())
+    return record
+
+
+def _upgraded(line: dict[str, Any]) -> dict[str, Any]:
+    """Give a line of a release that ran one at a time what it couldn't say."""
+    return {"jobs": 1, **line}
+
+
+def _finished(study: Study, lines: list[_RunLine], digests: dict[str, str], jobs: int) -> dict[_Cell, StudyRun]:
+    found = [line for line in lines if digests.get(line.run.arm) == line.recipe]
+    others = {line.jobs for line in found} - {jobs}
+    if others and not study.cost_turns:
+        # A run beside another one takes longer. Where costs are profiled the runs' own seconds don't count.
+        msg = (
+            f"Finished runs of {study.name!r} went on {others.pop()} at a time, and now it's {jobs}: their seconds "
+            "can't be compared. Go on as they began, take a new folder, or profile the costs: Study(cost_turns=8)."
+        )
+        raise RunError(msg)
+    cells = set(study.cells())
+    runs = {(line.run.arm, line.run.budget, line.run.seed): line.run for line in found}
+    return {cell: run for cell, run in runs.items() if cell in cells}
+
+
+def _run_cells(
+    study: Study,
+    lines: LineFile[_RunLine],
+    digests: dict[str, str],
+    done: dict[_Cell, StudyRun],
+    jobs: int,
+    console: Console | None,
+) -> None:
+    """Run what isn't done, and add it."""
     cells = list(study.cells())
-    left = [cell for cell in cells if cell not in done]
+    left = {cell: _call(study, cell) for cell in cells if cell not in done}
     total = sum(budget for _, budget, _ in cells)
     spent = total - sum(budget for _, budget, _ in left)
-    with ProgressDisplay(study.name, start=spent / total, console=console) as progress:
-        for arm, budget, seed in left:
-            progress.update(spent / total, f"{arm}, budget {budget:g}, seed {seed}")
-            run = done[arm, budget, seed] = _run(study, (arm, budget, seed))
-            line = _Line(_LINE_VERSION, _digest(study.arms[arm], hardware), run)
-            with path.open("a") as file:
-                file.write(json.dumps(json.loads(encode_record(line))) + "\n")
+    with ProgressDisplay(study.name, start=spent / total, console=console) as progress, jobs_of(jobs) as workers:
+        for (arm, budget, seed), measured in workers.results(left):
+            points, run_id = measured.points, f"{arm}-{budget:g}-{seed}"
+            run = StudyRun(arm, budget, seed, run_id, points, measured.final, measured.seconds_by_part)
+            done[arm, budget, seed] = run
+            lines.append(_RunLine(LINE_VERSION, digests[arm], run, jobs))
             spent += budget
+            if len(done) < len(cells):
+                text = f"{arm}, budget {budget:g}, seed {seed} was run {len(done)} of {len(cells)}"
+                progress.update(spent / total, text)
         progress.update(1.0, f"{len(cells)} runs")
-    arms = tuple(ArmRecord(n, a.description, a.recipe_text, a.methods) for n, a in study.arms.items())
-    record = StudyRecord(
-        name=study.name,
-        task=study.task,
-        quality_name=study.quality_name or study.quality,
-        higher_is_better=study.higher_is_better,
-        unit=study.unit,
-        baseline_arm=study.baseline,
-        arms=arms,
-        runs=tuple(done[cell] for cell in cells),
-        checklist=study.checklist,
-        hardware=hardware,
-        price_per_hour=price_per_hour,
-        command=command,
-        notes=study.notes,
-    )
-    replace_file(folder / STUDY_FILE, record.to_json().encode())
-    return record
+
+
+def _call(study: Study, cell: _Cell) -> Callable[[], MeasuredRun]:
+    arm, budget, seed = cell
+    return partial(measure, arm, partial(study.arms[arm].start, budget, seed), study.quality)
 
 
 def _digest(arm: Arm, hardware: str) -> str:
     return hashlib.sha256(json.dumps([arm.recipe_text, hardware]).encode()).hexdigest()
-
-
-def _finished(path: Path, study: Study, hardware: str) -> dict[tuple[str, float, int], StudyRun]:
-    """Read the runs that an earlier process finished, and cut off a line that it didn't."""
-    if not path.exists():
-        return {}
-    whole, newline, torn = path.read_text().rpartition("\n")
-    if torn:
-        replace_file(path, (whole + newline).encode())
-    lines = [decode_record(_Line, text, version=_LINE_VERSION) for text in whole.splitlines()]
-    wanted = {name: _digest(arm, hardware) for name, arm in study.arms.items()}
-    return {
-        (line.run.arm, line.run.budget, line.run.seed): line.run
-        for line in lines
-        if wanted.get(line.run.arm) == line.recipe
-    }
-
-
-class _Points(Observer):
-    """Keeps what evaluations on the way say."""
-
-    every = 1 << 62  # is told of no step
-
-    def __init__(self, quality: str) -> None:
-        self.points: list[EvaluationPoint] = []
-        self._quality = quality
-
-    def on_evaluation(self, clock: Clock, metrics: Mapping[str, float], seconds: float) -> None:
-        """Keep a point."""
-        if self._quality in metrics:
-            point = EvaluationPoint(clock.step, seconds, metrics[self._quality], clock.rows, clock.tokens)
-            self.points.append(point)
-
-
-def _run(study: Study, cell: tuple[str, float, int]) -> StudyRun:
-    name, budget, seed = cell
-    run = study.arms[name].start(budget, seed)
-    kept = _Points(study.quality)
-    run.observers.append(kept)
-    parts: Mapping[str, float] = {}
-    try:
-        result = run.fit()
-    except DivergenceError:
-        clock, quality, seconds = run.clock, math.nan, run.clock.seconds
-    else:
-        if result.outcome == "stopped":
-            raise KeyboardInterrupt
-        if study.quality not in result.metrics:
-            msg = f"The runs of {name!r} measure {sorted(result.metrics)}, and the study asks for {study.quality!r}."
-            raise RunError(msg)
-        clock, quality, seconds, parts = (
-            result.clock,
-            result.metrics[study.quality],
-            result.seconds,
-            result.seconds_by_part,
-        )
-    point = EvaluationPoint(clock.step, seconds, quality, clock.rows, clock.tokens)
-    before = [one for one in kept.points if one.step < point.step]
-    return StudyRun(name, budget, seed, f"{name}-{budget:g}-{seed}", (*before, point), point, dict(parts))

@@ -1,0 +1,118 @@
+"""A study as it's asked for: its arms, budgets and seeds, and what it predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cosmati.records.study import ArmRecord, ChecklistItem, Prediction, SearchRecord
+from cosmati.study.measured import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One way of training.
+
+    Args:
+        start: makes the run for a budget and a seed.
+        description: in words.
+        recipe_text: all that says what the arm does; a finished run counts only for an equal text.
+        methods: what it adds to the baseline.
+        seed_offset: added to the study's seeds; an A/A arm is the baseline with other seeds.
+        search: how its settings were found, as `search_arms` returns it; None where they are the baseline's.
+        opponent: how strong it is as one: `tuned`, searched as the arms are, or `plain`, a common public recipe.
+        source: where a plain opponent's settings come from.
+    """
+
+    start: Callable[[float, int], Run]
+    description: str = ""
+    recipe_text: str = ""
+    methods: tuple[str, ...] = ()
+    seed_offset: int = 0
+    search: SearchRecord | None = None
+    opponent: Literal["tuned", "plain"] | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse an opponent that isn't what it's called."""
+        if self.opponent == "tuned" and self.search is None:
+            msg = "A tuned opponent needs its `search`, as search_arms returns it."
+            raise ValueError(msg)
+        if self.opponent == "plain" and not self.source:
+            msg = "A plain opponent needs its `source`: where its settings are published."
+            raise ValueError(msg)
+
+    def record(self, name: str) -> ArmRecord:
+        """Return what a study's record keeps of it."""
+        return ArmRecord(
+            name, self.description, self.recipe_text, self.methods, self.opponent, self.source, self.search
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistrationPlan:
+    """What a study predicts before its first run.
+
+    Args:
+        family: name of the family of tests.
+        predictions: its tests; p-values are adjusted for all of them.
+    """
+
+    family: str
+    predictions: tuple[Prediction, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse a family without a test."""
+        if not self.predictions:
+            msg = f"The family {self.family!r} predicts nothing. Give it predictions, or the study no registration."
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study as it's asked for.
+
+    Args:
+        name: of the study.
+        task: what is learnt from what, in words.
+        arms: by name; the baseline among them.
+        budgets: shares of the full budget.
+        seeds: the same for all arms, but for an arm's offset.
+        quality: name of the metric of the evaluation that counts.
+        higher_is_better: whether a higher metric is the better one.
+        baseline: name of the arm that the others are compared with.
+        quality_name: of the metric in words; the metric's name if empty.
+        unit: of the metric.
+        checklist: what makes the baseline a strong one.
+        notes: whatever a reader must know besides.
+        registration: what is predicted before the first run; None predicts nothing.
+        cost_turns: how many times each arm's cost is profiled, alone, in turns with the others; 0 takes the seconds of
+            the runs themselves.
+        cost_budget: share of the full budget of a profiled run; None means the smallest one.
+    """
+
+    name: str
+    task: str
+    arms: Mapping[str, Arm]
+    budgets: Sequence[float]
+    seeds: Sequence[int]
+    quality: str
+    higher_is_better: bool
+    baseline: str = "baseline"
+    quality_name: str = ""
+    unit: str = ""
+    checklist: tuple[ChecklistItem, ...] = ()
+    notes: str = ""
+    registration: RegistrationPlan | None = None
+    cost_turns: int = 0
+    cost_budget: float | None = None
+
+    def cells(self) -> Iterator[tuple[str, float, int]]:
+        """Give arm, budget and seed of each run; arms take turns, each time from another one on, so drift hits all."""
+        names = list(self.arms)
+        for turn, seed in enumerate(self.seeds):
+            for place, budget in enumerate(self.budgets):
+                first = (turn + place) % len(names)
+                for name in names[first:] + names[:first]:
+                    yield name, budget, seed + self.arms[name].seed_offset

@@ -1,0 +1,207 @@
+"""Carry calls out, several at a time: here, in processes of this machine, or wherever else somebody adds."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+import torch
+
+from cosmati.data.worker import WorkerStart
+from cosmati.errors import RunError
+from cosmati.study.python_file import files_behind, load_once
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+_END_SECONDS = 2.0
+
+
+class Jobs(Protocol):
+    """Carries calls out. A context manager; at its end whatever still runs is ended."""
+
+    def results(self, calls: Mapping[K, Callable[[], T]]) -> Iterator[tuple[K, T]]:
+        """Give each call's key and result as it ends, in any order; raise what a call raises."""
+        ...
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End what still runs."""
+        ...
+
+
+def jobs_of(num_jobs: int) -> Jobs:
+    """Return what carries out so many calls at a time: one in this process, more in processes of their own.
+
+    Raises:
+        ValueError: the number isn't positive.
+    """
+    if num_jobs < 1:
+        msg = f"jobs is {num_jobs}: give how many runs go on at a time, 1 or more."
+        raise ValueError(msg)
+    return InProcess() if num_jobs == 1 else LocalProcesses(num_jobs)
+
+
+class InProcess:
+    """Carries calls out one after another, in this process."""
+
+    def results(self, calls: Mapping[K, Callable[[], T]]) -> Iterator[tuple[K, T]]:
+        """Give each call's key and result, in the calls' order."""
+        for key, call in calls.items():
+            yield key, call()
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing runs any more."""
+
+
+class LocalProcesses:
+    """Carries calls out in processes of this machine, one thread each. They end when this process does.
+
+    A process is started where it's first needed and then kept, so what calls load stays loaded.
+
+    Args:
+        num_jobs: how many at a time.
+    """
+
+    def __init__(self, num_jobs: int) -> None:
+        self._num_jobs = num_jobs
+        self._idle: list[_Worker] = []
+        self._busy: dict[Connection, tuple[_Worker, Hashable]] = {}
+
+    def results(self, calls: Mapping[K, Callable[[], T]]) -> Iterator[tuple[K, T]]:
+        """Give each call's key and result as it ends.
+
+        Raises:
+            RunError: a call can't be sent to another process, or its process died.
+        """
+        waiting = deque((key, _pickled(key, call)) for key, call in calls.items())
+        while waiting or self._busy:
+            while waiting and len(self._busy) < self._num_jobs:
+                key, data = waiting.popleft()
+                worker = self._idle.pop() if self._idle else _Worker()
+                self._busy[worker.connection] = worker, key
+                worker.send(data)
+            for connection in wait(list(self._busy)):
+                assert isinstance(connection, Connection), "all of them are"
+                worker, done = self._busy[connection]
+                result = worker.receive(done)
+                del self._busy[connection]
+                self._idle.append(worker)
+                yield done, result  # type: ignore[misc]  # a key of `calls`, and its call's result
+
+    def __enter__(self) -> Self:
+        """Begin; processes start with the first calls."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all processes, in the midst of a run too."""
+        workers = [*self._idle, *(worker for worker, _ in self._busy.values())]
+        self._idle, self._busy = [], {}
+        for worker in workers:
+            worker.connection.close()
+            worker.process.terminate()
+        for worker in workers:
+            worker.process.join(_END_SECONDS)
+            worker.process.kill()
+            worker.process.join()
+
+
+def _pickled(key: Hashable, call: Callable[[], object]) -> bytes:
+    try:
+        return pickle.dumps(call)
+    except Exception as error:
+        msg = (
+            f"The run {_words(key)} can't be sent to another process: {error}. Let `start` be a function of a module, "
+            "or a functools.partial of one with arguments that can be pickled, or run one at a time: jobs=1."
+        )
+        raise RunError(msg) from error
+
+
+def _words(key: Hashable) -> str:
+    return ", ".join(str(part) for part in key) if isinstance(key, tuple) else str(key)
+
+
+class _Worker:
+    """A process that carries out one call after another."""
+
+    def __init__(self) -> None:
+        # Forked processes inherit threads' locks and an accelerator that they can't use.
+        context = get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs,), name="cosmati-run")
+        self.process.start()
+        theirs.close()
+
+    def send(self, data: bytes) -> None:
+        """Give it a call."""
+        try:
+            self.connection.send((files_behind(data), data))
+        except BrokenPipeError:
+            return  # it's dead, which `receive` says
+
+    def receive(self, key: Hashable) -> object:
+        """Return the call's result, or raise what it raised."""
+        try:
+            result, error, trace = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            msg = (
+                f"The process of the run {_words(key)} died with exit code {self.process.exitcode}. Was memory short? "
+                'A script that starts a study needs `if __name__ == "__main__":` around what it does.'
+            )
+            raise RunError(msg) from None
+        if error is not None:
+            error.add_note(trace)
+            raise error
+        return result
+
+
+def _serve(connection: Connection) -> None:
+    WorkerStart()(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's: it ends this process
+    torch.set_num_threads(1)
+    while True:
+        try:
+            files, data = connection.recv()
+            connection.send_bytes(_answer(files, data))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return  # the parent wants no more
+
+
+def _answer(files: Sequence[Path], data: bytes) -> bytes:
+    try:
+        for file in files:
+            load_once(file)
+        return pickle.dumps((pickle.loads(data)(), None, ""))  # noqa: S301  # our own parent's
+    except BaseException as error:  # noqa: BLE001  # the parent raises it
+        return _failure(error)
+
+
+def _failure(error: BaseException) -> bytes:
+    trace = "".join(traceback.format_exception(error))
+    try:
+        data = pickle.dumps((None, error, trace))
+        pickle.loads(data)  # noqa: S301  # an error whose constructor takes other arguments can't be read back
+    except Exception:  # noqa: BLE001
+        data = pickle.dumps((None, RunError(f"{type(error).__name__}: {error}"), trace))
+    return data

@@ -1,0 +1,255 @@
+"""Points of a search: what is searched, where an optimum is at an edge, how that widens it, and the points drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from cosmati.errors import MissingExtraError
+from cosmati.records.study import DimensionRecord, Setting
+
+EDGE = 0.05
+"""An optimum within this share of a range, in its scale, lies at its edge."""
+
+Settings = Mapping[str, Setting]
+Side = Literal["below", "above"]
+Edge = tuple[str, Side]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dimension:
+    """One dimension of a search: a range, or ordered choices.
+
+    Args:
+        name: of the setting.
+        low: lower end of the range.
+        high: upper end.
+        is_log: whether points are even in its logarithm.
+        choices: in order, in place of a range.
+        widest: the ends beyond which the range isn't widened, where there are such.
+        wider: choices before and after the ordered ones, to which an optimum at an edge widens them.
+
+    Raises:
+        ValueError: there is nothing to search, or a range that doesn't lie inside of the widest.
+    """
+
+    name: str
+    low: float = 0.0
+    high: float = 0.0
+    is_log: bool = True
+    choices: Sequence[Setting] = ()
+    widest: tuple[float, float] = (0.0, float("inf"))
+    wider: tuple[Sequence[Setting], Sequence[Setting]] = ((), ())
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be searched."""
+        if self.choices:
+            every = [repr(one) for one in (*self.wider[0], *self.choices, *self.wider[1])]
+            if len(set(every)) != len(every):
+                msg = f"The choices of {self.name!r} repeat one: {', '.join(every)}."
+                raise ValueError(msg)
+        elif not (self.low < self.high < math.inf) or (self.is_log and self.low <= 0):
+            msg = (
+                f"The range of {self.name!r} is {self.low:g} to {self.high:g}: let it grow, from above 0 where "
+                "is_log, or give choices."
+            )
+            raise ValueError(msg)
+        elif not self.widest[0] <= self.low <= self.high <= self.widest[1]:
+            msg = (
+                f"The range of {self.name!r}, {self.low:g} to {self.high:g}, isn't inside of its widest {self.widest}."
+            )
+            raise ValueError(msg)
+
+    def value(self, unit: float) -> Setting:
+        """Return the setting at a place between 0 and 1."""
+        if self.choices:
+            return self.choices[min(int(unit * len(self.choices)), len(self.choices) - 1)]
+        start, end = self._scaled(self.low), self._scaled(self.high)
+        at = start + unit * (end - start)
+        return min(max(math.exp(at) if self.is_log else at, self.low), self.high)
+
+    def place(self, value: Setting) -> float:
+        """Return where a setting lies, 0 to 1; of a choice the middle of its part.
+
+        Raises:
+            ValueError: it isn't inside.
+        """
+        if self.choices:
+            if value not in self.choices:
+                msg = f"{self.name!r} has no choice {value!r}; it has {', '.join(map(repr, self.choices))}."
+                raise ValueError(msg)
+            return (list(self.choices).index(value) + 0.5) / len(self.choices)
+        if isinstance(value, str | bool) or not self.low <= value <= self.high:
+            msg = f"{self.name!r} is {value!r}, which isn't from {self.low:g} to {self.high:g}."
+            raise ValueError(msg)
+        start, end = self._scaled(self.low), self._scaled(self.high)
+        return (self._scaled(float(value)) - start) / (end - start)
+
+    def is_at(self, side: Side, value: Setting) -> bool:
+        """Return whether a setting lies at an edge: at the first or last choice, or close to the range's end."""
+        reach = 0.5 / len(self.choices) if self.choices else EDGE
+        place = self.place(value)
+        return (place if side == "below" else 1 - place) <= reach + 1e-9
+
+    def ends(self, side: Side) -> bool:
+        """Return whether there's nothing beyond that side to widen it to."""
+        if self.choices:
+            return not self.wider[0 if side == "below" else 1]
+        return self.low <= self.widest[0] if side == "below" else self.high >= self.widest[1]
+
+    def widened(self, side: Side) -> Dimension:
+        """Return it longer on one side: a range by its own length in its scale, choices by the next one."""
+        if self.choices:
+            before, after = self.wider
+            if side == "below":
+                return replace(self, choices=(before[-1], *self.choices), wider=(before[:-1], after))
+            return replace(self, choices=(*self.choices, after[0]), wider=(before, after[1:]))
+        start, end = self._scaled(self.low), self._scaled(self.high)
+        at = 2 * start - end if side == "below" else 2 * end - start
+        reached = math.exp(at) if self.is_log else at
+        if side == "below":
+            return replace(self, low=max(reached, self.widest[0]))
+        return replace(self, high=min(reached, self.widest[1]))
+
+    def _scaled(self, value: float) -> float:
+        return math.log(value) if self.is_log else value
+
+
+@dataclass(frozen=True)
+class Box:
+    """The dimensions of one arm as they are in a round.
+
+    Attributes:
+        dimensions: Of the arm.
+        times: How many times each was widened, by name.
+        added: What the last widening added: parts of the way from 0 to 1, by name.
+    """
+
+    dimensions: tuple[Dimension, ...]
+    times: Mapping[str, int] = field(default_factory=dict)
+    added: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+
+    def as_settings(self, given: Settings) -> dict[str, Setting]:
+        """Return settings that somebody gives in the dimensions' order.
+
+        Raises:
+            ValueError: they don't name all dimensions, or lie outside of one.
+        """
+        if set(given) != {one.name for one in self.dimensions}:
+            msg = f"Known settings name {sorted(given)}, and the search {sorted(one.name for one in self.dimensions)}."
+            raise ValueError(msg)
+        for one in self.dimensions:
+            one.place(given[one.name])
+        return {one.name: given[one.name] if one.choices else float(given[one.name]) for one in self.dimensions}
+
+    def edges(self, settings: Settings) -> set[Edge]:
+        """Return the edges at which settings lie, where there is something beyond."""
+        sides: tuple[Side, Side] = ("below", "above")
+        return {
+            (one.name, side)
+            for one in self.dimensions
+            for side in sides
+            if one.is_at(side, settings[one.name]) and not one.ends(side)
+        }
+
+    def widened(self, edges: Collection[Edge]) -> Box:
+        """Return it longer at these edges."""
+        dimensions, added, times = [], {}, dict(self.times)
+        for one in self.dimensions:
+            wide = one
+            for name, side in sorted(edges):
+                wide = _grown(wide, one, side) if name == one.name else wide
+            dimensions.append(wide)
+            if wide != one:
+                times[one.name] = times.get(one.name, 0) + 1
+                added[one.name] = _added(one, wide)
+        return Box(tuple(dimensions), times, added)
+
+    def points(self, units: Sequence[Sequence[float]], around: Settings | None) -> list[dict[str, Setting]]:
+        """Return a point for each row of `units`, in what was added last where something was.
+
+        The first points, up to half of them, are the settings `around` which it was widened, with one dimension each
+        moved into what was added to it. The others have one dimension after another in it.
+        """
+        new = [one for one in self.dimensions if self.added.get(one.name)]
+        found = []
+        for index, row in enumerate(units):
+            point = {one.name: one.value(unit) for one, unit in zip(self.dimensions, row, strict=True)}
+            if new:
+                one = new[index % len(new)]
+                parts = self.added[one.name]
+                if around is not None and index < min(len(new), len(units) // 2):
+                    at = one.place(around[one.name])
+                    start, end = min(parts, key=lambda part: abs(sum(part) / 2 - at))
+                    point = {**around, one.name: one.value((start + end) / 2)}
+                else:
+                    unit = row[[same.name for same in self.dimensions].index(one.name)]
+                    point[one.name] = one.value(_inside(parts, unit))
+            found.append(point)
+        return found
+
+    def records(self) -> tuple[DimensionRecord, ...]:
+        """Return the dimensions as a search's record keeps them."""
+        return tuple(
+            DimensionRecord(
+                name=one.name,
+                low=0.0 if one.choices else one.low,
+                high=0.0 if one.choices else one.high,
+                is_log=not one.choices and one.is_log,
+                choices=tuple(str(choice) for choice in one.choices),
+                widened=self.times.get(one.name, 0),
+                ends_below=one.ends("below"),
+                ends_above=one.ends("above"),
+            )
+            for one in self.dimensions
+        )
+
+
+def _grown(wide: Dimension, before: Dimension, side: Side) -> Dimension:
+    """Return `wide` with the end that widening `before` on a side gives it: two sides grow by the same length."""
+    if wide.choices:
+        return wide.widened(side)
+    grown = before.widened(side)
+    return replace(wide, low=grown.low) if side == "below" else replace(wide, high=grown.high)
+
+
+def _added(before: Dimension, wide: Dimension) -> tuple[tuple[float, float], ...]:
+    if wide.choices:
+        size = 1 / len(wide.choices)
+        return tuple(
+            (index * size, (index + 1) * size)
+            for index, choice in enumerate(wide.choices)
+            if choice not in before.choices
+        )
+    parts = ((0.0, wide.place(before.low)), (wide.place(before.high), 1.0))
+    return tuple((start, end) for start, end in parts if end > start)
+
+
+def _inside(parts: Sequence[tuple[float, float]], unit: float) -> float:
+    """Return the place in several parts that is at `unit` of their whole length."""
+    left = unit * sum(end - start for start, end in parts)
+    for start, end in parts:
+        if left <= end - start:
+            return start + left
+        left -= end - start
+    return parts[-1][1]
+
+
+def quasi_random(num_dimensions: int, num_points: int, seed: int) -> list[list[float]]:
+    """Return the first points of a scrambled Sobol sequence; more of them begin with the same ones.
+
+    They are those that Optuna's `QMCSampler` gives.
+
+    Raises:
+        MissingExtraError: SciPy isn't installed.
+    """
+    try:
+        from scipy.stats import qmc  # an extra, and slow to import
+    except ImportError as error:
+        msg = "A search needs SciPy, which isn't installed. Run: pip install 'cosmati[study]'"
+        raise MissingExtraError(msg) from error
+    power = max(0, math.ceil(math.log2(num_points)))  # SciPy warns of another number, whose balance is worse
+    drawn = qmc.Sobol(num_dimensions, scramble=True, rng=seed).random_base2(power)
+    return [[float(unit) for unit in row] for row in drawn[:num_points]]

@@ -1,0 +1,181 @@
+"""Commit a study to its predictions before its first run, and say afterwards what came of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from cosmati.errors import RunError
+from cosmati.records.encoding import decode_record, encode_record
+from cosmati.records.study import Prediction, Registration, StudyRecord
+from cosmati.storage.atomic import replace_file
+from cosmati.study.comparison import (
+    HEADLINE_LEVEL,
+    NUM_HEADLINES,
+    SCREENING_LEVEL,
+    NotReached,
+    SpeedUp,
+    speed_up_at_equal_quality,
+)
+from cosmati.study.curves import Axis
+from cosmati.study.definition import Study
+from cosmati.study.statistics import holm
+
+REGISTRATION_FILE = "registration.json"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class _Registered:
+    """The file: what was predicted, and everything that the runs depend on, by name."""
+
+    version: int
+    registration: Registration
+    facts: Mapping[str, str]
+
+
+def register(study: Study, folder: Path, *, has_runs: bool) -> Registration | None:
+    """Write what a study predicts to `registration.json` with its digest, before the first run.
+
+    Args:
+        study: with its predictions, if it has any.
+        folder: of the study.
+        has_runs: whether a run was finished in the folder.
+
+    Raises:
+        ValueError: a prediction names an arm or an axis that there isn't.
+        RunError: there are runs, and the study or its predictions were others before them; or the file was changed.
+    """
+    path = folder / REGISTRATION_FILE
+    found = _read(path) if path.exists() else None
+    facts = _facts(study) if study.registration else {}
+    if has_runs:
+        before = found.facts if found else {}
+        changed = sorted(name for name in {*before, *facts} if before.get(name) != facts.get(name))
+        if changed:
+            msg = (
+                f"{folder} has runs, which were made for other predictions or another study: {', '.join(changed)} "
+                f"{'differ' if len(changed) > 1 else 'differs'}. What is predicted afterwards isn't a prediction: "
+                "take a new folder."
+            )
+            raise RunError(msg)
+        return found.registration if found else None
+    if study.registration is None:
+        path.unlink(missing_ok=True)
+        return None
+    if found is None or found.facts != facts:
+        found = _written(study, facts, path)
+    return found.registration
+
+
+def _facts(study: Study) -> dict[str, str]:
+    plan = study.registration
+    assert plan is not None, "the caller has looked"
+    axes = typing.get_args(Axis)
+    for one in plan.predictions:
+        if {one.arm, one.opponent} - set(study.arms) or one.axis not in axes or one.at_least <= 0:
+            msg = f"{one} doesn't fit: arms are {', '.join(study.arms)}, axes {', '.join(axes)}, a speed-up is above 0."
+            raise ValueError(msg)
+    facts: dict[str, object] = {
+        "family": plan.family,
+        "predictions": [asdict(one) for one in plan.predictions],
+        "budgets": list(study.budgets),
+        "seeds": list(study.seeds),
+        "baseline": study.baseline,
+        "quality": [study.quality, study.higher_is_better],
+        "cost turns": [study.cost_turns, study.cost_budget],
+    }
+    for name, arm in study.arms.items():
+        search = encode_record(arm.search) if arm.search else None
+        facts |= {
+            f"recipe of {name}": arm.recipe_text,
+            f"search of {name}": search,
+            f"opponent {name}": [arm.opponent, arm.source],
+            f"seeds of {name}": arm.seed_offset,
+        }
+    # Recipes are long and predictions short: what a person wants to read stays in words.
+    texts = {name: json.dumps(value, sort_keys=True) for name, value in facts.items()}
+    return {name: text if len(text) <= 2000 else _sha256(text) for name, text in texts.items()}
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digest(registration: Registration, facts: Mapping[str, str]) -> str:
+    committed = {"registration": asdict(replace(registration, digest="")), "facts": dict(facts)}
+    return _sha256(json.dumps(committed, sort_keys=True))
+
+
+def _written(study: Study, facts: Mapping[str, str], path: Path) -> _Registered:
+    plan = study.registration
+    assert plan is not None, "the caller has looked"
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    bare = Registration(plan.family, plan.predictions, date, "")
+    made = _Registered(_VERSION, replace(bare, digest=_digest(bare, facts)), facts)
+    replace_file(path, encode_record(made).encode())
+    return made
+
+
+def _read(path: Path) -> _Registered:
+    found = decode_record(_Registered, path.read_text(), version=_VERSION)
+    if found.registration.digest != _digest(found.registration, found.facts):
+        msg = f"{path} isn't what was registered: its digest doesn't match. Restore it, or take a new folder."
+        raise RunError(msg)
+    return found
+
+
+@dataclass(frozen=True)
+class PredictionOutcome:
+    """What came of a prediction.
+
+    Attributes:
+        prediction: As registered.
+        found: The speed-up at the opponent's best quality, or why there is none.
+        p_value: Adjusted for all predictions of the family; None where there is none.
+        verdict: `met`: as fast as predicted, and shown to be faster; `not met`: slower than predicted, or the quality
+            was never reached; `not shown`: as fast as predicted, but it could be chance.
+    """
+
+    prediction: Prediction
+    found: SpeedUp | NotReached
+    p_value: float | None
+    verdict: Literal["met", "not met", "not shown"]
+
+
+def outcomes_of(study: StudyRecord) -> tuple[PredictionOutcome, ...]:
+    """Return what came of each prediction of a study, as one family of tests (Holm); empty where nothing was."""
+    if study.registration is None:
+        return ()
+    predictions = study.registration.predictions
+    found = [_found(study, one) for one in predictions]
+    p_values = [one.p_value if isinstance(one, SpeedUp) else None for one in found]
+    adjusted = holm([1.0 if p is None else p for p in p_values])
+    level = HEADLINE_LEVEL if len(predictions) <= NUM_HEADLINES else SCREENING_LEVEL
+    outcomes = []
+    for prediction, one, p_value, raw in zip(predictions, found, adjusted, p_values, strict=True):
+        known = None if raw is None else p_value
+        outcomes.append(PredictionOutcome(prediction, one, known, _verdict(prediction, one, known, level)))
+    return tuple(outcomes)
+
+
+def _found(study: StudyRecord, prediction: Prediction) -> SpeedUp | NotReached:
+    against = replace(study, baseline_arm=prediction.opponent)
+    axis: Axis = typing.cast("Axis", prediction.axis)
+    return speed_up_at_equal_quality(against, prediction.arm, axis=axis)
+
+
+def _verdict(
+    prediction: Prediction, found: SpeedUp | NotReached, p_value: float | None, level: float
+) -> Literal["met", "not met", "not shown"]:
+    if isinstance(found, NotReached) or found.ratio < prediction.at_least:
+        return "not met"
+    if found.low is None or p_value is None or p_value >= level or found.low <= 1.0:
+        return "not shown"
+    return "met"
