@@ -3,8 +3,8 @@
 Pre-norm blocks without biases (Radford et al., 2019), rotary positions (Su et al., 2021, arXiv 2104.09864),
 and as
 options: normalised queries and keys (Henry et al., 2020, arXiv 2010.04245), squared ReLU (So et al., 2021,
-arXiv 2109.08668), projections that start at zero (as in Fixup, Zhang et al., 2019, arXiv 1901.09321), and a
-soft cap on logits (Gemma 2, 2024, arXiv 2408.00118).
+arXiv 2109.08668), projections that start at zero (as in Fixup, Zhang et al., 2019, arXiv 1901.09321), a
+soft cap on logits (Gemma 2, 2024, arXiv 2408.00118), and embeddings of n-grams (see `NgramEmbedding`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosmati.errors import BatchError, PlanError
+from cosmati.models.ngram_embedding import NgramEmbedding
 
 ActivationName = Literal["gelu", "relu_squared"]
 Normalisation = Literal["layer", "rms"]
@@ -44,6 +45,9 @@ class GPTConfig:
         rotary: rotate queries and keys by position; False learns a position embedding.
         dropout: rate on what each block adds to the residual stream.
         normalisation: LayerNorm, or RMSNorm (Zhang and Sennrich, 2019, arXiv 1910.07467).
+        init_scale: multiplies the standard deviation at which the blocks' matrices start.
+        ngrams: lengths of n-grams whose embeddings are added to the token's, such as (2, 3).
+        ngram_rows: rows of each length's table.
 
     Raises:
         PlanError: sizes that don't fit together.
@@ -62,6 +66,9 @@ class GPTConfig:
     rotary: bool = True
     dropout: float = 0.0
     normalisation: Normalisation = "layer"
+    init_scale: float = 1.0
+    ngrams: tuple[int, ...] = ()
+    ngram_rows: int = 8192
 
     def __post_init__(self) -> None:
         sizes = (self.vocabulary_size, self.sequence_length, self.width, self.num_blocks, self.num_heads)
@@ -75,6 +82,8 @@ class GPTConfig:
             problems.append(f"activation {self.activation!r} or normalisation {self.normalisation!r} is unknown")
         if not 0 <= self.dropout < 1 or (self.logit_soft_cap is not None and self.logit_soft_cap <= 0):
             problems.append("dropout is in [0, 1), and a soft cap is positive")
+        if self.init_scale <= 0:
+            problems.append("init_scale is positive")
         if problems:
             msg = f"No GPT can be built: {'; '.join(problems)}. Change {self}."
             raise PlanError(msg)
@@ -83,7 +92,7 @@ class GPTConfig:
 class GPT(nn.Module):
     """A causal language model.
 
-    Parameters are named `embedding`, `position` (without rotary), `blocks.N.attention_norm`,
+    Parameters are named `embedding`, `ngram_embedding` (with n-grams), `position` (without rotary), `blocks.N.attention_norm`,
     `blocks.N.attention. {query,key,value,projection}`, `blocks.N.feed_forward_norm`,
     `blocks.N.feed_forward.{up,down}`, `norm` and `head`. Queries, keys and values are matrices of their
     own, so that a region or an optimizer may treat them apart.
@@ -97,6 +106,8 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary_size, config.width)
+        size, width = config.vocabulary_size, config.width
+        self.ngram_embedding = NgramEmbedding(config.ngrams, size, config.ngram_rows, width) if config.ngrams else None
         self.position = None if config.rotary else nn.Embedding(config.sequence_length, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_blocks))
         self.norm = _norm(config)
@@ -122,6 +133,8 @@ class GPT(nn.Module):
             )
             raise BatchError(msg)
         hidden = self.embedding(tokens.long())
+        if self.ngram_embedding is not None:
+            hidden = hidden + self.ngram_embedding(tokens)
         if self.position is not None:
             hidden = hidden + self.position.weight[:length]
         for block in self.blocks:
@@ -133,10 +146,10 @@ class GPT(nn.Module):
     def _initialise(self) -> None:
         config = self.config
         for name, module in self.named_modules():
-            if isinstance(module, nn.Embedding):
+            if isinstance(module, nn.Embedding) and not name.startswith("ngram_embedding."):
                 nn.init.normal_(module.weight, std=config.width**-0.5 if config.tied else 1.0)
             elif isinstance(module, nn.Linear):
-                std = module.in_features**-0.5
+                std = config.init_scale * module.in_features**-0.5
                 if name == "head":
                     std = 1 / config.width
                 elif name.endswith((".projection", ".down")):

@@ -151,6 +151,8 @@ class Muon(Optimizer):
         weight_decay: decoupled, times the learning rate.
         num_iterations: of Newton-Schulz.
         scale: `aspect`, or `rms` to use AdamW's learning rates (see `cosmati.optim.muon.OrthogonalizedMomentum`).
+        bfloat16: iterate in bfloat16 on a CPU too, over all matrices of one shape together; 3.5 to 4 times as fast
+            on CPUs that multiply bfloat16.
     """
 
     parameters: ParameterFilter = matrices
@@ -159,6 +161,7 @@ class Muon(Optimizer):
     weight_decay: float = 0.0
     num_iterations: int = 5
     scale: Scale = "aspect"
+    bfloat16: bool = False
 
     def build(self, named_parameters: Named) -> OrthogonalizedMomentum:
         """Return Muon over some parameters."""
@@ -170,6 +173,7 @@ class Muon(Optimizer):
             self.weight_decay,
             self.num_iterations,
             self.scale,
+            self.bfloat16,
         )
 
 

@@ -1,0 +1,261 @@
+"""The text task of the headline: a byte GPT on Python source, an AdamW opponent, and a composition.
+
+Every arm trains the same blocks (width 128, four of them, 0.85 million parameters) in bfloat16 autocast on one thread,
+on as many bytes at each budget. The composition adds Muon, iterated in bfloat16, for the blocks' matrices, and
+embeddings of the last two and three bytes: two tables of 8,192 rows, 2.1 million parameters more, of which a byte reads
+256. Everything that isn't one of these two is searched for both arms, over the same ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from cosmati.core.loss import LanguageModel
+from cosmati.corpora.python_library import PythonLibrary, load_python_library
+from cosmati.data.in_memory import InMemory
+from cosmati.errors import PlanError
+from cosmati.methods import GradientClipping
+from cosmati.models.gpt import GPTConfig
+from cosmati.optim import WSD, AdamW, Cosine, Muon, Optimizer
+from cosmati.recipes.language import BuildGPT, bits_per_byte
+from cosmati.recipes.recipe import Recipe
+from cosmati.records.study import Setting
+from cosmati.study.search import Dimension
+from cosmati.train.config import RunConfig
+from cosmati.train.evaluation import Evaluation, batches
+
+HeldOut = Literal["selection", "reported"]
+Settings = Mapping[str, Setting]
+
+SEQUENCE_LENGTH = 128
+NUM_ROWS = 3072
+"""Of the largest budget, 393 thousand bytes: about 30 seconds at the opponent's batch size."""
+MAX_BYTES = 16_000_000
+NUM_HELD_OUT = 1024
+"""Rows measured on, of either half of the held-out packages."""
+MODEL = GPTConfig(sequence_length=SEQUENCE_LENGTH, width=128, num_blocks=4, num_heads=4)
+NGRAMS = (2, 3)
+TABLES = "ngram_embedding.*"
+
+ARMS: Mapping[str, frozenset[str]] = {
+    "opponent": frozenset(),
+    "muon": frozenset({"muon"}),
+    "ngrams": frozenset({"ngrams"}),
+    "composition": frozenset({"muon", "ngrams"}),
+}
+"""What each arm adds to AdamW on the same blocks."""
+PARTS = ("muon", "ngrams")
+"""The arms of a screening: the opponent with one ingredient."""
+
+SHARED: tuple[Dimension, ...] = (
+    Dimension(name="batch_size", choices=(2, 4, 8), wider=((1,), (16, 32))),
+    Dimension(name="lr", low=1e-3, high=1.6e-2),
+    Dimension(name="beta1", choices=(0.8, 0.9, 0.95), wider=((0.0, 0.6), (0.98,))),
+    Dimension(name="beta2", choices=(0.95, 0.98, 0.99), wider=((0.8, 0.9), (0.995, 0.999))),
+    Dimension(name="weight_decay", low=0.01, high=0.4),
+    Dimension(name="clipping", choices=("off", "2", "1", "0.5"), wider=((), ("0.25", "0.1"))),
+    Dimension(name="warmup", low=0.01, high=0.16, widest=(0.0, 0.5)),
+    Dimension(name="decay", low=0.4, high=1.0, is_log=False, widest=(0.0, 1.0)),
+    Dimension(name="final", choices=(0.0, 0.05, 0.1), wider=((), (0.2,))),
+    Dimension(name="init_scale", low=0.5, high=2.0),
+    Dimension(name="projections", choices=("zero", "scaled")),
+    Dimension(name="tied", choices=(False, True)),
+)
+"""What is searched for both arms, over the same ranges; `decay` is the share of what follows the warm-up."""
+OWN: tuple[Dimension, ...] = (
+    Dimension(name="matrix_lr", low=0.01, high=0.16),
+    Dimension(name="ngram_lr", low=2e-3, high=6.4e-2),
+)
+"""The composition's own: the rates of Muon and of the n-grams' tables."""
+
+_SCHEDULE: Settings = {"warmup": 0.05, "decay": 1.0, "final": 0.0}
+_START: Settings = {"init_scale": 1.0, "tied": False}
+_ADAM: Settings = {"beta1": 0.9, "beta2": 0.98, "weight_decay": 0.1}
+KNOWN: Mapping[str, tuple[Settings, ...]] = {
+    "opponent": (
+        {"batch_size": 2, "lr": 2e-3, "clipping": "1", "projections": "scaled", **_ADAM, **_SCHEDULE, **_START},
+    ),
+    "composition": (
+        {
+            "batch_size": 4,
+            "lr": 4e-3,
+            "clipping": "off",
+            "projections": "zero",
+            **_ADAM,
+            **_SCHEDULE,
+            **_START,
+            "matrix_lr": 0.04,
+            "ngram_lr": 1.2e-2,
+        },
+    ),
+}
+"""The best settings that were known before the search; both searches begin with their own."""
+
+
+def recipe(arm: str, settings: Settings, budget: float, seed: int, *, rows: HeldOut) -> Recipe:
+    """Return an arm's run.
+
+    Args:
+        arm: one of `ARMS`.
+        settings: of every dimension of the arm; what is left out is as in `KNOWN`.
+        budget: share of the full budget.
+        seed: keys every draw.
+        rows: which half of the held-out packages is measured on.
+
+    Raises:
+        PlanError: an unknown arm or setting, or a budget that is no whole number of steps.
+    """
+    if arm not in ARMS:
+        msg = f"The text task has no arm {arm!r}. It has {', '.join(ARMS)}."
+        raise PlanError(msg)
+    adds = ARMS[arm]
+    known = {**KNOWN["composition"][0], **KNOWN["opponent" if not adds else "composition"][0]}
+    if unknown := sorted(settings.keys() - known.keys()):
+        msg = f"The text task has no setting {', '.join(unknown)}. It has {', '.join(known)}."
+        raise PlanError(msg)
+    chosen = {**known, **settings}
+    clipping = str(chosen["clipping"])
+    model = GPTConfig(
+        sequence_length=SEQUENCE_LENGTH,
+        width=MODEL.width,
+        num_blocks=MODEL.num_blocks,
+        num_heads=MODEL.num_heads,
+        zero_init_projections=chosen["projections"] == "zero",
+        init_scale=float(chosen["init_scale"]),
+        tied=bool(chosen["tied"]),
+        ngrams=NGRAMS if "ngrams" in adds else (),
+    )
+    return _run(
+        f"text-{arm}",
+        model,
+        _optimizers(adds, chosen),
+        () if clipping == "off" else (GradientClipping(clipping_type="norm", clipping_threshold=float(clipping)),),
+        Size(batch_size=int(chosen["batch_size"]), budget=budget, seed=seed, rows=rows),
+    )
+
+
+def plain_recipe(budget: float, seed: int, *, rows: HeldOut = "reported") -> Recipe:
+    """Return nanoGPT's run for a computer without an accelerator, with only the data, rows and budget changed.
+
+    README.md of github.com/karpathy/nanoGPT, "I only have a macbook", on config/train_shakespeare_char.py (as of November
+    2025): four layers, four heads, width 128, batches of 12, no dropout; AdamW at 1e-3 with betas 0.9 and 0.99, decay
+    0.1 on what has two dimensions, clipping at 1; warm-up for a twentieth of the run, then a cosine to a tenth. Rows
+    have 128 bytes, as in all arms, for its 64, and positions are rotary for its learnt ones, which is kinder to it.
+    """
+    optimizer = AdamW(
+        lr=1e-3,
+        betas=(0.9, 0.99),
+        weight_decay=0.1,
+        decay_vectors=False,
+        fused=True,
+        schedule=Cosine(warmup="0.05dur", final=0.1),
+    )
+    model = GPTConfig(
+        sequence_length=SEQUENCE_LENGTH,
+        width=MODEL.width,
+        num_blocks=MODEL.num_blocks,
+        num_heads=MODEL.num_heads,
+        tied=True,
+    )
+    clipping = GradientClipping(clipping_type="norm", clipping_threshold=1.0)
+    size = Size(batch_size=12, budget=budget, seed=seed, rows=rows)
+    return _run("text-plain", model, (optimizer,), (clipping,), size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much a run trains on, and what it's measured on.
+
+    Args:
+        batch_size: rows of a step.
+        budget: share of the full budget.
+        seed: keys every draw.
+        rows: which half of the held-out packages is measured on.
+    """
+
+    batch_size: int
+    budget: float
+    seed: int
+    rows: HeldOut
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the run."""
+        num_rows = self.budget * NUM_ROWS
+        if num_rows < 1 or num_rows % self.batch_size:
+            msg = f"{num_rows:g} rows are no whole number of steps of {self.batch_size}. Use another budget."
+            raise PlanError(msg)
+        return int(num_rows) // self.batch_size
+
+
+def training_rows(batch_size: int) -> InMemory:
+    """Return the rows to train on."""
+    return InMemory(_library().train.tokens, batch_size)
+
+
+def evaluation(rows: HeldOut) -> Evaluation:
+    """Return bits per byte on one half of the held-out packages."""
+    tokens = held_out(_library(), rows)
+    chosen = torch.linspace(0, len(tokens) - 1, min(NUM_HELD_OUT, len(tokens))).long()
+    return Evaluation(batches(tokens[chosen], 64), {"bits_per_byte": bits_per_byte})
+
+
+def held_out(library: PythonLibrary, rows: HeldOut) -> Tensor:
+    """Return the rows [rows, sequence length + 1] of one half of the held-out packages: every second one by size."""
+    validation = library.validation
+    ids, sizes = validation.package_ids.unique(return_counts=True)
+    by_size = ids[sizes.argsort(descending=True, stable=True)]
+    mine = by_size[("selection", "reported").index(rows) :: 2]
+    return validation.tokens[torch.isin(validation.package_ids, mine)]
+
+
+@lru_cache(maxsize=1)
+def _library() -> PythonLibrary:
+    return load_python_library(sequence_length=SEQUENCE_LENGTH, max_bytes=MAX_BYTES)
+
+
+def _optimizers(adds: frozenset[str], settings: Settings) -> tuple[Optimizer, ...]:
+    warmup, decay = float(settings["warmup"]), float(settings["decay"])
+    schedule = WSD(warmup=f"{warmup}dur", decay=f"{decay * (1 - warmup)}dur", final=float(settings["final"]))
+    adam = AdamW(
+        lr=float(settings["lr"]),
+        betas=(float(settings["beta1"]), float(settings["beta2"])),
+        weight_decay=float(settings["weight_decay"]),
+        decay_vectors=False,
+        fused=True,
+        schedule=schedule,
+    )
+    first: list[Optimizer] = []
+    if "muon" in adds:
+        first.append(Muon(lr=float(settings["matrix_lr"]), bfloat16=True, schedule=schedule))
+    if "ngrams" in adds:
+        # A row of a table is seldom read, and decay would take it back in between.
+        lr = float(settings["ngram_lr"])
+        tables = AdamW(lr=lr, betas=adam.betas, weight_decay=0.0, fused=True, parameters=TABLES, schedule=schedule)
+        first.append(tables)
+    return (*first, adam)
+
+
+def _run(
+    name: str,
+    model: GPTConfig,
+    optimizers: tuple[Optimizer, ...],
+    methods: tuple[GradientClipping, ...],
+    size: Size,
+) -> Recipe:
+    return Recipe(
+        name=name,
+        model=BuildGPT(model),
+        loss=LanguageModel(),
+        data=partial(training_rows, size.batch_size),
+        optimizers=optimizers,
+        methods=methods,
+        evaluation=partial(evaluation, size.rows),
+        config=RunConfig(budget=f"{size.num_steps}ba", seed=size.seed, precision="bfloat16", num_threads=1),
+    )
