@@ -1,8 +1,8 @@
 """Monotone cubic curves through knots (Fritsch and Butland 1984, doi:10.1137/0905021), many at a time.
 
-Between two knots such a curve rises or falls as they do, so it's nowhere better than its best knot. Its slope at an inner
-knot is a harmonic mean of the slopes to both sides, at an end that of the parabola through the last three knots, so far
-as that keeps the direction. Through two knots it's the straight line.
+Between two knots such a curve rises or falls as they do, so it's nowhere better than its best knot. Its slope at an
+inner knot is a harmonic mean of the chords' to both sides, at an end that of the parabola through the three nearest
+knots, as far as that keeps the direction. Through two knots it's the straight line.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class MonotoneCubic:
 
 
 def knot_slopes(width: Array, slope: Array) -> Array:
-    """Return the slopes at knots, shape (rows, knots), from the widths of the intervals and the slopes of their chords."""
+    """Return the slopes at knots, shape (rows, knots), from the intervals' widths and the slopes of their chords."""
     if width.shape[1] == 1:
         return np.repeat(slope, 2, axis=1)
     before, after = slope[:, :-1], slope[:, 1:]
@@ -85,13 +85,13 @@ def knot_slopes(width: Array, slope: Array) -> Array:
 
 
 def _end_slope(width: Array, next_width: Array, slope: Array, next_slope: Array) -> Array:
-    """Return the parabola's slope at an end, as far as it has the direction of the end's chord and is 3 times as steep."""
+    """Return the parabola's slope at an end, of the direction of the end's chord and at most 3 times as steep."""
     parabola = ((2 * width + next_width) * slope - width * next_slope) / (width + next_width)
     return np.sign(slope) * np.clip(np.sign(slope) * parabola, 0.0, 3 * np.abs(slope))
 
 
 def _root_share(cubic: tuple[Array, Array, Array, Array]) -> Array:
-    """Return where cubics that rise from below 0 to 0 or more over [0, 1] are 0: Newton's steps, halving where they fail."""
+    """Return where cubics that rise over [0, 1], from below 0, are 0: Newton's steps, halving where they fail."""
     a, b, c, d = cubic
     low, high = np.zeros_like(a), np.ones_like(a)
     share = np.clip(-a / (b + c + d), 0.0, 1.0)
@@ -100,7 +100,7 @@ def _root_share(cubic: tuple[Array, Array, Array, Array]) -> Array:
         low, high = np.where(value < 0, share, low), np.where(value < 0, high, share)
         with np.errstate(divide="ignore", invalid="ignore"):
             step = share - value / (b + share * (2 * c + 3 * share * d))
-        last, share = share, np.where((step > low) & (step < high), step, (low + high) / 2)
+        last, share = share, np.where((step >= low) & (step <= high), step, (low + high) / 2)
         if np.abs(share - last).max(initial=0.0) < TOLERANCE:
             break
     return share
