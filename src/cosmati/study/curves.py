@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -145,16 +145,23 @@ def profiled_costs(study: StudyRecord) -> dict[str, Array] | None:
     return {arm: np.log([found[arm, turn].seconds / found[arm, turn].steps for turn in whole]) for arm in arms}
 
 
-def position_of(point: EvaluationPoint, run: StudyRun, axis: Axis, cost: float | None) -> float:
+def mean_costs(study: StudyRecord, axis: Axis) -> dict[str, float]:
+    """Return each arm's profiled seconds a step; none along other axes than time, or where none were profiled."""
+    costs = profiled_costs(study) if axis == "seconds" else None
+    return {arm: math.exp(float(logs.mean())) for arm, logs in (costs or {}).items()}
+
+
+def position_of(run: StudyRun, point: EvaluationPoint, axis: Axis, costs: Mapping[str, float]) -> float:
     """Return where a point of a run lies on an axis.
 
-    With a profiled `cost`, in seconds a step, the run's time is its steps at that cost, and a point before its end has
-    the share of it that it had of the run's own seconds.
+    By profiled costs (`mean_costs`) the run took its steps at its arm's cost, and a point on its way has the share of
+    that time that it had of the run's own.
     """
-    if axis != "seconds" or cost is None:
-        return float(getattr(point, axis))
-    own = run.final.seconds
-    return cost * run.final.step * (point.seconds / own if own > 0 else point.step / max(1, run.final.step))
+    if run.arm not in costs:
+        place: float = getattr(point, axis)
+        return place
+    own, steps = run.final.seconds, run.final.step
+    return costs[run.arm] * (steps * point.seconds / own if own > 0 else point.step)
 
 
 def tradeoff_curve(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> Curve:
