@@ -8,6 +8,7 @@ read without any), and of joining a few budgets by a curve, the bias, which is t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -314,14 +315,14 @@ def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS) -> int:
     parser.add_argument("--only", default="", help="kinds whose name has this in it; nothing is written")
     options = parser.parse_args(arguments)
     shapes = [shape for shape in SHAPES if options.only in shape.name]
-    rows = []
+    rows, ends = [], list(itertools.accumulate((shape.num_arms for shape in shapes), initial=0))
     with ProgressDisplay("simulated studies") as progress:
-        for index, shape in enumerate(shapes):
+        for shape, done in zip(shapes, ends, strict=False):
 
-            def tell(share: float, index: int, name: str) -> None:
-                progress.update((index + share) / len(shapes), name)
+            def tell(share: float, shape: Shape, done: int) -> None:
+                progress.update((done + share * shape.num_arms) / ends[-1], shape.name)
 
-            rows.append(look(shape, options.studies, partial(tell, index=index, name=shape.name)))
+            rows.append(look(shape, options.studies, partial(tell, shape=shape, done=done)))
     biases, misses = bias_table()
     table = f"{table_of(rows, options.studies)}\nWithout noise:\n\n{biases}"
     sys.stdout.write(table)

@@ -157,7 +157,7 @@ def position_of(run: StudyRun, point: EvaluationPoint, axis: Axis, costs: Mappin
     By profiled costs (`mean_costs`) the run took its steps at its arm's cost, and a point on its way has the share of
     that time that it had of the run's own.
     """
-    if run.arm not in costs:
+    if axis != "seconds" or run.arm not in costs:
         place: float = getattr(point, axis)
         return place
     own, steps = run.final.seconds, run.final.step
@@ -174,8 +174,8 @@ def tradeoff_curve(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> C
         of_budget = [run for run in runs if run.budget == budget]
         kept = [run for run in of_budget if math.isfinite(run.final.quality)]
         if kept:
-            logs = [_log_count(study, run, measured) for run in kept]
-            position = position_estimate(logs, () if costs is None else costs[arm].tolist())
+            counts = [_count(study, run, measured) for run in kept]
+            position = position_estimate(counts, () if costs is None else np.exp(costs[arm]).tolist())
             quality = mean_estimate([run.final.quality for run in kept])
             points.append(CurvePoint(budget, position, quality, len(kept), len(of_budget) - len(kept)))
     return Curve(arm, axis, tuple(sorted(points, key=lambda point: point.position.value)))
@@ -239,16 +239,16 @@ def _tables(study: StudyRecord, arm: str, seeds: Sequence[int], axis: Axis) -> A
     sign = 1.0 if study.higher_is_better else -1.0
     for run in runs:
         cell = seeds.index(run.seed), budgets.index(run.budget)
-        tables[(0, *cell)] = _log_count(study, run, axis)
+        tables[(0, *cell)] = math.log(_count(study, run, axis))
         tables[(1, *cell)] = sign * run.final.quality
     return tables
 
 
-def _log_count(study: StudyRecord, run: StudyRun, axis: Axis) -> float:
+def _count(study: StudyRecord, run: StudyRun, axis: Axis) -> float:
     count = float(getattr(run.final, axis))
     if count <= 0:
         raise RunError(f"Arm {run.arm!r} has runs without a count of {axis}. Use one of {available_axes(study)}.")
-    return math.log(count)
+    return count
 
 
 def _with_costs(arms: Sequence[Array], logs: Array) -> list[Array]:
@@ -259,7 +259,8 @@ def _with_costs(arms: Sequence[Array], logs: Array) -> list[Array]:
         logs: logarithms of costs, shape (arms, turns).
     """
     num_draws = (len(arms[0]) - 1) // 3
-    means, errors = logs.mean(axis=1), draw_cost_errors(logs, num_draws)
+    means = logs.mean(axis=1)
+    errors = draw_cost_errors(logs, num_draws) if num_draws else np.zeros((0, len(arms)))
     found = []
     for index, rows in enumerate(arms):
         measured, single, together = rows[:1], rows[1 : 1 + 2 * num_draws], rows[1 + 2 * num_draws :]

@@ -211,14 +211,16 @@ def _p_value(value: float, spread: float, dof: int) -> float:
     return student_p_value(value / spread, dof)
 
 
-def position_estimate(logs: Sequence[float], cost_logs: Sequence[float] = ()) -> Estimate:
-    """Return the geometric mean of runs' positions, given as logarithms, with Student's interval of the logarithm.
+def position_estimate(positions: Sequence[float], costs: Sequence[float] = ()) -> Estimate:
+    """Return the geometric mean of runs' positions, all positive, with Student's interval of its logarithm.
 
-    `cost_logs` are the logarithms of profiled costs, two or more: the position is then their geometric mean times the
-    runs' and has the error of both (Satterthwaite).
+    Where `costs` were profiled, two or more, it's the positions' geometric mean times theirs, and has the error of both
+    (Satterthwaite).
     """
-    found = [mean_estimate(values) for values in (logs, cost_logs) if values]
-    value, n = math.exp(sum(one.value for one in found)), found[0].n
+    samples = [values for values in (positions, costs) if values]
+    found = [mean_estimate([math.log(value / values[0]) for value in values]) for values in samples]
+    value = math.prod(values[0] * math.exp(one.value) for values, one in zip(samples, found, strict=True))
+    n = found[0].n
     variances = [one.error**2 for one in found if one.error is not None]
     if len(variances) < len(found):
         return Estimate(value, None, None, n)
