@@ -271,6 +271,13 @@ def _bias(shape: Shape) -> float | None:
     return found.ratio / shape.speed_up - 1
 
 
+def _bias_of_straight_lines(curve: Callable[[float], float], ratio: float) -> float:
+    """Return what the reading's bias would be with straight lines between budgets, for comparison."""
+    falling = [curve(budget * ratio) for budget in reversed(BUDGETS)]
+    needs = np.interp(curve(max(BUDGETS)), falling, np.log(BUDGETS[::-1]))
+    return math.exp(-float(needs)) / ratio - 1
+
+
 def table_of(rows: Sequence[Found], num_studies: int) -> str:
     """Return the table as Markdown."""
     lines = [
@@ -305,6 +312,8 @@ def bias_table() -> tuple[str, list[str]]:
                 if abs(bias) > most:
                     misses.append(f"{name}, {len(budgets)} budgets, {ratio} times: biased by {bias:+.3f}, over {most}")
             lines.append(f"| {name} | {len(budgets)} | {' | '.join(cells)} |")
+        cells = [f"{100 * _bias_of_straight_lines(curve, ratio):+.1f} %" for ratio in BIAS_SPEED_UPS]
+        lines.append(f"| {name} | {len(BUDGETS)}, joined by straight lines | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n", misses
 
 

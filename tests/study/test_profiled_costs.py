@@ -162,3 +162,20 @@ def test_profiles_that_do_not_fit_are_refused() -> None:
             speed_up_at_equal_quality(replace(record, costs=tuple(costs)), "fast")
         by_steps = speed_up_at_equal_quality(replace(record, costs=tuple(costs)), "fast", axis="step")
         assert isinstance(by_steps, SpeedUp)
+
+
+def test_steps_that_differ_by_seed_are_an_error_of_the_runs() -> None:
+    record = of("baseline", "fast")
+    steps = dict(enumerate((960, 1000, 1010, 990, 1030)))
+    runs = tuple(
+        replace(run, final=replace(run.final, step=int(steps[run.seed] * run.budget))) if run.arm == "fast" else run
+        for run in record.runs
+    )
+    point = tradeoff_curve(replace(record, runs=runs), "fast").points[-1].position
+    assert point.value == pytest.approx(stats.gmean(list(steps.values())) * stats.gmean(COSTS["fast"]))
+    assert point.error == pytest.approx(
+        math.hypot(stats.sem(np.log(list(steps.values()))), stats.sem(np.log(COSTS["fast"])))
+    )
+    costs = stats.sem(np.log(COSTS["baseline"]) - np.log(COSTS["fast"]))
+    found = speed_up(replace(record, runs=runs), "fast").error
+    assert found == pytest.approx(math.hypot(costs, stats.sem(np.log(list(steps.values())))), rel=0.03)

@@ -223,7 +223,7 @@ def _mean_gaps(base: Means, own: Means) -> Array:
     """Mean gap of each row's curves over the logarithm of their common range, exactly; NaN where there's none."""
     if min(np.isfinite(means.position[0]).sum() for means in (base, own)) < 2:
         return np.full(len(base.position), np.nan)
-    curves = base.curves, own.curves
+    curves = base.cubics, own.cubics
     start = np.maximum(*(curve.x[:, :1] for curve in curves))
     end = np.minimum(*(curve.x[:, -1:] for curve in curves))
     knots = np.sort(np.clip(np.concatenate([curve.x for curve in curves], axis=1), start, end), axis=1)
@@ -253,7 +253,7 @@ def crossings(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> tuple[
     curves = [tradeoff_curve(study, name, axis=axis) for name in (study.baseline_arm, arm)]
     if any(len(curve.points) < 2 for curve in curves):
         return ()
-    base, own = (curve.shape for curve in curves)
+    base, own = (curve.cubic for curve in curves)
     start, end = max(base.x[0, 0], own.x[0, 0]), min(base.x[0, -1], own.x[0, -1])
     if end <= start:
         return ()

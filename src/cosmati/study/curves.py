@@ -58,17 +58,17 @@ class Curve:
     points: tuple[CurvePoint, ...]
 
     @cached_property
-    def shape(self) -> MonotoneCubic:
+    def cubic(self) -> MonotoneCubic:
         """The curve through the points, of quality over the logarithm of the position. There must be a point."""
         logs = [math.log(point.position.value) for point in self.points]
         return MonotoneCubic(np.array([logs]), np.array([[point.quality.value for point in self.points]]))
 
     def line(self, num_between: int = 12) -> tuple[list[float], list[float]]:
         """Return positions and qualities to draw the curve by: its points, and so many places between each two."""
-        logs = self.shape.x[0]
+        logs = self.cubic.x[0]
         between = [np.linspace(*ends, num_between + 1, endpoint=False) for ends in itertools.pairwise(logs)]
         places = np.concatenate([*between, logs[-1:]])
-        return np.exp(places).tolist(), self.shape.at(places[None])[0].tolist()
+        return np.exp(places).tolist(), self.cubic.at(places[None])[0].tolist()
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Means:
     freedom: Freedom
 
     @cached_property
-    def curves(self) -> MonotoneCubic:
+    def cubics(self) -> MonotoneCubic:
         """The rows' curves over the logarithm of the position, through the budgets that have a mean; one at least."""
         known = np.isfinite(self.position[0])
         return MonotoneCubic(np.log(self.position[:, known]), self.quality[:, known])
@@ -289,7 +289,7 @@ def reach(means: Means, target: Array) -> tuple[Array, NDArray[np.bool_]]:
     if not np.isfinite(means.position[0]).any():
         return np.full(len(target), np.inf), np.zeros(len(target), dtype=np.bool_)
     with np.errstate(over="ignore"):
-        return np.exp(means.curves.first_reaching(target)), means.quality[:, 0] > target
+        return np.exp(means.cubics.first_reaching(target)), means.quality[:, 0] > target
 
 
 def best_within(means: Means, position: Array) -> Array:
@@ -297,5 +297,5 @@ def best_within(means: Means, position: Array) -> Array:
     before = np.where(means.position <= position[:, None], means.quality, -np.inf).max(axis=1)
     if not np.isfinite(before).any():
         return np.asarray(before, dtype=np.float64)
-    there = means.curves.at(np.log(position)[:, None])[:, 0]
+    there = means.cubics.at(np.log(position)[:, None])[:, 0]
     return np.asarray(np.where(np.isfinite(before), np.maximum(before, there), before), dtype=np.float64)
