@@ -105,8 +105,12 @@ def test_page_palette_names_what_the_themes_define() -> None:
 def test_tradeoff_figure_holds_the_curve_and_its_csv() -> None:
     record = study({"baseline": log_quality(), "fast": log_quality(0.05)})
     figure = tradeoff_figure(record, LIGHT, axis="step")
-    trace = next(trace for trace in figure.plot["data"] if trace["name"] == "fast")
+    line, trace = (trace for trace in figure.plot["data"] if trace["name"] == "fast")
     assert trace["x"] == [250.0, 500.0, 750.0, 1000.0]
+    assert (line["mode"], trace["mode"], line["legendgroup"]) == ("lines", "markers", trace["legendgroup"])
+    assert min(abs(np.log(line["x"]) - math.log(500.0))) < 1e-12
+    straight = 0.95 + 0.1 * np.log(np.array(line["x"]) / 1000.0)
+    np.testing.assert_allclose(line["y"], straight, rtol=1e-9, err_msg="its quality is linear in the logarithm")
     assert trace["y"] == pytest.approx([0.95 + 0.1 * math.log(b) for b in (0.25, 0.5, 0.75, 1.0)])
     assert figure.plot["layout"]["shapes"][0]["y0"] == pytest.approx(0.9)
     rows = list(csv.DictReader(io.StringIO(figure.csv)))

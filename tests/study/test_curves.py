@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.interpolate import PchipInterpolator
+from scipy.optimize import brentq
 
 from cosmati.errors import RunError
 from cosmati.study.comparison import (
@@ -122,7 +125,9 @@ def test_reach_equals_a_fine_scan(quality: list[float], factors: list[float], ta
     # The points themselves too: a peak lies between the steps of any scan.
     scan = np.union1d(np.geomspace(position[0], position[-1], 20001), position)
     reached = [
-        at for at, q in zip(scan, np.interp(np.log(scan), np.log(position), quality), strict=True) if q >= target
+        at
+        for at, q in zip(scan, PchipInterpolator(np.log(position), quality)(np.log(scan)), strict=True)
+        if q >= target - 1e-12
     ]
     if not reached:
         assert found[0] == math.inf or found[0] == pytest.approx(position[int(np.argmax(quality))], rel=1e-3)
@@ -133,7 +138,8 @@ def test_reach_equals_a_fine_scan(quality: list[float], factors: list[float], ta
 
 def test_best_within_is_flat_after_the_last_budget() -> None:
     means = Means(np.array([[1.0, 100.0, 1000.0]] * 4), np.array([[0.1, 0.5, 0.3]] * 4), 1, Freedom(0, 0))
-    np.testing.assert_allclose(best_within(means, np.array([0.5, 10.0, 500.0, 1e6])), [-np.inf, 0.3, 0.5, 0.5])
+    at_10 = PchipInterpolator(np.log([1.0, 100.0, 1000.0]), [0.1, 0.5, 0.3])(math.log(10.0))
+    np.testing.assert_allclose(best_within(means, np.array([0.5, 10.0, 500.0, 1e6])), [-np.inf, at_10, 0.5, 0.5])
 
 
 def test_difference_at_equal_cost() -> None:
@@ -281,3 +287,70 @@ def test_coverage_of_the_speed_up() -> None:
         assert found.high is not None
         hits += found.low <= 1.5 <= found.high
     assert 0.88 <= hits / 150 <= 1.0
+
+
+THREE = (0.25, 0.5, 1.0)
+
+
+def bent(*heights: float) -> Callable[[float, int], float]:
+    """Quality by these heights at three budgets."""
+    return lambda b, s: heights[THREE.index(b)]
+
+
+def scipys(*heights: float) -> PchipInterpolator:
+    return PchipInterpolator(np.log(np.array(THREE) * SECONDS), heights)
+
+
+def test_all_readings_are_off_the_curve_that_is_drawn() -> None:
+    base, own = (0.5, 0.7, 0.8), (0.5, 0.79, 0.84)
+    record = study({"baseline": bent(*base), "own": bent(*own)}, budgets=THREE)
+    needs = math.exp(brentq(lambda at: scipys(*own)(at) - 0.8, math.log(500.0), math.log(1000.0)))
+    assert speed_up(record, "own").ratio == pytest.approx(1000.0 / needs)
+    at = difference_at_equal(record, "own", position=600.0)
+    assert isinstance(at, Estimate)
+    assert at.value == pytest.approx(scipys(*own)(math.log(600.0)) - scipys(*base)(math.log(600.0)))
+    area = area_between(record, "own")
+    assert isinstance(area, Estimate)
+    integral = scipys(*own).integrate(*np.log([250.0, 1000.0])) - scipys(*base).integrate(*np.log([250.0, 1000.0]))
+    assert area.value == pytest.approx(integral / math.log(4))
+    x, y = tradeoff_curve(record, "own").line()
+    np.testing.assert_allclose(y, scipys(*own)(np.log(x)), rtol=1e-12)
+    assert (x[0], x[-1], len(x)) == (pytest.approx(250.0), pytest.approx(1000.0), 27)
+    assert {0.5, 0.79, 0.84} <= {round(value, 12) for value in y}, "the points are among the places"
+
+
+def test_the_common_range_is_where_gaps_are_measured() -> None:
+    base, own = (0.5, 0.7, 0.8), (0.55, 0.79, 0.84)
+    record = study({"baseline": bent(*base), "own": bent(*own)}, budgets=THREE, pace={"own": 0.6})
+    area = area_between(record, "own")
+    assert isinstance(area, Estimate)
+    ends = np.log([250.0, 600.0])
+    shifted = scipys(*own).integrate(*(ends - math.log(0.6)))
+    assert area.value == pytest.approx((shifted - scipys(*base).integrate(*ends)) / (ends[1] - ends[0]))
+    apart = study({"baseline": bent(*base), "own": bent(*own)}, budgets=THREE, pace={"own": 0.2})
+    assert isinstance(area_between(apart, "own"), NotReached)
+
+
+def test_curves_may_cross_twice_between_two_budgets() -> None:
+    """One is straight, the other bends over it and back: knots alone don't show it."""
+    flat = (0.40, 0.44, 0.82)
+    record = study({"baseline": log_quality(top=0.6, slope=0.1), "own": bent(*flat)}, budgets=THREE)
+
+    def gap(at: float) -> float:
+        return float(scipys(*flat)(at)) - (0.6 + 0.1 * (at - math.log(1000.0)))
+
+    found = crossings(record, "own")
+    grid = np.log(np.linspace(250.0, 1000.0, 100_001))
+    signs = np.sign([gap(at) for at in grid[1:-1:50]])
+    assert len(found) == int((signs[1:] != signs[:-1]).sum()) > 0
+    for at in found:
+        assert gap(math.log(at)) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_power_law_read_off_three_budgets() -> None:
+    """Straight lines read 1.37 for 1.4."""
+    record = study(
+        {"baseline": lambda b, s: -2 - 0.6 * b**-0.35, "own": lambda b, s: -2 - 0.6 * (1.4 * b) ** -0.35},
+        budgets=THREE,
+    )
+    assert speed_up(record, "own").ratio == pytest.approx(1.4, rel=0.002)

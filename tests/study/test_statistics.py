@@ -16,10 +16,12 @@ from cosmati.study.statistics import (
     Estimate,
     Freedom,
     best_of,
+    draw_cost_errors,
     draw_means,
     estimate,
     holm,
     mean_estimate,
+    position_estimate,
     seeds_for,
     student_p_value,
     student_quantile,
@@ -61,7 +63,7 @@ def test_one_value_has_no_interval() -> None:
 def test_at_one_budget_a_paired_difference_is_students(n: int) -> None:
     first, second = ANY.normal(0.9, 0.02, size=(2, n))
     draws = draw_means(np.stack([first, second])[:, :, None])
-    assert draws.freedom == (n - 1, 0)
+    assert draws.freedom == (n - 1, 0, 0)
     found = of(draws, draws.values[:, 0, 0] - draws.values[:, 1, 0])
     expected = stats.ttest_rel(first, second)
     interval = expected.confidence_interval(0.95)
@@ -106,7 +108,7 @@ def test_absent_runs_are_left_out() -> None:
     nowhere = draw_means(np.array([[[1.0, np.nan], [2.0, np.nan]], [[np.nan, 1.0], [np.nan, 2.0]]]))
     assert (nowhere.n, len(nowhere.values)) == (0, 1), "no budget at which both were run"
     beside = draw_means(np.array([[[1.0, 4.0, 3.0], [2.0, 3.0, 4.0]], [[1.0, 1.0, np.nan], [2.0, 1.0, np.nan]]]))
-    assert beside.freedom == (1, 1)
+    assert beside.freedom == (1, 1, 0)
     assert np.isnan(beside.values[:, 1, 2]).all()
     assert np.isfinite(beside.values[:, 0]).all()
 
@@ -127,6 +129,43 @@ def test_unreached_draws_open_the_interval() -> None:
     assert found.high is not None
     assert math.isfinite(found.high)
     assert found.p_value is None
+
+
+def test_errors_of_costs_have_the_covariance_over_turns_and_none_with_the_runs() -> None:
+    costs = ANY.normal(size=(3, 6)) + 5 * ANY.normal(size=6)
+    runs = draw_means(ANY.normal(size=(6, 5, 3)))
+    num_draws = (len(runs.values) - 1) // 3
+    errors = draw_cost_errors(costs, num_draws)
+    np.testing.assert_allclose(errors.mean(axis=0), 0.0, atol=1e-12)
+    np.testing.assert_allclose(errors.T @ errors / num_draws, np.cov(costs) / 6, rtol=1e-9)
+    together = runs.values[1 + 2 * num_draws :].reshape(num_draws, -1) - runs.values[0].reshape(-1)
+    np.testing.assert_allclose(errors.T @ together / num_draws, 0.0, atol=1e-12)
+
+
+def test_three_errors_have_satterthwaites_degrees_of_freedom() -> None:
+    between, within, cost = (size * np.tile([1.0, -1.0], 50) for size in (0.3, 0.2, 0.4))
+    together = math.sqrt(0.3**2 + 0.2**2 + 0.4**2) * np.tile([1.0, -1.0], 50)
+    found = estimate(np.concatenate([[2.0], between, within, cost, together]), 5, Freedom(4, 8, 2))
+    dof = math.floor(0.29**2 / (0.09**2 / 4 + 0.04**2 / 8 + 0.16**2 / 2))
+    assert found.high == pytest.approx(2.0 + stats.t.ppf(0.975, dof) * math.sqrt(0.29))
+    assert found.error == pytest.approx(math.sqrt(0.29))
+
+
+def test_a_position_is_a_geometric_mean_with_the_costs_error() -> None:
+    positions, costs = [100.0, 110.0, 105.0, 98.0], [0.02, 0.021, 0.019]
+    plain = position_estimate(positions)
+    low, high = stats.t.interval(0.95, 3, loc=np.mean(np.log(positions)), scale=stats.sem(np.log(positions)))
+    assert (plain.low, plain.high) == (pytest.approx(math.exp(low)), pytest.approx(math.exp(high)))
+    assert plain.value == pytest.approx(stats.gmean(positions))
+    assert position_estimate([250.0] * 3).value == 250.0, "to the bit"
+    both = position_estimate(positions, costs)
+    assert both.value == pytest.approx(stats.gmean(positions) * stats.gmean(costs))
+    parts = stats.sem(np.log(positions)) ** 2, stats.sem(np.log(costs)) ** 2
+    dof = math.floor(sum(parts) ** 2 / (parts[0] ** 2 / 3 + parts[1] ** 2 / 2))
+    half = stats.t.ppf(0.975, dof) * math.sqrt(sum(parts))
+    assert both.high == pytest.approx(both.value * math.exp(half))
+    assert both.low == pytest.approx(both.value * math.exp(-half))
+    assert position_estimate([100.0], costs).low is None, "one run shows no spread"
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))

@@ -127,7 +127,7 @@ def _axes(study: StudyRecord, palette: Palette, frame: _Frame, title: str, unit:
 
 def _curve(curve: Curve, frame: _Frame, colour: str, marker: str, width: float, palette: Palette) -> list[str]:
     places = [(frame.x(point.position.value), frame.y(point.quality.value)) for point in curve.points]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in zip(*curve.line(), strict=True))
     body = []
     for (x, _), point in zip(places, curve.points, strict=True):
         if point.quality.low is not None and point.quality.high is not None:

@@ -17,7 +17,16 @@ from cosmati.explorer.palette import MARKERS, Palette
 from cosmati.explorer.wording import AXIS_NAMES, interval_text, number, quality_text, time_unit
 from cosmati.records.run import TIME_PARTS
 from cosmati.records.study import EvaluationPoint, StudyRecord
-from cosmati.study.curves import Axis, CurvePoint, pareto_frontier, runs_of, tradeoff_curve
+from cosmati.study.curves import (
+    Axis,
+    Curve,
+    CurvePoint,
+    mean_costs,
+    pareto_frontier,
+    position_of,
+    runs_of,
+    tradeoff_curve,
+)
 
 MAX_LINE_POINTS = 200
 
@@ -45,7 +54,8 @@ def axis_scale(study: StudyRecord, axis: Axis) -> tuple[str, float]:
     """Return the axis title with its unit, and the length of that unit."""
     if axis != "seconds":
         return AXIS_NAMES[axis], 1.0
-    unit, length = time_unit(max((run.final.seconds for run in study.runs), default=1.0))
+    costs = mean_costs(study, axis)
+    unit, length = time_unit(max((position_of(run, run.final, axis, costs) for run in study.runs), default=1.0))
     return f"training time ({unit})", length
 
 
@@ -133,21 +143,24 @@ def tradeoff_figure(study: StudyRecord, palette: Palette, *, axis: Axis = "secon
     colours, markers, rows, traces = arm_colours(study, palette), arm_markers(study), [], []
     positions: list[float] = []
     for arm in study.arms:
-        points, is_base = tradeoff_curve(study, arm.name, axis=axis).points, arm.name == study.baseline_arm
+        curve, is_base = tradeoff_curve(study, arm.name, axis=axis), arm.name == study.baseline_arm
+        points = curve.points
+        if points:
+            traces.append(_curve_trace(curve, colours[arm.name], 4 if is_base else 2, unit))
         x = [point.position.value / unit for point in points]
         positions += x
         rows += [_curve_row(arm.name, point) for point in points]
         traces.append(
             {
                 "type": "scatter",
-                "mode": "lines+markers",
+                "mode": "markers",
+                "legendgroup": plotly_text(arm.name),
                 "name": plotly_text(arm.name) + (" (baseline)" if is_base and arm.name != "baseline" else ""),
                 "x": x,
                 "y": [point.quality.value for point in points],
                 "text": [_curve_hover(study, arm.description, point) for point in points],
                 "hovertemplate": "%{text}<extra>%{fullData.name}</extra>",
-                "line": {"color": colours[arm.name], "width": 4 if is_base else 2},
-                "marker": {"symbol": markers[arm.name], "size": 10 if is_base else 9},
+                "marker": {"symbol": markers[arm.name], "size": 10 if is_base else 9, "color": colours[arm.name]},
                 "error_y": _bars([_half(point, "quality") for point in points], colours[arm.name]),
                 "error_x": _bars([_half(point, "position") / unit for point in points], colours[arm.name]),
             }
@@ -170,6 +183,22 @@ def tradeoff_figure(study: StudyRecord, palette: Palette, *, axis: Axis = "secon
     ]
     label = f"{study.quality_name} against {AXIS_NAMES[axis]} in the study {study.name}"
     return Figure({"data": traces, "layout": layout}, label, csv_text([*header, "num_diverged"], rows))
+
+
+def _curve_trace(curve: Curve, colour: str, width: int, unit: float) -> dict[str, Any]:
+    """Draw the line that ratios are read off."""
+    x, y = curve.line()
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": plotly_text(curve.arm),
+        "legendgroup": plotly_text(curve.arm),
+        "showlegend": False,
+        "hoverinfo": "skip",
+        "x": [position / unit for position in x],
+        "y": y,
+        "line": {"color": colour, "width": width},
+    }
 
 
 def _bars(halves: list[float], colour: str) -> dict[str, Any]:
@@ -233,16 +262,20 @@ def _quality_line(study: StudyRecord, palette: Palette, axis: Axis) -> dict[str,
 
 def learning_figure(study: StudyRecord, palette: Palette, *, axis: Axis = "seconds") -> Figure:
     """Draw every run's evaluations in light lines, one trace an arm."""
-    title, unit = axis_scale(study, axis)
+    (title, unit), costs = axis_scale(study, axis), mean_costs(study, axis)
     colours, rows, traces = arm_colours(study, palette), [], []
     for arm in study.arms:
         x: list[float | None] = []
         y: list[float | None] = []
         for run in runs_of(study, arm.name):
             points = [point for point in thinned(run.points) if math.isfinite(point.quality)]
-            x += [float(getattr(point, axis)) / unit for point in points] + [None]
+            places = [position_of(run, point, axis, costs) for point in points]
+            x += [place / unit for place in places] + [None]
             y += [point.quality for point in points] + [None]
-            rows += [[arm.name, run.budget, run.seed, getattr(p, axis), p.quality] for p in points]
+            rows += [
+                [arm.name, run.budget, run.seed, place, point.quality]
+                for place, point in zip(places, points, strict=True)
+            ]
         line = {"color": colours[arm.name], "width": 1.3}
         trace = {
             "type": "scatter",

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from cosmati.records.study import StudyRecord
 from cosmati.study.curves import Axis, Means, best_within, paired_means, reach, tradeoff_curve
-from cosmati.study.statistics import LEVEL, Array, Estimate, estimate, holm
+from cosmati.study.statistics import LEVEL, Array, Estimate, Freedom, estimate, holm, num_kinds
 
 NUM_HEADLINES = 4
 HEADLINE_LEVEL, SCREENING_LEVEL = 0.01, 0.05
 NOISE_ARM = "aa"
+NUM_PARTS, NUM_HALVINGS = 32, 50
+"""Of an interval between two knots, and of a part of it, to find where curves cross."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def _read_off(study: StudyRecord, arm: str, curves: tuple[Means, Means], targets
         return NotReached(f"Both arms are better than {study.quality_name} {target:.4g} at their smallest budget.")
     with np.errstate(invalid="ignore", divide="ignore"):
         found = estimate(base_needs / own_needs, base.n, base.freedom, is_ratio=True)
-    found = _opened(found, is_at_least=_in_many(own_bound), is_at_most=_in_many(base_bound))
+    found = _opened(found, *(_in_many(bound, base.freedom) for bound in (own_bound, base_bound)))
     return SpeedUp(
         ratio=found.value,
         low=found.low,
@@ -182,13 +184,13 @@ def _read_off(study: StudyRecord, arm: str, curves: tuple[Means, Means], targets
     )
 
 
-def _in_many(bounds: NDArray[np.bool_]) -> bool:
-    """Whether a need is a bound in so many of the draws of both errors that an interval can't go by it."""
-    both = bounds[len(bounds) - (len(bounds) - 1) // 3 :]
-    return bool(bounds[0]) or (len(both) > 0 and float(both.mean()) > (1 - LEVEL) / 2)
+def _in_many(bounds: NDArray[np.bool_], freedom: Freedom) -> bool:
+    """Whether a need is a bound in so many of the draws of all errors that an interval can't go by it."""
+    together = bounds[len(bounds) - (len(bounds) - 1) // num_kinds(freedom) :]
+    return bool(bounds[0]) or (len(together) > 0 and float(together.mean()) > (1 - LEVEL) / 2)
 
 
-def _opened(found: Estimate, *, is_at_least: bool, is_at_most: bool) -> Estimate:
+def _opened(found: Estimate, is_at_least: bool, is_at_most: bool) -> Estimate:
     """Open the interval of a ratio where a curve begins beyond the quality: nothing was measured there."""
     if found.low is None or found.high is None:
         return found
@@ -217,20 +219,20 @@ def difference_at_equal(
         return estimate(own_best - base_best, base.n, base.freedom)
 
 
-def _mean_gap(base: Means, own: Means, row: int) -> float:
-    """Mean difference of two piecewise linear curves over the logarithm of their common range, exactly."""
-    curves = []
-    for means in (base, own):
-        known = np.isfinite(means.position[row])
-        curves.append((np.log(means.position[row][known]), means.quality[row][known]))
-    if any(len(x) < 2 for x, _ in curves):
-        return math.nan
-    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-    if end <= start:
-        return math.nan
-    knots = np.unique(np.clip(np.concatenate([x for x, _ in curves]), start, end))
-    gap = np.interp(knots, *curves[1]) - np.interp(knots, *curves[0])
-    return float(np.trapezoid(gap, knots) / (end - start))
+def _mean_gaps(base: Means, own: Means) -> Array:
+    """Mean gap of each row's curves over the logarithm of their common range, exactly; NaN where there's none."""
+    if min(np.isfinite(means.position[0]).sum() for means in (base, own)) < 2:
+        return np.full(len(base.position), np.nan)
+    curves = base.cubics, own.cubics
+    start = np.maximum(*(curve.x[:, :1] for curve in curves))
+    end = np.minimum(*(curve.x[:, -1:] for curve in curves))
+    knots = np.sort(np.clip(np.concatenate([curve.x for curve in curves], axis=1), start, end), axis=1)
+    middle, half = (knots[:, 1:] + knots[:, :-1]) / 2, np.diff(knots, axis=1) / 2
+    # Between neighbouring knots the gap is a cubic, whose mean is that of Gauss's two places.
+    means = [sum(curve.at(middle + side * half / math.sqrt(3)) for side in (-1, 1)) / 2 for curve in curves]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gaps = ((means[1] - means[0]) * 2 * half).sum(axis=1) / (end - start)[:, 0]
+    return np.asarray(np.where(end[:, 0] > start[:, 0], gaps, np.nan), dtype=np.float64)
 
 
 def area_between(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> Estimate | NotReached:
@@ -240,7 +242,7 @@ def area_between(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> Est
     unit is the quality's.
     """
     base, own = paired_means(study, [study.baseline_arm, arm], axis=axis)
-    gaps = np.array([_mean_gap(base, own, row) for row in range(len(base.position))])
+    gaps = _mean_gaps(base, own)
     if math.isnan(gaps[0]):
         return NotReached(f"The curves of {study.baseline_arm} and {arm} have no common range of {axis}.")
     return estimate(gaps, base.n, base.freedom)
@@ -248,22 +250,29 @@ def area_between(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> Est
 
 def crossings(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> tuple[float, ...]:
     """Return where the mean curves of `arm` and the baseline cross within their common range, in order."""
-    lines = []
-    for name in (study.baseline_arm, arm):
-        points = tradeoff_curve(study, name, axis=axis).points
-        lines.append(([math.log(p.position.value) for p in points], [p.quality.value for p in points]))
-    if any(len(x) < 2 for x, _ in lines):
+    curves = [tradeoff_curve(study, name, axis=axis) for name in (study.baseline_arm, arm)]
+    if any(len(curve.points) < 2 for curve in curves):
         return ()
-    start, end = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
-    knots = sorted({min(max(x, start), end) for x in lines[0][0] + lines[1][0]}) if end > start else []
-    gaps = [float(np.interp(x, *lines[1]) - np.interp(x, *lines[0])) for x in knots]
-    signed = [(x, gap) for x, gap in zip(knots, gaps, strict=True) if gap != 0.0]
-    found = []
-    for (x0, gap0), (x1, gap1) in itertools.pairwise(signed):
-        if gap0 * gap1 < 0:
-            between = [x for x, gap in zip(knots, gaps, strict=True) if gap == 0.0 and x0 < x < x1]
-            found.append(math.exp(between[0] if between else x0 + (x1 - x0) * gap0 / (gap0 - gap1)))
-    return tuple(found)
+    base, own = (curve.cubic for curve in curves)
+    start, end = max(base.x[0, 0], own.x[0, 0]), min(base.x[0, -1], own.x[0, -1])
+    if end <= start:
+        return ()
+    # Between two knots cubics may cross more than once: each such interval is looked at in parts.
+    knots = np.unique(np.clip(np.concatenate([base.x[0], own.x[0]]), start, end))
+    places = np.unique([np.linspace(*ends, NUM_PARTS + 1) for ends in itertools.pairwise(knots)])
+
+    def side(x: Array) -> Array:
+        return np.asarray(np.sign(own.at(x[None])[0] - base.at(x[None])[0]), dtype=np.float64)
+
+    sides = side(places)
+    places, sides = places[sides != 0], sides[sides != 0]
+    turns = np.flatnonzero(sides[1:] != sides[:-1])
+    low, high, before = places[turns], places[turns + 1], sides[turns]
+    for _ in range(NUM_HALVINGS):
+        middle = (low + high) / 2
+        is_before = side(middle) == before
+        low, high = np.where(is_before, middle, low), np.where(is_before, high, middle)
+    return tuple(np.exp(high).tolist())
 
 
 def interaction(

@@ -6,7 +6,7 @@ them with (n - 1) (budgets - 1), and arms that share seeds keep what they share.
 computed on the measured means and on normal draws of the errors of either kind, and of both. Its interval is
 Student's t on the spread of the last, with Satterthwaite's degrees of freedom (1946, doi:10.2307/3002019), rounded
 down. At one budget that is exactly Student's interval; `python -m benchmarks.statistics` shows what it covers.
-Ratios are treated as logarithms.
+Ratios are treated as logarithms. Where costs were profiled apart from the runs, their error is a third one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ Array = NDArray[np.float64]
 LEVEL = 0.95
 NUM_DRAWS = 1000
 """Of each kind, or more where there are more means."""
+COST_STREAM = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,11 @@ class Estimate:
 
 
 class Freedom(NamedTuple):
-    """Degrees of freedom of the two errors; none at one seed, and none within at one budget."""
+    """Degrees of freedom of the errors; none at one seed, none within at one budget, none of costs without profiles."""
 
     between: int
     within: int
+    cost: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,9 @@ def draw_means(tables: Array, *, stream: int = 0) -> Draws:
     errors = errors - errors.mean(axis=1, keepdims=True)
     seeds = errors.mean(axis=2)
     within = (errors - seeds[:, :, None]).reshape(num_quantities, -1)
-    normal = _normal(num_quantities * (1 + mean.shape[1]), key=(n, stream)) / math.sqrt(n)
+    size = num_quantities * (1 + mean.shape[1])
+    half = 2 * math.ceil(max(NUM_DRAWS // 2, size) / 2)
+    normal = _normal(size, half, key=(n, stream)) / math.sqrt(n)
     by_seed = (normal[:, :num_quantities] @ _root(seeds, freedom.between).T)[:, :, None]
     by_run = np.einsum(
         "ij,rjb->rib", _root(within, freedom.within), normal[:, num_quantities:].reshape(len(normal), *mean.shape)
@@ -126,9 +130,25 @@ def draw_means(tables: Array, *, stream: int = 0) -> Draws:
     return Draws(mean + np.concatenate([zero, by_seed, by_run, by_seed + by_run]), n, freedom)
 
 
-def _normal(size: int, *, key: tuple[int, int]) -> Array:
-    """Draw rows of `size` normal numbers whose mean is exactly 0 and whose covariance is exactly the unit matrix."""
-    half = max(NUM_DRAWS // 2, size)
+def draw_cost_errors(table: Array, num_draws: int) -> Array:
+    """Draw errors of the means over turns of several quantities that were measured together in each turn.
+
+    Args:
+        table: shape (quantities, turns), two turns or more; nothing is absent.
+        num_draws: as many as one of the kinds of `draw_means` has, whose own errors these don't correlate with.
+
+    Returns:
+        shape (draws, quantities).
+    """
+    num_quantities, turns = table.shape
+    root = _root(table - table.mean(axis=1, keepdims=True), turns - 1) / math.sqrt(turns)
+    quarter = _normal(num_quantities, num_draws // 4, key=(turns, COST_STREAM))
+    # Errors of the seeds are drawn as rows and the same rows negated: each meets the same errors of costs.
+    return np.asarray(np.tile(quarter @ root.T, (2, 1)), dtype=np.float64)
+
+
+def _normal(size: int, half: int, *, key: tuple[int, int]) -> Array:
+    """Draw 2 `half` rows of normal numbers whose mean is exactly 0 and whose covariance is exactly the unit matrix."""
     raw = np.random.Generator(np.random.Philox(key=list(key))).standard_normal((half, size))
     rows = np.linalg.qr(raw)[0] * math.sqrt(half)
     return np.concatenate([rows, -rows])
@@ -143,20 +163,21 @@ def _root(errors: Array, dof: int) -> Array:
 def estimate(values: Array, n: int, freedom: Freedom, *, is_ratio: bool = False) -> Estimate:
     """Make an estimate of a statistic's `values` on the rows of `Draws`.
 
-    Drawn values may be infinite (a quality that is never reached). Where more than 2.5 % are, that end of
-    the interval is open: 0 or infinity for a ratio, infinity otherwise, and there is no p-value.
+    They're the measured value and as many draws of each error, of costs only where these have degrees of freedom,
+    and of all together. Drawn values may be infinite (a quality that is never reached). Where more than 2.5 % are,
+    that end of the interval is open: 0 or infinity for a ratio, infinity otherwise, and there is no p-value.
     """
     measured = float(values[0])
     if n < 2 or not math.isfinite(measured):
         return Estimate(measured, None, None, n)
     with np.errstate(divide="ignore"):
         scaled = np.log(values) if is_ratio else values
-    between, within, both = np.split(scaled[1:], 3)
-    known = both[~np.isnan(both)]
+    *single, together = np.split(scaled[1:], num_kinds(freedom))
+    known = together[~np.isnan(together)]
     tail = (1 - LEVEL) / 2
     open_low, open_high = (known == -np.inf).mean() > tail, (known == np.inf).mean() > tail
-    spread = math.sqrt(_variance(both))
-    dof = _satterthwaite((_variance(between), _variance(within)), freedom)
+    spread = math.sqrt(_variance(together))
+    dof = _satterthwaite([_variance(values) for values in single], freedom)
     half = student_quantile(LEVEL, dof) * spread
     low = -math.inf if open_low else float(scaled[0]) - half
     high = math.inf if open_high else float(scaled[0]) + half
@@ -166,14 +187,19 @@ def estimate(values: Array, n: int, freedom: Freedom, *, is_ratio: bool = False)
     return Estimate(measured, low, high, n, p_value, spread)
 
 
+def num_kinds(freedom: Freedom) -> int:
+    """Return how many kinds of draws there are: of each error, and of all together."""
+    return 4 if freedom.cost else 3
+
+
 def _variance(values: Array) -> float:
     finite = values[np.isfinite(values)]
     return float(np.var(finite)) if len(finite) else 0.0
 
 
-def _satterthwaite(variances: tuple[float, float], freedom: Freedom) -> int:
-    """Return the degrees of freedom of the sum of two independent variances."""
-    parts = [variance**2 / dof for variance, dof in zip(variances, freedom, strict=True) if dof]
+def _satterthwaite(variances: Sequence[float], freedom: Sequence[int]) -> int:
+    """Return the degrees of freedom of the sum of independent variances."""
+    parts = [variance**2 / dof for variance, dof in zip(variances, freedom, strict=False) if dof]
     if sum(parts) == 0.0:
         return sum(freedom)
     return max(1, math.floor(sum(variances) ** 2 / sum(parts) + 1e-9))
@@ -183,6 +209,25 @@ def _p_value(value: float, spread: float, dof: int) -> float:
     if spread <= 1e-12 * abs(value):
         return 1.0 if value == 0.0 else 0.0
     return student_p_value(value / spread, dof)
+
+
+def position_estimate(positions: Sequence[float], costs: Sequence[float] = ()) -> Estimate:
+    """Return the geometric mean of runs' positions, all positive, with Student's interval of its logarithm.
+
+    Where `costs` were profiled, two or more, it's the positions' geometric mean times theirs, and has the error of both
+    (Satterthwaite).
+    """
+    samples = [values for values in (positions, costs) if values]
+    found = [mean_estimate([math.log(value / values[0]) for value in values]) for values in samples]
+    value = math.prod(values[0] * math.exp(one.value) for values, one in zip(samples, found, strict=True))
+    n = found[0].n
+    variances = [one.error**2 for one in found if one.error is not None]
+    if len(variances) < len(found):
+        return Estimate(value, None, None, n)
+    dof = _satterthwaite(variances, [one.n - 1 for one in found])
+    error = math.sqrt(sum(variances))
+    factor = math.exp(student_quantile(LEVEL, dof) * error)
+    return Estimate(value, value / factor, value * factor, n, None, error)
 
 
 def mean_estimate(values: Sequence[float]) -> Estimate:
