@@ -19,17 +19,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.headline.task import (
-    COMPOSITION,
-    FAMILY,
-    OPPONENT,
-    PLAIN,
-    PLAN,
-    TaskName,
-    searched_arms,
-    study_of,
-    task_of,
-)
+from benchmarks.headline.studies import FAMILY, PLAN, searched_arms, study_of
+from benchmarks.headline.task import COMPOSITION, OPPONENT, PLAIN, TaskName
+from benchmarks.headline.tasks import TASKS
 from benchmarks.measure import RESULTS
 from cosmati.explorer.evidence import FOLDER, HEADLINE_FILE
 from cosmati.records.headline import HeadlineClaim, headline_to_json
@@ -43,7 +35,6 @@ from tools.write_headline import main as write_pages
 
 ROOT = Path(__file__).parents[2]
 FACTS_FILE = "facts.json"
-TASKS: tuple[TaskName, ...] = ("text", "images")
 AXES: tuple[Axis, ...] = ("seconds", "rows", "step")
 COPIES = ROOT / "src" / "cosmati" / "explorer" / FOLDER
 
@@ -55,7 +46,7 @@ def folder_of(name: TaskName) -> Path:
 
 def run_task(name: TaskName, jobs: int) -> StudyRecord:
     """Search, run and profile one task; what is finished isn't done again."""
-    task, folder, hardware = task_of(name), folder_of(name), describe_hardware(torch.device("cpu"))
+    task, folder, hardware = TASKS[name], folder_of(name), describe_hardware(torch.device("cpu"))
     searches = search_arms(
         searched_arms(task),
         PLAN,

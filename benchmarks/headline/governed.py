@@ -13,12 +13,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.headline.task import COMPOSITION, HeadlineTask, Settings, recipe_of, task_of
+from benchmarks.headline.studies import recipe_of
+from benchmarks.headline.task import COMPOSITION, HeadlineTask, Settings
+from benchmarks.headline.tasks import TASKS
 from cosmati.provenance.taxonomy import software_licences
 from cosmati.recipes.quickstart import quickstart_policy
 from cosmati.recipes.recipe import Recipe
 from cosmati.routing.policy_file import PolicyFile, load_policy
-from cosmati.study.runner import Arm, Study
+from cosmati.study.definition import Arm, Study
 from cosmati.train.trainer import Trainer
 
 UNGOVERNED, WATCHED, ROUTED = "ungoverned", "all admitted, with a ledger", "the quickstart's policy"
@@ -27,7 +29,7 @@ BUDGETS, SEEDS = (0.25, 0.5), tuple(range(3000, 3005))
 NUM_MICROBATCHES = 4
 ROWS_PER_STEP = 4
 """At least: a step of several microbatches needs rows for each."""
-COST_TURNS, COST_BUDGET = 5, 0.1
+COST_TURNS = 5
 _HEAD = """version: 1
 taxonomy: software-licences
 regions:
@@ -52,7 +54,7 @@ def policy_of(arm: str) -> PolicyFile | None:
 def governed_recipe(settings: Settings, arm: str, budget: float, seed: int) -> Recipe:
     """Return the text composition's recipe, under an arm's policy."""
     enough = {**settings, "batch_size": max(ROWS_PER_STEP, int(settings["batch_size"]))}
-    made = recipe_of(task_of("text"), COMPOSITION, "reported", enough, budget, seed)
+    made = recipe_of(TASKS["text"], COMPOSITION, "reported", enough, budget, seed)
     policy = policy_of(arm)
     config = replace(made.config, num_microbatches=NUM_MICROBATCHES)
     return replace(made, policy=policy, taxonomy=software_licences() if policy else None, config=config, name=arm)
@@ -89,5 +91,4 @@ def governed_study(task: HeadlineTask, settings: Settings) -> Study:
         higher_is_better=task.higher_is_better,
         baseline=UNGOVERNED,
         cost_turns=COST_TURNS,
-        cost_budget=COST_BUDGET,
     )

@@ -143,8 +143,8 @@ def recipe(arm: str, settings: Settings, budget: float, seed: int, *, rows: Held
 def plain_recipe(budget: float, seed: int, *, rows: HeldOut = "reported") -> Recipe:
     """Return nanoGPT's run for a computer without an accelerator, with only the data, rows and budget changed.
 
-    README.md of github.com/karpathy/nanoGPT, "I only have a macbook", on config/train_shakespeare_char.py (as of November
-    2025): four layers, four heads, width 128, batches of 12, no dropout; AdamW at 1e-3 with betas 0.9 and 0.99, decay
+    README.md of github.com/karpathy/nanoGPT, "I only have a macbook", on config/train_shakespeare_char.py (as of
+    November 2025): four layers, four heads, width 128, batches of 12, no dropout; AdamW at 1e-3 with betas 0.9 and 0.99, decay
     0.1 on what has two dimensions, clipping at 1; warm-up for a twentieth of the run, then a cosine to a tenth. Rows
     have 128 bytes, as in all arms, for its 64, and positions are rotary for its learnt ones, which is kinder to it.
     """

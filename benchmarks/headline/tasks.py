@@ -1,0 +1,29 @@
+"""The tasks of the headline, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks.headline import text
+from benchmarks.headline.task import OPPONENT, PLAIN, HeadlineTask, TaskName
+
+TASKS: Mapping[TaskName, HeadlineTask] = {
+    "text": HeadlineTask(
+        name="text",
+        words="Next-byte prediction on the Python source of this machine, packages held out whole, a GPT of 0.85 "
+        "million parameters in bfloat16",
+        metric="bits_per_byte",
+        metric_name="bits per byte",
+        higher_is_better=False,
+        budgets=(0.25, 0.5, 1.0),
+        shared=text.SHARED,
+        own=text.OWN,
+        known=text.KNOWN,
+        recipe=text.recipe,
+        plain=text.plain_recipe,
+        plain_source="nanoGPT, README.md, run without an accelerator, on config/train_shakespeare_char.py "
+        "(github.com/karpathy/nanoGPT, November 2025)",
+        parts=("Muon", "n-gram embeddings"),
+        predicted={OPPONENT: 1.6, PLAIN: 3.0},
+    ),
+}
