@@ -359,6 +359,9 @@ class IterableFeed:
     def close(self) -> None:
         """End a loader's workers; who asks for more begins the pass anew, and skips forward."""
         self._was_closed = True
+        self._last.look()
+        if self._by_position is not None:
+            self._by_position.close()
         if self._kept is None and not isinstance(self._data, Iterator):
             self._iterator = None
 

@@ -11,6 +11,7 @@ from typing import Self
 import torch
 from torch import nn
 
+from cosmati.core.batch import Data
 from cosmati.core.clock import Clock
 from cosmati.core.memory import freed_memory_kept
 from cosmati.core.method import Position, State
@@ -32,8 +33,10 @@ from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.run.environment import numerics
 from cosmati.train.run.result import RunResult
 from cosmati.train.run.session import OpenRun
+from cosmati.train.seen import Lent
 from cosmati.train.snapshot import snapshot
 from cosmati.train.timing import Stopwatch
+from cosmati.train.written import WRITTEN, WrittenHere
 
 
 class Lifecycle:
@@ -61,6 +64,7 @@ class Lifecycle:
         self._run: OpenRun | None = None
         self._opened: ExitStack | None = None
         self._is_bare = False
+        self._written = WrittenHere()
         self._continuity: Continuity | None = None
         self._ended: str | None = None
         self._is_stopped = False
@@ -88,6 +92,21 @@ class Lifecycle:
         for promise in (Promise.RESUME, Promise.ELASTIC, Promise.REPLAYABLE) if doubt else ():
             self._plan = self._plan.withdraw(promise, doubt) if self._plan.holds(promise) else self._plan
         return self._plan
+
+    def lend(self, batch: Data) -> Lent:
+        """Return what looks whether the next step changes its batch, where a loop of the user's own gives it.
+
+        A batch that comes as an earlier step has left it withdraws every promise: who resumes has the rows as they
+        were, and what they hold follows from those steps.
+        """
+        if WRITTEN.has_part_of(batch):
+            because = (
+                f"step {self.clock.step} is given rows that an earlier step, of this trainer or another one, has "
+                "changed in place: have the loss change a copy (x = x.clone(); ReLU without inplace=True)"
+            )
+            for g in self._plan.guarantees:
+                self._plan = self._plan.withdraw(g.promise, because, g.pair) if g.holds else self._plan
+        return Lent(batch, self._written)
 
     @property
     def changed(self) -> Sequence[Change]:

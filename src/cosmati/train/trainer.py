@@ -158,11 +158,10 @@ class Trainer(Lifecycle):
         with numerics(a) if self._is_bare else nullcontext():
             if self._opened is None:
                 self._open()
-            if self.is_plain:
-                if isinstance(batch, Batch):
-                    batch.check()
-                return self._take(batch, None)
-            return self._take(*self._split(batch))
+            if self.is_plain and isinstance(batch, Batch):
+                batch.check()
+            with self.lend(batch):
+                return self._take(batch, None) if self.is_plain else self._take(*self._split(batch))
 
     def _split(self, batch: Data) -> tuple[list[Batch], list[int | None]]:
         """Return this rank's microbatches of a step's rows, and the classes of all."""
