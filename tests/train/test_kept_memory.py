@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset
 
-from cosmati import Evaluation, RunConfig, Trainer
+from cosmati import Batch, Evaluation, InMemory, RunConfig, Trainer
+from cosmati.core.batch import Lineage
 from cosmati.core.plan import Promise
 from cosmati.errors import DataError
 from cosmati.optim import SGD
 from cosmati.train import written
-from cosmati.train.written import WrittenHere, Region, Written
+from cosmati.train.written import Region, Written, WrittenHere
 
 X = np.random.default_rng(0).uniform(0, 255, (32, 4)).astype(np.float32)
 Y = np.random.default_rng(1).normal(size=(32, 3)).astype(np.float32)
@@ -391,3 +391,42 @@ def test_memory_of_others_is_held_up_to_a_bound(monkeypatch: pytest.MonkeyPatch)
     parts = [torch.from_numpy(np.ones(4, np.float32)) for _ in range(5)]
     here.add([parts[0], *parts])
     assert len(here._held) == 3
+
+
+class Views:
+    """A source, and its order, whose microbatches are made over memory that it keeps."""
+
+    digest = "views"
+    num_rows, rows_per_step, steps_per_epoch, class_names = 32, 8, 4, ("all",)
+
+    def __init__(self) -> None:
+        self.x, self.y = X.copy(), Y.copy()
+
+    def order(self, *, num_microbatches: int, **_: Any) -> Views:
+        self.rows = 8 // num_microbatches
+        return self
+
+    def class_id(self, step: int, index: int) -> None:
+        """Say that no class is known."""
+
+    def microbatch(self, step: int, index: int) -> Batch:
+        first = 8 * (step % 4) + self.rows * index
+        data = [torch.from_numpy(part[first : first + self.rows]) for part in (self.x, self.y)]
+        return Batch(data, Lineage.of_rows(first, self.rows), None)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_a_source_that_keeps_the_memory_of_its_rows_withdraws_promises(num_microbatches: int) -> None:
+    settings = {"num_microbatches": num_microbatches}
+    whole, written_to, plain = (
+        train(Views(), budget, loss, **settings)
+        for budget, loss in (("4ba", divide), ("8ba", divide), ("8ba", divide_copy))
+    )
+    assert all(map(whole.plan.holds, PROMISES))
+    assert all(map(plain.plan.holds, PROMISES))
+    for promise in PROMISES:
+        (broken,) = [g for g in written_to.plan.guarantees if g.promise is promise]
+        assert not broken.holds
+        assert broken.because.startswith("step 4 is given rows that an earlier step")
+    x, y = map(torch.from_numpy, (X.copy(), Y.copy()))
+    assert all(map(train(InMemory([x, y], 8), "8ba", **settings).plan.holds, PROMISES))

@@ -79,7 +79,7 @@ class ByPosition:
         self._last.note(batch, mark, name)  # The list may hold one batch, or a part of it, in several places.
         return batch
 
-    def close(self) -> None:
+    def look(self) -> None:
         """See what the last step has made of its batch: another trainer may be given the same data."""
         self._last.look()
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from cosmati.train.epochs import refuse_endless
 from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, evaluate, try_out
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.identity import Change
+from cosmati.train.marks import StepRows
 from cosmati.train.observers.observer import Observer
 from cosmati.train.opening import open_run, read_back, without_schedulers
 from cosmati.train.optimizer_watch import OptimizerWatch
@@ -33,10 +34,11 @@ from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.run.environment import numerics
 from cosmati.train.run.result import RunResult
 from cosmati.train.run.session import OpenRun
-from cosmati.train.seen import Lent
 from cosmati.train.snapshot import snapshot
 from cosmati.train.timing import Stopwatch
 from cosmati.train.written import WRITTEN, WrittenHere
+
+Taken = TypeVar("Taken")
 
 
 class Lifecycle:
@@ -64,6 +66,7 @@ class Lifecycle:
         self._run: OpenRun | None = None
         self._opened: ExitStack | None = None
         self._is_bare = False
+        self._rows: StepRows | None = None
         self._written = WrittenHere()
         self._continuity: Continuity | None = None
         self._ended: str | None = None
@@ -93,20 +96,25 @@ class Lifecycle:
             self._plan = self._plan.withdraw(promise, doubt) if self._plan.holds(promise) else self._plan
         return self._plan
 
-    def lend(self, batch: Data) -> Lent:
-        """Return what looks whether the next step changes its batch, where a loop of the user's own gives it.
+    def watched(self, take: Callable[..., Taken], rows: Data, *others: Any) -> Taken:  # noqa: ANN401
+        """Take a step with rows of a loop of the user's own, or of a source, and see whether it changes them.
 
-        A batch that comes as an earlier step has left it withdraws every promise: who resumes has the rows as they
-        were, and what they hold follows from those steps.
+        Rows as an earlier step has left them withdraw the promises: who resumes has them as they were, and what they
+        hold follows from the rows of those steps.
         """
-        if WRITTEN.has_part_of(batch):
+        if any(map(WRITTEN.has_part_of, rows if isinstance(rows, list) else (rows,))):
             because = (
                 f"step {self.clock.step} is given rows that an earlier step, of this trainer or another one, has "
                 "changed in place: have the loss change a copy (x = x.clone(); ReLU without inplace=True)"
             )
             for g in self._plan.guarantees:
                 self._plan = self._plan.withdraw(g.promise, because, g.pair) if g.holds else self._plan
-        return Lent(batch, self._written)
+        try:
+            return take(rows, *others)
+        finally:  # Before anybody fills their memory anew.
+            if self._rows is not None:
+                self._written.add(self._rows.changed())
+            self._rows = None
 
     @property
     def changed(self) -> Sequence[Change]:

@@ -9,12 +9,12 @@ and of a larger one 4,096 sums of its bits, which takes 0.1 ms a megabyte. What 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from cosmati.core.batch import Batch, Data
@@ -49,8 +49,11 @@ class Mark:
     def is_same(self, data: Data) -> bool:
         """Return whether a batch has the same parts as then, each as it was, and no others."""
         now = parts_of(data)
-        is_same = now.keys() == self._parts.keys() and _states_of(now) == self._states and len(now) < _MAX_PARTS
-        return is_same and all(_is_it(now[path], part) for path, part in self._parts.items())
+        if now.keys() != self._parts.keys() or _states_of(now) != self._states or len(now) >= _MAX_PARTS:
+            return False
+        if all(map(operator.is_, now.values(), self._parts.values())):  # The usual case.
+            return True
+        return all(_is_it(now[path], part) for path, part in self._parts.items() if isinstance(part, ARRAYS))
 
     def has_changed(self, data: Data) -> bool:
         """Return whether a tensor or an array of then is another one now; what was added beside them doesn't count."""
@@ -99,6 +102,13 @@ class Repeated:
         return [with_own_containers(batch) for batch in self._batches]
 
 
+def _is_it(now: object, part: object) -> bool:
+    """Return whether it's the part of then, of the same state: a data frame makes arrays over its columns each time."""
+    if now is part or not (isinstance(now, np.ndarray) and isinstance(part, np.ndarray)):
+        return now is part
+    return bool(now.dtype == part.dtype and now.shape == part.shape)
+
+
 def with_own_containers(data: Data) -> Data:
     """Return a batch, or a bare nest, whose lists and dictionaries are nobody else's; the tensors are the same."""
     if isinstance(data, Batch):
@@ -106,11 +116,24 @@ def with_own_containers(data: Data) -> Data:
     return shallow_copy(data)
 
 
-def change_since(given: Data | Sequence[Batch]) -> Callable[[], bool]:
-    """Take note of a step's rows, whole or in microbatches; return what tells whether they've been changed."""
-    batches = list(given) if isinstance(given, list) and given and isinstance(given[0], Batch) else [given]
-    marks = [Mark(batch) for batch in batches]
-    return lambda: any(mark.has_changed(batch) for mark, batch in zip(marks, batches, strict=True))
+class StepRows:
+    """A step's rows, whole or in microbatches, and whether they've been changed.
+
+    Args:
+        given: as they are now.
+    """
+
+    def __init__(self, given: Data | Sequence[Batch]) -> None:
+        is_list = isinstance(given, list) and given and isinstance(given[0], Batch)
+        self._marks = [(Mark(batch), batch) for batch in (given if is_list else (given,))]
+
+    def have_changed(self) -> bool:
+        """Return whether a tensor or an array of them is another one now."""
+        return any(mark.has_changed(batch) for mark, batch in self._marks)
+
+    def changed(self) -> list[Any]:
+        """Return what stands now where a tensor or an array has changed."""
+        return [part for mark, batch in self._marks for part in mark.changed_in(batch)]
 
 
 def parts_of(data: Data) -> _Parts:
@@ -121,13 +144,6 @@ def parts_of(data: Data) -> _Parts:
         if {*map(type, found.values())} == {Tensor}:
             return found.copy()
     return dict(islice(_walk(data, (), ()), _MAX_PARTS))
-
-
-def _is_it(now: Any, part: Any) -> bool:  # noqa: ANN401
-    """Return whether a part is the one of then, if its state is; a data frame's columns are other objects each time."""
-    if isinstance(part, np.ndarray):
-        return isinstance(now, np.ndarray) and (now.dtype, now.shape) == (part.dtype, part.shape)
-    return now is part or not isinstance(part, Tensor)
 
 
 def _walk(node: Any, path: tuple[object, ...], within: tuple[int, ...]) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401

@@ -86,25 +86,6 @@ class LastGiven:
             raise DataError(msg)
 
 
-class Lent:
-    """A batch of the user's own loop, for as long as a step has it.
-
-    Args:
-        data: the batch.
-        written: where it's noted what the step has changed.
-    """
-
-    def __init__(self, data: Data, written: WrittenHere) -> None:
-        self._data, self._mark, self._written = data, Mark(data), written
-
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(self, *error: object) -> None:
-        """Take note of what the step has changed."""
-        self._written.add(self._mark.changed_in(self._data))
-
-
 class Kept:
     """A loader's own state, from some batches ago: what was given since is read again, and compared.
 

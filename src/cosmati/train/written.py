@@ -24,8 +24,8 @@ from cosmati.train.marks import ARRAYS, parts_of, state_of
 
 _MAX_HELD = 1 << 26
 """Bytes of other libraries' memory that a reader holds."""
-_MAX_WORK = 1_000
-"""What NumPy may try to find an element that two views share."""
+_MAX_WORK: Any = 1_000
+"""Of NumPy's tries to find an element that two views share."""
 _MIN_STALE = 64
 
 _Part = Tensor | np.ndarray[Any, Any]
