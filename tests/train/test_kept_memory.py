@@ -382,6 +382,20 @@ def test_what_was_written_is_forgotten_with_its_memory() -> None:
     assert len(known._places) < 80
 
 
+def test_memory_that_was_given_back_is_not_read() -> None:
+    """The storage is there, and what it held is anybody's."""
+    known, part = Written(), torch.ones(1 << 20)
+    known.add([part])
+    (one,) = known._known.values()
+    other = part.clone()
+    assert one.is_as_left(part[5:])
+    assert not one.is_as_left(other)
+    part.untyped_storage().resize_(0)
+    again = one._replace(region=Region.of(other))
+    assert not again.is_as_left(other)
+    assert not known.has_part_of([other])
+
+
 def test_memory_of_others_is_held_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(written, "_MAX_HELD", 40)
     here = WrittenHere()

@@ -87,6 +87,17 @@ class _Known(NamedTuple):
     region: Region
     content: object
 
+    def is_as_left(self, part: _Part) -> bool:
+        """Return whether a part shares memory with what a step changed, and that is as the step left it."""
+        owner, region = self.owner(), Region.of(part)  # Its owner stays while its memory is read.
+        if owner is None or not self.region.shares_memory(region):
+            return False
+        if isinstance(owner, torch.UntypedStorage):
+            start = owner.data_ptr()
+            if not start <= self.region.start <= self.region.stop <= start + owner.nbytes():
+                return False  # Somebody has resized it: that memory is another's now, or nobody's.
+        return self.content == _content(part, self.region)
+
 
 class Written:
     """What steps have changed in place, for as long as a data set or somebody else holds it, and may give it again."""
@@ -120,16 +131,8 @@ class Written:
 
     def has_part_of(self, data: Data) -> bool:
         """Return whether a batch is, in part, as a step has left it: a buffer that was filled anew isn't."""
-        for part in parts_of(data).values() if self._known else ():
-            if isinstance(part, ARRAYS):
-                region = Region.of(part)
-                for known in self._near(region):
-                    owner = known.owner()  # Stays while its memory is read.
-                    if owner is not None and known.region.shares_memory(region):
-                        same_place = known.region if region.view is not None else region
-                        if known.content == _content(part, same_place):
-                            return True
-        return False
+        parts = [part for part in parts_of(data).values() if isinstance(part, ARRAYS)] if self._known else []
+        return any(known.is_as_left(part) for part in parts for known in self._near(Region.of(part)))
 
     def _near(self, region: Region) -> Iterator[_Known]:
         first = bisect_left(self._places, (region.start - self._longest,))
