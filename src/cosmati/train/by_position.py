@@ -8,7 +8,7 @@ from typing import Any
 from cosmati.core.batch import Data
 from cosmati.errors import DataError
 from cosmati.train.content import content_digest
-from cosmati.train.marks import Mark, Written
+from cosmati.train.marks import Mark
 from cosmati.train.seen import CHANGED_IN_PLACE, LastGiven
 
 
@@ -24,7 +24,6 @@ class ByPosition:
         self._data, self._seed = data, seed
         self._is_plain = type(data) in (list, tuple)
         self._given: dict[int, Mark] = {}
-        self._last_index, self._written = -1, Written()
         self._first: tuple[int, str] | None = None
         self._last, self._last_step = LastGiven(), -1
         self._expected: dict[int, str] = {}
@@ -70,15 +69,19 @@ class ByPosition:
     def _held(self, index: int) -> Data:
         """Return a list's batch, unless a step has changed it in place: who resumes has the list as it was."""
         batch = self._data[index]
-        if self._last_index in self._given:
-            self._written.add(self._given[self._last_index].changed_in(self._data[self._last_index]))
+        self._last.look()
         if index not in self._given:
             self._given[index] = Mark(batch)
-        # The list may hold one batch, or a part of it, in several places.
-        if self._given[index].has_changed(batch) or self._written.has_part_of(batch):
-            raise DataError(f"Batch {index} of the data {CHANGED_IN_PLACE}.")
-        self._last_index = index
+        mark = self._given[index]
+        name = f"Batch {index} of the data"
+        if mark.has_changed(batch):
+            raise DataError(f"{name} {CHANGED_IN_PLACE}.")
+        self._last.note(batch, mark, name)  # The list may hold one batch, or a part of it, in several places.
         return batch
+
+    def look(self) -> None:
+        """See what the last step has made of its batch: another trainer may be given the same data."""
+        self._last.look()
 
     def _refuse_other(self, index: int) -> None:
         msg = (

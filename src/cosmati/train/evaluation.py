@@ -23,9 +23,10 @@ from cosmati.train.feed import Feed
 from cosmati.train.forward_watch import loss_roots
 from cosmati.train.held import places_in, remember
 from cosmati.train.loss_state import loss_module
-from cosmati.train.marks import Mark, Repeated, Written
+from cosmati.train.marks import Mark, Repeated
 from cosmati.train.ranks import Ranks
 from cosmati.train.recalibration import put_back_modes, recalibrate, recalibration_passes
+from cosmati.train.written import WRITTEN, WrittenHere
 
 Metric = Callable[[nn.Module, Data], "Loss | Tensor | float"]
 
@@ -87,7 +88,7 @@ class Evaluation:
 
     data: Iterable[Data]
     metrics: Mapping[str, Metric | Stateful | StatefulMetric] = field(default_factory=dict)
-    _written: Written = field(default_factory=Written, init=False, repr=False, compare=False)
+    _written: WrittenHere = field(default_factory=WrittenHere, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         refuse_rows(self.data)
@@ -106,7 +107,7 @@ class Evaluation:
         Raises:
             DataError: they have, and the next evaluation would measure other rows, or this one does.
         """
-        has_changed, mark = self._written.has_part_of(batch), Mark(batch)
+        has_changed, mark = WRITTEN.has_part_of(batch), Mark(batch)
         if not has_changed:
             yield
             changed = mark.changed_in(batch)
@@ -114,9 +115,9 @@ class Evaluation:
             has_changed = bool(changed) and isinstance(self.data, list | tuple)
         if has_changed:
             msg = (
-                f"Batch {index} of the data to evaluate on was changed in place, by a metric or by the model's first "
-                "layers: the next evaluation would measure other rows. Let these change a copy (x = x.clone(); ReLU "
-                "without inplace=True)."
+                f"Batch {index} of the data to evaluate on was changed in place, by a metric, a loss or the model's "
+                "first layers: the next evaluation would measure other rows. Let these change a copy (x = x.clone(); "
+                "ReLU without inplace=True)."
             )
             raise DataError(msg)
 

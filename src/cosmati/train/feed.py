@@ -31,6 +31,7 @@ class Feed(Protocol):
     num_passes: int
     has_ended: bool
     generators: Sequence[torch.Generator]
+    sees_changes: bool
 
     @property
     def doubt(self) -> str:
@@ -71,7 +72,7 @@ class OrderedFeed:
 
     is_positional = True
     num_passes = 0
-    has_ended = False
+    has_ended = sees_changes = False
     generators: Sequence[torch.Generator] = ()
     doubt = ""
 
@@ -142,6 +143,7 @@ class IterableFeed:
         has_ended: asked for a batch, the data had none, and would have none in another pass.
         num_passes: passes that have ended.
         generators: the loader's own.
+        sees_changes: it refuses rows that a step has changed in place.
 
     Raises:
         DataError: it's empty, gives rows instead of batches, or only this rank's share of them.
@@ -172,7 +174,7 @@ class IterableFeed:
         self._first: str | None = None
         self._last = LastGiven()
         self.num_passes = 0
-        self.has_ended = False
+        self.has_ended, self.sees_changes = False, True
         self.generators: Sequence[torch.Generator] = own_generators(data)
         self._own_at_start = [generator.get_state() for generator in self.generators]
         self._by_position = ByPosition(data, self._seed_step) if isinstance(data, Sequence) else None
@@ -359,6 +361,7 @@ class IterableFeed:
     def close(self) -> None:
         """End a loader's workers; who asks for more begins the pass anew, and skips forward."""
         self._was_closed = True
+        (self._by_position or self._last).look()
         if self._kept is None and not isinstance(self._data, Iterator):
             self._iterator = None
 

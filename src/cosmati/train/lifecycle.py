@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
 
+from cosmati.core.batch import Data
 from cosmati.core.clock import Clock
 from cosmati.core.memory import freed_memory_kept
 from cosmati.core.method import Position, State
@@ -23,6 +24,7 @@ from cosmati.train.epochs import refuse_endless
 from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, evaluate, try_out
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.identity import Change
+from cosmati.train.marks import StepRows
 from cosmati.train.observers.observer import Observer
 from cosmati.train.opening import open_run, read_back, without_schedulers
 from cosmati.train.optimizer_watch import OptimizerWatch
@@ -34,6 +36,9 @@ from cosmati.train.run.result import RunResult
 from cosmati.train.run.session import OpenRun
 from cosmati.train.snapshot import snapshot
 from cosmati.train.timing import Stopwatch
+from cosmati.train.written import WRITTEN, WrittenHere
+
+Taken = TypeVar("Taken")
 
 
 class Lifecycle:
@@ -61,6 +66,8 @@ class Lifecycle:
         self._run: OpenRun | None = None
         self._opened: ExitStack | None = None
         self._is_bare = False
+        self._rows: StepRows | None = None
+        self._written = WrittenHere()
         self._continuity: Continuity | None = None
         self._ended: str | None = None
         self._is_stopped = False
@@ -88,6 +95,26 @@ class Lifecycle:
         for promise in (Promise.RESUME, Promise.ELASTIC, Promise.REPLAYABLE) if doubt else ():
             self._plan = self._plan.withdraw(promise, doubt) if self._plan.holds(promise) else self._plan
         return self._plan
+
+    def watched(self, take: Callable[..., Taken], rows: Data, *others: Any) -> Taken:  # noqa: ANN401
+        """Take a step with rows of a loop of the user's own, or of a source, and see whether it changes them.
+
+        Rows as an earlier step has left them withdraw the promises: who resumes has them as they were, and what they
+        hold follows from the rows of those steps.
+        """
+        if any(map(WRITTEN.has_part_of, rows if isinstance(rows, list) else (rows,))):
+            because = (
+                f"step {self.clock.step} is given rows that an earlier step, of this trainer or another one, has "
+                "changed in place: have the loss change a copy (x = x.clone(); ReLU without inplace=True)"
+            )
+            for g in self._plan.guarantees:
+                self._plan = self._plan.withdraw(g.promise, because, g.pair) if g.holds else self._plan
+        try:
+            return take(rows, *others)
+        finally:  # Before anybody fills their memory anew.
+            if self._rows is not None:
+                self._written.add(self._rows.changed())
+            self._rows = None
 
     @property
     def changed(self) -> Sequence[Change]:

@@ -9,14 +9,12 @@ and of a larger one 4,096 sums of its bits, which takes 0.1 ms a megabyte. What 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
-from weakref import ReferenceType, ref
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from cosmati.core.batch import Batch, Data
@@ -31,7 +29,7 @@ _NUM_SUMS = 1 << 12
 _MAX_DEPTH = 12
 _MAX_PARTS = 2_000
 """Of one batch that are looked at."""
-_ARRAYS = (Tensor, np.ndarray)
+ARRAYS = (Tensor, np.ndarray)
 _PLAIN = frozenset({str, bytes, bool, int, float, complex, type(None)})
 _Parts = Mapping[Any, Any]
 """Tensors and arrays by the way that leads to them, and what objects of the user's hold beside them."""
@@ -45,14 +43,17 @@ class Mark:
     """
 
     def __init__(self, data: Data) -> None:
-        self._parts = _parts_of(data)
+        self._parts = parts_of(data)
         self._states = _states_of(self._parts)
 
     def is_same(self, data: Data) -> bool:
         """Return whether a batch has the same parts as then, each as it was, and no others."""
-        now = _parts_of(data)
-        is_same = now.keys() == self._parts.keys() and _states_of(now) == self._states and len(now) < _MAX_PARTS
-        return is_same and all(now[path] is part for path, part in self._parts.items() if isinstance(part, _ARRAYS))
+        now = parts_of(data)
+        if now.keys() != self._parts.keys() or _states_of(now) != self._states or len(now) >= _MAX_PARTS:
+            return False
+        if all(map(operator.is_, now.values(), self._parts.values())):  # The usual case.
+            return True
+        return all(_is_it(now[path], part) for path, part in self._parts.items() if isinstance(part, ARRAYS))
 
     def has_changed(self, data: Data) -> bool:
         """Return whether a tensor or an array of then is another one now; what was added beside them doesn't count."""
@@ -62,38 +63,13 @@ class Mark:
         """Return what stands now where a tensor or an array of then has changed."""
         if self.is_same(data):
             return []
-        now, changed = _parts_of(data), []
+        now, changed = parts_of(data), []
         for (path, part), was, state in zip(self._parts.items(), self._states, _states_of(self._parts), strict=True):
-            if isinstance(part, _ARRAYS):
+            if isinstance(part, ARRAYS):
                 other = now.get(path)
                 if was != state or (other is not part and content_digest(other) != content_digest(part)):
                     changed.append(other)
         return changed
-
-
-class Written:
-    """What steps have changed in place, for as long as a data set or somebody else holds it, and may give it again."""
-
-    def __init__(self) -> None:
-        self._held: dict[object, tuple[ReferenceType[Any], object]] = {}
-
-    def add(self, parts: Iterable[Any]) -> None:
-        """Take note of tensors and arrays, as steps have left them."""
-        for part in parts:
-            if isinstance(part, _ARRAYS):
-                where = _where(part)
-                self._held[where] = ref(_owner_of(part), partial(self._forget, where)), _content(part)
-
-    def _forget(self, where: object, _: object) -> None:
-        self._held.pop(where, None)
-
-    def has_part_of(self, data: Data) -> bool:
-        """Return whether a batch is, in part, as a step has left it: a buffer that was filled anew isn't."""
-        for part in _parts_of(data).values() if self._held else ():
-            known = self._held.get(_where(part)) if isinstance(part, _ARRAYS) else None
-            if known is not None and known[1] == _content(part):
-                return True
-        return False
 
 
 class Repeated:
@@ -126,6 +102,13 @@ class Repeated:
         return [with_own_containers(batch) for batch in self._batches]
 
 
+def _is_it(now: object, part: object) -> bool:
+    """Return whether it's the part of then, of the same state: a data frame makes arrays over its columns each time."""
+    if now is part or not (isinstance(now, np.ndarray) and isinstance(part, np.ndarray)):
+        return now is part
+    return bool(now.dtype == part.dtype and now.shape == part.shape)
+
+
 def with_own_containers(data: Data) -> Data:
     """Return a batch, or a bare nest, whose lists and dictionaries are nobody else's; the tensors are the same."""
     if isinstance(data, Batch):
@@ -133,38 +116,28 @@ def with_own_containers(data: Data) -> Data:
     return shallow_copy(data)
 
 
-def change_since(given: Data | Sequence[Batch]) -> Callable[[], bool]:
-    """Take note of a step's rows, whole or in microbatches; return what tells whether they've been changed."""
-    batches = list(given) if isinstance(given, list) and given and isinstance(given[0], Batch) else [given]
-    marks = [Mark(batch) for batch in batches]
-    return lambda: any(mark.has_changed(batch) for mark, batch in zip(marks, batches, strict=True))
+class StepRows:
+    """A step's rows, whole or in microbatches, and whether they've been changed.
+
+    Args:
+        given: as they are now.
+    """
+
+    def __init__(self, given: Data | Sequence[Batch]) -> None:
+        is_list = isinstance(given, list) and given and isinstance(given[0], Batch)
+        self._marks = [(Mark(batch), batch) for batch in (given if is_list else (given,))]
+
+    def have_changed(self) -> bool:
+        """Return whether a tensor or an array of them is another one now."""
+        return any(mark.has_changed(batch) for mark, batch in self._marks)
+
+    def changed(self) -> list[Any]:
+        """Return what stands now where a tensor or an array has changed."""
+        return [part for mark, batch in self._marks for part in mark.changed_in(batch)]
 
 
-def _owner_of(part: Tensor | np.ndarray[Any, Any]) -> object:
-    """Return what a view is of: the view goes with its batch, and that stays."""
-    base: Any = part
-    while isinstance(base, np.ndarray):
-        part, base = base, base.base
-    part = base if isinstance(base, Tensor) else part
-    # Tensors that share memory (`detach()`, `data`) share this object, for as long as the memory is there.
-    return part.untyped_storage() if isinstance(part, Tensor) and isinstance(_where(part), tuple) else part
-
-
-def _where(part: Tensor | np.ndarray[Any, Any]) -> object:
-    if isinstance(part, np.ndarray):
-        return part.ctypes.data, part.shape, part.strides
-    has_memory = part.layout is torch.strided and not part.is_nested and part.device.type != "meta" and part.numel()
-    return (part.data_ptr(), part.shape, part.stride()) if has_memory else id(part)
-
-
-def _content(part: Tensor | np.ndarray[Any, Any]) -> object:
-    # An array may share a tensor's memory and fill it past its count; an accelerator's none, and a copy would wait.
-    if isinstance(part, Tensor) and part.device.type == "cpu" and isinstance(_where(part), tuple):
-        part = part.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return _state(part)
-
-
-def _parts_of(data: Data) -> _Parts:
+def parts_of(data: Data) -> _Parts:
+    """Return a batch's tensors and arrays by the way that leads to them, and the plain fields of objects there."""
     data = data.data if isinstance(data, Batch) else data
     if type(data) in (tuple, list, dict):  # The usual case, in a microsecond.
         found = data if type(data) is dict else dict(enumerate(data))
@@ -174,7 +147,7 @@ def _parts_of(data: Data) -> _Parts:
 
 
 def _walk(node: Any, path: tuple[object, ...], within: tuple[int, ...]) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401
-    if isinstance(node, _ARRAYS):
+    if isinstance(node, ARRAYS):
         yield (path[0] if len(path) == 1 else path), node
     elif callable(node) or len(within) > _MAX_DEPTH or id(node) in within:
         return
@@ -185,6 +158,8 @@ def _walk(node: Any, path: tuple[object, ...], within: tuple[int, ...]) -> Itera
             held: dict[Any, Any] = dict(enumerate(node))
         elif isinstance(node, Mapping):
             held = dict(node)
+        elif callable(getattr(node, "to_numpy", None)):
+            held = _columns_of(node)
         else:
             held = fields_of(node)
             yield (*path, "is"), {name: value for name, value in held.items() if type(value) in _PLAIN}
@@ -193,14 +168,21 @@ def _walk(node: Any, path: tuple[object, ...], within: tuple[int, ...]) -> Itera
                 yield from _walk(child, (*path, name), (*within, id(node)))
 
 
+def _columns_of(frame: Any) -> dict[Any, Any]:  # noqa: ANN401
+    """Return arrays over a data frame's columns, or over a column: who writes to it makes others, or changes these."""
+    if not hasattr(frame, "columns"):
+        return {"values": np.asarray(frame)}
+    return {(i, name): np.asarray(frame[name]) for i, name in enumerate(frame.columns)}
+
+
 def _states_of(parts: _Parts) -> list[object]:
     try:
         return [part._version for part in parts.values()]  # noqa: SLF001
     except (AttributeError, RuntimeError):  # Some have none: arrays, and tensors of inference mode.
-        return [_state(part) for part in parts.values()]
+        return [state_of(part) for part in parts.values()]
 
 
-def _state(part: object) -> object:
+def state_of(part: object) -> object:
     """Return what's another one when a part was changed."""
     if isinstance(part, Tensor):
         return None if part.is_inference() else part._version  # noqa: SLF001

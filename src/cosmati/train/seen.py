@@ -9,7 +9,8 @@ from typing import Any
 from cosmati.core.batch import Data
 from cosmati.errors import DataError
 from cosmati.train.content import content_digest
-from cosmati.train.marks import Mark, Written
+from cosmati.train.marks import Mark
+from cosmati.train.written import WRITTEN, WrittenHere
 
 _EVERY = 8
 """Batches between the states that are kept of a loader; so many at most are read again when a run resumes."""
@@ -32,23 +33,31 @@ class LastGiven:
         self._digest = digest
         self._batch: tuple[Data, Mark] | None = None
         self._is_hashed = True
-        self._written = Written()
+        self._has_looked = True
+        self._written = WrittenHere()
 
     def look(self) -> None:
-        """See what the step has made of its batch, before another one is read."""
-        if self._batch is not None:
+        """See what the step has made of its batch, before another one is read, or anybody else reads the data."""
+        if self._batch is not None and not self._has_looked:
             data, mark = self._batch
             self._written.add(mark.changed_in(data))
+        self._has_looked = True
 
-    def note(self, data: Data) -> None:
+    def note(self, data: Data, mark: Mark | None = None, name: str = "A batch comes again, and") -> None:
         """Take note of a batch, before anybody changes it.
 
+        Args:
+            data: the batch.
+            mark: what it was when it was first given, where that's known.
+            name: what to call it.
+
         Raises:
-            DataError: it was given before, and has been changed in place since.
+            DataError: it was given before, here or to another trainer, and has been changed in place since.
         """
-        if self._written.has_part_of(data):
-            raise DataError(f"A batch comes again, and {CHANGED_IN_PLACE}.")
-        self._batch, self._is_hashed = (data, Mark(data)), False
+        if WRITTEN.has_part_of(data):
+            raise DataError(f"{name} {CHANGED_IN_PLACE}.")
+        self._batch, self._is_hashed = (data, mark or Mark(data)), False
+        self._has_looked = False
 
     def forget(self) -> None:
         """Begin a pass anew: no batch of it was given yet."""

@@ -34,7 +34,7 @@ from cosmati.train.gradients import StepInput
 from cosmati.train.held import remember
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.lifecycle import Lifecycle
-from cosmati.train.marks import change_since, with_own_containers
+from cosmati.train.marks import StepRows, with_own_containers
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.prepare import prepare
@@ -109,7 +109,7 @@ class Trainer(Lifecycle):
             raise DataError(msg)
         with self:
             assert self._run is not None, "entered"
-            ended = "completed"
+            ended, take = "completed", self._take if self.feed.sees_changes else partial(self.watched, self._take)
             with self._run.listening():
                 while not self.assembly.budget.is_over(self.clock):
                     if self._run.stop_is_asked():
@@ -119,7 +119,7 @@ class Trainer(Lifecycle):
                     if data is None:
                         ended = "completed" if self.assembly.budget.is_over(self.clock) else "exhausted"
                         break
-                    self._take(data, None if self.is_plain else self.feed.class_ids(self.clock))
+                    take(data, None if self.is_plain else self.feed.class_ids(self.clock))
             self.finite.look(self.clock.step)
             self.check_finite()
             self.look_around()
@@ -158,11 +158,9 @@ class Trainer(Lifecycle):
         with numerics(a) if self._is_bare else nullcontext():
             if self._opened is None:
                 self._open()
-            if self.is_plain:
-                if isinstance(batch, Batch):
-                    batch.check()
-                return self._take(batch, None)
-            return self._take(*self._split(batch))
+            if self.is_plain and isinstance(batch, Batch):
+                batch.check()
+            return self.watched(self._take, *((batch, None) if self.is_plain else self._split(batch)))
 
     def _split(self, batch: Data) -> tuple[list[Batch], list[int | None]]:
         """Return this rank's microbatches of a step's rows, and the classes of all."""
@@ -207,12 +205,12 @@ class Trainer(Lifecycle):
     def _cut_as_needed(self, data: Any, class_ids: Sequence[int | None] | None) -> StepOutcome:  # noqa: ANN401
         """Take a step, and take it anew with smaller microbatches as long as memory is too short."""
         why = "as in an earlier attempt" if self.cuts.is_due(self.clock.step) else ""
-        has_changed = change_since(data)
+        rows = self._rows = StepRows(data)
         while True:
             if why or self.cuts.pieces > 1:
                 data, class_ids = (data, class_ids) if class_ids is not None else self._split(data)
             if why:
-                have_changed = self.assembly.ranks.agree(has_changed())
+                have_changed = self.assembly.ranks.agree(rows.have_changed())
                 refuse_uncut(data, self.cuts.pieces, self.clock.step, why, have_changed=have_changed)
                 self.halve_microbatches(why, state_moves=self._commit.watch.has_moved)
             try:
