@@ -23,13 +23,15 @@ from cosmati.explorer.wording import (
     interval_text,
     noise_sentences,
     number,
+    prediction_rows,
     quality_text,
     ratio_interval_text,
     ratio_text,
 )
 from cosmati.records.governance import GovernanceFacts
 from cosmati.records.run import TIME_PARTS, RunRecord
-from cosmati.records.study import StudyRecord
+from cosmati.records.study import ChecklistItem, StudyRecord
+from cosmati.study.checks import checks_of
 from cosmati.study.comparison import (
     NOISE_ARM,
     NotReached,
@@ -71,6 +73,8 @@ class StudyView:
     comparisons: tuple[TableRow, ...]
     interactions: tuple[str, ...]
     parts: tuple[TableRow, ...]
+    checks: tuple[ChecklistItem, ...]
+    predictions: tuple[TableRow, ...]
 
 
 def levels_of(study: StudyRecord, axis: Axis) -> tuple[tuple[Level, ...], int]:
@@ -127,6 +131,8 @@ def study_view(study: StudyRecord, anchor: str) -> StudyView:
         comparisons=tuple(_comparison_row(study, arm) for arm in others),
         interactions=tuple(text for arm in others if (text := _interaction_text(study, arm))),
         parts=tuple(row for arm in study.arms for row in _part_rows(study, arm.name)),
+        checks=checks_of(study),
+        predictions=prediction_rows(study),
     )
 
 
