@@ -243,7 +243,7 @@ def test_a_study_without_runs_and_with_one_seed() -> None:
     bare = replace(demo_study(), runs=(), checklist=())
     text = Page(plain(render_report(title="t", studies=[bare, demo_study(1)]))).text
     assert "No run of this study has finished" in text
-    assert "Nothing was checked" in text
+    assert "no search is on record" in text
     assert "One seed shows no spread, so this is no claim." in text
     assert "no interval, n\u00a0=\u00a01" in text
 

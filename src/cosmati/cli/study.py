@@ -11,6 +11,7 @@ import typer
 from cosmati.cli.files import call_of
 from cosmati.errors import RunError
 from cosmati.explorer.report import write_report
+from cosmati.explorer.wording import opponent_text, prediction_rows
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import SpeedUp, speed_up_at_equal_quality
 from cosmati.study.runner import STUDY_FILE, Study, run_study
@@ -26,20 +27,30 @@ def run(
         typer.Argument(metavar="FILE[:FUNCTION]", help="Python file with a function that returns a Study; it's run."),
     ],
     folder: Annotated[Path | None, typer.Option(help="Where the runs are kept; the study's name if left out.")] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs at a time, each in a process with one thread if 2 or more.")
+    ] = 1,
 ) -> None:
     """Run all arms at all budgets and seeds. A study that was stopped goes on with the same command.
 
-    FILE holds a function `study()`, or one named as FILE:name, that returns a cosmati.study.runner.Study.
+    FILE holds a function `study()`, or one named as FILE:name, that returns a cosmati.study.runner.Study. Finished
+    runs are lines of runs.jsonl in the folder: a kill loses those that were going on, and a changed recipe runs again.
+
+    Runs beside others are slower, so go on with the same number of jobs, or let the study profile its costs
+    (cost_turns): that is done alone. What is predicted (registration) is written down before the first run, and
+    can't be changed after it.
 
     \b
-    Example:
+    Examples:
       cosmati study run warmup_study.py --folder studies/warmup
+      cosmati study run warmup_study.py --folder studies/warmup --jobs 2
     """  # noqa: D301
     study = call_of(file, Study, "study")
     assert isinstance(study, Study), "checked"
     where = folder or Path(study.name)
     hardware = describe_hardware(torch.device("cpu"))
-    record = run_study(study, where, hardware=hardware, command=f"cosmati study run {file}")
+    command = f"cosmati study run {file}" + (f" --jobs {jobs}" if jobs > 1 else "")
+    record = run_study(study, where, hardware=hardware, command=command, jobs=jobs)
     for line in summary(record):
         typer.echo(line)
     typer.echo(f"Write the report with: cosmati study report {where}")
@@ -68,7 +79,7 @@ def report(
 
 
 def summary(record: StudyRecord) -> list[str]:
-    """Return a line for each arm: its speed-up at the baseline's best quality, or why none can be quoted."""
+    """Return a line for each arm, its speed-up at the baseline's best quality and over whom, and the predictions."""
     lines = []
     for arm in record.arms:
         if arm.name == record.baseline_arm:
@@ -79,8 +90,11 @@ def summary(record: StudyRecord) -> list[str]:
             steps = f"; {by_steps.ratio:.2f} times fewer steps" if isinstance(by_steps, SpeedUp) else ""
             bound = "at least " if found.is_at_least else "at most " if found.is_at_most else ""
             interval = "" if found.low is None or found.high is None else f", 95 % {found.low:.2f} to {found.high:.2f}"
-            count = f"n = {found.n}{interval}"
-            lines.append(f"  {arm.name}: {bound}{found.ratio:.2f} times as fast at equal quality ({count}){steps}")
+            count, over = f"n = {found.n}{interval}", f"{record.baseline_arm}, {opponent_text(record, arm.name)}"
+            lines.append(
+                f"  {arm.name}: {bound}{found.ratio:.2f} times as fast at equal quality ({count}){steps}, over {over}"
+            )
         else:
             lines.append(f"  {found.reason}")
-    return lines
+    rows = prediction_rows(record)
+    return lines + [f"  predicted {who}: {at_least}; came {came}: {verdict}" for who, at_least, came, verdict in rows]

@@ -24,13 +24,15 @@ from cosmati.explorer.wording import (
     interval_text,
     noise_sentences,
     number,
+    prediction_rows,
     quality_text,
     ratio_interval_text,
     ratio_text,
 )
 from cosmati.records.governance import GovernanceFacts
 from cosmati.records.run import TIME_PARTS, RunRecord
-from cosmati.records.study import StudyRecord
+from cosmati.records.study import ChecklistItem, StudyRecord
+from cosmati.study.checks import checks_of
 from cosmati.study.comparison import (
     NotReached,
     SpeedUp,
@@ -69,6 +71,8 @@ class StudyView:
     comparisons: tuple[TableRow, ...]
     composition: CompositionView
     parts: tuple[TableRow, ...]
+    checks: tuple[ChecklistItem, ...]
+    predictions: tuple[TableRow, ...]
 
 
 def levels_of(study: StudyRecord, axis: Axis) -> tuple[tuple[Level, ...], int]:
@@ -125,6 +129,8 @@ def study_view(study: StudyRecord, anchor: str) -> StudyView:
         comparisons=tuple(_comparison_row(study, arm) for arm in others),
         composition=composition_view(study),
         parts=tuple(row for arm in study.arms for row in _part_rows(study, arm.name)),
+        checks=checks_of(study),
+        predictions=prediction_rows(study),
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
+from typing import cast
 
 from cosmati.records.study import StudyRecord
+from cosmati.study.checks import effort_of, is_as_hard
 from cosmati.study.comparison import (
     NOISE_ARM,
     SCREENING_LEVEL,
@@ -17,6 +19,7 @@ from cosmati.study.comparison import (
     noise_floor,
 )
 from cosmati.study.curves import Axis
+from cosmati.study.predictions import outcomes_of
 from cosmati.study.statistics import Estimate, best_of, seeds_for
 
 AXIS_NAMES: dict[Axis, str] = {
@@ -26,13 +29,16 @@ AXIS_NAMES: dict[Axis, str] = {
     "tokens": "tokens",
     "flops": "FLOPs",
 }
-_SMALL_GAIN, _POWER = 1.1, 0.8
+_SMALL_GAIN, _POWER, _MANY_SEEDS = 1.1, 0.8, 100
 _SECONDS_A_UNIT = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a study says about one arm: a verdict, a figure to show large, and the sentence behind it."""
+    """What a study says about one arm: a verdict, a figure to show large, and the sentence behind it.
+
+    The figure is a dash where no difference is shown.
+    """
 
     study: str
     arm: str
@@ -121,13 +127,59 @@ def _claim(study: StudyRecord, one: Comparison, num_compared: int, axis: Axis) -
         what = f"{one.arm} reached {base}'s best {study.quality_name} ({quality_text(study, found.quality)})"
     figures = f"{ratio_text(found)}, 95 % interval {ratio_interval_text(found)}"
     share = f"{number(100 / found.ratio)} % of {base}'s {AXIS_NAMES[axis]}"
-    if one.p_value is not None:
-        figures += f", p {'< 0.001' if one.p_value < 0.001 else '= ' + number(one.p_value, 2)}"
-        figures += f" adjusted for {num_compared} comparisons" if num_compared > 1 else ""
+    figures += f", {p_text(one.p_value, num_compared)}" if one.p_value is not None else ""
     verdict, tail = _verdict(one, found)
     bound = "at most " if found.is_at_least else "at least " if found.is_at_most else ""
-    sentence = f"{what} in {bound}{share} ({figures}).{tail}"
-    return Claim(study.name, one.arm, verdict, ratio_text(found), sentence)
+    sentence = f"{what} in {bound}{share} ({figures}), over {opponent_text(study, one.arm)}.{tail}"
+    figure = ratio_text(found) if verdict in ("faster", "slower") else "—"
+    return Claim(study.name, one.arm, verdict, figure, sentence)
+
+
+def p_text(p_value: float, num_compared: int) -> str:
+    """Return a p-value with what it's adjusted for."""
+    text = f"p {'< 0.001' if p_value < 0.001 else '= ' + number(p_value, 2)}"
+    return f"{text} adjusted for {num_compared} comparisons" if num_compared > 1 else text
+
+
+def opponent_text(study: StudyRecord, arm: str, opponent: str | None = None) -> str:
+    """Return how strong the opponent of an arm is, by default the baseline: tuned, plain, or neither."""
+    arms = {one.name: one for one in study.arms}
+    against, own = arms[opponent or study.baseline_arm], arms[arm]
+    if against.opponent == "plain":
+        text = f"a plain opponent ({against.source})"
+        return text if own.search else f"{text}, at settings that weren't searched"
+    if against.search is None:
+        return "an opponent whose settings weren't searched"
+    effort = effort_of(against.search)
+    trials, steps = f"{effort.num_trials} trials", f"{effort.num_steps:,} steps"
+    if own.search is None:
+        return f"a tuned opponent ({trials}, {steps}), at the baseline's settings"
+    mine = effort_of(own.search)
+    if not is_as_hard(against.search, own.search):
+        return (
+            f"an opponent that wasn't searched as the arm was ({trials} and {steps} against the arm's "
+            f"{mine.num_trials} and {mine.num_steps:,})"
+        )
+    if effort.num_steps == mine.num_steps:
+        return f"a tuned opponent ({trials}, {steps}, as many as the arm's)"
+    # Runs that diverged, and other batch sizes, take other numbers of steps.
+    return f"a tuned opponent ({trials} as the arm's, {steps} against {mine.num_steps:,})"
+
+
+def prediction_rows(study: StudyRecord) -> tuple[tuple[str, str, str, str], ...]:
+    """Return for each prediction who is compared, what was predicted, what came, and whether it was met."""
+    outcomes = outcomes_of(study)
+    rows = []
+    for one in outcomes:
+        made, found = one.prediction, one.found
+        who = f"{made.arm} over {made.opponent}, by {AXIS_NAMES[cast('Axis', made.axis)]}"
+        if isinstance(found, NotReached):
+            came = found.reason
+        else:
+            came = f"{ratio_text(found)} ({ratio_interval_text(found)})"
+            came += f", {p_text(one.p_value, len(outcomes))}" if one.p_value is not None else ""
+        rows.append((who, f"≥ {number(made.at_least)}×", came, one.verdict))
+    return tuple(rows)
 
 
 def _verdict(one: Comparison, found: SpeedUp) -> tuple[str, str]:
@@ -159,7 +211,8 @@ def _luck_sentence(study: StudyRecord) -> str:
     if len(compared) > 1:
         best = best_of(len(compared), error)
         text = f"Of {len(compared)} arms that do nothing the best would show about {number(best)}× here. "
-    seeds = seeds_for(_SMALL_GAIN, error, n, level=level / len(compared), power=_POWER)
+    needed = seeds_for(_SMALL_GAIN, error, n, level=level / len(compared), power=_POWER)
+    seeds = f"more than {_MANY_SEEDS}" if needed > _MANY_SEEDS else str(needed)
     return (
         f"{text}To show a gain of {_SMALL_GAIN}× at p < {level}, adjusted, in {_POWER:.0%} of studies takes {seeds} "
         f"seeds with such runs; this study has {n}."

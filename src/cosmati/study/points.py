@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cosmati.errors import MissingExtraError
-from cosmati.records.study import DimensionRecord, Setting
+from cosmati.records.study import DimensionRecord, SearchRecord, Setting
 
 EDGE = 0.05
 """An optimum within this share of a range, in its scale, lies at its edge."""
 
-Settings = Mapping[str, Setting]
+PointSettings = Mapping[str, Setting]
 Side = Literal["below", "above"]
 Edge = tuple[str, Side]
 
@@ -118,7 +118,7 @@ class Dimension:
 
 
 @dataclass(frozen=True)
-class Box:
+class SearchSpace:
     """The dimensions of one arm as they are in a round.
 
     Attributes:
@@ -131,7 +131,7 @@ class Box:
     times: Mapping[str, int] = field(default_factory=dict)
     added: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
 
-    def as_settings(self, given: Settings) -> dict[str, Setting]:
+    def as_settings(self, given: PointSettings) -> dict[str, Setting]:
         """Return settings that somebody gives in the dimensions' order.
 
         Raises:
@@ -144,7 +144,7 @@ class Box:
             one.place(given[one.name])
         return {one.name: given[one.name] if one.choices else float(given[one.name]) for one in self.dimensions}
 
-    def edges(self, settings: Settings) -> set[Edge]:
+    def edges(self, settings: PointSettings) -> set[Edge]:
         """Return the edges at which settings lie, where there is something beyond."""
         sides: tuple[Side, Side] = ("below", "above")
         return {
@@ -154,7 +154,7 @@ class Box:
             if one.is_at(side, settings[one.name]) and not one.ends(side)
         }
 
-    def widened(self, edges: Collection[Edge]) -> Box:
+    def widened(self, edges: Collection[Edge]) -> SearchSpace:
         """Return it longer at these edges."""
         dimensions, added, times = [], {}, dict(self.times)
         for one in self.dimensions:
@@ -165,9 +165,9 @@ class Box:
             if wide != one:
                 times[one.name] = times.get(one.name, 0) + 1
                 added[one.name] = _added(one, wide)
-        return Box(tuple(dimensions), times, added)
+        return SearchSpace(tuple(dimensions), times, added)
 
-    def points(self, units: Sequence[Sequence[float]], around: Settings | None) -> list[dict[str, Setting]]:
+    def points(self, units: Sequence[Sequence[float]], around: PointSettings | None) -> list[dict[str, Setting]]:
         """Return a point for each row of `units`, in what was added last where something was.
 
         The first points, up to half of them, are the settings `around` which it was widened, with one dimension each
@@ -253,3 +253,8 @@ def quasi_random(num_dimensions: int, num_points: int, seed: int) -> list[list[f
     power = max(0, math.ceil(math.log2(num_points)))  # SciPy warns of another number, whose balance is worse
     drawn = qmc.Sobol(num_dimensions, scramble=True, rng=seed).random_base2(power)
     return [[float(unit) for unit in row] for row in drawn[:num_points]]
+
+
+def chosen_settings(record: SearchRecord) -> dict[str, Setting]:
+    """Return the settings of the point that a search chose."""
+    return dict(next(trial.settings for trial in record.trials if trial.point == record.chosen))

@@ -1,4 +1,4 @@
-"""Commit a study to its predictions before its first run, and say afterwards what came of them."""
+"""Commit a study to its predictions before its first run."""
 
 from __future__ import annotations
 
@@ -9,23 +9,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 from cosmati.errors import RunError
 from cosmati.records.encoding import decode_record, encode_record
-from cosmati.records.study import Prediction, Registration, StudyRecord
+from cosmati.records.study import Registration
 from cosmati.storage.atomic import replace_file
-from cosmati.study.comparison import (
-    HEADLINE_LEVEL,
-    NUM_HEADLINES,
-    SCREENING_LEVEL,
-    NotReached,
-    SpeedUp,
-    speed_up_at_equal_quality,
-)
 from cosmati.study.curves import Axis
 from cosmati.study.definition import Study
-from cosmati.study.statistics import holm
 
 REGISTRATION_FILE = "registration.json"
 _VERSION = 1
@@ -129,53 +119,3 @@ def _read(path: Path) -> _Registered:
         msg = f"{path} isn't what was registered: its digest doesn't match. Restore it, or take a new folder."
         raise RunError(msg)
     return found
-
-
-@dataclass(frozen=True)
-class PredictionOutcome:
-    """What came of a prediction.
-
-    Attributes:
-        prediction: As registered.
-        found: The speed-up at the opponent's best quality, or why there is none.
-        p_value: Adjusted for all predictions of the family; None where there is none.
-        verdict: `met`: as fast as predicted, and shown to be faster; `not met`: slower than predicted, or the quality
-            was never reached; `not shown`: as fast as predicted, but it could be chance.
-    """
-
-    prediction: Prediction
-    found: SpeedUp | NotReached
-    p_value: float | None
-    verdict: Literal["met", "not met", "not shown"]
-
-
-def outcomes_of(study: StudyRecord) -> tuple[PredictionOutcome, ...]:
-    """Return what came of each prediction of a study, as one family of tests (Holm); empty where nothing was."""
-    if study.registration is None:
-        return ()
-    predictions = study.registration.predictions
-    found = [_found(study, one) for one in predictions]
-    p_values = [one.p_value if isinstance(one, SpeedUp) else None for one in found]
-    adjusted = holm([1.0 if p is None else p for p in p_values])
-    level = HEADLINE_LEVEL if len(predictions) <= NUM_HEADLINES else SCREENING_LEVEL
-    outcomes = []
-    for prediction, one, p_value, raw in zip(predictions, found, adjusted, p_values, strict=True):
-        known = None if raw is None else p_value
-        outcomes.append(PredictionOutcome(prediction, one, known, _verdict(prediction, one, known, level)))
-    return tuple(outcomes)
-
-
-def _found(study: StudyRecord, prediction: Prediction) -> SpeedUp | NotReached:
-    against = replace(study, baseline_arm=prediction.opponent)
-    axis: Axis = typing.cast("Axis", prediction.axis)
-    return speed_up_at_equal_quality(against, prediction.arm, axis=axis)
-
-
-def _verdict(
-    prediction: Prediction, found: SpeedUp | NotReached, p_value: float | None, level: float
-) -> Literal["met", "not met", "not shown"]:
-    if isinstance(found, NotReached) or found.ratio < prediction.at_least:
-        return "not met"
-    if found.low is None or p_value is None or p_value >= level or found.low <= 1.0:
-        return "not shown"
-    return "met"

@@ -14,13 +14,13 @@ from rich.console import Console
 
 from cosmati.errors import RunError
 from cosmati.progress import ProgressDisplay
-from cosmati.records.study import SearchRecord, Setting, TrialRecord
+from cosmati.records.study import SearchRecord, TrialRecord
 from cosmati.study.jobs import Jobs, jobs_of
 from cosmati.study.lines import LINE_VERSION, LineFile, only_one
 from cosmati.study.measured import MeasuredRun, Run, measure
-from cosmati.study.points import Box, Dimension, Settings, quasi_random
+from cosmati.study.points import Dimension, PointSettings, SearchSpace, chosen_settings, quasi_random
 
-__all__ = ["Dimension", "SearchPlan", "SearchedArm", "Settings", "chosen_settings", "search_arms"]
+__all__ = ["Dimension", "PointSettings", "SearchPlan", "SearchedArm", "chosen_settings", "search_arms"]
 
 TRIALS_FILE = "trials.jsonl"
 
@@ -73,10 +73,10 @@ class SearchedArm:
         known: settings known to be good; they're the first points.
     """
 
-    start: Callable[[Settings, float, int], Run]
+    start: Callable[[PointSettings, float, int], Run]
     dimensions: Sequence[Dimension]
     recipe_text: str
-    known: Sequence[Settings] = ()
+    known: Sequence[PointSettings] = ()
 
 
 @dataclass(frozen=True)
@@ -136,11 +136,6 @@ def search_arms(
         return search.run()
 
 
-def chosen_settings(record: SearchRecord) -> dict[str, Setting]:
-    """Return the settings of the point that a search chose."""
-    return dict(next(trial.settings for trial in record.trials if trial.point == record.chosen))
-
-
 class _Search:
     """The search of all arms.
 
@@ -165,7 +160,7 @@ class _Search:
         self._arms, self._plan, self._workers, self._console = arms, plan, workers, console
         self._quality, higher_is_better, hardware = measured
         self._sign = -1.0 if higher_is_better else 1.0
-        self._boxes = {name: Box(tuple(arm.dimensions)) for name, arm in arms.items()}
+        self._spaces = {name: SearchSpace(tuple(arm.dimensions)) for name, arm in arms.items()}
         self._lines = LineFile(folder / TRIALS_FILE, _TrialLine)
         self._digests = {name: _digest(name, arm, self._quality, hardware) for name, arm in arms.items()}
         self._kept = {
@@ -173,7 +168,7 @@ class _Search:
             for line in self._lines.read()
             for one in (line.trial,)
         }
-        self._points: dict[str, list[Settings]] = {name: [] for name in arms}
+        self._points: dict[str, list[PointSettings]] = {name: [] for name in arms}
         self._trials: dict[str, list[TrialRecord]] = {name: [] for name in arms}
 
     def run(self) -> dict[str, SearchRecord]:
@@ -181,17 +176,17 @@ class _Search:
         self._round(0, {})
         for number in range(1, self._plan.max_rounds + 1):
             chosen = {name: self._points[name][self._chosen(name)] for name in self._arms}
-            edges = {edge for name, box in self._boxes.items() for edge in box.edges(chosen[name])}
+            edges = {edge for name, space in self._spaces.items() for edge in space.edges(chosen[name])}
             if not edges:
                 break
-            self._boxes = {name: box.widened(edges) for name, box in self._boxes.items()}
+            self._spaces = {name: space.widened(edges) for name, space in self._spaces.items()}
             self._round(number, chosen)
         return {
-            name: SearchRecord(box.records(), tuple(self._trials[name]), self._chosen(name))
-            for name, box in self._boxes.items()
+            name: SearchRecord(space.records(), tuple(self._trials[name]), self._chosen(name))
+            for name, space in self._spaces.items()
         }
 
-    def _round(self, number: int, around: Mapping[str, Settings]) -> None:
+    def _round(self, number: int, around: Mapping[str, PointSettings]) -> None:
         rungs = self._plan.extra_rungs if number else self._plan.rungs
         alive = self._draw(rungs[0][1], around)
         total, spent = sum(budget * count for budget, count in rungs), 0.0
@@ -206,15 +201,17 @@ class _Search:
                 if number == 0:
                     self._refuse_divergence(budget)
 
-    def _draw(self, count: int, around: Mapping[str, Settings]) -> dict[str, list[int]]:
+    def _draw(self, count: int, around: Mapping[str, PointSettings]) -> dict[str, list[int]]:
         """Add points to every arm and return their numbers. Equal numbers have equal shares of the ranges."""
-        names = list(dict.fromkeys(one.name for box in self._boxes.values() for one in box.dimensions))
+        names = list(dict.fromkeys(one.name for space in self._spaces.values() for one in space.dimensions))
         first = len(next(iter(self._points.values())))
         rows = quasi_random(len(names), first + count, self._plan.points_seed)[first:]
-        for name, box in self._boxes.items():
-            columns = [names.index(one.name) for one in box.dimensions]
-            drawn: list[Settings] = list(box.points([[row[at] for at in columns] for row in rows], around.get(name)))
-            known = [] if first else [box.as_settings(one) for one in self._arms[name].known]
+        for name, space in self._spaces.items():
+            columns = [names.index(one.name) for one in space.dimensions]
+            drawn: list[PointSettings] = list(
+                space.points([[row[at] for at in columns] for row in rows], around.get(name))
+            )
+            known = [] if first else [space.as_settings(one) for one in self._arms[name].known]
             self._points[name] += [*known, *drawn[len(known) :]]
         return {name: list(range(first, first + count)) for name in self._arms}
 
@@ -298,13 +295,13 @@ def _check(arms: Mapping[str, SearchedArm], plan: SearchPlan) -> None:
         if len(arm.known) > plan.rungs[0][1]:
             msg = f"{name!r} has {len(arm.known)} known settings and the plan {plan.rungs[0][1]} points: give no more."
             raise ValueError(msg)
-        known = [_text(Box(tuple(arm.dimensions)).as_settings(one)) for one in arm.known]
+        known = [_text(SearchSpace(tuple(arm.dimensions)).as_settings(one)) for one in arm.known]
         if len(set(known)) != len(known):
             msg = f"{name!r} has a known setting twice. Give each once."
             raise ValueError(msg)
 
 
-def _text(settings: Settings) -> str:
+def _text(settings: PointSettings) -> str:
     return json.dumps(dict(settings), sort_keys=True)
 
 

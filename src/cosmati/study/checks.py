@@ -1,0 +1,179 @@
+"""What makes a study's baseline a strong one, read from its trials and runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cosmati.records.study import ArmRecord, ChecklistItem, DimensionRecord, SearchRecord, StudyRecord
+from cosmati.study.comparison import NOISE_ARM
+from cosmati.study.points import Dimension, chosen_settings
+
+
+@dataclass(frozen=True)
+class SearchEffort:
+    """What a search took: all of its runs, those of points that went no further too."""
+
+    num_trials: int
+    num_steps: int
+    num_rows: int
+
+
+def effort_of(search: SearchRecord) -> SearchEffort:
+    """Return what a search took."""
+    trials = search.trials
+    return SearchEffort(len(trials), sum(one.steps for one in trials), sum(one.rows for one in trials))
+
+
+def is_as_hard(search: SearchRecord, other: SearchRecord) -> bool:
+    """Return whether two searches had as many runs at each budget, and runs that are as long.
+
+    Of runs of one budget the longest ones count, in steps or, where the batch size is searched, in rows: a run that
+    diverged is short.
+    """
+    if Counter(one.budget for one in search.trials) != Counter(one.budget for one in other.trials):
+        return False
+    return _longest(search, "steps") == _longest(other, "steps") or _longest(search, "rows") == _longest(other, "rows")
+
+
+def _longest(search: SearchRecord, what: str) -> dict[float, int]:
+    found: dict[float, int] = {}
+    for one in search.trials:
+        found[one.budget] = max(found.get(one.budget, 0), int(getattr(one, what)))
+    return found
+
+
+def checks_of(study: StudyRecord) -> tuple[ChecklistItem, ...]:
+    """Return the demands on a strong baseline: those that its records answer, then the study's own others."""
+    arms = {arm.name: arm for arm in study.arms}
+    searches = {name: arm.search for name, arm in arms.items() if arm.search is not None}
+    derived = [_searched_as_hard(study, searches)]
+    if len(searches) > 1:
+        derived.append(_same_ranges(searches))
+    if searches:
+        derived += [_inside(searches), _seeds_apart(study, searches)]
+    derived += [_noise(arms), _predicted(study), _profiled(study), _decayed(arms[study.baseline_arm])]
+    answered = {item.name for item in derived}
+    return (*derived, *(item for item in study.checklist if item.name not in answered))
+
+
+def _searched_as_hard(study: StudyRecord, searches: Mapping[str, SearchRecord]) -> ChecklistItem:
+    base = searches.get(study.baseline_arm)
+    notes = []
+    for name, search in searches.items():
+        effort = effort_of(search)
+        over = "; ".join(range_text(one) for one in search.dimensions)
+        notes.append(f"{name}: {effort.num_trials} runs, {effort.num_steps:,} steps, over {over}")
+    is_met = base is not None and all(is_as_hard(base, search) for search in searches.values())
+    note = ". ".join(notes) or "no search is on record, so the settings are somebody's choice"
+    if base is None and searches:
+        note = f"{study.baseline_arm} wasn't searched, and these were. {note}"
+    return ChecklistItem("Opponent searched as hard as the arms", is_met, note)
+
+
+def range_text(one: DimensionRecord) -> str:
+    """Return a dimension's name with its range or its choices."""
+    where = ", ".join(one.choices) if one.choices else f"{one.low:.3g} to {one.high:.3g}"
+    return f"{one.name} {where}" + (f" (widened {one.widened}x)" if one.widened else "")
+
+
+def _same_ranges(searches: Mapping[str, SearchRecord]) -> ChecklistItem:
+    seen: dict[str, tuple[str, DimensionRecord]] = {}
+    shared, unequal = set(), []
+    for arm, search in searches.items():
+        for one in search.dimensions:
+            if one.name in seen:
+                shared.add(one.name)
+                other, same = seen[one.name]
+                if same != one:
+                    unequal.append(f"{other} {range_text(same)} and {arm} {range_text(one)}")
+            seen.setdefault(one.name, (arm, one))
+    note = "; ".join(unequal) or f"{', '.join(sorted(shared)) or 'nothing'} in common"
+    return ChecklistItem("Shared settings searched over the same ranges", not unequal, note)
+
+
+def _inside(searches: Mapping[str, SearchRecord]) -> ChecklistItem:
+    at_edge = []
+    for arm, search in searches.items():
+        chosen = chosen_settings(search)
+        at_edge += [
+            f"{arm}: {one.name} = {chosen[one.name]}" for one in search.dimensions if is_at_edge(one, chosen[one.name])
+        ]
+    note = f"at an edge are {'; '.join(at_edge)}" if at_edge else "or at an end beyond which there is nothing"
+    return ChecklistItem("Optimum inside of what was searched", not at_edge, note)
+
+
+def is_at_edge(one: DimensionRecord, value: object) -> bool:
+    """Return whether a setting lies at an edge beyond which more could be searched."""
+    dimension = Dimension(name=one.name, low=one.low, high=one.high, is_log=one.is_log, choices=one.choices)
+    place = str(value) if one.choices else value
+    assert isinstance(place, str | int | float), "settings are"
+    return (not one.ends_below and dimension.is_at("below", place)) or (
+        not one.ends_above and dimension.is_at("above", place)
+    )
+
+
+def _seeds_apart(study: StudyRecord, searches: Mapping[str, SearchRecord]) -> ChecklistItem:
+    chosen_on = {trial.seed for search in searches.values() for trial in search.trials}
+    both = sorted(chosen_on & {run.seed for run in study.runs})
+    seeds = ", ".join(map(str, sorted(chosen_on)))
+    note = f"searched on seed {seeds}" + (f"; reported too: {', '.join(map(str, both))}" if both else "")
+    return ChecklistItem("Settings chosen on seeds of their own", not both, note)
+
+
+def _noise(arms: Mapping[str, ArmRecord]) -> ChecklistItem:
+    is_met = NOISE_ARM in arms
+    note = "the baseline stands against itself with other seeds" if is_met else f"there is no arm {NOISE_ARM!r}"
+    return ChecklistItem("Noise floor measured", is_met, note)
+
+
+def _predicted(study: StudyRecord) -> ChecklistItem:
+    found = study.registration
+    if found is None:
+        return ChecklistItem("Predicted before the runs", met=False, note="nothing was registered")
+    note = f"family {found.family!r} of {len(found.predictions)}, {found.date}, SHA-256 {found.digest[:12]}"
+    return ChecklistItem("Predicted before the runs", met=True, note=note)
+
+
+def _profiled(study: StudyRecord) -> ChecklistItem:
+    name = "Costs profiled alone, in turns"
+    missing = [arm.name for arm in study.arms if arm.name not in {one.arm for one in study.costs}]
+    if missing:
+        note = f"not for {', '.join(missing)}" if study.costs else "times are the seconds of the runs themselves"
+        return ChecklistItem(name, met=False, note=note)
+    return ChecklistItem(name, met=True, note=f"{len({one.turn for one in study.costs})} turns of all arms")
+
+
+_SCHEDULE = re.compile(r"schedule=(\w+)\(([^()]*)\)")
+_TIME = re.compile(r"'([\d.e-]+)([a-z]+)'")
+
+
+def _decayed(baseline: ArmRecord) -> ChecklistItem:
+    """Read from the text of the baseline's recipe whether its schedules end at zero whatever the budget."""
+    name = "Schedule fully decayed at every budget"
+    optimizers = _optimizers(baseline.recipe_text)
+    if not optimizers:
+        return ChecklistItem(name, met=False, note="the baseline's recipe text doesn't name its optimizers")
+    found = [(text, _SCHEDULE.search(text)) for text in optimizers]
+    is_met = all(text.startswith("ScheduleFree") or (one and _ends_at_zero(*one.groups())) for text, one in found)
+    notes = [f"{one[1]}({one[2]})" if one else text.partition("(")[0] for text, one in found]
+    return ChecklistItem(name, is_met, "; ".join(dict.fromkeys(notes)))
+
+
+def _optimizers(recipe_text: str) -> list[str]:
+    try:
+        recipe = json.loads(recipe_text)
+    except json.JSONDecodeError:
+        return []
+    optimizers = recipe.get("optimizers") if isinstance(recipe, dict) else None
+    return [str(one) for one in optimizers] if isinstance(optimizers, list) else []
+
+
+def _ends_at_zero(schedule: str, options: str) -> bool:
+    times = _TIME.findall(options)
+    is_dilated = all(unit == "dur" or float(length) == 0 for length, unit in times)
+    decays = schedule in ("Linear", "Cosine") or (schedule == "WSD" and "decay='0dur'" not in options)
+    return decays and is_dilated and "final=0.0" in options
