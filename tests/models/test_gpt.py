@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cosmati.errors import BatchError, PlanError
-from cosmati.models.gpt import GPT, Attention, Block, GPTConfig, rotary_table, rotate
+from cosmati.models.gpt import GPT, Attention, Block, GPTConfig, attend, rotary_table, rotate
 from cosmati.models.size import count_parameters
 
 torch.set_num_threads(1)
@@ -67,11 +67,12 @@ def attention_by_loops(layer: Attention, hidden: Tensor, *, qk_norm: bool, rotar
     return output @ layer.projection.weight.T
 
 
+@pytest.mark.parametrize("all_scores", [True, False])
 @pytest.mark.parametrize("rotary", [True, False])
 @pytest.mark.parametrize("qk_norm", [True, False])
-def test_attention_is_the_formula(*, qk_norm: bool, rotary: bool) -> None:
+def test_attention_is_the_formula(*, qk_norm: bool, rotary: bool, all_scores: bool) -> None:
     torch.manual_seed(0)
-    layer = Attention(tiny(qk_norm=qk_norm, rotary=rotary)).double()
+    layer = Attention(tiny(qk_norm=qk_norm, rotary=rotary, all_scores=all_scores)).double()
     if rotary:
         # The buffers were rounded to float32; the oracle's angles weren't.
         exact = rotary_angles(8, 4)
@@ -105,6 +106,7 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"qk_norm": True, "activation": "relu_squared", "logit_soft_cap": 15.0},
     {"rotary": False, "normalisation": "rms", "tied": True},
+    {"ngrams": (3, 2), "ngram_rows": 50, "all_scores": True},
 ]
 
 
@@ -212,6 +214,27 @@ def test_parameter_names() -> None:
     assert not any("cosine" in name for name in build().state_dict())
 
 
+def test_init_scale_multiplies_the_blocks_matrices_alone() -> None:
+    plain, scaled = dict(build().named_parameters()), dict(build(init_scale=0.5).named_parameters())
+    for name, weight in plain.items():
+        factor = 0.5 if name.startswith("blocks.") and weight.ndim == 2 else 1.0
+        torch.testing.assert_close(scaled[name], factor * weight, msg=name)
+
+
+def test_all_scores_give_the_gradients_of_the_kernel() -> None:
+    query, key, value = (torch.randn(2, 3, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    bias = torch.randn(1, 3, 6, 6, dtype=torch.float64).masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf)
+    for added in (None, bias):
+        kernel = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=added, is_causal=added is None
+        )
+        inputs, direction = (query, key, value), torch.randn_like(kernel)
+        expected = torch.autograd.grad(kernel, inputs, direction)
+        torch.testing.assert_close(attend(query, key, value, added), kernel)
+        found = torch.autograd.grad(attend(query, key, value, added), inputs, direction)
+        torch.testing.assert_close(found, expected)
+
+
 def train(seed: int, dropout: float) -> list[Tensor]:
     model = build(seed, dropout=dropout, qk_norm=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -244,6 +267,7 @@ def test_equal_seeds_give_equal_bits(dropout: float) -> None:
         {"normalisation": "batch"},
         {"dropout": 1.0},
         {"logit_soft_cap": 0.0},
+        {"init_scale": 0.0},
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(changes: dict[str, object]) -> None:

@@ -185,7 +185,7 @@ def test_closure_gives_the_loss() -> None:
 def test_configuration_builds_it() -> None:
     parameter = Parameter(random(4, 6))
     built = optimizers.Muon(
-        lr=0.3, momentum=0.7, nesterov=False, weight_decay=0.1, num_iterations=3, scale="rms"
+        lr=0.3, momentum=0.7, nesterov=False, weight_decay=0.1, num_iterations=3, scale="rms", bfloat16=True
     ).build([("weight", parameter)])
     group = {key: value for key, value in built.param_groups[0].items() if key != "params"}
     assert group == {
@@ -195,7 +195,39 @@ def test_configuration_builds_it() -> None:
         "weight_decay": 0.1,
         "num_iterations": 3,
         "scale": "rms",
+        "bfloat16": True,
     }
+
+
+def test_bfloat16_takes_matrices_of_a_shape_together() -> None:
+    """Each matrix moves as it does alone in float32, to bfloat16's accuracy; one without a gradient stays."""
+
+    def stepped(*, bfloat16: bool) -> list[Tensor]:
+        parameters = [Parameter(random(*shape, seed=i)) for i, shape in enumerate([(6, 4), (6, 4), (3, 5), (6, 4)])]
+        for i, parameter in enumerate(parameters[:3]):
+            parameter.grad = random(*parameter.shape, seed=10 + i)
+        OrthogonalizedMomentum(parameters, lr=1.0, bfloat16=bfloat16).step()
+        return [parameter.detach() for parameter in parameters]
+
+    together, alone = stepped(bfloat16=True), stepped(bfloat16=False)
+    for mine, theirs in zip(together[:3], alone[:3], strict=True):
+        assert not torch.equal(mine, theirs)
+        torch.testing.assert_close(mine, theirs, atol=0.05, rtol=0)
+    assert torch.equal(together[3], random(6, 4, seed=3))
+
+
+def test_bfloat16_of_a_checkpoint_from_before_is_off() -> None:
+    parameter = Parameter(random(4, 6))
+    optimizer = OrthogonalizedMomentum([parameter], lr=0.1)
+    state = optimizer.state_dict()
+    del state["param_groups"][0]["bfloat16"]
+    optimizer.load_state_dict(state)
+    other = Parameter(random(4, 6))
+    fresh = OrthogonalizedMomentum([other], lr=0.1)
+    for each, own in ((parameter, optimizer), (other, fresh)):
+        each.grad = random(4, 6, seed=7)
+        own.step()
+    assert torch.equal(parameter, other)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ class GPTConfig:
         init_scale: multiplies the standard deviation at which the blocks' matrices start.
         ngrams: lengths of n-grams whose embeddings are added to the token's, such as (2, 3).
         ngram_rows: rows of each length's table.
+        all_scores: keep the attention scores of all pairs in place of a fused kernel: memory grows with the square of
+            the length, and short rows are faster in bfloat16 on a CPU (see `Attention`).
 
     Raises:
         PlanError: sizes that don't fit together.
@@ -69,6 +71,7 @@ class GPTConfig:
     init_scale: float = 1.0
     ngrams: tuple[int, ...] = ()
     ngram_rows: int = 8192
+    all_scores: bool = False
 
     def __post_init__(self) -> None:
         sizes = (self.vocabulary_size, self.sequence_length, self.width, self.num_blocks, self.num_heads)
@@ -92,8 +95,8 @@ class GPTConfig:
 class GPT(nn.Module):
     """A causal language model.
 
-    Parameters are named `embedding`, `ngram_embedding` (with n-grams), `position` (without rotary), `blocks.N.attention_norm`,
-    `blocks.N.attention. {query,key,value,projection}`, `blocks.N.feed_forward_norm`,
+    Parameters are named `embedding`, `ngram_embedding` (with n-grams), `position` (without rotary),
+    `blocks.N.attention_norm`, `blocks.N.attention. {query,key,value,projection}`, `blocks.N.feed_forward_norm`,
     `blocks.N.feed_forward.{up,down}`, `norm` and `head`. Queries, keys and values are matrices of their
     own, so that a region or an optimizer may treat them apart.
 
@@ -176,7 +179,12 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention of several heads."""
+    """Causal self-attention of several heads.
+
+    The fused kernel's backward pass is slow in bfloat16 on a CPU (torch 2.13, one thread of an AMD EPYC with
+    avx512_bf16, 4 rows of 128 tokens, 4 heads of 32: forward and backward 5.3 ms, 1.7 with `all_scores`; 256 tokens:
+    9.4 and 5.3; in float32 2.0 and 3.2).
+    """
 
     cosine: Tensor
     sine: Tensor
@@ -207,7 +215,10 @@ class Attention(nn.Module):
             cosine, sine = self.cosine[:length], self.sine[:length]
             query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
         bias = self.bias(query)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, is_causal=bias is None)
+        if self.config.all_scores:
+            mixed = attend(query, key, value, bias)
+        else:
+            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, is_causal=bias is None)
         output: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
         return output
 
@@ -231,6 +242,23 @@ class FeedForward(nn.Module):
         active = F.gelu(hidden) if self.activation == "gelu" else F.relu(hidden).square()
         output: Tensor = self.down(active)
         return output
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return softmax(query key^T / sqrt(head_width) + bias) value, with the scores of all pairs in memory.
+
+    Args:
+        query: [rows, heads, length, head_width].
+        key: the same shape.
+        value: the same shape.
+        bias: [rows or 1, heads or 1, length, length], with -inf ahead; None is only that.
+    """
+    if bias is None:
+        length = query.shape[2]
+        bias = torch.full((length, length), -torch.inf, device=query.device).triu_(1)
+    scores = (query * query.shape[-1] ** -0.5) @ key.mT
+    shares = scores.add_(bias).softmax(-1)
+    return shares.to(value.dtype) @ value
 
 
 def rotary_table(length: int, head_width: int) -> tuple[Tensor, Tensor]:

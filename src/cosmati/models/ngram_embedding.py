@@ -45,6 +45,7 @@ class NgramEmbedding(nn.Module):
             raise PlanError(msg)
         self.lengths = tuple(lengths)
         self.vocabulary_size = vocabulary_size
+        self.num_rows = num_rows
         # Nothing is drawn, so that the rest of a model is the one of the same seed without n-grams.
         tables = [skip_init(nn.Embedding, num_rows, width) for _ in lengths]
         self.tables = nn.ModuleList(tables)
@@ -59,7 +60,7 @@ class NgramEmbedding(nn.Module):
         """
         codes = ngram_codes(tokens.long(), max(self.lengths), self.vocabulary_size)
         found = [
-            table(hash_codes(codes[length - 1], table.num_embeddings))
+            table(hash_codes(codes[length - 1], self.num_rows))
             for length, table in zip(self.lengths, self.tables, strict=True)
         ]
         return torch.stack(found).sum(0) if len(found) > 1 else found[0]
@@ -80,7 +81,8 @@ def ngram_codes(tokens: Tensor, longest: int, vocabulary_size: int) -> list[Tens
     codes = [digits]
     for back in range(1, longest):
         earlier = F.pad(digits, (back, 0))[:, : tokens.shape[1]]
-        codes.append(codes[-1] + earlier * (vocabulary_size + 1) ** back)
+        scale = ((vocabulary_size + 1) ** back + 2**63) % 2**64 - 2**63  # as int64 wraps around
+        codes.append(codes[-1] + earlier * scale)
     return codes
 
 

@@ -139,7 +139,7 @@ def _batches(group: dict[str, Any]) -> list[list[Tensor]]:
     128 x 128: 3.6 ms for 6.4 one by one, 8 of 128 x 512: 4.1 for 5.8, and 14.1 and 15.8 in float32).
     """
     parameters: list[Tensor] = group["params"]
-    if parameters[0].device.type == "cpu" and not group["bfloat16"]:
+    if parameters[0].device.type == "cpu" and not group.get("bfloat16"):
         return [[parameter] for parameter in parameters]
     shapes: dict[tuple[int, int], list[Tensor]] = {}
     for parameter in parameters:
@@ -160,5 +160,6 @@ def _job(batch: Sequence[Tensor], directions: dict[int, Tensor], group: dict[str
     found = [directions[id(p)] if id(p) in directions else p.new_zeros(rows, columns) for p in batch]
     cost = len(batch) * rows * columns * min(rows, columns)
     shape = (len(batch), rows, columns)
-    iterations, bfloat16 = group["num_iterations"], group["bfloat16"]
+    # A checkpoint from before there was the option brings groups without it.
+    iterations, bfloat16 = group["num_iterations"], group.get("bfloat16", False)
     return Job(cost, shape, found[0], lambda: orthogonalize(torch.stack(found), iterations, bfloat16=bfloat16))
