@@ -22,6 +22,8 @@ class ResNetConfig:
         blocks_per_stage: residual blocks in each stage.
         pre_activation: normalise and activate before each convolution (2016) instead of after it (2015).
         stem_max_pool: halve the resolution after the stem with a max pool.
+        zero_init_residual: start each block as its shortcut: what comes last in its branch, a norm's weight or with
+            pre-activation a convolution, starts at zero (Goyal et al., 2017, arXiv 1706.02677, section 5.1).
 
     Raises:
         PlanError: a size isn't positive.
@@ -33,6 +35,7 @@ class ResNetConfig:
     blocks_per_stage: int = 1
     pre_activation: bool = False
     stem_max_pool: bool = False
+    zero_init_residual: bool = False
 
     def __post_init__(self) -> None:
         sizes = (self.num_classes, self.in_channels, self.blocks_per_stage, len(self.widths), *self.widths)
@@ -66,6 +69,9 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if config.zero_init_residual:
+            for block in blocks:
+                nn.init.zeros_(block.convolution_2.weight if config.pre_activation else block.norm_2.weight)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits [rows, num_classes] of images [rows, in_channels, height, width], of any size."""

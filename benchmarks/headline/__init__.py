@@ -1,0 +1,1 @@
+"""The headline studies: text and images."""
