@@ -1,7 +1,7 @@
 """Images, Fashion-MNIST: a tuned opponent, a plain recipe, a composition and its parts; one CPU thread a run.
 
-Quality is accuracy on 10,000 rows. Cross-entropy would be less noisy from seed to seed, but label smoothing, which every
-arm may use, and mixed targets move it by what they are; accuracy moves by definition with none of the parts. Settings
+Quality is accuracy on 10,000 rows. Cross-entropy would be less noisy from seed to seed, but label smoothing, which all
+arms may use, and mixed targets move it by what they are; accuracy moves by definition with none of the parts. Settings
 are chosen on the last 10,000 rows of the training part, and reported on the test part; nothing is trained on either.
 All arms run in bfloat16 with channels last, which is plainly faster here, whatever else they do.
 """
@@ -36,7 +36,7 @@ OFF = float("inf")
 SHARED: tuple[Dimension, ...] = (
     Dimension(name="batch_size", choices=(64, 128, 256), wider=((16, 32), (512, 1024))),
     Dimension(name="lr", low=0.02, high=1.0),
-    Dimension(name="momentum", choices=(0.7, 0.8, 0.9, 0.95), wider=((0.0, 0.5), (0.98,))),
+    Dimension(name="momentum", choices=(0.7, 0.8, 0.85, 0.9, 0.95), wider=((0.0, 0.5), (0.98,))),
     Dimension(name="weight_decay", low=1e-5, high=1.0, widest=(0.0, 10.0)),
     Dimension(name="clipping", choices=(1.0, 4.0, OFF), wider=((0.25,), ())),
     Dimension(name="warmup", low=0.0, high=0.4, is_log=False, widest=(0.0, 0.8)),
@@ -112,7 +112,9 @@ def recipe_of_parts(
 def whitepaper(settings: Settings, budget: float, seed: int, *, rows: Rows = "reported") -> Recipe:
     """Return the opponent with the methodology whitepaper's composition on it, at its own settings."""
     made = recipe("opponent", {**settings, "label_smoothing": 0.0}, budget, seed, rows=rows)
-    added = [method for method in image_whitepaper().methods if not isinstance(method, m.ChannelsLast | m.ScaleSchedule)]
+    added = [
+        method for method in image_whitepaper().methods if not isinstance(method, m.ChannelsLast | m.ScaleSchedule)
+    ]
     return replace(made, name="whitepaper", methods=(*made.methods, *added))
 
 

@@ -18,6 +18,7 @@ from cosmati.corpora.fashion_mnist import DEBIAN_FOLDER, download_fashion_mnist,
 from cosmati.errors import DataError
 from tests.corpora.fashion_files import NAMES, idx, write
 
+
 def test_rows_are_the_files_bytes(tmp_path: Path) -> None:
     arrays = write(tmp_path)
     fashion = load_fashion_mnist(tmp_path)
@@ -48,7 +49,7 @@ def test_missing_files_say_where_they_come_from(tmp_path: Path) -> None:
         (NAMES[0], lambda raw: raw[:-9], "no whole gzip file"),
         (NAMES[0], lambda raw: b"plain", "no whole gzip file"),
         (NAMES[1], lambda raw: gzip.compress(b"\0\0\x0d\1" + gzip.decompress(raw)[4:]), "00000d01"),
-        (NAMES[1], lambda raw: gzip.compress(b"\0\0\x08\1"), "no idx file of 1-dim"),
+        (NAMES[1], lambda raw: gzip.compress(b"\0\0\x08\1"), "no idx file of bytes in 1"),
         (NAMES[1], lambda raw: gzip.compress(idx(np.arange(5, 11))), "label 10"),
         (NAMES[1], lambda raw: gzip.compress(idx(np.zeros(5))), "5 labels"),
         (NAMES[2], lambda raw: gzip.compress(idx(np.zeros((3, 28, 27)))), r"\(3, 28, 27\)"),

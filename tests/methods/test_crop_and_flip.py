@@ -29,7 +29,7 @@ def batch_of(input: Tensor) -> Batch:
 
 def reference(image: Tensor, draws: list[float], padding: int, p: float) -> Tensor:
     """Return a crop of the padded image or of its mirror image, pixel by pixel."""
-    channels, height, width = image.shape
+    _, height, width = image.shape
     top, left = (math.floor(draw * (2 * padding + 1)) - padding for draw in draws[:2])
     result = torch.zeros_like(image)
     for row in range(height):

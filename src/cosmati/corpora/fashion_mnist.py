@@ -1,7 +1,7 @@
 """Fashion-MNIST: 70,000 grey images of ten kinds of clothing, 28 pixels a side.
 
 Source: H. Xiao, K. Rasul and R. Vollgraf (2017), Fashion-MNIST, arXiv 1708.07747,
-github.com/zalandoresearch/fashion-mnist, licence MIT. The files are in the format of MNIST's (yann.lecun.com/exdb/mnist):
+github.com/zalandoresearch/fashion-mnist, licence MIT. The files are in MNIST's format (yann.lecun.com/exdb/mnist):
 idx, big-endian, compressed with gzip. Nothing is downloaded unless asked for.
 """
 
@@ -152,7 +152,9 @@ def _read_idx(path: Path, num_dimensions: int) -> NDArray[np.uint8]:
     content = _unpacked(path.read_bytes(), path)
     start = 4 + 4 * num_dimensions
     if len(content) < start or content[:4] != bytes((0, 0, _UBYTE, num_dimensions)):
-        msg = f"{path} begins with {content[:4].hex()}: no idx file of {num_dimensions}-dimensional bytes. Fetch it again."
+        msg = (
+            f"{path} begins with {content[:4].hex()}: no idx file of bytes in {num_dimensions} dimensions. Get it anew."
+        )
         raise DataError(msg)
     sizes = struct.unpack(f">{num_dimensions}I", content[4:start])
     if len(content) - start != math.prod(sizes):

@@ -1,4 +1,4 @@
-"""Crops of padded images and of their mirror images: the usual augmentation of CIFAR (He et al., 2015, 1512.03385, 4.2)."""
+"""Crops of padded images and of their mirror images, as usual for CIFAR (He et al., 2015, 1512.03385, section 4.2)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ def _crop_and_flip(images: Tensor, padding: int, p: float, draws: Tensor) -> Ten
     padded = F.pad(images, (padding,) * 4)
     row, channel = torch.arange(rows, device=device), torch.arange(channels, device=device)
     picked = padded[row[:, None, None, None], channel[:, None, None], down[:, None, :, None], across[:, None, None, :]]
-    return picked.contiguous(memory_format=torch.channels_last if _is_channels_last(images) else torch.contiguous_format)
+    return picked.contiguous(
+        memory_format=torch.channels_last if _is_channels_last(images) else torch.contiguous_format
+    )
 
 
 def _is_channels_last(images: Tensor) -> bool:
