@@ -86,6 +86,7 @@ _CASES = (
     ),
     Case(m.ChannelsLast(), None),
     Case(m.ColOut(), m.ColOut(p_row=0.0, p_col=0.0), language="refused"),
+    Case(m.CropAndFlip(padding=2), m.CropAndFlip(padding=0, p=0.0), language="refused"),
     Case(m.CutMix(), m.CutMix(alpha=0.0), language="refused"),
     Case(m.CutOut(), m.CutOut(num_holes=0), language="refused"),
     Case(m.EMA(half_life="2ba"), m.EMA(half_life="0ba")),

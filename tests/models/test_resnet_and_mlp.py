@@ -118,3 +118,35 @@ def test_mlp_is_the_formula() -> None:
 def test_mlp_refuses_one_width() -> None:
     with pytest.raises(PlanError, match="no layer"):
         MLP((4,))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "side"), [(3, 1, 28), (4, 2, 14), (5, 2, 14), (3, 2, 14), (4, 4, 7)])
+def test_stem_reads_with_its_kernel_and_stride(kernel: int, stride: int, side: int) -> None:
+    torch.manual_seed(0)
+    stem = ResNet(ResNetConfig(widths=(6,), stem_kernel=kernel, stem_stride=stride)).stem.double()
+    images = torch.randn(2, 1, 28, 28, dtype=torch.float64)
+    padding = (kernel - 1) // 2
+    windows = F.unfold(images, kernel, padding=padding, stride=stride)
+    out = torch.einsum("ok,rkn->ron", stem.convolution.weight.flatten(1), windows).view(2, 6, side, side)
+    torch.testing.assert_close(stem(images), F.relu(normalised(out)))
+
+
+@pytest.mark.parametrize("pre_activation", [False, True])
+def test_zero_init_starts_blocks_as_their_shortcuts(*, pre_activation: bool) -> None:
+    torch.manual_seed(0)
+    plain, zeroed = (
+        ResNet(ResNetConfig(widths=(4,), pre_activation=pre_activation, zero_init_residual=is_on)).blocks[0]
+        for is_on in (False, True)
+    )
+    hidden = torch.rand(3, 4, 6, 6)
+    assert torch.equal(zeroed(hidden), hidden)
+    assert not torch.equal(plain(hidden), hidden)
+
+
+def test_zero_init_draws_the_same_weights() -> None:
+    states = []
+    for is_on in (False, True):
+        torch.manual_seed(0)
+        states.append(ResNet(ResNetConfig(zero_init_residual=is_on)).state_dict())
+    changed = {name for name, tensor in states[0].items() if not torch.equal(tensor, states[1][name])}
+    assert changed == {f"blocks.{i}.norm_2.weight" for i in range(3)}

@@ -10,6 +10,7 @@ from cosmati.methods.augmix import AugMix
 from cosmati.methods.blurpool import BlurPool
 from cosmati.methods.channels_last import ChannelsLast
 from cosmati.methods.colout import ColOut
+from cosmati.methods.crop_and_flip import CropAndFlip
 from cosmati.methods.cutmix import CutMix
 from cosmati.methods.cutout import CutOut
 from cosmati.methods.ema import EMA
@@ -40,6 +41,7 @@ ALL: tuple[type[Method], ...] = (
     BlurPool,
     ChannelsLast,
     ColOut,
+    CropAndFlip,
     CutMix,
     CutOut,
     EMA,
@@ -76,6 +78,7 @@ __all__ = [
     "BlurPool",
     "ChannelsLast",
     "ColOut",
+    "CropAndFlip",
     "CutMix",
     "CutOut",
     "Factorize",

@@ -9,6 +9,7 @@ from cosmati.methods.augmix import augmix_image
 from cosmati.methods.blurpool import apply_blurpool
 from cosmati.methods.channels_last import apply_channels_last
 from cosmati.methods.colout import colout_batch
+from cosmati.methods.crop_and_flip import crop_and_flip_batch
 from cosmati.methods.cutmix import cutmix_batch
 from cosmati.methods.cutout import cutout_batch
 from cosmati.methods.ema import compute_ema
@@ -46,6 +47,7 @@ __all__ = [
     "augmix_image",
     "colout_batch",
     "compute_ema",
+    "crop_and_flip_batch",
     "cutmix_batch",
     "cutout_batch",
     "freeze_layers",

@@ -21,7 +21,12 @@ class ResNetConfig:
             convolutions.
         blocks_per_stage: residual blocks in each stage.
         pre_activation: normalise and activate before each convolution (2016) instead of after it (2015).
+        stem_kernel: side of the stem's kernel.
+        stem_stride: of the stem; 2 halves the resolution of everything after it, with a kernel of 4 or more so that no
+            pixel is read less often than others.
         stem_max_pool: halve the resolution after the stem with a max pool.
+        zero_init_residual: start each block as its shortcut: what comes last in its branch, a norm's weight or with
+            pre-activation a convolution, starts at zero (Goyal et al., 2017, arXiv 1706.02677, section 5.1).
 
     Raises:
         PlanError: a size isn't positive.
@@ -32,10 +37,14 @@ class ResNetConfig:
     widths: tuple[int, ...] = (16, 32, 64)
     blocks_per_stage: int = 1
     pre_activation: bool = False
+    stem_kernel: int = 3
+    stem_stride: int = 1
     stem_max_pool: bool = False
+    zero_init_residual: bool = False
 
     def __post_init__(self) -> None:
-        sizes = (self.num_classes, self.in_channels, self.blocks_per_stage, len(self.widths), *self.widths)
+        stem = self.stem_kernel, self.stem_stride
+        sizes = (self.num_classes, self.in_channels, self.blocks_per_stage, len(self.widths), *self.widths, *stem)
         if min(sizes) < 1:
             msg = f"All sizes of a ResNet are at least 1, and there is a stage at least; this is {self}."
             raise PlanError(msg)
@@ -66,6 +75,9 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if config.zero_init_residual:
+            for block in blocks:
+                nn.init.zeros_(block.convolution_2.weight if config.pre_activation else block.norm_2.weight)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits [rows, num_classes] of images [rows, in_channels, height, width], of any size."""
@@ -83,13 +95,16 @@ class Stem(nn.Module):
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
         width = config.widths[0]
-        self.convolution = nn.Conv2d(config.in_channels, width, 3, padding=1, bias=False)
+        kernel = config.stem_kernel
+        self.convolution = nn.Conv2d(
+            config.in_channels, width, kernel, stride=config.stem_stride, padding=(kernel - 1) // 2, bias=False
+        )
         self.norm = nn.Identity() if config.pre_activation else nn.BatchNorm2d(width)
         self.activation = nn.Identity() if config.pre_activation else nn.ReLU()
         self.pool = nn.MaxPool2d(3, stride=2, padding=1) if config.stem_max_pool else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map [rows, in_channels, height, width] to [rows, widths[0], height, width], halved by the pool."""
+        """Map [rows, in_channels, height, width] to [rows, widths[0], height, width], less by stride and pool."""
         hidden: Tensor = self.pool(self.activation(self.norm(self.convolution(images))))
         return hidden
 
