@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.headline import text
+from benchmarks.headline import images, text
 from benchmarks.headline.task import OPPONENT, PLAIN, HeadlineTask, TaskName
 
 TASKS: Mapping[TaskName, HeadlineTask] = {
@@ -25,5 +25,21 @@ TASKS: Mapping[TaskName, HeadlineTask] = {
         "(github.com/karpathy/nanoGPT, November 2025)",
         parts=("Muon", "n-gram embeddings"),
         predicted={OPPONENT: 1.6, PLAIN: 3.0},
+    ),
+    "images": HeadlineTask(
+        name="images",
+        words="Fashion-MNIST, a residual network of 78 thousand parameters in bfloat16",
+        metric="accuracy",
+        metric_name="accuracy",
+        higher_is_better=True,
+        budgets=images.BUDGETS,
+        shared=images.SHARED,
+        own=images.OWN,
+        known=images.KNOWN,
+        recipe=images.recipe,
+        plain=images.plain_recipe,
+        plain_source="pytorch-cifar, main.py (github.com/kuangliu/pytorch-cifar, February 2021)",
+        parts=("Muon", "strided stem"),
+        predicted={OPPONENT: 2.0, PLAIN: 3.0},
     ),
 }

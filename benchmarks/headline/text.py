@@ -187,7 +187,16 @@ class Size:
 
 def training_rows(batch_size: int) -> InMemory:
     """Return the rows to train on."""
-    return InMemory(_library().train.tokens, batch_size)
+    library = _library()
+    train = library.train
+    return InMemory(
+        train.tokens,
+        batch_size,
+        class_ids=train.class_ids,
+        class_names=library.class_names,
+        row_ids=train.row_ids,
+        row_digests=train.row_digests,
+    )
 
 
 def evaluation(rows: HeldOut) -> Evaluation:
