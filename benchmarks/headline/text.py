@@ -116,7 +116,7 @@ def recipe(arm: str, settings: Settings, budget: float, seed: int, *, rows: Held
         msg = f"The text task has no arm {arm!r}. It has {', '.join(ARMS)}."
         raise PlanError(msg)
     adds = ARMS[arm]
-    known = {**KNOWN["composition"][0], **KNOWN["opponent" if not adds else "composition"][0]}
+    known = KNOWN["composition" if adds else "opponent"][0]
     if unknown := sorted(settings.keys() - known.keys()):
         msg = f"The text task has no setting {', '.join(unknown)}. It has {', '.join(known)}."
         raise PlanError(msg)
@@ -187,13 +187,13 @@ class Size:
 
 def training_rows(batch_size: int) -> InMemory:
     """Return the rows to train on."""
-    library = _library()
-    train = library.train
+    corpus = library()
+    train = corpus.train
     return InMemory(
         train.tokens,
         batch_size,
         class_ids=train.class_ids,
-        class_names=library.class_names,
+        class_names=corpus.class_names,
         row_ids=train.row_ids,
         row_digests=train.row_digests,
     )
@@ -201,14 +201,14 @@ def training_rows(batch_size: int) -> InMemory:
 
 def evaluation(rows: HeldOut) -> Evaluation:
     """Return bits per byte on one half of the held-out packages."""
-    tokens = held_out(_library(), rows)
+    tokens = held_out(library(), rows)
     chosen = torch.linspace(0, len(tokens) - 1, min(NUM_HELD_OUT, len(tokens))).long()
     return Evaluation(batches(tokens[chosen], 64), {"bits_per_byte": bits_per_byte})
 
 
-def held_out(library: PythonLibrary, rows: HeldOut) -> Tensor:
+def held_out(corpus: PythonLibrary, rows: HeldOut) -> Tensor:
     """Return the rows [rows, sequence length + 1] of one half of the held-out packages: every second one by size."""
-    validation = library.validation
+    validation = corpus.validation
     ids, sizes = validation.package_ids.unique(return_counts=True)
     by_size = ids[sizes.argsort(descending=True, stable=True)]
     mine = by_size[("selection", "reported").index(rows) :: 2]
@@ -216,7 +216,8 @@ def held_out(library: PythonLibrary, rows: HeldOut) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def _library() -> PythonLibrary:
+def library() -> PythonLibrary:
+    """Return the corpus; read once a process."""
     return load_python_library(sequence_length=SEQUENCE_LENGTH, max_bytes=MAX_BYTES)
 
 
