@@ -83,6 +83,8 @@ def test_errors_of_runs_and_costs_add_up() -> None:
     (means, _) = paired_means(profiled(noisy, COSTS), ["baseline", "fast"])
     assert means.freedom == (4, 12, 4)
     assert len(means.position) == 1 + 4 * 1000
+    logs = np.log(means.position)
+    np.testing.assert_allclose(logs[1:].reshape(4, 1000, -1).mean(axis=1), np.tile(logs[0], (4, 1)), atol=1e-12)
 
 
 def test_positions_are_steps_at_the_arms_cost() -> None:
@@ -102,6 +104,8 @@ def test_learning_curves_end_where_the_tradeoffs_points_are() -> None:
     run = next(run for run in record.runs if run.arm == "fast" and run.budget == 1.0)
     places = [position_of(run, point, "seconds", costs) for point in run.points]
     assert places == pytest.approx([costs["fast"] * 1000 * share for share in (0.25, 0.5, 1.0)])
+    quick = replace(run.points[0], seconds=10.0)
+    assert position_of(run, quick, "seconds", costs) == pytest.approx(costs["fast"] * 1000 * 10 / 1000)
     timeless = replace(run, final=replace(run.final, seconds=0.0))
     assert position_of(timeless, run.points[0], "seconds", costs) == pytest.approx(costs["fast"] * 250)
     assert position_of(run, run.points[0], "rows", costs) == run.points[0].rows, "costs are of time alone"
