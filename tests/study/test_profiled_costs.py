@@ -14,9 +14,10 @@ from cosmati.errors import RunError
 from cosmati.explorer.figures import axis_scale, learning_figure
 from cosmati.explorer.palette import LIGHT
 from cosmati.records.study import CostProfile, StudyRecord
+from cosmati.study import comparison
 from cosmati.study.comparison import SpeedUp, interaction, speed_up_at_equal_quality
 from cosmati.study.curves import available_axes, mean_costs, paired_means, position_of, tradeoff_curve
-from cosmati.study.statistics import Estimate
+from cosmati.study.statistics import Estimate, Freedom
 from tests.study.oracles import log_quality, study
 
 GENERATOR = np.random.Generator(np.random.Philox(21))
@@ -183,3 +184,11 @@ def test_steps_that_differ_by_seed_are_an_error_of_the_runs() -> None:
     costs = stats.sem(np.log(COSTS["baseline"]) - np.log(COSTS["fast"]))
     found = speed_up(replace(record, runs=runs), "fast").error
     assert found == pytest.approx(math.hypot(costs, stats.sem(np.log(list(steps.values())))), rel=0.03)
+
+
+@pytest.mark.parametrize("freedom", [Freedom(4, 8), Freedom(4, 8, 4)])
+def test_bounds_count_in_the_draws_of_all_errors_alone(freedom: Freedom) -> None:
+    bounds = np.zeros(1 + 100 * (4 if freedom.cost else 3), dtype=np.bool_)
+    bounds[-3:] = True
+    assert comparison._in_many(bounds, freedom), "3 in 100 are more than 2.5 %"
+    assert not comparison._in_many(np.roll(bounds, -100) & (np.arange(len(bounds)) > 0), freedom)
