@@ -42,7 +42,7 @@ def test_the_first_place_so_high_is_a_root_with_nothing_so_high_before(
     if index == 0:
         assert found == x[0]
         return
-    assert x[index - 1] < found <= x[index]
+    assert x[index - 1] <= found <= x[index]
     assert curve(found) == pytest.approx(target, abs=1e-9)
     scan = np.linspace(x[0], found, 500, endpoint=False)
     assert (curve(scan) < target + 1e-9).all()

@@ -14,9 +14,10 @@ from cosmati.errors import RunError
 from cosmati.explorer.figures import axis_scale, learning_figure
 from cosmati.explorer.palette import LIGHT
 from cosmati.records.study import CostProfile, StudyRecord
+from cosmati.study import comparison
 from cosmati.study.comparison import SpeedUp, interaction, speed_up_at_equal_quality
 from cosmati.study.curves import available_axes, mean_costs, paired_means, position_of, tradeoff_curve
-from cosmati.study.statistics import Estimate
+from cosmati.study.statistics import Estimate, Freedom
 from tests.study.oracles import log_quality, study
 
 GENERATOR = np.random.Generator(np.random.Philox(21))
@@ -83,6 +84,8 @@ def test_errors_of_runs_and_costs_add_up() -> None:
     (means, _) = paired_means(profiled(noisy, COSTS), ["baseline", "fast"])
     assert means.freedom == (4, 12, 4)
     assert len(means.position) == 1 + 4 * 1000
+    logs = np.log(means.position)
+    np.testing.assert_allclose(logs[1:].reshape(4, 1000, -1).mean(axis=1), np.tile(logs[0], (4, 1)), atol=1e-12)
 
 
 def test_positions_are_steps_at_the_arms_cost() -> None:
@@ -102,6 +105,8 @@ def test_learning_curves_end_where_the_tradeoffs_points_are() -> None:
     run = next(run for run in record.runs if run.arm == "fast" and run.budget == 1.0)
     places = [position_of(run, point, "seconds", costs) for point in run.points]
     assert places == pytest.approx([costs["fast"] * 1000 * share for share in (0.25, 0.5, 1.0)])
+    quick = replace(run.points[0], seconds=10.0)
+    assert position_of(run, quick, "seconds", costs) == pytest.approx(costs["fast"] * 1000 * 10 / 1000)
     timeless = replace(run, final=replace(run.final, seconds=0.0))
     assert position_of(timeless, run.points[0], "seconds", costs) == pytest.approx(costs["fast"] * 250)
     assert position_of(run, run.points[0], "rows", costs) == run.points[0].rows, "costs are of time alone"
@@ -179,3 +184,11 @@ def test_steps_that_differ_by_seed_are_an_error_of_the_runs() -> None:
     costs = stats.sem(np.log(COSTS["baseline"]) - np.log(COSTS["fast"]))
     found = speed_up(replace(record, runs=runs), "fast").error
     assert found == pytest.approx(math.hypot(costs, stats.sem(np.log(list(steps.values())))), rel=0.03)
+
+
+@pytest.mark.parametrize("freedom", [Freedom(4, 8), Freedom(4, 8, 4)])
+def test_bounds_count_in_the_draws_of_all_errors_alone(freedom: Freedom) -> None:
+    bounds = np.zeros(1 + 100 * (4 if freedom.cost else 3), dtype=np.bool_)
+    bounds[-3:] = True
+    assert comparison._in_many(bounds, freedom), "3 in 100 are more than 2.5 %"
+    assert not comparison._in_many(np.roll(bounds, -100) & (np.arange(len(bounds)) > 0), freedom)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from cosmati.study.statistics import Array
+
 MIN_WIDTH = 1e-12
 """Of an interval: two knots at one place are a jump."""
 MAX_ITERATIONS = 60
