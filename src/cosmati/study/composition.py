@@ -19,7 +19,7 @@ from cosmati.study.statistics import Estimate
 
 
 @dataclass(frozen=True)
-class Part:
+class SinglePart:
     """A part that an arm has alone.
 
     Attributes:
@@ -62,7 +62,7 @@ class Candidate:
         num_measured: Of its pairs with the composition's parts, how many are measured.
     """
 
-    part: Part
+    part: SinglePart
     expected: float
     num_measured: int
 
@@ -72,13 +72,13 @@ def kind_of(part: str) -> str:
     return part.partition("(")[0].strip()
 
 
-def single_parts(study: StudyRecord, *, axis: Axis = "seconds") -> dict[str, Part]:
+def single_parts(study: StudyRecord, *, axis: Axis = "seconds") -> dict[str, SinglePart]:
     """Return each part that some arm adds to the baseline alone, by kind; of several arms the first."""
-    found: dict[str, Part] = {}
+    found: dict[str, SinglePart] = {}
     for arm in _compared(study):
         if len(arm.methods) == 1 and kind_of(arm.methods[0]) not in found:
             kind = kind_of(arm.methods[0])
-            found[kind] = Part(kind, arm.name, speed_up_at_equal_quality(study, arm.name, axis=axis))
+            found[kind] = SinglePart(kind, arm.name, speed_up_at_equal_quality(study, arm.name, axis=axis))
     return found
 
 
