@@ -20,7 +20,7 @@ from cosmati.train.trainer import Trainer
 SEEDS = tuple(range(2000, 2008))
 """Of the runs that are reported: no search and no trial on the way to a composition has seen them."""
 AA_OFFSET = 1000
-PLAN = SearchPlan(rungs=((0.25, 16), (0.5, 8), (1.0, 3)), seeds=(100,))
+PLAN = SearchPlan(rungs=((0.25, 16), (0.5, 8), (1.0, 3)), max_rounds=1, seeds=(100,))
 COST_TURNS = 6
 FAMILY = "headlines: text and images, over a tuned and over a plain opponent, by training time"
 
