@@ -13,13 +13,14 @@ import pytest
 from rich.console import Console
 
 from cosmati.errors import RunError
-from cosmati.records.study import Prediction, Registration, StudyRecord
+from cosmati.records.study import Prediction, Registration, SearchRecord, StudyRecord
 from cosmati.study.comparison import SpeedUp, speed_up_at_equal_quality
 from cosmati.study.predictions import outcomes_of
 from cosmati.study.registration import REGISTRATION_FILE
 from cosmati.study.runner import LINES_FILE, Arm, RegistrationPlan, Study, run_study
 from tests.study.fake_runs import FakeRun
 from tests.study.oracles import log_quality, study
+from tests.study.test_checks import searched
 
 PLAN = RegistrationPlan(family="headlines", predictions=(Prediction("fast", "baseline", "seconds", 1.6),))
 
@@ -63,6 +64,19 @@ def test_a_study_that_is_as_registered_goes_on(tmp_path: Path) -> None:
     path = tmp_path / LINES_FILE
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
     assert run(make_study(), tmp_path) == whole
+
+
+def test_the_same_search_done_once_more_is_the_same(tmp_path: Path) -> None:
+    def study_with(search: SearchRecord) -> Study:
+        arms = make_study().arms
+        return make_study(arms={**arms, "fast": replace(arms["fast"], search=search)})
+
+    search = searched()
+    whole = run(study_with(search), tmp_path)
+    slower = replace(search, trials=tuple(replace(one, seconds=9.0) for one in search.trials))
+    assert run(study_with(slower), tmp_path).registration == whole.registration
+    with pytest.raises(RunError, match="search of fast differs"):
+        run(study_with(searched(0.02)), tmp_path)
 
 
 CHANGES: dict[str, Any] = {
