@@ -148,7 +148,7 @@ def _profiled(study: StudyRecord) -> ChecklistItem:
 
 
 _SCHEDULE = re.compile(r"schedule=(\w+)\(([^()]*)\)")
-_TIME = re.compile(r"'([\d.e-]+)([a-z]+)'")
+_TIME = re.compile(r"(\w+)='([\d.e-]+)([a-z]+)'")
 
 
 def _decayed(baseline: ArmRecord) -> ChecklistItem:
@@ -173,7 +173,7 @@ def _optimizers(recipe_text: str) -> list[str]:
 
 
 def _ends_at_zero(schedule: str, options: str) -> bool:
-    times = _TIME.findall(options)
-    is_dilated = all(unit == "dur" or float(length) == 0 for length, unit in times)
-    decays = schedule in ("Linear", "Cosine") or (schedule == "WSD" and "decay='0dur'" not in options)
+    times = {name: (float(length), unit) for name, length, unit in _TIME.findall(options)}
+    is_dilated = all(unit == "dur" or length == 0 for length, unit in times.values())
+    decays = schedule in ("Linear", "Cosine") or (schedule == "WSD" and times["decay"][0] > 0)
     return decays and is_dilated and "final=0.0" in options

@@ -251,7 +251,7 @@ def quasi_random(num_dimensions: int, num_points: int, seed: int) -> list[list[f
         msg = "A search needs SciPy, which isn't installed. Run: pip install 'cosmati[study]'"
         raise MissingExtraError(msg) from error
     power = max(0, math.ceil(math.log2(num_points)))  # SciPy warns of another number, whose balance is worse
-    drawn = qmc.Sobol(num_dimensions, scramble=True, rng=seed).random_base2(power)
+    drawn = qmc.Sobol(num_dimensions, scramble=True, seed=seed).random_base2(power)
     return [[float(unit) for unit in row] for row in drawn[:num_points]]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cosmati.errors import RunError
 from cosmati.records.encoding import decode_record, encode_record
-from cosmati.records.study import Registration
+from cosmati.records.study import Registration, SearchRecord
 from cosmati.storage.atomic import replace_file
 from cosmati.study.curves import Axis
 from cosmati.study.definition import Study
@@ -82,7 +82,7 @@ def _facts(study: Study) -> dict[str, str]:
         "cost turns": [study.cost_turns, study.cost_budget],
     }
     for name, arm in study.arms.items():
-        search = encode_record(arm.search) if arm.search else None
+        search = _without_seconds(arm.search) if arm.search else None
         facts |= {
             f"recipe of {name}": arm.recipe_text,
             f"search of {name}": search,
@@ -92,6 +92,11 @@ def _facts(study: Study) -> dict[str, str]:
     # Recipes are long and predictions short: what a person wants to read stays in words.
     texts = {name: json.dumps(value, sort_keys=True) for name, value in facts.items()}
     return {name: text if len(text) <= 2000 else _sha256(text) for name, text in texts.items()}
+
+
+def _without_seconds(search: SearchRecord) -> str:
+    """Return a search's text without what differs where the same search is done once more."""
+    return encode_record(replace(search, trials=tuple(replace(one, seconds=0.0) for one in search.trials)))
 
 
 def _sha256(text: str) -> str:

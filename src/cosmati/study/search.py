@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from cosmati.errors import RunError
@@ -19,6 +20,7 @@ from cosmati.study.jobs import Jobs, jobs_of
 from cosmati.study.lines import LINE_VERSION, LineFile, only_one
 from cosmati.study.measured import MeasuredRun, Run, measure
 from cosmati.study.points import Dimension, PointSettings, SearchSpace, chosen_settings, quasi_random
+from cosmati.train.facts import describe_hardware
 
 __all__ = ["Dimension", "PointSettings", "SearchPlan", "SearchedArm", "chosen_settings", "search_arms"]
 
@@ -98,7 +100,7 @@ def search_arms(
     *,
     quality: str,
     higher_is_better: bool,
-    hardware: str,
+    hardware: str | None = None,
     jobs: int = 1,
     console: Console | None = None,
 ) -> dict[str, SearchRecord]:
@@ -116,7 +118,7 @@ def search_arms(
         folder: where finished runs are kept.
         quality: name of the metric that counts, on rows that the study doesn't report.
         higher_is_better: whether a higher metric is the better one.
-        hardware: what it runs on, in words.
+        hardware: what it runs on, in words; None describes this machine's CPU.
         jobs: how many runs at a time; more than one are processes of their own, one thread each.
         console: where progress goes; None means standard error.
 
@@ -132,8 +134,8 @@ def search_arms(
     folder = Path(folder).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder), jobs_of(jobs) as workers:
-        search = _Search(arms, plan, folder, (quality, higher_is_better, hardware), workers, console)
-        return search.run()
+        where = hardware or describe_hardware(torch.device("cpu"))
+        return _Search(arms, plan, folder, (quality, higher_is_better, where), workers, console).run()
 
 
 class _Search:

@@ -1,0 +1,179 @@
+"""The checklist, read from a study's records: each demand seen met and seen not met."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from cosmati.optim import WSD, AdamW, Constant, Cosine, Linear, Optimizer, ScheduleFreeAdamW
+from cosmati.records.study import (
+    ChecklistItem,
+    CostProfile,
+    DimensionRecord,
+    Registration,
+    SearchRecord,
+    StudyRecord,
+    TrialRecord,
+)
+from cosmati.study.checks import checks_of, effort_of, is_as_hard
+from tests.study.oracles import log_quality, study
+
+LR = DimensionRecord("lr", 0.001, 0.1, True, (), 0)
+BATCH = DimensionRecord("batch", 0.0, 0.0, False, ("4", "8", "16"), 1, ends_below=True)
+
+
+def searched(
+    lr: float = 0.01,
+    batch: int = 8,
+    *,
+    counts: Sequence[tuple[float, int]] = ((0.25, 4), (1.0, 1)),
+    steps: int = 400,
+    rows: int = 8,
+    seed: int = 900,
+    dimensions: tuple[DimensionRecord, ...] = (LR, BATCH),
+) -> SearchRecord:
+    """A search whose point 0 is chosen, and whose last run at the smallest budget diverged early."""
+    trials = []
+    for budget, count in counts:
+        for point in range(count):
+            done = 3 if point == 3 else round(steps * budget)
+            chosen = {"lr": lr if point == 0 else 0.02, "batch": batch}
+            trials.append(TrialRecord(point, chosen, False, budget, seed, 1.0, done, done * rows, 1.0))
+    return SearchRecord(dimensions, tuple(trials), 0)
+
+
+def recipe(*optimizers: Optimizer) -> str:
+    return json.dumps({"optimizers": [repr(one) for one in optimizers]})
+
+
+def record(base: SearchRecord | None = None, fast: SearchRecord | None = None, text: str = "") -> StudyRecord:
+    made = study({"baseline": log_quality(), "fast": log_quality(0.05), "aa": log_quality()})
+    found = {"baseline": base, "fast": fast}
+    arms = [replace(arm, search=found.get(arm.name), recipe_text=text) for arm in made.arms]
+    return replace(made, arms=tuple(arms), checklist=())
+
+
+def check(one: StudyRecord, name: str) -> ChecklistItem:
+    (found,) = [item for item in checks_of(one) if item.name == name]
+    return found
+
+
+HARD = "Opponent searched as hard as the arms"
+SAME = "Shared settings searched over the same ranges"
+INSIDE = "Optimum inside of what was searched"
+SEEDS = "Settings chosen on seeds of their own"
+
+
+def test_equal_searches_are_equally_hard_whatever_diverged() -> None:
+    found = check(record(searched(), searched(0.03)), HARD)
+    assert found.met
+    # Three runs of 100 steps, one that diverged after 3, one of 400; and the same for the other arm.
+    assert "baseline: 5 runs, 703 steps, over lr 0.001 to 0.1; batch 4, 8, 16 (widened 1x)." in found.note
+    assert effort_of(searched()).num_rows == 703 * 8
+
+
+@pytest.mark.parametrize(
+    ("base", "fast", "met"),
+    [
+        (searched(counts=((0.25, 3), (1.0, 1))), searched(), False),
+        (searched(counts=((0.25, 5),)), searched(), False),
+        (searched(counts=((0.5, 4), (1.0, 1))), searched(), False),
+        (searched(steps=300), searched(), False),
+        (searched(steps=200, rows=16), searched(steps=400, rows=8), True),
+        (searched(steps=400, rows=16), searched(steps=400, rows=8), True),
+        (None, searched(), False),
+        (None, None, False),
+        (searched(), None, True),
+    ],
+)
+def test_an_opponent_that_was_searched_less_is_told(
+    base: SearchRecord | None, fast: SearchRecord | None, met: bool
+) -> None:
+    assert check(record(base, fast), HARD).met == met
+    if base and fast:
+        assert is_as_hard(base, fast) == is_as_hard(fast, base) == met
+
+
+def test_shared_ranges_are_compared_by_name() -> None:
+    found = check(record(searched(), searched()), SAME)
+    assert (found.met, found.note) == (True, "batch, lr in common")
+    own = searched(dimensions=(replace(LR, high=1.0), BATCH))
+    found = check(record(searched(), own), SAME)
+    assert (found.met, found.note) == (False, "baseline lr 0.001 to 0.1 and fast lr 0.001 to 1")
+    assert SAME not in {item.name for item in checks_of(record(searched()))}
+
+
+@pytest.mark.parametrize(
+    ("lr", "batch", "edge"),
+    [
+        (0.01, 8, None),
+        (0.0012, 8, "lr = 0.0012"),
+        (0.0013, 8, None),
+        (0.09, 8, "lr = 0.09"),
+        (0.01, 16, "batch = 16"),
+        (0.01, 4, None),  # nothing lies below
+    ],
+)
+def test_an_optimum_at_an_edge_is_told_unless_nothing_lies_beyond(lr: float, batch: int, edge: str | None) -> None:
+    found = check(record(searched(), searched(lr, batch)), INSIDE)
+    assert found.met == (edge is None)
+    assert edge is None or found.note == f"at an edge are fast: {edge}"
+
+
+def test_selection_seeds_are_compared_with_those_reported() -> None:
+    assert check(record(searched(), searched()), SEEDS).met
+    found = check(record(searched(), searched(seed=3)), SEEDS)
+    assert (found.met, found.note) == (False, "searched on seed 3, 900; reported too: 3")
+
+
+def test_noise_registration_and_costs_are_read_from_the_record() -> None:
+    bare = record()
+    whole = replace(
+        bare,
+        registration=Registration("headlines", (), "2026-11-22T00:00:00+00:00", "abcdef" * 10),
+        costs=tuple(CostProfile(arm.name, turn, 10, 1.0) for turn in range(8) for arm in bare.arms),
+    )
+    names = ("Noise floor measured", "Predicted before the runs", "Costs profiled alone, in turns")
+    assert [check(whole, name).met for name in names] == [True, True, True]
+    assert check(whole, names[2]).note == "8 turns of all arms"
+    assert check(replace(whole, costs=whole.costs[:2]), names[2]).note == "not for aa"
+    small = replace(bare, arms=bare.arms[:2], runs=tuple(one for one in bare.runs if one.arm != "aa"))
+    assert [check(small, name).met for name in names] == [False, False, False]
+
+
+SCHEDULE = "Schedule fully decayed at every budget"
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "met"),
+    [
+        ((AdamW(lr=0.1, schedule=WSD(warmup="0.05dur", decay="0.5dur")),), True),
+        ((AdamW(lr=0.1, schedule=Linear(warmup="0.1dur")),), True),
+        ((AdamW(lr=0.1, schedule=Cosine()),), True),
+        ((AdamW(lr=0.1, schedule=WSD(warmup="100ba", decay="0.5dur")),), False),
+        ((AdamW(lr=0.1, schedule=WSD(decay="50ba")),), False),
+        ((AdamW(lr=0.1, schedule=WSD(decay="0ba")),), False),
+        ((AdamW(lr=0.1, schedule=Cosine(final=0.1)),), False),
+        ((AdamW(lr=0.1, schedule=Constant()),), False),
+        ((AdamW(lr=0.1, schedule=Cosine()), AdamW(lr=0.1, schedule=Constant())), False),
+        ((ScheduleFreeAdamW(lr=0.1, schedule=Constant(warmup="0.05dur")),), True),
+    ],
+)
+def test_schedules_are_read_from_the_recipe(optimizers: tuple[Optimizer, ...], met: bool) -> None:
+    assert check(record(text=recipe(*optimizers)), SCHEDULE).met == met
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"optimizers": 3}'])
+def test_a_recipe_that_says_nothing_of_schedules_meets_no_demand(text: str) -> None:
+    found = check(record(text=text), SCHEDULE)
+    assert (found.met, found.note) == (False, "the baseline's recipe text doesn't name its optimizers")
+
+
+def test_the_studys_own_items_follow_and_stand_in_for_no_derived_one() -> None:
+    own = (ChecklistItem("Mixed precision", met=True, note="bfloat16"), ChecklistItem(HARD, met=True, note="trust me"))
+    found = checks_of(replace(record(), checklist=own))
+    assert found[-1] == own[0]
+    assert [item.met for item in found if item.name == HARD] == [False]
