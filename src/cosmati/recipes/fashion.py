@@ -17,6 +17,7 @@ from cosmati.data.in_memory import InMemory
 from cosmati.errors import PlanError
 from cosmati.methods import ChannelsLast
 from cosmati.models.resnet import ResNet, ResNetConfig
+from cosmati.models.whitening import whiten_stem
 from cosmati.optim import SGD, WSD, Optimizer
 from cosmati.recipes.digits import cross_entropy
 from cosmati.recipes.recipe import Recipe
@@ -79,6 +80,27 @@ class BuildResNet:
     def __call__(self) -> nn.Module:
         """Return the model."""
         return ResNet(self.config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildWhitenedResNet:
+    """Makes a ResNet whose stem whitens patches of the first training images, and stays so.
+
+    Args:
+        config: shape of the ResNet.
+        num_images: how many are looked at.
+        folder: of the files; None is where Debian's package puts them.
+    """
+
+    config: ResNetConfig
+    num_images: int = 2000
+    folder: str | Path | None = None
+
+    def __call__(self) -> nn.Module:
+        """Return the model."""
+        model = ResNet(self.config)
+        whiten_stem(model, _fashion(self.folder).train.images[: self.num_images])
+        return model
 
 
 def fashion_resnet(
