@@ -94,9 +94,9 @@ def recipe_of_parts(
 ) -> Recipe:
     """Return the opponent with some of the composition's parts: for a screening, each by itself."""
     batch = int(settings["batch_size"])
-    # A stem that halves the resolution of everything after it, and later stages that are half as wide again.
+    # A stem that halves the resolution of everything after it, and wider stages there.
     stem = {"stem_kernel": 4, "stem_stride": 2} if "stem" in parts else {}
-    widths = (16, 48, 96) if "widths" in parts else (16, 32, 64)
+    widths = (32, 48, 64) if "widths" in parts else (16, 32, 64)
     config = ResNetConfig(widths=widths, zero_init_residual=bool(settings["zero_init"]), **stem)
     made = fashion_resnet(
         num_steps=max(1, round(FULL_ROWS * budget / batch)),

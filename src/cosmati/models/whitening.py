@@ -37,7 +37,7 @@ def whitening_filters(images: Tensor, kernel: int, stride: int = 1, *, eps: floa
     centred = patches - patches.mean(0)
     variances, directions = torch.linalg.eigh(centred.T @ centred / len(centred))
     largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
-    filters = (directions * largest.sign() / (variances.clamp(min=0) + eps).sqrt()).T.flip(0)
+    filters: Tensor = (directions * largest.sign() / (variances.clamp(min=0) + eps).sqrt()).T.flip(0)
     return filters.view(-1, images.shape[1], kernel, kernel).to(images.dtype)
 
 
