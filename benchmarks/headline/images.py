@@ -75,7 +75,7 @@ _TRIED_MUON: Settings = {
     "num_iterations": 5,
 }
 KNOWN: Mapping[ArmName, tuple[Settings, ...]] = {
-    "opponent": (_TRIED_SGD, {**_TRIED_SGD, "label_smoothing": 0.1}, _PLAIN_SGD),
+    "opponent": ({**_TRIED_SGD, "label_smoothing": 0.1}, _TRIED_SGD, _PLAIN_SGD),
     "composition": (_TRIED_MUON, {**_TRIED_MUON, "lr": 0.05}),
 }
 """The best settings known before any search."""

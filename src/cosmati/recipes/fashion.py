@@ -115,7 +115,7 @@ def fashion_resnet(
 ) -> Recipe:
     """Return a ResNet-8 of 16 to 64 channels, with Nesterov SGD unless other optimizers are given.
 
-    It runs in bfloat16 with channels last: 1.9 to 2.3 times as fast as float32 in PyTorch's own layout (1 thread, AMD
+    It runs in bfloat16 with channels last: 2.3 to 2.9 times as fast as float32 in PyTorch's own layout (1 thread, AMD
     EPYC with AVX-512 bfloat16, 128 to 512 rows a step).
 
     Args:
