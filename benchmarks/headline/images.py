@@ -17,7 +17,7 @@ from cosmati.core.method import Method
 from cosmati.models.resnet import ResNetConfig
 from cosmati.optim import SGD, WSD, Cosine, Muon, Optimizer
 from cosmati.recipes.compositions import image_whitepaper
-from cosmati.recipes.fashion import FashionEvaluation, fashion_resnet
+from cosmati.recipes.fashion import BuildWhitenedResNet, FashionEvaluation, fashion_resnet
 from cosmati.recipes.recipe import Recipe
 from cosmati.records.study import Setting
 from cosmati.study.search import Dimension
@@ -67,22 +67,20 @@ _TRIED_SGD: Settings = {**_PLAIN_SGD, "batch_size": 64, "lr": 0.2, "warmup": 0.1
 _TRIED_MUON: Settings = {
     **_TRIED_SGD,
     "batch_size": 128,
-    "lr": 0.05,
-    "momentum": 0.85,
+    "lr": 0.03,
+    "momentum": 0.8,
     "weight_decay": 0.5,
     "label_smoothing": 0.1,
     "rest_lr": 0.2,
     "num_iterations": 5,
 }
 KNOWN: Mapping[ArmName, tuple[Settings, ...]] = {
-    "opponent": (_TRIED_SGD, {**_TRIED_SGD, "label_smoothing": 0.1}, _PLAIN_SGD),
-    "composition": (_TRIED_MUON, {**_TRIED_MUON, "momentum": 0.7}),
+    "opponent": ({**_TRIED_SGD, "label_smoothing": 0.1}, _TRIED_SGD, _PLAIN_SGD),
+    "composition": (_TRIED_MUON, {**_TRIED_MUON, "lr": 0.05}),
 }
 """The best settings known before any search."""
 
-STEM = {"stem_kernel": 4, "stem_stride": 2}
-"""A stem that halves the resolution of everything after it."""
-PARTS: tuple[str, ...] = ("muon", "stem")
+PARTS: tuple[str, ...] = ("muon", "stem", "widths", "whitening")
 """What the composition has more than the opponent, one at a time."""
 
 
@@ -96,16 +94,21 @@ def recipe_of_parts(
 ) -> Recipe:
     """Return the opponent with some of the composition's parts: for a screening, each by itself."""
     batch = int(settings["batch_size"])
-    stem = STEM if "stem" in parts else {}
+    # A stem that halves the resolution of everything after it, and wider stages there.
+    stem = {"stem_kernel": 4, "stem_stride": 2} if "stem" in parts else {}
+    widths = (32, 48, 64) if "widths" in parts else (16, 32, 64)
+    config = ResNetConfig(widths=widths, zero_init_residual=bool(settings["zero_init"]), **stem)
     made = fashion_resnet(
         num_steps=max(1, round(FULL_ROWS * budget / batch)),
         seed=seed,
         rows_per_step=batch,
-        model=ResNetConfig(zero_init_residual=bool(settings["zero_init"]), **stem),
+        model=config,
         optimizers=_muon(settings) if "muon" in parts else (_sgd(settings, float(settings["lr"])),),
         methods=_shared_methods(settings),
         evaluation=FashionEvaluation(rows=rows),
     )
+    if "whitening" in parts:
+        made = replace(made, model=BuildWhitenedResNet(config=config))
     return _on_one_thread(made, name)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from benchmarks.headline import images
 from cosmati.errors import PlanError
 from cosmati.optim import SGD, Muon
-from cosmati.recipes.fashion import FashionEvaluation, FashionRows, fashion_resnet
+from cosmati.recipes.fashion import BuildWhitenedResNet, FashionEvaluation, FashionRows, fashion_resnet
 from cosmati.recipes.recipe import Recipe
 from tests.corpora.fashion_files import write
 
@@ -31,6 +31,7 @@ def shortened(recipe: Recipe, folder: Path) -> Recipe:
     config = replace(recipe.config, budget="2ba")
     return replace(
         recipe,
+        model=replace(recipe.model, folder=folder) if isinstance(recipe.model, BuildWhitenedResNet) else recipe.model,  # type: ignore[type-var]
         data=FashionRows(rows_per_step=16, folder=folder),
         evaluation=FashionEvaluation(folder=folder),
         config=config,
