@@ -30,7 +30,7 @@ QUALITY = "accuracy"
 FULL_ROWS = 100_000
 """Rows of the largest budget: two passes over the training rows."""
 BUDGETS = (0.25, 0.5, 1.0)
-OFF = float("inf")
+OFF = "off"
 """No clipping."""
 
 SHARED: tuple[Dimension, ...] = (
@@ -38,7 +38,7 @@ SHARED: tuple[Dimension, ...] = (
     Dimension(name="lr", low=0.02, high=1.0),
     Dimension(name="momentum", choices=(0.7, 0.8, 0.85, 0.9, 0.95), wider=((0.0, 0.5), (0.98,))),
     Dimension(name="weight_decay", low=1e-5, high=1.0, widest=(0.0, 10.0)),
-    Dimension(name="clipping", choices=(1.0, 4.0, OFF), wider=((0.25,), ())),
+    Dimension(name="clipping", choices=("1", "4", OFF), wider=(("0.25",), ())),
     Dimension(name="warmup", low=0.0, high=0.4, is_log=False, widest=(0.0, 0.8)),
     Dimension(name="decay", low=0.2, high=1.0, is_log=False, widest=(0.0, 1.0)),
     Dimension(name="zero_init", choices=(False, True)),
@@ -124,7 +124,7 @@ def whitepaper(settings: Settings, budget: float, seed: int, *, rows: Rows = "re
 def plain_recipe(budget: float, seed: int, *, rows: Rows = "reported") -> Recipe:
     """Return a common public recipe; only model, data, number type and budget are changed.
 
-    Source: github.com/kuangliu/pytorch-cifar, main.py as of February 2021: SGD of rate 0.1 with momentum 0.9 and weight
+    Source: github.com/kuangliu/pytorch-cifar, main.py: SGD of rate 0.1 with momentum 0.9 and weight
     decay 5e-4 on everything, 128 rows a step, a cosine over the run, crops of images padded by 4 pixels, flips.
     """
     made = fashion_resnet(
@@ -143,10 +143,10 @@ def _on_one_thread(made: Recipe, name: str) -> Recipe:
 
 
 def _shared_methods(settings: Settings) -> tuple[Method, ...]:
-    smoothing, clipping = float(settings["label_smoothing"]), float(settings["clipping"])
+    smoothing, clipping = float(settings["label_smoothing"]), str(settings["clipping"])
     found: list[Method] = [m.LabelSmoothing(smoothing=smoothing)] if smoothing else []
-    if clipping < OFF:
-        found.append(m.GradientClipping(clipping_type="norm", clipping_threshold=clipping))
+    if clipping != OFF:
+        found.append(m.GradientClipping(clipping_type="norm", clipping_threshold=float(clipping)))
     return tuple(found)
 
 

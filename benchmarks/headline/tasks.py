@@ -28,7 +28,7 @@ TASKS: Mapping[TaskName, HeadlineTask] = {
     ),
     "images": HeadlineTask(
         name="images",
-        words="Fashion-MNIST, a residual network of 78 thousand parameters in bfloat16",
+        words="Fashion-MNIST, a small residual network in bfloat16",
         metric="accuracy",
         metric_name="accuracy",
         higher_is_better=True,
@@ -38,8 +38,8 @@ TASKS: Mapping[TaskName, HeadlineTask] = {
         known=images.KNOWN,
         recipe=images.recipe,
         plain=images.plain_recipe,
-        plain_source="pytorch-cifar, main.py (github.com/kuangliu/pytorch-cifar, February 2021)",
-        parts=("Muon", "strided stem"),
+        plain_source="pytorch-cifar, main.py (github.com/kuangliu/pytorch-cifar)",
+        parts=("Muon", "strided stem", "wider early stages", "whitening stem"),
         predicted={OPPONENT: 2.0, PLAIN: 3.0},
     ),
 }
