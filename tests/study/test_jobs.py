@@ -24,7 +24,7 @@ from cosmati.study.lines import only_one
 from cosmati.study.python_file import load_module
 from cosmati.study.runner import LINES_FILE, Arm, Study, run_study
 from cosmati.study.search import TRIALS_FILE
-from tests.study.fake_runs import FakeRun, diverging_start, dying_start, failing_start, study_start
+from tests.study.fake_runs import STALL, FakeRun, diverging_start, dying_start, failing_start, study_start
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ARMS = ("baseline", "fast")
@@ -63,7 +63,8 @@ def test_results_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> Non
         run(make_study(tmp_path / "one", seeds=(0, 1, 2, 3)), tmp_path / "one")
 
 
-def test_a_process_has_one_thread_and_is_kept_for_the_next_call() -> None:
+def test_a_process_has_one_thread_and_is_kept_for_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with LocalProcesses(2) as workers:
         first = dict(workers.results(dict.fromkeys(range(4), facts)))
         second = dict(workers.results(dict.fromkeys(range(4), facts)))
@@ -189,8 +190,12 @@ def test_a_killed_search_and_a_killed_study_lose_and_repeat_nothing(tmp_path: Pa
     for name, number in ((TRIALS_FILE, signal.SIGKILL), (LINES_FILE, signal.SIGINT)):
         process = begin(tmp_path)
         wait_for(3, tmp_path / name)
+        if number == signal.SIGKILL:  # in the midst of long runs
+            (tmp_path / STALL).touch()
+            time.sleep(0.5)
         error = end(process, tmp_path, number)
         assert ("KeyboardInterrupt" in error) == (number == signal.SIGINT)
+        (tmp_path / STALL).unlink(missing_ok=True)
         kept.append((tmp_path / name).read_bytes())
     before = starts(tmp_path)
     work = load_module(tmp_path / "script.py").work
