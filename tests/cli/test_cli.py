@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cosmati.cli.main import app
+from cosmati.records.study import ProfileRecord
 
 RECIPE = '''
 import torch
@@ -102,6 +103,7 @@ def refused(*arguments: object, code: int = 1) -> str:
         "plan",
         "report",
         "study run",
+        "study profile",
         "study report",
         "ledger verify",
         "ledger show",
@@ -217,6 +219,24 @@ def test_a_study_runs_and_is_reported(recipe: Path, tmp_path: Path) -> None:
     assert "same:" in text
     page = Path(succeed("study", "report", tmp_path / "tiny").strip())
     assert "tiny" in page.read_text(encoding="utf-8")
+
+
+def test_a_study_is_profiled_and_reported_as_on_other_hardware(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "study.py").write_text(STUDY)
+    succeed("study", "run", tmp_path / "study.py", "--folder", tmp_path / "tiny")
+    sheet = tmp_path / "there.json"
+    text = succeed("study", "profile", tmp_path / "study.py", "--output", sheet, "--turns", 2)
+    assert "ms a step" in text
+    assert {one.arm for one in ProfileRecord.from_json(sheet.read_text()).costs} == {"baseline", "same"}
+    page = Path(
+        succeed("study", "report", tmp_path / "tiny", "--profile", sheet, "--hardware", "NVIDIA H200 SXM5").strip()
+    ).read_text(encoding="utf-8")
+    assert "(extrapolated)" in page
+    assert "4 US dollars an hour as of" in page
+    assert "Name one of its entries" in refused("study", "report", tmp_path / "tiny", "--catalogue", sheet)
+    assert "can't be read" in refused("study", "report", tmp_path / "tiny", "--profile", tmp_path / "absent.json")
+    sheet.write_text("{}")
+    assert "version" in refused("study", "report", tmp_path / "tiny", "--profile", sheet)
 
 
 def test_a_file_may_define_dataclasses_and_be_called_like_a_library(recipe: Path, tmp_path: Path) -> None:

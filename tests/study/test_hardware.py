@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cosmati.errors import RunError
-from cosmati.records.study import CostProfile
-from cosmati.study.hardware import extrapolated, price_of, read_catalogue
+from cosmati.records.study import CostProfile, ProfileRecord
+from cosmati.study.comparison import SpeedUp, speed_up_at_equal_quality
+from cosmati.study.hardware import extrapolated, price_of, priced, read_catalogue
 from tests.study.oracles import log_quality, study
 
 
@@ -51,14 +54,28 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 
 def test_extrapolation_needs_every_arm_and_says_what_it_is() -> None:
-    record = study({"baseline": log_quality(), "fast": log_quality(0.1)})
-    price = price_of("NVIDIA H200 SXM5", read_catalogue())
-    costs = [CostProfile(arm, turn, 10, 0.5) for arm in ("baseline", "fast") for turn in range(3)]
-    there = extrapolated(record, costs, price)
-    assert there.costs == tuple(costs)
+    record = study({"baseline": log_quality(), "fast": log_quality(0.1 * math.log(1.5))})
+    here = speed_up_at_equal_quality(record, "fast")
+    paces = {"baseline": 0.5, "fast": 0.25}
+    costs = tuple(CostProfile(arm, turn, 10, pace) for arm, pace in paces.items() for turn in range(3))
+    profile = ProfileRecord(study=record.name, hardware="another machine", costs=costs)
+    assert ProfileRecord.from_json(profile.to_json()) == profile
+    there = extrapolated(record, profile)
     assert there.runs == record.runs
-    assert there.price_per_hour == 4.0
-    assert "extrapolated" in there.hardware
+    assert there.price_per_hour is None
+    assert there.hardware == "another machine (extrapolated)"
     assert record.hardware in there.notes
+    found = speed_up_at_equal_quality(there, "fast")
+    assert isinstance(here, SpeedUp)
+    assert isinstance(found, SpeedUp)
+    assert found.ratio == pytest.approx(2 * here.ratio)
     with pytest.raises(RunError, match="no profiles of fast"):
-        extrapolated(record, costs[:3], price)
+        extrapolated(record, replace(profile, costs=costs[:3]))
+
+
+def test_a_price_names_its_date_and_source() -> None:
+    price = price_of("NVIDIA H200 SXM5", read_catalogue())
+    record = priced(study({"baseline": log_quality()}), price)
+    assert record.price_per_hour == 4.0
+    assert price.date in record.notes
+    assert price.source in record.notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +13,16 @@ from cosmati.cli.files import call_of
 from cosmati.errors import RunError
 from cosmati.explorer.report import write_report
 from cosmati.explorer.wording import opponent_text, prediction_rows
-from cosmati.records.study import StudyRecord
+from cosmati.records.study import ProfileRecord, StudyRecord
+from cosmati.storage.atomic import replace_file
 from cosmati.study.comparison import SpeedUp, speed_up_at_equal_quality
+from cosmati.study.costs import profile_costs
+from cosmati.study.hardware import extrapolated, price_of, priced, read_catalogue
 from cosmati.study.runner import STUDY_FILE, Study, run_study
+from cosmati.study.statistics import mean_estimate
 from cosmati.train.facts import describe_hardware
+
+PROFILE_FILE = "profile.json"
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run and report studies: arms, budgets and seeds.")
 
@@ -57,15 +64,49 @@ def run(
 
 
 @app.command()
+def profile(
+    file: Annotated[str, typer.Argument(metavar="FILE[:FUNCTION]", help="The study's Python file; it's run.")],
+    output: Annotated[Path, typer.Option(help="The file to write.")] = Path(PROFILE_FILE),
+    turns: Annotated[int, typer.Option(min=2, help="How many times each arm is profiled.")] = 5,
+) -> None:
+    """Profile what a step of each arm costs on this machine, without the study's runs.
+
+    With the file, a study that ran elsewhere is reported as it would be here. Every arm does a short run with its
+    schedule dilated, alone, in turns with the others.
+
+    \b
+    Example, on another machine and then where the study is:
+      cosmati study profile warmup_study.py --output h200.json
+      cosmati study report studies/warmup --profile h200.json
+    """  # noqa: D301
+    study = call_of(file, Study, "study")
+    assert isinstance(study, Study), "checked"
+    hardware = describe_hardware(torch.device("cpu"))
+    lines = output.with_name(f"{output.stem}-turns")
+    costs = profile_costs(replace(study, cost_turns=turns), lines, hardware=hardware)
+    replace_file(output, ProfileRecord(study=study.name, hardware=hardware, costs=costs).to_json().encode())
+    for arm in study.arms:
+        found = mean_estimate([one.seconds / one.steps * 1e3 for one in costs if one.arm == arm])
+        typer.echo(f"  {arm}: {found.value:.3g} ms a step (95 % {found.low:.3g} to {found.high:.3g}, n = {found.n})")
+    typer.echo(f"Report the study as on this machine: cosmati study report FOLDER --profile {output}")
+
+
+@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a study.")],
     output: Annotated[Path | None, typer.Option(help="The HTML file; report.html in the folder if left out.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Times by what `study profile` wrote on other hardware, marked as extrapolated.")
+    ] = None,
+    hardware: Annotated[str | None, typer.Option(help="Costs by the price of this entry of the catalogue.")] = None,
+    catalogue: Annotated[Path | None, typer.Option(help="A catalogue of your own, in place of ours.")] = None,
 ) -> None:
     """Write a study as one HTML file that needs nothing from outside.
 
     \b
-    Example:
+    Examples:
       cosmati study report studies/warmup
+      cosmati study report studies/warmup --profile h200.json --hardware "NVIDIA H200 SXM5"
     """  # noqa: D301
     path = folder / STUDY_FILE
     if not path.is_file():
@@ -73,9 +114,23 @@ def report(
             f"{folder} holds no {STUDY_FILE}. Run the study to its end first: cosmati study run FILE --folder {folder}"
         )
         raise RunError(msg)
+    if catalogue and not hardware:
+        raise RunError("A catalogue alone prices nothing. Name one of its entries: --hardware NAME.")
     record = StudyRecord.from_json(path.read_text())
+    if profile:
+        record = extrapolated(record, ProfileRecord.from_json(_text_of(profile)))
+    if hardware:
+        record = priced(record, price_of(hardware, read_catalogue(catalogue)))
     page = write_report(output or folder / "report.html", title=record.name, studies=[record])
     typer.echo(str(page))
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"The profile can't be read: {error}. Write one with: cosmati study profile FILE --output {path}"
+        raise RunError(msg) from error
 
 
 def summary(record: StudyRecord) -> list[str]:

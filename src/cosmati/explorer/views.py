@@ -94,7 +94,7 @@ def levels_of(study: StudyRecord, axis: Axis) -> tuple[tuple[Level, ...], int]:
     levels = []
     for index, target in enumerate(targets):
         text = quality_text(study, best if target is None else target)
-        rows = tuple(_speed_up_row(arm, ratios[index], axis) for arm, ratios in found)
+        rows = tuple(_speed_up_row(study, arm, ratios[index], axis) for arm, ratios in found)
         levels.append(
             Level(
                 best if target is None else target,
@@ -105,11 +105,13 @@ def levels_of(study: StudyRecord, axis: Axis) -> tuple[tuple[Level, ...], int]:
     return tuple(levels), start
 
 
-def _speed_up_row(arm: str, found: SpeedUp | NotReached, axis: Axis) -> TableRow:
+def _speed_up_row(study: StudyRecord, arm: str, found: SpeedUp | NotReached, axis: Axis) -> TableRow:
     if isinstance(found, NotReached):
         return arm, "not reached", "—", found.reason
     mark = "≤ " if found.is_at_least else ""
-    return arm, mark + amount(found.arm_needs, axis), ratio_text(found), ratio_interval_text(found)
+    price = study.price_per_hour if axis == "seconds" else None
+    cost = f", {number(found.arm_needs / 3600 * price)} $" if price else ""
+    return arm, mark + amount(found.arm_needs, axis) + cost, ratio_text(found), ratio_interval_text(found)
 
 
 def study_view(study: StudyRecord, anchor: str) -> StudyView:

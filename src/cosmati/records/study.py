@@ -10,6 +10,7 @@ from cosmati.errors import RunError
 from cosmati.records.encoding import decode_record, encode_record
 
 STUDY_VERSION = 2
+PROFILE_VERSION = 1
 Setting = bool | int | float | str
 
 
@@ -65,6 +66,36 @@ class CostProfile:
     turn: int
     steps: int
     seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRecord:
+    """What the arms of a study cost on some hardware, profiled there without the study's runs.
+
+    Attributes:
+        study: Its name.
+        hardware: In words.
+        costs: All profiles.
+        version: Version of this record's form.
+    """
+
+    version: int = PROFILE_VERSION
+    study: str
+    hardware: str
+    costs: tuple[CostProfile, ...]
+
+    def to_json(self) -> str:
+        """Return the record as JSON text."""
+        return encode_record(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a record from JSON text.
+
+        Raises:
+            RunError: not JSON, another version, or other fields or types than this version's.
+        """
+        return decode_record(cls, text, version=PROFILE_VERSION)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from cosmati.errors import RunError
-from cosmati.records.study import CostProfile, StudyRecord
+from cosmati.records.study import ProfileRecord, StudyRecord
 
 CATALOGUE_FILE = "hardware.toml"
 
@@ -71,7 +71,13 @@ def price_of(name: str, catalogue: Sequence[HardwarePrice]) -> HardwarePrice:
     raise RunError(msg)
 
 
-def extrapolated(study: StudyRecord, costs: Sequence[CostProfile], price: HardwarePrice) -> StudyRecord:
+def priced(study: StudyRecord, price: HardwarePrice) -> StudyRecord:
+    """Return the study with a price for its hardware, whose date and source it then names."""
+    note = f"Priced as {price.name}: {price.price_per_hour:g} US dollars an hour as of {price.date} ({price.source})."
+    return replace(study, price_per_hour=price.price_per_hour, notes=f"{study.notes} {note}".strip())
+
+
+def extrapolated(study: StudyRecord, profile: ProfileRecord) -> StudyRecord:
     """Return the study as it would be on other hardware: the same qualities, times by profiles made there.
 
     A profile is a whole run with its schedule dilated, so it has every point where the schedule changes the work, each
@@ -79,24 +85,25 @@ def extrapolated(study: StudyRecord, costs: Sequence[CostProfile], price: Hardwa
 
     Args:
         study: the finished study.
-        costs: profiles of all its arms, made on the other hardware.
-        price: of that hardware.
+        profile: of all its arms, made on the other hardware.
 
     Raises:
         RunError: an arm has no profile.
     """
-    missing = sorted({arm.name for arm in study.arms} - {one.arm for one in costs})
+    missing = sorted({arm.name for arm in study.arms} - {one.arm for one in profile.costs})
     if missing:
-        msg = f"There are no profiles of {', '.join(missing)} on {price.name}. Profile all arms of the study there."
+        msg = (
+            f"There are no profiles of {', '.join(missing)} on {profile.hardware}. Profile all arms of the study there."
+        )
         raise RunError(msg)
     note = (
-        f"Times are extrapolated to {price.name} from profiles made there; the runs themselves were made on "
-        f"{study.hardware}. {price.price_per_hour:g} US dollars an hour as of {price.date} ({price.source})."
+        f"Times are extrapolated to {profile.hardware} from profiles made there; the runs themselves were made on "
+        f"{study.hardware}."
     )
     return replace(
         study,
-        hardware=f"{price.name} (extrapolated)",
-        price_per_hour=price.price_per_hour,
-        costs=tuple(costs),
+        hardware=f"{profile.hardware} (extrapolated)",
+        price_per_hour=None,
+        costs=profile.costs,
         notes=f"{study.notes} {note}".strip(),
     )
