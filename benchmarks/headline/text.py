@@ -2,8 +2,8 @@
 
 Every arm trains the same blocks (width 128, four of them, 0.85 million parameters) in bfloat16 autocast on one thread,
 on as many bytes at each budget. The composition adds Muon, iterated in bfloat16, for the blocks' matrices, and
-embeddings of the last two and three bytes: two tables of 8,192 rows, 2.1 million parameters more, of which a byte reads
-256. Everything that isn't one of these two is searched for both arms, over the same ranges.
+embeddings of the last two, three, four and five bytes: four tables of 8,192 rows, 4.2 million parameters more, of which
+a byte reads 512. Everything that isn't one of these two is searched for both arms, over the same ranges.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NUM_HELD_OUT = 1024
 """Rows measured on, of either half of the held-out packages."""
 MODEL = GPTConfig(sequence_length=SEQUENCE_LENGTH, width=128, num_blocks=4, num_heads=4, all_scores=True)
 """All arms'; `all_scores` is only a faster kernel at this length."""
-NGRAMS = (2, 3)
+NGRAMS = (2, 3, 4, 5)
 TABLES = "ngram_embedding.*"
 
 ARMS: Mapping[str, frozenset[str]] = {
