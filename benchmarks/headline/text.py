@@ -2,8 +2,8 @@
 
 Every arm trains the same blocks (width 128, four of them, 0.85 million parameters) in bfloat16 autocast on one thread,
 on as many bytes at each budget. The composition adds Muon, iterated in bfloat16, for the blocks' matrices, and
-embeddings of the last two and three bytes: two tables of 8,192 rows, 2.1 million parameters more, of which a byte reads
-256. Everything that isn't one of these two is searched for both arms, over the same ranges.
+embeddings of the last two, three, four and five bytes: four tables of 8,192 rows, 4.2 million parameters more, of which
+a byte reads 512. Everything that isn't one of these two is searched for both arms, over the same ranges.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NUM_HELD_OUT = 1024
 """Rows measured on, of either half of the held-out packages."""
 MODEL = GPTConfig(sequence_length=SEQUENCE_LENGTH, width=128, num_blocks=4, num_heads=4, all_scores=True)
 """All arms'; `all_scores` is only a faster kernel at this length."""
-NGRAMS = (2, 3)
+NGRAMS = (2, 3, 4, 5)
 TABLES = "ngram_embedding.*"
 
 ARMS: Mapping[str, frozenset[str]] = {
@@ -55,7 +55,7 @@ PARTS = ("muon", "ngrams")
 """The arms of a screening: the opponent with one ingredient."""
 
 SHARED: tuple[Dimension, ...] = (
-    Dimension(name="batch_size", choices=(2, 4, 8), wider=((1,), (16, 32))),
+    Dimension(name="batch_size", choices=(1, 2, 4, 8), wider=((), (16, 32))),
     Dimension(name="lr", low=1e-3, high=1.6e-2),
     Dimension(name="beta1", choices=(0.8, 0.9, 0.95), wider=((0.0, 0.6), (0.98,))),
     Dimension(name="beta2", choices=(0.95, 0.98, 0.99), wider=((0.8, 0.9), (0.995, 0.999))),
@@ -78,23 +78,13 @@ OWN: tuple[Dimension, ...] = (
 _SCHEDULE: Settings = {"warmup": 0.05, "decay": 1.0, "final": 0.0}
 _START: Settings = {"init_scale": 1.0, "tied": False}
 _ADAM: Settings = {"beta1": 0.9, "beta2": 0.98, "weight_decay": 0.1}
+_COMMON: Settings = {**_ADAM, **_SCHEDULE, **_START}
+_OPPONENT: Settings = {"batch_size": 2, "lr": 2e-3, "clipping": "1", "projections": "scaled", **_COMMON}
+_COMPOSITION: Settings = {"batch_size": 4, "lr": 8e-3, "clipping": "off", "projections": "zero", **_COMMON}
+_OWN: Settings = {"matrix_lr": 0.03, "ngram_lr": 2.4e-2}
 KNOWN: Mapping[str, tuple[Settings, ...]] = {
-    "opponent": (
-        {"batch_size": 2, "lr": 2e-3, "clipping": "1", "projections": "scaled", **_ADAM, **_SCHEDULE, **_START},
-    ),
-    "composition": (
-        {
-            "batch_size": 4,
-            "lr": 4e-3,
-            "clipping": "off",
-            "projections": "zero",
-            **_ADAM,
-            **_SCHEDULE,
-            **_START,
-            "matrix_lr": 0.04,
-            "ngram_lr": 1.2e-2,
-        },
-    ),
+    "opponent": (_OPPONENT, {**_OPPONENT, "batch_size": 1}),
+    "composition": ({**_COMPOSITION, **_OWN}, {**_COMPOSITION, **_OWN, "batch_size": 8}),
 }
 """The best settings that were known before the search; both searches begin with their own."""
 

@@ -100,8 +100,8 @@ def test_it_goes_on_without_repeating_what_is_done(output: Path) -> None:
 def test_minutes_scale_every_number_of_steps() -> None:
     scaled = QuickstartSize().scaled(0.5)
     assert (scaled.language_steps, scaled.search_steps, scaled.governed_steps, scaled.digits_steps) == (
-        160,
-        80,
+        120,
+        60,
         100,
         80,
     )

@@ -257,8 +257,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
         length = query.shape[2]
         bias = torch.full((length, length), -torch.inf, device=query.device).triu_(1)
     scores = (query * query.shape[-1] ** -0.5) @ key.mT
-    shares = scores.add_(bias).softmax(-1)
-    return shares.to(value.dtype) @ value
+    mixed: Tensor = scores.add_(bias).softmax(-1).to(value.dtype) @ value
+    return mixed
 
 
 def rotary_table(length: int, head_width: int) -> tuple[Tensor, Tensor]:

@@ -41,8 +41,8 @@ class QuickstartSize:
         digits: data and size of the image model.
     """
 
-    language_steps: int = 320
-    search_steps: int = 160
+    language_steps: int = 240
+    search_steps: int = 120
     governed_steps: int = 200
     digits_steps: int = 160
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -124,6 +124,12 @@ def language_study(size: QuickstartSize, trials: Sequence[Trial]) -> Study:
         task="Next-byte prediction on the Python source of this machine; packages are held out whole",
         arms={
             "baseline": _arm(baseline, size.language_steps, "AdamW, warm-up, linear decay to zero"),
+            "aa": _arm(
+                baseline,
+                size.language_steps,
+                "The baseline once more, with other seeds: the noise floor",
+                seed_offset=AA_OFFSET,
+            ),
             "composition": composition,
         },
         budgets=size.language_budgets,
