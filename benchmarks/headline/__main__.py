@@ -2,6 +2,7 @@
 
     python -m benchmarks.headline text        search both arms, run the study, profile the costs
     python -m benchmarks.headline images      the same on Fashion-MNIST
+    python -m benchmarks.headline governed    what a policy costs, and what each licence class is worth; after text
     python -m benchmarks.headline summary     headline.json from what is finished, README and docs from that
 
 Two runs at a time, one thread each. A search or a study that was stopped goes on with the same command.
@@ -19,17 +20,20 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.headline.governed import governed_study
 from benchmarks.headline.studies import FAMILY, PLAN, searched_arms, study_of
 from benchmarks.headline.task import COMPOSITION, OPPONENT, PLAIN, TaskName
 from benchmarks.headline.tasks import TASKS
 from benchmarks.measure import RESULTS
 from cosmati.explorer.evidence import FOLDER, HEADLINE_FILE
+from cosmati.explorer.wording import estimate_text
 from cosmati.records.headline import HeadlineClaim, headline_to_json
 from cosmati.records.study import StudyRecord
+from cosmati.study.comparison import area_between, difference_at_equal
 from cosmati.study.curves import Axis
 from cosmati.study.headline import Contest, headline_claims
 from cosmati.study.runner import STUDY_FILE, run_study
-from cosmati.study.search import search_arms
+from cosmati.study.search import chosen_settings, search_arms
 from cosmati.train.facts import describe_hardware
 from tools.write_headline import main as write_pages
 
@@ -61,6 +65,29 @@ def run_task(name: TaskName, jobs: int) -> StudyRecord:
     facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": _commit()}
     (folder / FACTS_FILE).write_text(json.dumps(facts) + "\n")
     return record
+
+
+def run_governed(jobs: int) -> StudyRecord:
+    """Run the text composition under policies, at the settings that its search chose."""
+    text = StudyRecord.from_json((folder_of("text") / STUDY_FILE).read_text())
+    search = next(arm.search for arm in text.arms if arm.name == COMPOSITION)
+    assert search is not None, "the text study searched it"
+    folder = folder_of("text").with_name("governed")
+    return run_study(
+        governed_study(TASKS["text"], chosen_settings(search)),
+        folder,
+        hardware=describe_hardware(torch.device("cpu")),
+        command="python -m benchmarks.headline governed",
+        jobs=jobs,
+    )
+
+
+def say_governed(record: StudyRecord) -> None:
+    """Print what each arm differs in from the ungoverned one, in quality at equal rows and in the cost of a step."""
+    for arm in record.arms:
+        if arm.name != record.baseline_arm:
+            rows, area = difference_at_equal(record, arm.name, axis="rows"), area_between(record, arm.name)
+            print(f"{arm.name:40} at equal rows {estimate_text(rows)}; over time {estimate_text(area)}")
 
 
 def _commit() -> str:
@@ -109,11 +136,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.headline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=[*TASKS, "summary"])
+    parser.add_argument("what", choices=[*TASKS, "governed", "summary"])
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time (2)")
     arguments = parser.parse_args()
     if arguments.what == "summary":
         write_summary()
+    elif arguments.what == "governed":
+        say_governed(run_governed(arguments.jobs))
     else:
         run_task(arguments.what, arguments.jobs)
 

@@ -7,9 +7,9 @@ class is worth beside the others, and nothing of its absolute use.
 from __future__ import annotations
 
 import tempfile
+import weakref
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -61,10 +61,15 @@ def governed_recipe(settings: Settings, arm: str, budget: float, seed: int) -> R
 
 
 def start(settings: Settings, arm: str, budget: float, seed: int) -> Trainer:
-    """Make a run; one with a policy keeps its ledger in a folder of its own, which nobody reads."""
+    """Make a run; one with a policy keeps its ledger in a folder that goes with the run."""
     torch.set_num_threads(1)
     recipe = governed_recipe(settings, arm, budget, seed)
-    return recipe.trainer(run_folder=Path(tempfile.mkdtemp(prefix="governed-")) if recipe.policy else None)
+    if not recipe.policy:
+        return recipe.trainer()
+    folder = tempfile.TemporaryDirectory(prefix="governed-", ignore_cleanup_errors=True)
+    trainer = recipe.trainer(run_folder=folder.name)
+    weakref.finalize(trainer, folder.cleanup)
+    return trainer
 
 
 def governed_study(task: HeadlineTask, settings: Settings) -> Study:
