@@ -42,6 +42,7 @@ check: $(VENV)/.with-check ## lint, format, types, layers, sizes and the build o
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_size.py
 	$(BIN)/python tools/list_methods.py --check
+	$(BIN)/python tools/write_headline.py --check
 	rm -rf docs/api/_generated
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
 
