@@ -71,7 +71,7 @@ def test_studies_hold_every_run(output: Path) -> None:
     language, digits = (
         StudyRecord.from_json((output / name / "study.json").read_text()) for name in ("language-study", "digits-study")
     )
-    assert len(language.runs) == 2 * 2 * 2
+    assert len(language.runs) == 3 * 2 * 2
     assert len(digits.runs) == 6 * 1 * 2
     assert all(0 < run.final.seconds <= sum(run.seconds_by_part.values()) * 2 for run in language.runs)
 

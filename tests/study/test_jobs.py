@@ -127,7 +127,7 @@ def test_a_number_that_is_not_positive_is_refused() -> None:
 
 
 SCRIPT = """
-import io, sys
+import io, signal, sys
 from functools import partial
 from pathlib import Path
 from rich.console import Console
@@ -154,6 +154,7 @@ def work(folder, seconds=SECONDS, jobs=2):
     return run_study(study, folder, hardware="machine", jobs=jobs, console=quiet)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # What a shell starts in the background ignores it.
     work(Path(sys.argv[1]))
 """
 
@@ -187,9 +188,10 @@ def end(process: subprocess.Popen[bytes], folder: Path, number: signal.Signals) 
 
 def test_a_killed_search_and_a_killed_study_lose_and_repeat_nothing(tmp_path: Path) -> None:
     kept = []
-    for name, number in ((TRIALS_FILE, signal.SIGKILL), (LINES_FILE, signal.SIGINT)):
+    kills = ((TRIALS_FILE, signal.SIGKILL, 3), (LINES_FILE, signal.SIGKILL, 2), (LINES_FILE, signal.SIGINT, 5))
+    for name, number, num_lines in kills:
         process = begin(tmp_path)
-        wait_for(3, tmp_path / name)
+        wait_for(num_lines, tmp_path / name)
         if number == signal.SIGKILL:  # in the midst of long runs
             (tmp_path / STALL).touch()
             time.sleep(0.5)
@@ -200,16 +202,16 @@ def test_a_killed_search_and_a_killed_study_lose_and_repeat_nothing(tmp_path: Pa
     before = starts(tmp_path)
     work = load_module(tmp_path / "script.py").work
     record = work(tmp_path, 0.0)
-    for name, lines, count in zip((TRIALS_FILE, LINES_FILE), kept, (12, 8), strict=True):
+    for name, lines, count in zip((TRIALS_FILE, LINES_FILE, LINES_FILE), kept, (12, 8, 8), strict=True):
         whole = (tmp_path / name).read_bytes()
         assert whole.startswith(lines)
         assert whole.count(b"\n") == count
     # What is started twice was going on when the process died: at most two runs each time.
     repeated = Counter(starts(tmp_path))
     assert len(repeated) == 20
-    assert sum(repeated.values()) - 20 <= 4
-    assert max(repeated.values()) <= 2
-    assert len(starts(tmp_path)) - len(before) == 8 - kept[1].count(b"\n")
+    assert sum(repeated.values()) - 20 <= 6
+    assert max(repeated.values()) <= 3
+    assert len(starts(tmp_path)) - len(before) == 8 - kept[-1].count(b"\n")
     (tmp_path / "whole").mkdir()
     assert work(tmp_path / "whole", 0.0, jobs=1) == record
 
