@@ -62,6 +62,7 @@ def test_an_arm_is_adamw_and_what_it_adds(arm: str) -> None:
     assert dataclasses.replace(model_of(recipe).config, **same) == model_of(plain).config  # type: ignore[arg-type]
     copied = pickle.loads(pickle.dumps(recipe))
     assert (copied.text, copied.config) == (recipe.text, recipe.config)
+    assert " at 0x" not in recipe.text
 
 
 def projections(recipe: Recipe) -> Setting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,13 @@ def test_the_text_tells_recipes_apart_but_not_seeds() -> None:
     assert recipe.text == recipe.with_settings({"config.seed": 9}).text
     for name, value in (("methods.1.alpha", 0.3), ("optimizers.0.lr", 0.2), ("config.budget", "4ba")):
         assert recipe.with_settings({name: value}).text != recipe.text
+
+
+def test_the_text_of_a_partial_is_the_same_in_every_process() -> None:
+    first, second = (small(data=partial(InMemory, rows_per_step=size)).text for size in (4, 8))
+    assert '"data": "InMemory(rows_per_step=4)"' in first
+    assert first != second
+    assert " at 0x" not in first
 
 
 def test_the_policy_of_the_quickstart_keeps_psf_out_of_what_is_near_the_input() -> None:

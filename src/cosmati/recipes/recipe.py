@@ -7,6 +7,7 @@ import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -178,6 +179,10 @@ def _converted(part: object, field: str, value: object, whole: str) -> object:
 
 
 def _label(function: object) -> str:
+    if isinstance(function, partial):
+        # Its own text has the function's address, which is another one in each process.
+        given = [*map(_label, function.args), *(f"{name}={_label(value)}" for name, value in function.keywords.items())]
+        return f"{_label(function.func)}({', '.join(given)})"
     if isinstance(function, type) or hasattr(function, "__qualname__"):
         return str(getattr(function, "__qualname__", function))
     return repr(function)
