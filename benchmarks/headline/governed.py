@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.headline.studies import recipe_of
+from benchmarks.headline.studies import recipe_of, text_of
 from benchmarks.headline.task import COMPOSITION, HeadlineTask, Settings
 from benchmarks.headline.tasks import TASKS
 from cosmati.provenance.taxonomy import software_licences
@@ -79,7 +79,7 @@ def governed_study(task: HeadlineTask, settings: Settings) -> Study:
         name: Arm(
             start=partial(start, settings, name),
             description="the ungoverned one with other seeds" if name == "aa" else name,
-            recipe_text=governed_recipe(settings, name, 1.0, 0).text,
+            recipe_text=text_of(task, governed_recipe(settings, name, 1.0, 0)),
             methods=() if name in (UNGOVERNED, "aa") else (name,),
             seed_offset=1000 if name == "aa" else 0,
         )

@@ -8,12 +8,15 @@ All arms run in bfloat16 with channels last, which is plainly faster here, whate
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Literal
 
 from cosmati import methods as m
 from cosmati.core.method import Method
+from cosmati.corpora.fashion_mnist import load_fashion_mnist
 from cosmati.models.resnet import ResNetConfig
 from cosmati.optim import SGD, WSD, Cosine, Muon, Optimizer
 from cosmati.recipes.compositions import image_whitepaper
@@ -82,6 +85,13 @@ KNOWN: Mapping[ArmName, tuple[Settings, ...]] = {
 
 PARTS: tuple[str, ...] = ("muon", "stem", "widths", "whitening")
 """What the composition has more than the opponent, one at a time."""
+
+
+@cache
+def corpus_digest() -> str:
+    """Return the SHA-256 of all rows' digests, in hex."""
+    data = load_fashion_mnist()
+    return hashlib.sha256(b"".join(part.row_digests.numpy().tobytes() for part in (data.train, data.test))).hexdigest()
 
 
 def recipe(arm: ArmName, settings: Settings, budget: float, seed: int, *, rows: Rows) -> Recipe:

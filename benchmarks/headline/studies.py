@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -38,6 +39,11 @@ def recipe_of(task: HeadlineTask, arm: str, rows: Rows, settings: Settings, budg
     return replace(made, config=replace(made.config, num_threads=1, evaluate_every=None))
 
 
+def text_of(task: HeadlineTask, recipe: Recipe) -> str:
+    """Return a recipe's text with the digest of what is learnt from: other data are other runs."""
+    return json.dumps({**json.loads(recipe.text), "corpus": task.corpus()}, indent=1)
+
+
 def searched_arms(task: HeadlineTask) -> dict[str, SearchedArm]:
     """Return what is searched: the opponent, and the composition over the same dimensions and its own."""
     dimensions = {OPPONENT: tuple(task.shared), COMPOSITION: (*task.shared, *task.own)}
@@ -45,7 +51,7 @@ def searched_arms(task: HeadlineTask) -> dict[str, SearchedArm]:
         arm: SearchedArm(
             start=partial(start, task.name, arm, "selection"),
             dimensions=dimensions[arm],
-            recipe_text=recipe_of(task, arm, "selection", task.known[arm][0], 1.0, 0).text,
+            recipe_text=text_of(task, recipe_of(task, arm, "selection", task.known[arm][0], 1.0, 0)),
             known=task.known[arm],
         )
         for arm in (OPPONENT, COMPOSITION)
@@ -83,6 +89,7 @@ def study_of(task: HeadlineTask, searches: Mapping[str, SearchRecord]) -> Study:
             ),
         ),
         cost_turns=COST_TURNS,
+        notes=f"SHA-256 of what is learnt from: {task.corpus()}.",
     )
 
 
@@ -97,7 +104,7 @@ def _arm(
     return Arm(
         start=partial(start, task.name, arm, "reported", settings),
         description=description,
-        recipe_text=recipe_of(task, arm, "reported", settings, 1.0, 0).text,
+        recipe_text=text_of(task, recipe_of(task, arm, "reported", settings, 1.0, 0)),
         opponent=opponent,
         source=task.plain_source if opponent == "plain" else "",
         search=searches.get(arm),

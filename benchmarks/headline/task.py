@@ -30,6 +30,7 @@ class HeadlineTask:
         shared: dimensions that opponent and composition are both searched over.
         own: the composition's further ones.
         known: settings that are known to be good, by arm.
+        corpus: SHA-256 of what is learnt from and measured on.
         recipe: of an arm at some settings, budget and seed; evaluated on rows for selection, or on those reported.
         plain: the plain opponent's recipe at a budget and a seed.
         plain_source: where its settings were published.
@@ -46,6 +47,7 @@ class HeadlineTask:
     shared: Sequence[Dimension]
     own: Sequence[Dimension]
     known: Mapping[str, Sequence[Settings]]
+    corpus: Callable[[], str]
     recipe: Callable[..., Recipe]
     plain: Callable[[float, int], Recipe]
     plain_source: str

@@ -211,6 +211,11 @@ def library() -> PythonLibrary:
     return load_python_library(sequence_length=SEQUENCE_LENGTH, max_bytes=MAX_BYTES)
 
 
+def corpus_digest() -> str:
+    """Return the SHA-256 of the corpus' manifest, in hex."""
+    return library().manifest_digest
+
+
 def _optimizers(adds: frozenset[str], settings: Settings) -> tuple[Optimizer, ...]:
     warmup, decay = float(settings["warmup"]), float(settings["decay"])
     schedule = WSD(warmup=f"{warmup}dur", decay=f"{decay * (1 - warmup)}dur", final=float(settings["final"]))

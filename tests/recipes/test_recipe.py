@@ -18,7 +18,7 @@ from cosmati.models.mlp import MLP
 from cosmati.optim import SGD, Cosine
 from cosmati.provenance.taxonomy import software_licences
 from cosmati.recipes.digits import ARM_METHODS, DigitsTask, digits_baseline, digits_with
-from cosmati.recipes.language import LanguageTask, python_gpt_composed
+from cosmati.recipes.language import LanguageTask, python_gpt_baseline, python_gpt_composed
 from cosmati.recipes.quickstart import (
     QuickstartSize,
     Trial,
@@ -31,6 +31,7 @@ from cosmati.recipes.recipe import Recipe, parse_setting
 from cosmati.routing.policy import compile_policy
 from cosmati.routing.regions import partition_parameters
 from cosmati.train.config import RunConfig
+from cosmati.train.evaluation import Evaluation, accuracy
 
 
 def rows() -> InMemory:
@@ -175,3 +176,13 @@ def test_digits_recipes_train(name: str) -> None:
     assert run.clock.step == 2
     assert run.metrics != plain.metrics
     assert set(run.metrics) == {"accuracy", "cross_entropy"}
+
+
+def test_the_text_tells_what_a_tasks_rows_are() -> None:
+    sizes = {LanguageTask(rows_per_step=rows, max_bytes=most) for rows in (4, 16) for most in (10**6, 6 * 10**6)}
+    assert len({python_gpt_baseline(task).text for task in sizes}) == len(sizes) == 4
+
+
+def test_the_text_tells_what_is_measured() -> None:
+    measured = [None, partial(Evaluation, (), {"a": accuracy}), partial(Evaluation, (), {"b": accuracy})]
+    assert len({small(evaluation=one).text for one in measured}) == 3

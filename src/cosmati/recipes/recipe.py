@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any, get_type_hints
 
 import torch
@@ -110,6 +111,7 @@ class Recipe:
             "model": _label(self.model),
             "loss": repr(self.loss),
             "data": _label(self.data),
+            "evaluation": _label(self.evaluation) if self.evaluation else None,
             "optimizers": [_call(optimizer) for optimizer in self.optimizers],
             "methods": [describe(method) for method in self.methods],
             "config": {k: v for k, v in dataclasses.asdict(self.config).items() if k not in ("seed", "run_folder")},
@@ -183,6 +185,8 @@ def _label(function: object) -> str:
         # Its own text has the function's address, which is another one in each process.
         given = [*map(_label, function.args), *(f"{name}={_label(value)}" for name, value in function.keywords.items())]
         return f"{_label(function.func)}({', '.join(given)})"
+    if isinstance(function, MethodType) and dataclasses.is_dataclass(function.__self__):
+        return f"{function.__self__!r}.{function.__name__}"
     if isinstance(function, type) or hasattr(function, "__qualname__"):
         return str(getattr(function, "__qualname__", function))
     return repr(function)
