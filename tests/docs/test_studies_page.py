@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,10 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     (source,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     Path("adam_study.py").write_text(source)
-    (commands,) = re.findall(r"```\n(cosmati.*?)```", PAGE, re.DOTALL)
+    commands = re.findall(r"```\n(cosmati.*?)```", PAGE, re.DOTALL)
     outputs = []
-    for line in commands.splitlines():
-        result = CliRunner().invoke(app, line.split()[1:])
+    for line in "".join(commands).splitlines():
+        result = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
         assert result.exit_code == 0, result.output
         outputs.append(result.output)
     record = StudyRecord.from_json(Path("adam/study.json").read_text())
