@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -15,19 +16,24 @@ from cosmati.study.checks import checks_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "studies.md").read_text()
+SOURCES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = re.findall(r"```\n(cosmati.*?)```", PAGE, re.DOTALL)
+
+
+def outputs_of(commands: str) -> list[str]:
+    outputs = []
+    for line in commands.splitlines():
+        result = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
+        assert result.exit_code == 0, result.output
+        outputs.append(result.output)
+    return outputs
 
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("scipy")
     monkeypatch.chdir(tmp_path)
-    (source,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    Path("adam_study.py").write_text(source)
-    commands = re.findall(r"```\n(cosmati.*?)```", PAGE, re.DOTALL)
-    outputs = []
-    for line in "".join(commands).splitlines():
-        result = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
-        assert result.exit_code == 0, result.output
-        outputs.append(result.output)
+    Path("adam_study.py").write_text(SOURCES[0])
+    outputs = outputs_of(COMMANDS[0] + COMMANDS[1])
     record = StudyRecord.from_json(Path("adam/study.json").read_text())
     sizes = {arm.name: len(arm.search.trials) for arm in record.arms if arm.search}
     assert sizes["baseline"] == sizes["adam"] >= 14
@@ -37,3 +43,27 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     unmet = {item.name for item in checks_of(record) if not item.met}
     assert unmet <= {"Optimum inside of what was searched"}
     assert "\nstudies\n" in (ROOT / "docs" / "index.md").read_text()
+
+
+def test_the_pool_of_parts_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("scipy")
+    pytest.importorskip("sklearn")
+    monkeypatch.chdir(tmp_path)
+    small = {"FULL_STEPS = 120": "FULL_STEPS = 8", "(0.25, 12), (0.5, 4), (1.0, 2)": "(0.25, 7), (1.0, 2)"}
+    source = SOURCES[1]
+    for whole, part in small.items():
+        assert whole in source
+        source = source.replace(whole, part)
+    Path("parts.py").write_text(source)
+    composing, training = outputs_of(COMMANDS[2])
+    assert "the best of 7 at equal time: accuracy " in composing
+    assert re.search(r"counted: 9 runs, 0 of which diverged, \d+ steps, .* and 28 short ones", composing)
+    for part in ("smoothing", "cutout", "mixup", "no momentum"):
+        assert re.search(rf"^  {part}: [+-]\S+ \(95 % .* with it, \d without\)$", composing, re.MULTILINE)
+    # The file trains what was measured: the same steps, seed and quality.
+    trials = [json.loads(line)["trial"] for line in Path("digits-parts/search/trials.jsonl").read_text().splitlines()]
+    best = max(
+        (trial for trial in trials if trial["budget"] == 1.0), key=lambda trial: (trial["quality"], -trial["point"])
+    )
+    assert f"completed after {best['steps']} steps" in training
+    assert f"accuracy {best['quality']:.4f}" in training

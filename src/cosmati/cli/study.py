@@ -16,13 +16,16 @@ from cosmati.explorer.wording import opponent_text, prediction_rows
 from cosmati.records.study import ProfileRecord, StudyRecord
 from cosmati.storage.atomic import replace_file
 from cosmati.study.comparison import SpeedUp, speed_up_at_equal_quality
+from cosmati.study.compose import PartPool, search_composition
 from cosmati.study.costs import profile_costs
+from cosmati.study.found_composition import found_lines, recipe_file
 from cosmati.study.hardware import extrapolated, price_of, priced, read_catalogue
 from cosmati.study.runner import STUDY_FILE, Study, run_study
 from cosmati.study.statistics import mean_estimate
 from cosmati.train.facts import describe_hardware
 
 PROFILE_FILE = "profile.json"
+CHOSEN_FILE = "chosen_recipe.py"
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run and report studies: arms, budgets and seeds.")
 
@@ -89,6 +92,42 @@ def profile(
         found = mean_estimate([one.seconds / one.steps * 1e3 for one in costs if one.arm == arm])
         typer.echo(f"  {arm}: {found.value:.3g} ms a step (95 % {found.low:.3g} to {found.high:.3g}, n = {found.n})")
     typer.echo(f"Report the study as on this machine: cosmati study report FOLDER --profile {output}")
+
+
+@app.command()
+def compose(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE[:FUNCTION]", help="Python file with a function that returns a PartPool; it's run."
+        ),
+    ],
+    folder: Annotated[Path | None, typer.Option(help="Where the runs are kept; the pool's name if left out.")] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs at a time, each in a process with one thread if 2 or more.")
+    ] = 1,
+) -> None:
+    """Search the best composition of a pool of parts at equal training time, and write it as a recipe's file.
+
+    FILE holds a function `pool()`, or one named as FILE:name, that returns a cosmati.study.compose.PartPool. What a
+    step of each composition costs is profiled first, and dearer ones get fewer steps. Every run is counted. A search
+    that was stopped goes on with the same command.
+
+    \b
+    Examples:
+      cosmati study compose parts.py --folder studies/parts
+      cosmati train studies/parts/chosen_recipe.py
+    """  # noqa: D301
+    pool = call_of(file, PartPool, "pool")
+    assert isinstance(pool, PartPool), "checked"
+    where = folder or Path(pool.name)
+    found = search_composition(pool, where, jobs=jobs)
+    path, _, function = file.partition(":")
+    chosen = where / CHOSEN_FILE
+    replace_file(chosen, recipe_file(found, chosen, Path(path), function or "pool").encode())
+    for line in found_lines(found):
+        typer.echo(line)
+    typer.echo(f"Train it with: cosmati train {chosen}")
 
 
 @app.command()
