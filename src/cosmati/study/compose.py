@@ -212,7 +212,7 @@ def composed(pool: PartPool, settings: PointSettings, budget: float, seed: int) 
             msg = f"{optimizer!r} and {name!r} are optimizers, each in place of the recipe's own. Turn one off."
             raise PlanError(msg)
         optimizer = name if isinstance(made, Optimizer) else optimizer
-        recipe = _with_part(recipe, cast("Part", made))
+        recipe = _with_part(recipe, cast("PoolPart", made))
     return cast("Composable", recipe)
 
 
