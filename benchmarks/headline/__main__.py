@@ -3,6 +3,7 @@
     python -m benchmarks.headline text        search both arms, run the study, profile the costs
     python -m benchmarks.headline images      the same on Fashion-MNIST
     python -m benchmarks.headline governed    what a policy costs, and what each licence class is worth; after text
+    python -m benchmarks.headline segmentation      parts and their pairs on a third task, for the interactions
     python -m benchmarks.headline summary     headline.json from what is finished, README and docs from that
 
 Two runs at a time, one thread each. A search or a study that was stopped goes on with the same command.
@@ -21,6 +22,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.headline.governed import governed_study
+from benchmarks.headline.segmentation import NAME as SEGMENTATION
+from benchmarks.headline.segmentation import run_segmentation
 from benchmarks.headline.studies import FAMILY, PLAN, searched_arms, study_of
 from benchmarks.headline.task import COMPOSITION, OPPONENT, PLAIN, TaskName
 from benchmarks.headline.tasks import TASKS
@@ -136,13 +139,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.headline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=[*TASKS, "governed", "summary"])
+    parser.add_argument("what", choices=[*TASKS, "governed", SEGMENTATION, "summary"])
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time (2)")
     arguments = parser.parse_args()
     if arguments.what == "summary":
         write_summary()
     elif arguments.what == "governed":
         say_governed(run_governed(arguments.jobs))
+    elif arguments.what == SEGMENTATION:
+        run_segmentation(arguments.jobs)
     else:
         run_task(arguments.what, arguments.jobs)
 

@@ -142,12 +142,12 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(method: Any, kept: set[int]
 @pytest.mark.parametrize("kind", [AugMix, RandAugment])
 def test_value_range(kind: Any) -> None:
     x = images()
-    lineage = Lineage.of_rows(0, 6)
-    plain = kind().batch(Batch((x, x), lineage), position()).input
-    scaled = kind(value_range=(-1.0, 3.0)).batch(Batch((4 * x - 1, x), lineage), position()).input
+    y, lineage = torch.arange(6), Lineage.of_rows(0, 6)
+    plain = kind().batch(Batch((x, y), lineage), position()).input
+    scaled = kind(value_range=(-1.0, 3.0)).batch(Batch((4 * x - 1, y), lineage), position()).input
     torch.testing.assert_close(scaled, 4 * plain - 1, rtol=0, atol=1e-4)
     with pytest.raises(BatchError, match=r"value_range=\(low, high\)"):
-        kind().batch(Batch((4 * x - 1, x), lineage), position())
+        kind().batch(Batch((4 * x - 1, y), lineage), position())
     with pytest.raises(PlanError, match="has no white"):
         kind(value_range=(1.0, 1.0))
     with pytest.raises(PlanError, match="augmentation_set"):

@@ -23,6 +23,7 @@ from cosmati.methods.building_blocks.image_operations import (
     operation_names,
 )
 from cosmati.methods.building_blocks.mixing import NUM_GAMMA_DRAWS, log_gamma_of_uniforms
+from cosmati.methods.building_blocks.target_maps import refuse_target_map
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -117,6 +118,7 @@ class AugMix(Method):
             found = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
             msg = f"AugMix changes images [rows, channels, height, width]; the input is {found}. Leave it out."
             raise BatchError(msg)
+        refuse_target_map(batch, "AugMix turns and moves images", "Leave it out, or use ColOut, CutOut or MixUp.")
         images, _ = as_batch(input, "AugMix")
         draws = at.row_uniform("augmix", batch, _num_draws(self.depth, self.width))
         change = partial(_mixed, self.severity, self.depth, self.width, self.alpha, self.augmentation_set)

@@ -12,6 +12,7 @@ from torch import Tensor
 from cosmati.core.batch import Batch, InputKind
 from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
+from cosmati.methods.building_blocks.target_maps import refuse_target_map
 
 __all__ = ["CropAndFlip", "crop_and_flip_batch"]
 
@@ -76,6 +77,9 @@ class CropAndFlip(Method):
             found = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
             msg = f"CropAndFlip moves images [rows, channels, height, width]; the input is {found}. Leave it out."
             raise BatchError(msg)
+        refuse_target_map(
+            batch, "CropAndFlip moves and mirrors images", "Leave it out, or use ColOut, CutOut or MixUp."
+        )
         draws = at.row_uniform("crop and flip", batch, 3)
         return batch.replace(input=_crop_and_flip(input, self.padding, self.p, draws))
 

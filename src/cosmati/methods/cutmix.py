@@ -14,6 +14,7 @@ from cosmati.core.loss import MixedTarget
 from cosmati.core.method import Coupling, Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
 from cosmati.methods.building_blocks.mixing import one_hot, pair_rows, sample_dirichlet
+from cosmati.methods.building_blocks.target_maps import refuse_target_map
 
 __all__ = ["CutMix", "cutmix_batch"]
 
@@ -135,6 +136,11 @@ class CutMix(Method):
                 f"{type(target).__name__}. Use one method that mixes, on batches (input, target)."
             )
             raise BatchError(msg)
+        refuse_target_map(
+            batch,
+            "CutMix mixes targets by area, whatever part of the images it cuts",
+            "Leave it out, or use ColOut, CutOut or MixUp.",
+        )
         generator = at.generator("cutmix")
         pairs = pair_rows(batch.num_rows, batch.present, generator)
         indices = pairs.to(input.device, non_blocking=True)

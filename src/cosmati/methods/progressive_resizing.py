@@ -15,6 +15,7 @@ from cosmati.core.clock import Budget
 from cosmati.core.method import Method, Position, Stage
 from cosmati.core.source import ImageSize
 from cosmati.errors import BatchError, PlanError
+from cosmati.methods.building_blocks.target_maps import refuse_target_map
 
 __all__ = ["ProgressiveResizing", "resize_batch"]
 
@@ -173,6 +174,13 @@ class ProgressiveResizing(Method):
         size = self.size(height, width, scale)
         if size == shape:
             return batch
+        if not self.resize_targets:
+            refuse_target_map(
+                batch,
+                "ProgressiveResizing makes images smaller",
+                "Use ProgressiveResizing(resize_targets=True).",
+                size=(height, width),
+            )
         generator = at.generator("progressive_resizing")
         input, target = _resize(input, target, size, self.mode, generator)
         return batch.replace(input=input) if target is None else batch.replace(input=input, target=target)

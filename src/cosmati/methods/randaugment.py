@@ -21,6 +21,7 @@ from cosmati.methods.building_blocks.image_operations import (
     change_images,
     operation_names,
 )
+from cosmati.methods.building_blocks.target_maps import refuse_target_map
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -100,6 +101,7 @@ class RandAugment(Method):
             found = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
             msg = f"RandAugment changes images [rows, channels, height, width]; the input is {found}. Leave it out."
             raise BatchError(msg)
+        refuse_target_map(batch, "RandAugment turns and moves images", "Leave it out, or use ColOut, CutOut or MixUp.")
         images, _ = as_batch(input, "RandAugment")
         draws = at.row_uniform("randaugment", batch, self.depth * NUM_DRAWS)
         change = partial(_augmented, self.severity, self.depth, self.augmentation_set)

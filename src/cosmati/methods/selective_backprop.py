@@ -16,6 +16,7 @@ from cosmati.core.clock import Budget
 from cosmati.core.loss import Loss
 from cosmati.core.method import Coupling, Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
+from cosmati.methods.building_blocks.target_maps import refuse_target_map
 
 __all__ = ["SelectiveBackprop", "select_using_loss", "should_selective_backprop"]
 
@@ -141,6 +142,7 @@ class SelectiveBackprop(Method):
     def _score(self, batch: Batch, at: Position) -> Tensor:
         data = batch.data
         if self.scale_factor != 1:
+            refuse_target_map(batch, "SelectiveBackprop scores smaller images", "Give scale_factor=1.")
             data = batch.replace(input=_scaled(batch.input, self.scale_factor)).data
         with torch.no_grad(), _evaluating(at.model):
             loss = at.loss(at.model, data)

@@ -58,7 +58,7 @@ class Composable(Protocol):
         ...
 
 
-Part = Method | Optimizer | Callable[[Any], Any]
+PoolPart = Method | Optimizer | Callable[[Any], Any]
 """A method that is added, an optimizer that takes the place of the recipe's, or a function from recipe to recipe."""
 
 
@@ -71,7 +71,7 @@ class SearchedPart:
         dimensions: of the settings. Where several parts are put together by hand, ranges are taken at their middle.
     """
 
-    make: Callable[..., Part]
+    make: Callable[..., PoolPart]
     dimensions: Sequence[Dimension]
 
 
@@ -98,7 +98,7 @@ class PartPool:
 
     name: str
     recipe: Callable[[float, int], Composable]
-    parts: Mapping[str, Part | SearchedPart]
+    parts: Mapping[str, PoolPart | SearchedPart]
     quality: str
     higher_is_better: bool
     plan: SearchPlan = PLAN
@@ -212,11 +212,11 @@ def composed(pool: PartPool, settings: PointSettings, budget: float, seed: int) 
             msg = f"{optimizer!r} and {name!r} are optimizers, each in place of the recipe's own. Turn one off."
             raise PlanError(msg)
         optimizer = name if isinstance(made, Optimizer) else optimizer
-        recipe = _with_part(recipe, cast("Part", made))
+        recipe = _with_part(recipe, cast("PoolPart", made))
     return cast("Composable", recipe)
 
 
-def _with_part(recipe: Any, part: Part) -> Any:  # noqa: ANN401  (a Recipe, which this room doesn't know)
+def _with_part(recipe: Any, part: PoolPart) -> Any:  # noqa: ANN401  (a Recipe, which this room doesn't know)
     if isinstance(part, Method):
         return dataclasses.replace(recipe, methods=(*recipe.methods, part))
     if isinstance(part, Optimizer):
