@@ -157,6 +157,14 @@ def test_a_large_figure_stands_only_where_a_difference_is_shown(change: dict[str
     assert "27 trials" in shown.sentence
 
 
+def test_a_bound_is_marked() -> None:
+    bound, closed = shown_claims([CLAIM, replace(CLAIM, high=1.7)])
+    assert bound.figure == "≥ 1.60×"
+    assert "in at most 62.5 % of its" in bound.sentence
+    assert closed.figure == "1.60×"
+    assert "in 62.5 % of its" in closed.sentence
+
+
 def test_the_block_says_opponent_interval_and_hardware() -> None:
     text = block((CLAIM, replace(CLAIM, axis="rows", speed_up=7.7)))
     assert "7.7" not in text

@@ -60,9 +60,11 @@ def _shown(claim: HeadlineClaim) -> ShownClaim:
     quality = f"{claim.metric} {number(claim.quality, 4)}"
     if claim.speed_up is None:
         return ShownClaim(title, "", f"{claim.arm} never reaches {quality}, the opponent's mean.", is_shown=False)
-    ratio = f"{number(claim.speed_up)}×"
+    # Only where the arm's smallest budget is already better is an upper end open: the opponent reaches its own mean.
+    at_least, at_most = ("≥ ", "at most ") if claim.high is None else ("", "")
+    ratio = f"{at_least}{number(claim.speed_up)}×"
     what = (
-        f"{claim.arm.capitalize()} reaches {quality}, the opponent's mean at its largest budget, in "
+        f"{claim.arm.capitalize()} reaches {quality}, the opponent's mean at its largest budget, in {at_most}"
         f"{number(100 / claim.speed_up)} % of its {AXIS_NAMES[cast('Axis', claim.axis)]}"
     )
     figures = f"{ratio}, 95 % interval {claim_interval(claim)}{_p_text(claim)}"
