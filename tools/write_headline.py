@@ -7,10 +7,12 @@ error, as is a copy of the evidence in the package that isn't the committed one.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cosmati.explorer.evidence import FOLDER, HEADLINE_FILE, shown_claims
 from cosmati.records.headline import HeadlineClaim, headline_from_json
+from cosmati.records.study import StudyRecord
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "benchmarks" / "results" / HEADLINE_FILE
@@ -20,15 +22,17 @@ START = "<!-- headline: written by tools/write_headline.py -->"
 END = "<!-- end of the headline -->"
 
 
-def block(claims: tuple[HeadlineClaim, ...]) -> str:
-    """Return the block as Markdown: a line for each claim by time, and what it was made with."""
+def block(claims: tuple[HeadlineClaim, ...], parts: Mapping[str, Sequence[str]]) -> str:
+    """Return the block as Markdown: a line for each claim by time, what a composition adds, what it was made with."""
     by_time = tuple(claim for claim in claims if claim.axis == "seconds")
     lines = [f"- **{one.title}**: {one.sentence}" for one in shown_claims(by_time)]
     facts = sorted({(claim.hardware, claim.date[:10], claim.commit[:8]) for claim in by_time})
     made = "; ".join(f"{hardware}, {date}, commit {commit}" for hardware, date, commit in facts)
     commands = ", ".join(f"`{command}`" for command in dict.fromkeys(claim.command for claim in by_time))
-    family = f"One family of {len(by_time)} tests, registered before the runs"
-    return "\n".join([START, "", *lines, "", f"{family}. {commands} on {made}.", "", END])
+    adds = "; ".join(f"{task.capitalize()}: {', '.join(names)}" for task, names in parts.items())
+    family = "P-values are adjusted for the four headlines of the family that was registered before the runs"
+    rest = f"What the composition adds to the opponent. {adds}. {family}. {commands} on {made}."
+    return "\n".join([START, "", *lines, "", rest, "", END])
 
 
 def with_block(page: str, text: str, where: str) -> str:
@@ -45,11 +49,18 @@ def with_block(page: str, text: str, where: str) -> str:
     return before + text + after
 
 
+def parts_of(task: str) -> tuple[str, ...]:
+    """Return what the composition of a task adds to its opponent."""
+    study = StudyRecord.from_json(COPY.with_name(f"{task}.json").read_text(encoding="utf-8"))
+    return next(arm.methods for arm in study.arms if arm.methods)
+
+
 def main(arguments: list[str]) -> int:
     """Write or check all pages; return the exit status."""
     is_check = arguments == ["--check"]
     source = SOURCE.read_text(encoding="utf-8")
-    text, wrong = block(headline_from_json(source)), []
+    claims = headline_from_json(source)
+    text, wrong = block(claims, {task: parts_of(task) for task in dict.fromkeys(one.task for one in claims)}), []
     if COPY.read_text(encoding="utf-8") != source:
         wrong.append(str(COPY.relative_to(ROOT)))
     for name in PAGES:

@@ -15,6 +15,7 @@ import argparse
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +33,7 @@ from cosmati.explorer.evidence import FOLDER, HEADLINE_FILE
 from cosmati.explorer.wording import estimate_text
 from cosmati.records.headline import HeadlineClaim, headline_to_json
 from cosmati.records.study import StudyRecord
-from cosmati.study.comparison import area_between, difference_at_equal
+from cosmati.study.comparison import NUM_HEADLINES, area_between, difference_at_equal
 from cosmati.study.curves import Axis
 from cosmati.study.headline import Contest, headline_claims
 from cosmati.study.runner import STUDY_FILE, run_study
@@ -114,8 +115,12 @@ def claims_of_finished() -> tuple[tuple[HeadlineClaim, ...], dict[TaskName, Stud
             for opponent in (OPPONENT, PLAIN)
         ]
     families = [(axis, FAMILY if axis == "seconds" else f"the same by {axis}") for axis in AXES]
-    claims = [claim for axis, family in families for claim in headline_claims(contests, family=family, axis=axis)]
+    claims = [claim for axis, family in families for claim in _claims(contests, family, axis)]
     return tuple(claims), studies
+
+
+def _claims(contests: Sequence[Contest], family: str, axis: Axis) -> tuple[HeadlineClaim, ...]:
+    return headline_claims(contests, family=family, num_registered=NUM_HEADLINES, axis=axis)
 
 
 def write_summary() -> None:

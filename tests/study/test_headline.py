@@ -78,6 +78,8 @@ def test_p_values_are_adjusted_over_all_studies() -> None:
     alone = headline_claims(contests[:1], family="headlines")[0]
     assert alone.p is not None
     assert claims[0].p == pytest.approx(min(3 * alone.p, claims[0].p or 0.0))
+    awaited = headline_claims(contests[:1], family="headlines", num_registered=4)[0]
+    assert awaited.p == pytest.approx(4 * alone.p)
 
 
 def test_an_arm_that_never_gets_there_has_no_figure() -> None:
@@ -166,9 +168,18 @@ def test_a_bound_is_marked() -> None:
 
 
 def test_the_block_says_opponent_interval_and_hardware() -> None:
-    text = block((CLAIM, replace(CLAIM, axis="rows", speed_up=7.7)))
+    text = block((CLAIM, replace(CLAIM, axis="rows", speed_up=7.7)), {"text": ("Muon", "n-grams")})
     assert "7.7" not in text
-    for part in ("tuned", "1.60×", "1.50 to open", "n\u00a0=\u00a08", "two cores", "01234567", CLAIM.command):
+    for part in (
+        "tuned",
+        "1.60×",
+        "1.50 to open",
+        "n\u00a0=\u00a08",
+        "two cores",
+        "01234567",
+        CLAIM.command,
+        "Text: Muon, n-grams",
+    ):
         assert part in text
     page = f"a\n{text}\nz"
     assert with_block(page, text, "page") == page
@@ -179,8 +190,7 @@ def test_the_block_says_opponent_interval_and_hardware() -> None:
 
 def test_what_the_package_claims_is_what_was_committed() -> None:
     found = committed_evidence()
-    if found is None:
-        return
+    assert found is not None
     claimed = {(claim.task, claim.arm, claim.opponent): claim for claim in found.claims}
     studies = dict(found.studies)
     contests = [
@@ -194,4 +204,4 @@ def test_what_the_package_claims_is_what_was_committed() -> None:
         )
         for (task, arm, opponent), claim in claimed.items()
     ]
-    assert headline_claims(contests, family=found.claims[0].family) == found.claims
+    assert headline_claims(contests, family=found.claims[0].family, num_registered=4) == found.claims

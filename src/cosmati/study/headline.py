@@ -36,11 +36,23 @@ class Contest:
 
 
 def headline_claims(
-    contests: Sequence[Contest], *, family: str, axis: Axis = "seconds", level: float = HEADLINE_LEVEL
+    contests: Sequence[Contest],
+    *,
+    family: str,
+    num_registered: int = 0,
+    axis: Axis = "seconds",
+    level: float = HEADLINE_LEVEL,
 ) -> tuple[HeadlineClaim, ...]:
     """Read off the speed-up of each contest, with p-values adjusted for all of them (Holm).
 
     It's read at the opponent's mean quality at its largest budget.
+
+    Args:
+        contests: those that have come to their end.
+        family: its name.
+        num_registered: tests that were registered together; those that are still to come count too.
+        axis: along which a speed-up is read.
+        level: below which a p-value is a claim.
 
     Raises:
         RunError: more contests than a family of headlines has, or an opponent that is neither tuned nor plain.
@@ -50,7 +62,8 @@ def headline_claims(
         raise RunError(msg)
     found = [_speed_up(contest, axis) for contest in contests]
     p_values = [one.p_value if isinstance(one, SpeedUp) else None for one in found]
-    adjusted = holm([1.0 if p is None else p for p in p_values])
+    to_come = max(0, num_registered - len(contests))
+    adjusted = holm([*(1.0 if p is None else p for p in p_values), *[1.0] * to_come])[: len(contests)]
     return tuple(
         _claim(contest, one, None if p is None else q, family, axis, level)
         for contest, one, p, q in zip(contests, found, p_values, adjusted, strict=True)
