@@ -21,7 +21,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     # 2302.06675, table 11
     "Lion": {"betas": (0.9, 0.99), "weight_decay": 0.0, "decay_vectors": True},
     # kellerjordan.github.io/posts/muon
-    "Muon": {"momentum": 0.95, "nesterov": True, "weight_decay": 0.0, "num_iterations": 5, "scale": "aspect"},
+    "Muon": {
+        "momentum": 0.95,
+        "nesterov": True,
+        "weight_decay": 0.0,
+        "num_iterations": 5,
+        "scale": "aspect",
+        "bfloat16": False,
+    },
     # 2510.05491
     "NorMuon": {
         "momentum": 0.95,

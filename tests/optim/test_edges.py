@@ -170,7 +170,7 @@ def test_matrices_of_one_shape_are_orthogonalized_together_and_an_absent_one_is_
         return [parameter.detach() for parameter in parameters]
 
     one_by_one = {present: stepped(present) for present in ((0,), (1, 2), (0, 1, 2))}
-    monkeypatch.setattr(muon, "_batches", lambda parameters: [parameters[:2], parameters[2:]])
+    monkeypatch.setattr(muon, "_batches", lambda group: [group["params"][:2], group["params"][2:]])
     for present, expected in one_by_one.items():
         found = stepped(present)
         for index in range(3):
@@ -180,12 +180,13 @@ def test_matrices_of_one_shape_are_orthogonalized_together_and_an_absent_one_is_
 
 def test_an_accelerator_batches_by_shape() -> None:
     parameters = [torch.empty(shape, device="meta") for shape in ((3, 4), (4, 3), (3, 2, 2), (4, 3))]
-    assert [[p is parameters[0] or p is parameters[2] for p in b] for b in muon._batches(parameters)] == [
+    assert [[p is parameters[0] or p is parameters[2] for p in b] for b in muon._batches({"params": parameters})] == [
         [True, True],
         [False, False],
     ]
-    on_cpu = [torch.empty(3, 4), torch.empty(3, 4)]
+    on_cpu = {"params": [torch.empty(3, 4), torch.empty(3, 4)]}
     assert [len(batch) for batch in muon._batches(on_cpu)] == [1, 1]
+    assert [len(batch) for batch in muon._batches(on_cpu | {"bfloat16": True})] == [2]
 
 
 @pytest.mark.parametrize(
