@@ -53,6 +53,8 @@ def test_a_claim_says_how_strong_its_opponent_is(searches: dict[str, SearchRecor
 def test_a_plain_opponent_is_cited() -> None:
     made = record(baseline=searched(), fast=searched())
     assert opponent_text(made, "fast", "plain") == "a plain opponent (the paper's table 3)"
+    published = "a tuned opponent (5 trials, 703 steps), at published settings (the paper's table 3)"
+    assert opponent_text(made, "plain") == published
     text = "a plain opponent (the paper's table 3), at settings that weren't searched"
     assert opponent_text(record(), "fast", "plain") == text
 

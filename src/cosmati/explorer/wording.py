@@ -153,7 +153,8 @@ def opponent_text(study: StudyRecord, arm: str, opponent: str | None = None) -> 
     effort = effort_of(against.search)
     trials, steps = f"{effort.num_trials} trials", f"{effort.num_steps:,} steps"
     if own.search is None:
-        return f"a tuned opponent ({trials}, {steps}), at the baseline's settings"
+        settings = f"published settings ({own.source})" if own.opponent == "plain" else "the baseline's settings"
+        return f"a tuned opponent ({trials}, {steps}), at {settings}"
     mine = effort_of(own.search)
     if not is_as_hard(against.search, own.search):
         return (
