@@ -22,7 +22,7 @@ SEEDS = tuple(range(2000, 2008))
 """Of the runs that are reported: no search and no trial on the way to a composition has seen them."""
 AA_OFFSET = 1000
 PLAN = SearchPlan(rungs=((0.25, 16), (0.5, 8), (1.0, 3)), max_rounds=1, seeds=(100,))
-COST_TURNS = 6
+COST_TURNS, COST_BUDGET = 6, 0.25
 FAMILY = "headlines: text and images, over a tuned and over a plain opponent, by training time"
 
 
@@ -89,6 +89,7 @@ def study_of(task: HeadlineTask, searches: Mapping[str, SearchRecord]) -> Study:
             ),
         ),
         cost_turns=COST_TURNS,
+        cost_budget=COST_BUDGET,
         notes=f"SHA-256 of what is learnt from: {task.corpus()}.",
     )
 
