@@ -17,6 +17,7 @@ import torch
 from benchmarks.measure import RESULTS
 from cosmati import methods as m
 from cosmati.corpora.placed_items import ItemKind, PlacedItemsPlan, items_at_hand
+from cosmati.explorer.composition_view import sum_text
 from cosmati.optim import WSD, AdamW, Muon
 from cosmati.recipes.recipe import Recipe
 from cosmati.recipes.segmentation import PLAN, segmentation_unet
@@ -112,7 +113,7 @@ def interaction_lines(record: StudyRecord, *, axis: Axis) -> Iterator[str]:
     for pair in pairs(record, axis=axis):
         ratio = pair.ratio
         text = ratio.reason if isinstance(ratio, NotReached) else _interval(ratio.value, ratio.low, ratio.high)
-        yield f"  {' + '.join(pair.parts)}: {text}"
+        yield f"  {' + '.join(pair.parts)}: {text}; in quality at the full budget beyond their sum {sum_text(pair)}"
 
 
 def _interval(ratio: float, low: float | None, high: float | None) -> str:

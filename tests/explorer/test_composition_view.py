@@ -46,7 +46,10 @@ def test_verdicts_say_what_was_put_in(both: float, verdict: str) -> None:
     assert row[3].startswith(verdict)
     alone = composition_view(parts(both=both, seeds=(0,))).joint
     assert alone[0][3] == "no interaction is shown", "one seed shows no spread"
-    assert composition_view(parts(both=0.8)).joint[0][3] == "not measured"
+    unreached = composition_view(parts(both=0.8)).joint[0]
+    assert unreached[3] == "not measured"
+    assert ": they get in each other's way, p < 0.001" in unreached[4], "which quality at the largest budget says"
+    assert verdict.partition(",")[0] in row[4]
 
 
 def test_verdicts_say_for_how_many_they_are_adjusted() -> None:
@@ -66,6 +69,7 @@ def test_no_verdict_where_a_part_is_unknown() -> None:
         "A × B × C",
         "Nothing is known of C alone: run an arm with each alone, over baseline.",
         "not measured",
+        "—",
         "—",
     )
     assert "adjusted" not in view.rule

@@ -61,6 +61,7 @@ def _joint_row(found: Together) -> TextRow:
         " × ".join((*found.parts, *found.unknown)),
         estimate_text(found.ratio),
         _verdict(found),
+        "—" if found.unknown else sum_text(found),
         f"{other} stands alone with other settings" if other else "—",
     )
 
@@ -68,10 +69,22 @@ def _joint_row(found: Together) -> TextRow:
 def _verdict(found: Together) -> str:
     if isinstance(found.ratio, NotReached):
         return "not measured"
-    words = "no interaction is shown"
-    if found.is_shown:
-        words = "they help each other" if found.ratio.value > 1 else "they get in each other's way"
+    words = _words(found.is_shown, helps=found.ratio.value > 1)
     return words if found.p_value is None else f"{words}, {p_text(found.p_value, found.num_tests)}"
+
+
+def sum_text(found: Together) -> str:
+    """Return what parts do at the largest budget beyond their sum, in units of quality, with its verdict."""
+    if isinstance(found.beyond_sum, NotReached) or found.sum_p_value is None:
+        return estimate_text(found.beyond_sum)
+    words = _words(found.is_sum_shown, helps=found.beyond_sum.value > 0)
+    return f"{estimate_text(found.beyond_sum)}: {words}, {p_text(found.sum_p_value, found.num_tests)}"
+
+
+def _words(is_shown: bool, *, helps: bool) -> str:
+    if not is_shown:
+        return "no interaction is shown"
+    return "they help each other" if helps else "they get in each other's way"
 
 
 def _advice(arm: str, found: Sequence[Candidate]) -> str:

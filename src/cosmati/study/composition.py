@@ -1,6 +1,7 @@
 """What the parts of a composition do alone, in pairs and together, and which part to add next.
 
-What parts do together is one family of tests for the whole study (Holm), a screening.
+What parts do together is one family of tests for the whole study (Holm), a screening; by ratios where curves reach the
+baseline's best quality, and another family by quality at the largest budget, which is known for parts that don't, too.
 
 A part is whatever an arm's record names: a method, an optimizer, a schedule, an initialisation, an option of the model.
 Parts of one kind are the same part, whatever their settings: `EMA(half_life="100ba")` and `EMA(half_life="0.05dur")`
@@ -14,6 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from cosmati.records.study import ArmRecord, StudyRecord
 from cosmati.study.comparison import (
     NOISE_ARM,
@@ -24,8 +27,8 @@ from cosmati.study.comparison import (
     interaction,
     speed_up_at_equal_quality,
 )
-from cosmati.study.curves import Axis
-from cosmati.study.statistics import Estimate, holm
+from cosmati.study.curves import Axis, paired_means
+from cosmati.study.statistics import Estimate, estimate, holm
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,9 @@ class Together:
         with_other_settings: Parts that the arm has with other settings than the arm that has them alone.
         p_value: Of the ratio against 1, adjusted for all such ratios of the study; None where there is none.
         num_tests: How many these are.
+        beyond_sum: By how much the arm is better at the study's largest budget than with the sum of what its parts
+            give or take there, in units of quality; above 0 they help each other.
+        sum_p_value: Of `beyond_sum` against 0, adjusted for all of them; None where there is none.
     """
 
     arm: str
@@ -63,8 +69,10 @@ class Together:
     ratio: Estimate | NotReached
     unknown: tuple[str, ...]
     with_other_settings: tuple[str, ...]
+    beyond_sum: Estimate | NotReached
     p_value: float | None = None
     num_tests: int = 0
+    sum_p_value: float | None = None
 
     @property
     def is_shown(self) -> bool:
@@ -73,6 +81,11 @@ class Together:
         if isinstance(found, NotReached) or found.low is None or found.high is None or self.p_value is None:
             return False
         return self.p_value < SCREENING_LEVEL and not found.low <= 1.0 <= found.high
+
+    @property
+    def is_sum_shown(self) -> bool:
+        """Whether the same is shown by quality at the largest budget."""
+        return self.sum_p_value is not None and self.sum_p_value < SCREENING_LEVEL
 
 
 @dataclass(frozen=True)
@@ -112,12 +125,34 @@ def joint_effects(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[Togeth
     """
     found = [one for arm in _compared(study) if (one := _together(study, arm, axis)) is not None]
     tests = [one for one in found if not one.unknown]
-    raw = [one.ratio.p_value if isinstance(one.ratio, Estimate) else None for one in tests]
-    adjusted = {
-        one.arm: None if p_value is None else holms
-        for one, p_value, holms in zip(tests, raw, holm([1.0 if p is None else p for p in raw]), strict=True)
-    }
-    return tuple(replace(one, p_value=adjusted.get(one.arm), num_tests=len(tests)) for one in found)
+    by_ratio, by_sum = (
+        dict(zip([one.arm for one in tests], _adjusted(estimates), strict=True))
+        for estimates in ([one.ratio for one in tests], [one.beyond_sum for one in tests])
+    )
+    return tuple(
+        replace(one, p_value=by_ratio.get(one.arm), num_tests=len(tests), sum_p_value=by_sum.get(one.arm))
+        for one in found
+    )
+
+
+def _adjusted(found: Sequence[Estimate | NotReached]) -> list[float | None]:
+    """Return Holm's p-values of one family; None where there is none, which counts in the family all the same."""
+    raw = [one.p_value if isinstance(one, Estimate) else None for one in found]
+    holms = holm([1.0 if p is None else p for p in raw])
+    return [None if p is None else adjusted for p, adjusted in zip(raw, holms, strict=True)]
+
+
+def _beyond_sum(study: StudyRecord, composition: str, parts: Sequence[str]) -> Estimate | NotReached:
+    """Return the contrast of qualities at the largest budget: composition - sum of parts + (parts - 1) baselines."""
+    largest = max(run.budget for run in study.runs)
+    at_largest = replace(study, runs=tuple(run for run in study.runs if run.budget == largest))
+    names = [composition, *parts, study.baseline_arm]
+    found = paired_means(at_largest, names, axis="step")
+    together, *alone, base = (means.quality[:, 0] for means in found)
+    lost = next((name for name, means in zip(names, found, strict=True) if not np.isfinite(means.quality[0, 0])), None)
+    if lost is not None:
+        return NotReached(f"{lost} has no finished runs at the largest budget, or not those of the other arms' seeds.")
+    return estimate(together - np.sum(alone, axis=0) + (len(parts) - 1) * base, found[0].n, found[0].freedom)
 
 
 def _together(study: StudyRecord, arm: ArmRecord, axis: Axis) -> Together | None:
@@ -127,17 +162,21 @@ def _together(study: StudyRecord, arm: ArmRecord, axis: Axis) -> Together | None
     unknown = [kind for kind in settings if kind not in alone]
     if not known or len(settings) < 2:
         return None
-    ratio = (
-        NotReached(
+    ratio: Estimate | NotReached
+    beyond_sum: Estimate | NotReached
+    if unknown:
+        ratio = beyond_sum = NotReached(
             f"Nothing is known of {', '.join(unknown)} alone: run an arm with each alone, over {study.baseline_arm}."
         )
-        if unknown
-        else interaction(study, arm.name, [alone[kind].name for kind in known], axis=axis)
-    )
+    else:
+        names = [alone[kind].name for kind in known]
+        ratio = interaction(study, arm.name, names, axis=axis)
+        beyond_sum = _beyond_sum(study, arm.name, names)
     return Together(
         arm=arm.name,
         parts=tuple(known),
         ratio=ratio,
+        beyond_sum=beyond_sum,
         unknown=tuple(unknown),
         with_other_settings=tuple(kind for kind in known if settings[kind] != alone[kind].methods[0]),
     )
