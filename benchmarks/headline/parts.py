@@ -1,7 +1,7 @@
 """The parts of the headline's compositions, each alone over the tuned opponent; a screening, not a headline.
 
     python -m benchmarks.headline text_parts        about 12 minutes on two cores, after text
-    python -m benchmarks.headline image_parts       about 20 minutes, after images
+    python -m benchmarks.headline image_parts       about 25 minutes, after images
 
 Only opponent and composition were searched. A part runs at the opponent's settings; what the opponent hasn't, such as
 Muon's rate, is as the composition's search chose it beside all other parts. So a part that gains little here may gain
