@@ -177,14 +177,17 @@ def opponent_text(study: StudyRecord, arm: str, opponent: str | None = None) -> 
 def _strength_text(against: ArmRecord, own: ArmRecord) -> str:
     if against.opponent == "plain":
         text = f"a plain opponent ({against.source})"
-        return text if own.search else f"{text}, at settings that weren't searched"
+        return text if own.search else f"{text}, at settings with no search on record"
     if against.search is None:
-        return "an opponent whose settings weren't searched"
+        return "an opponent with no search on record"
+    what = "a tuned opponent"
+    if against.opponent != "tuned" and len(against.search.dimensions) == 1:
+        what = f"an opponent of which {against.search.dimensions[0].name} alone was searched"
     effort = effort_of(against.search)
     trials, steps = f"{effort.num_trials} trials", f"{effort.num_steps:,} steps"
     if own.search is None:
         settings = f"published settings ({own.source})" if own.opponent == "plain" else "the baseline's settings"
-        return f"a tuned opponent ({trials}, {steps}), at {settings}"
+        return f"{what} ({trials}, {steps}), at {settings}"
     mine = effort_of(own.search)
     if not is_as_hard(against.search, own.search):
         return (
@@ -192,9 +195,9 @@ def _strength_text(against: ArmRecord, own: ArmRecord) -> str:
             f"{mine.num_trials} and {mine.num_steps:,})"
         )
     if effort.num_steps == mine.num_steps:
-        return f"a tuned opponent ({trials}, {steps}, as many as the arm's)"
+        return f"{what} ({trials}, {steps}, as many as the arm's)"
     # Runs that diverged, and other batch sizes, take other numbers of steps.
-    return f"a tuned opponent ({trials} as the arm's, {steps} against {mine.num_steps:,})"
+    return f"{what} ({trials} as the arm's, {steps} against {mine.num_steps:,})"
 
 
 def prediction_rows(study: StudyRecord) -> tuple[tuple[str, str, str, str], ...]:
