@@ -11,21 +11,33 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cosmati.explorer.wording import (
     AXIS_NAMES,
     claims_of,
     estimate_text,
+    interval_text,
     noise_sentences,
+    number,
     prediction_rows,
     ratio_interval_text,
     ratio_text,
 )
 from cosmati.records.study import StudyRecord
-from cosmati.study.comparison import NOISE_ARM, Comparison, SpeedUp, comparisons, difference_at_equal
+from cosmati.study.comparison import (
+    NOISE_ARM,
+    SCREENING_LEVEL,
+    Comparison,
+    NotReached,
+    SpeedUp,
+    comparisons,
+    difference_at_equal,
+)
+from cosmati.study.composition import joint_effects, single_parts
 from cosmati.study.curves import Axis
+from cosmati.study.statistics import Estimate, holm, mean_estimate
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -57,12 +69,12 @@ def block(name: str, study: StudyRecord) -> str:
     turns = len({cost.turn for cost in study.costs})
     made = f"`{study.command}`; {study.hardware}; n = {len(seeds)} seeds, budgets {budgets}; "
     made += f"costs profiled in {turns} turns." if turns else "time is the runs' own."
-    lines = [made, ""]
+    lines = [made, *([study.notes] if study.notes else []), ""]
     for who, predicted, came, verdict in prediction_rows(study):
         lines.append(f"- Predicted of {who}: {predicted}; came {came}: **{verdict}**.")
     for axis in axes_of(study):
-        lines += _said(study, axis)
-    lines += ["", *noise_sentences(study)]
+        lines += [*_said(study, axis), *_together(study, axis)]
+    lines += [*_sums(study), "", *noise_sentences(study)]
     return "\n".join([start, "", *lines, "", end]).replace("\u00a0", " ")
 
 
@@ -97,11 +109,86 @@ def _said(study: StudyRecord, axis: Axis) -> Iterator[str]:
         yield f"- By {AXIS_NAMES[axis]}, **{verdict}** ({tests}): {'; '.join(arms)}."
 
 
+def _together(study: StudyRecord, axis: Axis) -> Iterator[str]:
+    """Give a line for each verdict on arms of several parts, and one that counts those without, if any has one."""
+    found = joint_effects(study, axis=axis)
+    measured = [
+        (one.ratio.value > 1, one.is_shown, f"{one.arm} {_factor(one.ratio, one.p_value)}")
+        for one in found
+        if not isinstance(one.ratio, NotReached)
+    ]
+    what = f"Parts together by {AXIS_NAMES[axis]}, times the product of what each gives alone"
+    yield from _by_interaction(what, measured, max((one.num_tests for one in found), default=0))
+    if measured and len(measured) < len(found):
+        arms = f"{len(found) - len(measured)} of {len(found)} arms of several parts"
+        why = "some curve doesn't cross the baseline's best, or a part has no arm alone"
+        yield f"- {what}: not measured for {arms}, since {why}."
+
+
+def _sums(study: StudyRecord) -> Iterator[str]:
+    """Give a line for each verdict on what arms of several parts gain at the full budget, over the sum of the parts'.
+
+    Unlike a ratio at equal quality it's there for every arm that has runs. Parts with other settings than alone are
+    others, whose sum says nothing.
+    """
+    alone = {part.kind: part.arm for part in single_parts(study).values()}
+    arms = [
+        (one.arm, [alone[kind] for kind in one.parts])
+        for one in joint_effects(study)
+        if not one.unknown and not one.with_other_settings
+    ]
+    found = [(arm, mean_estimate(gaps)) for arm, parts in arms if (gaps := surpluses(study, arm, parts))]
+    adjusted = holm([1.0 if one.p_value is None else one.p_value for _, one in found])
+    measured = [
+        (one.value > 0, p_value < SCREENING_LEVEL, f"{arm} {_factor(one, p_value)}")
+        for (arm, one), p_value in zip(found, adjusted, strict=True)
+    ]
+    what = f"Parts together at the full budget, {study.quality_name} gained beyond the sum of what each gains alone"
+    yield from _by_interaction(what, measured, len(found))
+
+
+def surpluses(study: StudyRecord, arm: str, parts: Sequence[str]) -> list[float]:
+    """Return by seed what an arm gains over the baseline at the largest budget, less the gains of its parts' arms.
+
+    Positive where it's better than their sum, whichever way the quality points. Seeds that an arm didn't finish there
+    are left out.
+    """
+    sign, budget = 1 if study.higher_is_better else -1, max(run.budget for run in study.runs)
+    qualities = {(run.arm, run.seed): sign * run.final.quality for run in study.runs if run.budget == budget}
+    names = (arm, study.baseline_arm, *parts)
+    found = []
+    for seed in sorted({seed for _, seed in qualities}):
+        whole, base, *own = (qualities.get((name, seed), math.nan) for name in names)
+        found.append(whole - base - sum(one - base for one in own))
+    return [one for one in found if math.isfinite(one)]
+
+
+def _by_interaction(what: str, measured: Iterable[tuple[bool, bool, str]], num_tests: int) -> Iterator[str]:
+    """Give a line for each verdict on arms, of which it's said whether they gain, whether that's shown, and figures."""
+    kinds: dict[str, list[str]] = {}
+    for is_more, is_shown, text in sorted(measured, key=lambda one: not one[1]):
+        kind = "no interaction shown"
+        if is_shown:
+            kind = "they help each other" if is_more else "they get in each other's way"
+        kinds.setdefault(kind, []).append(text)
+    for kind, texts in kinds.items():
+        tests = f"p adjusted for {num_tests} arms of several parts, level {SCREENING_LEVEL:g}"
+        yield f"- {what}, **{kind}** ({tests}): {'; '.join(texts)}."
+
+
+def _factor(found: Estimate, p_value: float | None) -> str:
+    low = -math.inf if found.low == 0.0 else found.low
+    return f"{number(found.value)} ({interval_text(low, found.high, found.n)}{_p_text(p_value)})"
+
+
+def _p_text(p_value: float | None) -> str:
+    return "" if p_value is None else "; p < 0.001" if p_value < 0.001 else f"; p = {p_value:.2g}"
+
+
 def _figures(one: Comparison) -> str:
     if not isinstance(one.found, SpeedUp):
         return one.arm
-    p_value = "" if one.p_value is None else "; p < 0.001" if one.p_value < 0.001 else f"; p = {one.p_value:.2g}"
-    return f"{one.arm} {ratio_text(one.found)} ({ratio_interval_text(one.found)}{p_value})"
+    return f"{one.arm} {ratio_text(one.found)} ({ratio_interval_text(one.found)}{_p_text(one.p_value)})"
 
 
 def with_blocks(page: str, blocks: Mapping[str, str]) -> str:
