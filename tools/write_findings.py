@@ -68,24 +68,27 @@ def block(name: str, study: StudyRecord) -> str:
     budgets = ", ".join(f"{budget:g}" for budget in sorted({run.budget for run in study.runs}))
     turns = len({cost.turn for cost in study.costs})
     made = f"`{study.command}`; {study.hardware}; n = {len(seeds)} seeds, budgets {budgets}; "
-    made += f"costs profiled in {turns} turns." if turns else "time is the runs' own."
+    made += f"costs profiled in {turns} turns." if turns else "no costs were profiled, so nothing is said by time."
     lines = [made, *([study.notes] if study.notes else []), ""]
     for who, predicted, came, verdict in prediction_rows(study):
         lines.append(f"- Predicted of {who}: {predicted}; came {came}: **{verdict}**.")
     for axis in axes_of(study):
         lines += [*_said(study, axis), *_together(study, axis)]
-    lines += [*_sums(study), "", *noise_sentences(study)]
+    lines += [*_sums(study), "", *noise_sentences(study, axis=axes_of(study)[0])]
     return "\n".join([start, "", *lines, "", end]).replace("\u00a0", " ")
 
 
 def axes_of(study: StudyRecord) -> tuple[Axis, ...]:
-    """Return the axes that a block tells of: time, and steps where arms take as many of them, else rows."""
+    """Return the axes that a block tells of: time if costs were profiled, and steps, or rows if arms' steps differ.
+
+    Without profiles time is that of runs beside whatever else the machine did.
+    """
     steps: dict[float, set[int]] = {}
     for run in study.runs:
         if math.isfinite(run.final.quality):
             steps.setdefault(run.budget, set()).add(run.final.step)
     work: Axis = "step" if all(len(found) == 1 for found in steps.values()) else "rows"
-    return "seconds", work
+    return ("seconds", work) if study.costs else (work,)
 
 
 def _said(study: StudyRecord, axis: Axis) -> Iterator[str]:

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from cosmati.explorer.wording import number
-from cosmati.records.study import StudyRecord
+from cosmati.records.study import CostProfile, StudyRecord
 from tests.study.oracles import log_quality, study
 from tools import write_findings
 from tools.write_findings import block, claims_by_hand, marks, surpluses, with_blocks
@@ -25,9 +25,15 @@ def wobbly(ratio: float, phase: float) -> Callable[[float, int], float]:
     return lambda budget, seed: base(budget, seed) + 0.002 * math.sin(37 * budget * (seed + 1) + phase)
 
 
+def profiled(record: StudyRecord) -> StudyRecord:
+    """The same with a step's cost in three turns, all arms' alike."""
+    costs = [CostProfile(arm.name, turn, 10, 1.0 + turn / 100) for arm in record.arms for turn in range(3)]
+    return replace(record, costs=tuple(costs))
+
+
 @pytest.fixture
 def record() -> StudyRecord:
-    return study({"baseline": wobbly(1, 0), "Fast": wobbly(2, 1), "Idle one": wobbly(1, 2)})
+    return profiled(study({"baseline": wobbly(1, 0), "Fast": wobbly(2, 1), "Idle one": wobbly(1, 2)}))
 
 
 @pytest.fixture
@@ -57,9 +63,17 @@ def test_a_block_has_the_verdicts(record: StudyRecord) -> None:
     assert record.hardware in text
 
 
+def test_without_profiles_nothing_is_said_by_time(record: StudyRecord) -> None:
+    text = block("evidence/text", replace(record, costs=()))
+    assert "no costs were profiled, so nothing is said by time." in text
+    assert "training time" not in text
+    assert "- Fast by steps, **faster**: Fast reached" in text
+    assert "Of 2 arms that do nothing the best would show about 1.01× by steps here." in text
+
+
 def test_many_arms_are_listed_by_verdict_shown_ones_first() -> None:
     arms = {f"idle{i}": wobbly(1, 2 + i) for i in range(5)}
-    text = block("evidence/text", study({"baseline": wobbly(1, 0), **arms, "Fast": wobbly(2, 1)}))
+    text = block("evidence/text", profiled(study({"baseline": wobbly(1, 0), **arms, "Fast": wobbly(2, 1)})))
     first, *others = (line for line in text.splitlines() if line.startswith("- By training time"))
     assert first.startswith("- By training time, **faster** (p adjusted for 6 comparisons, level 0.05): Fast ")
     assert "; idle" not in first

@@ -232,14 +232,14 @@ def _verdict(one: Comparison, found: SpeedUp) -> tuple[str, str]:
     return word, f" Found by screening, at {one.level}: run it again by itself." if is_screening else ""
 
 
-def noise_sentences(study: StudyRecord) -> tuple[str, ...]:
+def noise_sentences(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[str, ...]:
     """Return what noise does here: to the baseline against itself, to the best of many arms, and to the next study."""
-    return tuple(text for text in (noise_sentence(study), _luck_sentence(study)) if text)
+    return tuple(text for text in (noise_sentence(study, axis=axis), _luck_sentence(study, axis)) if text)
 
 
-def _luck_sentence(study: StudyRecord) -> str:
+def _luck_sentence(study: StudyRecord, axis: Axis) -> str:
     """Return what luck alone shows, and the seeds that it takes to see past it."""
-    compared = comparisons(study)
+    compared = comparisons(study, axis=axis)
     closed = [one.found for one in compared if isinstance(one.found, SpeedUp) and one.found.error]
     if not closed:
         return ""
@@ -251,7 +251,8 @@ def _luck_sentence(study: StudyRecord) -> str:
     text = ""
     if len(compared) > 1:
         best = best_of(len(compared), error)
-        text = f"Of {len(compared)} arms that do nothing the best would show about {number(best)}× here. "
+        by = "" if axis == "seconds" else f" by {AXIS_NAMES[axis]}"
+        text = f"Of {len(compared)} arms that do nothing the best would show about {number(best)}×{by} here. "
     needed = seeds_needed(_SMALL_GAIN, seed_error, cost_error, strictest.num_tests, level, _POWER)
     goal = f"To show a gain of {_SMALL_GAIN}× at p < {level}, adjusted, in {_POWER:.0%} of studies"
     if needed is None:
@@ -260,9 +261,9 @@ def _luck_sentence(study: StudyRecord) -> str:
     return f"{text}{goal} takes {seeds} seeds with such runs; this study has {n}."
 
 
-def noise_sentence(study: StudyRecord) -> str:
+def noise_sentence(study: StudyRecord, *, axis: Axis = "seconds") -> str:
     """Return what the A/A arm shows, or that the study has none."""
-    floor = noise_floor(study)
+    floor = noise_floor(study, axis=axis)
     if floor is None:
         return f"The study has no arm {NOISE_ARM!r}, so its noise floor isn't measured."
     text = (
@@ -272,4 +273,5 @@ def noise_sentence(study: StudyRecord) -> str:
     if isinstance(floor.speed_up, NotReached):
         return f"{text}. {floor.speed_up.reason}"
     interval = ratio_interval_text(floor.speed_up)
-    return f"{text} and shows a speed-up of {ratio_text(floor.speed_up)} ({interval})."
+    by = "" if axis == "seconds" else f" by {AXIS_NAMES[axis]}"
+    return f"{text} and shows a speed-up{by} of {ratio_text(floor.speed_up)} ({interval})."
