@@ -35,7 +35,7 @@ from cosmati.study.comparison import (
     comparisons,
     difference_at_equal,
 )
-from cosmati.study.composition import joint_effects, single_parts
+from cosmati.study.composition import Together, joint_effects, single_parts
 from cosmati.study.curves import Axis
 from cosmati.study.statistics import Estimate, holm, mean_estimate
 
@@ -116,7 +116,7 @@ def _together(study: StudyRecord, axis: Axis) -> Iterator[str]:
     """Give a line for each verdict on arms of several parts, and one that counts those without, if any has one."""
     found = joint_effects(study, axis=axis)
     measured = [
-        (one.ratio.value > 1, one.is_shown, f"{one.arm} {_factor(one.ratio, one.p_value)}")
+        (one.ratio.value > 1, one.is_shown, f"{one.arm} {_factor(one.ratio, one.p_value)}{_others(one)}")
         for one in found
         if not isinstance(one.ratio, NotReached)
     ]
@@ -169,14 +169,20 @@ def surpluses(study: StudyRecord, arm: str, parts: Sequence[str]) -> list[float]
 def _by_interaction(what: str, measured: Iterable[tuple[bool, bool, str]], num_tests: int) -> Iterator[str]:
     """Give a line for each verdict on arms, of which it's said whether they gain, whether that's shown, and figures."""
     kinds: dict[str, list[str]] = {}
+    arms = "arm of several parts" if num_tests == 1 else "arms of several parts"
     for is_more, is_shown, text in sorted(measured, key=lambda one: not one[1]):
         kind = "no interaction shown"
         if is_shown:
             kind = "they help each other" if is_more else "they get in each other's way"
         kinds.setdefault(kind, []).append(text)
     for kind, texts in kinds.items():
-        tests = f"p adjusted for {num_tests} arms of several parts, level {SCREENING_LEVEL:g}"
+        tests = f"p adjusted for {num_tests} {arms}, level {SCREENING_LEVEL:g}"
         yield f"- {what}, **{kind}** ({tests}): {'; '.join(texts)}."
+
+
+def _others(one: Together) -> str:
+    others = ", ".join(one.with_other_settings)
+    return f", though alone {others} had other settings" if others else ""
 
 
 def _factor(found: Estimate, p_value: float | None) -> str:

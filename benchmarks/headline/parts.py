@@ -99,7 +99,8 @@ def parts_study(name: PartsName, searches: Mapping[str, SearchRecord]) -> Study:
         **{part: _part_arm(task, one, opponent, whole) for part, one in parts.items()},
         COMPOSITION: replace(
             _arm(task, COMPOSITION, whole, "All parts, at its searched settings", searches[COMPOSITION]),
-            methods=task.parts,
+            # Together they have other settings than alone, a batch size among them.
+            methods=tuple(f"{part} (at the composition's settings)" for part in task.parts),
         ),
     }
     predicted = {arm: one.predicted for arm, one in parts.items() if one.predicted} | {COMPOSITION: PREDICTED_WHOLE}
@@ -126,7 +127,7 @@ def parts_study(name: PartsName, searches: Mapping[str, SearchRecord]) -> Study:
 
 def notes_of(task: HeadlineTask) -> str:
     """Return which settings were searched, and for what."""
-    own = [f"{name}'s {', '.join(one.own)}" for name, one in PARTS[task.name].items() if one.own]
+    own = [f"{', '.join(one.own)} of {name}" for name, one in PARTS[task.name].items() if one.own]
     text = (
         "A screening. Opponent and composition have the settings that the headline's search chose for each. Settings "
         f"weren't searched for the parts: they have the opponent's, and from the composition's search {'; '.join(own)}."

@@ -103,7 +103,7 @@ def test_parts_together_are_compared_with_their_sum(sign: float, together: float
     made = of_parts(together, sign)
     text = block("evidence/text", made)
     (line,) = [one for one in text.splitlines() if "at the full budget" in one]
-    assert f"**{verdict}** (p adjusted for 1 arms of several parts, level 0.05): a + b " in line
+    assert f"**{verdict}** (p adjusted for 1 arm of several parts, level 0.05): a + b " in line
     found = surpluses(made, "a + b", ["a", "b"])
     # By hand: what is left of the noise is that of four runs of a seed.
     noise = [
@@ -118,7 +118,9 @@ def test_parts_together_are_compared_with_their_sum(sign: float, together: float
 def test_parts_with_other_settings_have_no_sum() -> None:
     made = of_parts(0.12)
     others = tuple(replace(arm, methods=("a(1)", "b(2)")) if arm.name == "a + b" else arm for arm in made.arms)
-    assert "at the full budget" not in block("evidence/text", replace(made, arms=others))
+    text = block("evidence/text", replace(made, arms=others))
+    assert "at the full budget" not in text
+    assert ", though alone a, b had other settings." in text
 
 
 def test_notes_are_told(record: StudyRecord) -> None:
