@@ -73,6 +73,8 @@ def test_every_arm_stands_in_its_table_profiled_or_not() -> None:
     record = study({"baseline": lambda b, s: b, "EMA": lambda b, s: b + 0.001 * s})
     assert "| EMA | 5 | +0.0020 (" in (text := evidence_summary.table("some", evidence_summary.summarize(record)))
     assert "| not profiled |" in text
+    assert "by steps (95 %, n)" in text
+    assert "by time" not in text, "the runs' own seconds are of a machine that did other work too"
 
 
 def test_undone_smoothing_gives_the_labels_back() -> None:

@@ -18,14 +18,26 @@ from cosmati.explorer.wording import (
     AXIS_NAMES,
     claims_of,
     estimate_text,
+    interval_text,
     noise_sentences,
+    number,
     prediction_rows,
     ratio_interval_text,
     ratio_text,
 )
 from cosmati.records.study import StudyRecord
-from cosmati.study.comparison import NOISE_ARM, Comparison, SpeedUp, comparisons, difference_at_equal
+from cosmati.study.comparison import (
+    NOISE_ARM,
+    SCREENING_LEVEL,
+    Comparison,
+    NotReached,
+    SpeedUp,
+    comparisons,
+    difference_at_equal,
+)
+from cosmati.study.composition import Together, joint_effects
 from cosmati.study.curves import Axis
+from cosmati.study.statistics import Estimate
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -56,24 +68,27 @@ def block(name: str, study: StudyRecord) -> str:
     budgets = ", ".join(f"{budget:g}" for budget in sorted({run.budget for run in study.runs}))
     turns = len({cost.turn for cost in study.costs})
     made = f"`{study.command}`; {study.hardware}; n = {len(seeds)} seeds, budgets {budgets}; "
-    made += f"costs profiled in {turns} turns." if turns else "time is the runs' own."
-    lines = [made, ""]
+    made += f"costs profiled in {turns} turns." if turns else "no costs were profiled, so nothing is said by time."
+    lines = [made, *([study.notes] if study.notes else []), ""]
     for who, predicted, came, verdict in prediction_rows(study):
         lines.append(f"- Predicted of {who}: {predicted}; came {came}: **{verdict}**.")
     for axis in axes_of(study):
-        lines += _said(study, axis)
-    lines += ["", *noise_sentences(study)]
+        lines += [*_said(study, axis), *_together(study, axis)]
+    lines += [*_sums(study), "", *noise_sentences(study, axis=axes_of(study)[0])]
     return "\n".join([start, "", *lines, "", end]).replace("\u00a0", " ")
 
 
 def axes_of(study: StudyRecord) -> tuple[Axis, ...]:
-    """Return the axes that a block tells of: time, and steps where arms take as many of them, else rows."""
+    """Return the axes that a block tells of: time if costs were profiled, and steps, or rows if arms' steps differ.
+
+    Without profiles time is that of runs beside whatever else the machine did.
+    """
     steps: dict[float, set[int]] = {}
     for run in study.runs:
         if math.isfinite(run.final.quality):
             steps.setdefault(run.budget, set()).add(run.final.step)
     work: Axis = "step" if all(len(found) == 1 for found in steps.values()) else "rows"
-    return "seconds", work
+    return ("seconds", work) if study.costs else (work,)
 
 
 def _said(study: StudyRecord, axis: Axis) -> Iterator[str]:
@@ -97,11 +112,73 @@ def _said(study: StudyRecord, axis: Axis) -> Iterator[str]:
         yield f"- By {AXIS_NAMES[axis]}, **{verdict}** ({tests}): {'; '.join(arms)}."
 
 
+def _together(study: StudyRecord, axis: Axis) -> Iterator[str]:
+    """Give a line for each verdict on arms of several parts, and one that counts those without, if any has one."""
+    found = joint_effects(study, axis=axis)
+    measured = [
+        (one.ratio.value > 1, one.is_shown, f"{one.arm} {_factor(one.ratio, one.p_value)}{_others(one)}")
+        for one in found
+        if not isinstance(one.ratio, NotReached)
+    ]
+    what = f"Parts together by {AXIS_NAMES[axis]}, times the product of what each gives alone"
+    yield from _by_interaction(what, measured, max((one.num_tests for one in found), default=0))
+    if measured and len(measured) < len(found):
+        arms = f"{len(found) - len(measured)} of {len(found)} arms of several parts"
+        why = "some curve doesn't cross the baseline's best, or a part has no arm alone"
+        yield f"- {what}: not measured for {arms}, since {why}."
+
+
+def _sums(study: StudyRecord) -> Iterator[str]:
+    """Give a line for each verdict on what arms of several parts gain at the full budget, over the sum of the parts'.
+
+    Unlike a ratio at equal quality it's there for every arm that has runs.
+    """
+    found = joint_effects(study)
+    measured = [
+        (
+            one.beyond_sum.value > 0,
+            one.is_sum_shown,
+            f"{one.arm} {_factor(one.beyond_sum, one.sum_p_value)}{_others(one)}",
+        )
+        for one in found
+        if isinstance(one.beyond_sum, Estimate)
+    ]
+    what = f"Parts together at the full budget, {study.quality_name} gained beyond the sum of what each gains alone"
+    yield from _by_interaction(what, measured, max((one.num_tests for one in found), default=0))
+
+
+def _by_interaction(what: str, measured: Iterable[tuple[bool, bool, str]], num_tests: int) -> Iterator[str]:
+    """Give a line for each verdict on arms, of which it's said whether they gain, whether that's shown, and figures."""
+    kinds: dict[str, list[str]] = {}
+    arms = "arm of several parts" if num_tests == 1 else "arms of several parts"
+    for is_more, is_shown, text in sorted(measured, key=lambda one: not one[1]):
+        kind = "no interaction shown"
+        if is_shown:
+            kind = "they help each other" if is_more else "they get in each other's way"
+        kinds.setdefault(kind, []).append(text)
+    for kind, texts in kinds.items():
+        tests = f"p adjusted for {num_tests} {arms}, level {SCREENING_LEVEL:g}"
+        yield f"- {what}, **{kind}** ({tests}): {'; '.join(texts)}."
+
+
+def _others(one: Together) -> str:
+    others = ", ".join(one.with_other_settings)
+    return f", though alone {others} had other settings" if others else ""
+
+
+def _factor(found: Estimate, p_value: float | None) -> str:
+    low = -math.inf if found.low == 0.0 else found.low
+    return f"{number(found.value)} ({interval_text(low, found.high, found.n)}{_p_text(p_value)})"
+
+
+def _p_text(p_value: float | None) -> str:
+    return "" if p_value is None else "; p < 0.001" if p_value < 0.001 else f"; p = {p_value:.2g}"
+
+
 def _figures(one: Comparison) -> str:
     if not isinstance(one.found, SpeedUp):
         return one.arm
-    p_value = "" if one.p_value is None else "; p < 0.001" if one.p_value < 0.001 else f"; p = {one.p_value:.2g}"
-    return f"{one.arm} {ratio_text(one.found)} ({ratio_interval_text(one.found)}{p_value})"
+    return f"{one.arm} {ratio_text(one.found)} ({ratio_interval_text(one.found)}{_p_text(one.p_value)})"
 
 
 def with_blocks(page: str, blocks: Mapping[str, str]) -> str:

@@ -3,6 +3,8 @@
     python -m benchmarks.headline text        search both arms, run the study, profile the costs
     python -m benchmarks.headline images      the same on Fashion-MNIST
     python -m benchmarks.headline governed    what a policy costs, and what each licence class is worth; after text
+    python -m benchmarks.headline text_parts        each part of text's composition alone, a screening; after text
+    python -m benchmarks.headline image_parts       the same on images, and the whitepaper's composition; after images
     python -m benchmarks.headline segmentation      parts and their pairs on a third task, for the interactions
     python -m benchmarks.headline summary     headline.json from what is finished, README and docs from that
 
@@ -15,7 +17,6 @@ import argparse
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -25,9 +26,10 @@ from typing import NoReturn
 import torch
 
 from benchmarks.headline.governed import governed_study
+from benchmarks.headline.parts import TASK_OF, run_parts
 from benchmarks.headline.segmentation import NAME as SEGMENTATION
 from benchmarks.headline.segmentation import run_segmentation
-from benchmarks.headline.studies import searched_arms, study_of
+from benchmarks.headline.studies import searched_arms, study_of, with_trials_by_hand
 from benchmarks.headline.task import COMPOSITION, OPPONENT, PLAIN, HeadlineTask, TaskName
 from benchmarks.headline.tasks import TASKS
 from benchmarks.measure import RESULTS
@@ -146,24 +148,15 @@ def claims_of_finished() -> tuple[tuple[HeadlineClaim, ...], dict[TaskName, Stud
         folder = folder_of(name)
         if not (folder / FACTS_FILE).exists():
             continue
-        study = studies[name] = _told(StudyRecord.from_json((folder / STUDY_FILE).read_text()), TASKS[name].by_hand)
+        study = studies[name] = with_trials_by_hand(
+            StudyRecord.from_json((folder / STUDY_FILE).read_text()), TASKS[name].by_hand
+        )
         facts = json.loads((folder / FACTS_FILE).read_text())
         contests += [
             Contest(task=name, study=study, arm=COMPOSITION, opponent=opponent, **facts)
             for opponent in (OPPONENT, PLAIN)
         ]
     return headline_claims(contests, axes=AXES), studies
-
-
-def _told(study: StudyRecord, by_hand: Mapping[str, int]) -> StudyRecord:
-    """Give a study of an older release the trials by hand before its searches."""
-    arms = tuple(
-        replace(arm, search=replace(arm.search, by_hand=arm.search.by_hand or by_hand.get(arm.name, 0)))
-        if arm.search
-        else arm
-        for arm in study.arms
-    )
-    return replace(study, arms=arms)
 
 
 def write_summary() -> None:
@@ -188,13 +181,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.headline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=[*TASKS, "governed", SEGMENTATION, "summary"])
+    parser.add_argument("what", choices=[*TASKS, "governed", *TASK_OF, SEGMENTATION, "summary"])
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time (2)")
     arguments = parser.parse_args()
     if arguments.what == "summary":
         write_summary()
     elif arguments.what == "governed":
         say_governed(run_governed(arguments.jobs))
+    elif arguments.what in TASK_OF:
+        run_parts(arguments.what, arguments.jobs)
     elif arguments.what == SEGMENTATION:
         run_segmentation(arguments.jobs)
     else:

@@ -17,6 +17,7 @@ from typing import Literal
 from cosmati import methods as m
 from cosmati.core.method import Method
 from cosmati.corpora.fashion_mnist import load_fashion_mnist
+from cosmati.errors import PlanError
 from cosmati.models.resnet import ResNetConfig
 from cosmati.optim import SGD, WSD, Cosine, Muon, Optimizer
 from cosmati.recipes.compositions import image_whitepaper
@@ -87,6 +88,9 @@ BY_HAND: Mapping[ArmName, int] = {"opponent": 10, "composition": 50}
 
 PARTS: tuple[str, ...] = ("muon", "stem", "widths", "whitening")
 """What the composition has more than the opponent, one at a time."""
+ARMS: Mapping[str, tuple[str, ...]] = {"opponent": (), **{part: (part,) for part in PARTS}, "composition": PARTS}
+"""What each arm adds to the opponent; the whitepaper's composition is an arm too."""
+WHITEPAPER = "whitepaper"
 
 
 @cache
@@ -96,9 +100,18 @@ def corpus_digest() -> str:
     return hashlib.sha256(b"".join(part.row_digests.numpy().tobytes() for part in (data.train, data.test))).hexdigest()
 
 
-def recipe(arm: ArmName, settings: Settings, budget: float, seed: int, *, rows: Rows) -> Recipe:
-    """Return an arm's recipe with settings of the search, at a share of the full budget."""
-    return recipe_of_parts(() if arm == "opponent" else PARTS, settings, budget, seed, rows=rows, name=arm)
+def recipe(arm: str, settings: Settings, budget: float, seed: int, *, rows: Rows) -> Recipe:
+    """Return an arm's recipe with settings of the search, at a share of the full budget.
+
+    Raises:
+        PlanError: an unknown arm.
+    """
+    if arm == WHITEPAPER:
+        return whitepaper(settings, budget, seed, rows=rows)
+    if arm not in ARMS:
+        msg = f"The image task has no arm {arm!r}. It has {', '.join((*ARMS, WHITEPAPER))}."
+        raise PlanError(msg)
+    return recipe_of_parts(ARMS[arm], settings, budget, seed, rows=rows, name=arm)
 
 
 def recipe_of_parts(
@@ -130,7 +143,7 @@ def whitepaper(settings: Settings, budget: float, seed: int, *, rows: Rows = "re
     added = [
         method for method in image_whitepaper().methods if not isinstance(method, m.ChannelsLast | m.ScaleSchedule)
     ]
-    return replace(made, name="whitepaper", methods=(*made.methods, *added))
+    return replace(made, name=WHITEPAPER, methods=(*made.methods, *added))
 
 
 def plain_recipe(budget: float, seed: int, *, rows: Rows = "reported") -> Recipe:

@@ -7,24 +7,22 @@ The baseline's settings weren't searched, and the parts have it: what is asked i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from benchmarks.headline.interactions import say_interactions
 from benchmarks.measure import RESULTS
 from cosmati import methods as m
 from cosmati.corpora.placed_items import ItemKind, PlacedItemsPlan, items_at_hand
-from cosmati.explorer.composition_view import sum_text
 from cosmati.optim import WSD, AdamW, Muon
 from cosmati.recipes.recipe import Recipe
 from cosmati.recipes.segmentation import PLAN, segmentation_unet
 from cosmati.records.study import StudyRecord
-from cosmati.study.comparison import NotReached
-from cosmati.study.composition import pair_arms, pairs, single_parts
-from cosmati.study.curves import Axis
+from cosmati.study.composition import pair_arms
 from cosmati.study.definition import Arm, Study
 from cosmati.study.runner import run_study
 from cosmati.train.facts import describe_hardware
@@ -102,24 +100,6 @@ def segmentation_study(items: ItemKind, plan: PlacedItemsPlan = PLAN) -> Study:
     )
 
 
-def interaction_lines(record: StudyRecord, *, axis: Axis) -> Iterator[str]:
-    """Give each part's gain alone, and what each pair gives over the product of the two, with 95 % intervals."""
-    yield f"by {axis}, alone: times as fast to the baseline's best mean intersection over union"
-    for part in single_parts(record, axis=axis).values():
-        gain = part.gain
-        text = gain.reason if isinstance(gain, NotReached) else _interval(gain.ratio, gain.low, gain.high)
-        yield f"  {part.kind}: {text}"
-    yield f"by {axis}, together: over the product of what both give alone"
-    for pair in pairs(record, axis=axis):
-        ratio = pair.ratio
-        text = ratio.reason if isinstance(ratio, NotReached) else _interval(ratio.value, ratio.low, ratio.high)
-        yield f"  {' + '.join(pair.parts)}: {text}; in quality at the full budget beyond their sum {sum_text(pair)}"
-
-
-def _interval(ratio: float, low: float | None, high: float | None) -> str:
-    return f"{ratio:.2f}" + ("" if low is None or high is None else f" ({low:.2f} to {high:.2f})")
-
-
 def run_segmentation(jobs: int, *, study: Study | None = None, folder: Path | None = None) -> StudyRecord:
     """Run the study, print the interactions; what is finished isn't run again."""
     record = run_study(
@@ -129,7 +109,5 @@ def run_segmentation(jobs: int, *, study: Study | None = None, folder: Path | No
         command=f"python -m benchmarks.headline {NAME}",
         jobs=jobs,
     )
-    for axis in ("seconds", "step"):
-        print(*interaction_lines(record, axis=axis), sep="\n")
-    print(f"n = {len(SEEDS) if study is None else len(study.seeds)} seeds, nothing adjusted for the number of pairs")
+    say_interactions(record, axes=("seconds", "step"))
     return record

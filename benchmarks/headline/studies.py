@@ -13,7 +13,7 @@ import torch
 from benchmarks.headline.task import COMPOSITION, DOUBLE, OPPONENT, PLAIN, HeadlineTask, Rows, Settings, TaskName
 from benchmarks.headline.tasks import TASKS
 from cosmati.recipes.recipe import Recipe
-from cosmati.records.study import NUM_HEADLINES, Prediction, SearchRecord
+from cosmati.records.study import NUM_HEADLINES, Prediction, SearchRecord, StudyRecord
 from cosmati.study.definition import Arm, RegistrationPlan, Study
 from cosmati.study.search import SearchedArm, chosen_settings
 from cosmati.train.trainer import Trainer
@@ -90,6 +90,17 @@ def study_of(task: HeadlineTask, searches: Mapping[str, SearchRecord]) -> Study:
         cost_budget=COST_BUDGET,
         notes=f"SHA-256 of what is learnt from: {task.corpus()}.",
     )
+
+
+def with_trials_by_hand(study: StudyRecord, by_hand: Mapping[str, int]) -> StudyRecord:
+    """Give a study of an older release the trials by hand before its searches."""
+    arms = tuple(
+        replace(arm, search=replace(arm.search, by_hand=arm.search.by_hand or by_hand.get(arm.name, 0)))
+        if arm.search
+        else arm
+        for arm in study.arms
+    )
+    return replace(study, arms=arms)
 
 
 def _arm(

@@ -65,8 +65,6 @@ ARMS: Mapping[str, frozenset[str]] = {
     "composition": frozenset({"muon", "ngrams"}),
 }
 """What each arm adds to AdamW on the same blocks."""
-PARTS = ("muon", "ngrams")
-"""The arms of a screening: the opponent with one ingredient."""
 
 SHARED: tuple[Dimension, ...] = (
     Dimension(name="batch_size", choices=(1, 2, 4, 8), wider=((), (16, 32))),

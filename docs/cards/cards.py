@@ -233,7 +233,11 @@ def _arm_lines(task: str, part: dict[str, Any], arm: str) -> list[str]:
         ),
         "",
         *_raw(gain_svg(rows, part["lower_is_better"])),
-        *(f"- By {axis}, **{judged[key]['verdict']}**: {judged[key]['sentence']}" for key, axis in AXES.items()),
+        *(
+            f"- By {axis}, **{judged[key]['verdict']}**: {judged[key]['sentence']}"
+            for key, axis in AXES.items()
+            if key in judged
+        ),
         "",
         f"{part['hardware']}; `{part['command']}`.",
         "",

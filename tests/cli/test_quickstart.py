@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from cosmati.cli.main import app
 from cosmati.cli.quickstart import run_quickstart
+from cosmati.explorer.wording import opponent_text
 from cosmati.ledger.verify import verify_ledger
 from cosmati.recipes.digits import DigitsTask
 from cosmati.recipes.language import LanguageTask
@@ -65,6 +66,15 @@ def test_the_facts_agree_with_the_ledger(output: Path) -> None:
         assert sum(sum(s.norms) for s in series) == pytest.approx(total.norm_sum)
     for region in facts.regions:
         assert sum(t.share for t in facts.totals if t.region == region) == pytest.approx(1)
+
+
+def test_the_live_claim_says_that_one_setting_was_searched(output: Path) -> None:
+    study = StudyRecord.from_json((output / "language-study" / "study.json").read_text())
+    searches = [arm.search for arm in study.arms if arm.search]
+    assert [len(one.trials) for one in searches] == [3, 3]
+    assert all(trial.steps == 2 and trial.rows == 16 and trial.seconds > 0 for one in searches for trial in one.trials)
+    told = "an opponent of which AdamW's learning rate alone was searched (3 trials, 6 steps, as many as the arm's)"
+    assert opponent_text(study, "composition") == told
 
 
 def test_studies_hold_every_run(output: Path) -> None:

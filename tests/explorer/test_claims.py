@@ -15,7 +15,7 @@ from cosmati.explorer.report import render_report
 from cosmati.explorer.wording import claims_of, noise_sentences, opponent_text, prediction_rows
 from cosmati.records.study import Prediction, Registration, SearchRecord, StudyRecord
 from tests.study.oracles import log_quality, study
-from tests.study.test_checks import searched
+from tests.study.test_checks import LR, searched
 
 
 def record(**searches: SearchRecord | None) -> StudyRecord:
@@ -28,8 +28,12 @@ def record(**searches: SearchRecord | None) -> StudyRecord:
 @pytest.mark.parametrize(
     ("searches", "text"),
     [
-        ({}, "an opponent whose settings weren't searched"),
-        ({"fast": searched()}, "an opponent whose settings weren't searched"),
+        ({}, "an opponent with no search on record"),
+        ({"fast": searched()}, "an opponent with no search on record"),
+        (
+            {"baseline": searched(dimensions=(LR,)), "fast": searched(dimensions=(LR,))},
+            "an opponent of which lr alone was searched (5 trials, 703 steps, as many as the arm's)",
+        ),
         (
             {"baseline": searched(), "fast": searched(0.02)},
             "a tuned opponent (5 trials, 703 steps, as many as the arm's)",
@@ -101,7 +105,7 @@ def test_a_plain_opponent_is_cited() -> None:
     assert opponent_text(made, "fast", "plain") == "a plain opponent (the paper's table 3)"
     published = "a tuned opponent (5 trials, 703 steps), at published settings (the paper's table 3)"
     assert opponent_text(made, "plain") == published
-    text = "a plain opponent (the paper's table 3), at settings that weren't searched"
+    text = "a plain opponent (the paper's table 3), at settings with no search on record"
     assert opponent_text(record(), "fast", "plain") == text
 
 

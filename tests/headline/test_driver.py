@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.headline import __main__ as driver
+from benchmarks.headline.studies import with_trials_by_hand
 from benchmarks.headline.task import COMPOSITION, OPPONENT, PLAIN
 from benchmarks.headline.tasks import TASKS
 from cosmati.errors import RunError
@@ -152,5 +153,5 @@ def test_a_study_of_an_older_release_is_told_the_trials_by_hand(driven: Driven) 
         record,
         arms=tuple(replace(arm, search=replace(arm.search, by_hand=0)) for arm in record.arms if arm.search),
     )
-    assert driver._told(older, {OPPONENT: 10, COMPOSITION: 50}) == record
-    assert driver._told(record, {OPPONENT: 1, PLAIN: 2}) == record
+    assert with_trials_by_hand(older, {OPPONENT: 10, COMPOSITION: 50}) == record
+    assert with_trials_by_hand(record, {OPPONENT: 1, PLAIN: 2}) == record

@@ -60,21 +60,6 @@ def test_crop_is_a_window_and_the_target_shows_the_same(height: int, width: int,
     assert torch.equal(small, input[:, :, top : top + small.shape[2], left : left + small.shape[3]])
 
 
-@pytest.mark.parametrize(("height", "width", "scale"), [(8, 8, 0.5), (6, 9, 1 / 3), (7, 5, 0.6), (5, 4, 0.9)])
-def test_area_is_the_mean_of_the_pixels_that_one_stands_for(height: int, width: int, scale: float) -> None:
-    images = torch.rand(2, 3, height, width, dtype=torch.float64)
-    maps = torch.randint(0, 9, (2, height, width))
-    result, target = resize_batch(images, maps, scale, "area", True)
-    new_height, new_width = result.shape[2:]
-    for row in range(new_height):
-        for column in range(new_width):
-            rows = slice(row * height // new_height, -(-(row + 1) * height // new_height))
-            columns = slice(column * width // new_width, -(-(column + 1) * width // new_width))
-            torch.testing.assert_close(result[:, :, row, column], images[:, :, rows, columns].mean((2, 3)))
-    # Class indices have no mean.
-    assert torch.equal(target, resize_batch(images, maps, scale, "resize", True)[1])
-
-
 def test_crops_reach_both_ends() -> None:
     input = numbered(1, 4, 4)
     firsts = {
@@ -144,7 +129,7 @@ def test_shapes_are_exact_on_a_slow_ramp() -> None:
         ProgressiveResizing().shapes(Budget(Time.parse("9sec")))
 
 
-@pytest.mark.parametrize("mode", ["resize", "crop", "area"])
+@pytest.mark.parametrize("mode", ["resize", "crop"])
 def test_method_equals_function(mode: str) -> None:
     method = ProgressiveResizing(mode=mode, resize_targets=True)  # type: ignore[arg-type]
     images = numbered(3, 32, 32)
@@ -163,7 +148,7 @@ def test_method_equals_function(mode: str) -> None:
         assert any(not torch.equal(other, result.input) for other in others)
 
 
-@pytest.mark.parametrize("mode", ["resize", "crop", "area"])
+@pytest.mark.parametrize("mode", ["resize", "crop"])
 def test_channels_last_stays(mode: str) -> None:
     images = torch.rand(2, 3, 8, 8).to(memory_format=torch.channels_last)
     result = ProgressiveResizing(mode=mode).batch(batch_of(images, torch.zeros(2)), position(0))  # type: ignore[arg-type]

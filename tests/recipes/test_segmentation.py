@@ -167,4 +167,4 @@ def test_the_study_of_pairs_runs_and_prints_interactions(
     assert len(record.runs) == 4 * 2 * 2
     printed = capsys.readouterr().out
     assert printed.count("ema + muon: ") == 2
-    assert "by step, together: over the product of what both give alone" in printed
+    assert "by step, together: over the product of what each gives alone" in printed

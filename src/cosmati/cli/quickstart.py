@@ -117,17 +117,20 @@ def _work(output: Path, size: QuickstartSize, console: Console) -> tuple[list[St
 
 def search_rates(size: QuickstartSize) -> tuple[Trial, ...]:
     """Train each trial of the learning-rate search."""
-    return tuple(Trial(arm, lr, _quality(recipe)) for arm, lr, recipe in rate_search(size))
+    return tuple(_tried(arm, lr, recipe) for arm, lr, recipe in rate_search(size))
 
 
-def _quality(recipe: Recipe) -> float:
+def _tried(arm: str, lr: float, recipe: Recipe) -> Trial:
+    trainer = recipe.trainer()
     try:
-        result = recipe.trainer().fit()
+        result = trainer.fit()
     except DivergenceError:
-        return math.inf
+        clock = trainer.clock
+        return Trial(arm, lr, math.inf, clock.step, clock.rows, clock.seconds)
     if result.outcome == "stopped":
         raise KeyboardInterrupt
-    return result.metrics["bits_per_byte"]
+    quality = result.metrics["bits_per_byte"]
+    return Trial(arm, lr, quality, result.clock.step, result.clock.rows, result.seconds)
 
 
 def run_governed(recipe: Recipe, folder: Path, library: PythonLibrary) -> RunView:

@@ -177,14 +177,17 @@ def opponent_text(study: StudyRecord, arm: str, opponent: str | None = None) -> 
 def _strength_text(against: ArmRecord, own: ArmRecord) -> str:
     if against.opponent == "plain":
         text = f"a plain opponent ({against.source})"
-        return text if own.search else f"{text}, at settings that weren't searched"
+        return text if own.search else f"{text}, at settings with no search on record"
     if against.search is None:
-        return "an opponent whose settings weren't searched"
+        return "an opponent with no search on record"
+    what = "a tuned opponent"
+    if against.opponent != "tuned" and len(against.search.dimensions) == 1:
+        what = f"an opponent of which {against.search.dimensions[0].name} alone was searched"
     effort = effort_of(against.search)
     trials, steps = f"{effort.num_trials} trials", f"{effort.num_steps:,} steps"
     if own.search is None:
         settings = f"published settings ({own.source})" if own.opponent == "plain" else "the baseline's settings"
-        return f"a tuned opponent ({trials}, {steps}), at {settings}"
+        return f"{what} ({trials}, {steps}), at {settings}"
     mine = effort_of(own.search)
     if not is_as_hard(against.search, own.search):
         return (
@@ -192,9 +195,9 @@ def _strength_text(against: ArmRecord, own: ArmRecord) -> str:
             f"{mine.num_trials} and {mine.num_steps:,})"
         )
     if effort.num_steps == mine.num_steps:
-        return f"a tuned opponent ({trials}, {steps}, as many as the arm's)"
+        return f"{what} ({trials}, {steps}, as many as the arm's)"
     # Runs that diverged, and other batch sizes, take other numbers of steps.
-    return f"a tuned opponent ({trials} as the arm's, {steps} against {mine.num_steps:,})"
+    return f"{what} ({trials} as the arm's, {steps} against {mine.num_steps:,})"
 
 
 def prediction_rows(study: StudyRecord) -> tuple[tuple[str, str, str, str], ...]:
@@ -229,14 +232,14 @@ def _verdict(one: Comparison, found: SpeedUp) -> tuple[str, str]:
     return word, f" Found by screening, at {one.level}: run it again by itself." if is_screening else ""
 
 
-def noise_sentences(study: StudyRecord) -> tuple[str, ...]:
+def noise_sentences(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[str, ...]:
     """Return what noise does here: to the baseline against itself, to the best of many arms, and to the next study."""
-    return tuple(text for text in (noise_sentence(study), _luck_sentence(study)) if text)
+    return tuple(text for text in (noise_sentence(study, axis=axis), _luck_sentence(study, axis)) if text)
 
 
-def _luck_sentence(study: StudyRecord) -> str:
+def _luck_sentence(study: StudyRecord, axis: Axis) -> str:
     """Return what luck alone shows, and the seeds that it takes to see past it."""
-    compared = comparisons(study)
+    compared = comparisons(study, axis=axis)
     closed = [one.found for one in compared if isinstance(one.found, SpeedUp) and one.found.error]
     if not closed:
         return ""
@@ -248,7 +251,8 @@ def _luck_sentence(study: StudyRecord) -> str:
     text = ""
     if len(compared) > 1:
         best = best_of(len(compared), error)
-        text = f"Of {len(compared)} arms that do nothing the best would show about {number(best)}× here. "
+        by = "" if axis == "seconds" else f" by {AXIS_NAMES[axis]}"
+        text = f"Of {len(compared)} arms that do nothing the best would show about {number(best)}×{by} here. "
     needed = seeds_needed(_SMALL_GAIN, seed_error, cost_error, strictest.num_tests, level, _POWER)
     goal = f"To show a gain of {_SMALL_GAIN}× at p < {level}, adjusted, in {_POWER:.0%} of studies"
     if needed is None:
@@ -257,9 +261,9 @@ def _luck_sentence(study: StudyRecord) -> str:
     return f"{text}{goal} takes {seeds} seeds with such runs; this study has {n}."
 
 
-def noise_sentence(study: StudyRecord) -> str:
+def noise_sentence(study: StudyRecord, *, axis: Axis = "seconds") -> str:
     """Return what the A/A arm shows, or that the study has none."""
-    floor = noise_floor(study)
+    floor = noise_floor(study, axis=axis)
     if floor is None:
         return f"The study has no arm {NOISE_ARM!r}, so its noise floor isn't measured."
     text = (
@@ -269,4 +273,5 @@ def noise_sentence(study: StudyRecord) -> str:
     if isinstance(floor.speed_up, NotReached):
         return f"{text}. {floor.speed_up.reason}"
     interval = ratio_interval_text(floor.speed_up)
-    return f"{text} and shows a speed-up of {ratio_text(floor.speed_up)} ({interval})."
+    by = "" if axis == "seconds" else f" by {AXIS_NAMES[axis]}"
+    return f"{text} and shows a speed-up{by} of {ratio_text(floor.speed_up)} ({interval})."

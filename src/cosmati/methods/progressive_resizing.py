@@ -19,9 +19,9 @@ from cosmati.methods.building_blocks.target_maps import refuse_target_map
 
 __all__ = ["ProgressiveResizing", "resize_batch"]
 
-Mode = Literal["crop", "resize", "area"]
+Mode = Literal["crop", "resize"]
 
-_MODES = ("crop", "resize", "area")
+_MODES = ("crop", "resize")
 _ROUNDING = 1e-6
 """A scale of 20/28 times 28 pixels may be a hair under 20: it isn't cut to 19."""
 
@@ -43,8 +43,7 @@ def resize_batch(
             the input's resolution or a multiple or fraction of it.
         scale_factor: new side over old side, > 0; sides are rounded down to pixels and at least 1. From 1 on,
             nothing changes.
-        mode: "resize" takes the nearest neighbour (so that class indices stay class indices), "area" the mean of the
-            pixels that one stands for (of targets the nearest neighbour), "crop" cuts a window.
+        mode: "resize" takes the nearest neighbour (so that class indices stay class indices), "crop" cuts a window.
         resize_targets: do the same to the targets, where they are maps.
         generator: of the CPU, for the crop's place; None is PyTorch's default generator.
 
@@ -76,8 +75,7 @@ class ProgressiveResizing(Method):
     has less to do as well; they're scaled with antialiasing then. "crop" and `resize_targets` need them whole.
 
     Args:
-        mode: "resize" interpolates (nearest neighbour), "area" takes means of pixels, so that small images show all
-            of what large ones do, "crop" cuts one window, in each microbatch at another place.
+        mode: "resize" interpolates (nearest neighbour), "crop" cuts one window, in each microbatch at another place.
         initial_scale: scale at the start, in (0, 1]; 1 is off.
         finetune_fraction: fraction of the run, at its end, at full size.
         delay_fraction: fraction of the run, at its start, at the initial scale.
@@ -217,8 +215,6 @@ def _resize(
         target_corner = corner and (_scale(corner[0], vertical), _scale(corner[1], horizontal))
         target_size = max(1, _scale(size[0], vertical)), max(1, _scale(size[1], horizontal))
         target = _fit(target, target_size, target_corner)
-    if mode == "area" and input.is_floating_point():
-        return F.interpolate(input, size, mode="area"), target
     return _fit(input, size, corner), target
 
 

@@ -31,7 +31,7 @@ from cosmati.study.definition import Arm, Study
 from cosmati.study.found_composition import FoundComposition, composition_text
 from cosmati.study.lines import only_one
 from cosmati.study.measured import Run
-from cosmati.study.points import Dimension, PointSettings, SearchSpace, chosen_settings, quasi_random
+from cosmati.study.points import Dimension, PointSettings, SearchSpace, chosen_settings, quasi_random, settings_key
 from cosmati.study.search import SearchedArm, SearchPlan, search_arms
 from cosmati.train.facts import describe_hardware
 
@@ -172,8 +172,8 @@ def search_composition(
             jobs=jobs,
             console=console,
         )[pool.name]
-    first = [_key(one) for one in _first(pool)]
-    trials = tuple(dataclasses.replace(one, is_known=_key(one.settings) in first) for one in record.trials)
+    first = [settings_key(one) for one in _first(pool)]
+    trials = tuple(dataclasses.replace(one, is_known=settings_key(one.settings) in first) for one in record.trials)
     record = dataclasses.replace(record, trials=trials)
     chosen = chosen_settings(record)
     return FoundComposition(
@@ -181,7 +181,7 @@ def search_composition(
         quality=pool.quality,
         higher_is_better=pool.higher_is_better,
         chosen=chosen,
-        relative_cost=costs[_key(chosen)],
+        relative_cost=costs[settings_key(chosen)],
         search=record,
         profiles=profiles,
         refused=tuple(refused),
@@ -228,19 +228,19 @@ def _first(pool: PartPool) -> list[PointSettings]:
     """Return nothing, all, and each part alone, each once."""
     names = list(pool.parts)
     sets = [set[str](), set(names), *({name} for name in names)]
-    found = {_key(one): one for one in (_settings(pool, {name: name in on for name in names}) for on in sets)}
+    found = {settings_key(one): one for one in (_settings(pool, {name: name in on for name in names}) for on in sets)}
     return list(found.values())
 
 
 def _points(pool: PartPool) -> list[PointSettings]:
     """Return the first compositions, and drawn ones that differ from them and each other, up to the first rung's."""
     count, dimensions = pool.plan.rungs[0][1], pool.dimensions()
-    found = {_key(one): one for one in _first(pool)}
+    found = {settings_key(one): one for one in _first(pool)}
     rows = quasi_random(len(dimensions), DRAWS_PER_POINT * count, pool.plan.points_seed)
     for drawn in SearchSpace(dimensions).points(rows, None):
         one = _settings(pool, drawn)
         if len(found) < count:
-            found.setdefault(_key(one), one)
+            found.setdefault(settings_key(one), one)
     return list(found.values())
 
 
@@ -251,10 +251,6 @@ def _settings(pool: PartPool, given: PointSettings) -> dict[str, Setting]:
         for one in pool.dimensions()
         if "." in one.name
     } | {name: given[name] for name in pool.parts}
-
-
-def _key(settings: PointSettings) -> str:
-    return json.dumps(dict(settings), sort_keys=True)
 
 
 def _trainable(pool: PartPool, points: Sequence[PointSettings]) -> tuple[list[PointSettings], list[tuple[str, str]]]:
@@ -288,7 +284,7 @@ def _profiled(
     """Profile a step of each composition, in turns."""
     texts = _texts(pool, points)
     arms = {
-        _key(one): Arm(start=partial(_composed_run, pool, one), recipe_text=text)
+        settings_key(one): Arm(start=partial(_composed_run, pool, one), recipe_text=text)
         for one, text in zip(points, texts, strict=True)
     }
     study = Study(
@@ -299,7 +295,7 @@ def _profiled(
         seeds=pool.plan.seeds[:1],
         quality=pool.quality,
         higher_is_better=pool.higher_is_better,
-        baseline=_key(points[0]),
+        baseline=settings_key(points[0]),
         cost_turns=pool.cost_turns,
     )
     return profile_costs(study, folder, hardware=hardware, one_thread=one_thread, console=console)
@@ -307,11 +303,11 @@ def _profiled(
 
 def _relative_costs(points: Sequence[PointSettings], profiles: Sequence[CostProfile]) -> dict[str, float]:
     """Return the cost of a step over nothing's, the geometric mean over turns, by composition."""
-    logs: dict[str, list[float]] = {_key(one): [] for one in points}
+    logs: dict[str, list[float]] = {settings_key(one): [] for one in points}
     for one in profiles:
         logs[one.arm].append(math.log(one.seconds / one.steps))
     means = {key: sum(values) / len(values) for key, values in logs.items()}
-    return {key: math.exp(mean - means[_key(points[0])]) for key, mean in means.items()}
+    return {key: math.exp(mean - means[settings_key(points[0])]) for key, mean in means.items()}
 
 
 def _composed_run(pool: PartPool, settings: PointSettings, budget: float, seed: int) -> Run:
@@ -320,4 +316,4 @@ def _composed_run(pool: PartPool, settings: PointSettings, budget: float, seed: 
 
 def _start(pool: PartPool, costs: Mapping[str, float], settings: PointSettings, budget: float, seed: int) -> Run:
     """Make a run that takes as long as nothing's at this budget."""
-    return _composed_run(pool, settings, budget / costs[_key(settings)], seed)
+    return _composed_run(pool, settings, budget / costs[settings_key(settings)], seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from string import Template
 
 from cosmati.records.study import CostProfile, SearchRecord, Setting, TrialRecord
 from cosmati.study.checks import effort_of, is_at_edge
-from cosmati.study.points import PointSettings
+from cosmati.study.points import PointSettings, settings_key
 from cosmati.study.statistics import Estimate, mean_estimate, student_p_value, student_quantile
 
 LEVEL = 0.95
@@ -79,7 +78,7 @@ def composition_text(settings: PointSettings) -> str:
 def part_worths(found: FoundComposition) -> tuple[PartWorth, ...]:
     """Compare compositions with and without each part, at the smallest budget, where all were run."""
     smallest = min(one.budget for one in found.search.trials)
-    points = {_key(one): one.settings for one in found.search.trials}
+    points = {settings_key(one.settings): one.settings for one in found.search.trials}
     means = [(settings, _mean_quality(found, settings, smallest)) for settings in points.values()]
     worths = []
     for part in (name for name in found.chosen if "." not in name):
@@ -160,10 +159,6 @@ def _worth_text(worth: PartWorth) -> str:
     one = worth.difference
     interval = "" if one.low is None or one.high is None else f"95 % {one.low:+.3g} to {one.high:+.3g}, "
     return f"{worth.part}: {one.value:+.3g} ({interval}{count})"
-
-
-def _key(trial: TrialRecord) -> str:
-    return json.dumps(dict(trial.settings), sort_keys=True)
 
 
 def _trials_of(found: FoundComposition, settings: PointSettings) -> list[TrialRecord]:

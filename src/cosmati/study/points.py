@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -284,6 +285,11 @@ def quasi_random(num_dimensions: int, num_points: int, seed: int) -> list[list[f
     power = max(0, math.ceil(math.log2(num_points)))  # SciPy warns of another number, whose balance is worse
     drawn = qmc.Sobol(num_dimensions, scramble=True, seed=seed).random_base2(power)
     return [[float(unit) for unit in row] for row in drawn[:num_points]]
+
+
+def settings_key(settings: PointSettings) -> str:
+    """Return settings as one text, the same for equal ones in any order."""
+    return json.dumps(dict(settings), sort_keys=True)
 
 
 def chosen_settings(record: SearchRecord) -> dict[str, Setting]:

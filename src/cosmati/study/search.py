@@ -19,7 +19,7 @@ from cosmati.records.study import SearchRecord, TrialRecord
 from cosmati.study.jobs import Jobs, jobs_of
 from cosmati.study.lines import LINE_VERSION, LineFile, only_one
 from cosmati.study.measured import MeasuredRun, Run, measure
-from cosmati.study.points import Dimension, PointSettings, SearchSpace, chosen_settings, quasi_random
+from cosmati.study.points import Dimension, PointSettings, SearchSpace, chosen_settings, quasi_random, settings_key
 from cosmati.train.facts import describe_hardware
 
 __all__ = ["Dimension", "PointSettings", "SearchPlan", "SearchedArm", "chosen_settings", "search_arms"]
@@ -177,7 +177,7 @@ class _Search:
         self._lines = LineFile(folder / TRIALS_FILE, _TrialLine)
         self._digests = {name: _digest(name, arm, self._quality, hardware) for name, arm in arms.items()}
         self._kept = {
-            (line.digest, one.point, _text(one.settings), one.budget, one.seed): one
+            (line.digest, one.point, settings_key(one.settings), one.budget, one.seed): one
             for line in self._lines.read()
             for one in (line.trial,)
         }
@@ -261,7 +261,7 @@ class _Search:
 
     def _place(self, key: _Key) -> tuple[str, int, str, float, int]:
         name, point, budget, seed = key
-        return self._digests[name], point, _text(self._points[name][point]), budget, seed
+        return self._digests[name], point, settings_key(self._points[name][point]), budget, seed
 
     def _trial(self, key: _Key, measured: MeasuredRun) -> TrialRecord:
         name, point, budget, seed = key
@@ -318,14 +318,10 @@ def _check(arms: Mapping[str, SearchedArm], plan: SearchPlan) -> None:
         if len(arm.known) > plan.rungs[0][1]:
             msg = f"{name!r} has {len(arm.known)} known settings and the plan {plan.rungs[0][1]} points: give no more."
             raise ValueError(msg)
-        known = [_text(SearchSpace(tuple(arm.dimensions)).as_settings(one)) for one in arm.known]
+        known = [settings_key(SearchSpace(tuple(arm.dimensions)).as_settings(one)) for one in arm.known]
         if len(set(known)) != len(known):
             msg = f"{name!r} has a known setting twice. Give each once."
             raise ValueError(msg)
-
-
-def _text(settings: PointSettings) -> str:
-    return json.dumps(dict(settings), sort_keys=True)
 
 
 def _digest(name: str, arm: SearchedArm, quality: str, hardware: str) -> str:
