@@ -18,7 +18,7 @@ from cosmati.progress import ProgressDisplay
 from cosmati.records.study import CostProfile, upgraded_cost
 from cosmati.study.definition import Study
 from cosmati.study.jobs import InProcess, Jobs, LocalProcesses
-from cosmati.study.lines import LINE_VERSION, LineFile
+from cosmati.study.lines import LINE_VERSION, LineFile, made_folder
 from cosmati.study.measured import MeasuredRun, measure
 
 COSTS_FILE = "costs.jsonl"
@@ -62,8 +62,7 @@ def profile_costs(
     """
     if not study.cost_turns:
         return ()
-    folder = Path(folder).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = made_folder(folder)
     lines = LineFile(folder / COSTS_FILE, _TurnLine, upgrade=_upgraded)
     digest = _digest(study, hardware, num_threads)
     turns = [line.profiles for line in lines.read() if line.digest == digest][: study.cost_turns]

@@ -78,6 +78,11 @@ class RegistrationPlan:
             )
             raise ValueError(msg)
 
+    @property
+    def family_size(self) -> int:
+        """Tests that p-values are adjusted for."""
+        return self.num_tests or len(self.predictions)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
