@@ -22,7 +22,7 @@ from cosmati.records.study import StudyRecord
 from cosmati.study.jobs import LocalProcesses, jobs_of, named_call
 from cosmati.study.lines import only_one
 from cosmati.study.python_file import load_module
-from cosmati.study.runner import LINES_FILE, Arm, Study, run_study
+from cosmati.study.runner import FAILED_FILE, LINES_FILE, Arm, Study, run_study
 from cosmati.study.search import TRIALS_FILE
 from tests.study.fake_runs import STALL, FakeRun, diverging_start, dying_start, failing_start, study_start
 
@@ -82,15 +82,15 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_an_error_in_a_process_is_raised_here_with_where_it_was(tmp_path: Path) -> None:
+def test_an_error_in_a_process_is_told_here_with_where_it_was(tmp_path: Path) -> None:
     def study(start: Any) -> Study:
         return make_study(tmp_path, arms={"baseline": Arm(start=start)}, seeds=(4,), budgets=(1.0,))
 
-    with pytest.raises(ValueError, match="seed 4 has no data") as caught:
+    with pytest.raises(RunError, match="seed 4: ValueError: seed 4 has no data"):
         run(study(failing_start), tmp_path)
-    assert "fake_runs.py" in "".join(caught.value.__notes__)
+    assert "fake_runs.py" in (tmp_path / FAILED_FILE).read_text()
     with pytest.raises(RunError, match=r"process of the run baseline, 1.0, 4 died with exit code 7.*__main__"):
-        run(study(dying_start), tmp_path)
+        run(study(dying_start), tmp_path / "other")
     record = run(study(diverging_start), tmp_path)
     assert record.runs[0].final.quality != record.runs[0].final.quality
 

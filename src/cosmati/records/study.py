@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -190,6 +191,16 @@ class SearchRecord:
     by_hand: int = 0
     arm: str = ""
     evaluated_on: tuple[str, ...] = ()
+
+    @property
+    def num_settings(self) -> int:
+        """Distinct settings that were run."""
+        return len({json.dumps(dict(trial.settings), sort_keys=True) for trial in self.trials})
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether there was anything to choose from: two settings or more. Without that nothing was tuned."""
+        return self.num_settings > 1
 
     @property
     def is_known(self) -> bool:

@@ -179,7 +179,9 @@ def hardware_of_starts(starts: Mapping[str, Callable[[], Run]], num_jobs: int) -
     """
     failed: dict[str, FailedCall] = {}
     with InProcess() if num_jobs == 1 else LocalProcesses(1) as workers:
-        for words, outcome in workers.outcomes({one: partial(hardware_of_start, start) for one, start in starts.items()}):
+        for words, outcome in workers.outcomes(
+            {one: partial(hardware_of_start, start) for one, start in starts.items()}
+        ):
             if not isinstance(outcome, FailedCall):
                 return outcome
             failed[words] = outcome

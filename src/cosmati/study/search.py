@@ -312,7 +312,9 @@ class _Search:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
             return _TrialLine(LINE_VERSION, self._digests[name], name, replace(trial, error=outcome.text), ())
         if self.only_on not in (None, outcome.hardware):
-            msg = f"A run {self._words(key)} trains on {outcome.hardware}, and others on {self.only_on}: use one device."
+            msg = (
+                f"A run {self._words(key)} trains on {outcome.hardware}, and others on {self.only_on}: use one device."
+            )
             raise RunError(msg)
         final = outcome.final
         quality = final.quality if math.isfinite(final.quality) else trial.quality
