@@ -58,7 +58,8 @@ def study():
 
     def arm(name, of):
         best = chosen_settings(found[of])
-        return Arm(start=partial(start, name, best), recipe_text=f"{name} {best}{said('version.txt')}", search=found[of])
+        text = f"{name} {best}{said('version.txt')}"
+        return Arm(start=partial(start, name, best), recipe_text=text, search=found[of])
 
     return Study(name="tiny", task="none", arms={"baseline": arm("baseline", "base"), "fast": arm("fast", "quick")},
                  budgets=(0.5, 1.0), seeds=(0, 1), quality="loss", higher_is_better=False)
@@ -190,6 +191,8 @@ def test_a_page_that_cannot_be_written_is_no_traceback(file: Path, tmp_path: Pat
     (tmp_path / "taken").write_text("mine")
     target = tmp_path / "taken" / "page.html"
     assert "can't be written" in refused("report", folder, "--output", target)
-    assert f"{target} can't be written" in refused("profile", file, "--turns", 2, "--output", target)
+    (tmp_path / "there.json").mkdir()
+    said = refused("profile", file, "--turns", 2, "--output", tmp_path / "there.json")
+    assert f"{tmp_path / 'there.json'} can't be written" in said
     (folder / STUDY_FILE).write_bytes(b"\xff")
     assert "can't be read" in refused("report", folder)

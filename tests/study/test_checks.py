@@ -23,7 +23,7 @@ from cosmati.records.study import (
 )
 from cosmati.study.checks import checks_of, effort_of, is_as_hard
 from cosmati.study.definition import Arm
-from cosmati.study.row_sample import row_sample
+from cosmati.study.evaluated_rows import row_sample
 from tests.study.fake_runs import FakeRun
 from tests.study.oracles import log_quality, study
 
@@ -322,8 +322,8 @@ def test_a_search_of_one_setting_is_no_search() -> None:
     alone = check(record(single), HARD)
     assert (alone.met, alone.note) == (False, "the search of baseline had one setting, so nothing was tuned")
     with pytest.raises(ValueError, match="have one setting, so it isn't tuned"):
-        Arm(start=lambda b, s: FakeRun(b, s), opponent="tuned", search=single)
-    assert Arm(start=lambda b, s: FakeRun(b, s), opponent="tuned", search=real).search == real
+        Arm(start=FakeRun, opponent="tuned", search=single)
+    assert Arm(start=FakeRun, opponent="tuned", search=real).search == real
 
 
 def test_distinct_settings_count_and_not_their_repetitions() -> None:

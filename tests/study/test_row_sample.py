@@ -8,7 +8,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from cosmati.core.batch import Batch, Lineage
-from cosmati.study.row_sample import SAMPLE_SIZE, joined, row_sample, shared_share
+from cosmati.study.evaluated_rows import row_sample
+from cosmati.study.row_sample import SAMPLE_SIZE, joined, shared_share
 from cosmati.train.evaluation import batches
 
 X = torch.randn(4000, 3, generator=torch.Generator().manual_seed(1))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from cosmati.errors import RunError
 from cosmati.records.encoding import decode_record, encode_record
+from cosmati.records.study_upgrades import refuse_nameless_profile, upgraded_study
 
 STUDY_VERSION = 4
 PROFILE_VERSION = 2
@@ -113,7 +114,7 @@ class ProfileRecord:
         Raises:
             RunError: not JSON, another version, or other fields or types than this version's.
         """
-        return decode_record(cls, text, version=PROFILE_VERSION, upgrade=_refuse_nameless)
+        return decode_record(cls, text, version=PROFILE_VERSION, upgrade=refuse_nameless_profile)
 
 
 @dataclass(frozen=True)
@@ -342,76 +343,4 @@ class StudyRecord:
         Raises:
             RunError: not JSON, another version, or other fields or types than this version's.
         """
-        return decode_record(cls, text, version=STUDY_VERSION, upgrade=_upgraded)
-
-
-def _refuse_nameless(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a profile of version 1, which could be of any recipes."""
-    if value.get("version") == 1:
-        msg = (
-            "This profile is of version 1, which doesn't say of which recipes it is. Profile again: "
-            "cosmati study profile FILE --output PROFILE"
-        )
-        raise RunError(msg)
-    return value
-
-
-def _upgraded(value: dict[str, Any]) -> dict[str, Any]:
-    """Give a record of an older version the fields that it couldn't have; any other is as it was."""
-    if value.get("version") not in (1, 2, 3):
-        return value
-    found = dict(value) if value["version"] == 3 else _upgraded_to_3(value)
-    found["arms"] = _each(found.get("arms"), lambda arm: {**arm, "search": _upgraded_search(arm.get("search"))})
-    found["runs"] = _each(found.get("runs"), lambda run: {"error": "", **run})
-    return {"evaluated_on": [], **found, "version": STUDY_VERSION}
-
-
-def _upgraded_to_3(value: dict[str, Any]) -> dict[str, Any]:
-    found = dict(value)
-    if value["version"] == 1:
-        found = {"costs": [], "registration": None, **found}
-        found["arms"] = _each(found.get("arms"), lambda arm: {"opponent": None, "source": "", "search": None, **arm})
-    found["arms"] = _each(found.get("arms"), lambda arm: {**arm, "search": _with(arm.get("search"), by_hand=0)})
-    found["registration"] = _with(found.get("registration"), num_tests=None)
-    found["runs"] = _each(found.get("runs"), upgraded_run)
-    found["costs"] = _each(found.get("costs"), upgraded_cost)
-    return found
-
-
-def _upgraded_search(search: object) -> object:
-    if not isinstance(search, dict):
-        return search
-    return {"arm": "", "evaluated_on": [], **search, "trials": _each(search.get("trials"), upgraded_trial)}
-
-
-def upgraded_trial(trial: dict[str, Any]) -> dict[str, Any]:
-    """Give a trial as it was written before version 4 the field that it couldn't have."""
-    return {"error": "", **trial}
-
-
-def _with(value: object, **added: object) -> object:
-    """Give an older record what it couldn't say; where there is none there's nothing to give."""
-    return {**added, **value} if isinstance(value, dict) else value
-
-
-def upgraded_run(run: dict[str, Any]) -> dict[str, Any]:
-    """Give a run as it was written before version 4 the fields that it couldn't have."""
-    points = _each(run.get("points"), _upgraded_point)
-    final = _each([run.get("final")], _upgraded_point)[0]
-    return {"num_threads": 0, "error": "", **run, "points": points, "final": final}
-
-
-def upgraded_cost(cost: dict[str, Any]) -> dict[str, Any]:
-    """Give a cost profile as it was written before version 3 the fields that it couldn't have."""
-    return {"evaluation_seconds": 0.0, "evaluated_rows": 0, "num_threads": 0, **cost}
-
-
-def _upgraded_point(point: dict[str, Any]) -> dict[str, Any]:
-    return {"cpu_seconds": 0.0, **point}
-
-
-def _each(values: Any, upgrade: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:  # noqa: ANN401
-    """Upgrade the objects of a list; what isn't one is left to the decoder, which refuses it."""
-    if not isinstance(values, list):
-        return values
-    return [upgrade(one) if isinstance(one, dict) else one for one in values]
+        return decode_record(cls, text, version=STUDY_VERSION, upgrade=upgraded_study)

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from cosmati.errors import RunError
 from cosmati.progress import ProgressDisplay
-from cosmati.records.study import CostProfile, upgraded_cost
+from cosmati.records.study import CostProfile
+from cosmati.records.study_upgrades import upgraded_cost
 from cosmati.study.definition import Study
 from cosmati.study.jobs import InProcess, Jobs, LocalProcesses
 from cosmati.study.lines import LINE_VERSION, LineFile, made_folder

@@ -107,8 +107,8 @@ def writable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         msg = (
-            f"{path} can't be written: {error.strerror or error}. What is finished stays. Make room on the disk, or the "
-            "file writable, and begin again: it goes on from there."
+            f"{path} can't be written: {error.strerror or error}. What is finished stays. Make room on the disk, or "
+            "the file writable, and begin again: it goes on from there."
         )
         raise RunError(msg) from error
 

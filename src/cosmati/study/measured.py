@@ -14,7 +14,7 @@ from cosmati.core.batch import Batch, count_rows
 from cosmati.core.clock import Budget, Clock
 from cosmati.errors import BatchError, DivergenceError, RunError
 from cosmati.records.study import EvaluationPoint
-from cosmati.study.row_sample import row_sample
+from cosmati.study.evaluated_rows import row_sample
 from cosmati.train.evaluation import evaluate
 from cosmati.train.facts import describe_hardware
 from cosmati.train.observers import Observer

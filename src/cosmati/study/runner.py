@@ -19,7 +19,8 @@ from rich.console import Console
 
 from cosmati.errors import RunError
 from cosmati.progress import ProgressDisplay
-from cosmati.records.study import EvaluationPoint, StudyRecord, StudyRun, upgraded_run
+from cosmati.records.study import EvaluationPoint, StudyRecord, StudyRun
+from cosmati.records.study_upgrades import upgraded_run
 from cosmati.storage.atomic import replace_file, replace_files
 from cosmati.study.costs import profile_costs
 from cosmati.study.definition import Arm, RegistrationPlan, Study
@@ -308,8 +309,8 @@ def unfinished_record(folder: Path, record: StudyRecord) -> StudyRecord:
         )
         raise RunError(msg)
     text = (
-        f"Not finished: {len(record.runs)} of {num_cells} runs, without profiled costs. All that is said here is of these "
-        f"alone, and may change.{before}"
+        f"Not finished: {len(record.runs)} of {num_cells} runs, without profiled costs. All that is said here is of "
+        f"these alone, and may change.{before}"
     )
     return replace(record, notes=f"{text}\n{record.notes}" if record.notes else text)
 

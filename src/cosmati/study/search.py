@@ -17,7 +17,8 @@ from rich.console import Console
 
 from cosmati.errors import RunError
 from cosmati.progress import ProgressDisplay
-from cosmati.records.study import SearchRecord, StudyRecord, TrialRecord, upgraded_trial
+from cosmati.records.study import SearchRecord, StudyRecord, TrialRecord
+from cosmati.records.study_upgrades import upgraded_trial
 from cosmati.study.jobs import FailedCall, Jobs, hardware_of_starts, jobs_of, named_call
 from cosmati.study.lines import LINE_VERSION, LineFile, made_folder, only_one
 from cosmati.study.measured import MeasuredRun, Run, measure
@@ -265,8 +266,8 @@ class _Search:
         calls = {key: self._call(key) for key in keys if key not in found}
         if calls and not self.may_run:
             msg = (
-                f"The search of {next(iter(calls))[0]!r} isn't finished on this hardware, and nothing is searched here. "
-                "Give the record of the study that it chose the settings for (--like study.json), or run that first."
+                f"The search of {next(iter(calls))[0]!r} isn't finished on this hardware, and nothing is searched "
+                "here. Give the record of the study that it chose the settings for (--like study.json), or run that first."
             )
             raise RunError(msg)
         for key, outcome in self._workers.outcomes(calls):
