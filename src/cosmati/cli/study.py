@@ -124,7 +124,8 @@ def profile(
     With the file, a study that ran elsewhere is reported as it would be here. Every arm does a short run with its
     schedule dilated, alone, in turns with the others. Nothing is searched: arms have the settings that the study's
     record (--like) says, or those of a search that was finished on this hardware. A study that ran with --jobs 2 has
-    one thread a run: give its record (--like), or --threads 1. The report says where profiles and runs had other threads.
+    one thread a run: give its record (--like), or --threads 1. The report says where profiles and runs had other
+    threads.
 
     \b
     Example, on another machine and then where the study is:

@@ -267,7 +267,8 @@ class _Search:
         if calls and not self.may_run:
             msg = (
                 f"The search of {next(iter(calls))[0]!r} isn't finished on this hardware, and nothing is searched "
-                "here. Give the record of the study that it chose the settings for (--like study.json), or run that first."
+                "here. Give the record of the study that it chose the settings for (--like study.json), or run that "
+                "first."
             )
             raise RunError(msg)
         for key, outcome in self._workers.outcomes(calls):
