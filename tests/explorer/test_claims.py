@@ -41,7 +41,10 @@ def record(**searches: SearchRecord | None) -> StudyRecord:
         ({"baseline": searched()}, "a tuned opponent (5 trials, 703 steps), at the baseline's settings"),
         (
             {"baseline": searched(counts=((0.25, 3), (1.0, 1))), "fast": searched()},
-            "an opponent that wasn't searched as the arm was (4 trials and 700 steps against the arm's 5 and 703)",
+            (
+                "an opponent that wasn't searched as the arm was (4 trials of 3 settings and 700 steps against the "
+                "arm's 5 of 4 and 703)"
+            ),
         ),
         (
             {"baseline": searched(steps=800, rows=4), "fast": searched()},

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from cosmati.optim import WSD, AdamW, Constant, Cosine, Linear, Optimizer, ScheduleFreeAdamW
 from cosmati.records.study import (
@@ -21,6 +22,9 @@ from cosmati.records.study import (
     TrialRecord,
 )
 from cosmati.study.checks import checks_of, effort_of, is_as_hard
+from cosmati.study.definition import Arm
+from cosmati.study.evaluated_rows import row_sample
+from tests.study.fake_runs import FakeRun
 from tests.study.oracles import log_quality, study
 
 LR = DimensionRecord("lr", 0.001, 0.1, True, (), 0)
@@ -42,7 +46,7 @@ def searched(
     for budget, count in counts:
         for point in range(count):
             done = 3 if point == 3 else round(steps * budget)
-            chosen = {"lr": lr if point == 0 else 0.02, "batch": batch}
+            chosen = {"lr": lr if point == 0 else 0.02 + point / 1000, "batch": batch}
             trials.append(TrialRecord(point, chosen, False, budget, seed, 1.0, done, done * rows, 1.0))
     return SearchRecord(dimensions, tuple(trials), 0)
 
@@ -73,7 +77,7 @@ def test_equal_searches_are_equally_hard_whatever_diverged() -> None:
     found = check(record(searched(), searched(0.03)), HARD)
     assert found.met
     # Three runs of 100 steps, one that diverged after 3, one of 400; and the same for the other arm.
-    assert "baseline: 5 runs, 703 steps, over lr 0.001 to 0.1; batch 4, 8, 16 (widened 1x)." in found.note
+    assert "baseline: 5 runs, 4 settings, 703 steps, over lr 0.001 to 0.1; batch 4, 8, 16 (widened 1x)." in found.note
     assert effort_of(searched()).num_rows == 703 * 8
 
 
@@ -295,3 +299,80 @@ def test_precision_is_mixed_or_measured_to_be_no_faster(
     found = check(replace(made, arms=arms, costs=costs), MIXED)
     assert found.met == met
     assert note in found.note
+
+
+def of_settings(*rates: float, is_known: int = 0, dimensions: tuple[DimensionRecord, ...] = (LR,)) -> SearchRecord:
+    """A search of as many points as there are rates, one after another, the first of which were known."""
+    trials = (
+        TrialRecord(point, {"lr": rate, "fixed": True}, point < is_known, 1.0, 900, 1.0, 10, 80, 1.0)
+        for point, rate in enumerate(rates)
+    )
+    return SearchRecord(dimensions, tuple(trials), 0)
+
+
+FIXED = DimensionRecord("fixed", 0.0, 0.0, False, ("True",), 0, ends_below=True, ends_above=True)
+
+
+def test_a_search_of_one_setting_is_no_search() -> None:
+    single, real = of_settings(0.01, 0.01, 0.01), of_settings(0.01, 0.02, 0.03)
+    found = check(record(single, real), HARD)
+    assert not found.met
+    assert found.note.startswith("baseline wasn't searched")
+    assert "the search of baseline had one setting, so nothing was tuned" in found.note
+    alone = check(record(single), HARD)
+    assert (alone.met, alone.note) == (False, "the search of baseline had one setting, so nothing was tuned")
+    with pytest.raises(ValueError, match="have one setting, so it isn't tuned"):
+        Arm(start=FakeRun, opponent="tuned", search=single)
+    assert Arm(start=FakeRun, opponent="tuned", search=real).search == real
+
+
+def test_distinct_settings_count_and_not_their_repetitions() -> None:
+    few, many = of_settings(0.01, 0.02, 0.01, 0.02), of_settings(0.01, 0.02, 0.03, 0.04)
+    assert (effort_of(few).num_trials, effort_of(few).num_settings) == (4, 2)
+    assert not is_as_hard(few, many)
+    assert is_as_hard(many, few)
+    assert not check(record(few, many), HARD).met
+
+
+def test_settings_known_by_hand_are_counted_and_what_could_not_vary_is_no_dimension() -> None:
+    made = replace(of_settings(0.01, 0.02, 0.01, 0.03, is_known=2, dimensions=(LR, FIXED)), chosen=3)
+    found = check(record(made), HARD)
+    assert found.note == "baseline: 4 runs, 3 settings, 2 of them known by hand, 40 steps, over lr 0.001 to 0.1"
+
+
+def test_failed_trials_are_counted() -> None:
+    made = of_settings(0.01, 0.02)
+    failed = replace(made, trials=(made.trials[0], replace(made.trials[1], error="ValueError: x", quality=math.inf)))
+    assert "2 runs, 1 of which failed, 2 settings" in check(record(failed), HARD).note
+
+
+ROWS = "Settings chosen on rows of their own"
+
+
+def sample(start: int, end: int) -> tuple[str, ...]:
+    return row_sample([torch.arange(start, end)])
+
+
+@pytest.mark.parametrize(
+    ("base", "fast", "reported", "met", "note"),
+    [
+        ((0, 500), (0, 500), (500, 900), True, "at most 0 % in common, by a sample of the rows' digests"),
+        ((0, 500), (0, 500), (0, 500), False, "about 100 % of the rows for baseline are reported too; about 100 % of"),
+        ((0, 500), (600, 900), (600, 900), False, "about 100 % of the rows for fast are reported too"),
+        ((0, 90), (0, 90), (80, 200), False, "about 11 % of the rows for baseline are reported too; about 11 % of"),
+        ((0, 100), (0, 100), (97, 200), True, "at most 3 % in common"),
+        ((0, 0), (0, 500), (500, 900), False, "not known for baseline: no record of the rows of its runs"),
+        ((0, 500), (0, 500), (0, 0), False, "not known for baseline, fast: no record"),
+    ],
+)
+def test_selection_rows_are_compared_with_those_reported(
+    base: tuple[int, int], fast: tuple[int, int], reported: tuple[int, int], met: bool, note: str
+) -> None:
+    arms = [replace(searched(), evaluated_on=sample(*rows)) for rows in (base, fast)]
+    found = check(replace(record(*arms), evaluated_on=sample(*reported)), ROWS)
+    assert found.met == met
+    assert found.note.startswith(note)
+
+
+def test_without_a_search_there_are_no_selection_rows() -> None:
+    assert ROWS not in {item.name for item in checks_of(record())}

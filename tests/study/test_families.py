@@ -13,9 +13,17 @@ import pytest
 
 from cosmati.records.study import Prediction, Registration, StudyRecord
 from cosmati.study import comparison
-from cosmati.study.comparison import NotReached, SpeedUp, comparisons, interaction, noise_floor, num_registered
+from cosmati.study.comparison import (
+    Comparison,
+    NotReached,
+    SpeedUp,
+    comparisons,
+    interaction,
+    noise_floor,
+    num_registered,
+)
 from cosmati.study.predictions import outcomes_of
-from cosmati.study.statistics import Estimate
+from cosmati.study.statistics import Estimate, holm
 from tests.study.oracles import log_quality, study
 
 BUDGETS = (0.25, 0.5, 1.0)
@@ -186,3 +194,13 @@ def test_draws_beyond_the_span_do_not_narrow_a_ratio(gain: float, is_near_the_en
         assert found.high == math.inf
     else:
         assert found == unaware
+
+
+def test_a_verdict_goes_by_the_adjusted_p_value() -> None:
+    """The test alone would be enough at 0.05, with an interval beyond 1; among four of them it isn't."""
+    found = SpeedUp(1.5, 1.1, 2.0, 8, 0.9, 3.0, 2.0, 0.02, is_at_least=False, is_at_most=False)
+    verdicts = [
+        Comparison("fast", found, found, p_value, 0.05, 4).is_shown for p_value in (*holm([0.02, 0.5, 0.6, 0.7]), None)
+    ]
+    assert verdicts == [False] * 5
+    assert Comparison("fast", found, found, 0.049, 0.05, 1).is_shown

@@ -19,10 +19,10 @@ from rich.console import Console
 
 from cosmati.errors import RunError
 from cosmati.records.study import StudyRecord
-from cosmati.study.jobs import LocalProcesses, jobs_of
+from cosmati.study.jobs import LocalProcesses, jobs_of, named_call
 from cosmati.study.lines import only_one
 from cosmati.study.python_file import load_module
-from cosmati.study.runner import LINES_FILE, Arm, Study, run_study
+from cosmati.study.runner import FAILED_FILE, LINES_FILE, Arm, Study, run_study
 from cosmati.study.search import TRIALS_FILE
 from tests.study.fake_runs import STALL, FakeRun, diverging_start, dying_start, failing_start, study_start
 
@@ -82,15 +82,15 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_an_error_in_a_process_is_raised_here_with_where_it_was(tmp_path: Path) -> None:
+def test_an_error_in_a_process_is_told_here_with_where_it_was(tmp_path: Path) -> None:
     def study(start: Any) -> Study:
         return make_study(tmp_path, arms={"baseline": Arm(start=start)}, seeds=(4,), budgets=(1.0,))
 
-    with pytest.raises(ValueError, match="seed 4 has no data") as caught:
+    with pytest.raises(RunError, match="seed 4: ValueError: seed 4 has no data"):
         run(study(failing_start), tmp_path)
-    assert "fake_runs.py" in "".join(caught.value.__notes__)
+    assert "fake_runs.py" in (tmp_path / FAILED_FILE).read_text()
     with pytest.raises(RunError, match=r"process of the run baseline, 1.0, 4 died with exit code 7.*__main__"):
-        run(study(dying_start), tmp_path)
+        run(study(dying_start), tmp_path / "other")
     record = run(study(diverging_start), tmp_path)
     assert record.runs[0].final.quality != record.runs[0].final.quality
 
@@ -219,3 +219,84 @@ def test_a_killed_search_and_a_killed_study_lose_and_repeat_nothing(tmp_path: Pa
 def test_two_processes_do_not_run_one_study(tmp_path: Path) -> None:
     with only_one(tmp_path), pytest.raises(RunError, match="Another process runs a study or a search"):
         run(make_study(tmp_path), tmp_path, jobs=1)
+
+
+def fails(error: Exception) -> None:
+    raise error
+
+
+class TwoWordError(Exception):
+    """An error that a pickle can't give back."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} {other}")
+
+
+def raise_two_words() -> None:
+    raise TwoWordError("two", "words")
+
+
+@pytest.mark.parametrize("num_jobs", [1, 2])
+def test_a_call_that_fails_is_given_back_and_the_others_go_on(num_jobs: int) -> None:
+    calls: dict[str, Any] = {
+        "wrong": partial(named_call, "of the wrong one", partial(fails, ValueError("no\ndata"))),
+        "odd": raise_two_words,
+        **dict.fromkeys(("a", "b", "c"), facts),
+    }
+    if num_jobs == 2:
+        calls = {"dies": partial(os._exit, 7), **calls}
+    with jobs_of(num_jobs) as workers:
+        found = dict(workers.outcomes(calls))
+        assert set(found) == set(calls)
+        assert found["wrong"].text == "ValueError: no data"
+        assert "In the run of the wrong one." in found["wrong"].error.__notes__
+        assert "test_jobs.py" in found["wrong"].trace
+        assert "two words" in found["odd"].text
+        assert all(isinstance(found[key], tuple) for key in "abc")
+        if num_jobs == 2:
+            assert "died with exit code 7" in found["dies"].text
+        # What one can't go on after is raised at once, and the processes stay usable until the end.
+        with pytest.raises(RunError, match="metric"):
+            list(workers.outcomes({"wrong": partial(fails, RunError("metric"))}))
+        assert len(dict(workers.results({"d": facts}))) == 1
+        with pytest.raises(ValueError, match="first"):
+            list(workers.results({"wrong": partial(fails, ValueError("first")), "e": facts}))
+
+
+HELPED = """
+from functools import partial
+import helper
+def study():
+    return helper.answer, helper.deep, lazily
+def lazily():
+    import late
+    return late.VALUE
+"""
+
+
+def test_modules_beside_a_studys_file_are_found_by_its_processes(tmp_path: Path) -> None:
+    """A function of a helper, of a package beside the file, and a helper that is imported when it's called."""
+    (tmp_path / "helped.py").write_text(HELPED)
+    (tmp_path / "helper.py").write_text("from parts.deep import deep\ndef answer():\n    return 1\n")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "deep.py").write_text("def deep():\n    return 2\n")
+    (tmp_path / "late.py").write_text("VALUE = 3\n")
+    before = list(sys.path)
+    answer, deep, lazily = load_module(tmp_path / "helped.py").study()
+    assert sys.path == [*before, str(tmp_path)]
+    for call, value in ((deep, 2), (answer, 1), (lazily, 3)):
+        with LocalProcesses(1) as workers:  # a new one each time: nothing was imported before
+            assert dict(workers.results({"a": call})) == {"a": value}
+    load_module(tmp_path / "helped.py")
+    assert sys.path == [*before, str(tmp_path)]
+    assert lazily() == 3
+    sys.path.remove(str(tmp_path))
+
+
+def test_a_file_that_fails_or_changes_the_path_leaves_it_whole(tmp_path: Path) -> None:
+    before = list(sys.path)
+    (tmp_path / "wrong.py").write_text("import sys\nsys.path.insert(0, 'mine')\n1 / 0\n")
+    with pytest.raises(RunError, match="ZeroDivisionError"):
+        load_module(tmp_path / "wrong.py")
+    assert sys.path == ["mine", *before]
+    sys.path.remove("mine")

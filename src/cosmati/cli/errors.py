@@ -22,6 +22,9 @@ class Teaching(TyperGroup):
             return super().invoke(ctx)
         except CosmatiError as error:
             typer.echo(f"Error: {error}", err=True)
+            for note in getattr(error, "__notes__", ()):
+                if "\n" not in note:  # where it was; a traceback isn't for here
+                    typer.echo(note, err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as error:
             typer.echo("Stopped. The same command goes on from what is on disk.", err=True)

@@ -29,8 +29,18 @@ from cosmati.study.hardware import (
     recipe_digest,
     threads_of,
 )
+from cosmati.study.lines import writable
 from cosmati.study.planning import plan_lines
-from cosmati.study.runner import STUDY_FILE, Study, finished_runs, hardware_of, run_study
+from cosmati.study.runner import (
+    STARTED_FILE,
+    STUDY_FILE,
+    Study,
+    finished_runs,
+    hardware_of,
+    run_study,
+    unfinished_record,
+)
+from cosmati.study.search import no_search
 from cosmati.study.statistics import mean_estimate
 
 PROFILE_FILE = "profile.json"
@@ -112,25 +122,29 @@ def profile(
     """Profile what a step of each arm costs on this machine, without the study's runs.
 
     With the file, a study that ran elsewhere is reported as it would be here. Every arm does a short run with its
-    schedule dilated, alone, in turns with the others. A study that ran with --jobs 2 has one thread a run: give its
-    record (--like), or --threads 1. The report says where profiles and runs had other threads.
+    schedule dilated, alone, in turns with the others. Nothing is searched: arms have the settings that the study's
+    record (--like) says, or those of a search that was finished on this hardware. A study that ran with --jobs 2 has
+    one thread a run: give its record (--like), or --threads 1. The report says where profiles and runs had other
+    threads.
 
     \b
     Example, on another machine and then where the study is:
       cosmati study profile warmup_study.py --like study.json --output h200.json
       cosmati study report studies/warmup --profile h200.json
     """  # noqa: D301
-    study = _study_of(file)
+    record = _record_of(like) if like else None
+    with no_search(record):
+        study = _study_of(file)
     recipes = {name: recipe_digest(arm.recipe_text) for name, arm in study.arms.items()}
-    if like:
-        record = _record_of(like)
+    if record:
         check_same(record, study.name, recipes, what=f"{file}")
         threads = threads or threads_of(record)
     lines = output.with_name(f"{output.stem}-turns")
     hardware = hardware_of(study)
     costs = profile_costs(replace(study, cost_turns=turns), lines, hardware=hardware, num_threads=threads)
     made = ProfileRecord(study=study.name, hardware=hardware, recipes=recipes, costs=costs)
-    replace_file(output, made.to_json().encode())
+    with writable(output):
+        replace_file(output, made.to_json().encode())
     had = " or ".join(str(n) for n in sorted({one.num_threads for one in costs}))
     typer.echo(f"On {hardware}, {had} thread{'' if had == '1' else 's'} a run:")
     for arm in study.arms:
@@ -169,7 +183,8 @@ def compose(
     found = search_composition(pool, where, jobs=jobs)
     path, _, function = file.partition(":")
     chosen = where / CHOSEN_FILE
-    replace_file(chosen, recipe_file(found, chosen, Path(path), function or "pool").encode())
+    with writable(chosen):
+        replace_file(chosen, recipe_file(found, chosen, Path(path), function or "pool").encode())
     for line in found_lines(found):
         typer.echo(line)
     typer.echo(f"Train it with: cosmati train {chosen}")
@@ -187,25 +202,30 @@ def report(
 ) -> None:
     """Write a study as one HTML file that needs nothing from outside.
 
+    A study that isn't finished is shown with the runs that are, and the page says so; what an earlier one left in the
+    folder isn't shown then.
+
     \b
     Examples:
       cosmati study report studies/warmup
       cosmati study report studies/warmup --profile h200.json --hardware "NVIDIA H200 SXM5"
     """  # noqa: D301
     path = folder / STUDY_FILE
-    if not path.is_file():
-        msg = (
-            f"{folder} holds no {STUDY_FILE}. Run the study to its end first: cosmati study run FILE --folder {folder}"
-        )
+    is_open = (folder / STARTED_FILE).is_file()
+    if not is_open and not path.is_file():
+        msg = f"{folder} holds no {STUDY_FILE}. Run the study first: cosmati study run FILE --folder {folder}"
         raise RunError(msg)
     if catalogue and not hardware:
         raise RunError("A catalogue alone prices nothing. Name one of its entries: --hardware NAME.")
-    record = StudyRecord.from_json(path.read_text())
+    record = unfinished_record(folder, study_record(folder)) if is_open else _record_of(path)
+    if is_open:
+        typer.echo(record.notes.partition("\n")[0], err=True)
     if profile:
         record = extrapolated(record, ProfileRecord.from_json(_text_of(profile)))
     if hardware:
         record = priced(record, price_of(hardware, read_catalogue(catalogue)))
-    page = write_report(output or folder / "report.html", title=record.name, studies=[record])
+    title = f"{record.name}{' (not finished)' * is_open}"
+    page = write_report(output or folder / "report.html", title=title, studies=[record])
     typer.echo(str(page))
 
 
@@ -216,6 +236,8 @@ def _study_of(file: str) -> Study:
 
 
 def _record_of(path: Path) -> StudyRecord:
+    if path.name == STUDY_FILE and path.with_name(STARTED_FILE).exists():
+        typer.echo(f"{path} is of before: its study was begun again since, and isn't finished.", err=True)
     try:
         return StudyRecord.from_json(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -234,7 +256,10 @@ def export(
     Example:
       cosmati study export studies/warmup --to csv --out tables
     """  # noqa: D301
-    for path in write_tables(study_tables(study_record(folder)), out or folder / "tables", form_of(to)):
+    target, tables = out or folder / "tables", study_tables(study_record(folder))
+    with writable(target):
+        paths = list(write_tables(tables, target, form_of(to)))
+    for path in paths:
         typer.echo(str(path))
 
 

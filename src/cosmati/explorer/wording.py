@@ -148,7 +148,9 @@ def runs_text(study: StudyRecord, arm: str) -> str:
     texts = []
     for name in (arm, study.baseline_arm):
         diverged, total = num_diverged(study, name)
-        texts += [f" {diverged} of {total} runs of {name} diverged."] if diverged else []
+        has_failed = any(run.error for run in study.runs if run.arm == name)
+        what = "diverged or failed" if has_failed else "diverged"
+        texts += [f" {diverged} of {total} runs of {name} {what}."] if diverged else []
     missing, seeds = left_out(study, arm)
     if missing:
         texts.append(
@@ -178,21 +180,22 @@ def _strength_text(against: ArmRecord, own: ArmRecord) -> str:
     if against.opponent == "plain":
         text = f"a plain opponent ({against.source})"
         return text if own.search else f"{text}, at settings with no search on record"
-    if against.search is None:
+    if against.search is None or not against.search.is_choice:
+        # A search of one setting chose nothing.
         return "an opponent with no search on record"
     what = "a tuned opponent"
     if against.opponent != "tuned" and len(against.search.dimensions) == 1:
         what = f"an opponent of which {against.search.dimensions[0].name} alone was searched"
     effort = effort_of(against.search)
     trials, steps = f"{effort.num_trials} trials", f"{effort.num_steps:,} steps"
-    if own.search is None:
+    if own.search is None or not own.search.is_choice:
         settings = f"published settings ({own.source})" if own.opponent == "plain" else "the baseline's settings"
         return f"{what} ({trials}, {steps}), at {settings}"
     mine = effort_of(own.search)
     if not is_as_hard(against.search, own.search):
         return (
-            f"an opponent that wasn't searched as the arm was ({trials} and {steps} against the arm's "
-            f"{mine.num_trials} and {mine.num_steps:,})"
+            f"an opponent that wasn't searched as the arm was ({trials} of {effort.num_settings} settings and {steps} "
+            f"against the arm's {mine.num_trials} of {mine.num_settings} and {mine.num_steps:,})"
         )
     if effort.num_steps == mine.num_steps:
         return f"{what} ({trials}, {steps}, as many as the arm's)"

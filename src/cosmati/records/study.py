@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from cosmati.errors import RunError
 from cosmati.records.encoding import decode_record, encode_record
+from cosmati.records.study_upgrades import refuse_nameless_profile, upgraded_study
 
-STUDY_VERSION = 3
+STUDY_VERSION = 4
 PROFILE_VERSION = 2
 NUM_HEADLINES = 4
 """Most tests of a family of headlines."""
@@ -45,7 +47,8 @@ class StudyRun:
     """One run of a study: its arm, its budget as a share of the full budget, its seed and what it reached.
 
     `seconds_by_part` has the run's wall clock by part, evaluation included; `final` is the point that counts.
-    `num_threads` is of the process that trained, 0 where it isn't known.
+    `num_threads` is of the process that trained, 0 where it isn't known. `error` is what a run failed with, empty where
+    it didn't: a failed run has no quality, as one that diverged has none.
     """
 
     arm: str
@@ -56,6 +59,7 @@ class StudyRun:
     final: EvaluationPoint
     seconds_by_part: Mapping[str, float]
     num_threads: int = 0
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class ProfileRecord:
         Raises:
             RunError: not JSON, another version, or other fields or types than this version's.
         """
-        return decode_record(cls, text, version=PROFILE_VERSION, upgrade=_refuse_nameless)
+        return decode_record(cls, text, version=PROFILE_VERSION, upgrade=refuse_nameless_profile)
 
 
 @dataclass(frozen=True)
@@ -148,10 +152,11 @@ class TrialRecord:
         is_known: Whether it's a setting that was known to be good, and not a drawn point.
         budget: Share of the full budget.
         seed: Of the run.
-        quality: On the rows for selection; not finite where it diverged.
+        quality: On the rows for selection; not finite where it diverged or failed.
         steps: Optimizer steps done.
         rows: Rows trained on.
         seconds: Training time.
+        error: What it failed with; empty where it didn't.
     """
 
     point: int
@@ -163,6 +168,7 @@ class TrialRecord:
     steps: int
     rows: int
     seconds: float
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -175,12 +181,27 @@ class SearchRecord:
         chosen: Number of the chosen point.
         by_hand: About how many runs by hand, before the search and not among `trials`, found the settings that were
             known to it; 0 where nobody counted them.
+        arm: Its name in the search, which needn't be its name in a study; empty in older records.
+        evaluated_on: A sample of the rows that its runs were evaluated on, as `row_sample` draws it; empty where it
+            isn't known.
     """
 
     dimensions: tuple[DimensionRecord, ...]
     trials: tuple[TrialRecord, ...]
     chosen: int
     by_hand: int = 0
+    arm: str = ""
+    evaluated_on: tuple[str, ...] = ()
+
+    @property
+    def num_settings(self) -> int:
+        """Distinct settings that were run."""
+        return len({json.dumps(dict(trial.settings), sort_keys=True) for trial in self.trials})
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether there was anything to choose from: two settings or more. Without that nothing was tuned."""
+        return self.num_settings > 1
 
     @property
     def is_known(self) -> bool:
@@ -276,6 +297,8 @@ class StudyRecord:
         costs: Profiles of the arms' costs, empty where the runs' own seconds have to do. With them, a run's time is
             its steps at the arm's profiled cost.
         registration: What was predicted before the runs, None where nothing was.
+        evaluated_on: A sample of the rows that its runs were evaluated on, as `row_sample` draws it; empty where it
+            isn't known.
         version: Version of this record's form.
     """
 
@@ -295,6 +318,7 @@ class StudyRecord:
     notes: str
     costs: tuple[CostProfile, ...] = ()
     registration: Registration | None = None
+    evaluated_on: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a study whose runs and arms don't fit together."""
@@ -314,63 +338,9 @@ class StudyRecord:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read a record from JSON text; `from_json(to_json(x)) == x`. Versions 1 and 2 are read too.
+        """Read a record from JSON text; `from_json(to_json(x)) == x`. Versions 1 to 3 are read too.
 
         Raises:
             RunError: not JSON, another version, or other fields or types than this version's.
         """
-        return decode_record(cls, text, version=STUDY_VERSION, upgrade=_upgraded)
-
-
-def _refuse_nameless(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a profile of version 1, which could be of any recipes."""
-    if value.get("version") == 1:
-        msg = (
-            "This profile is of version 1, which doesn't say of which recipes it is. Profile again: "
-            "cosmati study profile FILE --output PROFILE"
-        )
-        raise RunError(msg)
-    return value
-
-
-def _upgraded(value: dict[str, Any]) -> dict[str, Any]:
-    """Give a record of an older version the fields that it couldn't have; any other is as it was."""
-    if value.get("version") not in (1, 2):
-        return value
-    found = dict(value)
-    if value["version"] == 1:
-        found = {"costs": [], "registration": None, **found}
-        found["arms"] = _each(found.get("arms"), lambda arm: {"opponent": None, "source": "", "search": None, **arm})
-    found["arms"] = _each(found.get("arms"), lambda arm: {**arm, "search": _with(arm.get("search"), by_hand=0)})
-    found["registration"] = _with(found.get("registration"), num_tests=None)
-    found["runs"] = _each(found.get("runs"), upgraded_run)
-    found["costs"] = _each(found.get("costs"), upgraded_cost)
-    return {**found, "version": STUDY_VERSION}
-
-
-def _with(value: object, **added: object) -> object:
-    """Give an older record what it couldn't say; where there is none there's nothing to give."""
-    return {**added, **value} if isinstance(value, dict) else value
-
-
-def upgraded_run(run: dict[str, Any]) -> dict[str, Any]:
-    """Give a run as it was written before version 3 the fields that it couldn't have."""
-    points = _each(run.get("points"), _upgraded_point)
-    final = _each([run.get("final")], _upgraded_point)[0]
-    return {"num_threads": 0, **run, "points": points, "final": final}
-
-
-def upgraded_cost(cost: dict[str, Any]) -> dict[str, Any]:
-    """Give a cost profile as it was written before version 3 the fields that it couldn't have."""
-    return {"evaluation_seconds": 0.0, "evaluated_rows": 0, "num_threads": 0, **cost}
-
-
-def _upgraded_point(point: dict[str, Any]) -> dict[str, Any]:
-    return {"cpu_seconds": 0.0, **point}
-
-
-def _each(values: Any, upgrade: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:  # noqa: ANN401
-    """Upgrade the objects of a list; what isn't one is left to the decoder, which refuses it."""
-    if not isinstance(values, list):
-        return values
-    return [upgrade(one) if isinstance(one, dict) else one for one in values]
+        return decode_record(cls, text, version=STUDY_VERSION, upgrade=upgraded_study)

@@ -7,16 +7,19 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cosmati.records.study import ArmRecord, ChecklistItem, DimensionRecord, SearchRecord, StudyRecord
 from cosmati.study.comparison import NOISE_ARM
 from cosmati.study.inference import step_cost
 from cosmati.study.points import Dimension, chosen_settings
+from cosmati.study.row_sample import shared_share
 
 DATA_SHARE = 0.05
 """Of training time; what waits less for its data isn't held up by them."""
+COMMON_ROWS = 0.05
+"""Share of rows that selection and report may have in common: copies of a row are common in real data."""
 MAX_NAMED = 8
 NO_TRAINING = ("evaluation", "checkpoint")
 MIXED = ("bfloat16", "float16")
@@ -31,20 +34,36 @@ class SearchEffort:
     num_trials: int
     num_steps: int
     num_rows: int
+    num_settings: int = 0
+    """Distinct ones."""
+    num_known: int = 0
+    """Those of them that were known by hand."""
+    num_failed: int = 0
+    """Runs that raised an error."""
 
 
 def effort_of(search: SearchRecord) -> SearchEffort:
     """Return what a search took."""
     trials = search.trials
-    return SearchEffort(len(trials), sum(one.steps for one in trials), sum(one.rows for one in trials))
+    return SearchEffort(
+        num_trials=len(trials),
+        num_steps=sum(one.steps for one in trials),
+        num_rows=sum(one.rows for one in trials),
+        num_settings=search.num_settings,
+        num_known=replace(search, trials=tuple(one for one in trials if one.is_known)).num_settings,
+        num_failed=sum(bool(one.error) for one in trials),
+    )
 
 
 def is_as_hard(search: SearchRecord, other: SearchRecord) -> bool:
     """Return whether a search had as many runs at each budget as another one, and runs that are at least as long.
 
     Of runs of one budget the longest ones count, in steps or, where the batch size is searched, in rows: a run that
-    diverged is short. Where budgets are training times, the arm whose rows cost less sees more of them.
+    diverged is short. Where budgets are training times, the arm whose rows cost less sees more of them. A setting
+    that is run over and over is one, and a search has tried as many distinct ones as the other.
     """
+    if search.num_settings < other.num_settings:
+        return False
     if Counter(one.budget for one in search.trials) != Counter(one.budget for one in other.trials):
         return False
     if _longest(search, "steps") == _longest(other, "steps"):
@@ -63,12 +82,12 @@ def _longest(search: SearchRecord, what: str) -> dict[float, int]:
 def checks_of(study: StudyRecord) -> tuple[ChecklistItem, ...]:
     """Return the demands on a strong baseline: those that its records answer, then the study's own others."""
     arms = {arm.name: arm for arm in study.arms}
-    searches = {name: arm.search for name, arm in arms.items() if arm.search is not None and arm.search.trials}
+    searches = {name: arm.search for name, arm in arms.items() if arm.search and arm.search.is_choice}
     derived = [_searched_as_hard(study, searches)]
     if len(searches) > 1:
         derived.append(_same_ranges(searches))
     if searches:
-        derived += [_inside(searches), _seeds_apart(study, searches)]
+        derived += [_inside(searches), _seeds_apart(study, searches), _rows_apart(study, searches)]
     derived += [_noise(study), _predicted(study), _profiled(study), _decayed(arms[study.baseline_arm])]
     derived += [_mixed_precision(study, arms[study.baseline_arm]), _data_is_quick(study)]
     answered = {item.name for item in derived}
@@ -80,9 +99,16 @@ def _searched_as_hard(study: StudyRecord, searches: Mapping[str, SearchRecord]) 
     notes = []
     for name, search in searches.items():
         effort = effort_of(search)
-        over = "; ".join(range_text(one) for one in search.dimensions)
-        notes.append(f"{name}: {effort.num_trials} runs, {effort.num_steps:,} steps, over {over}")
+        over = "; ".join(range_text(one) for one in search.dimensions if len(one.choices) != 1)
+        known = f", {effort.num_known} of them known by hand" if effort.num_known else ""
+        failed = f", {effort.num_failed} of which failed" if effort.num_failed else ""
+        notes.append(
+            f"{name}: {effort.num_trials} runs{failed}, {effort.num_settings} settings{known}, {effort.num_steps:,} "
+            f"steps, over {over}"
+        )
     is_met = base is not None and all(is_as_hard(base, search) for search in searches.values())
+    single = [arm.name for arm in study.arms if arm.search is not None and arm.name not in searches]
+    notes += [f"the search of {name} had one setting, so nothing was tuned" for name in single]
     note = ". ".join(notes) or "no search is on record, so the settings are somebody's choice"
     if base is None and searches:
         note = f"{study.baseline_arm} wasn't searched, and these were. {note}"
@@ -166,6 +192,19 @@ def _seeds_apart(study: StudyRecord, searches: Mapping[str, SearchRecord]) -> Ch
     seeds = ", ".join(map(str, sorted(chosen_on)))
     note = f"searched on seed {seeds}" + (f"; reported too: {', '.join(map(str, both))}" if both else "")
     return ChecklistItem("Settings chosen on seeds of their own", not both, note)
+
+
+def _rows_apart(study: StudyRecord, searches: Mapping[str, SearchRecord]) -> ChecklistItem:
+    """Compare the rows that settings were chosen on with those that are reported, by samples of both."""
+    name = "Settings chosen on rows of their own"
+    shares = {arm: shared_share(search.evaluated_on, study.evaluated_on) for arm, search in searches.items()}
+    unknown = [arm for arm, share in shares.items() if share is None]
+    common = {arm: share for arm, share in shares.items() if share is not None and share > COMMON_ROWS}
+    notes = [f"about {100 * share:.0f} % of the rows for {arm} are reported too" for arm, share in common.items()]
+    notes += [f"not known for {', '.join(unknown)}: no record of the rows of its runs"] if unknown else []
+    most = max((share for share in shares.values() if share is not None), default=0.0)
+    note = "; ".join(notes) or f"at most {100 * most:.0f} % in common, by a sample of the rows' digests"
+    return ChecklistItem(name, not notes, note)
 
 
 def _noise(study: StudyRecord) -> ChecklistItem:

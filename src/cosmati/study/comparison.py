@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cosmati.records.study import Registration, StudyRecord
+from cosmati.records.study import NUM_HEADLINES, Registration, StudyRecord
 from cosmati.study.curves import Axis, Means, best_within, is_counted, paired_means, reach, tradeoff_curve
 from cosmati.study.divergence import diverges_near, no_whole_seed
 from cosmati.study.interpolation import MonotoneCubic
 from cosmati.study.statistics import LEVEL, Array, Estimate, Freedom, estimate, holm, num_kinds
 
-NUM_HEADLINES = 4
 HEADLINE_LEVEL, SCREENING_LEVEL = 0.01, 0.05
 NOISE_ARM = "aa"
 NUM_PARTS, NUM_HALVINGS = 32, 50

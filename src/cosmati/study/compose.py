@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import torch
 from rich.console import Console
 
 from cosmati.core.method import Method
@@ -29,11 +28,11 @@ from cosmati.records.study import CostProfile, Setting
 from cosmati.study.costs import profile_costs
 from cosmati.study.definition import Arm, Study
 from cosmati.study.found_composition import FoundComposition, composition_text
-from cosmati.study.lines import only_one
+from cosmati.study.jobs import hardware_of_starts
+from cosmati.study.lines import made_folder, only_one
 from cosmati.study.measured import Run
 from cosmati.study.points import Dimension, PointSettings, SearchSpace, chosen_settings, quasi_random, settings_key
 from cosmati.study.search import SearchedArm, SearchPlan, search_arms
-from cosmati.train.facts import describe_hardware
 
 DRAWS_PER_POINT = 16
 """Quasi-random draws for each composition that is wanted: where parts are few, most draws repeat one."""
@@ -140,7 +139,7 @@ def search_composition(
     Args:
         pool: what to compose, and how hard.
         folder: where finished runs are kept.
-        hardware: what it runs on, in words; None describes this machine's CPU.
+        hardware: what it runs on, in words; None takes the device that its trainers train on.
         jobs: how many runs at a time; more than one are processes of their own. Costs are profiled one at a time.
         console: where progress goes; None means standard error.
 
@@ -149,10 +148,10 @@ def search_composition(
         RunError: every run of a budget diverged, another process is in the folder, or a run failed.
         MissingExtraError: SciPy isn't installed.
     """
-    folder = Path(folder).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
-    hardware = hardware or describe_hardware(torch.device("cpu"))
+    folder = made_folder(folder)
     points, refused = _trainable(pool, _points(pool))
+    plain = partial(_composed_run, pool, points[0], pool.cost_budget, pool.plan.seeds[0])
+    hardware = hardware or hardware_of_starts({pool.name: plain}, jobs)
     with only_one(folder):
         profiles = _profiled(pool, points, folder, hardware=hardware, one_thread=jobs > 1, console=console)
         costs = _relative_costs(points, profiles)

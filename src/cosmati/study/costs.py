@@ -15,10 +15,11 @@ from rich.console import Console
 
 from cosmati.errors import RunError
 from cosmati.progress import ProgressDisplay
-from cosmati.records.study import CostProfile, upgraded_cost
+from cosmati.records.study import CostProfile
+from cosmati.records.study_upgrades import upgraded_cost
 from cosmati.study.definition import Study
 from cosmati.study.jobs import InProcess, Jobs, LocalProcesses
-from cosmati.study.lines import LINE_VERSION, LineFile
+from cosmati.study.lines import LINE_VERSION, LineFile, made_folder
 from cosmati.study.measured import MeasuredRun, measure
 
 COSTS_FILE = "costs.jsonl"
@@ -62,8 +63,7 @@ def profile_costs(
     """
     if not study.cost_turns:
         return ()
-    folder = Path(folder).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = made_folder(folder)
     lines = LineFile(folder / COSTS_FILE, _TurnLine, upgrade=_upgraded)
     digest = _digest(study, hardware, num_threads)
     turns = [line.profiles for line in lines.read() if line.digest == digest][: study.cost_turns]

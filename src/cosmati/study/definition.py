@@ -40,6 +40,9 @@ class Arm:
         if self.opponent == "tuned" and self.search is None:
             msg = "A tuned opponent needs its `search`, as search_arms returns it."
             raise ValueError(msg)
+        if self.opponent == "tuned" and self.search and not self.search.is_choice:
+            msg = "All trials of this opponent's search have one setting, so it isn't tuned. Search more of them."
+            raise ValueError(msg)
         if self.opponent == "plain" and not self.source:
             msg = "A plain opponent needs its `source`: where its settings are published."
             raise ValueError(msg)
@@ -77,6 +80,11 @@ class RegistrationPlan:
                 f"{len(self.predictions)}. Count all of its studies' predictions."
             )
             raise ValueError(msg)
+
+    @property
+    def family_size(self) -> int:
+        """Tests that p-values are adjusted for."""
+        return self.num_tests or len(self.predictions)
 
 
 @dataclass(frozen=True, kw_only=True)

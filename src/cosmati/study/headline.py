@@ -117,7 +117,9 @@ def _refuse_weak(contest: Contest) -> None:
         opponent.search and arm.search and is_as_hard(opponent.search, arm.search)
     ):
         efforts = [effort_of(one.search) if one.search else SearchEffort(0, 0, 0) for one in (opponent, arm)]
-        had, against = (f"{one.num_trials} trials and {one.num_steps:,} steps" for one in efforts)
+        had, against = (
+            f"{one.num_trials} trials of {one.num_settings} settings and {one.num_steps:,} steps" for one in efforts
+        )
         msg = (
             f"{opponent.name!r} of {study.name!r} is called tuned and wasn't searched as hard as {arm.name!r}: {had} "
             f"against {against}. Search both by one plan, search_arms, and run the study again."

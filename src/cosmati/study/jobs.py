@@ -7,6 +7,8 @@ import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 
 from cosmati.data.worker import WorkerStart
 from cosmati.errors import RunError
+from cosmati.study.measured import Run, hardware_of_start
 from cosmati.study.python_file import files_behind, load_once
 
 K = TypeVar("K", bound=Hashable)
@@ -24,12 +27,40 @@ T = TypeVar("T")
 _END_SECONDS = 2.0
 
 
+@dataclass(frozen=True)
+class FailedCall:
+    """A call that raised an error, or whose process died."""
+
+    error: Exception
+
+    @property
+    def text(self) -> str:
+        """The error with its kind, in one line."""
+        return " ".join(f"{type(self.error).__name__}: {self.error}".split())
+
+    @property
+    def trace(self) -> str:
+        """The error with where it was raised, in another process too."""
+        return "".join(traceback.format_exception(self.error))
+
+
 class Jobs(Protocol):
     """Carries calls out. A context manager; at its end whatever still runs is ended."""
 
+    def outcomes(self, calls: Mapping[K, Callable[[], T]]) -> Iterator[tuple[K, T | FailedCall]]:
+        """Give each call's key and result as it ends, in any order, or what it failed with; the others go on.
+
+        Raises:
+            RunError: a call raised it, which says that nothing can go on.
+        """
+        ...
+
     def results(self, calls: Mapping[K, Callable[[], T]]) -> Iterator[tuple[K, T]]:
         """Give each call's key and result as it ends, in any order; raise what a call raises."""
-        ...
+        for key, outcome in self.outcomes(calls):
+            if isinstance(outcome, FailedCall):
+                raise outcome.error
+            yield key, outcome
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -54,13 +85,20 @@ def jobs_of(num_jobs: int) -> Jobs:
     return InProcess() if num_jobs == 1 else LocalProcesses(num_jobs)
 
 
-class InProcess:
+class InProcess(Jobs):
     """Carries calls out one after another, in this process."""
 
-    def results(self, calls: Mapping[K, Callable[[], T]]) -> Iterator[tuple[K, T]]:
-        """Give each call's key and result, in the calls' order."""
+    def outcomes(self, calls: Mapping[K, Callable[[], T]]) -> Iterator[tuple[K, T | FailedCall]]:
+        """Give each call's key and result, or what it failed with, in the calls' order."""
         for key, call in calls.items():
-            yield key, call()
+            outcome: T | FailedCall
+            try:
+                outcome = call()
+            except RunError:
+                raise
+            except Exception as error:  # noqa: BLE001  # whoever asked decides
+                outcome = FailedCall(error)
+            yield key, outcome
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -72,7 +110,7 @@ class InProcess:
         """Nothing runs any more."""
 
 
-class LocalProcesses:
+class LocalProcesses(Jobs):
     """Carries calls out in processes of this machine, one thread each. They end when this process does.
 
     A process is started where it's first needed and then kept, so what calls load stays loaded.
@@ -86,11 +124,11 @@ class LocalProcesses:
         self._idle: list[_Worker] = []
         self._busy: dict[Connection, tuple[_Worker, Hashable]] = {}
 
-    def results(self, calls: Mapping[K, Callable[[], T]]) -> Iterator[tuple[K, T]]:
-        """Give each call's key and result as it ends.
+    def outcomes(self, calls: Mapping[K, Callable[[], T]]) -> Iterator[tuple[K, T | FailedCall]]:
+        """Give each call's key and result as it ends, or what it failed with; that its process died, for one.
 
         Raises:
-            RunError: a call can't be sent to another process, or its process died.
+            RunError: a call can't be sent to another process, or raised it.
         """
         waiting = deque((key, _pickled(key, call)) for key, call in calls.items())
         while waiting or self._busy:
@@ -101,11 +139,13 @@ class LocalProcesses:
                 worker.send(data)
             for connection in wait(list(self._busy)):
                 assert isinstance(connection, Connection), "all of them are"
-                worker, done = self._busy[connection]
-                result = worker.receive(done)
-                del self._busy[connection]
-                self._idle.append(worker)
-                yield done, result  # type: ignore[misc]  # a key of `calls`, and its call's result
+                worker, done = self._busy.pop(connection)
+                try:
+                    outcome = worker.receive(done)
+                finally:
+                    if worker.process.exitcode is None:
+                        self._idle.append(worker)
+                yield done, outcome  # type: ignore[misc]  # a key of `calls`, and its call's result
 
     def __enter__(self) -> Self:
         """Begin; processes start with the first calls."""
@@ -124,6 +164,39 @@ class LocalProcesses:
             worker.process.join(_END_SECONDS)
             worker.process.kill()
             worker.process.join()
+
+
+def hardware_of_starts(starts: Mapping[str, Callable[[], Run]], num_jobs: int) -> str:
+    """Return what runs train on, in words: the device of the first of them that can be made.
+
+    Args:
+        starts: make runs, by words that name them.
+        num_jobs: how many runs at a time there will be. Where they have processes of their own, this one shouldn't take
+            hold of an accelerator.
+
+    Raises:
+        RunError: none can be made.
+    """
+    failed: dict[str, FailedCall] = {}
+    with InProcess() if num_jobs == 1 else LocalProcesses(1) as workers:
+        for words, outcome in workers.outcomes(
+            {one: partial(hardware_of_start, start) for one, start in starts.items()}
+        ):
+            if not isinstance(outcome, FailedCall):
+                return outcome
+            failed[words] = outcome
+    words, first = next(iter(failed.items()))
+    msg = f"No run can be made. The first, of {words}: {first.text}. Mend it and begin again."
+    raise RunError(msg) from first.error
+
+
+def named_call(words: str, call: Callable[[], T]) -> T:
+    """Carry a call out; an error that it raises says in a note whose it is."""
+    try:
+        return call()
+    except BaseException as error:
+        error.add_note(f"In the run {words}.")
+        raise
 
 
 def _pickled(key: Hashable, call: Callable[[], object]) -> bytes:
@@ -160,20 +233,23 @@ class _Worker:
             return  # it's dead, which `receive` says
 
     def receive(self, key: Hashable) -> object:
-        """Return the call's result, or raise what it raised."""
+        """Return the call's result, or what it failed with; raise what lets nothing go on."""
         try:
             result, error, trace = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self.process.join()
+            self.connection.close()
             msg = (
                 f"The process of the run {_words(key)} died with exit code {self.process.exitcode}. Was memory short? "
                 'A script that starts a study needs `if __name__ == "__main__":` around what it does.'
             )
-            raise RunError(msg) from None
-        if error is not None:
-            error.add_note(trace)
+            return FailedCall(RunError(msg))
+        if error is None:
+            return result
+        error.add_note(trace)
+        if isinstance(error, RunError) or not isinstance(error, Exception):
             raise error
-        return result
+        return FailedCall(error)
 
 
 def _serve(connection: Connection) -> None:
@@ -203,5 +279,5 @@ def _failure(error: BaseException) -> bytes:
         data = pickle.dumps((None, error, trace))
         pickle.loads(data)  # noqa: S301  # an error whose constructor takes other arguments can't be read back
     except Exception:  # noqa: BLE001
-        data = pickle.dumps((None, RunError(f"{type(error).__name__}: {error}"), trace))
+        data = pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), trace))
     return data

@@ -14,6 +14,7 @@ from cosmati.core.batch import Batch, count_rows
 from cosmati.core.clock import Budget, Clock
 from cosmati.errors import BatchError, DivergenceError, RunError
 from cosmati.records.study import EvaluationPoint
+from cosmati.study.evaluated_rows import row_sample
 from cosmati.train.evaluation import evaluate
 from cosmati.train.facts import describe_hardware
 from cosmati.train.observers import Observer
@@ -45,6 +46,7 @@ class MeasuredRun:
         hardware: that it ran on, in words.
         evaluation_seconds: of one more evaluation at its end; 0 where none was asked for or there is none.
         evaluated_rows: of that one.
+        evaluated_on: a sample of the rows that it's evaluated on, none where they aren't known.
     """
 
     points: tuple[EvaluationPoint, ...]
@@ -53,6 +55,7 @@ class MeasuredRun:
     hardware: str
     evaluation_seconds: float = 0.0
     evaluated_rows: int = 0
+    evaluated_on: tuple[str, ...] = ()
 
     @property
     def final(self) -> EvaluationPoint:
@@ -128,7 +131,8 @@ def measure(arm: str, start: Callable[[], Run], quality: str, *, inference: bool
             evaluated = _inference(run)
     point = kept.point(clock, seconds, reached)
     before = [one for one in kept.points if one.step < point.step]
-    return MeasuredRun((*before, point), dict(parts), kept.num_threads, hardware_of(run), *evaluated)
+    rows = row_sample(run.evaluation.data) if isinstance(run, Trainer) and run.evaluation else ()
+    return MeasuredRun((*before, point), dict(parts), kept.num_threads, hardware_of(run), *evaluated, rows)
 
 
 def _inference(run: Trainer) -> tuple[float, int]:

@@ -8,14 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cosmati.records.study import SearchRecord, StudyRecord, StudyRun
-from cosmati.study.comparison import (
-    HEADLINE_LEVEL,
-    NOISE_ARM,
-    NUM_HEADLINES,
-    SCREENING_LEVEL,
-    SpeedUp,
-    comparisons,
-)
+from cosmati.study.comparison import NOISE_ARM, SCREENING_LEVEL, SpeedUp, comparisons, level_of
 from cosmati.study.definition import Study
 from cosmati.study.inference import step_cost
 from cosmati.study.statistics import seeds_needed
@@ -43,8 +36,8 @@ def family_of(study: Study) -> tuple[int, float]:
     """Return how many tests are adjusted for each other, and at which level: those registered, or else a screening."""
     if study.registration is None:
         return max(1, len(set(study.arms) - {study.baseline, NOISE_ARM})), SCREENING_LEVEL
-    num_tests = getattr(study.registration, "num_tests", None) or len(study.registration.predictions)
-    return num_tests, HEADLINE_LEVEL if num_tests <= NUM_HEADLINES else SCREENING_LEVEL
+    num_tests = study.registration.family_size
+    return num_tests, level_of(num_tests)
 
 
 def spread_of_study(study: StudyRecord) -> Spread | None:

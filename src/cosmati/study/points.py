@@ -54,6 +54,12 @@ class Dimension:
             )
             raise ValueError(msg)
         if self.choices:
+            if len(self.choices) + len(self.wider[0]) + len(self.wider[1]) == 1:
+                msg = (
+                    f"{self.name!r} has one choice, {self.choices[0]!r}, so there is nothing to search: set it in the "
+                    "recipe, or give two."
+                )
+                raise ValueError(msg)
             every = [repr(one) for one in (*self.wider[0], *self.choices, *self.wider[1])]
             if len(set(every)) != len(every):
                 msg = f"The choices of {self.name!r} repeat one: {', '.join(every)}."

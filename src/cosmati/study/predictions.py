@@ -8,14 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from cosmati.records.study import NUM_HEADLINES, Prediction, StudyRecord
-from cosmati.study.comparison import (
-    HEADLINE_LEVEL,
-    SCREENING_LEVEL,
-    NotReached,
-    SpeedUp,
-    speed_up_at_equal_quality,
-)
+from cosmati.records.study import Prediction, StudyRecord
+from cosmati.study.comparison import NotReached, SpeedUp, level_of, speed_up_at_equal_quality
 from cosmati.study.curves import Axis, is_counted
 from cosmati.study.statistics import holm
 
@@ -61,7 +55,7 @@ def outcomes_of(study: StudyRecord) -> tuple[PredictionOutcome, ...]:
     p_values = [one.p_value if isinstance(one, SpeedUp) else None for one in found]
     size = study.registration.family_size
     adjusted = adjusted_for(size, p_values)
-    level = HEADLINE_LEVEL if size <= NUM_HEADLINES else SCREENING_LEVEL
+    level = level_of(size)
     return tuple(
         PredictionOutcome(prediction, one, p_value, _verdict(study, prediction, one, p_value, level))
         for prediction, one, p_value in zip(predictions, found, adjusted, strict=True)

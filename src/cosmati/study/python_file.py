@@ -14,7 +14,7 @@ _PREFIX = "file_"
 
 
 def load_module(path: Path) -> ModuleType:
-    """Run a Python file as a module.
+    """Run a Python file as a module. What lies beside it can be imported, also later and by processes of its own.
 
     Raises:
         RunError: there is no such file, or it raises an error.
@@ -26,7 +26,8 @@ def load_module(path: Path) -> ModuleType:
     assert spec is not None, "a .py file has a loader"
     assert spec.loader is not None, "a .py file has a loader"
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.resolve()))
+    folder = str(path.parent.resolve())
+    sys.path.insert(0, folder)
     # Dataclasses look their module up by name.
     sys.modules[spec.name] = module
     try:
@@ -36,18 +37,30 @@ def load_module(path: Path) -> ModuleType:
         msg = f"{path} can't be read: {type(error).__name__}: {error}"
         raise RunError(msg) from error
     finally:
-        sys.path.pop(0)
+        if folder in sys.path:  # the file may have changed it
+            sys.path.remove(folder)
+    # For what functions import when they're called. At the end: it mustn't stand in for what is installed.
+    if folder not in sys.path:
+        sys.path.append(folder)
     return module
 
 
 def files_behind(pickled: bytes) -> tuple[Path, ...]:
-    """Return the files, loaded by `load_module`, that a pickle takes functions from: who reads it loads them before."""
-    modules = {name: module for name, module in sys.modules.items() if name.startswith(_PREFIX)}
-    return tuple(
-        Path(module.__file__).resolve()
-        for name, module in modules.items()
-        if module.__file__ and name.encode() in pickled
-    )
+    """Return the files, loaded by `load_module`, that a pickle takes functions from: who reads it loads them before.
+
+    A function of a module that lies beside such a file counts too: loading the file finds what it's called there.
+    """
+    named = [name for name in list(sys.modules) if name.encode() in pickled]
+    folders = {folder for name in named if (file := _file_of(name)) for folder in file.parents}
+    found = [
+        (name, file) for name in list(sys.modules) if name.startswith(_PREFIX) and (file := _file_of(name)) is not None
+    ]
+    return tuple(file for name, file in found if name in named or file.parent in folders)
+
+
+def _file_of(name: str) -> Path | None:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return Path(file).resolve() if isinstance(file, str) else None
 
 
 def load_once(path: Path) -> None:

@@ -18,6 +18,7 @@ from cosmati.records.study import Registration, SearchRecord
 from cosmati.storage.atomic import replace_file
 from cosmati.study.curves import Axis
 from cosmati.study.definition import Study
+from cosmati.study.lines import readable, writable
 
 REGISTRATION_FILE = "registration.json"
 _VERSION = 2
@@ -121,7 +122,11 @@ def _without_seconds(search: SearchRecord) -> str:
     """Return a search's text without what differs where it's done once more, or what its runs don't depend on."""
     bare = replace(search, trials=tuple(replace(one, seconds=0.0) for one in search.trials))
     text = json.loads(encode_record(bare))
-    del text["by_hand"]
+    for name in ("by_hand", "arm", "evaluated_on"):
+        del text[name]
+    for trial in text["trials"]:
+        if not trial["error"]:  # an older release couldn't say, and its digests stay
+            del trial["error"]
     return json.dumps(text, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -140,14 +145,21 @@ def _written(study: Study, facts: Mapping[str, str], path: Path) -> _Registered:
     plan = study.registration
     assert plan is not None, "the caller has looked"
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    bare = Registration(plan.family, plan.predictions, date, "", plan.num_tests or len(plan.predictions))
+    bare = Registration(plan.family, plan.predictions, date, "", plan.family_size)
     made = _Registered(_VERSION, replace(bare, digest=_digest(bare, facts)), facts)
-    replace_file(path, encode_record(made).encode())
+    with writable(path):
+        replace_file(path, encode_record(made).encode())
     return made
 
 
 def _read(path: Path) -> _Registered:
-    found = decode_record(_Registered, path.read_text(), version=_VERSION, upgrade=_upgraded)
+    with readable(path):
+        text = path.read_text()
+    try:
+        found = decode_record(_Registered, text, version=_VERSION, upgrade=_upgraded)
+    except RunError as error:
+        msg = f"{path} isn't what was registered: {error}"
+        raise RunError(msg) from error
     if found.registration.digest != _digest(found.registration, found.facts):
         msg = f"{path} isn't what was registered: its digest doesn't match. Restore it, or take a new folder."
         raise RunError(msg)

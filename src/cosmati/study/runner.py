@@ -1,10 +1,15 @@
-"""Run the arms of a study at all budgets and seeds, interleaved, and go on where an earlier process stopped."""
+"""Run the arms of a study at all budgets and seeds, interleaved, and go on where an earlier process stopped.
+
+A run that raises an error is told and written to `failed.jsonl`, and the others go on. At their end the study stops: it
+isn't whole. Begun again, it runs what failed once more; what fails then too is a failed run in its record.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,23 +19,37 @@ from rich.console import Console
 
 from cosmati.errors import RunError
 from cosmati.progress import ProgressDisplay
-from cosmati.records.study import StudyRecord, StudyRun, upgraded_run
+from cosmati.records.study import EvaluationPoint, StudyRecord, StudyRun
+from cosmati.records.study_upgrades import upgraded_run
 from cosmati.storage.atomic import replace_file, replace_files
 from cosmati.study.costs import profile_costs
 from cosmati.study.definition import Arm, RegistrationPlan, Study
-from cosmati.study.jobs import LocalProcesses, jobs_of
-from cosmati.study.lines import LINE_VERSION, LineFile, only_one
-from cosmati.study.measured import MeasuredRun, hardware_of_start, measure
+from cosmati.study.jobs import FailedCall, hardware_of_starts, jobs_of, named_call
+from cosmati.study.lines import LINE_VERSION, LineFile, made_folder, only_one, writable
+from cosmati.study.measured import MeasuredRun, measure
 from cosmati.study.registration import register
+from cosmati.study.row_sample import joined
 
-__all__ = ["LINES_FILE", "STUDY_FILE", "Arm", "RegistrationPlan", "Study", "finished_runs", "hardware_of", "run_study"]
+__all__ = [
+    "LINES_FILE",
+    "STUDY_FILE",
+    "Arm",
+    "RegistrationPlan",
+    "Study",
+    "finished_runs",
+    "hardware_of",
+    "run_study",
+    "unfinished_record",
+]
 
 LINES_FILE = "runs.jsonl"
+FAILED_FILE = "failed.jsonl"
 STUDY_FILE = "study.json"
 STARTED_FILE = "started.json"
 """The study without its runs, while they go on."""
 PLANNED_FILE = "planned.json"
 """Its cells, and the digests of the recipes that lines count for; it stands as long as `started.json` does."""
+_MOST_NAMED = 3
 _Cell = tuple[str, float, int]
 
 
@@ -43,6 +62,20 @@ class _RunLine:
     run: StudyRun
     jobs: int
     quality: str
+    evaluated_on: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _FailedLine:
+    """A run that raised an error, and where."""
+
+    version: int
+    recipe: str
+    arm: str
+    budget: float
+    seed: int
+    error: str
+    trace: str
 
 
 def run_study(
@@ -60,7 +93,8 @@ def run_study(
     Each finished run is a line of `runs.jsonl` in the folder, so a study that was stopped goes on; until `study.json`
     stands, `started.json` says what the study is, and `planned.json` which runs it will have. A line counts
     only for the same recipe on the same hardware, with as many runs at a time. A run that diverged is kept, with a
-    quality that isn't finite.
+    quality that isn't finite. One that raised an error is a line of `failed.jsonl`, and the others go on; what fails
+    again when the study is begun again is kept in the record with its error, and counts as one that diverged.
 
     Args:
         study: what to run.
@@ -73,11 +107,11 @@ def run_study(
         console: where progress goes; None means standard error.
 
     Raises:
-        RunError: a finished run's line is damaged, the metric isn't measured, another process runs the study, or the
-            study isn't what it was when it was registered. KeyboardInterrupt: somebody stopped a run.
+        RunError: a finished run's line is damaged or can't be written, the metric isn't measured, another process runs
+            the study, the study isn't what it was when it was registered, or runs failed that didn't before.
+            KeyboardInterrupt: somebody stopped a run.
     """
-    folder = Path(folder).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = made_folder(folder)
     with only_one(folder):
         lines = LineFile(folder / LINES_FILE, _RunLine, upgrade=_upgraded)
         kept = lines.read()
@@ -102,11 +136,17 @@ def run_study(
             registration=registration,
         )
         planned = json.dumps({"recipes": digests, "cells": list(study.cells())}).encode()
-        replace_files(folder, {PLANNED_FILE: planned, STARTED_FILE: begun.to_json().encode()})
-        _run_cells(study, lines, digests, done, jobs, None if hardware else where, console)
+        with writable(folder / STARTED_FILE):
+            replace_files(folder, {PLANNED_FILE: planned, STARTED_FILE: begun.to_json().encode()})
+        failures = _Failures(folder, digests)
+        _run_cells(study, lines, (digests, done, failures), jobs, None if hardware else where, console)
+        failures.refuse_new(study)
         costs = profile_costs(study, folder, hardware=where, one_thread=jobs > 1, console=console)
-        record = replace(begun, runs=tuple(done[cell] for cell in study.cells()), costs=costs)
-        replace_file(folder / STUDY_FILE, record.to_json().encode())
+        runs = tuple(done[cell].run if cell in done else failures.run(cell) for cell in study.cells())
+        rows = joined(done[cell].evaluated_on for cell in study.cells() if cell in done)
+        record = replace(begun, runs=runs, costs=costs, evaluated_on=rows)
+        with writable(folder / STUDY_FILE):
+            replace_file(folder / STUDY_FILE, record.to_json().encode())
         for name in (STARTED_FILE, PLANNED_FILE):
             (folder / name).unlink()
     return record
@@ -115,10 +155,71 @@ def run_study(
 def _upgraded(line: dict[str, Any]) -> dict[str, Any]:
     """Give a line of an earlier release what it couldn't say."""
     run = line.get("run")
-    return {"jobs": 1, "quality": "", **line, **({"run": upgraded_run(run)} if isinstance(run, dict) else {})}
+    return {
+        "jobs": 1,
+        "quality": "",
+        "evaluated_on": [],
+        **line,
+        **({"run": upgraded_run(run)} if isinstance(run, dict) else {}),
+    }
 
 
-def _finished(study: Study, lines: list[_RunLine], digests: dict[str, str], jobs: int) -> dict[_Cell, StudyRun]:
+class _Failures:
+    """What failed when the study was begun before, and what fails now.
+
+    Args:
+        folder: of the study.
+        digests: of the arms' recipes, for which failures count.
+    """
+
+    def __init__(self, folder: Path, digests: dict[str, str]) -> None:
+        self._digests, self._path = digests, folder / FAILED_FILE
+        self._lines = LineFile(self._path, _FailedLine)
+        self._before = {
+            (one.arm, one.budget, one.seed) for one in self._lines.read() if digests.get(one.arm) == one.recipe
+        }
+        self._now: dict[_Cell, str] = {}
+
+    def add(self, cell: _Cell, failed: FailedCall) -> None:
+        """Write down that a run failed."""
+        self._now[cell] = failed.text
+        arm, budget, seed = cell
+        self._lines.append(_FailedLine(LINE_VERSION, self._digests[arm], arm, budget, seed, failed.text, failed.trace))
+
+    def run(self, cell: _Cell) -> StudyRun:
+        """Return a run that failed again as the record keeps it."""
+        arm, budget, seed = cell
+        nothing = EvaluationPoint(0, 0.0, math.nan)
+        return StudyRun(arm, budget, seed, f"{arm}-{budget:g}-{seed}", (), nothing, {}, error=self._now[cell])
+
+    def refuse_all(self, study: Study) -> None:
+        """Stop where as many runs as there are arms have failed, and this is called before one went well."""
+        if len(self._now) >= len(study.arms):
+            self._refuse(list(self._now), f"No run of {study.name!r} goes well")
+
+    def refuse_new(self, study: Study) -> None:
+        """Stop where runs failed that hadn't failed before."""
+        new = [cell for cell in self._now if cell not in self._before]
+        if new:
+            num_cells = len(list(study.cells()))
+            self._refuse(new, f"{len(new)} of {num_cells} runs of {study.name!r} failed, and the others are finished")
+
+    def _refuse(self, cells: Sequence[_Cell], what: str) -> None:
+        first = "; ".join(f"{_words(cell)}: {self._now[cell]}" for cell in cells[:_MOST_NAMED])
+        rest = f"; and {len(cells) - _MOST_NAMED} more" if len(cells) > _MOST_NAMED else ""
+        msg = (
+            f"{what}: {first}{rest}. Mend it and begin again: what failed is run once more, and counts as a run that "
+            f"diverged if it fails again. {self._path} says where."
+        )
+        raise RunError(msg)
+
+
+def _words(cell: _Cell) -> str:
+    arm, budget, seed = cell
+    return f"{arm}, budget {budget:g}, seed {seed}"
+
+
+def _finished(study: Study, lines: list[_RunLine], digests: dict[str, str], jobs: int) -> dict[_Cell, _RunLine]:
     found = [line for line in lines if digests.get(line.run.arm) == line.recipe and line.quality in ("", study.quality)]
     others = {line.jobs for line in found} - {jobs}
     if others and not study.cost_turns:
@@ -129,33 +230,41 @@ def _finished(study: Study, lines: list[_RunLine], digests: dict[str, str], jobs
         )
         raise RunError(msg)
     cells = set(study.cells())
-    runs = {(line.run.arm, line.run.budget, line.run.seed): line.run for line in found}
-    return {cell: run for cell, run in runs.items() if cell in cells}
+    runs = {(line.run.arm, line.run.budget, line.run.seed): line for line in found}
+    return {cell: line for cell, line in runs.items() if cell in cells}
 
 
 def _run_cells(
     study: Study,
     lines: LineFile[_RunLine],
-    digests: dict[str, str],
-    done: dict[_Cell, StudyRun],
+    state: tuple[dict[str, str], dict[_Cell, _RunLine], _Failures],
     jobs: int,
     hardware: str | None,
     console: Console | None,
 ) -> None:
-    """Run what isn't done, on that hardware if it's given, and add it."""
+    """Run what isn't done, on that hardware if it's given, and add it, or that it failed."""
+    (digests, done, failures), console = state, console or Console(stderr=True)
     cells = list(study.cells())
     left = {cell: _call(study, cell) for cell in cells if cell not in done}
     total = sum(budget for _, budget, _ in cells)
     spent = total - sum(budget for _, budget, _ in left)
     with ProgressDisplay(study.name, start=spent / total, console=console) as progress, jobs_of(jobs) as workers:
-        for (arm, budget, seed), measured in workers.results(left):
+        for cell, measured in workers.outcomes(left):
+            arm, budget, seed = cell
+            spent += budget
+            if isinstance(measured, FailedCall):
+                failures.add(cell, measured)
+                text = f"A run failed: {_words(cell)}: {measured.text}"
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
+                if not done:
+                    failures.refuse_all(study)
+                continue
             if hardware not in (None, measured.hardware):
                 msg = f"{arm!r} trains on {measured.hardware}, and {study.baseline!r} on {hardware}: use one device."
                 raise RunError(msg)
-            run = _as_run((arm, budget, seed), measured)
-            done[arm, budget, seed] = run
-            lines.append(_RunLine(LINE_VERSION, digests[arm], run, jobs, study.quality))
-            spent += budget
+            run = _as_run(cell, measured)
+            done[cell] = _RunLine(LINE_VERSION, digests[arm], run, jobs, study.quality, measured.evaluated_on)
+            lines.append(done[cell])
             if len(done) < len(cells):
                 text = f"{arm}, budget {budget:g}, seed {seed} was run {len(done)} of {len(cells)}"
                 progress.update(spent / total, text)
@@ -169,11 +278,41 @@ def _as_run(cell: _Cell, measured: MeasuredRun) -> StudyRun:
 
 
 def hardware_of(study: Study, *, jobs: int = 1) -> str:
-    """Return what a study's runs train on, in words: the device of a run of the baseline, which is made for it."""
-    start = partial(study.arms[study.baseline].start, min(study.budgets), study.seeds[0])
-    # Where runs have processes of their own, this one shouldn't take hold of an accelerator.
-    with jobs_of(1) if jobs == 1 else LocalProcesses(1) as workers:
-        return dict(workers.results({study.baseline: partial(hardware_of_start, start)}))[study.baseline]
+    """Return what a study's runs train on, in words: the device of a run that is made for it, the baseline's if it can.
+
+    Raises:
+        RunError: no arm's run can be made.
+    """
+    names = sorted(study.arms, key=lambda name: name != study.baseline)
+    starts = {name: partial(study.arms[name].start, min(study.budgets), study.seeds[0]) for name in names}
+    return hardware_of_starts(starts, jobs)
+
+
+def unfinished_record(folder: Path, record: StudyRecord) -> StudyRecord:
+    """Return the record of a study that was begun and isn't finished with notes whose first line says so.
+
+    Args:
+        folder: of the study.
+        record: with the runs that are finished.
+
+    Raises:
+        RunError: none is, for its recipes.
+    """
+    try:
+        num_cells: int | str = len(json.loads((folder / PLANNED_FILE).read_text())["cells"])
+    except (OSError, ValueError, KeyError, TypeError):
+        num_cells = "as yet unknown"
+    before = f" {STUDY_FILE} is what an earlier beginning left, and isn't shown." * (folder / STUDY_FILE).exists()
+    if not record.runs:
+        msg = (
+            f"The study in {folder} was begun, and none of its {num_cells} runs is finished.{before} Run it to its end."
+        )
+        raise RunError(msg)
+    text = (
+        f"Not finished: {len(record.runs)} of {num_cells} runs, without profiled costs. All that is said here is of "
+        f"these alone, and may change.{before}"
+    )
+    return replace(record, notes=f"{text}\n{record.notes}" if record.notes else text)
 
 
 def finished_runs(folder: str | Path) -> tuple[StudyRun, ...]:
@@ -191,7 +330,8 @@ def finished_runs(folder: str | Path) -> tuple[StudyRun, ...]:
 
 def _call(study: Study, cell: _Cell) -> Callable[[], MeasuredRun]:
     arm, budget, seed = cell
-    return partial(measure, arm, partial(study.arms[arm].start, budget, seed), study.quality)
+    run = partial(measure, arm, partial(study.arms[arm].start, budget, seed), study.quality)
+    return partial(named_call, _words(cell), run)
 
 
 def _digest(arm: Arm, hardware: str) -> str:
