@@ -123,10 +123,18 @@ def _speed_up_row(
     return arm, mark + amount(found.arm_needs, axis) + cost, ratio_text(found), ratio_interval_text(found) + over
 
 
-def study_view(study: StudyRecord, anchor: str) -> StudyView:
-    """Work out everything that the page says about `study`."""
+def study_view(study: StudyRecord, anchor: str, *, first: Axis | None = None) -> StudyView:
+    """Work out everything that the page says about `study`.
+
+    Args:
+        study: of which the page is.
+        anchor: that its ids start with.
+        first: the axis that the page opens with, whose levels alone are worked out; None works out those of all axes.
+    """
     axes = available_axes(study) if study.runs else ()
-    found = {axis: levels_of(study, axis) for axis in axes}
+    if first in axes:
+        axes = (first, *(axis for axis in axes if axis != first))
+    found = {axis: levels_of(study, axis) for axis in (axes if first is None else axes[:1])}
     others = [arm.name for arm in study.arms if arm.name != study.baseline_arm]
     return StudyView(
         anchor=anchor,
@@ -203,16 +211,23 @@ def _inference_rows(study: StudyRecord) -> tuple[TableRow, ...]:
 
 
 def study_figures(view: StudyView) -> dict[str, Figure]:
-    """Return the study's figures by their id; the tradeoff and learning figures once for each axis."""
+    """Return the study's figures by their id; the tradeoff and learning figures once for each axis with levels."""
     if not view.axes:
         return {}
     figures = {f"{view.anchor}-gains": gains_figure(view.record, PAGE)}
     if view.parts:
         figures[f"{view.anchor}-breakdown"] = breakdown_figure(view.record, PAGE)
-    for axis, _ in view.axes:
-        figures[f"{view.anchor}-tradeoff-{axis}"] = tradeoff_figure(view.record, PAGE, axis=axis)
-        figures[f"{view.anchor}-learning-{axis}"] = learning_figure(view.record, PAGE, axis=axis)
+    for axis in view.levels:
+        figures |= axis_figures(view, axis)
     return figures
+
+
+def axis_figures(view: StudyView, axis: Axis) -> dict[str, Figure]:
+    """Return the figures along one axis by their id: tradeoff curves, and learning curves."""
+    return {
+        f"{view.anchor}-tradeoff-{axis}": tradeoff_figure(view.record, PAGE, axis=axis),
+        f"{view.anchor}-learning-{axis}": learning_figure(view.record, PAGE, axis=axis),
+    }
 
 
 def live_data(view: StudyView) -> dict[str, Any]:
@@ -221,9 +236,9 @@ def live_data(view: StudyView) -> dict[str, Any]:
         axis: {
             "start": view.start[axis],
             "title": axis_scale(view.record, axis)[0],
-            "levels": [{"quality": one.quality, "text": one.text, "rows": one.rows} for one in view.levels[axis]],
+            "levels": [{"quality": one.quality, "text": one.text, "rows": one.rows} for one in levels],
         }
-        for axis, _ in view.axes
+        for axis, levels in view.levels.items()
     }
 
 

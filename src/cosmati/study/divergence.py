@@ -22,6 +22,8 @@ def diverges_near(study: StudyRecord, arm: str, needs: float, axis: Axis) -> boo
 
     A budget whose runs all diverged isn't on the curve, and counts where it lies between two that are.
     """
+    if not num_diverged(study, arm)[0]:
+        return False
     points = tradeoff_curve(study, arm, axis=axis).points
     places = [point.position.value for point in points]
     after = next((k for k, place in enumerate(places) if place > needs * (1 - 1e-6)), len(points) - 1)
