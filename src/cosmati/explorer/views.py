@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from cosmati.errors import RunError
 from cosmati.explorer.composition_view import CompositionView, composition_view, gains_figure
 from cosmati.explorer.figures import (
     Figure,
@@ -123,18 +124,16 @@ def _speed_up_row(
     return arm, mark + amount(found.arm_needs, axis) + cost, ratio_text(found), ratio_interval_text(found) + over
 
 
-def study_view(study: StudyRecord, anchor: str, *, first: Axis | None = None) -> StudyView:
+def study_view(study: StudyRecord, anchor: str, *, is_first_alone: bool = False) -> StudyView:
     """Work out everything that the page says about `study`.
 
     Args:
         study: of which the page is.
         anchor: that its ids start with.
-        first: the axis that the page opens with, whose levels alone are worked out; None works out those of all axes.
+        is_first_alone: whether levels of the first axis alone are worked out; `with_axis` has the others.
     """
     axes = available_axes(study) if study.runs else ()
-    if first in axes:
-        axes = (first, *(axis for axis in axes if axis != first))
-    found = {axis: levels_of(study, axis) for axis in (axes if first is None else axes[:1])}
+    found = {axis: levels_of(study, axis) for axis in (axes[:1] if is_first_alone else axes)}
     others = [arm.name for arm in study.arms if arm.name != study.baseline_arm]
     return StudyView(
         anchor=anchor,
@@ -153,6 +152,23 @@ def study_view(study: StudyRecord, anchor: str, *, first: Axis | None = None) ->
         checks=checks_of(study),
         predictions=prediction_rows(study),
     )
+
+
+def with_axis(view: StudyView, axis: Axis) -> StudyView:
+    """Return the view that opens with another axis; levels of that one alone are worked out, where they aren't yet.
+
+    Raises:
+        RunError: the study has no such axis.
+    """
+    axes = dict(view.axes)
+    if axis not in axes:
+        names = ", ".join(axes) or "none, for no run has finished"
+        raise RunError(f"The study {view.record.name} has no axis {axis!r}. Choose one of: {names}.")
+    if axis == view.axes[0][0] and axis in view.levels:
+        return view
+    levels, start = levels_of(view.record, axis)
+    ordered = ((axis, axes[axis]), *(one for one in view.axes if one[0] != axis))
+    return replace(view, axes=ordered, levels={axis: levels}, start={axis: start})
 
 
 def _point_rows(study: StudyRecord, arm: str) -> list[TableRow]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -65,7 +66,11 @@ class Site:
             data: more for the page's script, such as `studies`.
             context: what else the template is given.
         """
-        shown = {name: {"plot": one.plot, "csv": one.csv} for name, one in (figures or {}).items()}
+        shown = {
+            name: {"plot": one.plot} | ({} if one.csv_address else {"csv": one.csv})
+            for name, one in (figures or {}).items()
+            if not one.address
+        }
         text = self.templates.get_template(f"site/{template}").render(
             title=title,
             store=self.index.root,
@@ -103,7 +108,9 @@ class Site:
         self._stop.set()
 
     def study(self, path: str) -> StudyView:
-        """Return the view of a study in a folder of the store, finished or not, worked out once for each of its states.
+        """Return the view of a study in a folder of the store, worked out once for each of its states.
+
+        The study may be unfinished. Levels are those of its first axis alone; `with_axis` has others.
 
         Raises:
             RunError: it can't be read, or there's none.
@@ -115,6 +122,12 @@ class Site:
                 state = (folder / name).stat()
                 states.append((name, state.st_mtime_ns, state.st_size))
         return _study_view(folder, tuple(states))
+
+    def study_names(self) -> dict[str, str]:
+        """Return what each study is called whose name another one has too: with its folder. By folder."""
+        studies = self.index.kept(("studies",), self.index.studies)
+        times = Counter(name for name, _ in studies)
+        return {path: f"{name} ({path})" for name, path in studies if times[name] > 1}
 
     def folder(self, path: str) -> Path:
         """Return a folder of the store.
@@ -132,4 +145,4 @@ class Site:
 def _study_view(folder: Path, states: tuple[tuple[str, int, int], ...]) -> StudyView:
     if not states:
         raise RunError(f"{folder.name} holds no study. It was moved or removed: choose one from the list.")
-    return study_view(study_record(folder), "study-1")
+    return study_view(study_record(folder), "study-1", is_first_alone=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from cosmati.explorer.server.parts import study_context, study_parts
 from cosmati.explorer.server.site import Site
-from cosmati.explorer.views import live_data, study_figures
+from cosmati.explorer.views import live_data
 
 
 def studies_router(site: Site) -> APIRouter:
@@ -20,11 +21,11 @@ def studies_router(site: Site) -> APIRouter:
             request,
             "study.html",
             title=view.record.name,
-            figures=study_figures(view),
+            figures=study_parts(view, path),
             data={"studies": {view.anchor: live_data(view)}},
             views=(view,),
-            view=view,
             run=None,
+            **study_context(view, path),
         )
 
     @router.get("/problems", response_class=HTMLResponse)
