@@ -149,9 +149,10 @@ def _quality_line(at: float, palette: Palette) -> dict[str, Any]:
 
 
 def _groups(drawn: Sequence[TradeoffPoint], palette: Palette, look: CloudLook, unit: float) -> list[dict[str, Any]]:
-    """Return a trace a group: the largest in the series' colours, all others in one."""
+    """Return a trace a group: those on the frontier, then the largest, in the series' colours, all others in one."""
     group_of = _grouping(look)
-    names = [name for name, _ in Counter(map(group_of, drawn)).most_common()]
+    ahead = {group_of(one) for one in drawn if one.is_on_frontier}
+    names = sorted((sizes := Counter(map(group_of, drawn))), key=lambda name: (name not in ahead, -sizes[name]))
     own = names if len(names) <= len(palette.series) else names[: len(palette.series) - 1]
     found: dict[str, list[TradeoffPoint]] = {name: [] for name in own}
     rest: list[TradeoffPoint] = []
@@ -163,7 +164,7 @@ def _groups(drawn: Sequence[TradeoffPoint], palette: Palette, look: CloudLook, u
     ]
     if rest:
         name = f"{len(names) - len(own):,} others"
-        traces.insert(0, _markers(rest, name, palette.muted, "circle-open", (palette, look, unit)))
+        traces.insert(0, _markers(rest, name, palette.muted, "circle", (palette, look, unit)))
     if len(drawn) <= MAX_BARS:
         for trace, group in zip(traces, ([rest] if rest else []) + list(found.values()), strict=True):
             bars = {"type": "data", "array": [one.error or 0.0 for one in group], "thickness": 1, "width": 0}

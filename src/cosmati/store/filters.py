@@ -83,11 +83,13 @@ def _number(column: str, text: str) -> float:
 def order_of(sort: str, *, descending: bool) -> tuple[str, list[object]]:
     """Return an ORDER BY and its parameters; what a run doesn't have comes last. `metric:x` and `fact:x` sort by those.
 
+    Runs that are equal in it stand as their sources were read.
+
     Raises:
         RunError: a column that there isn't.
     """
     expression, values = expression_of(sort)
-    return f"{expression} {'DESC' if descending else 'ASC'} NULLS LAST, key", values
+    return f"{expression} {'DESC' if descending else 'ASC'} NULLS LAST, runs.rowid", values
 
 
 def expression_of(column: str) -> tuple[str, list[object]]:

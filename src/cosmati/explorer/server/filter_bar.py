@@ -36,7 +36,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Chip:
-    """What is chosen, in words, and the address without it."""
+    """What is chosen, in words, and the address without it; what the page chose by itself has no name."""
 
     name: str
     text: str
@@ -86,8 +86,9 @@ def filter_bar(
     names = site.study_names()
     more = (*MORE, "path") if names else MORE
     fields = {name: _field(site, what, name) for name in (*MAIN, *more)}
+    is_usual_task = is_one_task and query.get("task", MOST_COMMON) == MOST_COMMON
     if is_one_task:
-        fields["task"] = _task_field(fields["task"], what, is_named="task" in query)
+        fields["task"] = _task_field(fields["task"], what, is_usual=is_usual_task)
     fields = {name: one for name, one in fields.items() if len(one.options) > 1 or name in what.filter.exact}
     ranges = tuple(
         (f"{end}_{name}", f"{label} {word}", query.get(f"{end}_{name}", ""))
@@ -107,8 +108,8 @@ def filter_bar(
         ranges=ranges,
         num_more=sum(name not in MAIN and name not in own for name in used),
         hidden=tuple((name, value) for name, value in query.multi_items() if name not in shown and value),
-        chips=_chips(request, what, own, limits),
-        clear=address(request.url.path, [*rest, *([("task", "")] if is_one_task else [])]),
+        chips=_chips(request, what, own, limits, is_usual_task=is_usual_task),
+        clear=address(request.url.path, rest),
     )
 
 
@@ -128,16 +129,19 @@ def _field(site: Site, what: Asked, name: str) -> Field:
     return Field(name, WORDS.get(name, name.capitalize()), (first, *options), chosen if len(chosen) > 1 else ())
 
 
-def _task_field(field: Field, what: Asked, *, is_named: bool) -> Field:
+def _task_field(field: Field, what: Asked, *, is_usual: bool) -> Field:
     """Let a page that draws one task's points say whether that is the most common one, a certain one, or none."""
     _, *options = field.options
     tasks = what.filter.exact.get("task", ())
-    own = [(value, text, text_chosen and is_named) for value, text, text_chosen in options]
-    most = (MOST_COMMON, f"with most runs: {_short(tasks[0])}" if tasks and not is_named else "with most runs", False)
-    return Field(field.name, field.label, ((*most[:2], not is_named), ("", "all tasks", False), *own), field.others)
+    own = [(value, text, is_chosen and not is_usual) for value, text, is_chosen in options]
+    most = f"with most runs: {_short(tasks[0])}" if tasks and is_usual else "with most runs"
+    first = (MOST_COMMON, most, is_usual), ("", "all tasks", not is_usual and not tasks)
+    return Field(field.name, field.label, (*first, *own), field.others)
 
 
-def _chips(request: Request, what: Asked, own: Collection[str], limits: Sequence[str]) -> tuple[Chip, ...]:
+def _chips(
+    request: Request, what: Asked, own: Collection[str], limits: Sequence[str], *, is_usual_task: bool
+) -> tuple[Chip, ...]:
     query, chips = request.query_params, list[Chip]()
     if what.filter.text:
         chips.append(Chip("text", f"“{_short(what.filter.text)}”", changed(request, text=None)))
@@ -145,8 +149,8 @@ def _chips(request: Request, what: Asked, own: Collection[str], limits: Sequence
         if name in own:
             continue
         label = WORDS.get(name, name).lower()
-        if name == "task" and "task" not in query:
-            chips.append(Chip(name, f"task with most runs: {_short(values[0])}", changed(request, task="")))
+        if name == "task" and is_usual_task:
+            chips.append(Chip("", f"task with most runs: {_short(values[0])}", changed(request, task="")))
             continue
         for value in values:
             back = changed(request, task="") if name == "task" and len(values) == 1 else without(request, name, value)

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from cosmati.errors import RunError
 from cosmati.explorer.figures import Figure
 from cosmati.explorer.server.site import Site
-from cosmati.explorer.views import StudyView, axis_figures, live_data, study_figures, with_axis
+from cosmati.explorer.views import StudyView, live_data
 from cosmati.study.curves import Axis
 
 
@@ -23,7 +23,7 @@ def parts_router(site: Site) -> APIRouter:
     @router.get("/figures/{path:path}")
     def figure(request: Request, path: str) -> Response:
         name = request.query_params.get("name", "")
-        found = _figure(site.study(path), name)
+        found = _figure(site, path, name)
         if request.query_params.get("form") == "csv":
             return csv_answer(found.csv, name)
         return JSONResponse({"figures": {name: {"plot": found.plot}}})
@@ -31,8 +31,9 @@ def parts_router(site: Site) -> APIRouter:
     @router.get("/levels/{path:path}")
     def levels(request: Request, path: str) -> JSONResponse:
         axis = cast("Axis", request.query_params.get("axis", ""))
-        view = with_axis(site.study(path), axis)
-        figures = {name: {"plot": one.plot} for name, one in axis_figures(view, axis).items()}
+        view = site.study(path, axis)
+        names = _names(view, axis)
+        figures = {name: {"plot": one.plot} for name, one in site.study_figures(path, axis).items() if name in names}
         return JSONResponse({"figures": figures, "studies": {view.anchor: live_data(view)}})
 
     return router
@@ -45,9 +46,10 @@ def csv_answer(text: str, name: str) -> Response:
     return Response(text.encode("utf-8", "replace"), media_type="text/csv; charset=utf-8", headers=headers)
 
 
-def study_parts(view: StudyView, path: str) -> dict[str, Figure]:
-    """Return a study's figures for its page: the first comes with it, the others have addresses."""
-    first = f"{view.anchor}-tradeoff-{view.axes[0][0]}" if view.axes else ""
+def study_parts(site: Site, path: str, axis: Axis | None = None) -> dict[str, Figure]:
+    """Return the figures of a study's page: the first comes with it, the others have addresses."""
+    view = site.study(path, axis)
+    first = _names(view, view.axes[0][0])[0] if view.axes else ""
     return {
         name: replace(
             one,
@@ -55,24 +57,33 @@ def study_parts(view: StudyView, path: str) -> dict[str, Figure]:
             address="" if name == first else _address(path, name=name),
             csv_address=_address(path, name=name, form="csv"),
         )
-        for name, one in study_figures(view).items()
+        for name, one in site.study_figures(path, axis).items()
     }
 
 
-def study_context(view: StudyView, path: str) -> dict[str, Any]:
-    """Return what the template of a study is given beside its view."""
-    return {"view": view, "levels_address": f"/levels/{quote(path)}"}
+def study_context(site: Site, path: str, axis: Axis | None = None) -> dict[str, Any]:
+    """Return what the template of a study is given, and the page's script."""
+    view = site.study(path, axis)
+    return {
+        "view": view,
+        "levels_address": f"/levels/{quote(path)}",
+        "data": {"studies": {view.anchor: live_data(view)}},
+    }
 
 
 def _address(path: str, **asked: str) -> str:
     return f"/figures/{quote(path)}?{urlencode(asked)}"
 
 
-def _figure(view: StudyView, name: str) -> Figure:
-    kind, _, axis = name.removeprefix(f"{view.anchor}-").partition("-")
-    if kind in ("tradeoff", "learning") and axis in dict(view.axes):
-        return axis_figures(view, axis)[name]
-    found = study_figures(replace(view, levels={})).get(name)  # those that no axis has
+def _names(view: StudyView, axis: Axis) -> tuple[str, str]:
+    """Return the names of an axis' figures, as `axis_figures` has them."""
+    return f"{view.anchor}-tradeoff-{axis}", f"{view.anchor}-learning-{axis}"
+
+
+def _figure(site: Site, path: str, name: str) -> Figure:
+    view = site.study(path)
+    axis = next((axis for axis, _ in view.axes if name in _names(view, axis)), None)
+    found = site.study_figures(path, axis).get(name)
     if found is None:
         raise RunError(f"The study {view.record.name} has no figure {name[:80]!r}. Open the study's page again.")
     return found

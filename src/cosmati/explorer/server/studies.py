@@ -7,7 +7,6 @@ from fastapi.responses import HTMLResponse
 
 from cosmati.explorer.server.parts import study_context, study_parts
 from cosmati.explorer.server.site import Site
-from cosmati.explorer.views import live_data
 
 
 def studies_router(site: Site) -> APIRouter:
@@ -21,11 +20,10 @@ def studies_router(site: Site) -> APIRouter:
             request,
             "study.html",
             title=view.record.name,
-            figures=study_parts(view, path),
-            data={"studies": {view.anchor: live_data(view)}},
+            figures=study_parts(site, path),
             views=(view,),
             run=None,
-            **study_context(view, path),
+            **study_context(site, path),
         )
 
     @router.get("/problems", response_class=HTMLResponse)

@@ -25,7 +25,6 @@ from cosmati.explorer.server.asked import MOST_COMMON, Asked, address, asked, nu
 from cosmati.explorer.server.filter_bar import filter_bar
 from cosmati.explorer.server.parts import csv_answer, study_context, study_parts
 from cosmati.explorer.server.site import Site
-from cosmati.explorer.views import live_data, with_axis
 from cosmati.explorer.wording import number
 from cosmati.store.tradeoffs import COST_AXES, CostAxis, TradeoffPoint, quality_names, tradeoff_points
 from cosmati.study.curves import Axis
@@ -63,21 +62,18 @@ def tradeoffs_router(site: Site) -> APIRouter:
         drawn = _drawn(site, request)
         figure = cloud_figure(drawn.points, PAGE, drawn.look)
         figures = {"cloud": replace(figure, csv_address=address("/tradeoffs.csv", request.query_params.multi_items()))}
-        paths = {point.path for point in drawn.points if point.study}
-        view = site.study(paths.pop()) if len(paths) == 1 and all(point.study for point in drawn.points) else None
-        context: dict[str, Any] = {"view": None}
-        if view is not None:
-            path = drawn.points[0].path
-            if STUDY_AXES[drawn.axis] in dict(view.axes):
-                view = with_axis(view, STUDY_AXES[drawn.axis])
-            figures |= study_parts(view, path)
-            context = study_context(view, path) | {"path_of_study": path}
+        path, context = _one_study(drawn), dict[str, Any]()
+        if path:
+            axis = STUDY_AXES[drawn.axis]
+            first = axis if axis in dict(site.study(path).axes) else None
+            figures |= study_parts(site, path, first)
+            context = study_context(site, path, first)
         return site.page(
             request,
             "tradeoffs.html",
             title=_title(drawn),
             figures=figures,
-            data={"studies": {view.anchor: live_data(view)}} if view else None,
+            path_of_study=path,
             bar=filter_bar(site, request, drawn.what, own=OWN, is_one_task=True),
             axis=drawn.axis,
             axes=AXIS_WORDS,
@@ -138,6 +134,13 @@ def _drawn(site: Site, request: Request) -> Drawn:
     return Drawn(what, axis, hardware, points, look)
 
 
+def _one_study(drawn: Drawn) -> str:
+    """Return the folder of the study that the address chose, empty where it's none or several."""
+    paths = {point.path for point in drawn.points}
+    is_chosen = {"study", "path"} & set(drawn.what.filter.exact) and len(paths) == 1 and drawn.points[0].study
+    return paths.pop() if is_chosen else ""
+
+
 def _line(points: Sequence[TradeoffPoint], asked_for: str) -> float | None:
     """Return where the quality line lies: as asked, where that is among the points."""
     limits = line_range(points)
@@ -152,7 +155,9 @@ def _of_one_task(site: Site, what: Asked, request: Request) -> Asked:
     if request.query_params.get("task", MOST_COMMON) != MOST_COMMON:
         return what
     tasks = [value for value, _ in site.index.choices("task", what.filter) if value]
-    exact = {**what.filter.exact, **({"task": (str(tasks[0]),)} if tasks else {})}
+    if len(tasks) < 2:
+        return what
+    exact = {**what.filter.exact, "task": (str(tasks[0]),)}
     return replace(what, filter=replace(what.filter, exact=exact))
 
 
