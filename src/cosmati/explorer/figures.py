@@ -253,7 +253,8 @@ def _frontier_trace(study: StudyRecord, palette: Palette, axis: Axis, unit: floa
         "name": "Pareto frontier",
         "x": [point.position.value / unit for point in points],
         "y": [point.quality.value for point in points],
-        "line": {"color": palette.rule, "width": 12, "shape": "hv"},
+        "line": {"color": palette.muted, "width": 6, "shape": "hv"},
+        "opacity": 0.4,
         "hoverinfo": "skip",
     }
 
