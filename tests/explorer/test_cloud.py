@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def point(number: int, **changes: object) -> TradeoffPoint:
     return replace(one, **changes)  # type: ignore[arg-type]
 
 
-def drawn(points: list[TradeoffPoint], look: CloudLook) -> list[dict[str, object]]:
+def drawn(points: list[TradeoffPoint], look: CloudLook) -> list[dict[str, Any]]:
     return [one for one in cloud_figure(points, PAGE, look).plot["data"] if one.get("customdata")]
 
 
@@ -60,8 +61,8 @@ def test_each_group_has_a_colour_and_none_is_lost(grouping: str) -> None:
     points = [point(n, is_on_frontier=n == 8) for n in range(60)]
     look = CloudLook(quality="accuracy", grouping=grouping)  # type: ignore[arg-type]
     traces = drawn(points, look)
-    assert sum(len(one["x"]) for one in traces) == 60  # type: ignore[arg-type]
-    colours = [one["marker"]["color"] for one in traces]  # type: ignore[index]
+    assert sum(len(one["x"]) for one in traces) == 60
+    colours = [one["marker"]["color"] for one in traces]
     assert len(set(colours)) == len(colours) == {"study": 3, "arm": 6, "hardware": 1, "method": 2}[grouping]
     if grouping == "arm":
         assert traces[0]["name"] == "4 others"
@@ -71,12 +72,12 @@ def test_each_group_has_a_colour_and_none_is_lost(grouping: str) -> None:
 def test_hover_says_all_and_is_escaped() -> None:
     one = point(1, arm=EVIL, study=EVIL, hardware=EVIL, methods=(EVIL,), is_baseline=True)
     (trace,) = drawn([one], CloudLook(quality=EVIL, recipes={"r": f"lr={EVIL}"}))
-    (text,) = trace["text"]  # type: ignore[misc]
+    (text,) = trace["text"]
     assert "<b onclick" not in text
     assert text.count("&lt;b onclick=x&gt;&amp;") == 6
     for words in ("± 0.010", "n = 3", "budget 0.25", ": the baseline", "11.0\u00a0s", "lr="):
         assert words in text
-    assert trace["marker"]["symbol"] == ["square"]  # type: ignore[index]
+    assert trace["marker"]["symbol"] == ["square"]
 
 
 def test_the_axis_has_its_unit() -> None:

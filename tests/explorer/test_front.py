@@ -11,6 +11,7 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -36,6 +37,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     found = Served(root)
     yield found
     found.close()
+
+
+def cloud_of(page: str) -> Any:
+    """Return the plot of the cloud that a page draws."""
+    return json.loads(json.dumps(data_of(page)["figures"]["cloud"]))["plot"]
 
 
 def chips_of(page: str) -> dict[str, str]:
@@ -142,15 +148,15 @@ def test_two_studies_of_one_name_are_told_apart(served: Served) -> None:
     one = served.get("/?path=mine%2Fdigits")[1]
     assert num_runs(one) == 72
     assert "study-1-tradeoff-seconds" in data_of(one)["figures"], "one study's own section is there"
-    cloud = data_of(served.get("/")[1])["figures"]["cloud"]
+    cloud = cloud_of(served.get("/")[1])
     assert {f"{name} (mine/digits)"[:31] + "…", f"{name} (yours &amp; thei"[:-9] + "…"} & {
-        trace["name"] for trace in cloud["plot"]["data"]
+        trace["name"] for trace in cloud["data"]
     }
 
 
 def test_the_quality_line_has_its_table_and_its_address(served: Served) -> None:
     page = served.get("/?at=0.9")[1]
-    assert data_of(page)["figures"]["cloud"]["plot"]["layout"]["shapes"][0]["y0"] == 0.9
+    assert cloud_of(page)["layout"]["shapes"][0]["y0"] == 0.9
     status, part, headers = served.get("/reached?at=0.9&arm=")
     assert status == 200
     assert headers["hx-replace-url"] == "/?at=0.9"
@@ -158,7 +164,7 @@ def test_the_quality_line_has_its_table_and_its_address(served: Served) -> None:
     assert part.count('scope="rowgroup"') == 2
     assert "×" in part
     assert "aren't compared" in page or "aren&#39;t compared" in page
-    usual = data_of(served.get("/?at=17")[1])["figures"]["cloud"]["plot"]["layout"]["shapes"][0]["y0"]
+    usual = cloud_of(served.get("/?at=17")[1])["layout"]["shapes"][0]["y0"]
     assert 0.8 < usual < 1, "a line beyond the points is drawn where it usually is"
 
 
@@ -174,6 +180,10 @@ def test_columns_are_ones_own_and_are_kept(served: Served) -> None:
     assert heads == ["run", "seed", "top/5"]
     assert 'aria-sort="ascending"' in own
     assert ">2003<" in own, "a seed is no amount"
+    few = served.get("/runs?size=25&arm=composed&arm=baseline")[1]
+    assert few.count('scope="row"') == 24 + 1
+    assert "Page 1 of 2" in few
+    assert "<title>Runs · arm: composed · arm: baseline · Cosmati</title>" in few
 
 
 def test_runs_come_as_csv_in_the_tables_order(served: Served) -> None:

@@ -25,39 +25,7 @@ def runs_router(site: Site) -> APIRouter:
 
     @router.get("/runs", response_class=HTMLResponse)
     def runs(request: Request) -> HTMLResponse:
-        what = asked(request)
-        columns, names = columns_of(what), site.study_names()
-        num = site.index.count(what.filter)
-        found = site.index.runs(
-            what.filter,
-            sort=what.sort,
-            descending=what.descending,
-            limit=what.page_size,
-            offset=what.page * what.page_size,
-        )
-        rows = [(run, [cell(run, name, names) for name in columns]) for run in found]
-        heads = [
-            heading(request, what, name, [cells[place] for _, cells in rows]) for place, name in enumerate(columns)
-        ]
-        sort = heading(request, what, "name", ())
-        return site.page(
-            request,
-            "runs.html",
-            title="Runs",
-            num_runs=num,
-            has_runs=bool(num or site.index.count()),
-            num_pages=math.ceil(num / what.page_size),
-            asked=what,
-            bar=filter_bar(site, request, what, own=("size",)),
-            headings=[sort, *heads],
-            rows=rows,
-            page_sizes=PAGE_SIZES,
-            columns=column_choices(site.index, what.filter, columns),
-            usual=changed(request, column=None, columns=None),
-            kept=told(request.query_params.multi_items(), "column", "columns", "page"),
-            csv_address=address("/runs.csv", request.query_params.multi_items()),
-            turn=lambda page: changed(request, page=str(page)),
-        )
+        return _table(site, request)
 
     @router.get("/runs.csv")
     def lines(request: Request) -> StreamingResponse:
@@ -94,3 +62,37 @@ def runs_router(site: Site) -> APIRouter:
         )
 
     return router
+
+
+def _table(site: Site, request: Request) -> HTMLResponse:
+    what = asked(request)
+    columns, names = columns_of(what), site.study_names()
+    num = site.index.count(what.filter)
+    found = site.index.runs(
+        what.filter,
+        sort=what.sort,
+        descending=what.descending,
+        limit=what.page_size,
+        offset=what.page * what.page_size,
+    )
+    rows = [(run, [cell(run, name, names) for name in columns]) for run in found]
+    heads = [heading(request, what, name, [cells[place] for _, cells in rows]) for place, name in enumerate(columns)]
+    sort, bar = heading(request, what, "name", ()), filter_bar(site, request, what)
+    return site.page(
+        request,
+        "runs.html",
+        title=" · ".join(["Runs", *(one.text for one in bar.chips[:3])]),
+        num_runs=num,
+        has_runs=bool(num or site.index.count()),
+        num_pages=math.ceil(num / what.page_size),
+        asked=what,
+        bar=bar,
+        headings=[sort, *heads],
+        rows=rows,
+        sizes=[(size, changed(request, size=str(size))) for size in PAGE_SIZES],
+        columns=column_choices(site.index, what.filter, columns),
+        usual=changed(request, column=None, columns=None),
+        kept=told(request.query_params.multi_items(), "column", "columns", "page"),
+        csv_address=address("/runs.csv", request.query_params.multi_items()),
+        turn=lambda page: changed(request, page=str(page)),
+    )

@@ -59,39 +59,7 @@ def tradeoffs_router(site: Site) -> APIRouter:
 
     @router.get("/", response_class=HTMLResponse)
     def tradeoffs(request: Request) -> HTMLResponse:
-        drawn = _drawn(site, request)
-        path, context = _one_study(drawn), dict[str, Any]()
-        if path:  # its own section has the line, with intervals
-            drawn = replace(drawn, look=replace(drawn.look, line=None))
-        figure = cloud_figure(drawn.points, PAGE, drawn.look)
-        figures = {"cloud": replace(figure, csv_address=address("/tradeoffs.csv", request.query_params.multi_items()))}
-        if path:
-            axis = STUDY_AXES[drawn.axis]
-            first = axis if axis in dict(site.study(path).axes) else None
-            figures |= study_parts(site, path, first)
-            context = study_context(site, path, first)
-        return site.page(
-            request,
-            "tradeoffs.html",
-            title=_title(drawn),
-            figures=figures,
-            path_of_study=path,
-            bar=filter_bar(site, request, drawn.what, own=OWN, is_one_task=True),
-            axis=drawn.axis,
-            axes=AXIS_WORDS,
-            price=drawn.price,
-            is_chosen={name: bool(request.query_params.get(name)) for name in ("quality_name", "colour")},
-            catalogue=read_catalogue(),
-            qualities=quality_names(site.index, drawn.what.filter),
-            groupings=GROUPINGS,
-            num_runs=site.index.count(drawn.what.filter),
-            points=drawn.points,
-            rows=_rows(drawn),
-            kept=told(request.query_params.multi_items(), "at"),
-            has_runs=bool(site.index.count()),
-            **_reach_context(drawn),
-            **context,
-        )
+        return _page(site, request)
 
     @router.get("/reached", response_class=HTMLResponse)
     def reached(request: Request) -> HTMLResponse:
@@ -106,6 +74,42 @@ def tradeoffs_router(site: Site) -> APIRouter:
         return csv_answer(cloud_csv(drawn.points, drawn.look), "tradeoffs")
 
     return router
+
+
+def _page(site: Site, request: Request) -> HTMLResponse:
+    drawn = _drawn(site, request)
+    path, context = _one_study(drawn), dict[str, Any]()
+    if path:  # its own section has the line, with intervals
+        drawn = replace(drawn, look=replace(drawn.look, line=None))
+    figure = cloud_figure(drawn.points, PAGE, drawn.look)
+    figures = {"cloud": replace(figure, csv_address=address("/tradeoffs.csv", request.query_params.multi_items()))}
+    if path:
+        axis = STUDY_AXES[drawn.axis]
+        first = axis if axis in dict(site.study(path).axes) else None
+        figures |= study_parts(site, path, first)
+        context = study_context(site, path, first)
+    return site.page(
+        request,
+        "tradeoffs.html",
+        title=_title(drawn),
+        figures=figures,
+        path_of_study=path,
+        bar=filter_bar(site, request, drawn.what, own=OWN, is_one_task=True),
+        axis=drawn.axis,
+        axes=AXIS_WORDS,
+        price=drawn.price,
+        is_chosen={name: bool(request.query_params.get(name)) for name in ("quality_name", "colour")},
+        catalogue=read_catalogue(),
+        qualities=quality_names(site.index, drawn.what.filter),
+        groupings=GROUPINGS,
+        num_runs=site.index.count(drawn.what.filter),
+        points=drawn.points,
+        rows=_rows(drawn),
+        kept=told(request.query_params.multi_items(), "at"),
+        has_runs=bool(site.index.count()),
+        **_reach_context(drawn),
+        **context,
+    )
 
 
 def _drawn(site: Site, request: Request) -> Drawn:

@@ -23,10 +23,9 @@ function take(found) {
   for (const [name, axes] of Object.entries(found.studies || {})) data.studies[name] = { ...data.studies[name], ...axes };
 }
 
+// A page that is served has `askServer`; a bundle asks nobody, and no figure of it has an address.
 async function fetched(address) {
-  const answer = await fetch(address);
-  if (!answer.ok) throw new Error(`${address} says ${answer.status}`);
-  take(await answer.json());
+  take(await askServer(address));
 }
 
 async function draw(figure) {
