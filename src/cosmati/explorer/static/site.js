@@ -7,7 +7,7 @@ document.addEventListener("cosmati:theme", () => localStorage.setItem("theme", d
 document.addEventListener("htmx:configRequest", (event) => {
   const { parameters } = event.detail;
   for (const name of [...parameters.keys?.() ?? Object.keys(parameters)]) {
-    if (parameters[name] === "" && name !== "task") delete parameters[name];
+    if (parameters[name] === "" && (name !== "task" || event.detail.path !== "/")) delete parameters[name];
   }
 });
 
