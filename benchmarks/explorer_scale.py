@@ -8,6 +8,7 @@ The pages are asked of the real server over its socket. A store that is there al
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 import os
@@ -146,6 +147,8 @@ def pages(index: RunIndex) -> Mapping[str, Callable[[int], str]]:
         "tradeoffs, a machine": lambda n: f"/?hardware=Machine+{n % 5}&budget={BUDGETS[n % 7]}",
         "tradeoffs, words": lambda n: f"/?text=arm-{n}",
         "tradeoffs, 3 of 5 seeds": lambda n: f"/?seed={n % 5}&seed={(n + 1) % 5}&seed={(n + 2) % 5}",
+        "tradeoffs, line moved": lambda n: f"/reached?at={0.8 + n / 100}",
+        "tradeoffs, as CSV": lambda _: "/tradeoffs.csv",
         "runs, first": lambda _: "/runs",
         "runs, filtered": lambda n: f"/runs?arm={arms[5 * n % len(arms)]}&sort=-quality",
         "runs, by a fact": lambda n: f"/runs?sort=fact:optimizer.lr&column=fact:optimizer.lr&seed={n % 5}",
@@ -171,16 +174,20 @@ def measure(root: Path) -> None:
         while not server.started:
             time.sleep(0.01)
         base = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        size = 0
+        size = packed = 0
 
         def ask(address: str) -> None:
-            nonlocal size
-            with urllib.request.urlopen(base + address) as answer:
-                size = len(answer.read())
+            nonlocal size, packed
+            request = urllib.request.Request(base + address, headers={"Accept-Encoding": "gzip"})
+            with urllib.request.urlopen(request) as answer:
+                data = answer.read()
+                packed = len(data)
+                size = len(gzip.decompress(data) if answer.headers["Content-Encoding"] == "gzip" else data)
 
         for name, address in pages(index).items():
             index.forget_answers()  # as after a change of the store
-            print(f"{name:23}", timed(lambda n, address=address: ask(address(n))), f"{size:,} B")  # type: ignore[misc]
+            print(f"{name:23}", timed(lambda n, address=address: ask(address(n))), end=f", {size:,} B, ")  # type: ignore[misc]
+            print(f"{packed:,} B packed")
         index.forget_answers()
         anew = timed(lambda _: (index.forget_answers(), ask("/")))
         print(f"{'tradeoffs, nothing kept':23}", anew)
