@@ -11,6 +11,8 @@ from starlette.exceptions import HTTPException
 
 from cosmati.errors import CosmatiError
 from cosmati.explorer.rendering import TEMPLATES, plotly_path, template_environment
+from cosmati.explorer.server.composition import composition_router
+from cosmati.explorer.server.methods import methods_router
 from cosmati.explorer.server.runs import runs_router
 from cosmati.explorer.server.security import guard
 from cosmati.explorer.server.site import Site
@@ -32,7 +34,7 @@ def make_app(index: RunIndex) -> FastAPI:
     site = app.state.site = Site(index, template_environment())
     plotly = plotly_path()
     app.middleware("http")(guard)
-    for router in (tradeoffs_router, runs_router, studies_router):
+    for router in (tradeoffs_router, runs_router, studies_router, composition_router, methods_router):
         app.include_router(router(site))
     app.mount("/static", StaticFiles(directory=STATIC))
 
