@@ -168,7 +168,7 @@ def _even(view: PartsView, value: float) -> str:
     """Return a difference with as many decimals as all of the picture have: two digits of the largest."""
     largest = max((abs(one.value) for one in view.gains if one.value), default=1.0)
     decimals = max(0, 1 - math.floor(math.log10(largest)))
-    return f"{value:.{decimals}f}".replace("-", "−")
+    return f"{value:z.{decimals}f}".replace("-", "−")
 
 
 def _matrix_csv(view: PartsView, gains: Sequence[PartGain]) -> str:

@@ -61,17 +61,21 @@ def known_methods() -> dict[str, MethodWords]:
 
 def _read(room: str, base: str) -> Iterator[MethodWords]:
     folder = files("cosmati").joinpath(room)
-    for file in sorted(folder.iterdir(), key=lambda one: one.name):
-        if not file.name.endswith(".py"):
-            continue
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        paper = (ast.get_docstring(tree) or "").partition("\n")[0]
+    trees = {
+        file.name: ast.parse(file.read_text(encoding="utf-8"))
+        for file in sorted(folder.iterdir(), key=lambda one: one.name)
+        if file.name.endswith(".py")
+    }
+    for name, tree in trees.items():
         for node in tree.body:
             is_one = isinstance(node, ast.ClassDef) and any(
                 isinstance(one, ast.Name) and one.id == base for one in node.bases
             )
             if is_one and isinstance(node, ast.ClassDef):
-                yield MethodWords(node.name, paper, _paragraphs(node), _owned(node), f"{room}/{file.name}")
+                # An optimizer's configuration may stand apart from what it configures.
+                source = f"{node.name.lower()}.py" if f"{node.name.lower()}.py" in trees else name
+                paper = (ast.get_docstring(trees[source]) or "").partition("\n")[0]
+                yield MethodWords(node.name, paper, _paragraphs(node), _owned(node), f"{room}/{source}")
 
 
 def _paragraphs(node: ast.ClassDef) -> tuple[str, ...]:

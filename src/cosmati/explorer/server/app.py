@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from cosmati.errors import CosmatiError
 from cosmati.explorer.rendering import TEMPLATES, plotly_path, template_environment
 from cosmati.explorer.server.composition import composition_router
+from cosmati.explorer.server.governance import governance_router
 from cosmati.explorer.server.methods import methods_router
 from cosmati.explorer.server.runs import runs_router
 from cosmati.explorer.server.security import guard
@@ -34,7 +35,14 @@ def make_app(index: RunIndex) -> FastAPI:
     site = app.state.site = Site(index, template_environment())
     plotly = plotly_path()
     app.middleware("http")(guard)
-    for router in (tradeoffs_router, runs_router, studies_router, composition_router, methods_router):
+    for router in (
+        tradeoffs_router,
+        runs_router,
+        studies_router,
+        composition_router,
+        methods_router,
+        governance_router,
+    ):
         app.include_router(router(site))
     app.mount("/static", StaticFiles(directory=STATIC))
 

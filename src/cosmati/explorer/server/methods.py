@@ -61,6 +61,7 @@ class MethodRow:
     slower: int
     undecided: int
     together: int
+    together_faster: int
     best: ArmFinding | None
 
     @property
@@ -75,7 +76,7 @@ def methods_router(site: Site) -> APIRouter:
 
     @router.get("/methods", response_class=HTMLResponse)
     def listing(request: Request) -> HTMLResponse:
-        axis, sort = _axis(request), request.query_params.get("sort", "-faster")
+        axis, sort = _axis(request), request.query_params.get("sort") or "-studies"
         uses = method_uses(site)
         gathered = gather(site, sorted({path for use in uses.values() for path in use.paths}), axis)
         rows = [_row(use, gathered.findings) for use in uses.values()]
@@ -191,6 +192,7 @@ def _row(use: MethodUse, findings: Sequence[ArmFinding]) -> MethodRow:
         slower=len(slower),
         undecided=len(alone) - len(faster) - len(slower),
         together=len(own) - len(alone),
+        together_faster=sum(one.verdict == "faster" for one in own if not one.is_alone),
         best=max(faster, key=lambda one: one.ratio or 0.0, default=None),
     )
 
