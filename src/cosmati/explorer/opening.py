@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from cosmati.explorer.run_view import RunView
 from cosmati.explorer.wording import AXIS_NAMES, amount, number, ratio_interval_text, ratio_text
 from cosmati.records.study import StudyRecord
-from cosmati.study.comparison import Comparison, NotReached, SpeedUp, comparisons
+from cosmati.study.comparison import Comparison, SpeedUp, comparisons
 
-_MAX_NAMED = 3
+_MAX_NAMED = 2
 
 
 def opening_sentences(studies: Sequence[StudyRecord], run: RunView | None) -> tuple[str, ...]:
@@ -44,32 +44,31 @@ def _gained(studies: Sequence[StudyRecord], run: RunView | None) -> str:
 
 
 def _gain_of(study: StudyRecord) -> str:
-    where = f"in {study.name} "
+    where = f"in {study.name}"
     if not study.runs:
-        return f"{where}no run has finished"
+        return f"{where} no run has finished"
     found = comparisons(study)
-    shown = [_gain_text(study, one, one.found) for one in found if one.is_shown and isinstance(one.found, SpeedUp)]
     if not found:
-        return f"{where}nothing is compared"
-    if not shown:
-        return f"{where}no difference in {AXIS_NAMES['seconds']} is shown, of {_counted(len(found), 'arm')}"
-    silent = len(found) - len(shown)
-    rest = f", and of {_counted(silent, 'other arm')} no difference is shown" if silent else ""
-    more = f" and {len(shown) - _MAX_NAMED} more arms differ" if len(shown) > _MAX_NAMED else ""
-    return f"{where}{_joined(shown[:_MAX_NAMED])}{more}{rest}"
+        return f"{where} nothing is compared"
+    shown = [(one, one.found) for one in found if one.is_shown and isinstance(one.found, SpeedUp)]
+    faster = sorted((one for one in shown if one[1].ratio > 1), key=lambda one: -one[1].ratio)
+    num_slower, num_silent = len(shown) - len(faster), len(found) - len(shown)
+    texts = [_gain_text(study, one, speed_up) for one, speed_up in faster[:_MAX_NAMED]]
+    if len(faster) > _MAX_NAMED:
+        texts.append(f"{_counted(len(faster) - _MAX_NAMED, 'further arm')} shown to be faster")
+    if num_slower:
+        texts.append(f"{_counted(num_slower, 'arm')} shown to be slower")
+    if num_silent:
+        texts.append(f"no difference shown for {_counted(num_silent, 'arm')}")
+    return f"{where}, {_joined(texts)}" if faster else f"in {study.name} nothing that is shown: {_joined(texts)}"
 
 
 def _gain_text(study: StudyRecord, one: Comparison, found: SpeedUp) -> str:
-    """Say what share of the baseline's time an arm needs; the less certain end of a bound is named."""
+    """Say what share of the baseline's time an arm needs, as a bound where it's one."""
     bound = "at most " if found.is_at_least else "at least " if found.is_at_most else ""
-    share = f"{bound}{number(100 / found.ratio)} % of {study.baseline_arm}'s time"
-    at = "best" if not isinstance(one.best, NotReached) and found is one.best else "lesser best of both"
-    whose = f"{study.baseline_arm}'s {at}" if at == "best" else f"the {at} in"
-    return f"{one.arm} came to {whose} {study.quality_name} in {share} ({ratio_text(found)}, {_interval(found)})"
-
-
-def _interval(found: SpeedUp) -> str:
-    return f"95 % interval {ratio_interval_text(found)}"
+    share = f"{bound}{number(100 / found.ratio)} % of {study.baseline_arm}'s {AXIS_NAMES['seconds']}"
+    figures = f"{ratio_text(found)}, 95 % interval {ratio_interval_text(found)}"
+    return f"{one.arm} needs {share} to the same {study.quality_name} ({figures})"
 
 
 def _cost(studies: Sequence[StudyRecord], run: RunView | None) -> str:

@@ -54,9 +54,14 @@ def make_app(index: RunIndex) -> FastAPI:
     def script() -> Response:
         return FileResponse(TEMPLATES / "script.js", media_type="text/javascript")
 
+    @app.get("/assets/print.js")
+    def print_script() -> Response:
+        return FileResponse(TEMPLATES / "print.js", media_type="text/javascript")
+
     @app.get("/assets/style.css")
     def style() -> Response:
-        text = site.templates.get_template("theme.css").render() + (TEMPLATES / "style.css").read_text()
+        parts = [(TEMPLATES / name).read_text() for name in ("style.css", "print.css")]
+        text = "".join([site.templates.get_template("theme.css").render(), *parts])
         return Response(text, media_type="text/css")
 
     @app.exception_handler(CosmatiError)
