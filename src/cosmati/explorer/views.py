@@ -14,7 +14,7 @@ from cosmati.explorer.figures import (
     mean_seconds_by_part,
     tradeoff_figure,
 )
-from cosmati.explorer.palette import PAGE
+from cosmati.explorer.palette import PAGE, Palette
 from cosmati.explorer.wording import (
     AXIS_NAMES,
     Claim,
@@ -203,16 +203,16 @@ def _inference_rows(study: StudyRecord) -> tuple[TableRow, ...]:
     )
 
 
-def study_figures(view: StudyView) -> dict[str, Figure]:
+def study_figures(view: StudyView, palette: Palette = PAGE) -> dict[str, Figure]:
     """Return the study's figures by their id; the tradeoff and learning figures once for each axis."""
     if not view.axes:
         return {}
-    figures = {f"{view.anchor}-gains": gains_figure(view.record, PAGE)}
+    figures = {f"{view.anchor}-gains": gains_figure(view.record, palette)}
     if view.parts:
-        figures[f"{view.anchor}-breakdown"] = breakdown_figure(view.record, PAGE)
+        figures[f"{view.anchor}-breakdown"] = breakdown_figure(view.record, palette)
     for axis, _ in view.axes:
-        figures[f"{view.anchor}-tradeoff-{axis}"] = tradeoff_figure(view.record, PAGE, axis=axis)
-        figures[f"{view.anchor}-learning-{axis}"] = learning_figure(view.record, PAGE, axis=axis)
+        figures[f"{view.anchor}-tradeoff-{axis}"] = tradeoff_figure(view.record, palette, axis=axis)
+        figures[f"{view.anchor}-learning-{axis}"] = learning_figure(view.record, palette, axis=axis)
     return figures
 
 
