@@ -64,7 +64,7 @@ def write_figures(study: StudyRecord, folder: str | Path) -> list[Path]:
 
 def _drawn(page: str) -> dict[str, tuple[str, str]]:
     """Return SVG text and PNG as base64 by the figure's name."""
-    browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         msg = (
             "Figures are drawn by Chromium or Chrome, and none was found on the path. Install one, or save figures by "
@@ -72,19 +72,19 @@ def _drawn(page: str) -> dict[str, tuple[str, str]]:
         )
         raise RunError(msg)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as where:
-        path = Path(where) / "figures.html"
-        path.write_text(page, encoding="utf-8")
+        source = Path(where) / "figures.html"
+        source.write_text(page, encoding="utf-8")
         command = [browser, "--headless", "--disable-gpu", "--no-first-run", f"--user-data-dir={where}/profile"]
         # Chromium refuses its sandbox to root; the page is our own, and holds no script of anybody else.
         command += ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-        command += [f"--virtual-time-budget={_VIRTUAL_MS}", "--dump-dom", path.as_uri()]
+        command += [f"--virtual-time-budget={_VIRTUAL_MS}", "--dump-dom", source.as_uri()]
         try:
             made = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)  # noqa: S603  (ours)
         except subprocess.TimeoutExpired as error:
             raise RunError(f"{browser} didn't draw the figures in {_SECONDS} s. Try again when less runs.") from error
-    found = _IMAGES.search(made.stdout.decode("utf-8", "replace"))
+    written = _IMAGES.search(made.stdout.decode("utf-8", "replace"))
     try:
-        images: dict[str, tuple[str, str]] = json.loads(base64.b64decode(found[1])) if found else {}
+        images: dict[str, tuple[str, str]] = json.loads(base64.b64decode(written[1])) if written else {}
     except (ValueError, binascii.Error):
         images = {}
     if not images:
