@@ -164,15 +164,14 @@ def _hover(one: ArmFinding) -> str:
 
 
 def _ratio_axis(least: float, most: float, title: str) -> dict[str, Any]:
-    few = [tick for tick in (0.125, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0) if least <= tick <= most]
-    wide = most / least > 6
-    few = [tick for tick in few if not wide or tick not in (0.75, 1.25)]
+    few = [tick for tick in (0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0) if least <= tick <= most]
     ticks = log_ticks(least, most) if most > 12 or least < 0.08 else few
     return {
         "type": "log",
         "title": axis_title(title),
         "tickvals": ticks,
         "ticktext": [f"{tick:.3g}×" for tick in ticks],
+        "tickangle": 0,
         "range": [math.log10(least), math.log10(most)],
     }
 

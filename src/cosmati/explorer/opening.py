@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from cosmati.explorer.run_view import RunView
 from cosmati.explorer.wording import AXIS_NAMES, amount, number, ratio_interval_text, ratio_text
 from cosmati.records.study import StudyRecord
-from cosmati.study.comparison import Comparison, SpeedUp, comparisons
+from cosmati.study.comparison import SCREENING_LEVEL, Comparison, SpeedUp, comparisons
 
 _MAX_NAMED = 2
 
@@ -55,12 +55,12 @@ def _gain_of(study: StudyRecord) -> str:
     num_slower, num_silent = len(shown) - len(faster), len(found) - len(shown)
     texts = [_gain_text(study, one, speed_up) for one, speed_up in faster[:_MAX_NAMED]]
     if len(faster) > _MAX_NAMED:
-        texts.append(f"{_counted(len(faster) - _MAX_NAMED, 'further arm')} shown to be faster")
+        texts.append(f"{_are(len(faster) - _MAX_NAMED, 'further arm')} shown to be faster")
     if num_slower:
-        texts.append(f"{_counted(num_slower, 'arm')} shown to be slower")
+        texts.append(f"{_are(num_slower, 'arm')} shown to be slower")
     if num_silent:
-        texts.append(f"no difference shown for {_counted(num_silent, 'arm')}")
-    return f"{where}, {_joined(texts)}" if faster else f"in {study.name} nothing that is shown: {_joined(texts)}"
+        texts.append(f"for {_counted(num_silent, 'arm')} no difference is shown")
+    return f"{where}, {_joined(texts)}" if faster else f"{where} nothing is shown to be gained: {_joined(texts)}"
 
 
 def _gain_text(study: StudyRecord, one: Comparison, found: SpeedUp) -> str:
@@ -68,6 +68,7 @@ def _gain_text(study: StudyRecord, one: Comparison, found: SpeedUp) -> str:
     bound = "at most " if found.is_at_least else "at least " if found.is_at_most else ""
     share = f"{bound}{number(100 / found.ratio)} % of {study.baseline_arm}'s {AXIS_NAMES['seconds']}"
     figures = f"{ratio_text(found)}, 95 % interval {ratio_interval_text(found)}"
+    figures += ", by a screening" if one.level == SCREENING_LEVEL else ""
     return f"{one.arm} needs {share} to the same {study.quality_name} ({figures})"
 
 
@@ -92,6 +93,10 @@ def _cost(studies: Sequence[StudyRecord], run: RunView | None) -> str:
 
 def _counted(num: int, what: str) -> str:
     return f"{num:,} {what if num == 1 else what + 's'}"
+
+
+def _are(num: int, what: str) -> str:
+    return f"{_counted(num, what)} {'is' if num == 1 else 'are'}"
 
 
 def _joined(parts: Sequence[str]) -> str:
