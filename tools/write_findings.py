@@ -133,18 +133,17 @@ def _sums(study: StudyRecord) -> Iterator[str]:
 
     Unlike a ratio at equal quality it's there for every arm that has runs.
     """
-    found = joint_effects(study)
+    work = axes_of(study)[-1]
+    found = joint_effects(study, axis=work, measure="difference")
     measured = [
-        (
-            one.beyond_sum.value > 0,
-            one.is_sum_shown,
-            f"{one.arm} {_factor(one.beyond_sum, one.sum_p_value)}{_others(one)}",
-        )
+        (one.ratio.value > 0, one.is_shown, f"{one.arm} {_factor(one.ratio, one.p_value)}{_others(one)}")
         for one in found
-        if isinstance(one.beyond_sum, Estimate)
+        if isinstance(one.ratio, Estimate)
     ]
-    what = f"Parts together at the full budget, {study.quality_name} gained beyond the sum of what each gains alone"
-    yield from _by_interaction(what, measured, max((one.num_tests for one in found), default=0))
+    what = f"Parts together at the full budget's {AXIS_NAMES[work]}, {study.quality_name} gained beyond the sum of"
+    yield from _by_interaction(
+        f"{what} what each gains alone", measured, max((one.num_tests for one in found), default=0)
+    )
 
 
 def _by_interaction(what: str, measured: Iterable[tuple[bool, bool, str]], num_tests: int) -> Iterator[str]:

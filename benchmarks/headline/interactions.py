@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cosmati.explorer.composition_view import sum_text
+from cosmati.explorer.composition_view import difference_text
 from cosmati.explorer.wording import estimate_text, p_text, ratio_interval_text, ratio_text
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import NotReached
@@ -20,9 +20,11 @@ def interaction_lines(record: StudyRecord, *, axis: Axis) -> Iterator[str]:
         figures = gain.reason if isinstance(gain, NotReached) else f"{ratio_text(gain)} ({ratio_interval_text(gain)})"
         yield f"  {part.arm}: {figures}"
     yield f"by {axis}, together: over the product of what each gives alone"
+    sums = {one.arm: one for one in joint_effects(record, axis="rows", measure="difference")}
     for one in joint_effects(record, axis=axis):
         adjusted = "" if one.p_value is None else f", {p_text(one.p_value, one.num_tests)}"
-        yield f"  {one.arm}: {estimate_text(one.ratio)}{adjusted}; at the full budget beyond their sum {sum_text(one)}"
+        yield f"  {one.arm}: {estimate_text(one.ratio)}{adjusted}"
+        yield f"    in quality at the full budget's rows, beyond their sum: {difference_text(sums[one.arm])}"
 
 
 def say_interactions(record: StudyRecord, *, axes: Sequence[Axis]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,8 +22,6 @@ PARTS = {
     "Muon and EMA": ("Muon(lr=0.03)", "EMA(half_life='100ba')"),
     "three": ("Muon(lr=0.06)", "EMA(half_life='100ba')", "zero-init"),
 }
-STUDENT_4 = 2.7764451051977987
-"""Of 95 %, two-sided, four degrees of freedom; from a table."""
 GAINS = {"Muon": 1.2, "ema": 1.1, "warm-up": 1.15, "Muon and EMA": 1.2 * 1.1 * 1.05, "three": 1.5}
 
 
@@ -119,45 +118,6 @@ def test_an_interaction_among_all_pairs_is_found() -> None:
     assert helped == {"AB"}
 
 
-@pytest.mark.parametrize("higher_is_better", [True, False])
-def test_what_pairs_add_in_quality_is_the_seeds_own_contrast(higher_is_better: bool) -> None:
-    """Neither part reaches the baseline's best, so there is no ratio; Student's interval of each seed's contrast is."""
-    sign = 1.0 if higher_is_better else -1.0
-    gains = {"baseline": 1.0, "a": 0.8, "b": 0.7, "ab": 0.9}
-    signed = {name: drawn(gain, 7 + k) for k, (name, gain) in enumerate(gains.items())}
-    arms = {name: lambda budget, seed, one=one: sign * one(budget, seed) for name, one in signed.items()}
-    methods = {"a": ("A",), "b": ("B",), "ab": ("A", "B")}
-    record = study(arms, budgets=(0.5, 1.0), methods=methods, higher_is_better=higher_is_better)
-    (found,) = joint_effects(record)
-    assert isinstance(found.ratio, NotReached)
-    quality = {(run.arm, run.seed): sign * run.final.quality for run in record.runs if run.budget == 1.0}
-    contrasts = [
-        quality["ab", seed] - quality["a", seed] - quality["b", seed] + quality["baseline", seed] for seed in range(5)
-    ]
-    half = STUDENT_4 * np.std(contrasts, ddof=1) / math.sqrt(5)
-    assert isinstance(found.beyond_sum, Estimate)
-    assert found.beyond_sum.value == pytest.approx(np.mean(contrasts))
-    ends = np.mean(contrasts) - half, np.mean(contrasts) + half
-    assert (found.beyond_sum.low, found.beyond_sum.high) == (pytest.approx(ends[0]), pytest.approx(ends[1]))
-    assert found.sum_p_value == found.beyond_sum.p_value, "a family of one"
-    assert found.is_sum_shown
-    lost = replace(record, runs=tuple(run for run in record.runs if (run.arm, run.budget) != ("a", 1.0)))
-    (found,) = joint_effects(lost)
-    assert isinstance(found.beyond_sum, NotReached)
-    assert "a has no finished runs" in found.beyond_sum.reason
-    assert not found.is_sum_shown
-
-
-@pytest.mark.parametrize("key", [2, 8, 16, 25])
-def test_sums_of_all_pairs_are_one_family(key: int) -> None:
-    found = joint_effects(all_pairs(key))
-    raw = [one.beyond_sum.p_value for one in found if isinstance(one.beyond_sum, Estimate)]
-    smallest = min(range(10), key=lambda k: raw[k] or 1.0)
-    assert found[smallest].sum_p_value == pytest.approx(min(1.0, 10 * (raw[smallest] or 1.0)))
-    assert not any(one.is_sum_shown for one in found)
-    assert {one.arm for one in joint_effects(all_pairs(key, together=1.4)) if one.is_sum_shown} == {"AB"}
-
-
 def test_an_arm_without_two_known_parts_has_no_product(record: StudyRecord) -> None:
     assert together(record, "Muon") is None
     alone = study({"baseline": log_quality(), "both": log_quality(0.1)}, methods={"both": ("A", "B")})
@@ -202,3 +162,42 @@ def test_a_gain_is_proposed_where_the_rule_says_shown() -> None:
 
 def test_pairs_to_try_are_all_of_them() -> None:
     assert pair_arms(["a", "b", "c"]) == (("a", "b"), ("a", "c"), ("b", "c"))
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+def test_differences_are_held_against_their_sum(*, higher_is_better: bool) -> None:
+    """By difference in quality at equal cost each pair that was run is measured, whether or not it gets anywhere."""
+    sign = 1.0 if higher_is_better else -1.0
+    put_in = {"baseline": 0.0, "a": 0.02, "b": -0.05, "both": 0.02 - 0.05 + 0.03, "plain sum": 0.02 - 0.05}
+
+    def reached(arm: str, gain: float, budget: float, seed: int) -> float:
+        noise = 0.0005 * math.sin(7 * len(arm) + 31 * budget * (seed + 1))
+        return sign * (0.5 + gain + 0.1 * math.log(budget) + noise)
+
+    quality = {arm: partial(reached, arm, gain) for arm, gain in put_in.items()}
+    methods = {"a": ("A",), "b": ("B",), "both": ("A", "B"), "plain sum": ("A", "B")}
+    found = joint_effects(
+        study(quality, methods=methods, higher_is_better=higher_is_better), measure="difference", axis="step"
+    )
+    both, plain = found
+    assert ratio_of(both.ratio) == pytest.approx(0.03, abs=0.002)
+    assert ratio_of(plain.ratio) == pytest.approx(0.0, abs=0.002)
+    assert both.is_shown
+    assert not plain.is_shown
+    assert both.num_tests == 2
+    by_speed = joint_effects(study(quality, methods=methods, higher_is_better=higher_is_better), axis="step")
+    assert isinstance(by_speed[0].ratio, NotReached), "b never comes to the baseline's best"
+
+
+def test_differences_at_one_seed_or_without_runs_show_nothing() -> None:
+    quality = {arm: log_quality(gain) for arm, gain in {"baseline": 0.0, "a": 0.1, "b": 0.1, "both": 0.9}.items()}
+    methods = {"a": ("A",), "b": ("B",), "both": ("A", "B")}
+    (one,) = joint_effects(study(quality, methods=methods, seeds=(0,)), measure="difference")
+    assert not one.is_shown
+    whole = study(quality, methods=methods)
+    (none,) = joint_effects(replace(whole, runs=()), measure="difference")
+    assert isinstance(none.ratio, NotReached)
+    slow = study(quality, methods=methods, pace={"both": 100.0})
+    (late,) = joint_effects(slow, measure="difference")
+    assert isinstance(late.ratio, NotReached)
+    assert "both has no run" in late.ratio.reason

@@ -12,6 +12,7 @@ from cosmati.explorer.wording import estimate_text, number, p_text, ratio_interv
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import NOISE_ARM, SCREENING_LEVEL, NotReached, SpeedUp, speed_up_at_equal_quality
 from cosmati.study.composition import Candidate, Together, joint_effects, single_parts, what_to_add
+from cosmati.study.curves import available_axes
 
 _LEAST, _MOST = 1 / 8, 8.0
 TextRow = tuple[str, ...]
@@ -41,8 +42,9 @@ def composition_view(study: StudyRecord) -> CompositionView:
         singles.append((part.kind, part.arm, *figures))
     several = [arm.name for arm in study.arms if len(arm.methods) > 1 and arm.name != NOISE_ARM]
     found = joint_effects(study)
-    advice = tuple(_advice(arm, parts) for arm, parts in what_to_add(study, several).items() if parts)
-    return CompositionView(tuple(singles), tuple(_joint_row(one) for one in found), advice, _rule(found))
+    sums = joint_effects(study, axis="rows" if "rows" in available_axes(study) else "step", measure="difference")
+    advice = tuple(advice_text(arm, parts) for arm, parts in what_to_add(study, several).items() if parts)
+    return CompositionView(tuple(singles), tuple(map(_joint_row, found, sums)), advice, _rule(found))
 
 
 def _rule(found: Sequence[Together]) -> str:
@@ -54,48 +56,44 @@ def _rule(found: Sequence[Together]) -> str:
     return f"Verdicts are a screening: p < {SCREENING_LEVEL}{adjusted}, and an interval without 1."
 
 
-def _joint_row(found: Together) -> TextRow:
+def _joint_row(found: Together, beyond_sum: Together) -> TextRow:
     other = ", ".join(found.with_other_settings)
     return (
         found.arm,
         " × ".join((*found.parts, *found.unknown)),
         estimate_text(found.ratio),
-        _verdict(found),
-        "—" if found.unknown else sum_text(found),
+        joint_verdict(found),
+        "—" if found.unknown else difference_text(beyond_sum),
         f"{other} stands alone with other settings" if other else "—",
     )
 
 
-def _verdict(found: Together) -> str:
+def joint_verdict(found: Together) -> str:
+    """Say in words what parts do together, with the p-value where there is one."""
     if isinstance(found.ratio, NotReached):
         return "not measured"
-    words = _words(found.is_shown, helps=found.ratio.value > 1)
+    words = "no interaction is shown"
+    if found.is_shown:
+        words = "they help each other" if found.ratio.value > found.neutral else "they get in each other's way"
     return words if found.p_value is None else f"{words}, {p_text(found.p_value, found.num_tests)}"
 
 
-def sum_text(found: Together) -> str:
-    """Return what parts do at the largest budget beyond their sum, in units of quality, with its verdict."""
-    if isinstance(found.beyond_sum, NotReached) or found.sum_p_value is None:
-        return estimate_text(found.beyond_sum)
-    words = _words(found.is_sum_shown, helps=found.beyond_sum.value > 0)
-    return f"{estimate_text(found.beyond_sum)}: {words}, {p_text(found.sum_p_value, found.num_tests)}"
+def difference_text(found: Together) -> str:
+    """Return what parts do together in quality, beyond the sum of what they do alone, with its verdict."""
+    figures = estimate_text(found.ratio)
+    return figures if isinstance(found.ratio, NotReached) else f"{figures}: {joint_verdict(found)}"
 
 
-def _words(is_shown: bool, *, helps: bool) -> str:
-    if not is_shown:
-        return "no interaction is shown"
-    return "they help each other" if helps else "they get in each other's way"
-
-
-def _advice(arm: str, found: Sequence[Candidate]) -> str:
-    named = [f"{one.part.kind} (about {number(one.expected)}×, {_basis(one.num_measured)})" for one in found[:3]]
+def advice_text(arm: str, found: Sequence[Candidate]) -> str:
+    """Say which parts to add next to an arm, and what that rests on."""
+    named = [f"{one.part.kind} (about {number(one.expected)}×, {_basis(one)})" for one in found[:3]]
     return f"To {arm}, add next: {', then '.join(named)}."
 
 
-def _basis(num_measured: int) -> str:
-    if not num_measured:
+def _basis(one: Candidate) -> str:
+    if not one.num_measured:
         return "as alone: no pair with it is measured"
-    return f"with {num_measured} measured {'pair' if num_measured == 1 else 'pairs'}"
+    return f"with {one.num_measured} measured {'pair' if one.num_measured == 1 else 'pairs'}"
 
 
 def gains_figure(study: StudyRecord, palette: Palette) -> Figure:

@@ -15,7 +15,7 @@ from cosmati.explorer.figures import (
     mean_seconds_by_part,
     tradeoff_figure,
 )
-from cosmati.explorer.palette import PAGE
+from cosmati.explorer.palette import PAGE, Palette
 from cosmati.explorer.wording import (
     AXIS_NAMES,
     Claim,
@@ -146,7 +146,7 @@ def study_view(study: StudyRecord, anchor: str, *, is_first_alone: bool = False)
         points=tuple(row for arm in study.arms for row in _point_rows(study, arm.name)),
         comparisons=tuple(_comparison_row(study, arm) for arm in others),
         composition=composition_view(study),
-        parts=tuple(row for arm in study.arms for row in _part_rows(study, arm.name)),
+        parts=tuple(row for arm in study.arms for row in part_rows(study, arm.name)),
         time_notes=time_notes(study),
         inference=_inference_rows(study),
         checks=checks_of(study),
@@ -188,7 +188,8 @@ def _comparison_row(study: StudyRecord, arm: str) -> TableRow:
     return arm, at_time, at_steps, estimate_text(area_between(study, arm)), crossed
 
 
-def _part_rows(study: StudyRecord, arm: str) -> list[TableRow]:
+def part_rows(study: StudyRecord, arm: str) -> list[TableRow]:
+    """Return an arm's rows of time by part: with the share, and the most that each could give (Amdahl)."""
     parts = mean_seconds_by_part(study, arm)
     total = sum(parts.values())
     # Evaluation counts in no speed-up, so it's no part of what one could give.
@@ -226,23 +227,23 @@ def _inference_rows(study: StudyRecord) -> tuple[TableRow, ...]:
     )
 
 
-def study_figures(view: StudyView) -> dict[str, Figure]:
+def study_figures(view: StudyView, palette: Palette = PAGE) -> dict[str, Figure]:
     """Return the study's figures by their id; the tradeoff and learning figures once for each axis with levels."""
     if not view.axes:
         return {}
-    figures = {f"{view.anchor}-gains": gains_figure(view.record, PAGE)}
+    figures = {f"{view.anchor}-gains": gains_figure(view.record, palette)}
     if view.parts:
-        figures[f"{view.anchor}-breakdown"] = breakdown_figure(view.record, PAGE)
+        figures[f"{view.anchor}-breakdown"] = breakdown_figure(view.record, palette)
     for axis in view.levels:
-        figures |= axis_figures(view, axis)
+        figures |= axis_figures(view, axis, palette)
     return figures
 
 
-def axis_figures(view: StudyView, axis: Axis) -> dict[str, Figure]:
+def axis_figures(view: StudyView, axis: Axis, palette: Palette = PAGE) -> dict[str, Figure]:
     """Return the figures along one axis by their id: tradeoff curves, and learning curves."""
     return {
-        f"{view.anchor}-tradeoff-{axis}": tradeoff_figure(view.record, PAGE, axis=axis),
-        f"{view.anchor}-learning-{axis}": learning_figure(view.record, PAGE, axis=axis),
+        f"{view.anchor}-tradeoff-{axis}": tradeoff_figure(view.record, palette, axis=axis),
+        f"{view.anchor}-learning-{axis}": learning_figure(view.record, palette, axis=axis),
     }
 
 

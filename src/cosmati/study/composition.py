@@ -1,7 +1,6 @@
 """What the parts of a composition do alone, in pairs and together, and which part to add next.
 
-What parts do together is one family of tests for the whole study (Holm), a screening; by ratios where curves reach the
-baseline's best quality, and another family by quality at the largest budget, which is known for parts that don't, too.
+What parts do together is one family of tests for the whole study (Holm), a screening.
 
 A part is whatever an arm's record names: a method, an optimizer, a schedule, an initialisation, an option of the model.
 Parts of one kind are the same part, whatever their settings: `EMA(half_life="100ba")` and `EMA(half_life="0.05dur")`
@@ -14,6 +13,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -27,8 +27,11 @@ from cosmati.study.comparison import (
     interaction,
     speed_up_at_equal_quality,
 )
-from cosmati.study.curves import Axis, paired_means
+from cosmati.study.curves import Axis, best_within, paired_means
 from cosmati.study.statistics import Estimate, estimate, holm
+
+Measure = Literal["speed-up", "difference"]
+"""By what parts are judged: speed-up at the baseline's best quality, or difference in quality at its largest budget."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +51,18 @@ class SinglePart:
 
 @dataclass(frozen=True)
 class Together:
-    """What several parts do in one arm, over the product of what they do alone.
+    """What several parts do in one arm, over the product of what they do alone; of differences, less their sum.
 
     Attributes:
         arm: The arm that has them all.
         parts: Kinds of those that some arm has alone.
-        ratio: Above 1 they help each other, below 1 they get in each other's way. Not reached where there are unknown
-            parts too, whose own gain would be in it.
+        ratio: Above `neutral` they help each other, below it they get in each other's way. Not reached where there are
+            unknown parts too, whose own gain would be in it.
         unknown: Kinds of those that no arm has alone.
         with_other_settings: Parts that the arm has with other settings than the arm that has them alone.
-        p_value: Of the ratio against 1, adjusted for all such ratios of the study; None where there is none.
+        p_value: Of the ratio against `neutral`, adjusted for all such ratios of the study; None where there is none.
         num_tests: How many these are.
-        beyond_sum: By how much the arm is better at the study's largest budget than with the sum of what its parts
-            give or take there, in units of quality; above 0 they help each other.
-        sum_p_value: Of `beyond_sum` against 0, adjusted for all of them; None where there is none.
+        neutral: 1 for a ratio of speed-ups, 0 for differences in quality.
     """
 
     arm: str
@@ -69,10 +70,9 @@ class Together:
     ratio: Estimate | NotReached
     unknown: tuple[str, ...]
     with_other_settings: tuple[str, ...]
-    beyond_sum: Estimate | NotReached
     p_value: float | None = None
     num_tests: int = 0
-    sum_p_value: float | None = None
+    neutral: float = 1.0
 
     @property
     def is_shown(self) -> bool:
@@ -80,12 +80,7 @@ class Together:
         found = self.ratio
         if isinstance(found, NotReached) or found.low is None or found.high is None or self.p_value is None:
             return False
-        return self.p_value < SCREENING_LEVEL and not found.low <= 1.0 <= found.high
-
-    @property
-    def is_sum_shown(self) -> bool:
-        """Whether the same is shown by quality at the largest budget."""
-        return self.sum_p_value is not None and self.sum_p_value < SCREENING_LEVEL
+        return self.p_value < SCREENING_LEVEL and not found.low <= self.neutral <= found.high
 
 
 @dataclass(frozen=True)
@@ -118,67 +113,66 @@ def single_parts(study: StudyRecord, *, axis: Axis = "seconds") -> dict[str, Sin
     return found
 
 
-def joint_effects(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[Together, ...]:
-    """Compare each arm of several parts with the product of what they do alone; arms without any known part left out.
+def joint_effects(study: StudyRecord, *, axis: Axis = "seconds", measure: Measure = "speed-up") -> tuple[Together, ...]:
+    """Compare each arm of several parts with what they do alone; arms without any known part left out.
 
-    Which tests are of the family goes by the arms' parts, and not by what came out.
+    Which tests are of the family goes by the arms' parts, and not by what came out. Each measure is a family.
     """
-    found = [one for arm in _compared(study) if (one := _together(study, arm, axis)) is not None]
+    found = [one for arm in _compared(study) if (one := _together(study, arm, axis, measure)) is not None]
     tests = [one for one in found if not one.unknown]
-    by_ratio, by_sum = (
-        dict(zip([one.arm for one in tests], _adjusted(estimates), strict=True))
-        for estimates in ([one.ratio for one in tests], [one.beyond_sum for one in tests])
-    )
-    return tuple(
-        replace(one, p_value=by_ratio.get(one.arm), num_tests=len(tests), sum_p_value=by_sum.get(one.arm))
-        for one in found
-    )
+    raw = [one.ratio.p_value if isinstance(one.ratio, Estimate) else None for one in tests]
+    adjusted = {
+        one.arm: None if p_value is None else holms
+        for one, p_value, holms in zip(tests, raw, holm([1.0 if p is None else p for p in raw]), strict=True)
+    }
+    return tuple(replace(one, p_value=adjusted.get(one.arm), num_tests=len(tests)) for one in found)
 
 
-def _adjusted(found: Sequence[Estimate | NotReached]) -> list[float | None]:
-    """Return Holm's p-values of one family; None where there is none, which counts in the family all the same."""
-    raw = [one.p_value if isinstance(one, Estimate) else None for one in found]
-    holms = holm([1.0 if p is None else p for p in raw])
-    return [None if p is None else adjusted for p, adjusted in zip(raw, holms, strict=True)]
+def joint_difference(
+    study: StudyRecord, composition: str, parts: Sequence[str], *, axis: Axis = "seconds"
+) -> Estimate | NotReached:
+    """Return the composition's gain in quality less the sum of its parts', at the baseline's largest budget.
+
+    In units of quality, above 0 where they help each other whichever way the quality points. Each arm stands with its
+    best quality for at most as much of `axis` as the baseline's largest budget takes; all arms are drawn together.
+    """
+    names = [study.baseline_arm, composition, *parts]
+    means = paired_means(study, names, axis=axis)
+    known = means[0].position[0][np.isfinite(means[0].position[0])]
+    if not len(known):
+        return NotReached(f"{study.baseline_arm} has no finished runs.")
+    where = np.full(len(means[0].position), float(known.max()))
+    base, own, *others = (best_within(one, where) for one in means)
+    for name, values in zip(names, (base, own, *others), strict=True):
+        if not math.isfinite(values[0]):
+            return NotReached(f"{name} has no run with {axis} of at most {where[0]:.4g}.")
+    with np.errstate(invalid="ignore"):
+        found = own - base - np.sum([one - base for one in others], axis=0)
+    return estimate(found, means[0].n, means[0].freedom)
 
 
-def _beyond_sum(study: StudyRecord, composition: str, parts: Sequence[str]) -> Estimate | NotReached:
-    """Return the contrast of qualities at the largest budget: composition - sum of parts + (parts - 1) baselines."""
-    largest = max(run.budget for run in study.runs)
-    at_largest = replace(study, runs=tuple(run for run in study.runs if run.budget == largest))
-    names = [composition, *parts, study.baseline_arm]
-    found = paired_means(at_largest, names, axis="step")
-    together, *alone, base = (means.quality[:, 0] for means in found)
-    lost = next((name for name, means in zip(names, found, strict=True) if not np.isfinite(means.quality[0, 0])), None)
-    if lost is not None:
-        return NotReached(f"{lost} has no finished runs at the largest budget, or not those of the other arms' seeds.")
-    return estimate(together - np.sum(alone, axis=0) + (len(parts) - 1) * base, found[0].n, found[0].freedom)
-
-
-def _together(study: StudyRecord, arm: ArmRecord, axis: Axis) -> Together | None:
+def _together(study: StudyRecord, arm: ArmRecord, axis: Axis, measure: Measure) -> Together | None:
     alone = {kind_of(one.methods[0]): one for one in reversed(_compared(study)) if len(one.methods) == 1}
     settings = {kind_of(part): part for part in arm.methods}
     known = [kind for kind in settings if kind in alone]
     unknown = [kind for kind in settings if kind not in alone]
     if not known or len(settings) < 2:
         return None
-    ratio: Estimate | NotReached
-    beyond_sum: Estimate | NotReached
-    if unknown:
-        ratio = beyond_sum = NotReached(
+    of = interaction if measure == "speed-up" else joint_difference
+    ratio = (
+        NotReached(
             f"Nothing is known of {', '.join(unknown)} alone: run an arm with each alone, over {study.baseline_arm}."
         )
-    else:
-        names = [alone[kind].name for kind in known]
-        ratio = interaction(study, arm.name, names, axis=axis)
-        beyond_sum = _beyond_sum(study, arm.name, names)
+        if unknown
+        else of(study, arm.name, [alone[kind].name for kind in known], axis=axis)
+    )
     return Together(
         arm=arm.name,
         parts=tuple(known),
         ratio=ratio,
-        beyond_sum=beyond_sum,
         unknown=tuple(unknown),
         with_other_settings=tuple(kind for kind in known if settings[kind] != alone[kind].methods[0]),
+        neutral=1.0 if measure == "speed-up" else 0.0,
     )
 
 

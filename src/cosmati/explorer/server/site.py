@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from cosmati.errors import RunError
 from cosmati.explorer.figures import Figure
 from cosmati.explorer.rendering import embedded_json, safe_markup
 from cosmati.explorer.views import StudyView, study_figures, study_view, with_axis
+from cosmati.records.study import StudyRecord
 from cosmati.store.index import Refreshed, RunIndex
 from cosmati.store.reading import study_record
 from cosmati.store.scan import LINES_FILE, PLANNED_FILE, STARTED_FILE, STUDY_FILE
@@ -26,7 +27,15 @@ from cosmati.study.curves import Axis
 if TYPE_CHECKING:
     import jinja2
 
-NAVIGATION = (("/", "Tradeoffs"), ("/runs", "Runs"))
+NAVIGATION = (
+    ("/", "Tradeoffs"),
+    ("/runs", "Runs"),
+    ("/composition", "Composition"),
+    ("/methods", "Methods"),
+    ("/governance", "Governance"),
+)
+STUDY_FILES = (STUDY_FILE, STARTED_FILE, PLANNED_FILE, LINES_FILE)
+FolderState = tuple[tuple[str, int, int], ...]
 _SLOWEST_SHARE = 0.05
 """Of the time, at most, that goes into looking for changes."""
 
@@ -128,18 +137,21 @@ class Site:
 
     def _state_of(self, path: str) -> tuple[Path, tuple[tuple[str, int, int], ...]]:
         folder = self.folder(path)
-        states = []
-        for name in (STUDY_FILE, STARTED_FILE, PLANNED_FILE, LINES_FILE):
-            with contextlib.suppress(OSError):
-                state = (folder / name).stat()
-                states.append((name, state.st_mtime_ns, state.st_size))
-        return folder, tuple(states)
+        return folder, state_of(folder, STUDY_FILES)
 
     def study_names(self) -> dict[str, str]:
         """Return what each study is called whose name another one has too: with its folder. By folder."""
         studies = self.index.kept(("studies",), self.index.studies)
         times = Counter(name for name, _ in studies)
         return {path: f"{name} ({path})" for name, path in studies if times[name] > 1}
+
+    def record(self, path: str) -> StudyRecord:
+        """Return the record of a study in a folder of the store, finished or not, read once for each of its states.
+
+        Raises:
+            RunError: it can't be read, or there's none.
+        """
+        return record_of(*self._state_of(path))
 
     def folder(self, path: str) -> Path:
         """Return a folder of the store.
@@ -153,15 +165,31 @@ class Site:
         return found
 
 
+def state_of(folder: Path, names: Sequence[str]) -> FolderState:
+    """Return name, time and size of each of these files in a folder: what was read is good until they change."""
+    states = []
+    for name in names:
+        with contextlib.suppress(OSError):
+            state = (folder / name).stat()
+            states.append((name, state.st_mtime_ns, state.st_size))
+    return tuple(states)
+
+
 @lru_cache(maxsize=32)
-def _study_view(folder: Path, states: tuple[tuple[str, int, int], ...], axis: Axis | None) -> StudyView:
+def _study_view(folder: Path, states: FolderState, axis: Axis | None) -> StudyView:
     if axis is not None:
         return with_axis(_study_view(folder, states, None), axis)
-    if not states:
-        raise RunError(f"{folder.name} holds no study. It was moved or removed: choose one from the list.")
-    return study_view(study_record(folder), "study-1", is_first_alone=True)
+    return study_view(record_of(folder, states), "study-1", is_first_alone=True)
 
 
 @lru_cache(maxsize=32)
-def _study_figures(folder: Path, states: tuple[tuple[str, int, int], ...], axis: Axis | None) -> dict[str, Figure]:
+def _study_figures(folder: Path, states: FolderState, axis: Axis | None) -> dict[str, Figure]:
     return study_figures(_study_view(folder, states, axis))
+
+
+@lru_cache(maxsize=64)
+def record_of(folder: Path, states: FolderState) -> StudyRecord:
+    """Return the record of a study whose files have these states; see `Site.record`."""
+    if not states:
+        raise RunError(f"{folder.name} holds no study. It was moved or removed: choose one from the list.")
+    return study_record(folder)

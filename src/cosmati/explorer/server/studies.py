@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from cosmati.explorer.opening import opening_sentences
 from cosmati.explorer.server.parts import study_context, study_parts
 from cosmati.explorer.server.site import Site
 
@@ -23,6 +24,8 @@ def studies_router(site: Site) -> APIRouter:
             figures=study_parts(site, path),
             views=(view,),
             run=None,
+            study_path=path,
+            opening=opening_sentences([view.record], None),
             **study_context(site, path),
         )
 
