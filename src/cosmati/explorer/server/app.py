@@ -11,6 +11,9 @@ from starlette.exceptions import HTTPException
 
 from cosmati.errors import CosmatiError
 from cosmati.explorer.rendering import TEMPLATES, plotly_path, template_environment
+from cosmati.explorer.server.compare import compare_router
+from cosmati.explorer.server.live import live_router
+from cosmati.explorer.server.run import run_router
 from cosmati.explorer.server.runs import runs_router
 from cosmati.explorer.server.security import guard
 from cosmati.explorer.server.site import Site
@@ -32,7 +35,7 @@ def make_app(index: RunIndex) -> FastAPI:
     site = app.state.site = Site(index, template_environment())
     plotly = plotly_path()
     app.middleware("http")(guard)
-    for router in (tradeoffs_router, runs_router, studies_router):
+    for router in (tradeoffs_router, runs_router, run_router, live_router, compare_router, studies_router):
         app.include_router(router(site))
     app.mount("/static", StaticFiles(directory=STATIC))
 
