@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from cosmati.explorer.compared_run import ComparedRun
+from cosmati.explorer.compared_run import ComparedRun, TimedPoints
 from cosmati.explorer.differences import (
     DiffKind,
     FactGroup,
@@ -17,14 +17,14 @@ from cosmati.explorer.differences import (
     groups_of,
     values_sentence,
 )
-from cosmati.explorer.figures import Figure, axis_title, base_layout, csv_text, plotly_text
+from cosmati.explorer.figures import Figure, axis_title, base_layout, csv_text
 from cosmati.explorer.palette import Palette
 from cosmati.explorer.run_figures import averaged
 from cosmati.explorer.run_view import Points
-from cosmati.explorer.wording import amount, number
+from cosmati.explorer.wording import amount, number, time_unit
 from cosmati.store.summary import RunSummary
 
-MAX_FIGURES = 8
+MAX_MEASURES = 6
 _MAX_POINTS = 1000
 _OUTCOMES = ("steps", "rows", "tokens", "flops", "seconds", "cost")
 
@@ -65,7 +65,7 @@ class CompareView:
             found.append("Both have no digest of their weights at the same step, so nothing says whether their bits agree.")
         found.append(values_sentence("Their logged losses", agreement(self.a.losses, self.b.losses)))
         shared = [name for name in self.a.curves if name in self.b.curves and name != "loss"]
-        for name in shared[:MAX_FIGURES]:
+        for name in shared[:MAX_MEASURES]:
             ours, theirs = dict(self.a.curves[name]), dict(self.b.curves[name])
             found.append(values_sentence(f"Their values of {name}", agreement(ours, theirs)))
         return [text for text in found if text]
@@ -116,41 +116,49 @@ def _value(name: str, value: float | None) -> str:
 
 
 def compare_figures(view: CompareView, palette: Palette) -> dict[str, Figure]:
-    """Return a figure for each measure, those that both have first, losses at the head."""
+    """Return two figures for each measure, by steps and by training time; those that both have, losses at the head."""
     ours, theirs = view.a.curves, view.b.curves
     shared = [name for name in ours if name in theirs]
-    names = shared or list(dict.fromkeys((*ours, *theirs)))
-    names = sorted(names[:MAX_FIGURES], key=lambda name: name != "loss")
+    names = sorted(shared or dict.fromkeys((*ours, *theirs)), key=lambda name: name != "loss")
     found = {}
-    for place, name in enumerate(names):
-        pair = (ours.get(name, ()), theirs.get(name, ()))
-        if any(value is not None for points in pair for _, value in points):
-            found[f"both-{place}"] = pair_figure(name, *pair, palette)
+    for place, name in enumerate(names[:MAX_MEASURES]):
+        by_step = (ours.get(name, ()), theirs.get(name, ()))
+        if not any(value is not None for points in by_step for _, value in points):
+            continue
+        found[f"both-{place}"] = pair_figure(name, *by_step, palette)
+        timed = (view.a.timed.get(name, ()), view.b.timed.get(name, ()))
+        if all(timed):
+            found[f"both-{place}-time"] = pair_figure(name, *timed, palette, is_timed=True)
     return found
 
 
-def pair_figure(name: str, a: Points, b: Points, palette: Palette) -> Figure:
-    """Draw one measure of both runs over their steps."""
+def pair_figure(
+    name: str, a: TimedPoints | Points, b: TimedPoints | Points, palette: Palette, *, is_timed: bool = False
+) -> Figure:
+    """Draw one measure of both runs over their steps, or over the seconds of their training."""
+    unit, length = time_unit(max(one[-1][0] for one in (a, b) if one)) if is_timed else ("", 1.0)
+    axis = f"training time ({unit})" if is_timed else "steps done"
     traces = []
     for label, points, colour, dash in (("A", a, palette.series[3], "solid"), ("B", b, palette.accent, "dash")):
-        x, y = averaged([(step, value) for step, value in points if value is not None], _MAX_POINTS)
+        x, y = averaged([(place, value) for place, value in points if value is not None], _MAX_POINTS)
         trace = {
             "type": "scatter",
             "mode": "lines" if len(x) > 30 else "lines+markers",
             "name": label,
-            "x": x,
+            "x": [place / length for place in x] if is_timed else x,
             "y": y,
             "line": {"color": colour, "width": 2, "dash": dash},
             "marker": {"symbol": "circle" if label == "A" else "diamond", "size": 8},
-            "hovertemplate": f"{label}, step %{{x:,}}: %{{y:.5g}}<extra></extra>",
+            "hovertemplate": f"{label}, {f'%{{x:.4g}} {unit}' if is_timed else 'step %{x:,}'}: %{{y:.5g}}<extra></extra>",
         }
         traces.append(trace)
-    layout = base_layout(palette, height=340)
-    layout["xaxis"] |= {"title": axis_title("steps done"), "rangemode": "tozero"}
+    layout = base_layout(palette, height=320)
+    layout["xaxis"] |= {"title": axis_title(axis), "rangemode": "tozero"}
     layout["yaxis"] |= {"title": axis_title(name)}
-    rows = [[label, step, value] for label, points in (("A", a), ("B", b)) for step, value in points]
+    rows = [[label, place, value] for label, points in (("A", a), ("B", b)) for place, value in points]
+    over = "training time" if is_timed else "steps"
     return Figure(
         {"data": traces, "layout": layout},
-        f"{plotly_text(name)} of both runs over their steps",
-        csv_text(["run", "step", name], rows),
+        f"{name} of both runs over their {over}",
+        csv_text(["run", "seconds" if is_timed else "step", name], rows),
     )

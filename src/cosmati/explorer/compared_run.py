@@ -30,7 +30,9 @@ RECIPE, CODE, DATA, POLICY, SEED, PLAN, ENVIRONMENT = (
     "Plan",
     "Environment",
 )
-_SEEDS = ("seed", "config.seed")
+_ELSEWHERE = frozenset({"seed", "config.seed", "policy", "name", "config.name"})
+"""Facts of a recipe that stand among others, or say nothing of what is done."""
+TimedPoints = tuple[tuple[float, float | None], ...]
 _LARGEST_STATE = 1 << 26
 _MAX_FACTS = 5000
 
@@ -44,6 +46,7 @@ class ComparedRun:
         facts: By kind, each by name: causes first.
         recipe_text: As it was recorded.
         curves: Steps and values by the measure's name.
+        timed: Seconds of training and values, where they're known.
         losses: By step, as they were logged.
         weights: Digest of the weights by steps done, by what it's a digest of.
         notes: What couldn't be read.
@@ -53,6 +56,7 @@ class ComparedRun:
     facts: Mapping[str, Facts]
     recipe_text: str
     curves: Mapping[str, Points]
+    timed: Mapping[str, TimedPoints] = field(default_factory=dict)
     losses: Mapping[int, float | None] = field(default_factory=dict)
     weights: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -79,8 +83,15 @@ def of_study(study: StudyRecord, summary: RunSummary) -> ComparedRun:
         PLAN: {},
         ENVIRONMENT: around,
     }
-    points = tuple((one.step, one.quality if math.isfinite(one.quality) else None) for one in run.points or (run.final,))
-    return ComparedRun(summary=summary, facts=facts, recipe_text=arm.recipe_text, curves={study.quality_name: points})
+    points = run.points or (run.final,)
+    name, values = study.quality_name, [one.quality if math.isfinite(one.quality) else None for one in points]
+    return ComparedRun(
+        summary=summary,
+        facts=facts,
+        recipe_text=arm.recipe_text,
+        curves={name: tuple((one.step, value) for one, value in zip(points, values, strict=True))},
+        timed={name: tuple((one.seconds, value) for one, value in zip(points, values, strict=True))},
+    )
 
 
 def of_folder(folder: Path, summary: RunSummary) -> ComparedRun:
@@ -118,13 +129,14 @@ def of_folder(folder: Path, summary: RunSummary) -> ComparedRun:
         PLAN: {} if is_imported else plan,
         ENVIRONMENT: {"hardware": record.hardware, **record.environment},
     }
-    losses, curves = _curves(folder)
+    losses, curves, timed = _curves(folder)
     weights, notes = _weights(folder)
     return ComparedRun(
         summary=summary,
         facts={name: dict(list(found.items())[:_MAX_FACTS]) for name, found in facts.items()},
         recipe_text=record.recipe_text,
         curves=curves,
+        timed=timed,
         losses=losses,
         weights=weights,
         notes=notes,
@@ -132,7 +144,7 @@ def of_folder(folder: Path, summary: RunSummary) -> ComparedRun:
 
 
 def _recipe(summary: RunSummary) -> dict[str, str]:
-    return {name: _text(value) for name, value in summary.facts.items() if name not in (*_SEEDS, "policy")}
+    return {name: _text(value) for name, value in summary.facts.items() if name not in _ELSEWHERE}
 
 
 def _text(value: object) -> str:
@@ -158,9 +170,10 @@ def _identity(folder: Path) -> dict[str, str]:
     return {}
 
 
-def _curves(folder: Path) -> tuple[dict[int, float | None], dict[str, Points]]:
+def _curves(folder: Path) -> tuple[dict[int, float | None], dict[str, Points], dict[str, TimedPoints]]:
     losses: dict[int, float | None] = {}
     curves: dict[str, dict[int, float | None]] = {}
+    timed: dict[str, dict[float, float | None]] = {}
     for name in ("steps.jsonl", "evaluations.jsonl"):
         for line in _lines(folder / name):
             step = line["step"]
@@ -169,7 +182,10 @@ def _curves(folder: Path) -> tuple[dict[int, float | None], dict[str, Points]]:
             for measure, value in line.items():
                 if measure not in CLOCK_FIELDS and (name != "steps.jsonl" or measure == "loss"):
                     curves.setdefault(measure, {})[step] = _finite(value)
-    return losses, {name: tuple(sorted(found.items())) for name, found in curves.items()}
+                    if (seconds := _finite(line.get("seconds"))) is not None:
+                        timed.setdefault(measure, {})[seconds] = _finite(value)
+    by_step = {name: tuple(sorted(found.items())) for name, found in curves.items()}
+    return losses, by_step, {name: tuple(sorted(found.items())) for name, found in timed.items()}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ _SETTINGS_OF_A_RUN = (
     "ledger",
 )
 _MAX_TEXT = 200_000
+_WIDTH = 100
 
 
 def recipe_code(recipe_text: str, *, seed: int | None = None, budget: float | None = None) -> str | None:
@@ -120,6 +121,33 @@ def _expression(text: object) -> str:
     return ast.unparse(ast.parse(text, mode="eval"))
 
 
+def _wrapped(code: str) -> str:
+    """Return code whose long calls have an argument a line, one level after the other as far as they're too long."""
+    found = []
+    for line in code.split("\n"):
+        indent = len(line) - len(line.lstrip())
+        text = line.strip().removesuffix(",")
+        head, equals, rest = text.partition("=")
+        prefix, call = (head + equals, rest) if equals and head.isidentifier() else ("", text)
+        tree = _call_of(call) if len(line) > _WIDTH else None
+        if tree is None:
+            found.append(line)
+            continue
+        parts = [*map(ast.unparse, tree.args), *(f"{one.arg}={ast.unparse(one.value)}" for one in tree.keywords)]
+        lines = [f"{prefix}{ast.unparse(tree.func)}(", *(f"    {part}," for part in parts), "),"]
+        found += _wrapped("\n".join(" " * indent + one for one in lines)).split("\n")
+    return "\n".join(found)
+
+
+def _call_of(text: str) -> ast.Call | None:
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        return None
+    has_names = isinstance(tree, ast.Call) and all(one.arg for one in tree.keywords)
+    return tree if isinstance(tree, ast.Call) and has_names and (tree.args or tree.keywords) else None
+
+
 def _optimizer(text: str) -> str:
     """Return the call of an optimizer that a run's record describes as a dictionary's text."""
     fields = ast.literal_eval(text)
@@ -152,7 +180,7 @@ def _with_imports(code: str, notes: list[str], homes: Mapping[str, str]) -> str:
     strangers = sorted(names - set(known) - defined - {"model", "loss", "data"})
     if strangers:
         notes = [f"# Of the program that made this run: {', '.join(strangers)}.", *notes]
-    return "\n".join([*lines, *notes, "", code])
+    return "\n".join([*lines, *notes, "", _wrapped(code)])
 
 
 @lru_cache(maxsize=1)

@@ -44,15 +44,16 @@ class NewPoints:
     is_anew: bool
 
 
-def new_points(path: Path, place: FilePlace, max_points: int = MAX_POINTS) -> NewPoints:
+def new_points(
+    path: Path, place: FilePlace, max_points: int = MAX_POINTS, *, has_pace: bool = False
+) -> NewPoints:
     """Return what a file of JSON lines says after a place, up to its last whole line.
-
-    Beside the measures there is the pace: rows, and tokens where there are any, a second of training between lines.
 
     Args:
         path: of `steps.jsonl` or `evaluations.jsonl`, which may be missing.
         place: that the last answer gave; an empty one for all.
         max_points: of each measure; where there are more, each window's lowest and highest stay.
+        has_pace: give rows, and tokens where there are any, a second of training between lines, too.
     """
     found = dict[str, _Measure]()
     since: int | None = None
@@ -71,7 +72,7 @@ def new_points(path: Path, place: FilePlace, max_points: int = MAX_POINTS) -> Ne
                 continue
             if since is None or step < since:
                 since = step
-            _add(found, step, line, before or {})
+            _add(found, step, line, before or {}, has_pace=has_pace)
             before = line
         if not lines and place.offset <= was.offset:
             break
@@ -81,9 +82,13 @@ def new_points(path: Path, place: FilePlace, max_points: int = MAX_POINTS) -> Ne
     return NewPoints(thin, since, place, begun_anew)
 
 
-def _add(found: dict[str, _Measure], step: int, line: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+def _add(
+    found: dict[str, _Measure], step: int, line: Mapping[str, Any], before: Mapping[str, Any], *, has_pace: bool
+) -> None:
     values = {name: value for name, value in line.items() if name not in CLOCK_FIELDS}
-    for amount, name in _PACES:
+    # Rows that aren't sequences count as a token each: that says nothing more.
+    paces = _PACES[: 1 if line.get("tokens") == line.get("rows") else 2] if has_pace else ()
+    for amount, name in paces:
         pace = _pace(line, before, amount)
         if pace:
             values[name] = pace

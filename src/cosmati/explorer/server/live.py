@@ -113,7 +113,7 @@ def answer(folder: Path, after: str) -> dict[str, Any]:
     places = _places(after)
     told: dict[str, Any] = {}
     for name, place in zip(FILES, places, strict=True):
-        points = new_points(folder / name, place)
+        points = new_points(folder / name, place, has_pace=name == FILES[0])
         told[name.partition(".")[0]] = {
             "measures": points.measures,
             "since": points.since,

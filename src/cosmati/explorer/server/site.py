@@ -24,7 +24,7 @@ from cosmati.store.scan import LINES_FILE, PLANNED_FILE, STARTED_FILE, STUDY_FIL
 if TYPE_CHECKING:
     import jinja2
 
-NAVIGATION = (("/", "Tradeoffs"), ("/runs", "Runs"))
+NAVIGATION = (("/", "Tradeoffs"), ("/runs", "Runs"), ("/live", "Live"), ("/compare", "Compare"))
 _SLOWEST_SHARE = 0.05
 """Of the time, at most, that goes into looking for changes."""
 

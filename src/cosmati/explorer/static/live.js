@@ -3,7 +3,7 @@
 (() => {
   const job = document.querySelector(".job[data-lines]");
   if (!job || typeof uPlot === "undefined") return;
-  const MOST = 4000, HEIGHT = 200;
+  const MOST = 4000, HEIGHT = 200, NAMES = { learning_rate: "learning rate", gradient_norm: "gradient norm" };
   const part = (name) => job.querySelector(`[data-job="${name}"]`);
   const charts = new Map();
   const sync = uPlot.sync("steps");
@@ -83,7 +83,8 @@
     }
   }
 
-  function made(file, name) {
+  function made(file, key) {
+    const name = NAMES[key] || key;
     const figure = document.createElement("figure");
     figure.className = "plot chart";
     const title = document.createElement("h3");
@@ -96,6 +97,7 @@
     exports.setAttribute("role", "group");
     exports.setAttribute("aria-label", `Save the figure ${name}`);
     const chart = { file, name, figure, steps: [], values: [] };
+    figure.dataset.measure = `${file}/${key}`;
     for (const format of ["png", "svg", "csv"]) {
       const button = document.createElement("button");
       button.type = "button";
