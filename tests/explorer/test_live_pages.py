@@ -21,7 +21,7 @@ import pytest
 from cosmati.explorer.server.live import duration
 from cosmati.storage.lock import FileLock
 from cosmati.store.summary import key_of
-from tests.explorer.test_server import EVIL, Served
+from tests.explorer.test_server import EVIL, Served, data_of
 from tests.store.samples import begin_study, run_record, small_study, write_run
 
 
@@ -226,3 +226,45 @@ def test_a_run_of_a_study_has_no_live_view_and_says_where_to_look(store: tuple[P
 )
 def test_durations_are_said_as_people_say_them(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+def test_an_imported_run_is_shown_by_what_was_kept_and_claims_no_more(tmp_path: Path) -> None:
+    about = {"environment": {"imported from": "csv", "source": "log.csv"}, "plan": (), "recipe_text": "{}"}
+    nothing = {"hardware": "", "started": "", "ended": None, "digests": {}, "seconds_by_part": {}}
+    evaluations = [{"step": step, "val acc": 1 - 1 / step} for step in range(1, 9)]
+    write_run(tmp_path / "one", run_record("one", **about, **nothing), evaluations=evaluations)
+    served = Served(tmp_path)
+    try:
+        status, page, _ = served.get(f"/runs/{key_of('one')}")
+        assert status == 200
+        assert "Another tool kept this run" in page
+        assert "val acc" in data_of(page)["figures"]["metric-0"]["csv"]
+        for claim in (
+            "on .",
+            "started .",
+            "every row could teach",
+            "Plan and guarantees",
+            "RunConfig(ledger",
+            "steps.jsonl",
+        ):
+            assert claim not in page, claim
+        assert "None was recorded." in page
+    finally:
+        served.close()
+
+
+def test_a_run_has_the_one_before_and_the_one_after_and_its_pace(tmp_path: Path) -> None:
+    for seed in range(3):
+        steps = [{"step": s, "rows": 8 * s, "seconds": s / 4, "loss": 1 / s, "learning_rate": 0.1} for s in (1, 2, 4)]
+        write_run(tmp_path / f"run-{seed}", run_record(f"run-{seed}", seed=seed), steps)
+    write_run(tmp_path / "other", run_record("other", seed=1, recipe_name="another"))
+    served = Served(tmp_path)
+    try:
+        page = served.get(f"/runs/{key_of('run-1')}")[1]
+        near = re.findall(r'href="/runs/(\w+)" rel="(prev|next)"', page)
+        assert near == [(key_of("run-0"), "prev"), (key_of("run-2"), "next")]
+        figures = data_of(page)["figures"]
+        assert figures["step-0"]["csv"] == "step,learning rate\n1,0.1\n2,0.1\n4,0.1\n"
+        assert figures["step-1"]["csv"] == "step,rows a second\n2,32.0\n4,32.0\n"
+    finally:
+        served.close()

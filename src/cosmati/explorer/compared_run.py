@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from cosmati.ledger.query import VerifiedLedger
 from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry, StepEntry
 from cosmati.records.run import RunRecord
 from cosmati.records.study import StudyRecord
+from cosmati.store.live import extremes
 from cosmati.store.reading import CLOCK_FIELDS, flat
 from cosmati.store.summary import RunSummary
 
@@ -35,6 +36,7 @@ _ELSEWHERE = frozenset({"seed", "config.seed", "policy", "name", "config.name"})
 TimedPoints = tuple[tuple[float, float | None], ...]
 _LARGEST_STATE = 1 << 26
 _MAX_FACTS = 5000
+_MAX_POINTS = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +174,7 @@ def _identity(folder: Path) -> dict[str, str]:
 
 def _curves(folder: Path) -> tuple[dict[int, float | None], dict[str, Points], dict[str, TimedPoints]]:
     losses: dict[int, float | None] = {}
-    curves: dict[str, dict[int, float | None]] = {}
+    curves: dict[str, dict[float, float | None]] = {}
     timed: dict[str, dict[float, float | None]] = {}
     for name in ("steps.jsonl", "evaluations.jsonl"):
         for line in _lines(folder / name):
@@ -184,24 +186,32 @@ def _curves(folder: Path) -> tuple[dict[int, float | None], dict[str, Points], d
                     curves.setdefault(measure, {})[step] = _finite(value)
                     if (seconds := _finite(line.get("seconds"))) is not None:
                         timed.setdefault(measure, {})[seconds] = _finite(value)
-    by_step = {name: tuple(sorted(found.items())) for name, found in curves.items()}
-    return losses, by_step, {name: tuple(sorted(found.items())) for name, found in timed.items()}
+    by_step = {name: _thinned(found) for name, found in curves.items()}
+    return losses, by_step, {name: _thinned(found) for name, found in timed.items()}
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines that have a step; the last one may be half written."""
     try:
-        whole = path.read_bytes().rpartition(b"\n")[0]  # the last line may be half written
+        with path.open("rb") as file:
+            for text in file:
+                try:
+                    line = msgspec.json.decode(text, type=dict[str, Any])
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    continue
+                if type(line.get("step")) is int and text.endswith(b"\n"):
+                    yield line
     except OSError:
-        return []
-    found = []
-    for text in whole.split(b"\n"):
-        try:
-            line = msgspec.json.decode(text, type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-        if type(line.get("step")) is int:
-            found.append(line)
-    return found
+        return
+
+
+def _thinned(points: Mapping[float, float | None]) -> tuple[tuple[Any, float | None], ...]:
+    """Return points in order; of very many, the lowest and highest of each window of those that are finite."""
+    ordered = sorted(points.items())
+    if len(ordered) <= _MAX_POINTS:
+        return tuple(ordered)
+    finite = [(place, value) for place, value in ordered if value is not None]
+    return tuple(zip(*extremes([one[0] for one in finite], [one[1] for one in finite], _MAX_POINTS), strict=True))
 
 
 def _finite(value: object) -> float | None:

@@ -63,6 +63,11 @@ class RunView:
         return bool(self.record.digests.get("policy"))
 
     @property
+    def is_imported(self) -> bool:
+        """Whether another tool kept the run: it has no plan, and nobody says whether it had a policy."""
+        return "imported from" in self.record.environment
+
+    @property
     def classes_seen(self) -> tuple[str, ...]:
         """The classes that microbatches were of, in the policy's order: their places give colours."""
         seen = {name for step in self.schedule for name in step}
@@ -93,7 +98,7 @@ def read_run(folder: str | Path) -> RunView:
     read = _read_ledger(folder, record, tries=_TRIES if status == "still going" else 1)
     logged = [_step(line) for line in (*steps, *evaluations)]
     notes = [*read.notes]
-    if not losses:
+    if not losses and "imported from" not in record.environment:
         notes.append("The folder holds no losses: steps.jsonl has a line for each tenth step.")
     if not metrics:
         notes.append("The folder holds no metrics: the run had no evaluation, or never came to its first.")

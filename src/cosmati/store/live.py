@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ from cosmati.store.parquet import connection, exactly, pointer, quoted, read_lin
 MAX_BYTES = 1 << 20
 _LONGEST_BEFORE = 1 << 16
 Thinning = Literal["extremes", "mean"]
+T = TypeVar("T", int, float)
 
 
 def lines_after(path: Path, offset: int = 0, *, max_bytes: int = MAX_BYTES) -> tuple[list[dict[str, Any]], int]:
@@ -96,7 +97,7 @@ def line_before(path: Path, offset: int) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def extremes(steps: Sequence[int], values: Sequence[float], max_points: int) -> tuple[list[int], list[float]]:
+def extremes(steps: Sequence[T], values: Sequence[float], max_points: int) -> tuple[list[T], list[float]]:
     """Return at most so many points: first and last, and between them each window's lowest and highest, in order."""
     num = len(steps)
     if num <= max_points:

@@ -53,7 +53,6 @@ def _own_run(site: Site, request: Request, found: RunSummary) -> HTMLResponse:
         found=found,
         neighbours=neighbours(site, found),
         code=recipe_code(view.record.recipe_text),
-        is_imported="imported from" in view.record.environment,
         views=(),
         **panel(site, job),
         **run_context(view),

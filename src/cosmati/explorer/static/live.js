@@ -45,7 +45,7 @@
     chart.values = chosen.map((place) => values[place]);
   }
 
-  function options(chart, width) {
+  function options(chart, width, isSmoothed) {
     const axis = () => ({ stroke: colour("--muted"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { stroke: colour("--rule"), width: 1 }, font: "12px system-ui, sans-serif" });
     const isLog = chart.name === "loss" && controls.elements.log.checked && chart.values.every((value) => value > 0);
     return {
@@ -55,7 +55,8 @@
       axes: [{ ...axis(), size: 34 }, { ...axis(), size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) }],
       series: [
         { label: "step", value: (_, step) => (step === null ? "–" : step.toLocaleString("en")) },
-        { label: chart.name, stroke: colour("--accent"), width: 1.6, points: { show: chart.steps.length < 40, size: 5 }, value: (_, value) => short(value) },
+        { label: chart.name, stroke: colour(isSmoothed ? "--full" : "--accent"), width: 1.6, points: { show: chart.steps.length < 40, size: 5 }, value: (_, value) => short(value) },
+        ...(isSmoothed ? [{ label: "smoothed", stroke: colour("--accent"), width: 1.8, points: { show: false }, value: (_, value) => short(value) }] : []),
       ],
     };
   }
@@ -63,14 +64,16 @@
   function drawn(chart) {
     const canvas = chart.figure.querySelector(".canvas");
     const share = Number(controls.elements.smoothing.value);
-    const data = [chart.steps, smoothed(chart.values, share)];
+    // Evaluations are few, and a learning rate isn't noisy: what smoothing would draw of them isn't so.
+    const isSmoothed = share > 0 && chart.file === "steps" && chart.name !== NAMES.learning_rate;
+    const data = isSmoothed ? [chart.steps, chart.values, smoothed(chart.values, share)] : [chart.steps, chart.values];
     const isFew = chart.steps.length < 40;
-    if (chart.plot && chart.few === isFew) {
+    if (chart.plot && chart.few === isFew && chart.plot.series.length === data.length) {
       chart.plot.setData(data);
     } else {
       if (chart.plot) chart.plot.destroy();
       chart.few = isFew;
-      chart.plot = new uPlot(options(chart, canvas.clientWidth), data, canvas);
+      chart.plot = new uPlot(options(chart, canvas.clientWidth, isSmoothed), data, canvas);
     }
     const last = chart.values.length - 1;
     canvas.setAttribute("aria-label", `${chart.name} over the steps: ${short(chart.values[last])} at step ${chart.steps[last]}`);
@@ -234,15 +237,16 @@
   function svg(chart) {
     const { plot } = chart, ratio = devicePixelRatio || 1, box = plot.bbox;
     const left = box.left / ratio, top = box.top / ratio, width = box.width / ratio, height = box.height / ratio;
-    const [x, y] = plot.data, muted = colour("--muted"), font = 'font-family="system-ui, sans-serif" font-size="12"';
+    const [x, ...lines] = plot.data, muted = colour("--muted"), font = 'font-family="system-ui, sans-serif" font-size="12"';
     const escaped = (text) => text.replace(/[&<>"]/g, (mark) => `&#${mark.charCodeAt(0)};`);
     const place = (value, scale) => plot.valToPos(value, scale) + (scale === "x" ? left : top);
-    const line = x.map((step, index) => `${place(step, "x").toFixed(1)},${place(y[index], "y").toFixed(1)}`).join(" ");
+    const line = (y) => x.map((step, index) => `${place(step, "x").toFixed(1)},${place(y[index], "y").toFixed(1)}`).join(" ");
+    const drawnLines = lines.map((y, index) => `<polyline fill="none" stroke="${plot.series[index + 1].stroke()}" stroke-width="1.6" points="${line(y)}"/>`);
     const ticks = [
       ...plot.axes[0]._splits.map((tick) => `<text x="${place(tick, "x").toFixed(1)}" y="${top + height + 18}" text-anchor="middle" fill="${muted}" ${font}>${tick}</text>`),
       ...plot.axes[1]._splits.filter((tick) => tick !== null).map((tick) => `<line x1="${left}" x2="${left + width}" y1="${place(tick, "y").toFixed(1)}" y2="${place(tick, "y").toFixed(1)}" stroke="${colour("--rule")}"/><text x="${left - 8}" y="${(place(tick, "y") + 4).toFixed(1)}" text-anchor="end" fill="${muted}" ${font}>${short(tick)}</text>`),
     ];
-    return `<svg xmlns="http://www.w3.org/2000/svg" width="${plot.width}" height="${plot.height + 24}" viewBox="0 -24 ${plot.width} ${plot.height + 24}"><title>${escaped(chart.name)}</title><rect y="-24" width="100%" height="100%" fill="${colour("--surface")}"/><text x="8" y="-6" fill="${colour("--ink")}" ${font}>${escaped(chart.name)}</text>${ticks.join("")}<polyline fill="none" stroke="${colour("--accent")}" stroke-width="1.6" points="${line}"/></svg>`;
+    return `<svg xmlns="http://www.w3.org/2000/svg" width="${plot.width}" height="${plot.height + 24}" viewBox="0 -24 ${plot.width} ${plot.height + 24}"><title>${escaped(chart.name)}</title><rect y="-24" width="100%" height="100%" fill="${colour("--surface")}"/><text x="8" y="-6" fill="${colour("--ink")}" ${font}>${escaped(chart.name)}</text>${ticks.join("")}${drawnLines.join("")}</svg>`;
   }
 
   controls.addEventListener("submit", (event) => event.preventDefault());
