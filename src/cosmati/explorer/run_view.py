@@ -18,6 +18,7 @@ from cosmati.ledger.verify import LedgerReport, verify_ledger
 from cosmati.records.governance import GovernanceFacts, LedgerFacts
 from cosmati.records.run import RunRecord
 from cosmati.storage.lock import is_locked
+from cosmati.store.live import extremes
 
 Points = tuple[tuple[int, float | None], ...]
 """Step and value; None where the value wasn't finite."""
@@ -25,6 +26,7 @@ RECORD_FILE = "run.json"
 _CLOCK_FIELDS = ("step", "rows", "tokens", "seconds")
 _NO_POLICY = "0" * 64
 _TRIES = 3
+_MAX_BESIDE = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +174,12 @@ def _beside(steps: Sequence[Mapping[str, object]]) -> dict[str, Points]:
             rows, seconds = clocks[2] - clocks[0], clocks[3] - clocks[1]  # type: ignore[operator]
             pace.append((_step(line), rows / seconds if seconds > 0 else None))
     found["rows a second"] = tuple(pace)
-    return {name: points for name, points in found.items() if any(value is not None for _, value in points)}
+    drawn = {name: [(step, value) for step, value in points if value is not None] for name, points in found.items()}
+    return {
+        name: tuple(zip(*extremes([one[0] for one in points], [one[1] for one in points], _MAX_BESIDE), strict=True))
+        for name, points in drawn.items()
+        if points
+    }
 
 
 def _step(line: Mapping[str, object]) -> int:

@@ -15,6 +15,15 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const short = (value) => (value === null || value === undefined ? "–" : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(3) : String(Number(value.toPrecision(5))));
 
+  // Ticks are round: few digits say them, and a narrow figure has room for few.
+  function tickText(value) {
+    if (value === null) return "";
+    const round = Number(value.toPrecision(6)), size = Math.abs(round);
+    if (size !== 0 && size < 1e-3) return round.toExponential();
+    const [unit, name] = size >= 1e9 ? [1e9, "G"] : size >= 1e6 ? [1e6, "M"] : size >= 1e4 ? [1e3, "k"] : [1, ""];
+    return `${Number((round / unit).toPrecision(6))}${name}`;
+  }
+
   // Exponential moving average without a bias at its start.
   function smoothed(values, share) {
     if (!share) return values;
@@ -52,7 +61,7 @@
       width, height: HEIGHT,
       cursor: { sync: { key: sync.key, setSeries: false }, drag: { x: true, y: false } },
       scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
-      axes: [{ ...axis(), size: 34 }, { ...axis(), size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) }],
+      axes: [{ ...axis(), size: 34, values: (_, ticks) => ticks.map(tickText) }, { ...axis(), size: 64, values: (_, ticks) => ticks.map(tickText) }],
       series: [
         { label: "step", value: (_, step) => (step === null ? "–" : step.toLocaleString("en")) },
         { label: chart.name, stroke: colour(isSmoothed ? "--full" : "--accent"), width: 1.6, points: { show: chart.steps.length < 40, size: 5 }, value: (_, value) => short(value) },
@@ -243,8 +252,8 @@
     const line = (y) => x.map((step, index) => `${place(step, "x").toFixed(1)},${place(y[index], "y").toFixed(1)}`).join(" ");
     const drawnLines = lines.map((y, index) => `<polyline fill="none" stroke="${plot.series[index + 1].stroke()}" stroke-width="1.6" points="${line(y)}"/>`);
     const ticks = [
-      ...plot.axes[0]._splits.map((tick) => `<text x="${place(tick, "x").toFixed(1)}" y="${top + height + 18}" text-anchor="middle" fill="${muted}" ${font}>${tick}</text>`),
-      ...plot.axes[1]._splits.filter((tick) => tick !== null).map((tick) => `<line x1="${left}" x2="${left + width}" y1="${place(tick, "y").toFixed(1)}" y2="${place(tick, "y").toFixed(1)}" stroke="${colour("--rule")}"/><text x="${left - 8}" y="${(place(tick, "y") + 4).toFixed(1)}" text-anchor="end" fill="${muted}" ${font}>${short(tick)}</text>`),
+      ...plot.axes[0]._splits.map((tick) => `<text x="${place(tick, "x").toFixed(1)}" y="${top + height + 18}" text-anchor="middle" fill="${muted}" ${font}>${tickText(tick)}</text>`),
+      ...plot.axes[1]._splits.filter((tick) => tick !== null).map((tick) => `<line x1="${left}" x2="${left + width}" y1="${place(tick, "y").toFixed(1)}" y2="${place(tick, "y").toFixed(1)}" stroke="${colour("--rule")}"/><text x="${left - 8}" y="${(place(tick, "y") + 4).toFixed(1)}" text-anchor="end" fill="${muted}" ${font}>${tickText(tick)}</text>`),
     ];
     return `<svg xmlns="http://www.w3.org/2000/svg" width="${plot.width}" height="${plot.height + 24}" viewBox="0 -24 ${plot.width} ${plot.height + 24}"><title>${escaped(chart.name)}</title><rect y="-24" width="100%" height="100%" fill="${colour("--surface")}"/><text x="8" y="-6" fill="${colour("--ink")}" ${font}>${escaped(chart.name)}</text>${ticks.join("")}${drawnLines.join("")}</svg>`;
   }
