@@ -229,7 +229,11 @@ def test_durations_are_said_as_people_say_them(seconds: float, words: str) -> No
 
 
 def test_an_imported_run_is_shown_by_what_was_kept_and_claims_no_more(tmp_path: Path) -> None:
-    about: dict[str, Any] = {"environment": {"imported from": "csv", "source": "log.csv"}, "plan": (), "recipe_text": "{}"}
+    about: dict[str, Any] = {
+        "environment": {"imported from": "csv", "source": "log.csv"},
+        "plan": (),
+        "recipe_text": "{}",
+    }
     nothing: dict[str, Any] = {"hardware": "", "started": "", "ended": None, "digests": {}, "seconds_by_part": {}}
     evaluations = [{"step": step, "val acc": 1 - 1 / step} for step in range(1, 9)]
     write_run(tmp_path / "one", run_record("one", **about, **nothing), evaluations=evaluations)
