@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cosmati.errors import LedgerError, RunError
@@ -17,6 +18,7 @@ from cosmati.ledger.verify import LedgerReport, verify_ledger
 from cosmati.records.governance import GovernanceFacts, LedgerFacts
 from cosmati.records.run import RunRecord
 from cosmati.storage.lock import is_locked
+from cosmati.store.live import extremes
 
 Points = tuple[tuple[int, float | None], ...]
 """Step and value; None where the value wasn't finite."""
@@ -24,6 +26,7 @@ RECORD_FILE = "run.json"
 _CLOCK_FIELDS = ("step", "rows", "tokens", "seconds")
 _NO_POLICY = "0" * 64
 _TRIES = 3
+_MAX_BESIDE = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,7 @@ class RunView:
         num_steps: Steps done, as far as the folder says.
         losses: Mean loss by step.
         metrics: What was measured by step, by the metric's name.
+        beside: Learning rate, norm of the gradients and pace by step, as far as they were logged.
         ledger: State of the ledger, None for a run without one.
         governance: Policy and contribution; None where there was no policy, or where nothing believable says it.
         schedule: Classes of the microbatches of each step that stands.
@@ -48,6 +52,7 @@ class RunView:
     num_steps: int
     losses: Points = ()
     metrics: Mapping[str, Points]
+    beside: Mapping[str, Points] = field(default_factory=dict)
     ledger: LedgerFacts | None = None
     governance: GovernanceFacts | None = None
     schedule: ClassSchedule = ()
@@ -58,6 +63,11 @@ class RunView:
     def is_governed(self) -> bool:
         """Whether the run had a policy."""
         return bool(self.record.digests.get("policy"))
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether another tool kept the run: it has no plan, and nobody says whether it had a policy."""
+        return "imported from" in self.record.environment
 
     @property
     def classes_seen(self) -> tuple[str, ...]:
@@ -90,7 +100,7 @@ def read_run(folder: str | Path) -> RunView:
     read = _read_ledger(folder, record, tries=_TRIES if status == "still going" else 1)
     logged = [_step(line) for line in (*steps, *evaluations)]
     notes = [*read.notes]
-    if not losses:
+    if not losses and "imported from" not in record.environment:
         notes.append("The folder holds no losses: steps.jsonl has a line for each tenth step.")
     if not metrics:
         notes.append("The folder holds no metrics: the run had no evaluation, or never came to its first.")
@@ -102,6 +112,7 @@ def read_run(folder: str | Path) -> RunView:
         num_steps=max([record.num_steps, len(read.schedule), *logged]),
         losses=losses,
         metrics=metrics,
+        beside=_beside(steps),
         ledger=read.facts,
         governance=read.governance,
         schedule=read.schedule,
@@ -149,6 +160,26 @@ def _read_lines(path: Path) -> tuple[list[dict[str, object]], int]:
         else:
             num_bad += text is not last
     return found, num_bad
+
+
+def _beside(steps: Sequence[Mapping[str, object]]) -> dict[str, Points]:
+    found = {
+        words: tuple((_step(line), _number(line[name])) for line in steps if name in line)
+        for name, words in (("learning_rate", "learning rate"), ("gradient_norm", "norm of the gradients"))
+    }
+    pace = []
+    for before, line in itertools.pairwise(steps):
+        clocks = [_number(one.get(name)) for one in (before, line) for name in ("rows", "seconds")]
+        if None not in clocks:
+            rows, seconds = clocks[2] - clocks[0], clocks[3] - clocks[1]  # type: ignore[operator]
+            pace.append((_step(line), rows / seconds if seconds > 0 else None))
+    found["rows a second"] = tuple(pace)
+    drawn = {name: [(step, value) for step, value in points if value is not None] for name, points in found.items()}
+    return {
+        name: tuple(zip(*extremes([one[0] for one in points], [one[1] for one in points], _MAX_BESIDE), strict=True))
+        for name, points in drawn.items()
+        if points
+    }
 
 
 def _step(line: Mapping[str, object]) -> int:

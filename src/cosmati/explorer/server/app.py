@@ -12,10 +12,13 @@ from starlette.exceptions import HTTPException
 
 from cosmati.errors import CosmatiError
 from cosmati.explorer.rendering import TEMPLATES, plotly_path, template_environment
+from cosmati.explorer.server.compare import compare_router
 from cosmati.explorer.server.composition import composition_router
 from cosmati.explorer.server.governance import governance_router
+from cosmati.explorer.server.live import live_router
 from cosmati.explorer.server.methods import methods_router
 from cosmati.explorer.server.parts import parts_router
+from cosmati.explorer.server.run import run_router
 from cosmati.explorer.server.runs import runs_router
 from cosmati.explorer.server.security import guard
 from cosmati.explorer.server.site import Site
@@ -41,6 +44,9 @@ def make_app(index: RunIndex) -> FastAPI:
     for router in (
         tradeoffs_router,
         runs_router,
+        run_router,
+        live_router,
+        compare_router,
         studies_router,
         parts_router,
         composition_router,

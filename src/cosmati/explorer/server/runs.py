@@ -1,4 +1,4 @@
-"""The table of runs, and the page of one."""
+"""The table of runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
 
 from cosmati.errors import RunError
-from cosmati.explorer.palette import PAGE
-from cosmati.explorer.report import run_context
-from cosmati.explorer.run_figures import run_figures
-from cosmati.explorer.run_view import read_run
 from cosmati.explorer.server.asked import PAGE_SIZES, address, asked, changed, told
 from cosmati.explorer.server.filter_bar import filter_bar
 from cosmati.explorer.server.run_table import cell, column_choices, columns_of, heading, run_lines
@@ -20,7 +16,7 @@ from cosmati.store.filters import expression_of
 
 
 def runs_router(site: Site) -> APIRouter:
-    """Return the pages about runs."""
+    """Return the table of runs."""
     router = APIRouter()
 
     @router.get("/runs", response_class=HTMLResponse)
@@ -42,24 +38,6 @@ def runs_router(site: Site) -> APIRouter:
         if len(keys) != 2:
             raise RunError(f"{len(keys)} runs are chosen, and two are compared. Go back, and choose two.")
         return RedirectResponse(address("/compare", list(zip("ab", keys, strict=True))), status_code=303)
-
-    @router.get("/runs/{key}", response_class=HTMLResponse)
-    def run(request: Request, key: str) -> HTMLResponse:
-        found = site.index.run(key)
-        if found is None:
-            raise RunError(f"This store has no run {key}. It was moved or removed: choose one from the list.")
-        if found.kind == "study":
-            return site.page(request, "study_run.html", title=f"{found.arm}, seed {found.seed}", found=found)
-        view = read_run(site.folder(found.path))
-        return site.page(
-            request,
-            "run.html",
-            title=view.record.run_id,
-            figures=run_figures(view, PAGE),
-            found=found,
-            views=(),
-            **run_context(view),
-        )
 
     return router
 
