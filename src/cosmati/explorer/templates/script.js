@@ -40,6 +40,23 @@ function save(figure, format) {
   URL.revokeObjectURL(link.href);
 }
 
+// Lets a figure's level line be held anywhere, and follows the pointer. Plotly's own line can be had on its dashes alone.
+function held(figure, now, move) {
+  const canvas = figure.querySelector(".canvas");
+  const top = (event) => event.clientY - canvas.getBoundingClientRect().top - canvas._fullLayout.yaxis._offset;
+  const isNear = (event) => Math.abs(top(event) - canvas._fullLayout.yaxis.d2p(now())) < 9;
+  canvas.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0 || event.target.closest(".modebar") || !isNear(event)) return;
+    event.preventDefault(); // so that Plotly takes it for no zoom
+    canvas.setPointerCapture(event.pointerId);
+  }, true);
+  canvas.addEventListener("pointermove", (event) => {
+    const isHeld = canvas.hasPointerCapture(event.pointerId);
+    canvas.classList.toggle("near-line", isHeld || isNear(event));
+    if (isHeld) move(canvas._fullLayout.yaxis.p2d(top(event)));
+  });
+}
+
 // A study's live part: which axis, where the quality line lies, and the table that follows from both.
 function live(part) {
   const axes = data.studies[part.dataset.study];
@@ -66,6 +83,10 @@ function live(part) {
   }
 
   slider.addEventListener("input", () => show(Number(slider.value)));
+  held(tradeoff, () => tradeoff.quality ?? axes[axis].levels[slider.value].quality, (quality) => {
+    const index = nearest(quality);
+    if (index !== Number(slider.value)) show(index);
+  });
   tradeoff.querySelector(".canvas").on("plotly_relayout", (change) => {
     const quality = change["shapes[0].y0"];
     if (quality !== undefined && quality !== tradeoff.quality) show(nearest(quality));
