@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.serving import ExploreServer, fill
+from tests.explorer.serving import ExploreServer, fill
 from tests.explorer.test_run_view import trainer_in
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-_DRAWN = """() => "drawn" in document.documentElement.dataset && [...document.querySelectorAll("figure[data-figure] .canvas")].every((canvas) => {
+_DRAWN = """() => "drawn" in document.documentElement.dataset &&
+    [...document.querySelectorAll("figure[data-figure] .canvas")].every((canvas) => {
     const { top, bottom } = canvas.getBoundingClientRect();
     return bottom < 0 || top > innerHeight || canvas.querySelector(".main-svg") || !canvas.getClientRects().length;
 })"""

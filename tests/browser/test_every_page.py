@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import urllib.parse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import pytest
 
 from cosmati.store.summary import key_of
 from tests.browser.pages import drawn, sideways
-from tests.browser.serving import EVIL
+from tests.explorer.serving import EVIL
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -64,8 +63,6 @@ def test_a_page_is_sound_wide_and_light_narrow_and_dark(fresh: Callable[..., Pag
     page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
     page.emulate_media(color_scheme="dark")
     found += look(page)
-    if found:
-        print(json.dumps([name, found]))
     assert [one for one in found if one[0] in ("serious", "critical")] == []
 
 

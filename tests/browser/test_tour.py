@@ -9,6 +9,7 @@ import re
 import struct
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any
@@ -143,7 +144,7 @@ def needed(runs: list[Any], arm: str, quality: float) -> float | None:
     for budget in sorted({one["budget"] for one in runs}):
         finals = [one["final"] for one in runs if (one["arm"], one["budget"]) == (arm, budget)]
         points.append((math.log(geometric_mean(f["seconds"] for f in finals)), fmean(f["quality"] for f in finals)))
-    for (x, low), (next_x, high) in zip(points, points[1:], strict=False):
+    for (x, low), (next_x, high) in pairwise(points):
         if low <= quality <= high:
             return math.exp(x + (next_x - x) * (quality - low) / (high - low))
     return None
@@ -156,7 +157,7 @@ def speed_row(page: Page, arm: str) -> list[str]:
 
 
 def level_of(text: str) -> float:
-    return float(re.sub(r"[^\d.]", "", text.split(",")[0]))
+    return float(re.sub(r"[^\d.]", "", text.partition(",")[0]))
 
 
 def assert_speed_ups(page: Page, runs: list[Any], quality: float) -> None:

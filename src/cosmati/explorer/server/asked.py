@@ -9,10 +9,11 @@ from urllib.parse import urlencode
 from fastapi import Request
 
 from cosmati.errors import RunError
-from cosmati.store.filters import NUMBERS, RunFilter
+from cosmati.store.filters import NUMBERS, RunFilter, expression_of
 
 EXACT = ("study", "task", "arm", "method", "hardware", "status", "budget", "seed", "quality_name", "kind")
 PAGE_SIZE = 100
+MAX_COLUMNS = 100
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,16 @@ def asked(request: Request) -> Asked:
     """Read a request's address.
 
     Raises:
-        RunError: a number that is none.
+        RunError: a number that is none, or a column that there isn't.
     """
     query = request.query_params
     exact = {name: tuple(found) for name in EXACT if (found := [one for one in query.getlist(name) if one])}
     sort = query.get("sort", "-started") or "-started"
+    columns = tuple(dict.fromkeys(one for one in query.getlist("column") if one))
+    if len(columns) > MAX_COLUMNS:
+        raise RunError(f"{len(columns)} columns are asked for, and {MAX_COLUMNS} at most are shown. Leave some out.")
+    for one in columns:
+        expression_of(one)  # refuses what no run has
     return Asked(
         filter=RunFilter(
             exact=exact,
@@ -52,7 +58,7 @@ def asked(request: Request) -> Asked:
         ),
         sort=sort.removeprefix("-"),
         descending=sort.startswith("-"),
-        columns=tuple(dict.fromkeys(one for one in query.getlist("column") if one)),
+        columns=columns,
         page=int(_number(query.get("page", "0"), "page")),
     )
 

@@ -109,6 +109,10 @@ class Site:
             RunError: it can't be read, or there's none.
         """
         folder = self.folder(path)
+        name = folder.relative_to(self.index.root.resolve()).as_posix()
+        # What isn't listed isn't shown: a link's file can lie anywhere.
+        if not self.index.query("SELECT 1 FROM sources WHERE path = ? AND kind = 'study'", (name,)):
+            raise RunError(f"{name[:200]} holds no study. It was moved or removed: choose one from the list.")
         states = []
         for name in (STUDY_FILE, STARTED_FILE, PLANNED_FILE, LINES_FILE):
             with contextlib.suppress(OSError):
@@ -122,8 +126,11 @@ class Site:
         Raises:
             RunError: the path leads out of it.
         """
-        found = (self.index.root / path).resolve()
-        if not found.is_relative_to(self.index.root.resolve()):
+        try:
+            found = (self.index.root / path).resolve()
+        except (OSError, ValueError):  # a loop of links, or a name that no folder can have
+            found = None
+        if found is None or not found.is_relative_to(self.index.root.resolve()):
             raise RunError("That isn't in this store.")
         return found
 

@@ -23,7 +23,10 @@ from tests.study.oracles import log_quality, study
 SERVE = """
 import sys
 from pathlib import Path
+import uvicorn, duckdb, plotly
+import cosmati.explorer.server.app
 from cosmati.explorer.server.serve import serve
+{before}
 serve(Path(sys.argv[1]), port=int(sys.argv[2]))
 """
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script></script>\"'=cmd()"
@@ -36,12 +39,15 @@ class ExploreServer:
         store: its folder.
         port: 0 takes a free one.
         environment: more of it.
+        before: code that its process begins with, once its libraries are there.
     """
 
-    def __init__(self, store: Path, port: int = 0, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, store: Path, port: int = 0, environment: Mapping[str, str] | None = None, before: str = ""
+    ) -> None:
         path = os.pathsep.join([str(Path.cwd() / "src"), *(one for one in sys.path if one)])
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, str(store), str(port)],
+            [sys.executable, "-c", SERVE.format(before=before), str(store), str(port)],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
