@@ -108,17 +108,25 @@ class Site:
         Raises:
             RunError: it can't be read, or there's none.
         """
-        folder = self.folder(path)
-        name = folder.relative_to(self.index.root.resolve()).as_posix()
-        # What isn't listed isn't shown: a link's file can lie anywhere.
-        if not self.index.query("SELECT 1 FROM sources WHERE path = ? AND kind = 'study'", (name,)):
-            raise RunError(f"{name[:200]} holds no study. It was moved or removed: choose one from the list.")
+        folder = self.study_folder(path)
         states = []
         for name in (STUDY_FILE, STARTED_FILE, PLANNED_FILE, LINES_FILE):
             with contextlib.suppress(OSError):
                 state = (folder / name).stat()
                 states.append((name, state.st_mtime_ns, state.st_size))
         return _study_view(folder, tuple(states))
+
+    def study_folder(self, path: str) -> Path:
+        """Return the folder of a study of the store. What isn't listed isn't shown: a link's file can lie anywhere.
+
+        Raises:
+            RunError: there's none.
+        """
+        found = self.folder(path)
+        name = found.relative_to(self.index.root.resolve()).as_posix()
+        if not self.index.query("SELECT 1 FROM sources WHERE path = ? AND kind = 'study'", (name,)):
+            raise RunError(f"{name[:200]} holds no study. It was moved or removed: choose one from the list.")
+        return found
 
     def folder(self, path: str) -> Path:
         """Return a folder of the store.
