@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -160,3 +162,42 @@ def test_a_gain_is_proposed_where_the_rule_says_shown() -> None:
 
 def test_pairs_to_try_are_all_of_them() -> None:
     assert pair_arms(["a", "b", "c"]) == (("a", "b"), ("a", "c"), ("b", "c"))
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+def test_differences_are_held_against_their_sum(*, higher_is_better: bool) -> None:
+    """By difference in quality at equal cost each pair that was run is measured, whether or not it gets anywhere."""
+    sign = 1.0 if higher_is_better else -1.0
+    put_in = {"baseline": 0.0, "a": 0.02, "b": -0.05, "both": 0.02 - 0.05 + 0.03, "plain sum": 0.02 - 0.05}
+
+    def reached(arm: str, gain: float, budget: float, seed: int) -> float:
+        noise = 0.0005 * math.sin(7 * len(arm) + 31 * budget * (seed + 1))
+        return sign * (0.5 + gain + 0.1 * math.log(budget) + noise)
+
+    quality = {arm: partial(reached, arm, gain) for arm, gain in put_in.items()}
+    methods = {"a": ("A",), "b": ("B",), "both": ("A", "B"), "plain sum": ("A", "B")}
+    found = joint_effects(
+        study(quality, methods=methods, higher_is_better=higher_is_better), measure="difference", axis="step"
+    )
+    both, plain = found
+    assert ratio_of(both.ratio) == pytest.approx(0.03, abs=0.002)
+    assert ratio_of(plain.ratio) == pytest.approx(0.0, abs=0.002)
+    assert both.is_shown
+    assert not plain.is_shown
+    assert both.num_tests == 2
+    by_speed = joint_effects(study(quality, methods=methods, higher_is_better=higher_is_better), axis="step")
+    assert isinstance(by_speed[0].ratio, NotReached), "b never comes to the baseline's best"
+
+
+def test_differences_at_one_seed_or_without_runs_show_nothing() -> None:
+    quality = {arm: log_quality(gain) for arm, gain in {"baseline": 0.0, "a": 0.1, "b": 0.1, "both": 0.9}.items()}
+    methods = {"a": ("A",), "b": ("B",), "both": ("A", "B")}
+    (one,) = joint_effects(study(quality, methods=methods, seeds=(0,)), measure="difference")
+    assert not one.is_shown
+    whole = study(quality, methods=methods)
+    (none,) = joint_effects(replace(whole, runs=()), measure="difference")
+    assert isinstance(none.ratio, NotReached)
+    slow = study(quality, methods=methods, pace={"both": 100.0})
+    (late,) = joint_effects(slow, measure="difference")
+    assert isinstance(late.ratio, NotReached)
+    assert "both has no run" in late.ratio.reason

@@ -41,7 +41,7 @@ def composition_view(study: StudyRecord) -> CompositionView:
         singles.append((part.kind, part.arm, *figures))
     several = [arm.name for arm in study.arms if len(arm.methods) > 1 and arm.name != NOISE_ARM]
     found = joint_effects(study)
-    advice = tuple(_advice(arm, parts) for arm, parts in what_to_add(study, several).items() if parts)
+    advice = tuple(advice_text(arm, parts) for arm, parts in what_to_add(study, several).items() if parts)
     return CompositionView(tuple(singles), tuple(_joint_row(one) for one in found), advice, _rule(found))
 
 
@@ -60,29 +60,31 @@ def _joint_row(found: Together) -> TextRow:
         found.arm,
         " × ".join((*found.parts, *found.unknown)),
         estimate_text(found.ratio),
-        _verdict(found),
+        joint_verdict(found),
         f"{other} stands alone with other settings" if other else "—",
     )
 
 
-def _verdict(found: Together) -> str:
+def joint_verdict(found: Together) -> str:
+    """Say in words what parts do together, with the p-value where there is one."""
     if isinstance(found.ratio, NotReached):
         return "not measured"
     words = "no interaction is shown"
     if found.is_shown:
-        words = "they help each other" if found.ratio.value > 1 else "they get in each other's way"
+        words = "they help each other" if found.ratio.value > found.neutral else "they get in each other's way"
     return words if found.p_value is None else f"{words}, {p_text(found.p_value, found.num_tests)}"
 
 
-def _advice(arm: str, found: Sequence[Candidate]) -> str:
-    named = [f"{one.part.kind} (about {number(one.expected)}×, {_basis(one.num_measured)})" for one in found[:3]]
+def advice_text(arm: str, found: Sequence[Candidate]) -> str:
+    """Say which parts to add next to an arm, and what that rests on."""
+    named = [f"{one.part.kind} (about {number(one.expected)}×, {_basis(one)})" for one in found[:3]]
     return f"To {arm}, add next: {', then '.join(named)}."
 
 
-def _basis(num_measured: int) -> str:
-    if not num_measured:
+def _basis(one: Candidate) -> str:
+    if not one.num_measured:
         return "as alone: no pair with it is measured"
-    return f"with {num_measured} measured {'pair' if num_measured == 1 else 'pairs'}"
+    return f"with {one.num_measured} measured {'pair' if one.num_measured == 1 else 'pairs'}"
 
 
 def gains_figure(study: StudyRecord, palette: Palette) -> Figure:

@@ -266,6 +266,7 @@ def learning_figure(study: StudyRecord, palette: Palette, *, axis: Axis = "secon
     """Draw every run's evaluations in light lines, one trace an arm."""
     (title, unit), costs = axis_scale(study, axis), mean_costs(study, axis)
     colours, rows, traces = arm_colours(study, palette), [], []
+    mode = "lines" if any(len(run.points) > 1 for run in study.runs) else "markers"  # a line needs two evaluations
     for arm in study.arms:
         x: list[float | None] = []
         y: list[float | None] = []
@@ -281,7 +282,7 @@ def learning_figure(study: StudyRecord, palette: Palette, *, axis: Axis = "secon
         line = {"color": colours[arm.name], "width": 1.3}
         trace = {
             "type": "scatter",
-            "mode": "lines",
+            "mode": mode,
             "name": plotly_text(arm.name),
             "x": x,
             "y": y,

@@ -9,6 +9,7 @@ from typing import Any
 from cosmati.errors import RunError
 from cosmati.explorer.evidence import Evidence, shown_claims
 from cosmati.explorer.figures import Figure, tradeoff_figure
+from cosmati.explorer.opening import opening_sentences
 from cosmati.explorer.palette import PAGE
 from cosmati.explorer.rendering import embedded_json, plotly_source, safe_markup, template_environment
 from cosmati.explorer.run_figures import DASHES, run_figures
@@ -74,6 +75,7 @@ def render_report(
         figures |= {f"evidence-{task}": tradeoff_figure(study, PAGE) for task, study in evidence.studies}
     return templates.get_template("report.html").render(
         title=title,
+        opening=opening_sentences(studies, run),
         views=views,
         figures=figures,
         evidence=evidence,

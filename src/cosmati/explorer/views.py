@@ -139,7 +139,7 @@ def study_view(study: StudyRecord, anchor: str) -> StudyView:
         points=tuple(row for arm in study.arms for row in _point_rows(study, arm.name)),
         comparisons=tuple(_comparison_row(study, arm) for arm in others),
         composition=composition_view(study),
-        parts=tuple(row for arm in study.arms for row in _part_rows(study, arm.name)),
+        parts=tuple(row for arm in study.arms for row in part_rows(study, arm.name)),
         time_notes=time_notes(study),
         inference=_inference_rows(study),
         checks=checks_of(study),
@@ -164,7 +164,8 @@ def _comparison_row(study: StudyRecord, arm: str) -> TableRow:
     return arm, at_time, at_steps, estimate_text(area_between(study, arm)), crossed
 
 
-def _part_rows(study: StudyRecord, arm: str) -> list[TableRow]:
+def part_rows(study: StudyRecord, arm: str) -> list[TableRow]:
+    """Return an arm's rows of time by part: with the share, and the most that each could give (Amdahl)."""
     parts = mean_seconds_by_part(study, arm)
     total = sum(parts.values())
     # Evaluation counts in no speed-up, so it's no part of what one could give.

@@ -115,10 +115,11 @@ def claims_of(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[Claim, ...
     """Return what the study says of all arms but the baseline and its double, compositions of more methods first."""
     found = comparisons(study, axis=axis)
     num_methods = {arm.name: len(arm.methods) for arm in study.arms}
-    return tuple(_claim(study, one, axis) for one in sorted(found, key=lambda one: -num_methods[one.arm]))
+    return tuple(claim_of(study, one, axis) for one in sorted(found, key=lambda one: -num_methods[one.arm]))
 
 
-def _claim(study: StudyRecord, one: Comparison, axis: Axis) -> Claim:
+def claim_of(study: StudyRecord, one: Comparison, axis: Axis) -> Claim:
+    """Return what a study says of one arm that it compared."""
     found, base = one.found, study.baseline_arm
     if isinstance(found, NotReached):
         sentence = f"{one.arm} can't be compared with {base}: {found.reason} No speed-up is quoted."

@@ -13,6 +13,9 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
 
 from cosmati.records.study import ArmRecord, StudyRecord
 from cosmati.study.comparison import (
@@ -24,8 +27,11 @@ from cosmati.study.comparison import (
     interaction,
     speed_up_at_equal_quality,
 )
-from cosmati.study.curves import Axis
-from cosmati.study.statistics import Estimate, holm
+from cosmati.study.curves import Axis, best_within, paired_means
+from cosmati.study.statistics import Estimate, estimate, holm
+
+Measure = Literal["speed-up", "difference"]
+"""By what parts are judged: speed-up at the baseline's best quality, or difference in quality at its largest budget."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +51,18 @@ class SinglePart:
 
 @dataclass(frozen=True)
 class Together:
-    """What several parts do in one arm, over the product of what they do alone.
+    """What several parts do in one arm, over the product of what they do alone; of differences, less their sum.
 
     Attributes:
         arm: The arm that has them all.
         parts: Kinds of those that some arm has alone.
-        ratio: Above 1 they help each other, below 1 they get in each other's way. Not reached where there are unknown
-            parts too, whose own gain would be in it.
+        ratio: Above `neutral` they help each other, below it they get in each other's way. Not reached where there are
+            unknown parts too, whose own gain would be in it.
         unknown: Kinds of those that no arm has alone.
         with_other_settings: Parts that the arm has with other settings than the arm that has them alone.
-        p_value: Of the ratio against 1, adjusted for all such ratios of the study; None where there is none.
+        p_value: Of the ratio against `neutral`, adjusted for all such ratios of the study; None where there is none.
         num_tests: How many these are.
+        neutral: 1 for a ratio of speed-ups, 0 for differences in quality.
     """
 
     arm: str
@@ -65,6 +72,7 @@ class Together:
     with_other_settings: tuple[str, ...]
     p_value: float | None = None
     num_tests: int = 0
+    neutral: float = 1.0
 
     @property
     def is_shown(self) -> bool:
@@ -72,7 +80,7 @@ class Together:
         found = self.ratio
         if isinstance(found, NotReached) or found.low is None or found.high is None or self.p_value is None:
             return False
-        return self.p_value < SCREENING_LEVEL and not found.low <= 1.0 <= found.high
+        return self.p_value < SCREENING_LEVEL and not found.low <= self.neutral <= found.high
 
 
 @dataclass(frozen=True)
@@ -105,12 +113,12 @@ def single_parts(study: StudyRecord, *, axis: Axis = "seconds") -> dict[str, Sin
     return found
 
 
-def joint_effects(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[Together, ...]:
-    """Compare each arm of several parts with the product of what they do alone; arms without any known part left out.
+def joint_effects(study: StudyRecord, *, axis: Axis = "seconds", measure: Measure = "speed-up") -> tuple[Together, ...]:
+    """Compare each arm of several parts with what they do alone; arms without any known part left out.
 
-    Which tests are of the family goes by the arms' parts, and not by what came out.
+    Which tests are of the family goes by the arms' parts, and not by what came out. Each measure is a family.
     """
-    found = [one for arm in _compared(study) if (one := _together(study, arm, axis)) is not None]
+    found = [one for arm in _compared(study) if (one := _together(study, arm, axis, measure)) is not None]
     tests = [one for one in found if not one.unknown]
     raw = [one.ratio.p_value if isinstance(one.ratio, Estimate) else None for one in tests]
     adjusted = {
@@ -120,19 +128,43 @@ def joint_effects(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[Togeth
     return tuple(replace(one, p_value=adjusted.get(one.arm), num_tests=len(tests)) for one in found)
 
 
-def _together(study: StudyRecord, arm: ArmRecord, axis: Axis) -> Together | None:
+def joint_difference(
+    study: StudyRecord, composition: str, parts: Sequence[str], *, axis: Axis = "seconds"
+) -> Estimate | NotReached:
+    """Return the composition's gain in quality less the sum of its parts', at the baseline's largest budget.
+
+    In units of quality, above 0 where they help each other whichever way the quality points. Each arm stands with its
+    best quality for at most as much of `axis` as the baseline's largest budget takes; all arms are drawn together.
+    """
+    names = [study.baseline_arm, composition, *parts]
+    means = paired_means(study, names, axis=axis)
+    known = means[0].position[0][np.isfinite(means[0].position[0])]
+    if not len(known):
+        return NotReached(f"{study.baseline_arm} has no finished runs.")
+    where = np.full(len(means[0].position), float(known.max()))
+    base, own, *others = (best_within(one, where) for one in means)
+    for name, values in zip(names, (base, own, *others), strict=True):
+        if not math.isfinite(values[0]):
+            return NotReached(f"{name} has no run with {axis} of at most {where[0]:.4g}.")
+    with np.errstate(invalid="ignore"):
+        found = own - base - np.sum([one - base for one in others], axis=0)
+    return estimate(found, means[0].n, means[0].freedom)
+
+
+def _together(study: StudyRecord, arm: ArmRecord, axis: Axis, measure: Measure) -> Together | None:
     alone = {kind_of(one.methods[0]): one for one in reversed(_compared(study)) if len(one.methods) == 1}
     settings = {kind_of(part): part for part in arm.methods}
     known = [kind for kind in settings if kind in alone]
     unknown = [kind for kind in settings if kind not in alone]
     if not known or len(settings) < 2:
         return None
+    of = interaction if measure == "speed-up" else joint_difference
     ratio = (
         NotReached(
             f"Nothing is known of {', '.join(unknown)} alone: run an arm with each alone, over {study.baseline_arm}."
         )
         if unknown
-        else interaction(study, arm.name, [alone[kind].name for kind in known], axis=axis)
+        else of(study, arm.name, [alone[kind].name for kind in known], axis=axis)
     )
     return Together(
         arm=arm.name,
@@ -140,6 +172,7 @@ def _together(study: StudyRecord, arm: ArmRecord, axis: Axis) -> Together | None
         ratio=ratio,
         unknown=tuple(unknown),
         with_other_settings=tuple(kind for kind in known if settings[kind] != alone[kind].methods[0]),
+        neutral=1.0 if measure == "speed-up" else 0.0,
     )
 
 

@@ -11,6 +11,9 @@ from starlette.exceptions import HTTPException
 
 from cosmati.errors import CosmatiError
 from cosmati.explorer.rendering import TEMPLATES, plotly_path, template_environment
+from cosmati.explorer.server.composition import composition_router
+from cosmati.explorer.server.governance import governance_router
+from cosmati.explorer.server.methods import methods_router
 from cosmati.explorer.server.runs import runs_router
 from cosmati.explorer.server.security import guard
 from cosmati.explorer.server.site import Site
@@ -32,7 +35,14 @@ def make_app(index: RunIndex) -> FastAPI:
     site = app.state.site = Site(index, template_environment())
     plotly = plotly_path()
     app.middleware("http")(guard)
-    for router in (tradeoffs_router, runs_router, studies_router):
+    for router in (
+        tradeoffs_router,
+        runs_router,
+        studies_router,
+        composition_router,
+        methods_router,
+        governance_router,
+    ):
         app.include_router(router(site))
     app.mount("/static", StaticFiles(directory=STATIC))
 
@@ -44,9 +54,14 @@ def make_app(index: RunIndex) -> FastAPI:
     def script() -> Response:
         return FileResponse(TEMPLATES / "script.js", media_type="text/javascript")
 
+    @app.get("/assets/print.js")
+    def print_script() -> Response:
+        return FileResponse(TEMPLATES / "print.js", media_type="text/javascript")
+
     @app.get("/assets/style.css")
     def style() -> Response:
-        text = site.templates.get_template("theme.css").render() + (TEMPLATES / "style.css").read_text()
+        parts = [(TEMPLATES / name).read_text() for name in ("style.css", "print.css")]
+        text = "".join([site.templates.get_template("theme.css").render(), *parts])
         return Response(text, media_type="text/css")
 
     @app.exception_handler(CosmatiError)

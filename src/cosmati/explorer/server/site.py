@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from cosmati.errors import RunError
 from cosmati.explorer.figures import Figure
 from cosmati.explorer.rendering import embedded_json, safe_markup
 from cosmati.explorer.views import StudyView, study_view
+from cosmati.records.study import StudyRecord
 from cosmati.store.index import Refreshed, RunIndex
 from cosmati.store.reading import study_record
 from cosmati.store.scan import LINES_FILE, PLANNED_FILE, STARTED_FILE, STUDY_FILE
@@ -24,7 +25,15 @@ from cosmati.store.scan import LINES_FILE, PLANNED_FILE, STARTED_FILE, STUDY_FIL
 if TYPE_CHECKING:
     import jinja2
 
-NAVIGATION = (("/", "Tradeoffs"), ("/runs", "Runs"))
+NAVIGATION = (
+    ("/", "Tradeoffs"),
+    ("/runs", "Runs"),
+    ("/composition", "Composition"),
+    ("/methods", "Methods"),
+    ("/governance", "Governance"),
+)
+STUDY_FILES = (STUDY_FILE, STARTED_FILE, PLANNED_FILE, LINES_FILE)
+FolderState = tuple[tuple[str, int, int], ...]
 _SLOWEST_SHARE = 0.05
 """Of the time, at most, that goes into looking for changes."""
 
@@ -109,12 +118,16 @@ class Site:
             RunError: it can't be read, or there's none.
         """
         folder = self.study_folder(path)
-        states = []
-        for name in (STUDY_FILE, STARTED_FILE, PLANNED_FILE, LINES_FILE):
-            with contextlib.suppress(OSError):
-                state = (folder / name).stat()
-                states.append((name, state.st_mtime_ns, state.st_size))
-        return _study_view(folder, tuple(states))
+        return _study_view(folder, state_of(folder, STUDY_FILES))
+
+    def record(self, path: str) -> StudyRecord:
+        """Return the record of a study in a folder of the store, finished or not, read once for each of its states.
+
+        Raises:
+            RunError: it can't be read, or there's none.
+        """
+        folder = self.study_folder(path)
+        return record_of(folder, state_of(folder, STUDY_FILES))
 
     def study_folder(self, path: str) -> Path:
         """Return the folder of a study of the store. What isn't listed isn't shown: a link's file can lie anywhere.
@@ -143,8 +156,24 @@ class Site:
         return found
 
 
+def state_of(folder: Path, names: Sequence[str]) -> FolderState:
+    """Return name, time and size of each of these files in a folder: what was read is good until they change."""
+    states = []
+    for name in names:
+        with contextlib.suppress(OSError):
+            state = (folder / name).stat()
+            states.append((name, state.st_mtime_ns, state.st_size))
+    return tuple(states)
+
+
 @lru_cache(maxsize=16)
-def _study_view(folder: Path, states: tuple[tuple[str, int, int], ...]) -> StudyView:
+def _study_view(folder: Path, states: FolderState) -> StudyView:
+    return study_view(record_of(folder, states), "study-1")
+
+
+@lru_cache(maxsize=64)
+def record_of(folder: Path, states: FolderState) -> StudyRecord:
+    """Return the record of a study whose files have these states; see `Site.record`."""
     if not states:
         raise RunError(f"{folder.name} holds no study. It was moved or removed: choose one from the list.")
-    return study_view(study_record(folder), "study-1")
+    return study_record(folder)

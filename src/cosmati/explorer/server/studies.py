@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from cosmati.explorer.opening import opening_sentences
 from cosmati.explorer.server.site import Site
 from cosmati.explorer.views import live_data, study_figures
 
@@ -25,6 +26,8 @@ def studies_router(site: Site) -> APIRouter:
             views=(view,),
             view=view,
             run=None,
+            study_path=path,
+            opening=opening_sentences([view.record], None),
         )
 
     @router.get("/problems", response_class=HTMLResponse)

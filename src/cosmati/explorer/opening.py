@@ -1,0 +1,99 @@
+"""The three sentences that a report opens with: what was trained, what was gained, what it cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from cosmati.explorer.run_view import RunView
+from cosmati.explorer.wording import AXIS_NAMES, amount, number, ratio_interval_text, ratio_text
+from cosmati.records.study import StudyRecord
+from cosmati.study.comparison import Comparison, SpeedUp, comparisons
+
+_MAX_NAMED = 2
+
+
+def opening_sentences(studies: Sequence[StudyRecord], run: RunView | None) -> tuple[str, ...]:
+    """Return the three sentences, drawn from the records alone; none where there's neither a study nor a run.
+
+    A figure of a gain stands in them only where a difference is shown.
+    """
+    if not studies and run is None:
+        return ()
+    return _trained(studies, run), _gained(studies, run), _cost(studies, run)
+
+
+def _trained(studies: Sequence[StudyRecord], run: RunView | None) -> str:
+    parts = [
+        f"{_counted(len(study.runs), 'run')} of {_counted(len(study.arms), 'arm')} ({study.task})" for study in studies
+    ]
+    if run is not None:
+        under = "under a policy, with a ledger" if run.is_governed and run.ledger else "by itself"
+        recipe, steps = run.record.recipe_name, _counted(run.num_steps, "step")
+        parts.append(f"one run of {recipe} {under} ({steps}, {run.status})")
+    return f"Trained: {_joined(parts)}."
+
+
+def _gained(studies: Sequence[StudyRecord], run: RunView | None) -> str:
+    if not studies:
+        last = {name: points[-1][1] for name, points in run.metrics.items() if points} if run else {}
+        figures = ", ".join(f"{name} {number(value, 4)}" for name, value in last.items() if value is not None)
+        reached = f"; it came to {figures}" if figures else ""
+        return f"Gained: one run is compared with nothing, so no gain is shown{reached}."
+    return f"Gained: {'; '.join(_gain_of(study) for study in studies)}."
+
+
+def _gain_of(study: StudyRecord) -> str:
+    where = f"in {study.name}"
+    if not study.runs:
+        return f"{where} no run has finished"
+    found = comparisons(study)
+    if not found:
+        return f"{where} nothing is compared"
+    shown = [(one, one.found) for one in found if one.is_shown and isinstance(one.found, SpeedUp)]
+    faster = sorted((one for one in shown if one[1].ratio > 1), key=lambda one: -one[1].ratio)
+    num_slower, num_silent = len(shown) - len(faster), len(found) - len(shown)
+    texts = [_gain_text(study, one, speed_up) for one, speed_up in faster[:_MAX_NAMED]]
+    if len(faster) > _MAX_NAMED:
+        texts.append(f"{_counted(len(faster) - _MAX_NAMED, 'further arm')} shown to be faster")
+    if num_slower:
+        texts.append(f"{_counted(num_slower, 'arm')} shown to be slower")
+    if num_silent:
+        texts.append(f"no difference shown for {_counted(num_silent, 'arm')}")
+    return f"{where}, {_joined(texts)}" if faster else f"in {study.name} nothing that is shown: {_joined(texts)}"
+
+
+def _gain_text(study: StudyRecord, one: Comparison, found: SpeedUp) -> str:
+    """Say what share of the baseline's time an arm needs, as a bound where it's one."""
+    bound = "at most " if found.is_at_least else "at least " if found.is_at_most else ""
+    share = f"{bound}{number(100 / found.ratio)} % of {study.baseline_arm}'s {AXIS_NAMES['seconds']}"
+    figures = f"{ratio_text(found)}, 95 % interval {ratio_interval_text(found)}"
+    return f"{one.arm} needs {share} to the same {study.quality_name} ({figures})"
+
+
+def _cost(studies: Sequence[StudyRecord], run: RunView | None) -> str:
+    parts = []
+    for study in studies:
+        trained = math.fsum(one.final.seconds for one in study.runs if math.isfinite(one.final.seconds))
+        text = f"{amount(trained, 'seconds')} of training for {study.name}"
+        if study.price_per_hour is not None:
+            text += f" ({number(trained / 3600 * study.price_per_hour)} $ at {study.price_per_hour:g} $ an hour)"
+        trials = [trial for arm in study.arms if arm.search for trial in arm.search.trials]
+        if trials:
+            searched = math.fsum(trial.seconds for trial in trials if math.isfinite(trial.seconds))
+            text += f" and {amount(searched, 'seconds')} for {_counted(len(trials), 'trial')} of its search"
+        parts.append(text)
+    if run is not None:
+        seconds = math.fsum(value for name, value in run.record.seconds_by_part.items() if name != "evaluation")
+        parts.append(f"{amount(seconds, 'seconds')} for the run by itself" if studies else amount(seconds, "seconds"))
+    hardware = dict.fromkeys([*(study.hardware for study in studies), *([run.record.hardware] if run else [])])
+    return f"Cost: {_joined(parts)}, on {_joined(list(hardware))}, without evaluation."
+
+
+def _counted(num: int, what: str) -> str:
+    return f"{num:,} {what if num == 1 else what + 's'}"
+
+
+def _joined(parts: Sequence[str]) -> str:
+    *others, last = parts
+    return f"{', '.join(others)} and {last}" if others else last

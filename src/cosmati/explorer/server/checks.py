@@ -1,0 +1,92 @@
+"""Ledgers verified on request, each in a thread, so that no page waits for a long one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cosmati.errors import RunError
+from cosmati.explorer.run_view import RunView, read_run
+from cosmati.explorer.server.site import FolderState, state_of
+
+WATCHED = ("run.json", "steps.jsonl", "evaluations.jsonl", "ledger/checkpoint", "ledger/details.jsonl")
+_KEPT = 16
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """A run folder that was read, its ledger verified or not.
+
+    Attributes:
+        view: What was read, None where it can't be.
+        problem: Why not.
+        state: Of its files before they were read.
+        ended: When, in seconds since 1970.
+        seconds: That it took.
+    """
+
+    view: RunView | None
+    problem: str
+    state: FolderState
+    ended: float
+    seconds: float
+
+
+@dataclass
+class LedgerChecks:
+    """Runs that were checked lately, and those that are being checked now."""
+
+    _found: OrderedDict[Path, CheckedRun] = field(default_factory=OrderedDict)
+    _going: dict[Path, threading.Event] = field(default_factory=dict)
+    _began: dict[Path, float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ask(self, folder: Path, *, wait: float = 0.0, anew: bool = False) -> tuple[CheckedRun | None, float | None]:
+        """Return what the last check found, and for how many seconds one has been going on, None where none is.
+
+        A check begins where there was none since the folder changed.
+
+        Args:
+            folder: of the run.
+            wait: for a check that is going on, in seconds at most.
+            anew: check though nothing changed; tampering may leave no trace in time and size of a file.
+        """
+        with self._lock:
+            found, going = self._found.get(folder), self._going.get(folder)
+            is_stale = found is None or found.state != state_of(folder, WATCHED)
+            if going is None and (anew or is_stale):
+                going = self._going[folder] = threading.Event()
+                self._began[folder] = time.monotonic()
+                threading.Thread(target=self._check, args=(folder, going), daemon=True).start()
+        if going is not None:
+            going.wait(wait)
+        with self._lock:
+            began = self._began.get(folder)
+            return self._found.get(folder), None if began is None else time.monotonic() - began
+
+    def known(self, folder: Path) -> CheckedRun | None:
+        """Return what the last check found, without beginning one."""
+        with self._lock:
+            return self._found.get(folder)
+
+    def _check(self, folder: Path, done: threading.Event) -> None:
+        state, began = state_of(folder, WATCHED), time.monotonic()
+        view, problem = None, ""
+        try:
+            view = read_run(folder)
+        except (RunError, OSError) as error:
+            problem = str(error)
+        except Exception as error:  # noqa: BLE001  (a thread has nobody to raise to, and the page must say it)
+            problem = f"It can't be read: {type(error).__name__}: {error}. Restore it from a copy."
+        found = CheckedRun(view, problem, state, time.time(), time.monotonic() - began)
+        with self._lock:
+            self._found[folder] = found
+            self._found.move_to_end(folder)
+            while len(self._found) > _KEPT:
+                self._found.popitem(last=False)
+            self._going.pop(folder, None)
+            self._began.pop(folder, None)
+        done.set()

@@ -1,0 +1,118 @@
+"""The composition view: what is drawn and said is what was put into the study, and silence where nothing is shown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from cosmati.explorer.composition_figures import alone_figure, matrix_figure
+from cosmati.explorer.composition_page import joint_rows, parts_view
+from cosmati.explorer.palette import PAGE
+from cosmati.records.study import Prediction, Registration, StudyRecord
+from tests.explorer.test_composition_view import parts
+from tests.study.oracles import log_quality, study
+
+
+def cells_of(record: StudyRecord, measure: str = "speed-up") -> dict[tuple[str, str], dict[str, str]]:
+    """The matrix's numbers by pair, from its CSV."""
+    figure = matrix_figure(parts_view(record, "seconds", measure), PAGE)  # type: ignore[arg-type]
+    assert figure is not None
+    return {(row["part"], row["with"]): row for row in csv.DictReader(io.StringIO(figure.csv))}
+
+
+def test_the_matrix_has_gains_and_interactions_that_were_put_in() -> None:
+    cells = cells_of(parts(both=1.2 * 1.1 * 1.15))
+    assert float(cells["A", "A"]["speed-up"]) == pytest.approx(1.2, rel=0.02)
+    assert float(cells["B", "B"]["speed-up"]) == pytest.approx(1.1, rel=0.02)
+    assert float(cells["A", "B"]["speed-up"]) == pytest.approx(1.15, rel=0.02)
+    assert cells["A", "B"]["shown"] == "better"
+
+
+@pytest.mark.parametrize(
+    ("both", "words", "sign"),
+    [(1.5, "Shown to help each other: both.", "▲"), (1.2, "Shown to get in each other's way: both.", "▼")],
+)
+def test_what_is_shown_is_said_and_marked_by_more_than_colour(both: float, words: str, sign: str) -> None:
+    view = parts_view(parts(both=both), "seconds", "speed-up")
+    assert words in view.findings
+    figure = matrix_figure(view, PAGE)
+    assert figure is not None
+    texts = [one["text"] for one in figure.plot["layout"]["annotations"]]
+    assert [text for text in texts if text.startswith(sign)]
+
+
+def test_nothing_is_said_to_differ_where_nothing_is_shown() -> None:
+    silent = parts(both=1.2 * 1.1)
+    cells = cells_of(silent)
+    assert cells["A", "B"]["shown"] == "no difference shown"
+    one = parts_view(parts(both=1.5, seeds=(0,)), "seconds", "speed-up")
+    assert {gain.state for gain in one.gains} == {"none shown"}
+    assert not any("Shown to" in text or "is shown to be" in text for text in one.findings)
+    figure = matrix_figure(one, PAGE)
+    assert figure is not None
+    assert not [note for note in figure.plot["layout"]["annotations"] if "▲" in note["text"] or "▼" in note["text"]]
+
+
+def test_by_difference_every_pair_is_measured() -> None:
+    lost = {"baseline": log_quality(), "a": log_quality(-0.2), "b": log_quality(0.01), "both": log_quality(-0.1)}
+    record = study(lost, methods={"a": ("A",), "b": ("B",), "both": ("A", "B")})
+    assert cells_of(record)["A", "B"]["shown"] == "not measured"
+    cells = cells_of(record, "difference")
+    assert float(cells["A", "B"]["difference"]) == pytest.approx(-0.1 - (-0.2 + 0.01), abs=1e-6)
+    assert float(cells["A", "A"]["difference"]) == pytest.approx(-0.2, abs=1e-6)
+
+
+def test_pairs_without_an_arm_are_named_and_what_to_add_counts_shown_gains_alone() -> None:
+    view = parts_view(parts(both=1.5, c=1.15), "seconds", "speed-up")
+    assert {frozenset(pair) for pair in view.missing} == {frozenset("AC"), frozenset("BC")}
+    assert view.advice[0].startswith("To baseline, add next: A (about 1.2")
+    assert parts_view(parts(both=1.5, seeds=(0,)), "seconds", "speed-up").advice == ()
+
+
+def test_screening_and_registered_are_told_apart() -> None:
+    record = parts(both=1.5)
+    assert "This is a screening" in parts_view(record, "seconds", "speed-up").findings[-1]
+    made = Registration("f", (Prediction("a", "baseline", "seconds", 1.1),), "2026-01-01T00:00:00+00:00", "0" * 64, 1)
+    view = parts_view(replace(record, registration=made), "seconds", "speed-up")
+    assert "Registered before the runs: A. All else here is a screening" in view.findings[-1]
+    by_step = parts_view(replace(record, registration=made), "step", "speed-up").findings[-1]
+    assert "or not by steps" in by_step
+
+
+def test_bars_run_from_no_effect_to_the_gain_with_finite_ends() -> None:
+    far = {"baseline": log_quality(), "far": log_quality(0.3), "near": log_quality(0.02), "bad": log_quality(-0.3)}
+    record = study(far, methods={"far": ("Far",), "near": ("Near",), "bad": ("Bad",)})
+    for measure in ("speed-up", "difference"):
+        view = parts_view(record, "seconds", measure)  # type: ignore[arg-type]
+        figure = alone_figure(view, PAGE)
+        json.dumps(figure.plot, allow_nan=False)
+        (trace,) = figure.plot["data"]
+        drawn = [base + length for base, length in zip(trace["base"], trace["x"], strict=True)]
+        values = [gain.value for gain in reversed(view.gains) if gain.value is not None]
+        assert drawn == pytest.approx(values)
+        assert all(math.isfinite(end) and end >= -1e-9 for end in trace["error_x"]["array"])
+        assert all(math.isfinite(end) and end >= -1e-9 for end in trace["error_x"]["arrayminus"])
+
+
+def test_names_that_plotly_would_read_stay_text() -> None:
+    record = parts(both=1.5)
+    evil = {"A": "<b>A</b>", "B": "<img src=x>"}
+    arms = tuple(replace(arm, methods=tuple(evil.get(one, one) for one in arm.methods)) for arm in record.arms)
+    view = parts_view(replace(record, arms=arms), "seconds", "speed-up")
+    for figure in (alone_figure(view, PAGE), matrix_figure(view, PAGE)):
+        assert figure is not None
+        text = json.dumps(figure.plot)
+        assert "<b>" not in text
+        assert "<img" not in text
+
+
+def test_a_study_without_runs_or_parts_has_an_empty_view() -> None:
+    bare = parts_view(study({"baseline": log_quality(), "x": log_quality(0.1)}), "seconds", "speed-up")
+    assert bare.gains == bare.joint == ()
+    assert matrix_figure(bare, PAGE) is None
+    assert joint_rows(bare) == []

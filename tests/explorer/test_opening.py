@@ -1,0 +1,79 @@
+"""The three sentences: each figure is the records', and there's no figure of a gain that isn't shown."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+from cosmati.explorer.opening import opening_sentences
+from cosmati.explorer.report import render_report
+from cosmati.records.study import SearchRecord, StudyRecord, TrialRecord
+from cosmati.study.comparison import speed_up_at_equal_quality
+from tests.explorer.samples import demo_run
+from tests.explorer.test_composition_view import parts
+from tests.study.oracles import SECONDS, log_quality, study
+
+
+def noisy(gain: float, place: int) -> object:
+    exact = log_quality(gain)
+    return lambda budget, seed: exact(budget, seed) + 0.02 * math.sin(53 * (place + 1) * (seed + 1) * (budget + 1))
+
+
+def silent() -> StudyRecord:
+    """No arm is shown to differ: gains of nothing in much noise."""
+    return study({"baseline": noisy(0.0, 0), "x": noisy(0.0, 1), "y": noisy(0.0, 2)})  # type: ignore[dict-item]
+
+
+def test_what_was_trained_gained_and_paid_is_the_records() -> None:
+    record = replace(parts(both=1.5), price_per_hour=2.0)
+    trained, gained, cost = opening_sentences([record], None)
+    assert trained == f"Trained: {len(record.runs)} runs of 4 arms ({record.task})."
+    found = speed_up_at_equal_quality(record, "both")
+    assert hasattr(found, "ratio")
+    assert f"both needs {100 / found.ratio:.1f} % of baseline's training time to the same accuracy" in gained
+    assert f"{found.ratio:.2f}×" in gained
+    seconds = sum(run.final.seconds for run in record.runs)
+    assert seconds == SECONDS * 2.5 * 5 * 4
+    assert f"{seconds / 3600:.1f}\u00a0h of training" in cost
+    assert f"{seconds / 3600 * 2.0:.1f} $ at 2 $ an hour" in cost
+
+
+def test_no_figure_stands_where_no_difference_is_shown() -> None:
+    record = silent()
+    gained = opening_sentences([record], None)[1]
+    assert gained == f"Gained: in {record.name} nothing that is shown: no difference shown for 2 arms."
+    page = render_report(title="t", studies=[record], run=demo_run())
+    body = page[: page.index('<script type="application/json"')]
+    large = re.findall(r'<p class="big">(.*?)</p>', body)
+    assert large == ["—", "—"], "neither a ratio nor a metric is large"
+
+
+def test_slower_arms_are_no_gain() -> None:
+    gained = opening_sentences([parts(both=0.5)], None)[1]
+    assert "both needs" not in gained
+    assert "1 arm shown to be slower" in gained
+
+
+def test_the_search_is_counted() -> None:
+    trial = TrialRecord(0, {}, is_known=False, budget=1.0, seed=0, quality=0.5, steps=10, rows=10, seconds=30.0)
+    record = silent()
+    search = SearchRecord((), (trial, replace(trial, point=1)), 0)
+    arms = tuple(replace(arm, search=search) if arm.name == "x" else arm for arm in record.arms)
+    cost = opening_sentences([replace(record, arms=arms)], None)[2]
+    assert "60.0\u00a0s for 2 trials of its search" in cost
+
+
+def test_a_run_by_itself_gains_nothing_and_nothing_has_no_opening() -> None:
+    run = demo_run()
+    trained, gained, cost = opening_sentences([], run)
+    assert "under a policy, with a ledger (1,000 steps, completed)" in trained
+    assert gained == "Gained: one run is compared with nothing, so no gain is shown; it came to accuracy 0.9200."
+    assert "4.32\u00a0min" in cost
+    assert opening_sentences([], None) == ()
+    assert opening_sentences([replace(silent(), runs=())], None)[1].endswith("no run has finished.")
+
+
+def test_one_seed_is_no_gain() -> None:
+    gained = opening_sentences([parts(both=1.5, seeds=(0,))], None)[1]
+    assert "nothing that is shown" in gained

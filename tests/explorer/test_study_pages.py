@@ -1,0 +1,222 @@
+"""The store's pages on composition, methods and governance, over a real socket."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cosmati.explorer.method_words import words_of
+from cosmati.explorer.server import checks, methods
+from cosmati.explorer.server.checks import LedgerChecks
+from cosmati.ledger.query import contributions
+from cosmati.provenance.credentials import reader_of_row_ids
+from cosmati.study.comparison import SpeedUp, comparisons
+from tests.explorer.samples import demo_study
+from tests.explorer.test_composition_view import parts
+from tests.explorer.test_run_view import trainer_in
+from tests.explorer.test_server import Served, data_of
+
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    store = tmp_path_factory.mktemp("store")
+    for name, record in (("digits", demo_study()), ("deep/parts", parts(both=1.5))):
+        (store / name).mkdir(parents=True)
+        (store / name / "study.json").write_text(record.to_json())
+    evil = demo_study(num_seeds=3)
+    arms = tuple(replace(arm, methods=(EVIL,) if arm.name == "freezing" else arm.methods) for arm in evil.arms)
+    (store / "evil").mkdir()
+    (store / "evil" / "study.json").write_text(replace(evil, name=EVIL, task=EVIL, arms=arms).to_json())
+    (store / "broken").mkdir()
+    (store / "broken" / "study.json").write_text("{")
+    trainer_in(store / "governed").fit()
+    shutil.copytree(store / "governed", store / "tampered")
+    (details := store / "tampered" / "ledger" / "details.jsonl").write_text(details.read_text().replace("1", "2", 1))
+    found = Served(store)
+    yield found
+    found.close()
+
+
+def key_of(served: Served, path: str) -> str:
+    ((key,),) = served.index.query("SELECT key FROM runs WHERE path = ?", [path])
+    return str(key)
+
+
+def test_studies_with_parts_are_listed_with_their_counts(served: Served) -> None:
+    page = served.get("/composition")[1]
+    row = re.search(r'href="/composition/digits">.*?</tr>', page, re.DOTALL)
+    assert row
+    num_runs = len(demo_study().runs)
+    assert f"<td>3</td><td>1</td><td>0</td><td>{num_runs}</td>" in row[0], "three parts alone, one pair"
+    assert 'href="/composition/deep/parts"' in page
+    assert "can't be read</a> and may hold more" in page
+
+
+def test_a_composition_has_axes_and_measures_by_address(served: Served) -> None:
+    status, page, _ = served.get("/composition/deep/parts?axis=step&measure=difference")
+    assert status == 200
+    assert '<option value="step" selected>' in page
+    assert '<option value="difference" selected>' in page
+    figures = data_of(page)["figures"]
+    assert {"alone", "pairs", "breakdown"} <= set(figures)
+    assert "difference" in str(figures["pairs"]["csv"]).split("\n")[0]  # type: ignore[index]
+    assert "Shown to help each other: both." in served.get("/composition/deep/parts")[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/composition/deep/parts?axis=money", "no axis"),
+        ("/composition/deep/parts?axis=tokens", "no axis"),
+        ("/composition/deep/parts?measure=luck", "no measure"),
+        ("/composition/nowhere", "holds no study"),
+        ("/composition/broken", "JSON"),
+        ("/composition/..%2f..%2fetc", "this store"),
+        ("/methods/nothing-like-it", "No run of this store names"),
+        ("/methods?sort=beauty", "be sorted by"),
+        ("/methods?axis=money", "no axis"),
+        ("/governance/0000", "no governed run 0000"),
+    ],
+)
+def test_bad_addresses_are_told_what_is_wrong(served: Served, path: str, words: str) -> None:
+    status, page, _ = served.get(path)
+    assert status == 404
+    assert words in page
+
+
+def test_a_methods_page_has_each_study_with_its_own_figures(served: Served) -> None:
+    status, page, _ = served.get("/methods/label%20smoothing")
+    assert status == 200
+    assert "<h1>LabelSmoothing</h1>" in page
+    rows = str(data_of(page)["figures"]["forest"]["csv"]).splitlines()  # type: ignore[index]
+    assert len(rows) == 1 + 4, "two studies have it alone and in a composition"
+    one = next(one for one in comparisons(demo_study()) if one.arm == "label smoothing")
+    assert isinstance(one.found, SpeedUp)
+    assert str(one.found.ratio) in next(row for row in rows if row.startswith('"Digits, small network",digits,label'))
+    words = words_of("LabelSmoothing")
+    assert words is not None
+    assert f'<p class="lead">{words.does[0]}</p>' in page
+    num_runs = 2 * 6 * (5 + 3)  # two arms at six budgets, in a study of five seeds and one of three
+    assert f"{num_runs} runs" in page
+    runs = re.search(r'href="(/runs\?method=[^"]+)"', page)
+    assert runs
+    assert f"<strong>{num_runs}</strong> runs" in served.get(runs[1])[1]
+
+
+def test_the_list_counts_arms_alone_and_compositions_apart(served: Served) -> None:
+    page = served.get("/methods?sort=name")[1]
+    names = re.findall(r'<th scope="row"><a href="/methods/[^"]*">([^<]*)</a>', page)
+    assert names == sorted(names, key=str.casefold)
+    shown = [one for one in comparisons(parts(both=1.5)) if one.arm == "a" and one.is_shown]
+    assert shown, "what the row says"
+    row = re.search(r'<a href="/methods/A">A</a></th>(.*?)</tr>', page)
+    assert row
+    assert "▲ 1" in row[1]
+    assert 'aria-sort="ascending"' in page
+    assert 'aria-sort="descending"' in served.get("/methods?sort=-runs")[1]
+
+
+def test_nothing_of_a_user_runs_on_these_pages(served: Served) -> None:
+    evil = "%3Cscript%3Ealert(1)%3C/script%3E"
+    for path in ("/composition", "/composition/evil", "/methods", f"/methods/{evil}", f"/methods/x{evil}"):
+        assert "<script>alert" not in served.get(path)[1], path
+
+
+def test_studies_that_take_long_are_gone_on_with_and_lost_ones_told(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(methods, "WORK_SECONDS", -1.0)
+        page = served.get("/methods?axis=rows")[1]
+        assert re.search(r"0 of \d+ studies are worked out", page)
+        assert 'hx-trigger="load' in page
+    assert "are worked out" not in served.get("/methods?axis=rows")[1]
+    path = Path(served.index.root) / "digits" / "study.json"
+    text = path.read_text()
+    try:
+        path.write_text("{")
+        page = served.get("/methods")[1]
+        assert "1 study can't be read" in page
+    finally:
+        path.write_text(text)
+    assert "can't be read</a> and may hold more" in served.get("/methods")[1]
+
+
+def test_governance_says_what_the_ledger_says(served: Served) -> None:
+    key = key_of(served, "governed")
+    status, page, _ = served.get(f"/governance/{key}?region=high")
+    assert status == 200
+    folder = Path(served.index.root) / "governed"
+    for cell in contributions(folder / "ledger").cells:
+        if cell.region == "high" and cell.num_rows:
+            assert f"<td>{cell.num_steps:,}</td><td>{cell.num_rows:,}</td>" in page
+    low = served.get(f"/governance/{key}?region=low")[1]
+    assert "no step that stands gave it any weight here" in low, "shut/b may not teach the low region"
+    assert "no row of it taught any region" in low, "unseen"
+    assert f"cosmati ledger query {folder} --class shut/b --region low" in low
+    assert {"policy-0", "shares", "schedule", "contribution-0"} <= set(data_of(page)["figures"])
+    assert "names no region" in served.get(f"/governance/{key}?region=nothing")[1]
+
+
+def test_row_ids_are_for_nobody(served: Served) -> None:
+    assert reader_of_row_ids("any") is None
+    assert "Row ids are withheld" in served.get(f"/governance/{key_of(served, 'governed')}")[1]
+
+
+def test_a_ledger_that_was_changed_shows_nothing_of_it(served: Served) -> None:
+    page = served.get(f"/governance/{key_of(served, 'tampered')}")[1]
+    assert "The ledger does not verify" in page
+    assert data_of(page)["figures"] == {}
+    assert "doesn't verify" in served.get("/governance")[1].replace("&#39;", "'")
+
+
+def test_the_button_verifies_again_and_no_other_site_may_press_it(served: Served) -> None:
+    key = key_of(served, "governed")
+    first = re.search(r"Checked here at ([^,]*),", served.get(f"/governance/{key}")[1])
+    time.sleep(1.1)
+    again = re.search(r"Checked here at ([^,]*),", served.get(f"/governance/{key}")[1])
+    assert first
+    assert again
+    assert first[1] == again[1], "what nothing changed isn't checked anew"
+    address = f"{served.address}/governance/{key}/check"
+    request = urllib.request.Request(address, data=b"", headers={"Sec-Fetch-Site": "cross-site"})
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(request, timeout=60)
+    urllib.request.urlopen(urllib.request.Request(address, data=b""), timeout=60).close()
+    after = re.search(r"Checked here at ([^,]*),", served.get(f"/governance/{key}")[1])
+    assert after
+    assert after[1] > first[1]
+
+
+def test_a_check_that_takes_long_is_waited_for_by_nobody(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checks.read_run
+    monkeypatch.setattr(checks, "read_run", lambda folder: (time.sleep(1.0), real(folder))[1])
+    asked, folder = LedgerChecks(), Path(served.index.root) / "governed"
+    found, going = asked.ask(folder)
+    assert found is None
+    assert going is not None
+    assert asked.ask(folder)[0] is None, "the same check goes on"
+    found, going = asked.ask(folder, wait=30)
+    assert found is not None
+    assert found.view is not None
+    assert going is None
+    monkeypatch.setattr(checks, "read_run", lambda _: 1 / 0)
+    found, _ = asked.ask(folder, wait=30, anew=True)
+    assert found is not None
+    assert "ZeroDivisionError" in found.problem
+
+
+def test_data_of_these_pages_is_json(served: Served) -> None:
+    for path in ("/composition/digits", "/methods/EMA", "/governance"):
+        json.dumps(data_of(served.get(path)[1]), allow_nan=False)
