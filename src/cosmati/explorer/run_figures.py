@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from cosmati.explorer.figures import MAX_LINE_POINTS, Figure, axis_title, base_layout, csv_text, plotly_text
 from cosmati.explorer.learning import ClassSchedule
@@ -20,6 +20,7 @@ MAX_SPANS = 64
 DASHES = ("solid", "dash", "dot")
 _PATTERNS = ("", "/", ".")
 _MAX_LABEL = 26
+T = TypeVar("T", int, float)
 
 
 def run_figures(run: RunView, palette: Palette) -> dict[str, Figure]:
@@ -28,6 +29,11 @@ def run_figures(run: RunView, palette: Palette) -> dict[str, Figure]:
     figures |= {
         f"metric-{index}": line_figure(name, points, palette)
         for index, (name, points) in enumerate(run.metrics.items())
+        if len(points) > 1
+    }
+    figures |= {
+        f"step-{index}": line_figure(name, points, palette)
+        for index, (name, points) in enumerate(run.beside.items())
         if len(points) > 1
     }
     facts = run.governance
@@ -72,7 +78,7 @@ def _small_layout(title: str, palette: Palette) -> dict[str, Any]:
     return layout
 
 
-def averaged(points: Sequence[tuple[int, float]], most: int) -> tuple[list[int], list[float]]:
+def averaged(points: Sequence[tuple[T, float]], most: int) -> tuple[list[T], list[float]]:
     """Return at most so many steps and values; where there are more, means over windows, each at its end."""
     window = max(1, math.ceil(len(points) / most))
     groups = [points[start : start + window] for start in range(0, len(points), window)]

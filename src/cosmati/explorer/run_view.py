@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cosmati.errors import LedgerError, RunError
@@ -36,6 +37,7 @@ class RunView:
         num_steps: Steps done, as far as the folder says.
         losses: Mean loss by step.
         metrics: What was measured by step, by the metric's name.
+        beside: Learning rate, norm of the gradients and pace by step, as far as they were logged.
         ledger: State of the ledger, None for a run without one.
         governance: Policy and contribution; None where there was no policy, or where nothing believable says it.
         schedule: Classes of the microbatches of each step that stands.
@@ -48,6 +50,7 @@ class RunView:
     num_steps: int
     losses: Points = ()
     metrics: Mapping[str, Points]
+    beside: Mapping[str, Points] = field(default_factory=dict)
     ledger: LedgerFacts | None = None
     governance: GovernanceFacts | None = None
     schedule: ClassSchedule = ()
@@ -102,6 +105,7 @@ def read_run(folder: str | Path) -> RunView:
         num_steps=max([record.num_steps, len(read.schedule), *logged]),
         losses=losses,
         metrics=metrics,
+        beside=_beside(steps),
         ledger=read.facts,
         governance=read.governance,
         schedule=read.schedule,
@@ -149,6 +153,21 @@ def _read_lines(path: Path) -> tuple[list[dict[str, object]], int]:
         else:
             num_bad += text is not last
     return found, num_bad
+
+
+def _beside(steps: Sequence[Mapping[str, object]]) -> dict[str, Points]:
+    found = {
+        words: tuple((_step(line), _number(line[name])) for line in steps if name in line)
+        for name, words in (("learning_rate", "learning rate"), ("gradient_norm", "norm of the gradients"))
+    }
+    pace = []
+    for before, line in itertools.pairwise(steps):
+        clocks = [_number(one.get(name)) for one in (before, line) for name in ("rows", "seconds")]
+        if None not in clocks:
+            rows, seconds = clocks[2] - clocks[0], clocks[3] - clocks[1]  # type: ignore[operator]
+            pace.append((_step(line), rows / seconds if seconds > 0 else None))
+    found["rows a second"] = tuple(pace)
+    return {name: points for name, points in found.items() if any(value is not None for _, value in points)}
 
 
 def _step(line: Mapping[str, object]) -> int:

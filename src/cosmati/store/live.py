@@ -13,6 +13,7 @@ from cosmati.store.compact import is_current
 from cosmati.store.parquet import connection, exactly, pointer, quoted, read_lines
 
 MAX_BYTES = 1 << 20
+_LONGEST_BEFORE = 1 << 16
 Thinning = Literal["extremes", "mean"]
 
 
@@ -52,6 +53,62 @@ def lines_after(path: Path, offset: int = 0, *, max_bytes: int = MAX_BYTES) -> t
         if isinstance(value, dict):
             found.append(value)
     return found, max(offset, 0) + len(whole) + len(newline)
+
+
+@dataclass(frozen=True)
+class FilePlace:
+    """A place in a file: which file (a resume replaces it by a shorter one), and the bytes that were read of it."""
+
+    file: int = 0
+    offset: int = 0
+
+
+def lines_since(path: Path, place: FilePlace) -> tuple[list[dict[str, Any]], FilePlace, bool]:
+    """Return the whole lines after a place, the place to go on from, and whether the file was begun anew since.
+
+    Where it was, its lines come from the start, and those of before don't count any more.
+    """
+    try:
+        state = path.stat()
+    except OSError:
+        return [], FilePlace(), place.offset > 0
+    is_anew = place.offset > 0 and (state.st_ino != place.file or state.st_size < place.offset)
+    # Should it be replaced right here, the next look finds another file than this one, and starts anew.
+    lines, offset = lines_after(path, 0 if is_anew else place.offset)
+    return lines, FilePlace(state.st_ino, offset), is_anew
+
+
+def line_before(path: Path, offset: int) -> dict[str, Any]:
+    """Return the whole line that ends at a place in a file, empty where none does."""
+    try:
+        with path.open("rb") as file:
+            start = max(0, offset - _LONGEST_BEFORE)
+            file.seek(start)
+            data = file.read(offset - start)
+    except OSError:
+        return {}
+    if not data.endswith(b"\n"):
+        return {}
+    try:
+        value = msgspec.json.decode(data[:-1].rpartition(b"\n")[2])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def extremes(steps: Sequence[int], values: Sequence[float], max_points: int) -> tuple[list[int], list[float]]:
+    """Return at most so many points: first and last, and between them each window's lowest and highest, in order."""
+    num = len(steps)
+    if num <= max_points:
+        return list(steps), list(values)
+    num_windows = max(1, max_points // 2 - 1)
+    kept = {0, num - 1}
+    for window in range(num_windows):
+        places = range(1 + window * (num - 2) // num_windows, 1 + (window + 1) * (num - 2) // num_windows)
+        if places:
+            kept |= {min(places, key=values.__getitem__), max(places, key=values.__getitem__)}
+    chosen = sorted(kept)
+    return [steps[place] for place in chosen], [values[place] for place in chosen]
 
 
 def _end_of_line(path: Path, offset: int) -> int:

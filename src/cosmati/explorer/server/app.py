@@ -14,6 +14,9 @@ from cosmati.explorer.rendering import TEMPLATES, plotly_path, template_environm
 from cosmati.explorer.server.composition import composition_router
 from cosmati.explorer.server.governance import governance_router
 from cosmati.explorer.server.methods import methods_router
+from cosmati.explorer.server.compare import compare_router
+from cosmati.explorer.server.live import live_router
+from cosmati.explorer.server.run import run_router
 from cosmati.explorer.server.runs import runs_router
 from cosmati.explorer.server.security import guard
 from cosmati.explorer.server.site import Site
@@ -42,6 +45,9 @@ def make_app(index: RunIndex) -> FastAPI:
         composition_router,
         methods_router,
         governance_router,
+        run_router,
+        live_router,
+        compare_router,
     ):
         app.include_router(router(site))
     app.mount("/static", StaticFiles(directory=STATIC))

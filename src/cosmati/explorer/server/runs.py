@@ -1,4 +1,4 @@
-"""The table of runs, and the page of one."""
+"""The table of runs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from cosmati.errors import RunError
-from cosmati.explorer.palette import PAGE
-from cosmati.explorer.report import run_context
-from cosmati.explorer.run_figures import run_figures
-from cosmati.explorer.run_view import read_run
 from cosmati.explorer.server.asked import PAGE_SIZE, Asked, asked, changed
 from cosmati.explorer.server.site import Site
 from cosmati.explorer.wording import amount, number
@@ -31,7 +26,7 @@ class Heading:
 
 
 def runs_router(site: Site) -> APIRouter:
-    """Return the pages about runs."""
+    """Return the table of runs."""
     router = APIRouter()
 
     @router.get("/runs", response_class=HTMLResponse)
@@ -57,24 +52,6 @@ def runs_router(site: Site) -> APIRouter:
             rows=[(run, [cell(run, name) for name in columns]) for run in found],
             choices={name: site.index.choices(name) for name in ("study", "arm", "method", "status", "hardware")},
             turn=lambda page: changed(request, page=str(page)),
-        )
-
-    @router.get("/runs/{key}", response_class=HTMLResponse)
-    def run(request: Request, key: str) -> HTMLResponse:
-        found = site.index.run(key)
-        if found is None:
-            raise RunError(f"This store has no run {key}. It was moved or removed: choose one from the list.")
-        if found.kind == "study":
-            return site.page(request, "study_run.html", title=f"{found.arm}, seed {found.seed}", found=found)
-        view = read_run(site.folder(found.path))
-        return site.page(
-            request,
-            "run.html",
-            title=view.record.run_id,
-            figures=run_figures(view, PAGE),
-            found=found,
-            views=(),
-            **run_context(view),
         )
 
     return router

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NAVIGATION = (
     ("/", "Tradeoffs"),
     ("/runs", "Runs"),
+    ("/live", "Live"),
+    ("/compare", "Compare"),
     ("/composition", "Composition"),
     ("/methods", "Methods"),
     ("/governance", "Governance"),

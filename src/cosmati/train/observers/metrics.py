@@ -45,7 +45,7 @@ class MetricsFile(Observer):
                     replace_file(path, "".join(line + "\n" for line in kept).encode())
 
     def on_step(self, outcome: StepOutcome) -> None:
-        """Append the loss, the first optimizer's learning rate, and the norm of the gradients."""
+        """Append the clock, the loss, the first optimizer's learning rate, and the norm of the gradients."""
         clock, now = outcome.clock, monotonic()
         if clock.step % self._interval and now - self._written < LATEST:
             return
@@ -55,6 +55,8 @@ class MetricsFile(Observer):
             {
                 "step": clock.step,
                 "rows": clock.rows,
+                "tokens": clock.tokens,
+                "seconds": clock.seconds,
                 "loss": _finite(float(outcome.loss)),
                 "learning_rate": outcome.learning_rates[0] if outcome.learning_rates else None,
                 "gradient_norm": _finite(outcome.gradient_norm()),

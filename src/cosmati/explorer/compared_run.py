@@ -1,0 +1,242 @@
+"""One side of a comparison: everything that a run's folder, or its study's record, says of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cosmati.errors import LedgerError, RunError
+from cosmati.explorer.differences import Facts
+from cosmati.explorer.run_view import Points
+from cosmati.ledger.query import VerifiedLedger
+from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry, StepEntry
+from cosmati.records.run import RunRecord
+from cosmati.records.study import StudyRecord
+from cosmati.store.reading import CLOCK_FIELDS, flat
+from cosmati.store.summary import RunSummary
+
+RECIPE, CODE, DATA, POLICY, SEED, PLAN, ENVIRONMENT = (
+    "Recipe",
+    "Code and model",
+    "Data",
+    "Policy",
+    "Seed and budget",
+    "Plan",
+    "Environment",
+)
+_ELSEWHERE = frozenset({"seed", "config.seed", "policy", "name", "config.name"})
+"""Facts of a recipe that stand among others, or say nothing of what is done."""
+TimedPoints = tuple[tuple[float, float | None], ...]
+_LARGEST_STATE = 1 << 26
+_MAX_FACTS = 5000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRun:
+    """A run, for a comparison.
+
+    Attributes:
+        summary: As the index has it.
+        facts: By kind, each by name: causes first.
+        recipe_text: As it was recorded.
+        curves: Steps and values by the measure's name.
+        timed: Seconds of training and values, where they're known.
+        losses: By step, as they were logged.
+        weights: Digest of the weights by steps done, by what it's a digest of.
+        notes: What couldn't be read.
+    """
+
+    summary: RunSummary
+    facts: Mapping[str, Facts]
+    recipe_text: str
+    curves: Mapping[str, Points]
+    timed: Mapping[str, TimedPoints] = field(default_factory=dict)
+    losses: Mapping[int, float | None] = field(default_factory=dict)
+    weights: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def of_study(study: StudyRecord, summary: RunSummary) -> ComparedRun:
+    """Return a run of a study.
+
+    Raises:
+        RunError: the study hasn't it any more.
+    """
+    wanted = (summary.arm, summary.budget, summary.seed)
+    run = next((one for one in study.runs if (one.arm, one.budget, one.seed) == wanted), None)
+    arm = next((one for one in study.arms if one.name == summary.arm), None)
+    if run is None or arm is None:
+        raise RunError(f"The study {study.name} has no run {summary.name} any more. Choose another one.")
+    around = {"hardware": study.hardware} | ({"threads": str(run.num_threads)} if run.num_threads else {})
+    facts: dict[str, Facts] = {
+        RECIPE: _recipe(summary),
+        CODE: {},
+        DATA: {"task": study.task},
+        POLICY: {},
+        SEED: {"seed": str(run.seed), "share of the budget": f"{run.budget:g}"},
+        PLAN: {},
+        ENVIRONMENT: around,
+    }
+    points = run.points or (run.final,)
+    name, values = study.quality_name, [one.quality if math.isfinite(one.quality) else None for one in points]
+    return ComparedRun(
+        summary=summary,
+        facts=facts,
+        recipe_text=arm.recipe_text,
+        curves={name: tuple((one.step, value) for one, value in zip(points, values, strict=True))},
+        timed={name: tuple((one.seconds, value) for one, value in zip(points, values, strict=True))},
+    )
+
+
+def of_folder(folder: Path, summary: RunSummary) -> ComparedRun:
+    """Return a run that has a folder of its own.
+
+    Raises:
+        RunError: its record can't be read.
+    """
+    path = folder / "run.json"
+    try:
+        record = RunRecord.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} can't be read: {error}. It was moved or removed: choose another run.") from error
+    identity = _identity(folder)
+    digests = record.digests
+    data = {"digest": digests.get("data", "")} | _named(identity, "data")
+    policy = {"digest": digests.get("policy") or "none"} | _named(identity, "taxonomy")
+    plan = {str(place): f"{line.stage}: {line.method}" for place, line in enumerate(record.plan, 1)}
+    plan |= {"microbatches a step": str(record.num_microbatches)}
+    plan |= {f"promise {one.name}": f"holds: {one.holds}, because {one.because}" for one in record.guarantees}
+    plan |= {f"digest of {name}": digests.get(name, "") for name in ("plan", "model")}
+    recipe = _recipe(summary)
+    length = {name: recipe.pop(name) for name in ("budget", "num_steps") if name in recipe}
+    is_imported = "imported from" in record.environment
+    facts: dict[str, Facts] = {
+        RECIPE: recipe,
+        CODE: {
+            name: value
+            for head in ("model", "loss", "groups", "method_options", "parent")
+            for name, value in _named(identity, head).items()
+        },
+        DATA: data,
+        POLICY: {} if is_imported else policy,
+        SEED: {"seed": str(record.seed), **length},
+        PLAN: {} if is_imported else plan,
+        ENVIRONMENT: {"hardware": record.hardware, **record.environment},
+    }
+    losses, curves, timed = _curves(folder)
+    weights, notes = _weights(folder)
+    return ComparedRun(
+        summary=summary,
+        facts={name: dict(list(found.items())[:_MAX_FACTS]) for name, found in facts.items()},
+        recipe_text=record.recipe_text,
+        curves=curves,
+        timed=timed,
+        losses=losses,
+        weights=weights,
+        notes=notes,
+    )
+
+
+def _recipe(summary: RunSummary) -> dict[str, str]:
+    return {name: _text(value) for name, value in summary.facts.items() if name not in _ELSEWHERE}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _named(identity: Mapping[str, str], head: str) -> dict[str, str]:
+    return {name: value for name, value in identity.items() if name.partition(".")[0] == head}
+
+
+def _identity(folder: Path) -> dict[str, str]:
+    """Return what the newest checkpoint says of code, model and data; empty where there's none."""
+    for checkpoint in sorted(folder.glob("checkpoints/step-*"), reverse=True):
+        path = checkpoint / "state.json"
+        try:
+            if path.stat().st_size > _LARGEST_STATE:
+                continue
+            found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("identity")
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        if isinstance(found, dict):
+            return {name: _text(value) for name, value in flat(found).items()}
+    return {}
+
+
+def _curves(folder: Path) -> tuple[dict[int, float | None], dict[str, Points], dict[str, TimedPoints]]:
+    losses: dict[int, float | None] = {}
+    curves: dict[str, dict[int, float | None]] = {}
+    timed: dict[str, dict[float, float | None]] = {}
+    for name in ("steps.jsonl", "evaluations.jsonl"):
+        for line in _lines(folder / name):
+            step = line["step"]
+            if name == "steps.jsonl":
+                losses[step] = _finite(line.get("loss"))
+            for measure, value in line.items():
+                if measure not in CLOCK_FIELDS and (name != "steps.jsonl" or measure == "loss"):
+                    curves.setdefault(measure, {})[step] = _finite(value)
+                    if (seconds := _finite(line.get("seconds"))) is not None:
+                        timed.setdefault(measure, {})[seconds] = _finite(value)
+    by_step = {name: tuple(sorted(found.items())) for name, found in curves.items()}
+    return losses, by_step, {name: tuple(sorted(found.items())) for name, found in timed.items()}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        whole = path.read_bytes().rpartition(b"\n")[0]  # the last line may be half written
+    except OSError:
+        return []
+    found = []
+    for text in whole.split(b"\n"):
+        try:
+            line = msgspec.json.decode(text, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        if type(line.get("step")) is int:
+            found.append(line)
+    return found
+
+
+def _finite(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    return float(value) if is_number else None  # type: ignore[arg-type]
+
+
+def _weights(folder: Path) -> tuple[dict[str, dict[int, str]], tuple[str, ...]]:
+    """Return digests of the weights: those of a verified ledger, and of the checkpoints that are kept."""
+    found: dict[str, dict[int, str]] = {"checkpoints' weights": {}}
+    for checkpoint in folder.glob("checkpoints/step-*"):
+        try:
+            digests = msgspec.json.decode((checkpoint / "digests.json").read_bytes(), type=dict[str, str])
+            found["checkpoints' weights"][int(checkpoint.name[5:])] = digests["model.safetensors"]
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, ValueError):
+            continue
+    if not (folder / "ledger").is_dir():
+        return found, ()
+    try:
+        found["signed digests of the parameters"] = _signed(VerifiedLedger(folder / "ledger"))
+    except (LedgerError, OSError) as error:
+        return found, (f"The ledger of {folder.name} says nothing here: {error}",)
+    return found, ()
+
+
+def _signed(ledger: VerifiedLedger) -> dict[int, str]:
+    roots: dict[int, str] = {}
+    for item in ledger.entries():
+        entry = item.entry
+        if isinstance(entry, StepEntry):
+            # A step that was run again counts as it stands.
+            if entry.parameter_root is not None and item.index in ledger.standing:
+                roots[entry.step + 1] = entry.parameter_root.hex()
+        elif isinstance(entry, ResumeEntry):
+            roots = {step: root for step, root in roots.items() if step <= entry.from_step}
+        elif isinstance(entry, CheckpointEntry | EndEntry):
+            roots[entry.step] = entry.parameter_root.hex()
+    return roots

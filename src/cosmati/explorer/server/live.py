@@ -1,0 +1,224 @@
+"""Running jobs: the list of them, the live view of one, and the points that its page asks for as they come."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+
+from cosmati.errors import RunError
+from cosmati.explorer.server.site import Site
+from cosmati.explorer.wording import number, time_unit
+from cosmati.store.filters import RunFilter
+from cosmati.store.jobs import LINE_DUE, JobState, job_state
+from cosmati.store.live import FilePlace
+from cosmati.store.series import new_points
+from cosmati.store.summary import RunSummary
+
+FILES = ("steps.jsonl", "evaluations.jsonl")
+MAX_JOBS = 100
+_NO_CACHE = {"Cache-Control": "no-store"}
+
+
+@dataclass(frozen=True)
+class ShownJob:
+    """A job as pages tell of it.
+
+    Attributes:
+        state: As its folder has it.
+        title: Its status in two or three words.
+        sentence: What a reader makes of it.
+        tone: `met` where all is well, `unmet` where it isn't.
+    """
+
+    state: JobState
+    title: str
+    sentence: str
+    tone: str
+
+    @property
+    def progress(self) -> str:
+        """How far it is, in words."""
+        state = self.state
+        steps = f"{state.step:,}" + (f" of {state.num_steps:,} steps" if state.num_steps else " steps")
+        return steps if state.share is None else f"{steps}, {100 * state.share:.1f} %"
+
+    @property
+    def left(self) -> str:
+        """Time left in words; a dash where it can't be told."""
+        left = self.state.seconds_left
+        return "–" if left is None else f"about {duration(left)}"
+
+    @property
+    def age(self) -> str:
+        """How old the newest figure is, in words."""
+        age = self.state.age
+        return "nothing is written yet" if age is None else f"written {duration(age)} ago"
+
+
+def live_router(site: Site) -> APIRouter:
+    """Return the pages of running jobs."""
+    router = APIRouter()
+
+    @router.get("/live", response_class=HTMLResponse)
+    def live(request: Request) -> HTMLResponse:
+        return site.page(request, "jobs.html", title="Running now", jobs=jobs(site), studies=site.index.going())
+
+    @router.get("/runs/{key}/live", response_class=HTMLResponse)
+    def run_live(request: Request, key: str) -> HTMLResponse:
+        found = found_run(site, key)
+        if found.kind == "study":
+            raise RunError("A run of a study stands in the store once it has ended, so it has no live view. See /live.")
+        job = shown_job(site.folder(found.path))
+        return site.page(request, "live.html", title=found.name, found=found, **panel(site, job))
+
+    @router.get("/runs/{key}/lines")
+    def lines(key: str, after: str = "") -> Response:
+        found = site.index.run(key)
+        if found is None or found.kind == "study":
+            return JSONResponse({"gone": GONE}, status_code=404, headers=_NO_CACHE)
+        return JSONResponse(answer(site.folder(found.path), after), headers=_NO_CACHE)
+
+    return router
+
+
+GONE = "Its folder isn't in the store any more: it was moved or removed."
+
+
+def found_run(site: Site, key: str) -> RunSummary:
+    """Return the run with a key.
+
+    Raises:
+        RunError: there's none.
+    """
+    found = site.index.run(key)
+    if found is None:
+        raise RunError(f"This store has no run {key}. It was moved or removed: choose one from the list.")
+    return found
+
+
+def jobs(site: Site) -> list[tuple[RunSummary, ShownJob]]:
+    """Return the runs that the index knows to be running, newest first, each as its folder has it now."""
+    running = site.index.runs(RunFilter(exact={"status": ("running",)}), limit=MAX_JOBS)
+    return [(run, shown_job(site.folder(run.path))) for run in running]
+
+
+def answer(folder: Path, after: str) -> dict[str, Any]:
+    """Return what a live page is told: the state of the job, and the points since the place that `after` names."""
+    job = shown_job(folder)
+    places = _places(after)
+    told: dict[str, Any] = {}
+    for name, place in zip(FILES, places, strict=True):
+        points = new_points(folder / name, place, has_pace=name == FILES[0])
+        told[name.partition(".")[0]] = {
+            "measures": points.measures,
+            "since": points.since,
+            "anew": points.is_anew,
+            "place": f"{points.place.file}-{points.place.offset}",
+        }
+    last = job.state.last
+    return {
+        "after": "_".join(part.pop("place") for part in told.values()),
+        "status": job.state.status,
+        "going": job.state.is_going,
+        "title": job.title,
+        "sentence": job.sentence,
+        "tone": job.tone,
+        "step": job.state.step,
+        "share": job.state.share,
+        "progress": job.progress,
+        "left": job.left,
+        "age": job.age,
+        "loss": value_text(last.get("loss")),
+        "rate": value_text(last.get("learning_rate")),
+        **told,
+    }
+
+
+def _places(after: str) -> list[FilePlace]:
+    found = re.fullmatch(r"(\d{1,20})-(\d{1,16})_(\d{1,20})-(\d{1,16})", after, re.ASCII)
+    if found is None:
+        if after:
+            raise RunError(
+                f"after is {after[:80]!r} in this address, which is no place in a run. Leave it out, for all."
+            )
+        return [FilePlace(), FilePlace()]
+    numbers = [int(text) for text in found.groups()]
+    return [FilePlace(*numbers[:2]), FilePlace(*numbers[2:])]
+
+
+def value_text(value: object) -> str:
+    """Return a logged value in words; a dash where there's none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "–"
+    return number(float(value), 4)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people say it: `4 s`, `3 min`, `2 h 10 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    unit, length = time_unit(seconds) if seconds < 48 * 3600 else ("days", 86400.0)
+    if unit == "h":
+        hours, rest = divmod(minutes, 60)
+        return f"{hours} h {rest} min" if rest else f"{hours} h"
+    return f"{number(seconds / length, 3)} {unit}"
+
+
+def panel(site: Site, job: ShownJob) -> dict[str, Any]:
+    """Return what the template of the live panel is given."""
+    last = job.state.last
+    return {
+        "job": job,
+        "interval": site.interval,
+        "loss": value_text(last.get("loss")),
+        "rate": value_text(last.get("learning_rate")),
+    }
+
+
+def shown_job(folder: Path) -> ShownJob:
+    """Read a job's folder, and say what it means."""
+    state = job_state(folder)
+    title, sentence, tone = _meaning(state)
+    return ShownJob(state, title, sentence, tone)
+
+
+def _meaning(state: JobState) -> tuple[str, str, str]:
+    since = "" if state.age is None else duration(state.age)
+    goes_on = (
+        "The same recipe in the same folder starts anew: it has no checkpoint yet."
+        if state.checkpoint is None
+        else f"The same recipe in the same folder goes on from step {state.checkpoint:,}, its newest checkpoint."
+    )
+    match state.status:
+        case "running" if state.age is None:
+            return "Starting", "Its process holds the folder's lock, and has written no line yet.", "met"
+        case "running" if state.is_silent:
+            words = (
+                f"No line for {since}, and its process still holds the folder's lock. A line is due {LINE_DUE:.0f} s "
+                "and one step after the last: a very slow step, a long evaluation, or a process that hangs."
+            )
+            return "Running, but silent", words, "unmet"
+        case "running":
+            return "Running", f"Its process holds the folder's lock; its newest line was written {since} ago.", "met"
+        case "broken off":
+            quiet = f"No line for {since}; its" if since else "Its"
+            words = f"{quiet} lock is free and it wrote no end: it was killed, it crashed, or the power went. {goes_on}"
+            return "Broken off", words, "unmet"
+        case "removed":
+            return "Gone", GONE, "unmet"
+        case "unreadable":
+            return "Unreadable", "Its run.json can't be read. Restore it from a copy.", "unmet"
+        case "completed" | "exhausted":
+            return state.status.capitalize(), "It came to its end.", "met"
+        case "stopped":
+            return "Stopped", f"It was asked to stop. {goes_on}", "met"
+        case other:
+            return other.capitalize(), f"It ended {other}. {goes_on}", "unmet"

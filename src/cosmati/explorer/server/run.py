@@ -1,0 +1,118 @@
+"""The page of one run: a folder of its own, a run of a study, or what another tool left."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from cosmati.errors import RunError
+from cosmati.explorer.palette import PAGE
+from cosmati.explorer.recipe_code import recipe_code
+from cosmati.explorer.report import run_context
+from cosmati.explorer.run_figures import run_figures
+from cosmati.explorer.run_view import read_run
+from cosmati.explorer.server.live import found_run, panel, shown_job
+from cosmati.explorer.server.site import Site
+from cosmati.explorer.study_run_view import cards_of, part_rows, point_rows, study_run_figures, study_run_view
+from cosmati.records.study import StudyRecord
+from cosmati.store.filters import RunFilter
+from cosmati.store.reading import study_record
+from cosmati.store.scan import LINES_FILE, PLANNED_FILE, STARTED_FILE, STUDY_FILE
+from cosmati.store.summary import RunSummary, key_of
+
+_MAX_NEAR = 500
+Neighbours = tuple[RunSummary | None, RunSummary | None]
+
+
+def run_router(site: Site) -> APIRouter:
+    """Return the page of a run."""
+    router = APIRouter()
+
+    @router.get("/runs/{key}", response_class=HTMLResponse)
+    def run(request: Request, key: str) -> HTMLResponse:
+        found = found_run(site, key)
+        return _study_run(site, request, found) if found.kind == "study" else _own_run(site, request, found)
+
+    return router
+
+
+def _own_run(site: Site, request: Request, found: RunSummary) -> HTMLResponse:
+    folder = site.folder(found.path)
+    view = read_run(folder)
+    job = shown_job(folder)
+    return site.page(
+        request,
+        "run.html",
+        title=view.record.run_id,
+        figures=run_figures(view, PAGE),
+        found=found,
+        neighbours=neighbours(site, found),
+        code=recipe_code(view.record.recipe_text),
+        is_imported="imported from" in view.record.environment,
+        views=(),
+        **panel(site, job),
+        **run_context(view),
+    )
+
+
+def _study_run(site: Site, request: Request, found: RunSummary) -> HTMLResponse:
+    study = study_of(site, found.path)
+    assert found.budget is not None, "a run of a study has one"
+    view = study_run_view(study, found.arm, found.budget, found.seed)
+    keys = {one.seed: key_of(found.path, found.arm, found.budget, one.seed) for one in view.peers}
+    paired = {seed: key_of(found.path, study.baseline_arm, found.budget, seed) for seed in view.paired}
+    budgets = sorted({one.budget for one in study.runs if (one.arm, one.seed) == (found.arm, found.seed)})
+    context: dict[str, Any] = {
+        "cards": cards_of(view, found.cost),
+        "parts": part_rows(view),
+        "points": point_rows(view),
+        "keys": keys,
+        "paired": paired,
+        "budgets": [(budget, key_of(found.path, found.arm, budget, found.seed)) for budget in budgets],
+        "code": recipe_code(view.arm.recipe_text, seed=found.seed, budget=found.budget),
+    }
+    title = f"{found.arm}, seed {found.seed}"
+    figures = study_run_figures(view, PAGE)
+    near = neighbours(site, found)
+    return site.page(
+        request, "study_run.html", title=title, figures=figures, found=found, view=view, neighbours=near, **context
+    )
+
+
+def neighbours(site: Site, found: RunSummary) -> Neighbours:
+    """Return the runs of the same arm with the seed before and the one after."""
+    same = {"arm": (found.arm,), "kind": (found.kind,)}
+    if found.kind == "study":
+        same |= {"path": (found.path,), "budget": (str(found.budget),)}
+    runs = site.index.runs(RunFilter(exact=same), sort="seed", descending=False, limit=_MAX_NEAR)
+    place = next((place for place, one in enumerate(runs) if one.key == found.key), None)
+    if place is None:
+        return None, None
+    return runs[place - 1] if place else None, runs[place + 1] if place + 1 < len(runs) else None
+
+
+def study_of(site: Site, path: str) -> StudyRecord:
+    """Return the record of a study in a folder of the store, read once for each state of its files.
+
+    Raises:
+        RunError: it can't be read, or there's none.
+    """
+    folder = site.folder(path)
+    states = []
+    for name in (STUDY_FILE, STARTED_FILE, PLANNED_FILE, LINES_FILE):
+        with contextlib.suppress(OSError):
+            state = (folder / name).stat()
+            states.append((name, state.st_mtime_ns, state.st_size))
+    return _record(folder, tuple(states))
+
+
+@lru_cache(maxsize=8)
+def _record(folder: Path, states: tuple[tuple[str, int, int], ...]) -> StudyRecord:
+    if not states:
+        raise RunError(f"{folder.name} holds no study any more. It was moved or removed: choose one from the list.")
+    return study_record(folder)
