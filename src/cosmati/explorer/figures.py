@@ -33,11 +33,21 @@ MAX_LINE_POINTS = 200
 
 @dataclass(frozen=True)
 class Figure:
-    """A Plotly figure, what it shows in a sentence, and its numbers as CSV text."""
+    """A Plotly figure, what it shows in a sentence, and its numbers as CSV text.
+
+    Attributes:
+        plot: Data and layout.
+        label: What it shows.
+        csv: Its numbers, empty where they have an address.
+        address: Where the page fetches the plot when it's needed; empty where it comes with the page.
+        csv_address: Where the numbers are fetched.
+    """
 
     plot: dict[str, Any]
     label: str
     csv: str
+    address: str = ""
+    csv_address: str = ""
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -115,7 +125,8 @@ def axis_title(text: str) -> dict[str, Any]:
     return {"text": plotly_text(text), "font": {"size": 13}}
 
 
-def _log_axis(positions: Sequence[float], title: str) -> dict[str, Any]:
+def log_axis(positions: Sequence[float], title: str) -> dict[str, Any]:
+    """Return a logarithmic axis over positions, with a few round ticks."""
     if not positions:
         return {"title": axis_title(title)}
     ticks = log_ticks(min(positions) * 0.9, max(positions) * 1.1)
@@ -161,7 +172,7 @@ def tradeoff_figure(study: StudyRecord, palette: Palette, *, axis: Axis = "secon
         )
     traces.insert(0, _frontier_trace(study, palette, axis, unit))
     layout = base_layout(palette, height=480)
-    layout["xaxis"] |= _log_axis(positions, title)
+    layout["xaxis"] |= log_axis(positions, title)
     layout["yaxis"] |= {"title": axis_title(f"{study.quality_name} {study.unit}".strip())}
     layout["shapes"] = [_quality_line(study, palette, axis)]
     header = [

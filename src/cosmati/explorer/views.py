@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from cosmati.errors import RunError
 from cosmati.explorer.composition_view import CompositionView, composition_view, gains_figure
 from cosmati.explorer.figures import (
     Figure,
@@ -123,10 +124,16 @@ def _speed_up_row(
     return arm, mark + amount(found.arm_needs, axis) + cost, ratio_text(found), ratio_interval_text(found) + over
 
 
-def study_view(study: StudyRecord, anchor: str) -> StudyView:
-    """Work out everything that the page says about `study`."""
+def study_view(study: StudyRecord, anchor: str, *, is_first_alone: bool = False) -> StudyView:
+    """Work out everything that the page says about `study`.
+
+    Args:
+        study: of which the page is.
+        anchor: that its ids start with.
+        is_first_alone: whether levels of the first axis alone are worked out; `with_axis` has the others.
+    """
     axes = available_axes(study) if study.runs else ()
-    found = {axis: levels_of(study, axis) for axis in axes}
+    found = {axis: levels_of(study, axis) for axis in (axes[:1] if is_first_alone else axes)}
     others = [arm.name for arm in study.arms if arm.name != study.baseline_arm]
     return StudyView(
         anchor=anchor,
@@ -145,6 +152,23 @@ def study_view(study: StudyRecord, anchor: str) -> StudyView:
         checks=checks_of(study),
         predictions=prediction_rows(study),
     )
+
+
+def with_axis(view: StudyView, axis: Axis) -> StudyView:
+    """Return the view that opens with another axis; levels of that one alone are worked out, where they aren't yet.
+
+    Raises:
+        RunError: the study has no such axis.
+    """
+    axes = dict(view.axes)
+    if axis not in axes:
+        names = ", ".join(axes) or "none, for no run has finished"
+        raise RunError(f"The study {view.record.name} has no axis {axis!r}. Choose one of: {names}.")
+    if axis == view.axes[0][0] and axis in view.levels:
+        return view
+    levels, start = levels_of(view.record, axis)
+    ordered = ((axis, axes[axis]), *(one for one in view.axes if one[0] != axis))
+    return replace(view, axes=ordered, levels={axis: levels}, start={axis: start})
 
 
 def _point_rows(study: StudyRecord, arm: str) -> list[TableRow]:
@@ -204,16 +228,23 @@ def _inference_rows(study: StudyRecord) -> tuple[TableRow, ...]:
 
 
 def study_figures(view: StudyView) -> dict[str, Figure]:
-    """Return the study's figures by their id; the tradeoff and learning figures once for each axis."""
+    """Return the study's figures by their id; the tradeoff and learning figures once for each axis with levels."""
     if not view.axes:
         return {}
     figures = {f"{view.anchor}-gains": gains_figure(view.record, PAGE)}
     if view.parts:
         figures[f"{view.anchor}-breakdown"] = breakdown_figure(view.record, PAGE)
-    for axis, _ in view.axes:
-        figures[f"{view.anchor}-tradeoff-{axis}"] = tradeoff_figure(view.record, PAGE, axis=axis)
-        figures[f"{view.anchor}-learning-{axis}"] = learning_figure(view.record, PAGE, axis=axis)
+    for axis in view.levels:
+        figures |= axis_figures(view, axis)
     return figures
+
+
+def axis_figures(view: StudyView, axis: Axis) -> dict[str, Figure]:
+    """Return the figures along one axis by their id: tradeoff curves, and learning curves."""
+    return {
+        f"{view.anchor}-tradeoff-{axis}": tradeoff_figure(view.record, PAGE, axis=axis),
+        f"{view.anchor}-learning-{axis}": learning_figure(view.record, PAGE, axis=axis),
+    }
 
 
 def live_data(view: StudyView) -> dict[str, Any]:
@@ -222,9 +253,9 @@ def live_data(view: StudyView) -> dict[str, Any]:
         axis: {
             "start": view.start[axis],
             "title": axis_scale(view.record, axis)[0],
-            "levels": [{"quality": one.quality, "text": one.text, "rows": one.rows} for one in view.levels[axis]],
+            "levels": [{"quality": one.quality, "text": one.text, "rows": one.rows} for one in levels],
         }
-        for axis, _ in view.axes
+        for axis, levels in view.levels.items()
     }
 
 

@@ -12,6 +12,11 @@ NUMBERS = ("steps", "rows", "tokens", "flops", "seconds", "cost", "quality", "bu
 TEXTS = ("name", "study", "arm", "task", "hardware", "status", "started", "ended", "quality_name", "path", "kind")
 MAX_WORDS = 100
 """SQLite refuses deeper conditions than 1,000."""
+MODEL = (
+    "(SELECT CAST(value AS TEXT) FROM json_each(recipes.facts)"
+    " WHERE key IN ('model', 'config.model', 'model.name') ORDER BY key = 'model' DESC, key LIMIT 1)"
+)
+"""What a recipe calls its model: as Cosmati's own do, or else as other tools' configurations do."""
 COLUMNS = tuple(dict.fromkeys((*TEXTS, *NUMBERS)))
 
 
@@ -21,7 +26,7 @@ class RunFilter:
 
     Attributes:
         exact: By column, the values of which it may have any: `{"arm": ("muon", "baseline")}`. `method` asks for runs
-            with any of these methods.
+            with any of these methods, `model` for those whose recipe names any of these models.
         least: By numeric column, at least this.
         most: By numeric column, at most this.
         text: Words, each a part of its name, study, arm, task or method, in any case.
@@ -43,6 +48,8 @@ class RunFilter:
             marks = ", ".join("?" * len(allowed))
             if column == "method":
                 terms.append(f"EXISTS (SELECT 1 FROM json_each(runs.methods) WHERE value IN ({marks}))")
+            elif column == "model":
+                terms.append(f"recipe IN (SELECT recipe FROM recipes WHERE {MODEL} IN ({marks}))")
             else:
                 terms.append(f"{_known(column, COLUMNS)} IN ({marks})")
             values += [_number(column, text) for text in allowed] if column in NUMBERS else allowed
@@ -61,7 +68,7 @@ class RunFilter:
 
 def _known(column: str, columns: tuple[str, ...]) -> str:
     if column not in columns:
-        msg = f"Runs have no column {column!r} to filter by. There are: {', '.join(columns)}, method."
+        msg = f"Runs have no column {column!r} to filter by. There are: {', '.join(columns)}, method, model."
         raise RunError(msg)
     return column
 
@@ -81,11 +88,13 @@ def _number(column: str, text: str) -> float:
 def order_of(sort: str, *, descending: bool) -> tuple[str, list[object]]:
     """Return an ORDER BY and its parameters; what a run doesn't have comes last. `metric:x` and `fact:x` sort by those.
 
+    Runs that are equal in it stand as their sources were read.
+
     Raises:
         RunError: a column that there isn't.
     """
     expression, values = expression_of(sort)
-    return f"{expression} {'DESC' if descending else 'ASC'} NULLS LAST, key", values
+    return f"{expression} {'DESC' if descending else 'ASC'} NULLS LAST, runs.rowid", values
 
 
 def expression_of(column: str) -> tuple[str, list[object]]:

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar, cast
 from cosmati.errors import RunError
 from cosmati.storage.lock import is_locked
 from cosmati.store.database import Database, place_of
-from cosmati.store.filters import RunFilter, expression_of, order_of
+from cosmati.store.filters import MODEL, RunFilter, expression_of, order_of
 from cosmati.store.reading import read_source
 from cosmati.store.rows import RUN_COLUMNS, as_row, as_summary, facts_text
 from cosmati.store.scan import StoreEntry, find_sources
@@ -152,12 +152,18 @@ class RunIndex:
         return as_summary(rows[0]) if rows else None
 
     def choices(self, column: str, chosen: RunFilter | None = None) -> list[tuple[Any, int]]:
-        """Return each value of a column with the number of its runs, most first; `method` counts single methods."""
+        """Return each value of a column with the number of its runs, most first.
+
+        `method` counts single methods, `model` what recipes name.
+        """
         where, values = (chosen or RunFilter()).where()
         if column == "method":
             # Runs have few different lists of methods: these are taken apart once each.
             lists = f"SELECT methods, count(*) AS num FROM runs WHERE {where} GROUP BY 1"
             sql = f"SELECT value, sum(num) FROM ({lists}), json_each(methods) GROUP BY 1 ORDER BY 2 DESC, 1"
+        elif column == "model":
+            recipes = f"SELECT recipe, count(*) AS num FROM runs WHERE {where} GROUP BY 1"
+            sql = f"SELECT {MODEL}, sum(num) FROM ({recipes}) JOIN recipes USING (recipe) GROUP BY 1 ORDER BY 2 DESC, 1"
         else:
             expression, more = expression_of(column)
             table = _FROM if column.startswith("fact:") else "FROM runs"
@@ -205,6 +211,27 @@ class RunIndex:
     def studies(self) -> list[tuple[str, str]]:
         """Return name and folder of each study with a finished run."""
         return self.query("SELECT DISTINCT study, path FROM runs WHERE kind = 'study' ORDER BY study, path")
+
+    def column_names(self, chosen: RunFilter) -> tuple[list[str], list[tuple[str, bool]]]:
+        """Return the metrics that the chosen runs have, and recipes' facts, each with whether runs differ in it."""
+        where, values = chosen.where()
+        metrics = f"SELECT DISTINCT one.key FROM runs, json_each(runs.metrics) AS one WHERE {where} ORDER BY 1"
+        facts = f"""
+            SELECT one.key, count(DISTINCT one.value) > 1 FROM recipes, json_each(recipes.facts) AS one
+            WHERE recipe IN (SELECT DISTINCT recipe FROM runs WHERE {where}) GROUP BY 1 ORDER BY 1
+        """
+        found = [name for (name,) in self.answer(metrics, values)]
+        return found, [(name, bool(differs)) for name, differs in self.answer(facts, values)]
+
+    def recipe_texts(self, recipes: Collection[str], *, most: int = 200) -> dict[str, str]:
+        """Return what recipes say, shortly: their first facts as `name=value`, by digest."""
+        sql = f"""
+            SELECT recipe, group_concat(key || '=' || value, ', ') FROM (
+                SELECT recipe, key, value, row_number() OVER (PARTITION BY recipe ORDER BY id) AS place
+                FROM recipes, json_each(facts) WHERE recipe IN ({", ".join("?" * len(recipes))}) AND value IS NOT NULL
+            ) WHERE place <= 4 GROUP BY recipe
+        """
+        return {recipe: text[:most] for recipe, text in self.answer(sql, sorted(recipes))} if recipes else {}
 
     def going(self) -> list[StudyProgress]:
         """Return the studies that were begun and aren't finished, by name, with how far they are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -31,6 +32,9 @@ class TradeoffPoint:
         quality: Mean.
         error: Standard error of the mean, None for one run.
         key: Of one of the runs.
+        methods: Names of its methods.
+        recipe: Digest of the recipe of one of the runs.
+        higher_is_better: Which way the quality points, by most of the points; None where nobody says it.
         is_on_frontier: Whether none is as good for less, or better for as much; on none where nobody says which way
             the quality points.
     """
@@ -46,6 +50,9 @@ class TradeoffPoint:
     quality: float
     error: float | None
     key: str
+    methods: tuple[str, ...]
+    recipe: str
+    higher_is_better: bool | None
     is_on_frontier: bool
 
 
@@ -77,7 +84,8 @@ def tradeoff_points(
     prices = [price_per_hour] * 2 if is_priced else []
     sql = f"""
         SELECT path, max(study), arm, max(is_baseline), budget, max(hardware), count(*) AS n, exp(avg(ln({x}))) AS x,
-            avg(quality) AS y, avg(quality * quality) - avg(quality) * avg(quality), min(key), avg(higher_is_better)
+            avg(quality) AS y, avg(quality * quality) - avg(quality) * avg(quality), min(key), max(methods),
+            max(recipe), avg(higher_is_better)
         FROM runs WHERE {where} AND quality IS NOT NULL AND {x} > 0
         GROUP BY path, arm, budget ORDER BY x, y
     """
@@ -90,6 +98,7 @@ def _points(rows: list[tuple[Any, ...]]) -> list[TradeoffPoint]:
     said = [row[-1] for row in rows if row[-1] is not None]
     sign = (1 if fmean(said) >= 0.5 else -1) if said else None  # nobody says which way it points: no frontier
     on_frontier = _frontier([(row[7], sign * row[8]) for row in rows]) if sign else set()
+    methods_of = {text: tuple(json.loads(text)) for text in {row[11] for row in rows}}
     return [
         TradeoffPoint(
             path=path,
@@ -104,11 +113,27 @@ def _points(rows: list[tuple[Any, ...]]) -> list[TradeoffPoint]:
             # A spread below the rounding of its two squares is none.
             error=(max(spread - 1e-15 * quality * quality, 0.0) / (n - 1)) ** 0.5 if n > 1 else None,
             key=key,
+            methods=methods_of[methods],
+            recipe=recipe,
+            higher_is_better=None if sign is None else sign > 0,
             is_on_frontier=place in on_frontier,
         )
-        for place, (path, study, arm, is_baseline, budget, hardware, n, position, quality, spread, key, _) in enumerate(
-            rows
-        )
+        for place, (
+            path,
+            study,
+            arm,
+            is_baseline,
+            budget,
+            hardware,
+            n,
+            position,
+            quality,
+            spread,
+            key,
+            methods,
+            recipe,
+            _,
+        ) in enumerate(rows)
     ]
 
 

@@ -15,6 +15,7 @@ from cosmati.records.study import Registration, StudyRecord
 from cosmati.study.curves import Axis, Means, best_within, is_counted, paired_means, reach, tradeoff_curve
 from cosmati.study.divergence import diverges_near, no_whole_seed
 from cosmati.study.interpolation import MonotoneCubic
+from cosmati.study.kept import kept
 from cosmati.study.statistics import LEVEL, Array, Estimate, Freedom, estimate, holm, num_kinds
 
 NUM_HEADLINES = 4
@@ -116,10 +117,16 @@ class NoiseFloor:
     budget: float
 
 
+@kept(4)
+def _pair(study: StudyRecord, arm: str, axis: Axis) -> tuple[Means, ...]:
+    return paired_means(study, [study.baseline_arm, arm], axis=axis)
+
+
 def _sign(study: StudyRecord) -> float:
     return 1.0 if study.higher_is_better else -1.0
 
 
+@kept(8)
 def comparisons(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[Comparison, ...]:
     """Compare every arm but the baseline and its double.
 
@@ -183,7 +190,7 @@ def _is_unsure(found: SpeedUp | NotReached) -> bool:
 
 def _at_its_own_best(study: StudyRecord, arm: str, axis: Axis) -> SpeedUp | NotReached:
     """Read at the lesser of both bests, anew in each draw: where they're close, either may be."""
-    base, own = paired_means(study, [study.baseline_arm, arm], axis=axis)
+    base, own = _pair(study, arm, axis)
     return _read_off(study, arm, (base, own), np.minimum(base.quality.max(axis=1), own.quality.max(axis=1)), axis)
 
 
@@ -209,7 +216,7 @@ def speed_ups_at_equal_quality(
     study: StudyRecord, arm: str, qualities: Sequence[float | None], *, axis: Axis = "seconds"
 ) -> tuple[SpeedUp | NotReached, ...]:
     """Return `speed_up_at_equal_quality` at each of `qualities`, from the same draws."""
-    base, own = paired_means(study, [study.baseline_arm, arm], axis=axis)
+    base, own = _pair(study, arm, axis)
     return tuple(_read_off(study, arm, (base, own), _targets(study, base, quality), axis) for quality in qualities)
 
 
@@ -277,7 +284,7 @@ def difference_at_equal(
     In units of quality, positive where the arm is better whichever way the quality points. The default
     position is the baseline's largest one. Each arm stands with its best quality for at most that much.
     """
-    base, own = paired_means(study, [study.baseline_arm, arm], axis=axis)
+    base, own = _pair(study, arm, axis)
     known = base.position[0][np.isfinite(base.position[0])]
     at = position if position is not None else float(known.max()) if len(known) else 0.0
     where = np.full(len(base.position), at)
@@ -311,7 +318,7 @@ def area_between(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> Est
     It's the area between the curves over the logarithm of the axis, divided by the range's length, so its
     unit is the quality's.
     """
-    base, own = paired_means(study, [study.baseline_arm, arm], axis=axis)
+    base, own = _pair(study, arm, axis)
     gaps = _mean_gaps(base, own)
     if math.isnan(gaps[0]):
         return NotReached(f"The curves of {study.baseline_arm} and {arm} have no common range of {axis}.")
@@ -320,7 +327,7 @@ def area_between(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> Est
 
 def crossings(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> tuple[float, ...]:
     """Return where the mean curves of `arm` and the baseline, over the same seeds, cross in their common range."""
-    means = paired_means(study, [study.baseline_arm, arm], axis=axis)
+    means = _pair(study, arm, axis)
     if any(np.isfinite(one.position[0]).sum() < 2 for one in means):
         return ()
     base, own = (MonotoneCubic(one.cubics.x[:1], one.cubics.y[:1]) for one in means)

@@ -6,11 +6,13 @@ import math
 
 from cosmati.records.study import StudyRecord
 from cosmati.study.curves import Axis, runs_of, seeds_of, tradeoff_curve
+from cosmati.study.kept import kept
 
 MOST_DIVERGED = 0.1
 """Share of an arm's runs, near where it's read off, beyond which it isn't told faster."""
 
 
+@kept(64)  # asked at each position of a quality line
 def num_diverged(study: StudyRecord, arm: str) -> tuple[int, int]:
     """Return how many runs of an arm have no finite quality, and how many it has."""
     runs = runs_of(study, arm)
@@ -22,6 +24,8 @@ def diverges_near(study: StudyRecord, arm: str, needs: float, axis: Axis) -> boo
 
     A budget whose runs all diverged isn't on the curve, and counts where it lies between two that are.
     """
+    if not num_diverged(study, arm)[0]:
+        return False
     points = tradeoff_curve(study, arm, axis=axis).points
     places = [point.position.value for point in points]
     after = next((k for k, place in enumerate(places) if place > needs * (1 - 1e-6)), len(points) - 1)

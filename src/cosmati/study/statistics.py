@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -68,6 +69,7 @@ class Draws:
     freedom: Freedom
 
 
+@lru_cache(maxsize=512)  # a study's page asks for the same few 10,000 times
 def student_quantile(probability: float, dof: int) -> float:
     """Return t with P(|T| <= t) = `probability` for Student's T with `dof` degrees of freedom."""
     low, high = 0.0, math.pi / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
@@ -11,9 +12,25 @@ from fastapi import Request
 from cosmati.errors import RunError
 from cosmati.store.filters import NUMBERS, RunFilter, expression_of
 
-EXACT = ("study", "task", "arm", "method", "hardware", "status", "budget", "seed", "quality_name", "kind")
+EXACT = (
+    "study",
+    "task",
+    "arm",
+    "method",
+    "model",
+    "hardware",
+    "status",
+    "budget",
+    "seed",
+    "quality_name",
+    "kind",
+    "path",
+)
+PAGE_SIZES = (25, 50, 100, 250, 1000)
 PAGE_SIZE = 100
 MAX_COLUMNS = 100
+MOST_COMMON = "*most*"
+"""In place of a task: the one with most of the chosen runs. No task is called that."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +41,19 @@ class Asked:
         filter: Which runs.
         sort: Column to order by.
         descending: Whether the largest comes first.
-        columns: Further columns of the table, such as `metric:accuracy` or `fact:config.seed`.
+        columns: Columns of the table, such as `metric:accuracy` or `fact:config.seed`, beside the usual ones.
+        has_own_columns: Whether `columns` are all of them.
         page: From 0.
+        page_size: Runs on a page.
     """
 
     filter: RunFilter
     sort: str
     descending: bool
     columns: tuple[str, ...]
+    has_own_columns: bool
     page: int
+    page_size: int
 
 
 def asked(request: Request) -> Asked:
@@ -42,13 +63,20 @@ def asked(request: Request) -> Asked:
         RunError: a number that is none, or a column that there isn't.
     """
     query = request.query_params
-    exact = {name: tuple(found) for name in EXACT if (found := [one for one in query.getlist(name) if one])}
+    exact = {}
+    for name in EXACT:
+        values = [one for one in query.getlist(name) if one and (name, one) != ("task", MOST_COMMON)]
+        if values:
+            exact[name] = tuple(dict.fromkeys(values))
     sort = query.get("sort", "-started") or "-started"
     columns = tuple(dict.fromkeys(one for one in query.getlist("column") if one))
     if len(columns) > MAX_COLUMNS:
         raise RunError(f"{len(columns)} columns are asked for, and {MAX_COLUMNS} at most are shown. Leave some out.")
     for one in columns:
         expression_of(one)  # refuses what no run has
+    page_size = query.get("size", "") or str(PAGE_SIZE)
+    if page_size not in map(str, PAGE_SIZES):
+        raise RunError(f"size is {page_size[:40]!r} in this address. Choose one of {', '.join(map(str, PAGE_SIZES))}.")
     return Asked(
         filter=RunFilter(
             exact=exact,
@@ -59,16 +87,23 @@ def asked(request: Request) -> Asked:
         sort=sort.removeprefix("-"),
         descending=sort.startswith("-"),
         columns=columns,
-        page=int(_number(query.get("page", "0"), "page")),
+        has_own_columns=query.get("columns") == "own",
+        page=int(number_of(query.get("page", "") or "0", "page")),
+        page_size=int(page_size),
     )
 
 
 def _limits(request: Request, prefix: str) -> dict[str, float]:
     found = {name: request.query_params.get(prefix + name, "") for name in NUMBERS}
-    return {name: _number(text, prefix + name) for name, text in found.items() if text}
+    return {name: number_of(text, prefix + name) for name, text in found.items() if text}
 
 
-def _number(text: str, name: str) -> float:
+def number_of(text: str, name: str) -> float:
+    """Return the number that an address has under a name.
+
+    Raises:
+        RunError: it's none.
+    """
     try:
         value = float(text)
     except ValueError:
@@ -84,4 +119,21 @@ def changed(request: Request, **changes: str | None) -> str:
     changes = {"page": None, **changes}
     kept = [(name, value) for name, value in request.query_params.multi_items() if name not in changes]
     kept += [(name, value) for name, value in changes.items() if value is not None]
-    return f"{request.url.path}?{urlencode(kept)}" if kept else request.url.path
+    return address(request.url.path, kept)
+
+
+def without(request: Request, name: str, value: str) -> str:
+    """Return the address of the same page without one value of a name."""
+    kept = [one for one in request.query_params.multi_items() if one not in ((name, value), ("page", one[1]))]
+    return address(request.url.path, kept)
+
+
+def address(path: str, asked_for: list[tuple[str, str]]) -> str:
+    """Return an address; what is empty is left out, but for `task`, which means all tasks when it's empty."""
+    kept = told(asked_for)
+    return f"{path}?{urlencode(kept)}" if kept else path
+
+
+def told(asked_for: Iterable[tuple[str, str]], *without: str) -> list[tuple[str, str]]:
+    """Return what an address says, without empty values and some names; an empty `task` says something."""
+    return [(name, value) for name, value in asked_for if (value or name == "task") and name not in without]

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
 
-from cosmati.explorer.server.asked import PAGE_SIZE, Asked, asked, changed
+from cosmati.errors import RunError
+from cosmati.explorer.server.asked import PAGE_SIZES, address, asked, changed, told
+from cosmati.explorer.server.filter_bar import filter_bar
+from cosmati.explorer.server.run_table import cell, column_choices, columns_of, heading, run_lines
 from cosmati.explorer.server.site import Site
-from cosmati.explorer.wording import amount, number
-from cosmati.store.summary import RunSummary
-
-STANDARD = ("study", "arm", "status", "budget", "seed", "quality", "seconds", "steps", "started")
-
-
-@dataclass(frozen=True)
-class Heading:
-    """A column's head: its name, the address that sorts by it, and how it's sorted now."""
-
-    name: str
-    address: str
-    order: str
+from cosmati.store.filters import expression_of
 
 
 def runs_router(site: Site) -> APIRouter:
@@ -32,50 +22,53 @@ def runs_router(site: Site) -> APIRouter:
     @router.get("/runs", response_class=HTMLResponse)
     def runs(request: Request) -> HTMLResponse:
         what = asked(request)
+        columns, names = columns_of(what), site.study_names()
         num = site.index.count(what.filter)
         found = site.index.runs(
             what.filter,
             sort=what.sort,
             descending=what.descending,
-            limit=PAGE_SIZE,
-            offset=what.page * PAGE_SIZE,
+            limit=what.page_size,
+            offset=what.page * what.page_size,
         )
-        columns = (*STANDARD, *what.columns)
+        rows = [(run, [cell(run, name, names) for name in columns]) for run in found]
+        heads = [
+            heading(request, what, name, [cells[place] for _, cells in rows]) for place, name in enumerate(columns)
+        ]
+        sort = heading(request, what, "name", ())
         return site.page(
             request,
             "runs.html",
             title="Runs",
             num_runs=num,
-            num_pages=math.ceil(num / PAGE_SIZE),
+            has_runs=bool(num or site.index.count()),
+            num_pages=math.ceil(num / what.page_size),
             asked=what,
-            headings=[_heading(request, what, name) for name in columns],
-            rows=[(run, [cell(run, name) for name in columns]) for run in found],
-            choices={name: site.index.choices(name) for name in ("study", "arm", "method", "status", "hardware")},
+            bar=filter_bar(site, request, what, own=("size",)),
+            headings=[sort, *heads],
+            rows=rows,
+            page_sizes=PAGE_SIZES,
+            columns=column_choices(site.index, what.filter, columns),
+            usual=changed(request, column=None, columns=None),
+            kept=told(request.query_params.multi_items(), "column", "columns", "page"),
+            csv_address=address("/runs.csv", request.query_params.multi_items()),
             turn=lambda page: changed(request, page=str(page)),
         )
 
+    @router.get("/runs.csv")
+    def lines(request: Request) -> StreamingResponse:
+        what = asked(request)
+        expression_of(what.sort)  # refused before the answer begins
+        headers = {"Content-Disposition": "attachment; filename=runs.csv"}
+        found = run_lines(site.index, what, columns_of(what))
+        encoded = (text.encode("utf-8", "replace") for text in found)
+        return StreamingResponse(encoded, media_type="text/csv; charset=utf-8", headers=headers)
+
+    @router.get("/runs/compare")
+    def compare(request: Request) -> RedirectResponse:
+        keys = dict.fromkeys(request.query_params.getlist("key"))
+        if len(keys) != 2:
+            raise RunError(f"{len(keys)} runs are chosen, and two are compared. Go back, and choose two.")
+        return RedirectResponse(address("/compare", list(zip("ab", keys, strict=True))), status_code=303)
+
     return router
-
-
-def _heading(request: Request, what: Asked, name: str) -> Heading:
-    is_sorted = what.sort == name
-    other = name if is_sorted and what.descending else f"-{name}"
-    order = ("descending" if what.descending else "ascending") if is_sorted else "none"
-    return Heading(name, changed(request, sort=other), order)
-
-
-def cell(run: RunSummary, column: str) -> str:
-    """Return what a table says of a run in a column; a dash where it has no such thing."""
-    kind, _, name = column.partition(":")
-    value = (
-        run.metrics.get(name) if kind == "metric" else run.facts.get(name) if kind == "fact" else getattr(run, column)
-    )
-    if value in (None, "", ()):
-        return "–"
-    if isinstance(value, tuple):
-        return ", ".join(value)
-    if isinstance(value, bool | str):
-        return str(value)
-    if column == "seconds":
-        return amount(value, "seconds")
-    return f"{value:,}" if isinstance(value, int) else number(value, 4)

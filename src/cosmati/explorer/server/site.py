@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,11 +17,12 @@ from fastapi.responses import HTMLResponse
 from cosmati.errors import RunError
 from cosmati.explorer.figures import Figure
 from cosmati.explorer.rendering import embedded_json, safe_markup
-from cosmati.explorer.views import StudyView, study_view
+from cosmati.explorer.views import StudyView, study_figures, study_view, with_axis
 from cosmati.records.study import StudyRecord
 from cosmati.store.index import Refreshed, RunIndex
 from cosmati.store.reading import study_record
 from cosmati.store.scan import LINES_FILE, PLANNED_FILE, STARTED_FILE, STUDY_FILE
+from cosmati.study.curves import Axis
 
 if TYPE_CHECKING:
     import jinja2
@@ -76,7 +78,11 @@ class Site:
             data: more for the page's script, such as `studies`.
             context: what else the template is given.
         """
-        shown = {name: {"plot": one.plot, "csv": one.csv} for name, one in (figures or {}).items()}
+        shown = {
+            name: {"plot": one.plot} | ({} if one.csv_address else {"csv": one.csv})
+            for name, one in (figures or {}).items()
+            if not one.address
+        }
         text = self.templates.get_template(f"site/{template}").render(
             title=title,
             store=self.index.root,
@@ -113,14 +119,33 @@ class Site:
         """Let `watch` end."""
         self._stop.set()
 
-    def study(self, path: str) -> StudyView:
-        """Return the view of a study in a folder of the store, finished or not, worked out once for each of its states.
+    def study(self, path: str, axis: Axis | None = None) -> StudyView:
+        """Return the view of a study in a folder of the store, worked out once for each of its states.
+
+        The study may be unfinished.
+
+        Args:
+            path: of the folder.
+            axis: that the view opens with; levels are of that one alone. None takes the study's first.
 
         Raises:
-            RunError: it can't be read, or there's none.
+            RunError: it can't be read, there's none, or it has no such axis.
         """
+        return _study_view(*self._state_of(path), axis)
+
+    def study_figures(self, path: str, axis: Axis | None = None) -> dict[str, Figure]:
+        """Return the figures of the view that `study` returns, drawn once for each of its states."""
+        return _study_figures(*self._state_of(path), axis)
+
+    def _state_of(self, path: str) -> tuple[Path, FolderState]:
         folder = self.study_folder(path)
-        return _study_view(folder, state_of(folder, STUDY_FILES))
+        return folder, state_of(folder, STUDY_FILES)
+
+    def study_names(self) -> dict[str, str]:
+        """Return what each study is called whose name another one has too: with its folder. By folder."""
+        studies = self.index.kept(("studies",), self.index.studies)
+        times = Counter(name for name, _ in studies)
+        return {path: f"{name} ({path})" for name, path in studies if times[name] > 1}
 
     def record(self, path: str) -> StudyRecord:
         """Return the record of a study in a folder of the store, finished or not, read once for each of its states.
@@ -168,14 +193,21 @@ def state_of(folder: Path, names: Sequence[str]) -> FolderState:
     return tuple(states)
 
 
-@lru_cache(maxsize=16)
-def _study_view(folder: Path, states: FolderState) -> StudyView:
-    return study_view(record_of(folder, states), "study-1")
-
-
 @lru_cache(maxsize=64)
 def record_of(folder: Path, states: FolderState) -> StudyRecord:
     """Return the record of a study whose files have these states; see `Site.record`."""
     if not states:
         raise RunError(f"{folder.name} holds no study. It was moved or removed: choose one from the list.")
     return study_record(folder)
+
+
+@lru_cache(maxsize=32)
+def _study_view(folder: Path, states: FolderState, axis: Axis | None) -> StudyView:
+    if axis is not None:
+        return with_axis(_study_view(folder, states, None), axis)
+    return study_view(record_of(folder, states), "study-1", is_first_alone=True)
+
+
+@lru_cache(maxsize=32)
+def _study_figures(folder: Path, states: FolderState, axis: Axis | None) -> dict[str, Figure]:
+    return study_figures(_study_view(folder, states, axis))

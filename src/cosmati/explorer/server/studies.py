@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from cosmati.explorer.opening import opening_sentences
+from cosmati.explorer.server.parts import study_context, study_parts
 from cosmati.explorer.server.site import Site
-from cosmati.explorer.views import live_data, study_figures
 
 
 def studies_router(site: Site) -> APIRouter:
@@ -21,13 +21,12 @@ def studies_router(site: Site) -> APIRouter:
             request,
             "study.html",
             title=view.record.name,
-            figures=study_figures(view),
-            data={"studies": {view.anchor: live_data(view)}},
+            figures=study_parts(site, path),
             views=(view,),
-            view=view,
             run=None,
             study_path=path,
             opening=opening_sentences([view.record], None),
+            **study_context(site, path),
         )
 
     @router.get("/problems", response_class=HTMLResponse)

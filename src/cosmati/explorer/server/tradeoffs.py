@@ -3,87 +3,191 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, Response
 
 from cosmati.errors import RunError
-from cosmati.explorer.cloud import cloud_figure
+from cosmati.explorer.cloud import (
+    AXIS_WORDS,
+    GROUPINGS,
+    CloudLook,
+    cloud_csv,
+    cloud_figure,
+    drawn_points,
+    position_text,
+)
 from cosmati.explorer.palette import PAGE
-from cosmati.explorer.server.asked import Asked, asked
+from cosmati.explorer.reaching import line_range, usual_line, who_reaches
+from cosmati.explorer.server.asked import MOST_COMMON, Asked, address, asked, number_of, told
+from cosmati.explorer.server.filter_bar import filter_bar
+from cosmati.explorer.server.parts import csv_answer, study_context, study_parts
 from cosmati.explorer.server.site import Site
-from cosmati.explorer.views import live_data, study_figures
 from cosmati.explorer.wording import number
 from cosmati.store.tradeoffs import COST_AXES, CostAxis, TradeoffPoint, quality_names, tradeoff_points
+from cosmati.study.curves import Axis
 from cosmati.study.hardware import price_of, read_catalogue
 
-AXIS_WORDS: dict[CostAxis, str] = {
-    "seconds": "training time",
-    "steps": "steps",
+OWN = ("quality_name", "axis", "price", "colour")
+STUDY_AXES: dict[CostAxis, Axis] = {
+    "seconds": "seconds",
+    "cost": "seconds",
+    "steps": "step",
     "rows": "rows",
     "tokens": "tokens",
-    "flops": "FLOPs",
-    "cost": "cost",
+    "flops": "flops",
 }
-FILTERS = ("study", "task", "arm", "method", "hardware", "budget", "status")
-MAX_CHOICES, MAX_ROWS = 300, 200
+MAX_ROWS, MAX_STUDIES, MAX_ARMS = 200, 12, 8
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What the page draws: its points, and how."""
+
+    what: Asked
+    axis: CostAxis
+    price: str
+    points: Sequence[TradeoffPoint]
+    look: CloudLook
 
 
 def tradeoffs_router(site: Site) -> APIRouter:
-    """Return the first page."""
+    """Return the first page, and what belongs to it."""
     router = APIRouter()
 
     @router.get("/", response_class=HTMLResponse)
     def tradeoffs(request: Request) -> HTMLResponse:
-        what = _of_one_task(site, asked(request), request)
-        axis = request.query_params.get("axis", "seconds")
-        if axis not in COST_AXES:
-            raise RunError(f"There's no axis {axis!r}. Choose one of {', '.join(COST_AXES)}.")
-        catalogue = read_catalogue()
-        hardware = request.query_params.get("price", "")
-        price = price_of(hardware, catalogue).price_per_hour if hardware else None
-        points = tradeoff_points(site.index, what.filter, axis, price_per_hour=price)
-        names = quality_names(site.index, what.filter)
-        quality = (what.filter.exact.get("quality_name") or tuple(name for name, _ in names[:1]) or ("",))[0]
-        paths = {point.path for point in points if point.study}
-        view = site.study(paths.pop()) if len(paths) == 1 and all(point.study for point in points) else None
-        figures = {"cloud": cloud_figure(points, PAGE, quality, AXIS_WORDS[axis], axis)}
-        if view is not None:
-            figures |= study_figures(view)
+        drawn = _drawn(site, request)
+        figure = cloud_figure(drawn.points, PAGE, drawn.look)
+        figures = {"cloud": replace(figure, csv_address=address("/tradeoffs.csv", request.query_params.multi_items()))}
+        path, context = _one_study(drawn), dict[str, Any]()
+        if path:
+            axis = STUDY_AXES[drawn.axis]
+            first = axis if axis in dict(site.study(path).axes) else None
+            figures |= study_parts(site, path, first)
+            context = study_context(site, path, first)
         return site.page(
             request,
             "tradeoffs.html",
-            title="Tradeoffs",
+            title=_title(drawn),
             figures=figures,
-            data={"studies": {view.anchor: live_data(view)}} if view else None,
-            asked=what,
-            axis=axis,
+            path_of_study=path,
+            bar=filter_bar(site, request, drawn.what, own=OWN, is_one_task=True),
+            axis=drawn.axis,
             axes=AXIS_WORDS,
-            price=hardware,
-            catalogue=catalogue,
-            quality=quality,
-            qualities=names,
-            num_runs=site.index.count(what.filter),
-            points=points,
-            rows=_rows(points),
-            view=view,
-            choices={name: site.index.choices(name)[:MAX_CHOICES] for name in FILTERS},
+            price=drawn.price,
+            catalogue=read_catalogue(),
+            qualities=quality_names(site.index, drawn.what.filter),
+            groupings=GROUPINGS,
+            num_runs=site.index.count(drawn.what.filter),
+            points=drawn.points,
+            rows=_rows(drawn),
+            kept=told(request.query_params.multi_items(), "at"),
+            has_runs=bool(site.index.count()),
+            **_reach_context(drawn),
+            **context,
         )
+
+    @router.get("/reached", response_class=HTMLResponse)
+    def reached(request: Request) -> HTMLResponse:
+        drawn = _drawn(site, request)
+        text = site.templates.get_template("site/reached.html").render(**_reach_context(drawn))
+        at = address("/", request.query_params.multi_items())
+        return HTMLResponse(text, headers={"HX-Replace-Url": at})
+
+    @router.get("/tradeoffs.csv")
+    def points(request: Request) -> Response:
+        drawn = _drawn(site, request)
+        return csv_answer(cloud_csv(drawn.points, drawn.look), "tradeoffs")
 
     return router
 
 
+def _drawn(site: Site, request: Request) -> Drawn:
+    """Work out what an address asks to be drawn.
+
+    Raises:
+        RunError: it asks for what there isn't.
+    """
+    query, what = request.query_params, _of_one_task(site, asked(request), request)
+    axis = query.get("axis", "") or "seconds"
+    if axis not in COST_AXES:
+        raise RunError(f"There's no axis {axis[:80]!r}. Choose one of {', '.join(COST_AXES)}.")
+    hardware = query.get("price", "")
+    price = price_of(hardware, read_catalogue()).price_per_hour if hardware else None
+    points = tradeoff_points(site.index, what.filter, axis, price_per_hour=price)
+    names = quality_names(site.index, what.filter)
+    quality = (what.filter.exact.get("quality_name") or tuple(name for name, _ in names[:1]) or ("",))[0]
+    grouping = query.get("colour", "") or ("study" if len({one.path for one in points}) > 1 else "arm")
+    if grouping not in GROUPINGS:
+        raise RunError(f"There's no colour by {grouping[:80]!r}. Choose one of {', '.join(GROUPINGS)}.")
+    look = CloudLook(
+        quality=quality,
+        axis=axis,
+        grouping=grouping,
+        line=_line(points, query.get("at", "")),
+        names=site.study_names(),
+        recipes=site.index.recipe_texts({one.recipe for one in drawn_points(points)}),
+    )
+    return Drawn(what, axis, hardware, points, look)
+
+
+def _one_study(drawn: Drawn) -> str:
+    """Return the folder of the study that the address chose, empty where it's none or several."""
+    paths = {point.path for point in drawn.points}
+    is_chosen = {"study", "path"} & set(drawn.what.filter.exact) and len(paths) == 1 and drawn.points[0].study
+    return paths.pop() if is_chosen else ""
+
+
+def _line(points: Sequence[TradeoffPoint], asked_for: str) -> float | None:
+    """Return where the quality line lies: as asked, where that is among the points."""
+    limits = line_range(points)
+    if limits is None:
+        return None
+    at = number_of(asked_for, "at") if asked_for else usual_line(points)
+    return at if limits[0] <= at <= limits[1] else usual_line(points)
+
+
 def _of_one_task(site: Site, what: Asked, request: Request) -> Asked:
     """Take the task with most runs, unless the address says which: a frontier over several tasks says nothing."""
+    if request.query_params.get("task", MOST_COMMON) != MOST_COMMON:
+        return what
     tasks = [value for value, _ in site.index.choices("task", what.filter) if value]
-    if {"task", "study", "text"} & set(request.query_params) or not tasks:
+    if len(tasks) < 2:
         return what
     exact = {**what.filter.exact, "task": (str(tasks[0]),)}
     return replace(what, filter=replace(what.filter, exact=exact))
 
 
-def _rows(points: Sequence[TradeoffPoint]) -> list[tuple[TradeoffPoint, str, str]]:
+def _title(drawn: Drawn) -> str:
+    studies = {one.study for one in drawn.points}
+    where = f" · {studies.pop()}" if len(studies) == 1 else ""
+    return f"{drawn.look.quality or 'Quality'} against {AXIS_WORDS[drawn.axis]}{where}"
+
+
+def _reach_context(drawn: Drawn) -> dict[str, Any]:
+    """Return what the quality line's part of the page shows."""
+    look, limits = drawn.look, line_range(drawn.points)
+    found = who_reaches(drawn.points, look.line) if look.line is not None else ()
+    return {
+        "look": look,
+        "limits": limits,
+        "reached": found[:MAX_STUDIES],
+        "num_other_studies": len(found[MAX_STUDIES:]),
+        "num_shown_arms": MAX_ARMS,
+        "position": lambda value: position_text(value, drawn.axis),
+        "axis_words": AXIS_WORDS[drawn.axis],
+    }
+
+
+def _rows(drawn: Drawn) -> list[tuple[TradeoffPoint, str, str]]:
     """Return the points of the table: the frontier's first, then the baselines', then the others."""
-    ranked = sorted(points, key=lambda one: (not one.is_on_frontier, not one.is_baseline, one.position))
-    return [(one, number(one.position), number(one.quality, 4)) for one in ranked[:MAX_ROWS]]
+    ranked = sorted(drawn.points, key=lambda one: (not one.is_on_frontier, not one.is_baseline, one.position))
+    found = ranked[:MAX_ROWS]
+    spread = ["" if one.error is None else f" ± {number(one.error, 2)}" for one in found]
+    return [
+        (one, position_text(one.position, drawn.axis), number(one.quality, 4) + error)
+        for one, error in zip(found, spread, strict=True)
+    ]

@@ -17,13 +17,46 @@ function coloured(value, style = getComputedStyle(root)) {
 
 const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]], showSendToCloud: false, plotlyServerURL: "" };
 
-function draw(figure) {
-  const { plot } = data.figures[figure.dataset.figure];
+// Takes figures and studies in: what came with the page, or was fetched.
+function take(found) {
+  Object.assign(data.figures, found.figures);
+  for (const [name, axes] of Object.entries(found.studies || {})) data.studies[name] = { ...data.studies[name], ...axes };
+}
+
+async function fetched(address) {
+  const answer = await fetch(address);
+  if (!answer.ok) throw new Error(`${address} says ${answer.status}`);
+  take(await answer.json());
+}
+
+async function draw(figure) {
   const canvas = figure.querySelector(".canvas");
+  const name = figure.dataset.figure;
+  try {
+    if (!data.figures[name]) await fetched(figure.dataset.address);
+  } catch {
+    canvas.textContent = "This figure can't be fetched. Is `cosmati explore` still running?";
+    return undefined;
+  }
+  if (figure.dataset.figure !== name) return draw(figure); // another axis was chosen meanwhile
+  const { plot } = data.figures[name];
   const layout = coloured(plot.layout);
   if (figure.quality !== undefined && layout.shapes) Object.assign(layout.shapes[0], { y0: figure.quality, y1: figure.quality });
-  return Plotly.react(canvas, coloured(plot.data), layout, config);
+  await Plotly.react(canvas, coloured(plot.data), layout, config);
+  if (!figure.isDrawn) {
+    figure.isDrawn = true;
+    figure.dispatchEvent(new CustomEvent("cosmati:figure", { bubbles: true }));
+  }
+  return canvas;
 }
+
+// Figures that came with the page are drawn at once, those with an address when they come near the window.
+const near = new IntersectionObserver((seen) => {
+  for (const one of seen.filter((found) => found.isIntersecting)) {
+    near.unobserve(one.target);
+    draw(one.target);
+  }
+}, { rootMargin: "300px" });
 
 function save(figure, format) {
   const name = figure.dataset.figure;
@@ -57,16 +90,28 @@ function held(figure, now, move) {
   });
 }
 
+// Another axis has other figures, and their numbers stand elsewhere.
+function rename(figure, name) {
+  figure.dataset.figure = name;
+  const link = figure.querySelector("a[data-save=csv]");
+  if (!link) return;
+  const address = new URL(link.href);
+  address.searchParams.set("name", name);
+  Object.assign(link, { href: address, download: `${name}.csv` });
+}
+
 // A study's live part: which axis, where the quality line lies, and the table that follows from both.
 function live(part) {
-  const axes = data.studies[part.dataset.study];
+  if (part.isLive) return;
+  part.isLive = true;
+  const axes = () => data.studies[part.dataset.study];
   const [tradeoff, learning] = part.querySelectorAll("figure");
   const slider = part.querySelector("input[type=range]");
   let axis = part.querySelector("input[type=radio]:checked").value;
   if (!slider) return;
 
   function show(index) {
-    const level = axes[axis].levels[index];
+    const level = axes()[axis].levels[index];
     slider.value = index;
     slider.setAttribute("aria-valuetext", level.text);
     part.querySelector("output").textContent = level.text;
@@ -78,12 +123,12 @@ function live(part) {
   }
 
   function nearest(quality) {
-    const gaps = axes[axis].levels.map((level) => Math.abs(level.quality - quality));
+    const gaps = axes()[axis].levels.map((level) => Math.abs(level.quality - quality));
     return gaps.indexOf(Math.min(...gaps));
   }
 
   slider.addEventListener("input", () => show(Number(slider.value)));
-  held(tradeoff, () => tradeoff.quality ?? axes[axis].levels[slider.value].quality, (quality) => {
+  held(tradeoff, () => tradeoff.quality ?? axes()[axis].levels[slider.value].quality, (quality) => {
     const index = nearest(quality);
     if (index !== Number(slider.value)) show(index);
   });
@@ -91,14 +136,17 @@ function live(part) {
     const quality = change["shapes[0].y0"];
     if (quality !== undefined && quality !== tradeoff.quality) show(nearest(quality));
   });
-  part.addEventListener("change", (event) => {
+  part.addEventListener("change", async (event) => {
     if (event.target.type !== "radio") return;
-    axis = event.target.value;
-    slider.max = axes[axis].levels.length - 1;
-    tradeoff.dataset.figure = `${part.dataset.study}-tradeoff-${axis}`;
-    learning.dataset.figure = `${part.dataset.study}-learning-${axis}`;
+    const chosen = event.target.value;
+    if (!axes()[chosen]) await fetched(`${part.dataset.address}?axis=${encodeURIComponent(chosen)}`);
+    if (!part.querySelector(`input[value="${chosen}"]`).checked) return; // a later choice came first
+    axis = chosen;
+    slider.max = axes()[axis].levels.length - 1;
+    rename(tradeoff, `${part.dataset.study}-tradeoff-${axis}`);
+    rename(learning, `${part.dataset.study}-learning-${axis}`);
     tradeoff.quality = undefined;
-    Promise.all([draw(tradeoff), draw(learning)]).then(() => show(axes[axis].start));
+    Promise.all([draw(tradeoff), draw(learning)]).then(() => show(axes()[axis].start));
   });
 }
 
@@ -106,28 +154,37 @@ let figures = [];
 
 // Draws what the page holds now, from the data that came with it.
 function start() {
-  data = { figures: {}, studies: {} };
-  for (const part of document.querySelectorAll("script.data")) {
-    const found = JSON.parse(part.textContent);
-    Object.assign(data.figures, found.figures);
-    Object.assign(data.studies, found.studies);
+  // A page that was put in place of another brings all its data.
+  if (!document.querySelector("script.data[data-taken]")) data = { figures: {}, studies: {} };
+  for (const part of document.querySelectorAll("script.data:not([data-taken])")) {
+    part.dataset.taken = "yes";
+    take(JSON.parse(part.textContent));
   }
   figures = [...document.querySelectorAll("figure[data-figure]")];
-  Promise.all(figures.map(draw)).then(() => {
+  const fresh = figures.filter((figure) => !figure.isBegun);
+  fresh.forEach((figure) => { figure.isBegun = true; });
+  fresh.filter((figure) => !data.figures[figure.dataset.figure]).forEach((figure) => near.observe(figure));
+  Promise.all(fresh.filter((figure) => data.figures[figure.dataset.figure]).map(draw)).then(() => {
     document.querySelectorAll(".live").forEach(live);
     document.dispatchEvent(new CustomEvent("cosmati:drawn"));
   });
 }
 
+function redraw() {
+  figures.filter((figure) => figure.isDrawn).forEach(draw);
+}
+
 start();
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-save]");
-  if (button) save(button.closest("figure"), button.dataset.save);
+  if (button && !button.href) save(button.closest("figure"), button.dataset.save);
 });
 document.getElementById("theme").addEventListener("click", () => {
   const isDark = root.dataset.theme ? root.dataset.theme === "dark" : dark.matches;
   root.dataset.theme = isDark ? "light" : "dark";
   document.dispatchEvent(new CustomEvent("cosmati:theme"));
-  figures.forEach(draw);
+  redraw();
 });
-dark.addEventListener("change", () => figures.forEach(draw));
+dark.addEventListener("change", redraw);
+// Paper has no scrolling: what wasn't looked at yet is fetched too.
+addEventListener("beforeprint", () => figures.filter((figure) => !figure.isDrawn).forEach(draw));
