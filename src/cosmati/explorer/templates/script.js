@@ -73,13 +73,15 @@ function save(figure, format) {
   URL.revokeObjectURL(link.href);
 }
 
-// Lets a figure's level line be held anywhere, and follows the pointer. Plotly's own line can be had on its dashes alone.
+// Lets a figure's level line be held anywhere, and follows the pointer. Plotly's own can be had on its dashes alone,
+// and covers points there.
 function held(figure, now, move) {
   const canvas = figure.querySelector(".canvas");
   const top = (event) => event.clientY - canvas.getBoundingClientRect().top - canvas._fullLayout.yaxis._offset;
   const isNear = (event) => Math.abs(top(event) - canvas._fullLayout.yaxis.d2p(now())) < 9;
   canvas.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0 || event.target.closest(".modebar") || !isNear(event)) return;
+    // What lies under the pointer goes first: a point that is clicked leads to its run.
+    if (event.button !== 0 || event.target.closest(".modebar") || canvas._hoverdata?.length || !isNear(event)) return;
     event.preventDefault(); // so that Plotly takes it for no zoom
     canvas.setPointerCapture(event.pointerId);
   }, true);
