@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -73,9 +74,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     found.close()
 
 
-def data_of(page: str) -> dict[str, dict[str, object]]:
+def data_of(page: str) -> dict[str, dict[str, Any]]:
     (text,) = re.findall(r'<script type="application/json" class="data">(.*?)</script>', page, re.DOTALL)
-    found: dict[str, dict[str, object]] = json.loads(text)
+    found: dict[str, dict[str, Any]] = json.loads(text)
     return found
 
 

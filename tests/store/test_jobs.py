@@ -40,7 +40,7 @@ def test_progress_and_time_left_of_a_running_job(tmp_path: Path) -> None:
 
 
 def test_a_budget_in_seconds_and_one_that_nobody_can_tell(tmp_path: Path) -> None:
-    def state_of(**settings: Any) -> tuple[float | None, float | None]:
+    def state_of(**settings: Any) -> tuple[Any, Any]:
         record = run_record(outcome="running", num_steps=0, recipe_text=recipe(num_steps=None, **settings), metrics={})
         write_run(tmp_path, record, lines(10, 20, 30))
         with FileLock(tmp_path / "lock"):

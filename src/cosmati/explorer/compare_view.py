@@ -62,7 +62,9 @@ class CompareView:
         names = [name for name in self.a.weights if name in self.b.weights]
         found = [bits_sentence(name, agreement(self.a.weights[name], self.b.weights[name])) for name in names]
         if not any(found):
-            found.append("Both have no digest of their weights at the same step, so nothing says whether their bits agree.")
+            found.append(
+                "Both have no digest of their weights at the same step, so nothing says whether their bits agree."
+            )
         found.append(values_sentence("Their logged losses", agreement(self.a.losses, self.b.losses)))
         shared = [name for name in self.a.curves if name in self.b.curves and name != "loss"]
         for name in shared[:MAX_MEASURES]:
@@ -138,6 +140,7 @@ def pair_figure(
     """Draw one measure of both runs over their steps, or over the seconds of their training."""
     unit, length = time_unit(max(one[-1][0] for one in (a, b) if one)) if is_timed else ("", 1.0)
     axis = f"training time ({unit})" if is_timed else "steps done"
+    place_text = f"%{{x:.4g}} {unit}" if is_timed else "step %{x:,}"
     traces = []
     for label, points, colour, dash in (("A", a, palette.series[3], "solid"), ("B", b, palette.accent, "dash")):
         x, y = averaged([(place, value) for place, value in points if value is not None], _MAX_POINTS)
@@ -149,7 +152,7 @@ def pair_figure(
             "y": y,
             "line": {"color": colour, "width": 2, "dash": dash},
             "marker": {"symbol": "circle" if label == "A" else "diamond", "size": 8},
-            "hovertemplate": f"{label}, {f'%{{x:.4g}} {unit}' if is_timed else 'step %{x:,}'}: %{{y:.5g}}<extra></extra>",
+            "hovertemplate": f"{label}, {place_text}: %{{y:.5g}}<extra></extra>",
         }
         traces.append(trace)
     layout = base_layout(palette, height=320)

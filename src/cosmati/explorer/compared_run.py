@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from cosmati.errors import LedgerError, RunError
-from cosmati.explorer.differences import Facts
+from cosmati.explorer.differences import NamedFacts
 from cosmati.explorer.run_view import Points
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry, StepEntry
@@ -31,7 +31,7 @@ RECIPE, CODE, DATA, POLICY, SEED, PLAN, ENVIRONMENT = (
     "Environment",
 )
 _ELSEWHERE = frozenset({"seed", "config.seed", "policy", "name", "config.name"})
-"""Facts of a recipe that stand among others, or say nothing of what is done."""
+"""NamedFacts of a recipe that stand among others, or say nothing of what is done."""
 TimedPoints = tuple[tuple[float, float | None], ...]
 _LARGEST_STATE = 1 << 26
 _MAX_FACTS = 5000
@@ -53,7 +53,7 @@ class ComparedRun:
     """
 
     summary: RunSummary
-    facts: Mapping[str, Facts]
+    facts: Mapping[str, NamedFacts]
     recipe_text: str
     curves: Mapping[str, Points]
     timed: Mapping[str, TimedPoints] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def of_study(study: StudyRecord, summary: RunSummary) -> ComparedRun:
     if run is None or arm is None:
         raise RunError(f"The study {study.name} has no run {summary.name} any more. Choose another one.")
     around = {"hardware": study.hardware} | ({"threads": str(run.num_threads)} if run.num_threads else {})
-    facts: dict[str, Facts] = {
+    facts: dict[str, NamedFacts] = {
         RECIPE: _recipe(summary),
         CODE: {},
         DATA: {"task": study.task},
@@ -114,9 +114,9 @@ def of_folder(folder: Path, summary: RunSummary) -> ComparedRun:
     plan |= {f"promise {one.name}": f"holds: {one.holds}, because {one.because}" for one in record.guarantees}
     plan |= {f"digest of {name}": digests.get(name, "") for name in ("plan", "model")}
     recipe = _recipe(summary)
-    length = {name: recipe.pop(name) for name in ("budget", "num_steps") if name in recipe}
+    length: dict[str, str] = {name: recipe.pop(name) for name in ("budget", "num_steps") if name in recipe}
     is_imported = "imported from" in record.environment
-    facts: dict[str, Facts] = {
+    facts: dict[str, NamedFacts] = {
         RECIPE: recipe,
         CODE: {
             name: value

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Facts = Mapping[str, str]
+NamedFacts = Mapping[str, str]
 DiffKind = Literal["same", "added", "removed", "place"]
 _SHORT = 72
 _CONTEXT = 3
@@ -62,7 +62,9 @@ class FactGroup:
         return tuple(row for row in self.rows if row.a != row.b and (self.missing or not row.differs))
 
 
-def groups_of(a: Mapping[str, Facts], b: Mapping[str, Facts], *, is_strict: bool = True) -> tuple[FactGroup, ...]:
+def groups_of(
+    a: Mapping[str, NamedFacts], b: Mapping[str, NamedFacts], *, is_strict: bool = True
+) -> tuple[FactGroup, ...]:
     """Return the facts by kind, in the order of `a`'s kinds: what causes comes before what follows from it.
 
     Args:
@@ -161,7 +163,9 @@ def bits_sentence(what: str, found: Agreement) -> str:
     steps = f"{found.num_shared:,} {'step' if found.num_shared == 1 else 'steps'}"
     if found.first_different is None:
         return f"Same bits: {what} agree at all {steps} that both have, the last one {found.last_equal:,}."
-    until = "at the first one that both have" if found.last_equal is None else f"after agreeing up to {found.last_equal:,}"
+    until = (
+        "at the first one that both have" if found.last_equal is None else f"after agreeing up to {found.last_equal:,}"
+    )
     return f"Not the same bits: {what} differ at step {found.first_different:,}, {until}."
 
 

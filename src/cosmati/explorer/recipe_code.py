@@ -13,9 +13,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-import cosmati
-
-_ROOMS = ("methods", "optim")
+_ROOMS = ("methods", "optim", "")
+"""The last one is the library itself: a name that it has too is imported from there."""
 _ABOUT_THE_FOLDER = frozenset({"name", "run_folder", "progress", "change", "load_weights", "resume_from"})
 _SETTINGS_OF_A_RUN = (
     "budget",
@@ -75,7 +74,9 @@ def _of_recipe(recipe: Mapping[str, Any], seed: int | None, budget: float | None
     if budget is not None and budget != 1:
         notes.append(f"# The budget is the whole one. This run had {budget:g} of it, and its schedule with it.")
     if recipe.get("policy"):
-        notes.append(f"# It had a policy too, of digest {str(recipe['policy'])[:64]}: Recipe(policy=..., taxonomy=...).")
+        notes.append(
+            f"# It had a policy too, of digest {str(recipe['policy'])[:64]}: Recipe(policy=..., taxonomy=...)."
+        )
     return _with_imports(code, notes, {"Recipe": "cosmati.recipes.recipe"})
 
 
@@ -94,7 +95,9 @@ def _of_run(recipe: Mapping[str, Any]) -> str:
     ]
     notes = ["# Model, loss and data are those of your own program: a run folder keeps their digests, not their code."]
     if recipe.get("policy"):
-        notes.append(f"# It had a policy too, of digest {str(recipe['policy'])[:64]}: Trainer(policy=..., taxonomy=...).")
+        notes.append(
+            f"# It had a policy too, of digest {str(recipe['policy'])[:64]}: Trainer(policy=..., taxonomy=...)."
+        )
     return _with_imports("\n".join(lines) + "\n", notes, {})
 
 
@@ -151,6 +154,8 @@ def _call_of(text: str) -> ast.Call | None:
 def _optimizer(text: str) -> str:
     """Return the call of an optimizer that a run's record describes as a dictionary's text."""
     fields = ast.literal_eval(text)
+    if not isinstance(fields, dict) or not isinstance(fields.get("is"), str):
+        raise TypeError(text)
     arguments = [f"{_name(name)}={_value(value)}" for name, value in fields.items() if name != "is"]
     return f"{_name(fields['is'])}({', '.join(arguments)})"
 
@@ -188,9 +193,10 @@ def _homes() -> dict[str, str]:
     """Return where each public name of the library is imported from, without importing any of them."""
     found = {}
     for room in _ROOMS:
-        text = files(cosmati).joinpath(room, "__init__.py").read_text(encoding="utf-8")
-        imported = [node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom) and node.module]
+        home = f"cosmati.{room}" if room else "cosmati"
+        text = files("cosmati").joinpath(room, "__init__.py").read_text(encoding="utf-8")
+        imported = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
         for node in imported:
-            if str(node.module).startswith(f"cosmati.{room}."):
-                found.update({alias.asname or alias.name: f"cosmati.{room}" for alias in node.names})
-    return found | dict.fromkeys((name for name in cosmati.__all__ if not name.startswith("_")), "cosmati")
+            if str(node.module).startswith(f"{home}."):
+                found.update({alias.asname or alias.name: home for alias in node.names})
+    return found

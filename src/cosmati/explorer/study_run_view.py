@@ -10,13 +10,13 @@ from functools import cached_property
 from cosmati.errors import RunError
 from cosmati.explorer.figures import Figure, axis_title, base_layout, csv_text, plotly_text, thinned
 from cosmati.explorer.palette import Palette
+from cosmati.explorer.views import TableRow
 from cosmati.explorer.wording import amount, number, quality_text, time_unit
 from cosmati.records.run import TIME_PARTS
 from cosmati.records.study import ArmRecord, EvaluationPoint, StudyRecord, StudyRun
 
 _MAX_OTHERS = 40
 """Other seeds that are drawn."""
-TableRow = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,12 @@ def seeds_figure(view: StudyRunView, palette: Palette) -> Figure:
             "symbol": ["diamond" if here else "circle" for here in is_here],
             "line": {"color": palette.surface, "width": 1},
         }
-        trace = {"type": "scatter", "mode": "markers", "x": [one.final.quality for one in runs], "y": [name] * len(runs)}
+        trace = {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [one.final.quality for one in runs],
+            "y": [name] * len(runs),
+        }
         hover = f"{name}, seed %{{customdata}}: %{{x:.5g}}<extra></extra>"
         traces.append(trace | {"customdata": [one.seed for one in runs], "marker": marker, "hovertemplate": hover})
         rows += [[one.arm, one.seed, one.final.quality] for one in runs]

@@ -44,9 +44,7 @@ class NewPoints:
     is_anew: bool
 
 
-def new_points(
-    path: Path, place: FilePlace, max_points: int = MAX_POINTS, *, has_pace: bool = False
-) -> NewPoints:
+def new_points(path: Path, place: FilePlace, max_points: int = MAX_POINTS, *, has_pace: bool = False) -> NewPoints:
     """Return what a file of JSON lines says after a place, up to its last whole line.
 
     Args:

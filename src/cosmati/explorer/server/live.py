@@ -70,18 +70,17 @@ def live_router(site: Site) -> APIRouter:
 
     @router.get("/runs/{key}/live", response_class=HTMLResponse)
     def run_live(request: Request, key: str) -> HTMLResponse:
-        found = found_run(site, key)
-        if found.kind == "study":
-            raise RunError("A run of a study stands in the store once it has ended, so it has no live view. See /live.")
+        found = _own_run(site.index.run(key), key)
         job = shown_job(site.folder(found.path))
         return site.page(request, "live.html", title=found.name, found=found, **panel(site, job))
 
     @router.get("/runs/{key}/lines")
     def lines(key: str, after: str = "") -> Response:
         found = site.index.run(key)
-        if found is None or found.kind == "study":
-            return JSONResponse({"gone": GONE}, status_code=404, headers=_NO_CACHE)
-        return JSONResponse(answer(site.folder(found.path), after), headers=_NO_CACHE)
+        told = {"status": "removed", "gone": GONE}
+        if found is not None:
+            told = answer(site.folder(_own_run(found, key).path), after)
+        return JSONResponse(told, headers=_NO_CACHE)
 
     return router
 
@@ -95,7 +94,16 @@ def found_run(site: Site, key: str) -> RunSummary:
     Raises:
         RunError: there's none.
     """
-    found = site.index.run(key)
+    return _known(site.index.run(key), key)
+
+
+def _own_run(found: RunSummary | None, key: str) -> RunSummary:
+    if found is not None and found.kind == "study":
+        raise RunError("A run of a study stands in the store once it has ended, so it has no live view. See /live.")
+    return _known(found, key)
+
+
+def _known(found: RunSummary | None, key: str) -> RunSummary:
     if found is None:
         raise RunError(f"This store has no run {key}. It was moved or removed: choose one from the list.")
     return found
@@ -110,6 +118,8 @@ def jobs(site: Site) -> list[tuple[RunSummary, ShownJob]]:
 def answer(folder: Path, after: str) -> dict[str, Any]:
     """Return what a live page is told: the state of the job, and the points since the place that `after` names."""
     job = shown_job(folder)
+    if job.state.status == "removed":
+        return {"status": "removed", "gone": GONE}
     places = _places(after)
     told: dict[str, Any] = {}
     for name, place in zip(FILES, places, strict=True):
@@ -133,6 +143,7 @@ def answer(folder: Path, after: str) -> dict[str, Any]:
         "progress": job.progress,
         "left": job.left,
         "age": job.age,
+        "seconds_old": job.state.age,
         "loss": value_text(last.get("loss")),
         "rate": value_text(last.get("learning_rate")),
         **told,
@@ -191,34 +202,36 @@ def shown_job(folder: Path) -> ShownJob:
 
 
 def _meaning(state: JobState) -> tuple[str, str, str]:
-    since = "" if state.age is None else duration(state.age)
+    """Return a job's status in words, what a reader makes of it, and whether all is well."""
+    if state.is_going:
+        return _going(state)
     goes_on = (
         "The same recipe in the same folder starts anew: it has no checkpoint yet."
         if state.checkpoint is None
         else f"The same recipe in the same folder goes on from step {state.checkpoint:,}, its newest checkpoint."
     )
-    match state.status:
-        case "running" if state.age is None:
-            return "Starting", "Its process holds the folder's lock, and has written no line yet.", "met"
-        case "running" if state.is_silent:
-            words = (
-                f"No line for {since}, and its process still holds the folder's lock. A line is due {LINE_DUE:.0f} s "
-                "and one step after the last: a very slow step, a long evaluation, or a process that hangs."
-            )
-            return "Running, but silent", words, "unmet"
-        case "running":
-            return "Running", f"Its process holds the folder's lock; its newest line was written {since} ago.", "met"
-        case "broken off":
-            quiet = f"No line for {since}; its" if since else "Its"
-            words = f"{quiet} lock is free and it wrote no end: it was killed, it crashed, or the power went. {goes_on}"
-            return "Broken off", words, "unmet"
-        case "removed":
-            return "Gone", GONE, "unmet"
-        case "unreadable":
-            return "Unreadable", "Its run.json can't be read. Restore it from a copy.", "unmet"
-        case "completed" | "exhausted":
-            return state.status.capitalize(), "It came to its end.", "met"
-        case "stopped":
-            return "Stopped", f"It was asked to stop. {goes_on}", "met"
-        case other:
-            return other.capitalize(), f"It ended {other}. {goes_on}", "unmet"
+    quiet = "Its" if state.age is None else f"No line for {duration(state.age)}; its"
+    killed = f"{quiet} lock is free and it wrote no end: it was killed, it crashed, or the power went."
+    words = {
+        "broken off": f"{killed} {goes_on}",
+        "removed": GONE,
+        "unreadable": "Its run.json can't be read. Restore it from a copy.",
+        "completed": "It came to its end.",
+        "exhausted": "Its data ended before its budget.",
+        "stopped": f"It was asked to stop. {goes_on}",
+    }
+    tone = "met" if state.status in ("completed", "exhausted", "stopped") else "unmet"
+    title = "Gone" if state.status == "removed" else state.status.capitalize()
+    return title, words.get(state.status, f"It ended {state.status}. {goes_on}"), tone
+
+
+def _going(state: JobState) -> tuple[str, str, str]:
+    if state.age is None:
+        return "Starting", "Its process holds the folder's lock, and has written no line yet.", "met"
+    if not state.is_silent:
+        return "Running", "Its process holds the folder's lock.", "met"
+    words = (
+        f"No line for {duration(state.age)}, and its process still holds the folder's lock. A line is due "
+        f"{LINE_DUE:.0f} s and one step after the last: a very slow step, a long evaluation, or a process that hangs."
+    )
+    return "Running, but silent", words, "unmet"

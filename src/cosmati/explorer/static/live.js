@@ -10,6 +10,7 @@
   const interval = 1000 * Number(job.dataset.interval);
   const controls = part("controls");
   let after = "", failures = 0, timer = 0, going = true, asking = false;
+  let old = null, heard = 0;
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const short = (value) => (value === null || value === undefined ? "–" : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(3) : String(Number(value.toPrecision(5))));
@@ -53,7 +54,7 @@
       scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
       axes: [{ ...axis(), size: 34 }, { ...axis(), size: 64, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) }],
       series: [
-        { label: "step" },
+        { label: "step", value: (_, step) => (step === null ? "–" : step.toLocaleString("en")) },
         { label: chart.name, stroke: colour("--accent"), width: 1.6, points: { show: chart.steps.length < 40, size: 5 }, value: (_, value) => short(value) },
       ],
     };
@@ -146,12 +147,26 @@
     job.dataset.status = told.status;
     taken("steps", told.steps);
     taken("evaluations", told.evaluations);
+    old = told.seconds_old;
+    heard = performance.now();
     after = told.after;
     going = told.going;
     controls.hidden = charts.size === 0;
     const isOver = told.status === "completed" || told.status === "exhausted";
     part("note").textContent = isOver ? "The run has ended; this page asks no more." : going ? "" : "This page looks again now and then: a run that goes on is followed.";
     return isOver;
+  }
+
+  // What it has shown stays: there's no other copy of it.
+  function removed(told) {
+    going = false;
+    job.dataset.status = told.status;
+    part("title").textContent = "Gone";
+    part("title").parentElement.className = "status unmet";
+    part("sentence").textContent = `${told.gone} What stands here is what came before.`;
+    part("left").textContent = "–";
+    part("note").textContent = "";
+    document.title = "Gone · Cosmati";
   }
 
   async function ask() {
@@ -162,16 +177,13 @@
     try {
       const answer = await fetch(`${job.dataset.lines}?after=${after}`, { cache: "no-store" });
       if (answer.ok) {
-        isOver = shown(await answer.json());
+        const told = await answer.json();
         failures = 0;
+        if (told.gone) removed(told);
+        else isOver = shown(told);
       } else {
         failures++;
-        const told = answer.status === 404 && answer.headers.get("content-type").startsWith("application/json") ? await answer.json() : {};
-        part("note").textContent = told.gone || `The server answers ${answer.status}. This page asks again.`;
-        if (told.gone) {
-          part("title").textContent = "Gone";
-          job.dataset.status = "removed";
-        }
+        part("note").textContent = `The server answers ${answer.status}. This page asks again.`;
       }
     } catch {
       failures++;
@@ -179,8 +191,15 @@
       job.dataset.status = "unanswered";
     }
     asking = false;
-    const wait = failures ? Math.min(30000, interval * 2 ** Math.min(failures, 5)) : going ? interval : 15000;
+    const wait = failures ? Math.min(10000, interval * 2 ** Math.min(failures, 5)) : going ? interval : Math.max(interval, 5000);
     if (!isOver) timer = setTimeout(ask, wait);
+  }
+
+  // Between two answers the newest figure grows older too, and all the more where none comes.
+  function aged() {
+    if (old === null) return;
+    const seconds = old + (performance.now() - heard) / 1000;
+    part("age").textContent = `written ${seconds < 100 ? `${Math.round(seconds)} s` : seconds < 6000 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`} ago`;
   }
 
   function saved(blob, name) {
@@ -238,5 +257,6 @@
       if (plot && width && width !== plot.width) plot.setSize({ width, height: HEIGHT });
     }
   }).observe(part("charts"));
+  setInterval(aged, 1000);
   ask();
 })();

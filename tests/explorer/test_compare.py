@@ -1,0 +1,248 @@
+"""Two runs beside one another: the first fact in which they differ is the one that was changed."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cosmati import Classification, Evaluation, InMemory, RunConfig, Trainer, accuracy
+from cosmati.explorer.compare_view import CompareView
+from cosmati.explorer.compared_run import of_folder
+from cosmati.explorer.differences import agreement, bits_sentence, diff_lines, first_difference, groups_of, parted
+from cosmati.methods import LabelSmoothing
+from cosmati.models.mlp import MLP
+from cosmati.optim import SGD
+from cosmati.store.index import RunIndex
+from cosmati.store.summary import key_of
+from tests.explorer.samples import demo_study
+from tests.explorer.test_server import Served, data_of
+from tests.store.samples import HOSTILE, run_record, write_run
+
+ROWS = torch.arange(96.0).reshape(32, 3).sin()
+
+
+def train(folder: Path, *, shift: int = 0, model: Any = (3, 8, 2), rate: float = 0.1, **config: Any) -> None:
+    torch.manual_seed(1)
+    data = InMemory((ROWS, (torch.arange(32) + shift) % 2), 8)
+    settings: dict[str, Any] = {
+        "budget": "24ba",
+        "seed": 1,
+        "num_microbatches": 2,
+        "ledger": True,
+        "checkpoint_every": "8ba",
+    }
+    Trainer(
+        MLP(model),
+        Classification(2),
+        data,
+        optimizers=[SGD(lr=rate)],
+        methods=[LabelSmoothing(smoothing=0.1)],
+        evaluation=Evaluation([(ROWS, torch.arange(32) % 2)], {"accuracy": accuracy}),
+        config=RunConfig(run_folder=folder, num_threads=1, num_checkpoints=9, **(settings | config)),
+    ).fit()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    store = tmp_path_factory.mktemp("store")
+    train(store / "first")
+    train(store / "again")
+    train(store / "rate", rate=0.2)
+    train(store / "seed", seed=2)
+    train(store / "data", shift=1)
+    train(store / "wider", model=(3, 9, 2))
+    (store / "study").mkdir()
+    (store / "study" / "study.json").write_text(demo_study(num_seeds=3).to_json())
+    write_run(store / "evil", run_record("evil", recipe_text=json.dumps(dict.fromkeys(HOSTILE, HOSTILE[4]))))
+    found = Served(store)
+    yield found
+    found.close()
+
+
+def view_of(index: RunIndex, a: str, b: str) -> CompareView:
+    runs = [index.run(key_of(name)) for name in (a, b)]
+    return CompareView(*(of_folder(index.root / run.path, run) for run in runs if run is not None))
+
+
+@pytest.mark.parametrize(
+    ("other", "where"),
+    [
+        ("rate", "They differ first in recipe, optimizers.0: "),
+        ("seed", "They differ first in seed and budget, seed: 1 in A, 2 in B."),
+        ("data", "They differ first in data, digest: "),
+        ("wider", "They differ first in code and model, "),
+    ],
+)
+def test_the_first_difference_is_what_was_changed(served: Served, other: str, where: str) -> None:
+    view = view_of(served.index, "first", other)
+    assert view.sentence.startswith(where)
+    assert any(text.startswith("Not the same bits") for text in view.bits)
+
+
+def test_two_runs_of_one_recipe_have_the_same_bits_and_say_so(served: Served) -> None:
+    view = view_of(served.index, "first", "again")
+    assert view.sentence.startswith("No recorded fact differs: recipe, code and model, data, policy, seed and budget")
+    weights = [text for text in view.bits if text.startswith("Same bits")]
+    assert weights == [
+        "Same bits: checkpoints' weights agree at all 4 steps that both have, the last one 24.",
+        "Same bits: signed digests of the parameters agree at all 4 steps that both have, the last one 24.",
+    ]
+    assert not view.diff
+    assert {row[3] for row in view.outcome_rows if row[0] in ("accuracy", "steps")} == {"equal"}
+
+
+def test_a_resumed_run_has_the_same_bits_and_a_loss_that_was_changed_is_found(tmp_path: Path) -> None:
+    train(tmp_path / "a")
+    train(tmp_path / "b", budget="8ba")
+    train(tmp_path / "b", budget="24ba", change="budget")
+    with RunIndex(tmp_path) as index:
+        index.refresh()
+        same = view_of(index, "a", "b")
+    assert [text for text in same.bits if text.startswith("Same bits: signed")]
+    assert not [text for text in same.bits if "differ" in text]
+    lines = (tmp_path / "b" / "steps.jsonl").read_text().splitlines()
+    changed = [
+        {**line, "loss": line["loss"] + 1e-12} if line["step"] >= 20 else line for line in map(json.loads, lines)
+    ]
+    (tmp_path / "b" / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+    with RunIndex(tmp_path) as index:
+        index.refresh()
+        assert (
+            "Their logged losses are equal up to step 10, and first differ at step 20." in view_of(index, "a", "b").bits
+        )
+
+
+def test_a_ledger_that_was_changed_says_nothing(served: Served, tmp_path: Path) -> None:
+    train(tmp_path / "a")
+    tile = next(path for path in sorted((tmp_path / "a" / "ledger" / "tile").rglob("*")) if path.is_file())
+    tile.write_bytes(tile.read_bytes()[::-1])
+    (run,) = [served.index.run(key_of("first"))]
+    assert run is not None
+    found = of_folder(tmp_path / "a", run)
+    assert "signed digests of the parameters" not in found.weights
+    assert len(found.notes) == 1
+
+
+def page_of(served: Served, a: str, b: str) -> str:
+    status, page, _ = served.get(f"/compare?a={a}&b={b}")
+    assert status == 200
+    return page
+
+
+def test_the_page_has_sentence_figures_diff_and_a_way_back(served: Served) -> None:
+    a, b = key_of("first"), key_of("rate")
+    page = page_of(served, a, b)
+    assert "They differ first in recipe, optimizers.0" in page
+    figures = data_of(page)["figures"]
+    assert {"both-0", "both-1", "both-1-time"} <= set(figures)
+    steps = [line.split(",") for line in str(figures["both-0"]["csv"]).splitlines()[1:]]
+    for name, folder in (("A", "first"), ("B", "rate")):
+        logged = [json.loads(line) for line in (served.index.root / folder / "steps.jsonl").read_text().splitlines()]
+        assert [(int(s), float(v)) for n, s, v in steps if n == name] == [(x["step"], x["loss"]) for x in logged]
+    assert 'class="removed"' in page
+    assert 'class="added"' in page
+    assert f'href="/compare?a={b}&amp;b={a}"' in page
+    assert "They differ first in recipe, optimizers.0" in page_of(served, b, a)
+
+
+def test_runs_of_studies_and_folders_and_hostile_ones_compare(served: Served) -> None:
+    own = key_of("first")
+    arm, baseline = key_of("study", "composed", 1.0, 1), key_of("study", "baseline", 1.0, 1)
+    page = page_of(served, baseline, arm)
+    assert "compares baseline and composed over its seeds" in unescape(page)
+    assert "isn&#39;t evidence" in page
+    for pair in ((own, arm), (arm, own), (own, key_of("evil")), (key_of("evil"), key_of("evil")), (own, own)):
+        assert "<script>alert" not in page_of(served, *pair)
+    assert "A and B are the same run." in page_of(served, own, own)
+    mixed = page_of(served, own, arm)
+    assert "not recorded for B" in mixed
+
+
+def test_one_chosen_run_is_offered_others_and_each_offer_leads_to_a_comparison(served: Served) -> None:
+    chosen = key_of("study", "composed", 1.0, 1)
+    page = served.get(f"/compare?a={chosen}")[1]
+    offers = [unescape(one) for one in re.findall(r'href="(/compare\?a=[^"]*b=[^"]+)"', page)]
+    assert offers[0] == f"/compare?a={chosen}&b={key_of('study', 'baseline', 1.0, 1)}", "its twin of the baseline first"
+    assert served.get(offers[0])[0] == 200
+    searched = served.get(f"/compare?b={chosen}&text=first")[1]
+    assert "No run fits" in served.get("/compare?text=nothing-like-it")[1]
+    assert "/compare?b=" in searched or "No run fits" in searched
+    first = unescape(served.get("/compare")[1])
+    assert re.findall(r'href="/compare\?a=[0-9a-f]{16}"', first)
+
+
+@pytest.mark.parametrize("query", ["a=0000", "a=0000&b=1111", "b=%3Cscript%3E"])
+def test_a_run_that_is_not_there_is_named(served: Served, query: str) -> None:
+    status, page, _ = served.get(f"/compare?{query}")
+    assert status == 404
+    assert "has no run" in page
+    assert "<script>" not in page
+
+
+def test_a_folder_that_is_removed_meanwhile_is_said(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, run_record(name))
+    found = Served(tmp_path)
+    try:
+        (tmp_path / "b" / "run.json").unlink()
+        status, page, _ = found.get(f"/compare?a={key_of('a')}&b={key_of('b')}")
+        assert (status, "moved or removed" in page) == (404, True)
+    finally:
+        found.close()
+
+
+FACTS = st.dictionaries(st.sampled_from("abcde"), st.sampled_from(("1", "2")), max_size=5)
+
+
+@given(
+    st.dictionaries(st.sampled_from(("Recipe", "Data")), FACTS),
+    st.dictionaries(st.sampled_from(("Recipe", "Data")), FACTS),
+)
+def test_each_fact_stands_once_and_differs_if_it_does(a: dict[str, Any], b: dict[str, Any]) -> None:
+    for group in groups_of(a, b):
+        ours, theirs = a.get(group.name, {}), b.get(group.name, {})
+        assert {row.name for row in group.rows} == ours.keys() | theirs.keys()
+        unequal = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+        assert {row.name for row in group.different} == (unequal if ours and theirs else set())
+        parts = [*group.different, *group.equal, *group.alone]
+        assert sorted(row.name for row in parts) == sorted(row.name for row in group.rows)
+    lenient = groups_of(a, b, is_strict=False)
+    assert all(row.a is not None and row.b is not None for group in lenient for row in group.different)
+    assert ("differ first" in first_difference(lenient)) == any(group.different for group in lenient)
+
+
+@given(st.dictionaries(st.integers(0, 9), st.integers(0, 1)), st.dictionaries(st.integers(0, 9), st.integers(0, 1)))
+def test_agreement_ends_at_the_first_step_that_differs(a: dict[int, int], b: dict[int, int]) -> None:
+    found = agreement(a, b)
+    shared = [step for step in range(10) if step in a and step in b]
+    wrong = [step for step in shared if a[step] != b[step]]
+    right = [step for step in shared if not wrong or step < wrong[0]]
+    assert found.num_shared == len(shared)
+    assert found.first_different == (wrong[0] if wrong else None)
+    assert found.last_equal == (right[-1] if right else None)
+    assert bool(bits_sentence("they", found)) == bool(shared)
+
+
+def test_long_values_are_cut_where_they_part() -> None:
+    left, right = parted("x" * 500 + "lr=1" + "y" * 500, "x" * 500 + "lr=2" + "y" * 500)
+    assert "lr=1" in left
+    assert "lr=2" in right
+    assert max(len(left), len(right)) < 80
+    assert parted(None, "") == ("absent", "empty")
+    assert math.isclose(len(parted("a" * 10_000, "a" * 9_999)[0]), 74, abs_tol=3)
+
+
+def test_a_diff_is_unified_and_each_line_has_its_kind() -> None:
+    found = diff_lines("a\nb\nc", "a\nB\nc")
+    assert found == [("place", "@@ -1,3 +1,3 @@"), ("same", " a"), ("removed", "-b"), ("added", "+B"), ("same", " c")]
+    assert diff_lines("same", "same") == []
