@@ -15,7 +15,7 @@ from cosmati.store.filters import NUMBERS
 MAX_CHOICES, MAX_TEXT = 300, 60
 MAIN = ("study", "task", "arm")
 MORE = ("method", "model", "hardware", "budget", "seed", "status")
-RANGES = (("quality", "Quality"), ("seconds", "Training time, s"))
+RANGES = (("quality", "Quality"), ("seconds", "Training time (s)"))
 WORDS = {"path": "Folder", "quality_name": "Quality", "kind": "Kind", "text": "Search"}
 LEAVES_OUT = ("page", "at")
 """Of an address: what a change of the filter starts anew."""

@@ -60,9 +60,11 @@ def tradeoffs_router(site: Site) -> APIRouter:
     @router.get("/", response_class=HTMLResponse)
     def tradeoffs(request: Request) -> HTMLResponse:
         drawn = _drawn(site, request)
+        path, context = _one_study(drawn), dict[str, Any]()
+        if path:  # its own section has the line, with intervals
+            drawn = replace(drawn, look=replace(drawn.look, line=None))
         figure = cloud_figure(drawn.points, PAGE, drawn.look)
         figures = {"cloud": replace(figure, csv_address=address("/tradeoffs.csv", request.query_params.multi_items()))}
-        path, context = _one_study(drawn), dict[str, Any]()
         if path:
             axis = STUDY_AXES[drawn.axis]
             first = axis if axis in dict(site.study(path).axes) else None
@@ -78,6 +80,7 @@ def tradeoffs_router(site: Site) -> APIRouter:
             axis=drawn.axis,
             axes=AXIS_WORDS,
             price=drawn.price,
+            is_chosen={name: bool(request.query_params.get(name)) for name in ("quality_name", "colour")},
             catalogue=read_catalogue(),
             qualities=quality_names(site.index, drawn.what.filter),
             groupings=GROUPINGS,

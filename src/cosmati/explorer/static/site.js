@@ -29,9 +29,9 @@ function fold(which) {
 }
 
 // The cloud: a point leads to its run, and its quality line and the slider follow each other.
-document.addEventListener("cosmati:figure", (event) => {
-  if (event.target.dataset.figure !== "cloud") return;
-  const canvas = event.target.querySelector(".canvas");
+function cloud(figure) {
+  if (figure.dataset.figure !== "cloud") return;
+  const canvas = figure.querySelector(".canvas");
   canvas.on("plotly_click", (clicked) => {
     const address = clicked.points[0]?.customdata;
     if (typeof address === "string" && address.startsWith("/runs/")) location.assign(address);
@@ -40,7 +40,7 @@ document.addEventListener("cosmati:figure", (event) => {
   if (!slider) return;
   canvas.on("plotly_relayout", (change) => {
     const quality = change["shapes[0].y0"];
-    if (quality === undefined || Number(slider.value) === quality) return;
+    if (quality === undefined || quality === figure.quality) return;
     slider.value = quality;
     slider.dispatchEvent(new Event("input", { bubbles: true }));
   });
@@ -53,10 +53,13 @@ document.addEventListener("cosmati:figure", (event) => {
     const text = Number(quality.toPrecision(4)).toString();
     slider.closest("label").querySelector("output").textContent = text;
     slider.setAttribute("aria-valuetext", text);
-    event.target.quality = quality;
+    figure.quality = quality;
     Plotly.relayout(canvas, { "shapes[0].y0": quality, "shapes[0].y1": quality, "shapes[0].x0": 0, "shapes[0].x1": 1 });
   });
-});
+}
+document.addEventListener("cosmati:figure", (event) => cloud(event.target));
+// It may have been drawn before this script came.
+[...document.querySelectorAll("figure[data-figure]")].filter((figure) => figure.isDrawn).forEach(cloud);
 
 // Runs that are chosen to compare: two, from whichever pages.
 const chosen = () => JSON.parse(sessionStorage.getItem("chosen") || "[]");

@@ -42,7 +42,9 @@ async function draw(figure) {
   const { plot } = data.figures[name];
   const layout = coloured(plot.layout);
   if (figure.quality !== undefined && layout.shapes) Object.assign(layout.shapes[0], { y0: figure.quality, y1: figure.quality });
-  await Plotly.react(canvas, coloured(plot.data), layout, config);
+  // Without `edits` a line has to be clicked before it can be dragged.
+  const edits = { shapePosition: Boolean(layout.shapes?.some((shape) => shape.editable)) };
+  await Plotly.react(canvas, coloured(plot.data), layout, { ...config, edits });
   if (!figure.isDrawn) {
     figure.isDrawn = true;
     figure.dispatchEvent(new CustomEvent("cosmati:figure", { bubbles: true }));
