@@ -34,6 +34,18 @@ PAGES = {
     "failed run": "/runs/" + key_of("runs/failed"),
     "broken off run": "/runs/" + key_of("runs/broken-off"),
     "evil run": "/runs/" + EVIL_RUN,
+    "live": "/live",
+    "live view of a run": f"/runs/{key_of('runs/broken-off')}/live",
+    "comparison": f"/compare?a={key_of('known', 'twice', 1.0, 0)}&b={key_of('known', 'baseline', 1.0, 0)}",
+    "comparison of a run with evil": f"/compare?a={EVIL_RUN}&b={key_of('runs/governed')}",
+    "choice to compare": "/compare",
+    "compositions": "/composition",
+    "composition": "/composition/parts",
+    "methods": "/methods",
+    "method": "/methods/Shapes",
+    "evil method": "/methods/" + urllib.parse.quote(EVIL, safe=""),
+    "governed runs": "/governance",
+    "governance": "/governance/" + key_of("runs/governed"),
     "problems": "/problems",
     "no such page": "/nowhere",
     "no such run": "/runs/0000000000000000",
@@ -48,6 +60,14 @@ def findings(page: Page) -> list[tuple[str, str, str]]:
     return [(one["impact"], one["id"], one["nodes"][0]["html"][:200]) for one in found["violations"]]
 
 
+def opened(fresh: Callable[..., Page], name: str, size: tuple[int, int]) -> Page:
+    page = fresh("", *size)
+    answer = page.goto(PAGES[name])
+    assert answer is not None
+    assert answer.status == (404 if name.startswith("no such") else 200)
+    return page
+
+
 def look(page: Page) -> list[tuple[str, str, str]]:
     drawn(page)
     assert page.title()
@@ -58,7 +78,7 @@ def look(page: Page) -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_sound_wide_and_light_narrow_and_dark(fresh: Callable[..., Page], name: str) -> None:
-    page = fresh(PAGES[name], *WIDE)
+    page = opened(fresh, name, WIDE)
     found = look(page)
     page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
     page.emulate_media(color_scheme="dark")
@@ -69,7 +89,7 @@ def test_a_page_is_sound_wide_and_light_narrow_and_dark(fresh: Callable[..., Pag
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_sound_wide_and_dark_narrow_and_light(fresh: Callable[..., Page], name: str) -> None:
-    page = fresh(PAGES[name], *NARROW)
+    page = opened(fresh, name, NARROW)
     found = look(page)
     page.set_viewport_size({"width": WIDE[0], "height": WIDE[1]})
     page.emulate_media(color_scheme="dark")

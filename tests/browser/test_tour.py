@@ -178,7 +178,7 @@ def assert_speed_ups(page: Page, runs: list[Any], quality: float) -> None:
 def test_the_quality_line_is_dragged_by_the_mouse_and_each_speed_up_follows(page: Page, runs: list[Any]) -> None:
     page.goto("/studies/known")
     drawn(page)
-    slider = page.get_by_role("slider")
+    slider = page.get_by_role("slider", name="accuracy")
     before = slider.get_attribute("aria-valuetext")
     canvas = figure(page, "study-1-tradeoff-seconds").locator(".canvas")
     canvas.scroll_into_view_if_needed()
@@ -203,7 +203,7 @@ def test_the_quality_line_is_dragged_by_the_mouse_and_each_speed_up_follows(page
 def test_the_quality_line_is_moved_by_keys(page: Page, runs: list[Any]) -> None:
     page.goto("/studies/known")
     drawn(page)
-    slider = page.get_by_role("slider")
+    slider = page.get_by_role("slider", name="accuracy")
     slider.focus()
     said = set()
     for key in ("ArrowLeft", "ArrowLeft", "ArrowLeft", "PageDown", "End", "Home"):
@@ -233,7 +233,9 @@ def test_figures_are_saved_as_images_and_as_the_numbers_in_them(page: Page, runs
         spread = sum((one - fmean(qualities)) ** 2 for one in qualities) / (len(qualities) - 1)
         assert float(row["seconds"]) == pytest.approx(geometric_mean(final["seconds"] for final in finals))
         assert float(row["accuracy"]) == pytest.approx(fmean(qualities))
-        assert float(row.get("standard_error") or row["error"]) == pytest.approx(math.sqrt(spread / len(qualities)), rel=1e-5)
+        assert float(row.get("standard_error") or row["error"]) == pytest.approx(
+            math.sqrt(spread / len(qualities)), rel=1e-5
+        )
         assert int(row["n"]) == len(finals)
     image = saved(page, cloud.get_by_role("button", name="PNG", exact=True), tmp_path).read_bytes()
     assert image.startswith(b"\x89PNG\r\n\x1a\n")

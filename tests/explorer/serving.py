@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -32,6 +33,12 @@ serve(Path(sys.argv[1]), port=int(sys.argv[2]))
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script></script>\"'=cmd()"
 
 
+def child_environment(**more: str) -> dict[str, str]:
+    """Return the environment of a process that finds the library and these tests where this one does."""
+    path = os.pathsep.join([str(Path.cwd() / "src"), str(Path.cwd()), *(one for one in sys.path if one)])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
 class ExploreServer:
     """A server of a store's pages, in a process of its own.
 
@@ -45,14 +52,13 @@ class ExploreServer:
     def __init__(
         self, store: Path, port: int = 0, environment: Mapping[str, str] | None = None, before: str = ""
     ) -> None:
-        path = os.pathsep.join([str(Path.cwd() / "src"), *(one for one in sys.path if one)])
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVE.format(before=before), str(store), str(port)],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
             errors="replace",
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(environment or {})},
+            env=child_environment(**(environment or {})),
         )
         self.said: list[str] = []
         self.address = ""
@@ -105,8 +111,21 @@ class ExploreServer:
 
 def known_study() -> StudyRecord:
     """A study whose arm `twice` is exactly twice as fast as the baseline at each quality that both reach."""
-    arms = {"baseline": log_quality(), "twice": log_quality(0.1 * 0.6931471805599453), "no change": log_quality()}
+    arms = {"baseline": log_quality(), "twice": log_quality(0.1 * math.log(2)), "no change": log_quality()}
     return study(arms, seeds=(0, 1, 2), methods={"twice": ("Twice",)}, name="Known speed-up")
+
+
+def study_of_parts() -> StudyRecord:
+    """A study with two parts, alone and together: each a third faster, and both at once as fast as their product."""
+    gain = 0.1 * math.log(1.5)
+    arms = {
+        "baseline": log_quality(),
+        "shapes": log_quality(gain),
+        "labels": log_quality(gain),
+        "both": log_quality(2 * gain),
+    }
+    methods = {"shapes": ("Shapes",), "labels": ("Labels",), "both": ("Shapes", "Labels")}
+    return study(arms, seeds=(0, 1, 2), methods=methods, name="Parts and pairs")
 
 
 def evil_study() -> StudyRecord:
@@ -124,6 +143,7 @@ def fill(store: Path) -> None:
     """Put studies and runs of every kind into a store: whole, going on, failed, damaged, and of evil names."""
     write_study(store / "known", known_study())
     write_study(store / "words", small_study("Words", task="Words, small network", hardware="another core"))
+    write_study(store / "parts", study_of_parts())
     write_study(store / "evil", evil_study())
     begin_study(store / "begun", small_study("Begun", task="Begun task"), num_done=3)
     steps = [{"step": n, "rows": 32 * n, "loss": 2.0 / n} for n in range(1, 100)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -19,7 +18,7 @@ import pytest
 from cosmati.storage.lock import is_locked
 from cosmati.store.index import RunIndex
 from cosmati.store.summary import key_of
-from tests.explorer.serving import ExploreServer
+from tests.explorer.serving import ExploreServer, child_environment
 from tests.store.samples import run_record, small_study, write_run, write_study
 
 WRITER = """
@@ -88,17 +87,11 @@ def test_it_listens_to_this_machine_alone_and_ends_by_ctrl_c(tmp_path: Path) -> 
     assert f"Open http://127.0.0.1:{port}/" in said
 
 
-def command(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path.cwd() / "src"), "COLUMNS": "200", "NO_COLOR": "1"}
-    texts = [sys.executable, "-m", "cosmati", "explore", *map(str, arguments)]
-    return subprocess.run(texts, capture_output=True, text=True, env=environment, timeout=120, check=False)
-
-
 def test_the_command_says_that_a_port_is_in_use(tmp_path: Path) -> None:
     with ExploreServer(tmp_path) as server:
         port = server.address.rpartition(":")[2]
         texts = [sys.executable, "-m", "cosmati", "explore", str(tmp_path), "--port", port]
-        environment = {**os.environ, "PYTHONPATH": str(Path.cwd() / "src"), "COLUMNS": "200", "NO_COLOR": "1"}
+        environment = child_environment(COLUMNS="200", NO_COLOR="1")
         found = subprocess.run(texts, capture_output=True, text=True, env=environment, timeout=200, check=False)
     assert found.returncode not in (0, None)
     assert f"Port {port} can't be had" in found.stderr
@@ -124,9 +117,8 @@ def test_two_stores_and_two_servers_of_one_store(tmp_path: Path, stack: ExitStac
 def test_a_store_that_grows_is_followed_in_time_and_never_shrinks(tmp_path: Path, stack: ExitStack) -> None:
     server = stack.enter_context(ExploreServer(tmp_path))
     bound = lateness(server)
-    environment = {**os.environ, "PYTHONPATH": f"{Path.cwd() / 'src'}{os.pathsep}{Path.cwd()}"}
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=child_environment()
     )
     written: list[tuple[int, float]] = []
 
@@ -302,9 +294,8 @@ with FileLock(folder / "lock"):
     print(1, flush=True)
     time.sleep(600)
 """
-    environment = {**os.environ, "PYTHONPATH": f"{Path.cwd() / 'src'}{os.pathsep}{Path.cwd()}"}
     job = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "job")], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", code, str(tmp_path / "job")], stdout=subprocess.PIPE, text=True, env=child_environment()
     )
     try:
         assert job.stdout is not None
