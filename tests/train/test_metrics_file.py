@@ -37,10 +37,13 @@ def _written(folder: Path, steps: int) -> MetricsFile:
 
 
 def test_a_line_for_a_step_and_one_for_an_evaluation(tmp_path: Path) -> None:
-    _written(tmp_path, 2)
+    file = _written(tmp_path, 2)
+    file.on_step(outcome(2, loss=2.5, clock=Clock(step=3, rows=18, tokens=180, seconds=0.75)))
+    nothing = {"learning_rate": None, "gradient_norm": None}
     assert _lines(tmp_path / "steps.jsonl") == [
-        {"step": 1, "rows": 6, "loss": 0.5, "learning_rate": None, "gradient_norm": None},
-        {"step": 2, "rows": 12, "loss": 1.5, "learning_rate": None, "gradient_norm": None},
+        {"step": 1, "rows": 6, "tokens": 0, "seconds": 0.0, "loss": 0.5, **nothing},
+        {"step": 2, "rows": 12, "tokens": 0, "seconds": 0.0, "loss": 1.5, **nothing},
+        {"step": 3, "rows": 18, "tokens": 180, "seconds": 0.75, "loss": 2.5, **nothing},
     ]
     evaluation = {"step": 1, "rows": 6, "tokens": 60, "seconds": 1.5, "accuracy": 0.25}
     assert _lines(tmp_path / "evaluations.jsonl") == [evaluation, evaluation | {"step": 2}]
