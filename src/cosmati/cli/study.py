@@ -12,6 +12,7 @@ from cosmati.cli.files import call_of
 from cosmati.cli.store import form_of
 from cosmati.errors import RunError
 from cosmati.explorer.report import write_report
+from cosmati.explorer.static_figures import write_figures
 from cosmati.explorer.wording import claims_of, noise_sentences, prediction_rows
 from cosmati.records.study import ProfileRecord, StudyRecord
 from cosmati.storage.atomic import replace_file
@@ -184,12 +185,17 @@ def report(
     ] = None,
     hardware: Annotated[str | None, typer.Option(help="Costs by the price of this entry of the catalogue.")] = None,
     catalogue: Annotated[Path | None, typer.Option(help="A catalogue of your own, in place of ours.")] = None,
+    png: Annotated[
+        bool,
+        typer.Option("--png", help="Its figures too, as PNG and SVG in `figures` beside it; takes Chromium."),
+    ] = False,
 ) -> None:
     """Write a study as one HTML file that needs nothing from outside.
 
     \b
     Examples:
       cosmati study report studies/warmup
+      cosmati study report studies/warmup --png
       cosmati study report studies/warmup --profile h200.json --hardware "NVIDIA H200 SXM5"
     """  # noqa: D301
     path = folder / STUDY_FILE
@@ -207,6 +213,8 @@ def report(
         record = priced(record, price_of(hardware, read_catalogue(catalogue)))
     page = write_report(output or folder / "report.html", title=record.name, studies=[record])
     typer.echo(str(page))
+    for written in write_figures(record, page.parent / "figures") if png else ():
+        typer.echo(str(written))
 
 
 def _study_of(file: str) -> Study:

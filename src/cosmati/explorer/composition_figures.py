@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
-from cosmati.explorer.composition_page import MEASURE_WORDS, STATE_WORDS, PartGain, PartsView, State, state_of
+from cosmati.explorer.composition_page import MEASURE_WORDS, STATE_WORDS, GainState, PartGain, PartsView, state_of
 from cosmati.explorer.composition_view import joint_verdict
 from cosmati.explorer.figures import Figure, axis_title, base_layout, csv_text, plotly_text
 from cosmati.explorer.palette import Palette
@@ -140,7 +140,7 @@ def _gain_lines(view: PartsView, one: PartGain) -> tuple[str, str]:
     return words, plotly_text(f"{one.part} alone: {one.text}; {STATE_WORDS[one.state]}")
 
 
-def _pair_cell(view: PartsView, one: Together | None) -> tuple[State, str, str]:
+def _pair_cell(view: PartsView, one: Together | None) -> tuple[GainState, str, str]:
     if one is None:
         return "not measured", "no arm", "no arm has this pair"
     name, state, found = plotly_text(one.arm), state_of(one), one.ratio
@@ -150,7 +150,7 @@ def _pair_cell(view: PartsView, one: Together | None) -> tuple[State, str, str]:
     return state, _lines(view, found.value, found.low, found.high, state), hover
 
 
-def _lines(view: PartsView, value: float | None, low: float | None, high: float | None, state: State) -> str:
+def _lines(view: PartsView, value: float | None, low: float | None, high: float | None, state: GainState) -> str:
     """Return a cell's two lines: the figure, with a sign where something is shown, and its interval."""
     if value is None:
         return "not<br>measured"

@@ -31,8 +31,8 @@ from cosmati.study.statistics import Estimate, holm
 
 MEASURE_WORDS: dict[Measure, str] = {"speed-up": "speed-up", "difference": "difference in quality"}
 _MAX_ADVICE = 8
-State = Literal["better", "worse", "none shown", "not measured"]
-STATE_WORDS: dict[State, str] = {
+GainState = Literal["better", "worse", "none shown", "not measured"]
+STATE_WORDS: dict[GainState, str] = {
     "better": "better",
     "worse": "worse",
     "none shown": "no difference shown",
@@ -63,7 +63,7 @@ class PartGain:
     low: float | None
     high: float | None
     n: int
-    state: State
+    state: GainState
     text: str
     at_own_best: bool = False
     is_registered: bool = False
@@ -159,11 +159,11 @@ def _p(p_value: float | None, num_tests: int) -> str:
     return "" if p_value is None else f", {p_text(p_value, num_tests)}"
 
 
-def _state(is_shown: bool, is_better: bool) -> State:
+def _state(is_shown: bool, is_better: bool) -> GainState:
     return "none shown" if not is_shown else "better" if is_better else "worse"
 
 
-def state_of(found: Together) -> State:
+def state_of(found: Together) -> GainState:
     """Return what is shown of parts together."""
     if isinstance(found.ratio, NotReached):
         return "not measured"

@@ -146,10 +146,10 @@ def forest_figure(findings: Sequence[ArmFinding], axis: Axis, palette: Palette) 
         "hovertemplate": "%{customdata}<extra></extra>",
         "showlegend": False,
     }
-    layout = base_layout(palette, height=92 + 30 * len(found))
+    layout = base_layout(palette, height=92 + 40 * len(found))
     layout["margin"]["t"] = 10
     layout["xaxis"] |= _ratio_axis(least, most, f"speed-up, by {AXIS_NAMES[axis]}")
-    labels = [plotly_text(elided(f"{one.study}: {one.arm}", 34)) for one in found]
+    labels = [f"{plotly_text(elided(one.study, 20))}<br>{plotly_text(elided(one.arm, 20))}" for one in found]
     layout["yaxis"] |= {"tickvals": trace["y"], "ticktext": labels, "showgrid": False}
     layout["yaxis"] |= {"range": [-0.7, len(found) - 0.3]}
     line = {"color": palette.ink, "width": 1.5, "dash": "dash"}

@@ -15,7 +15,7 @@ from cosmati.explorer.figures import (
     mean_seconds_by_part,
     tradeoff_figure,
 )
-from cosmati.explorer.palette import PAGE
+from cosmati.explorer.palette import PAGE, Palette
 from cosmati.explorer.wording import (
     AXIS_NAMES,
     Claim,
@@ -227,15 +227,27 @@ def _inference_rows(study: StudyRecord) -> tuple[TableRow, ...]:
     )
 
 
+<<<<<<< HEAD
 def study_figures(view: StudyView) -> dict[str, Figure]:
     """Return the study's figures by their id; the tradeoff and learning figures once for each axis with levels."""
+=======
+def study_figures(view: StudyView, palette: Palette = PAGE) -> dict[str, Figure]:
+    """Return the study's figures by their id; the tradeoff and learning figures once for each axis."""
+>>>>>>> d2f3594f3c34f44a33561fbd5b571f6a3fcbc519
     if not view.axes:
         return {}
-    figures = {f"{view.anchor}-gains": gains_figure(view.record, PAGE)}
+    figures = {f"{view.anchor}-gains": gains_figure(view.record, palette)}
     if view.parts:
+<<<<<<< HEAD
         figures[f"{view.anchor}-breakdown"] = breakdown_figure(view.record, PAGE)
     for axis in view.levels:
         figures |= axis_figures(view, axis)
+=======
+        figures[f"{view.anchor}-breakdown"] = breakdown_figure(view.record, palette)
+    for axis, _ in view.axes:
+        figures[f"{view.anchor}-tradeoff-{axis}"] = tradeoff_figure(view.record, palette, axis=axis)
+        figures[f"{view.anchor}-learning-{axis}"] = learning_figure(view.record, palette, axis=axis)
+>>>>>>> d2f3594f3c34f44a33561fbd5b571f6a3fcbc519
     return figures
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import cast
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
@@ -229,4 +228,4 @@ def _axis(request: Request) -> Axis:
     if axis not in AXIS_NAMES:
         msg = f"There's no axis {axis[:80]!r}. Choose one of {', '.join(AXIS_NAMES)}."
         raise RunError(msg)
-    return cast("Axis", axis)
+    return axis

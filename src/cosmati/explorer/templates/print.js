@@ -8,8 +8,10 @@
     for (const figure of document.querySelectorAll("figure[data-figure]")) {
       const canvas = figure.querySelector(".canvas");
       const column = figure.closest(".multiples") ? width / 2 - 10 : width;
+      const least = parseFloat(canvas.style.minWidth) || 0; // a grid of text that can't be narrower is made smaller
+      canvas.style.zoom = width && least > column ? column / least : "";
       draw(figure);
-      Plotly.relayout(canvas, width ? { autosize: false, width: column } : { autosize: true, width: null });
+      Plotly.relayout(canvas, width ? { autosize: false, width: Math.max(column, least) } : { autosize: true, width: null });
     }
   };
   addEventListener("beforeprint", () => {
