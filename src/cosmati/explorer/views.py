@@ -227,35 +227,23 @@ def _inference_rows(study: StudyRecord) -> tuple[TableRow, ...]:
     )
 
 
-<<<<<<< HEAD
-def study_figures(view: StudyView) -> dict[str, Figure]:
-    """Return the study's figures by their id; the tradeoff and learning figures once for each axis with levels."""
-=======
 def study_figures(view: StudyView, palette: Palette = PAGE) -> dict[str, Figure]:
-    """Return the study's figures by their id; the tradeoff and learning figures once for each axis."""
->>>>>>> d2f3594f3c34f44a33561fbd5b571f6a3fcbc519
+    """Return the study's figures by their id; the tradeoff and learning figures once for each axis with levels."""
     if not view.axes:
         return {}
     figures = {f"{view.anchor}-gains": gains_figure(view.record, palette)}
     if view.parts:
-<<<<<<< HEAD
-        figures[f"{view.anchor}-breakdown"] = breakdown_figure(view.record, PAGE)
-    for axis in view.levels:
-        figures |= axis_figures(view, axis)
-=======
         figures[f"{view.anchor}-breakdown"] = breakdown_figure(view.record, palette)
-    for axis, _ in view.axes:
-        figures[f"{view.anchor}-tradeoff-{axis}"] = tradeoff_figure(view.record, palette, axis=axis)
-        figures[f"{view.anchor}-learning-{axis}"] = learning_figure(view.record, palette, axis=axis)
->>>>>>> d2f3594f3c34f44a33561fbd5b571f6a3fcbc519
+    for axis in view.levels:
+        figures |= axis_figures(view, axis, palette)
     return figures
 
 
-def axis_figures(view: StudyView, axis: Axis) -> dict[str, Figure]:
+def axis_figures(view: StudyView, axis: Axis, palette: Palette = PAGE) -> dict[str, Figure]:
     """Return the figures along one axis by their id: tradeoff curves, and learning curves."""
     return {
-        f"{view.anchor}-tradeoff-{axis}": tradeoff_figure(view.record, PAGE, axis=axis),
-        f"{view.anchor}-learning-{axis}": learning_figure(view.record, PAGE, axis=axis),
+        f"{view.anchor}-tradeoff-{axis}": tradeoff_figure(view.record, palette, axis=axis),
+        f"{view.anchor}-learning-{axis}": learning_figure(view.record, palette, axis=axis),
     }
 
 
