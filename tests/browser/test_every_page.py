@@ -50,6 +50,16 @@ PAGES = {
     "no such page": "/nowhere",
     "no such run": "/runs/0000000000000000",
 }
+# Much like another page, so that a default run leaves them out.
+SLOW = {
+    "costs",
+    "runs with columns",
+    "evil study",
+    "broken off run",
+    "choice to compare",
+    "compositions",
+    "no such run",
+}
 WIDE, NARROW = (1440, 900), (390, 844)
 
 
@@ -76,7 +86,9 @@ def look(page: Page) -> list[tuple[str, str, str]]:
     return findings(page)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PAGES]
+)
 def test_a_page_is_sound_wide_and_light_narrow_and_dark(fresh: Callable[..., Page], name: str) -> None:
     page = opened(fresh, name, WIDE)
     found = look(page)
