@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import os
@@ -175,8 +176,13 @@ def test_a_spreadsheet_takes_no_name_for_a_formula(start: str, tmp_path: Path) -
     write_study(tmp_path / "study", replace(named(small_study(), name), quality_name=name))
     served = Served(tmp_path)
     try:
-        (data,) = re.findall(r'class="data">(.*?)</script>', served.get("/studies/study")[1], re.DOTALL)
-        tables = [one["csv"] for one in json.loads(data)["figures"].values() if one.get("csv")]
+        tables = []
+        for address in ("/", "/runs", "/studies/study"):
+            page = served.get(address)[1]
+            (data,) = re.findall(r'class="data">(.*?)</script>', page, re.DOTALL)
+            tables += [one["csv"] for one in json.loads(data)["figures"].values() if one.get("csv")]
+            links = [link for link in re.findall(r"<a [^>]*>", page) if 'data-save="csv"' in link or ".csv" in link]
+            tables += [served.get(html.unescape(re.findall(r'href="([^"]*)"', link)[0]))[1] for link in links]
         assert tables
         cells = [cell for table in tables for row in csv.reader(io.StringIO(table, newline="")) for cell in row]
         assert any(name in cell for cell in cells)
