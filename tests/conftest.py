@@ -25,7 +25,10 @@ def _lacking() -> dict[str, str]:
         "ray": (importlib.util.find_spec("ray") is not None, "Ray isn't installed"),
         "slurm": (shutil.which("sbatch") is not None, "the Slurm commands aren't installed"),
         "s3": (importlib.util.find_spec("moto") is not None, "moto isn't installed"),
-        "browser": (shutil.which("chromium") is not None, "Chromium isn't installed"),
+        "browser": (
+            shutil.which("chromium") is not None and importlib.util.find_spec("playwright") is not None,
+            "Chromium or Playwright isn't installed",
+        ),
         "bench": (importlib.util.find_spec("lightning") is not None, "the extra `bench` isn't installed"),
     }
     return {marker: reason for marker, (found, reason) in present.items() if not found}

@@ -252,8 +252,9 @@ def test_long_runs_are_thinned_and_keep_their_end() -> None:
 
 
 def test_csv_text_disarms_formulas() -> None:
-    assert csv_text(["a", "b"], [["=1+1", -2.5]]) == "a,b\n'=1+1,-2.5\n"
-    assert csv_text(["a"], [["\t=1+1"]]) == "a\n'\t=1+1\n"
+    assert csv_text(["a", "b"], [["=1+1", -2.5]]) == "a,b\r\n'=1+1,-2.5\r\n"
+    assert csv_text(["a"], [["\t=1+1"]]) == "a\r\n'\t=1+1\r\n"
+    assert csv_text(["=a"], [["one\rtwo"]]) == '\'=a\r\n"one\rtwo"\r\n'
 
 
 @pytest.mark.parametrize(("low", "high"), [(180, 1000), (1, 9.5), (3, 90000), (0.2, 0.3)])

@@ -53,9 +53,8 @@ class Figure:
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a CSV file. Text that a spreadsheet would run as a formula gets a leading quote."""
     stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(header)
-    for row in rows:
+    writer = csv.writer(stream, lineterminator="\r\n")
+    for row in (header, *rows):
         writer.writerow([f"'{cell}" if isinstance(cell, str) and cell[:1] in "=+-@\t\r" else cell for cell in row])
     return stream.getvalue()
 

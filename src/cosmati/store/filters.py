@@ -10,6 +10,8 @@ from cosmati.errors import RunError
 
 NUMBERS = ("steps", "rows", "tokens", "flops", "seconds", "cost", "quality", "budget", "seed")
 TEXTS = ("name", "study", "arm", "task", "hardware", "status", "started", "ended", "quality_name", "path", "kind")
+MAX_WORDS = 100
+"""SQLite refuses deeper conditions than 1,000."""
 MODEL = (
     "(SELECT CAST(value AS TEXT) FROM json_each(recipes.facts)"
     " WHERE key IN ('model', 'config.model', 'model.name') ORDER BY key = 'model' DESC, key LIMIT 1)"
@@ -55,7 +57,10 @@ class RunFilter:
             for column, limit in limits.items():
                 terms.append(f"{_known(column, NUMBERS)} {sign} ?")
                 values.append(limit)
-        for word in self.text.split():
+        words = self.text.split()
+        if len(words) > MAX_WORDS:
+            raise RunError(f"{len(words)} words are asked for, and {MAX_WORDS} at most are looked for. Leave some out.")
+        for word in words:
             terms.append("instr(words, ?)")
             values.append(word.casefold())
         return " AND ".join(terms), values

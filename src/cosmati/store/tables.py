@@ -161,7 +161,7 @@ def write_tables(tables: Mapping[str, Table], folder: Path, form: Form) -> list[
             write_parquet(path, table.rows, table.columns)
         else:
             out = io.StringIO()
-            writer = csv.DictWriter(out, table.columns, lineterminator="\n")
+            writer = csv.DictWriter(out, table.columns, lineterminator="\r\n")
             writer.writeheader()
             writer.writerows(table.rows)
             replace_file(path, out.getvalue().encode("utf-8", "replace"))

@@ -52,6 +52,10 @@ def make_app(index: RunIndex) -> FastAPI:
         composition_router,
         methods_router,
         governance_router,
+        run_router,
+        live_router,
+        compare_router,
+        parts_router,
     ):
         app.include_router(router(site))
     app.mount("/static", StaticFiles(directory=STATIC))

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from fastapi import Request
 
 from cosmati.errors import RunError
-from cosmati.store.filters import NUMBERS, RunFilter
+from cosmati.store.filters import NUMBERS, RunFilter, expression_of
 
 EXACT = (
     "study",
@@ -28,6 +28,7 @@ EXACT = (
 )
 PAGE_SIZES = (25, 50, 100, 250, 1000)
 PAGE_SIZE = 100
+MAX_COLUMNS = 100
 MOST_COMMON = "*most*"
 """In place of a task: the one with most of the chosen runs. No task is called that."""
 
@@ -59,7 +60,7 @@ def asked(request: Request) -> Asked:
     """Read a request's address.
 
     Raises:
-        RunError: a number that is none.
+        RunError: a number that is none, or a column that there isn't.
     """
     query = request.query_params
     exact = {}
@@ -68,6 +69,11 @@ def asked(request: Request) -> Asked:
         if values:
             exact[name] = tuple(dict.fromkeys(values))
     sort = query.get("sort", "-started") or "-started"
+    columns = tuple(dict.fromkeys(one for one in query.getlist("column") if one))
+    if len(columns) > MAX_COLUMNS:
+        raise RunError(f"{len(columns)} columns are asked for, and {MAX_COLUMNS} at most are shown. Leave some out.")
+    for one in columns:
+        expression_of(one)  # refuses what no run has
     page_size = query.get("size", "") or str(PAGE_SIZE)
     if page_size not in map(str, PAGE_SIZES):
         raise RunError(f"size is {page_size[:40]!r} in this address. Choose one of {', '.join(map(str, PAGE_SIZES))}.")
@@ -80,7 +86,7 @@ def asked(request: Request) -> Asked:
         ),
         sort=sort.removeprefix("-"),
         descending=sort.startswith("-"),
-        columns=tuple(dict.fromkeys(one for one in query.getlist("column") if one)),
+        columns=columns,
         has_own_columns=query.get("columns") == "own",
         page=int(number_of(query.get("page", "") or "0", "page")),
         page_size=int(page_size),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
@@ -29,6 +30,10 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+FAILED = (
+    "This page failed, and that is a mistake of Cosmati's: the terminal that serves it says where. "
+    "Please report that text. Other pages go on working."
+)
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -44,9 +49,18 @@ async def guard(request: Request, proceed: Handler) -> Response:
     """Refuse a request that names another host, and put the headers on every answer.
 
     A page elsewhere can point a name of its own at this machine's loopback address; its requests carry that name.
+    What fails without a word is told in the terminal and answered with the headers too.
     """
     if _host_of(request) not in LOOPBACK:
         return PlainTextResponse("This server answers to localhost alone.", status_code=421, headers=HEADERS)
-    answer = await proceed(request)
+    method = request.method
+    if method == "HEAD":
+        request.scope["method"] = "GET"  # answered as the page itself; the server leaves its body out
+    try:
+        answer = await proceed(request)
+    except Exception:
+        logging.getLogger("uvicorn.error").exception("The page %r failed", str(request.url)[:200])
+        answer = PlainTextResponse(FAILED, status_code=500)
+    request.scope["method"] = method
     answer.headers.update(HEADERS)
     return answer

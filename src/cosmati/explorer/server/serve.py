@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from pathlib import Path
@@ -48,7 +49,8 @@ def serve(store: Path, *, port: int | None = None, console: Console | None = Non
         watcher.start()
         config = uvicorn.Config(app, log_level="warning", lifespan="off", server_header=False)
         try:
-            uvicorn.Server(config).run(sockets=[listener])
+            with contextlib.suppress(KeyboardInterrupt):  # that's how it's ended
+                uvicorn.Server(config).run(sockets=[listener])
         finally:
             site.stop()
             watcher.join(timeout=5)

@@ -137,8 +137,8 @@ class Site:
         """Return the figures of the view that `study` returns, drawn once for each of its states."""
         return _study_figures(*self._state_of(path), axis)
 
-    def _state_of(self, path: str) -> tuple[Path, tuple[tuple[str, int, int], ...]]:
-        folder = self.folder(path)
+    def _state_of(self, path: str) -> tuple[Path, FolderState]:
+        folder = self.study_folder(path)
         return folder, state_of(folder, STUDY_FILES)
 
     def study_names(self) -> dict[str, str]:
@@ -155,14 +155,29 @@ class Site:
         """
         return record_of(*self._state_of(path))
 
+    def study_folder(self, path: str) -> Path:
+        """Return the folder of a study of the store. What isn't listed isn't shown: a link's file can lie anywhere.
+
+        Raises:
+            RunError: there's none.
+        """
+        found = self.folder(path)
+        name = found.relative_to(self.index.root.resolve()).as_posix()
+        if not self.index.query("SELECT 1 FROM sources WHERE path = ? AND kind = 'study'", (name,)):
+            raise RunError(f"{name[:200]} holds no study. It was moved or removed: choose one from the list.")
+        return found
+
     def folder(self, path: str) -> Path:
         """Return a folder of the store.
 
         Raises:
             RunError: the path leads out of it.
         """
-        found = (self.index.root / path).resolve()
-        if not found.is_relative_to(self.index.root.resolve()):
+        try:
+            found = (self.index.root / path).resolve()
+        except (OSError, ValueError):  # a loop of links, or a name that no folder can have
+            found = None
+        if found is None or not found.is_relative_to(self.index.root.resolve()):
             raise RunError("That isn't in this store.")
         return found
 

@@ -44,6 +44,10 @@ function cloud(figure) {
     slider.value = quality;
     slider.dispatchEvent(new Event("input", { bubbles: true }));
   });
+  held(event.target, () => Number(slider.value), (quality) => {
+    slider.value = quality;
+    slider.dispatchEvent(new Event("input", { bubbles: true }));
+  });
   slider.addEventListener("input", () => {
     const quality = Number(slider.value);
     const text = Number(quality.toPrecision(4)).toString();

@@ -74,6 +74,25 @@ function save(figure, format) {
   URL.revokeObjectURL(link.href);
 }
 
+// Lets a figure's level line be held anywhere, and follows the pointer. Plotly's own can be had on its dashes alone,
+// and covers points there.
+function held(figure, now, move) {
+  const canvas = figure.querySelector(".canvas");
+  const top = (event) => event.clientY - canvas.getBoundingClientRect().top - canvas._fullLayout.yaxis._offset;
+  const isNear = (event) => Math.abs(top(event) - canvas._fullLayout.yaxis.d2p(now())) < 9;
+  canvas.addEventListener("pointerdown", (event) => {
+    // What lies under the pointer goes first: a point that is clicked leads to its run.
+    if (event.button !== 0 || event.target.closest(".modebar") || canvas._hoverdata?.length || !isNear(event)) return;
+    event.preventDefault(); // so that Plotly takes it for no zoom
+    canvas.setPointerCapture(event.pointerId);
+  }, true);
+  canvas.addEventListener("pointermove", (event) => {
+    const isHeld = canvas.hasPointerCapture(event.pointerId);
+    canvas.classList.toggle("near-line", isHeld || isNear(event));
+    if (isHeld) move(canvas._fullLayout.yaxis.p2d(top(event)));
+  });
+}
+
 // Another axis has other figures, and their numbers stand elsewhere.
 function rename(figure, name) {
   figure.dataset.figure = name;
@@ -112,6 +131,10 @@ function live(part) {
   }
 
   slider.addEventListener("input", () => show(Number(slider.value)));
+  held(tradeoff, () => tradeoff.quality ?? axes()[axis].levels[slider.value].quality, (quality) => {
+    const index = nearest(quality);
+    if (index !== Number(slider.value)) show(index);
+  });
   tradeoff.querySelector(".canvas").on("plotly_relayout", (change) => {
     const quality = change["shapes[0].y0"];
     if (quality !== undefined && quality !== tradeoff.quality) show(nearest(quality));
