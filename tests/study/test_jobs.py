@@ -265,22 +265,22 @@ def test_a_call_that_fails_is_given_back_and_the_others_go_on(num_jobs: int) -> 
 
 HELPED = """
 from functools import partial
-import helper
+import beside_it
 def study():
-    return helper.answer, helper.deep, lazily
+    return beside_it.answer, beside_it.deep, lazily
 def lazily():
-    import late
-    return late.VALUE
+    import beside_later
+    return beside_later.VALUE
 """
 
 
 def test_modules_beside_a_studys_file_are_found_by_its_processes(tmp_path: Path) -> None:
     """A function of a helper, of a package beside the file, and a helper that is imported when it's called."""
     (tmp_path / "helped.py").write_text(HELPED)
-    (tmp_path / "helper.py").write_text("from parts.deep import deep\ndef answer():\n    return 1\n")
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "deep.py").write_text("def deep():\n    return 2\n")
-    (tmp_path / "late.py").write_text("VALUE = 3\n")
+    (tmp_path / "beside_it.py").write_text("from beside_parts.deep import deep\ndef answer():\n    return 1\n")
+    (tmp_path / "beside_parts").mkdir()
+    (tmp_path / "beside_parts" / "deep.py").write_text("def deep():\n    return 2\n")
+    (tmp_path / "beside_later.py").write_text("VALUE = 3\n")
     before = list(sys.path)
     answer, deep, lazily = load_module(tmp_path / "helped.py").study()
     assert sys.path == [*before, str(tmp_path)]

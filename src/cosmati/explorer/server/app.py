@@ -28,6 +28,19 @@ from cosmati.store.index import RunIndex
 
 STATIC = Path(__file__).parents[1] / "static"
 DAY = "max-age=86400"
+ROUTERS = (
+    tradeoffs_router,
+    runs_router,
+    run_router,
+    live_router,
+    compare_router,
+    studies_router,
+    parts_router,
+    composition_router,
+    methods_router,
+    governance_router,
+)
+"""Of each page. An address that two of them know is the first one's."""
 
 
 def make_app(index: RunIndex) -> FastAPI:
@@ -41,22 +54,7 @@ def make_app(index: RunIndex) -> FastAPI:
     plotly = plotly_path()
     app.middleware("http")(guard)
     app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)
-    for router in (
-        tradeoffs_router,
-        runs_router,
-        run_router,
-        live_router,
-        compare_router,
-        studies_router,
-        parts_router,
-        composition_router,
-        methods_router,
-        governance_router,
-        run_router,
-        live_router,
-        compare_router,
-        parts_router,
-    ):
+    for router in ROUTERS:
         app.include_router(router(site))
     app.mount("/static", StaticFiles(directory=STATIC))
 
