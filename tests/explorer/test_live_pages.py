@@ -268,7 +268,7 @@ def test_a_run_has_the_one_before_and_the_one_after_and_its_pace(tmp_path: Path)
         near = re.findall(r'href="/runs/(\w+)" rel="(prev|next)"', page)
         assert near == [(key_of("run-0"), "prev"), (key_of("run-2"), "next")]
         figures = data_of(page)["figures"]
-        assert figures["step-0"]["csv"] == "step,learning rate\n1,0.1\n2,0.1\n4,0.1\n"
-        assert figures["step-1"]["csv"] == "step,rows a second\n2,32.0\n4,32.0\n"
+        assert figures["step-0"]["csv"] == "step,learning rate\r\n1,0.1\r\n2,0.1\r\n4,0.1\r\n"
+        assert figures["step-1"]["csv"] == "step,rows a second\r\n2,32.0\r\n4,32.0\r\n"
     finally:
         served.close()

@@ -188,7 +188,7 @@ def test_the_checklist_is_read_from_trials_and_recipes() -> None:
     assert (met[inside].met, edge[inside].met) == (True, False)
     searched = met["Opponent searched as hard as the arms"]
     assert searched.met
-    assert "baseline: 3 runs, 360 steps, over AdamW's learning rate 1, 2, 3" in searched.note
+    assert "baseline: 3 runs, 3 settings, 360 steps, over AdamW's learning rate 1, 2, 3" in searched.note
     assert "composition: 3 runs, 360 steps, over Muon's learning rate 1, 2, 3" in searched.note
     assert not met["Batch size, ties and clipping searched"].met
     assert met["Settings chosen on seeds of their own"].note == "searched on seed 100"
