@@ -189,7 +189,7 @@ def test_the_checklist_is_read_from_trials_and_recipes() -> None:
     searched = met["Opponent searched as hard as the arms"]
     assert searched.met
     assert "baseline: 3 runs, 3 settings, 360 steps, over AdamW's learning rate 1, 2, 3" in searched.note
-    assert "composition: 3 runs, 360 steps, over Muon's learning rate 1, 2, 3" in searched.note
+    assert "composition: 3 runs, 3 settings, 360 steps, over Muon's learning rate 1, 2, 3" in searched.note
     assert not met["Batch size, ties and clipping searched"].met
     assert met["Settings chosen on seeds of their own"].note == "searched on seed 100"
     assert met["Decoupled weight decay"].note == "0.01 times the learning rate, on matrices only"
