@@ -195,6 +195,32 @@ def test_a_study_of_which_nothing_goes_well_stops_after_a_run_of_each_arm(tmp_pa
     assert len(log) == 8
 
 
+def fast_fails_at_once(name: str, budget: float, seed: int) -> FakeRun:
+    if name == "fast":
+        raise ValueError("x")
+    return FakeRun(budget, 1.0, seconds=0.5)
+
+
+def test_an_arm_that_fails_while_another_still_runs_stops_nothing(tmp_path: Path) -> None:
+    arms = {name: Arm(start=partial(fast_fails_at_once, name), recipe_text=name) for name in ("baseline", "fast")}
+    options = {"budgets": (0.5, 1.0), "seeds": (0, 1), "quality": "loss", "higher_is_better": False}
+    study = Study(name="s", task="t", arms=arms, **options)  # type: ignore[arg-type]
+    console = Console(file=io.StringIO())
+    with pytest.raises(RunError, match="4 of 8 runs of 's' failed, and the others are finished"):
+        run_study(study, tmp_path, hardware="h", jobs=2, console=console)
+    record = run_study(study, tmp_path, hardware="h", jobs=2, console=console)
+    assert sum(bool(one.error) for one in record.runs) == 4
+
+
+def test_an_error_with_a_name_that_is_not_utf_8_is_kept(tmp_path: Path) -> None:
+    study = make_study(lambda *cell: ValueError("no \udcff.bin") if cell == ("fast", 0.5, 0) else None)
+    with pytest.raises(RunError, match="1 of 8"):
+        run(study, tmp_path)
+    run(study, tmp_path)
+    found = StudyRecord.from_json((tmp_path / STUDY_FILE).read_text(encoding="utf-8"))
+    assert [one.error for one in found.runs if one.error] == ["ValueError: no \\udcff.bin"]
+
+
 def test_what_stops_everything_still_does(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(make_study(lambda *_: KeyboardInterrupt()), tmp_path)  # type: ignore[arg-type,return-value]

@@ -193,8 +193,8 @@ class _Failures:
         return StudyRun(arm, budget, seed, f"{arm}-{budget:g}-{seed}", (), nothing, {}, error=self._now[cell])
 
     def refuse_all(self, study: Study) -> None:
-        """Stop where as many runs as there are arms have failed, and this is called before one went well."""
-        if len(self._now) >= len(study.arms):
+        """Stop where a run of each arm has failed, and this is called before one went well."""
+        if {arm for arm, _, _ in self._now} == set(study.arms):
             self._refuse(list(self._now), f"No run of {study.name!r} goes well")
 
     def refuse_new(self, study: Study) -> None:
