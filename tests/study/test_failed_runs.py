@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from cosmati.errors import DivergenceError, RunError
 from cosmati.records.study import SearchRecord, StudyRecord
+from cosmati.study.measured import MeasuredRun, measure
 from cosmati.study.points import PointSettings
 from cosmati.study.runner import FAILED_FILE, LINES_FILE, STARTED_FILE, STUDY_FILE, Arm, Study, run_study
 from cosmati.study.search import TRIALS_FILE, Dimension, SearchedArm, SearchPlan, chosen_settings, search_arms
@@ -219,6 +221,27 @@ def test_an_error_with_a_name_that_is_not_utf_8_is_kept(tmp_path: Path) -> None:
     run(study, tmp_path)
     found = StudyRecord.from_json((tmp_path / STUDY_FILE).read_text(encoding="utf-8"))
     assert [one.error for one in found.runs if one.error] == ["ValueError: no \\udcff.bin"]
+
+
+def measured_on(rows: Callable[[str], tuple[str, ...]]) -> Callable[..., MeasuredRun]:
+    return lambda arm, *rest: replace(measure(arm, *rest), evaluated_on=rows(arm))
+
+
+def test_a_record_has_the_rows_of_the_runs_that_went_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"baseline": ("a", "c"), "fast": ("b",)}
+    monkeypatch.setattr("cosmati.study.runner.measure", measured_on(rows.__getitem__))
+    with pytest.raises(RunError, match="1 of 8"):
+        run(make_study(one_fails), tmp_path)
+    assert run(make_study(one_fails), tmp_path).evaluated_on == ("a", "b", "c")
+    rows["fast"] = ()  # of one arm they aren't known
+    assert run(make_study(never), tmp_path / "2").evaluated_on == ()
+
+
+def test_a_search_has_the_rows_of_the_trials_that_went_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cosmati.study.search.measure", measured_on(lambda _: ("a", "b")))
+    found = search(partial(picky, []), tmp_path)
+    assert any(one.error for one in found.trials)
+    assert found.evaluated_on == ("a", "b")
 
 
 def test_what_stops_everything_still_does(tmp_path: Path) -> None:
