@@ -19,7 +19,17 @@ from cosmati.errors import DivergenceError, RunError
 from cosmati.records.study import SearchRecord, StudyRecord
 from cosmati.study.measured import MeasuredRun, measure
 from cosmati.study.points import PointSettings
-from cosmati.study.runner import FAILED_FILE, LINES_FILE, STARTED_FILE, STUDY_FILE, Arm, Study, run_study
+from cosmati.study.runner import (
+    FAILED_FILE,
+    LINES_FILE,
+    STARTED_FILE,
+    STUDY_FILE,
+    Arm,
+    Study,
+    finished_runs,
+    run_study,
+    unfinished_record,
+)
 from cosmati.study.search import TRIALS_FILE, Dimension, SearchedArm, SearchPlan, chosen_settings, search_arms
 from tests.study.fake_runs import FakeRun, loss_at
 
@@ -154,6 +164,12 @@ def test_a_failed_run_of_a_study_is_told_and_the_others_go_on(tmp_path: Path) ->
     assert "fake_runs.py" in line["trace"]
     assert (tmp_path / STARTED_FILE).exists()
     assert not (tmp_path / STUDY_FILE).exists()
+    begun = StudyRecord.from_json((tmp_path / STARTED_FILE).read_text())
+    shown = unfinished_record(tmp_path, replace(begun, runs=finished_runs(tmp_path)))
+    assert [one.error for one in shown.runs if one.error] == ["ValueError: no room"]
+    assert len(shown.runs) == 8
+    assert "Not finished: 7 of 8 runs" in shown.notes
+    assert "Failed besides: 1." in shown.notes
 
 
 def test_what_failed_is_run_once_more_and_is_a_failed_run_if_it_fails_again(tmp_path: Path) -> None:
