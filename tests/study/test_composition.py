@@ -11,7 +11,7 @@ import pytest
 
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import NotReached, SpeedUp
-from cosmati.study.composition import Together, joint_effects, pair_arms, pairs, single_parts, what_to_add
+from cosmati.study.composition import Measure, Together, joint_effects, pair_arms, pairs, single_parts, what_to_add
 from cosmati.study.statistics import Estimate
 from tests.study.oracles import log_quality, study
 
@@ -201,3 +201,23 @@ def test_differences_at_one_seed_or_without_runs_show_nothing() -> None:
     (late,) = joint_effects(slow, measure="difference")
     assert isinstance(late.ratio, NotReached)
     assert "both has no run" in late.ratio.reason
+
+
+@pytest.mark.parametrize("measure", ["speed-up", "difference"])
+@pytest.mark.parametrize("loser", ["Muon", "Muon and EMA"])
+def test_an_interaction_of_the_seeds_that_went_well_is_not_shown(loser: str, measure: Measure) -> None:
+    gains = GAINS | {"Muon and EMA": 1.7}
+
+    def quality(name: str, num_lost: int, budget: float, seed: int) -> float:
+        is_lost = name == loser and seed < num_lost and budget == 0.5
+        return math.nan if is_lost else noisy(gains[name])(budget, seed)  # type: ignore[operator]
+
+    def found(num_lost: int) -> Together:
+        arms = {name: partial(quality, name, num_lost) for name in gains}
+        made = study({"baseline": log_quality(), **arms}, methods=PARTS, seeds=range(8))
+        return next(one for one in joint_effects(made, axis="step", measure=measure) if one.arm == "Muon and EMA")
+
+    assert found(0).is_shown
+    assert found(3).is_shown  # 3 of 32 runs
+    assert not found(4).is_shown
+    assert found(4).p_value is None

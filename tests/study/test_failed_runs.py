@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,19 @@ from rich.console import Console
 
 from cosmati.errors import DivergenceError, RunError
 from cosmati.records.study import SearchRecord, StudyRecord
+from cosmati.study.measured import MeasuredRun, measure
 from cosmati.study.points import PointSettings
-from cosmati.study.runner import FAILED_FILE, LINES_FILE, STARTED_FILE, STUDY_FILE, Arm, Study, run_study
+from cosmati.study.runner import (
+    FAILED_FILE,
+    LINES_FILE,
+    STARTED_FILE,
+    STUDY_FILE,
+    Arm,
+    Study,
+    finished_runs,
+    run_study,
+    unfinished_record,
+)
 from cosmati.study.search import TRIALS_FILE, Dimension, SearchedArm, SearchPlan, chosen_settings, search_arms
 from tests.study.fake_runs import FakeRun, loss_at
 
@@ -152,6 +164,12 @@ def test_a_failed_run_of_a_study_is_told_and_the_others_go_on(tmp_path: Path) ->
     assert "fake_runs.py" in line["trace"]
     assert (tmp_path / STARTED_FILE).exists()
     assert not (tmp_path / STUDY_FILE).exists()
+    begun = StudyRecord.from_json((tmp_path / STARTED_FILE).read_text())
+    shown = unfinished_record(tmp_path, replace(begun, runs=finished_runs(tmp_path)))
+    assert [one.error for one in shown.runs if one.error] == ["ValueError: no room"]
+    assert len(shown.runs) == 8
+    assert "Not finished: 7 of 8 runs" in shown.notes
+    assert "Failed besides: 1." in shown.notes
 
 
 def test_what_failed_is_run_once_more_and_is_a_failed_run_if_it_fails_again(tmp_path: Path) -> None:
@@ -193,6 +211,53 @@ def test_a_study_of_which_nothing_goes_well_stops_after_a_run_of_each_arm(tmp_pa
     with pytest.raises(RunError, match=r"4 of 8 runs of 's' failed.*; and 1 more\. Mend it"):
         run(make_study(lambda name, *_: ValueError("x") if name == "baseline" else None, log), tmp_path / "2")
     assert len(log) == 8
+
+
+def fast_fails_at_once(name: str, budget: float, seed: int) -> FakeRun:
+    if name == "fast":
+        raise ValueError("x")
+    return FakeRun(budget, 1.0, seconds=0.5)
+
+
+def test_an_arm_that_fails_while_another_still_runs_stops_nothing(tmp_path: Path) -> None:
+    arms = {name: Arm(start=partial(fast_fails_at_once, name), recipe_text=name) for name in ("baseline", "fast")}
+    options = {"budgets": (0.5, 1.0), "seeds": (0, 1), "quality": "loss", "higher_is_better": False}
+    study = Study(name="s", task="t", arms=arms, **options)  # type: ignore[arg-type]
+    console = Console(file=io.StringIO())
+    with pytest.raises(RunError, match="4 of 8 runs of 's' failed, and the others are finished"):
+        run_study(study, tmp_path, hardware="h", jobs=2, console=console)
+    record = run_study(study, tmp_path, hardware="h", jobs=2, console=console)
+    assert sum(bool(one.error) for one in record.runs) == 4
+
+
+def test_an_error_with_a_name_that_is_not_utf_8_is_kept(tmp_path: Path) -> None:
+    study = make_study(lambda *cell: ValueError("no \udcff.bin") if cell == ("fast", 0.5, 0) else None)
+    with pytest.raises(RunError, match="1 of 8"):
+        run(study, tmp_path)
+    run(study, tmp_path)
+    found = StudyRecord.from_json((tmp_path / STUDY_FILE).read_text(encoding="utf-8"))
+    assert [one.error for one in found.runs if one.error] == ["ValueError: no \\udcff.bin"]
+
+
+def measured_on(rows: Callable[[str], tuple[str, ...]]) -> Callable[..., MeasuredRun]:
+    return lambda arm, *rest: replace(measure(arm, *rest), evaluated_on=rows(arm))
+
+
+def test_a_record_has_the_rows_of_the_runs_that_went_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"baseline": ("a", "c"), "fast": ("b",)}
+    monkeypatch.setattr("cosmati.study.runner.measure", measured_on(rows.__getitem__))
+    with pytest.raises(RunError, match="1 of 8"):
+        run(make_study(one_fails), tmp_path)
+    assert run(make_study(one_fails), tmp_path).evaluated_on == ("a", "b", "c")
+    rows["fast"] = ()  # of one arm they aren't known
+    assert run(make_study(never), tmp_path / "2").evaluated_on == ()
+
+
+def test_a_search_has_the_rows_of_the_trials_that_went_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cosmati.study.search.measure", measured_on(lambda _: ("a", "b")))
+    found = search(partial(picky, []), tmp_path)
+    assert any(one.error for one in found.trials)
+    assert found.evaluated_on == ("a", "b")
 
 
 def test_what_stops_everything_still_does(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from cosmati.study.comparison import (
     speed_up_at_equal_quality,
 )
 from cosmati.study.curves import Axis, best_within, paired_means
+from cosmati.study.divergence import diverges
 from cosmati.study.statistics import Estimate, estimate, holm
 
 Measure = Literal["speed-up", "difference"]
@@ -60,7 +61,8 @@ class Together:
             unknown parts too, whose own gain would be in it.
         unknown: Kinds of those that no arm has alone.
         with_other_settings: Parts that the arm has with other settings than the arm that has them alone.
-        p_value: Of the ratio against `neutral`, adjusted for all such ratios of the study; None where there is none.
+        p_value: Of the ratio against `neutral`, adjusted for all such ratios of the study; None where there is none, as
+            where more than a tenth of the runs of one of these arms diverged or failed.
         num_tests: How many these are.
         neutral: 1 for a ratio of speed-ups, 0 for differences in quality.
     """
@@ -166,6 +168,10 @@ def _together(study: StudyRecord, arm: ArmRecord, axis: Axis, measure: Measure) 
         if unknown
         else of(study, arm.name, [alone[kind].name for kind in known], axis=axis)
     )
+    if isinstance(ratio, Estimate) and any(
+        diverges(study, name) for name in (arm.name, *(alone[kind].name for kind in known))
+    ):
+        ratio = replace(ratio, p_value=None)  # it's of the seeds that went well
     return Together(
         arm=arm.name,
         parts=tuple(known),

@@ -19,6 +19,12 @@ def num_diverged(study: StudyRecord, arm: str) -> tuple[int, int]:
     return sum(not math.isfinite(run.final.quality) for run in runs), len(runs)
 
 
+def diverges(study: StudyRecord, arm: str) -> bool:
+    """Whether more than a tenth of an arm's runs diverged."""
+    diverged, total = num_diverged(study, arm)
+    return diverged > MOST_DIVERGED * total
+
+
 def diverges_near(study: StudyRecord, arm: str, needs: float, axis: Axis) -> bool:
     """Whether more than a tenth of an arm's runs diverged at the budgets between which its curve is at `needs`.
 

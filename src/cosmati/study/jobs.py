@@ -35,8 +35,9 @@ class FailedCall:
 
     @property
     def text(self) -> str:
-        """The error with its kind, in one line."""
-        return " ".join(f"{type(self.error).__name__}: {self.error}".split())
+        """The error with its kind, in one line that any file can hold: a file's name needn't be UTF-8."""
+        words = f"{type(self.error).__name__}: {self.error}".split()
+        return " ".join(words).encode(errors="backslashreplace").decode()
 
     @property
     def trace(self) -> str:

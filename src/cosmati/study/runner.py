@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -176,7 +176,9 @@ class _Failures:
         self._digests, self._path = digests, folder / FAILED_FILE
         self._lines = LineFile(self._path, _FailedLine)
         self._before = {
-            (one.arm, one.budget, one.seed) for one in self._lines.read() if digests.get(one.arm) == one.recipe
+            (one.arm, one.budget, one.seed): one.error
+            for one in self._lines.read()
+            if digests.get(one.arm) == one.recipe
         }
         self._now: dict[_Cell, str] = {}
 
@@ -188,13 +190,15 @@ class _Failures:
 
     def run(self, cell: _Cell) -> StudyRun:
         """Return a run that failed again as the record keeps it."""
-        arm, budget, seed = cell
-        nothing = EvaluationPoint(0, 0.0, math.nan)
-        return StudyRun(arm, budget, seed, f"{arm}-{budget:g}-{seed}", (), nothing, {}, error=self._now[cell])
+        return _failed_run(cell, self._now[cell])
+
+    def before(self, cells: Collection[_Cell]) -> tuple[StudyRun, ...]:
+        """Return those of `cells` that failed when the study was begun before."""
+        return tuple(_failed_run(cell, error) for cell, error in self._before.items() if cell in cells)
 
     def refuse_all(self, study: Study) -> None:
-        """Stop where as many runs as there are arms have failed, and this is called before one went well."""
-        if len(self._now) >= len(study.arms):
+        """Stop where a run of each arm has failed, and this is called before one went well."""
+        if {arm for arm, _, _ in self._now} == set(study.arms):
             self._refuse(list(self._now), f"No run of {study.name!r} goes well")
 
     def refuse_new(self, study: Study) -> None:
@@ -212,6 +216,12 @@ class _Failures:
             f"diverged if it fails again. {self._path} says where."
         )
         raise RunError(msg)
+
+
+def _failed_run(cell: _Cell, error: str) -> StudyRun:
+    arm, budget, seed = cell
+    nothing = EvaluationPoint(0, 0.0, math.nan)
+    return StudyRun(arm, budget, seed, f"{arm}-{budget:g}-{seed}", (), nothing, {}, error=error)
 
 
 def _words(cell: _Cell) -> str:
@@ -298,8 +308,12 @@ def unfinished_record(folder: Path, record: StudyRecord) -> StudyRecord:
     Raises:
         RunError: none is, for its recipes.
     """
+    failed: tuple[StudyRun, ...] = ()
     try:
-        num_cells: int | str = len(json.loads((folder / PLANNED_FILE).read_text())["cells"])
+        planned = json.loads((folder / PLANNED_FILE).read_text())
+        num_cells: int | str = len(planned["cells"])
+        left = {tuple(cell) for cell in planned["cells"]} - {(one.arm, one.budget, one.seed) for one in record.runs}
+        failed = _Failures(folder, planned["recipes"]).before(left)
     except (OSError, ValueError, KeyError, TypeError):
         num_cells = "as yet unknown"
     before = f" {STUDY_FILE} is what an earlier beginning left, and isn't shown." * (folder / STUDY_FILE).exists()
@@ -310,9 +324,9 @@ def unfinished_record(folder: Path, record: StudyRecord) -> StudyRecord:
         raise RunError(msg)
     text = (
         f"Not finished: {len(record.runs)} of {num_cells} runs, without profiled costs. All that is said here is of "
-        f"these alone, and may change.{before}"
+        f"these alone, and may change.{before}{f' Failed besides: {len(failed)}.' if failed else ''}"
     )
-    return replace(record, notes=f"{text}\n{record.notes}" if record.notes else text)
+    return replace(record, runs=(*record.runs, *failed), notes=f"{text}\n{record.notes}" if record.notes else text)
 
 
 def finished_runs(folder: str | Path) -> tuple[StudyRun, ...]:
