@@ -16,7 +16,9 @@ import pytest
 from rich.console import Console
 
 from cosmati.errors import DivergenceError, RunError
+from cosmati.explorer.views import study_view
 from cosmati.records.study import SearchRecord, StudyRecord
+from cosmati.study.comparison import NotReached, speed_up_at_equal_quality
 from cosmati.study.measured import MeasuredRun, measure
 from cosmati.study.points import PointSettings
 from cosmati.study.runner import (
@@ -170,6 +172,24 @@ def test_a_failed_run_of_a_study_is_told_and_the_others_go_on(tmp_path: Path) ->
     assert len(shown.runs) == 8
     assert "Not finished: 7 of 8 runs" in shown.notes
     assert "Failed besides: 1." in shown.notes
+
+
+@pytest.mark.parametrize("arm", ["fast", "baseline"])
+def test_an_arm_of_which_every_run_fails_has_no_profile_and_the_study_ends(tmp_path: Path, arm: str) -> None:
+    def fails(name: str, budget: float, seed: int) -> Exception | None:
+        return ValueError("no room") if name == arm else None
+
+    study = replace(make_study(fails), cost_turns=2)
+    with pytest.raises(RunError, match="4 of 8 runs"):
+        run(study, tmp_path)
+    record = run(study, tmp_path)
+    assert {one.arm for one in record.costs} == ({"baseline"} if arm == "fast" else set())
+    assert sum(bool(one.error) for one in record.runs) == 4
+    assert {one.name for one in record.arms} == {"baseline", "fast"}
+    found = speed_up_at_equal_quality(record, "fast")
+    assert isinstance(found, NotReached)
+    assert arm in found.reason
+    assert study_view(record, "s").record == record, "its page is made all the same"
 
 
 def test_what_failed_is_run_once_more_and_is_a_failed_run_if_it_fails_again(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cosmati.core.batch import Batch, Lineage
 from cosmati.study.evaluated_rows import row_sample
-from cosmati.study.row_sample import SAMPLE_SIZE, joined, shared_share
+from cosmati.study.row_sample import COMMON_ROWS, SAMPLE_SIZE, joined, shared_share, smallest
 from cosmati.train.evaluation import batches
 
 X = torch.randn(4000, 3, generator=torch.Generator().manual_seed(1))
@@ -36,6 +38,19 @@ def test_one_value_of_a_row_makes_it_another() -> None:
     changed[3] += 1
     one, other = row_sample([(X[:50], Y[:50])]), row_sample([(X[:50], changed)])
     assert len(set(one) & set(other)) == 49
+
+
+def numbered(start: int, end: int) -> tuple[str, ...]:
+    return smallest(hashlib.sha256(str(number).encode()).hexdigest()[:12] for number in range(start, end))
+
+
+def test_too_few_rows_to_compare_say_nothing() -> None:
+    """Of 200 rows and 10,000 about three are below the smaller sample's end: none in common is luck."""
+    found = [shared_share(numbered(start, start + 200), numbered(0, 10_000)) for start in range(9_800, 10_001, 20)]
+    assert found[-1] is None
+    assert all(share is None or share > COMMON_ROWS for share in found), "never told to be apart"
+    assert shared_share(numbered(100, 200), numbered(0, 100)) == 0.0, "both are known whole"
+    assert shared_share(numbered(10_000, 20_000), numbered(0, 10_000)) == 0.0, "a hundred are compared"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from cosmati.study.comparison import (
 )
 from cosmati.study.composition import Measure, Together, joint_effects, single_parts, what_to_add
 from cosmati.study.curves import Axis
+from cosmati.study.divergence import diverges
 from cosmati.study.statistics import Estimate, holm
 
 MEASURE_WORDS: dict[Measure, str] = {"speed-up": "speed-up", "difference": "difference in quality"}
@@ -148,7 +149,13 @@ def _by_difference(study: StudyRecord, arms: Mapping[str, str], axis: Axis) -> l
             gains.append(PartGain(part, arm, None, None, None, 0, "not measured", one.reason))
             continue
         has_test = one.p_value is not None and one.low is not None and one.high is not None
-        is_shown = has_test and adjusted[arm] < SCREENING_LEVEL and not (one.low or 0.0) <= 0.0 <= (one.high or 0.0)
+        is_whole = not (diverges(study, arm) or diverges(study, study.baseline_arm))
+        is_shown = (
+            is_whole
+            and has_test
+            and adjusted[arm] < SCREENING_LEVEL
+            and not (one.low or 0.0) <= 0.0 <= (one.high or 0.0)
+        )
         p_value = adjusted[arm] if one.p_value is not None else None
         text = f"{number(one.value)} ({interval_text(one.low, one.high, one.n)}{_p(p_value, len(compared))})"
         gains.append(PartGain(part, arm, one.value, one.low, one.high, one.n, _state(is_shown, one.value > 0), text))

@@ -14,12 +14,10 @@ from cosmati.records.study import ArmRecord, ChecklistItem, DimensionRecord, Sea
 from cosmati.study.comparison import NOISE_ARM
 from cosmati.study.inference import step_cost
 from cosmati.study.points import Dimension, chosen_settings
-from cosmati.study.row_sample import shared_share
+from cosmati.study.row_sample import COMMON_ROWS, shared_share
 
 DATA_SHARE = 0.05
 """Of training time; what waits less for its data isn't held up by them."""
-COMMON_ROWS = 0.05
-"""Share of rows that selection and report may have in common: copies of a row are common in real data."""
 MAX_NAMED = 8
 NO_TRAINING = ("evaluation", "checkpoint")
 MIXED = ("bfloat16", "float16")
@@ -201,7 +199,8 @@ def _rows_apart(study: StudyRecord, searches: Mapping[str, SearchRecord]) -> Che
     unknown = [arm for arm, share in shares.items() if share is None]
     common = {arm: share for arm, share in shares.items() if share is not None and share > COMMON_ROWS}
     notes = [f"about {100 * share:.0f} % of the rows for {arm} are reported too" for arm, share in common.items()]
-    notes += [f"not known for {', '.join(unknown)}: no record of the rows of its runs"] if unknown else []
+    why = "no record of the rows of its runs, or too few of them to compare"
+    notes += [f"not known for {', '.join(unknown)}: {why}"] if unknown else []
     most = max((share for share in shares.values() if share is not None), default=0.0)
     note = "; ".join(notes) or f"at most {100 * most:.0f} % in common, by a sample of the rows' digests"
     return ChecklistItem(name, not notes, note)

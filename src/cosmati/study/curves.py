@@ -121,7 +121,8 @@ def is_counted(study: StudyRecord, arms: Collection[str], axis: Axis) -> bool:
 def profiled_costs(study: StudyRecord) -> dict[str, Array] | None:
     """Return the logarithm of each arm's seconds a step in each turn, None where no costs were profiled.
 
-    A turn in which an arm is lacking, such as the last one of a study that was killed, is left out.
+    A turn in which an arm is lacking, such as the last one of a study that was killed, is left out. An arm of which no
+    run went well need have no profile: it has no place on the axis.
 
     Raises:
         RunError: an arm has no profile or several in one turn, a profile has no steps or no seconds, or fewer than two
@@ -131,8 +132,10 @@ def profiled_costs(study: StudyRecord) -> dict[str, Array] | None:
         return None
     wrong = [cost for cost in study.costs if cost.steps <= 0 or not 0 < cost.seconds < math.inf]
     found = {(cost.arm, cost.turn): cost for cost in study.costs}
-    arms = [arm.name for arm in study.arms]
-    missing = sorted(set(arms) - {arm for arm, _ in found})
+    placed = {run.arm for run in study.runs if math.isfinite(run.final.quality)}
+    profiled = {arm for arm, _ in found}
+    arms = [arm.name for arm in study.arms if arm.name in placed | profiled]
+    missing = sorted(set(arms) - profiled)
     if wrong or missing or len(found) < len(study.costs):
         raise RunError(
             f"The cost profiles of study {study.name!r} don't fit its arms: arms without any: {missing}, profiles "
@@ -180,7 +183,9 @@ def tradeoff_curve(study: StudyRecord, arm: str, *, axis: Axis = "seconds") -> C
         kept = [run for run in finite if run.seed in seeds]
         if kept:
             counts = [_count(study, run, measured) for run in kept]
-            position = position_estimate(counts, () if costs is None else np.exp(costs[arm]).tolist())
+            position = position_estimate(
+                counts, () if costs is None or arm not in costs else np.exp(costs[arm]).tolist()
+            )
             quality = mean_estimate([run.final.quality for run in kept])
             points.append(CurvePoint(budget, position, quality, len(kept), len(of_budget) - len(finite)))
     return Curve(arm, axis, tuple(sorted(points, key=lambda point: point.position.value)))
@@ -246,7 +251,8 @@ def paired_means(study: StudyRecord, arms: Sequence[str], *, axis: Axis = "secon
     if n < 2:
         rows = [values[:1] for values in rows]
     if costs:
-        logs = np.stack([costs[arm] for arm in arms])
+        num_turns = len(next(iter(costs.values())))
+        logs = np.stack([costs.get(arm, np.zeros(num_turns)) for arm in arms])
         rows = _with_costs(rows, logs)
         freedom = freedom._replace(cost=logs.shape[1] - 1)
     return tuple(_ordered(values, n, freedom) for values in rows)

@@ -141,7 +141,11 @@ def run_study(
         failures = _Failures(folder, digests)
         _run_cells(study, lines, (digests, done, failures), jobs, None if hardware else where, console)
         failures.refuse_new(study)
-        costs = profile_costs(study, folder, hardware=where, one_thread=jobs > 1, console=console)
+        went_well = {cell[0] for cell in done}
+        # A run that fails each time can't be profiled either, and has no place on an axis.
+        arms = {name: arm for name, arm in study.arms.items() if name in went_well}
+        profiled = replace(study, arms=arms) if study.baseline in arms else replace(study, cost_turns=0)
+        costs = profile_costs(profiled, folder, hardware=where, one_thread=jobs > 1, console=console)
         runs = tuple(done[cell].run if cell in done else failures.run(cell) for cell in study.cells())
         rows = joined(done[cell].evaluated_on for cell in study.cells() if cell in done)
         record = replace(begun, runs=runs, costs=costs, evaluated_on=rows)
