@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -141,11 +141,7 @@ def run_study(
         failures = _Failures(folder, digests)
         _run_cells(study, lines, (digests, done, failures), jobs, None if hardware else where, console)
         failures.refuse_new(study)
-        went_well = {cell[0] for cell in done}
-        # A run that fails each time can't be profiled either, and has no place on an axis.
-        arms = {name: arm for name, arm in study.arms.items() if name in went_well}
-        profiled = replace(study, arms=arms) if study.baseline in arms else replace(study, cost_turns=0)
-        costs = profile_costs(profiled, folder, hardware=where, one_thread=jobs > 1, console=console)
+        costs = profile_costs(_to_profile(study, done), folder, hardware=where, one_thread=jobs > 1, console=console)
         runs = tuple(done[cell].run if cell in done else failures.run(cell) for cell in study.cells())
         rows = joined(done[cell].evaluated_on for cell in study.cells() if cell in done)
         record = replace(begun, runs=runs, costs=costs, evaluated_on=rows)
@@ -246,6 +242,13 @@ def _finished(study: Study, lines: list[_RunLine], digests: dict[str, str], jobs
     cells = set(study.cells())
     runs = {(line.run.arm, line.run.budget, line.run.seed): line for line in found}
     return {cell: line for cell, line in runs.items() if cell in cells}
+
+
+def _to_profile(study: Study, done: Iterable[_Cell]) -> Study:
+    """Return the study without arms of which no run went well: what fails each time can't be profiled either."""
+    went_well = {arm for arm, _, _ in done}
+    arms = {name: arm for name, arm in study.arms.items() if name in went_well}
+    return replace(study, arms=arms) if study.baseline in arms else replace(study, cost_turns=0)
 
 
 def _run_cells(
