@@ -251,6 +251,10 @@ def test_long_runs_are_thinned_and_keep_their_end() -> None:
     assert thinned([]) == []
 
 
+def test_an_empty_text_is_an_empty_field() -> None:
+    assert csv_text(["a", "b"], [["", None], ["x", ""]]) == "a,b\r\n,\r\nx,\r\n"
+
+
 def test_csv_text_disarms_formulas() -> None:
     assert csv_text(["a", "b"], [["=1+1", -2.5]]) == "a,b\r\n'=1+1,-2.5\r\n"
     assert csv_text(["a"], [["\t=1+1"]]) == "a\r\n'\t=1+1\r\n"

@@ -11,16 +11,19 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from cosmati.explorer.server import run_table
+from cosmati.explorer.server.asked import Asked
 from cosmati.explorer.views import live_data, study_figures, study_view
 from cosmati.store.filters import RunFilter
 from tests.explorer.samples import demo_study
 from tests.explorer.test_server import EVIL, Served, data_of
-from tests.store.samples import run_record, write_run, write_study
+from tests.store.samples import indexed, run_record, small_study, write_run, write_study
 
 
 @pytest.fixture(scope="module")
@@ -215,3 +218,11 @@ def test_answers_are_packed_for_who_can_unpack(served: Served) -> None:
     with urllib.request.urlopen(request) as answer:
         assert answer.headers["content-encoding"] == "gzip"
         assert gzip.decompress(answer.read()).decode() == served.get("/runs")[1]
+
+
+def test_the_runs_as_csv_have_no_empty_line_between_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_study(tmp_path / "s", small_study())
+    monkeypatch.setattr(run_table, "CSV_RUNS", 3)
+    what = Asked(RunFilter(), "name", descending=False, columns=(), has_own_columns=False, page=0, page_size=100)
+    lines = list(csv.reader(io.StringIO("".join(run_table.run_lines(indexed(tmp_path), what, ("arm",))), newline="")))
+    assert [line[3] for line in lines] == ["arm", *["baseline"] * 4, *["fast"] * 4]

@@ -50,12 +50,16 @@ class Figure:
     csv_address: str = ""
 
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a cell begins with that a spreadsheet runs."""
+
+
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a CSV file. Text that a spreadsheet would run as a formula gets a leading quote."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\r\n")
     for row in (header, *rows):
-        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell[:1] in "=+-@\t\r" else cell for cell in row])
+        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in row])
     return stream.getvalue()
 
 

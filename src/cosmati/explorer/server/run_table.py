@@ -139,7 +139,7 @@ def run_lines(index: RunIndex, what: Asked, columns: Sequence[str]) -> Iterator[
     for offset in range(0, max(1, index.count(what.filter)), CSV_RUNS):
         found = index.runs(what.filter, sort=what.sort, descending=what.descending, limit=CSV_RUNS, offset=offset)
         rows = [[run.key, run.name, run.path, *(_plain(value_of(run, name)) for name in columns)] for run in found]
-        yield csv_text(() if offset else header, rows).removeprefix("\n")
+        yield csv_text(() if offset else header, rows).removeprefix("\r\n")
 
 
 def _plain(value: object) -> object:
