@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from cosmati import Classification, Evaluation, InMemory, RunConfig, Trainer, accuracy
 from cosmati.explorer.compare_view import CompareView
-from cosmati.explorer.compared_run import of_folder
+from cosmati.explorer.compared_run import DATA, ENVIRONMENT, SEED, of_folder
 from cosmati.explorer.differences import agreement, bits_sentence, diff_lines, first_difference, groups_of, parted
 from cosmati.methods import LabelSmoothing
 from cosmati.models.mlp import MLP
 from cosmati.optim import SGD
+from cosmati.store.importing import import_runs
 from cosmati.store.index import RunIndex
 from cosmati.store.summary import key_of
 from tests.explorer.samples import demo_study
@@ -246,3 +247,26 @@ def test_a_diff_is_unified_and_each_line_has_its_kind() -> None:
     found = diff_lines("a\nb\nc", "a\nB\nc")
     assert found == [("place", "@@ -1,3 +1,3 @@"), ("same", " a"), ("removed", "-b"), ("added", "+B"), ("same", " c")]
     assert diff_lines("same", "same") == []
+
+
+@pytest.mark.parametrize("has_seed", [True, False])
+def test_of_an_imported_run_only_what_the_other_tool_had_is_compared(tmp_path: Path, has_seed: bool) -> None:
+    source = tmp_path / "log"
+    source.mkdir()
+    seed = ",seed\n1,2.0,7\n2,1.0,7\n" if has_seed else "\n1,2.0\n2,1.0\n"
+    (source / "theirs.csv").write_text(f"step,loss{seed}")
+    import_runs(source, tmp_path / "store")
+    write_run(tmp_path / "store" / "own", run_record("own", digests={"data": "cd" * 32}, metrics={"loss": 0.5}))
+    with RunIndex(tmp_path / "store") as index:
+        index.refresh()
+        runs = {run.name: run for run in index.runs()}
+        ours, theirs = (of_folder(index.root / runs[name].path, runs[name]) for name in ("own", "theirs"))
+        view = CompareView(theirs, ours)
+        missing = {group.name: group.missing for group in view.groups}
+        assert missing[DATA] == "a"
+        assert "hardware" not in theirs.facts[ENVIRONMENT]
+        if not any(name.lower() == "seed" for name in runs["theirs"].facts):
+            assert missing[SEED] == "a"
+        assert "data" not in first_difference(view.groups)
+        assert "It isn't recorded what both ran on" in view.caution
+        assert "Their hardware differs" not in view.caution

@@ -91,6 +91,17 @@ def test_where_nobody_says_which_way_it_points_nothing_is_on_the_frontier(tmp_pa
     assert [one.is_on_frontier for one in found] == [False] * 3
 
 
+def test_studies_that_say_different_things_of_a_measure_have_no_frontier(tmp_path: Path) -> None:
+    """Of `score` more is better in two studies, and less in one: no majority makes the third one's worst its best."""
+    for name, is_up in (("a", True), ("b", True), ("c", False)):
+        write_study(tmp_path / name, small_study(name, quality_name="score", higher_is_better=is_up))
+    index = indexed(tmp_path)
+    found = tradeoff_points(index, RunFilter(), "seconds")
+    assert {(one.higher_is_better, one.is_on_frontier) for one in found} == {(None, False)}
+    alone = tradeoff_points(index, RunFilter(exact={"study": ("c",)}), "seconds")
+    assert {one.higher_is_better for one in alone} == {False}
+
+
 def test_one_seed_has_no_error_and_equal_ones_none_to_speak_of(tmp_path: Path) -> None:
     record = small_study(seeds=range(5))
     runs = tuple(replace(run, final=replace(run.final, quality=0.912345)) for run in record.runs)

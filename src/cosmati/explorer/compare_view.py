@@ -90,7 +90,9 @@ class CompareView:
         words = "One run of each isn't evidence: another seed can turn the difference round."
         if a.kind == b.kind == "study" and a.path == b.path and a.arm != b.arm:
             words += f" The study {a.study} compares {a.arm} and {b.arm} over its seeds, with intervals."
-        if a.hardware != b.hardware:
+        if not (a.hardware and b.hardware):
+            words += " It isn't recorded what both ran on, so their times and costs don't compare."
+        elif a.hardware != b.hardware:
             words += " Their hardware differs, so their times and costs don't compare."
         return words
 

@@ -118,6 +118,8 @@ def of_folder(folder: Path, summary: RunSummary) -> ComparedRun:
     recipe = _recipe(summary)
     length: dict[str, str] = {name: recipe.pop(name) for name in ("budget", "num_steps") if name in recipe}
     is_imported = "imported from" in record.environment
+    # Another tool's run has a seed where its settings name one: the record has to have a number.
+    has_seed = not is_imported or any(name.lower() in ("seed", "random_seed") for name in summary.facts)
     facts: dict[str, NamedFacts] = {
         RECIPE: recipe,
         CODE: {
@@ -125,11 +127,11 @@ def of_folder(folder: Path, summary: RunSummary) -> ComparedRun:
             for head in ("model", "loss", "groups", "method_options", "parent")
             for name, value in _named(identity, head).items()
         },
-        DATA: data,
+        DATA: {} if is_imported else data,
         POLICY: {} if is_imported else policy,
-        SEED: {"seed": str(record.seed), **length},
+        SEED: ({"seed": str(record.seed)} if has_seed else {}) | length,
         PLAN: {} if is_imported else plan,
-        ENVIRONMENT: {"hardware": record.hardware, **record.environment},
+        ENVIRONMENT: ({"hardware": record.hardware} if record.hardware else {}) | dict(record.environment),
     }
     losses, curves, timed = _curves(folder)
     weights, notes = _weights(folder)

@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import dataclass, replace
 from itertools import groupby
-from statistics import fmean
 from typing import Any, Literal
 
 from cosmati.store.filters import RunFilter
@@ -34,9 +33,9 @@ class TradeoffPoint:
         key: Of one of the runs.
         methods: Names of its methods.
         recipe: Digest of the recipe of one of the runs.
-        higher_is_better: Which way the quality points, by most of the points; None where nobody says it.
-        is_on_frontier: Whether none is as good for less, or better for as much; on none where nobody says which way
-            the quality points.
+        higher_is_better: Which way the quality points; None where nobody says it, or some say one and some the other.
+        is_on_frontier: Whether none is as good for less, or better for as much; on none where `higher_is_better` is
+            None.
     """
 
     path: str
@@ -95,8 +94,9 @@ def tradeoff_points(
 
 
 def _points(rows: list[tuple[Any, ...]]) -> list[TradeoffPoint]:
-    said = [row[-1] for row in rows if row[-1] is not None]
-    sign = (1 if fmean(said) >= 0.5 else -1) if said else None  # nobody says which way it points: no frontier
+    said = {row[-1] for row in rows if row[-1] is not None}
+    # Nobody says which way it points, or they say different things: no frontier.
+    sign = None if len(said) != 1 else 1 if said.pop() > 0.5 else -1
     on_frontier = _frontier([(row[7], sign * row[8]) for row in rows]) if sign else set()
     methods_of = {text: tuple(json.loads(text)) for text in {row[11] for row in rows}}
     return [
