@@ -20,7 +20,8 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-
 NOTICE = "document.addEventListener('cosmati:drawn', () => { document.documentElement.dataset.drawn = ''; })"
 
 
-@pytest.fixture(scope="session")
+# Not of the session: Playwright's loop counts as running, and others' tests of this process start their own.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,14 +29,19 @@ from cosmati.train.identity import Change
 from cosmati.train.run.checkpoints import list_checkpoints
 from cosmati.train.run.result import RunResult
 
+_PAUSES = (0.01, 0.05, 0.2)
+"""Seconds."""
+
 
 def _locked(path: Path) -> FileLock:
     """Lock a file; a trainer that nobody refers to any more (a notebook's cell that is run again) lets go of it."""
-    try:
-        return FileLock(path)
-    except BlockingIOError:
-        gc.collect()
-        return FileLock(path)
+    for pause in _PAUSES:
+        try:
+            return FileLock(path)
+        except BlockingIOError:
+            if not gc.collect():  # nothing, since another thread's collection goes on
+                time.sleep(pause)
+    return FileLock(path)
 
 
 class RunFolder:
