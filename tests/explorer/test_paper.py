@@ -26,18 +26,29 @@ PAPER = (595, 842)  # A4 in points
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
-    path = write_report(tmp_path_factory.mktemp("paper") / "r.html", title="R", studies=[demo_study(3)], run=demo_run())
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        one = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="dark")
-        one.goto(path.as_uri())
-        one.wait_for_function("document.querySelectorAll('.main-svg').length > 0")
-        one.wait_for_timeout(500)
-        yield one
-        browser.close()
+        found = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("paper") / "r.html"
+    return write_report(path, title="R", studies=[demo_study(3)], run=demo_run())
+
+
+@pytest.fixture
+def page(browser: Any, bundle: Path) -> Iterator[Any]:
+    one = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="dark")
+    one.goto(bundle.as_uri())
+    one.wait_for_function("document.querySelectorAll('.main-svg').length > 0")
+    one.wait_for_timeout(500)
+    yield one
+    one.close()
 
 
 STATE = """() => ({
@@ -81,8 +92,6 @@ def test_paper_has_no_buttons_and_nothing_beyond_its_edge(page: Any) -> None:
         " && one.getBoundingClientRect().right > 702).map((one) => one.className)"
     )
     assert beyond == []
-    page.evaluate("dispatchEvent(new Event('afterprint'))")
-    page.emulate_media(media="screen")
 
 
 def size_of(png: bytes) -> tuple[int, int]:

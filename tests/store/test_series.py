@@ -79,6 +79,16 @@ def test_a_file_that_is_removed_leaves_nothing_and_one_that_comes_back_is_read(t
     assert page.held == {"loss": [(1, 1.25)]}
 
 
+def test_a_successor_of_the_same_number_is_another_file(tmp_path: Path) -> None:
+    """A file system gives a removed file's number to the next one: here, the same file written over."""
+    path, page = tmp_path / "steps.jsonl", Page()
+    path.write_text(text_of([1, 2], 0))
+    page.ask(path)
+    path.write_text(text_of([1, 2, 3], 4))  # lines as long as those of before
+    page.ask(path)
+    assert page.held == {"loss": [(1, 2.0), (2, 3.0), (3, 4.0)]}
+
+
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(4, 60))
 def test_thinning_keeps_ends_and_extremes_and_no_more_points_than_asked(values: list[float], most: int) -> None:
     steps = [10 * place for place in range(len(values))]

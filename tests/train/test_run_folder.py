@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +20,7 @@ from cosmati.methods.label_smoothing import LabelSmoothing
 from cosmati.records.run import GuaranteeRecord, PlanLine, RunRecord
 from cosmati.storage.lock import FileLock, is_locked
 from cosmati.train.facts import RunFacts
+from cosmati.train.run import folder
 from cosmati.train.run.folder import RunFolder
 from cosmati.train.run.result import RunResult
 from tests.train.hand_made import POLICY, run_facts
@@ -163,3 +168,34 @@ def test_a_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
     _begun(tmp_path, run_facts()).unlock()
     _begun(tmp_path, run_facts(model_root=b"N" * 32)).unlock()
     assert _record(tmp_path).digests["model"] == (b"N" * 32).hex()
+
+
+class Abandoned:
+    """Something in a circle, which a collection alone takes away."""
+
+    def __init__(self, held: object, on_end: Callable[[], None] = lambda: None) -> None:
+        self.held, self.on_end, self.itself = held, on_end, self
+
+    def __del__(self) -> None:
+        self.on_end()
+
+
+def test_an_abandoned_lock_is_let_go_while_another_thread_collects(tmp_path: Path) -> None:
+    """Whose collection began before it was abandoned, and lets other threads run: ours does nothing meanwhile."""
+    began = threading.Event()
+
+    def linger() -> None:
+        began.set()
+        time.sleep(0.1)
+
+    gc.disable()
+    try:
+        Abandoned(None, linger)
+        other = threading.Thread(target=gc.collect)
+        other.start()
+        assert began.wait(10)
+        Abandoned(FileLock(tmp_path / "lock"))
+        folder._locked(tmp_path / "lock").release()
+        other.join()
+    finally:
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from cosmati.store.parquet import connection, exactly, pointer, quoted, read_lin
 
 MAX_BYTES = 1 << 20
 _LONGEST_BEFORE = 1 << 16
+_MARKED = 1 << 12
 Thinning = Literal["extremes", "mean"]
 T = TypeVar("T", int, float)
 
@@ -58,7 +60,7 @@ def lines_after(path: Path, offset: int = 0, *, max_bytes: int = MAX_BYTES) -> t
 
 @dataclass(frozen=True)
 class FilePlace:
-    """A place in a file: which file (a resume replaces it by a shorter one), and the bytes that were read of it."""
+    """A place in a file: a mark of the file (a resume replaces it by a shorter one), and the bytes read of it."""
 
     file: int = 0
     offset: int = 0
@@ -73,21 +75,31 @@ def lines_since(path: Path, place: FilePlace) -> tuple[list[dict[str, Any]], Fil
         state = path.stat()
     except OSError:
         return [], FilePlace(), place.offset > 0
-    is_anew = place.offset > 0 and (state.st_ino != place.file or state.st_size < place.offset)
+    is_anew = place.offset > 0 and _mark(path, state.st_ino, place.offset) != place.file
     # Should it be replaced right here, the next look finds another file than this one, and starts anew.
     lines, offset = lines_after(path, 0 if is_anew else place.offset)
-    return lines, FilePlace(state.st_ino, offset), is_anew
+    return lines, FilePlace(_mark(path, state.st_ino, offset), offset), is_anew
+
+
+def _mark(path: Path, inode: int, offset: int) -> int:
+    """Return a mark of a file and of what stands before a place in it: a file's number may go to its successor's."""
+    return zlib.crc32(_before(path, offset, _MARKED), inode & 0xFFFFFFFF)
+
+
+def _before(path: Path, offset: int, most: int) -> bytes:
+    """Return the bytes before a place in a file, at most so many."""
+    try:
+        with path.open("rb") as file:
+            start = max(0, offset - most)
+            file.seek(start)
+            return file.read(offset - start)
+    except OSError:
+        return b""
 
 
 def line_before(path: Path, offset: int) -> dict[str, Any]:
     """Return the whole line that ends at a place in a file, empty where none does."""
-    try:
-        with path.open("rb") as file:
-            start = max(0, offset - _LONGEST_BEFORE)
-            file.seek(start)
-            data = file.read(offset - start)
-    except OSError:
-        return {}
+    data = _before(path, offset, _LONGEST_BEFORE)
     if not data.endswith(b"\n"):
         return {}
     try:

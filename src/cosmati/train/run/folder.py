@@ -29,8 +29,8 @@ from cosmati.train.identity import Change
 from cosmati.train.run.checkpoints import list_checkpoints
 from cosmati.train.run.result import RunResult
 
-_PAUSES = (0.01, 0.05, 0.2)
-"""Seconds."""
+_PAUSES = (0.0, 0.01, 0.05, 0.2)
+"""Seconds: a collection that is asked for while another thread's goes on does nothing."""
 
 
 def _locked(path: Path) -> FileLock:
@@ -39,8 +39,10 @@ def _locked(path: Path) -> FileLock:
         try:
             return FileLock(path)
         except BlockingIOError:
-            if not gc.collect():  # nothing, since another thread's collection goes on
-                time.sleep(pause)
+            if not is_held_here(path):
+                raise
+        time.sleep(pause)
+        gc.collect()
     return FileLock(path)
 
 
