@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -249,14 +250,18 @@ def test_a_diff_is_unified_and_each_line_has_its_kind() -> None:
     assert diff_lines("same", "same") == []
 
 
-@pytest.mark.parametrize("has_seed", [True, False])
-def test_of_an_imported_run_only_what_the_other_tool_had_is_compared(tmp_path: Path, has_seed: bool) -> None:
+@pytest.mark.parametrize("seed", ["", "7", "8"])
+def test_of_an_imported_run_only_what_the_other_tool_had_is_compared(tmp_path: Path, seed: str) -> None:
     source = tmp_path / "log"
-    source.mkdir()
-    seed = ",seed\n1,2.0,7\n2,1.0,7\n" if has_seed else "\n1,2.0\n2,1.0\n"
-    (source / "theirs.csv").write_text(f"step,loss{seed}")
+    (source / "params").mkdir(parents=True)
+    (source / "metrics").mkdir()
+    (source / "meta.yaml").write_text("run_id: theirs\nrun_name: theirs\nstatus: 3\n")
+    (source / "metrics" / "loss").write_text("1700000001000 2.0 1\n1700000002000 1.0 2\n")
+    if seed:
+        (source / "params" / "seed").write_text(seed)
     import_runs(source, tmp_path / "store")
-    write_run(tmp_path / "store" / "own", run_record("own", digests={"data": "cd" * 32}, metrics={"loss": 0.5}))
+    record = run_record("own", digests={"data": "cd" * 32}, metrics={"loss": 0.5})
+    write_run(tmp_path / "store" / "own", replace(record, seed=7))
     with RunIndex(tmp_path / "store") as index:
         index.refresh()
         runs = {run.name: run for run in index.runs()}
@@ -265,8 +270,10 @@ def test_of_an_imported_run_only_what_the_other_tool_had_is_compared(tmp_path: P
         missing = {group.name: group.missing for group in view.groups}
         assert missing[DATA] == "a"
         assert "hardware" not in theirs.facts[ENVIRONMENT]
-        if not any(name.lower() == "seed" for name in runs["theirs"].facts):
-            assert missing[SEED] == "a"
+        (seeds,) = (group for group in view.groups if group.name == SEED)
+        found = {one.name: (one.a, one.b) for one in seeds.rows}
+        assert found["seed"] == (seed or None, "7")
+        assert missing[SEED] == ("" if seed else "a")
         assert "data" not in first_difference(view.groups)
         assert "It isn't recorded what both ran on" in view.caution
         assert "Their hardware differs" not in view.caution

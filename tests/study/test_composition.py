@@ -204,9 +204,9 @@ def test_differences_at_one_seed_or_without_runs_show_nothing() -> None:
 
 
 @pytest.mark.parametrize("measure", ["speed-up", "difference"])
-@pytest.mark.parametrize("loser", ["Muon", "Muon and EMA"])
+@pytest.mark.parametrize("loser", ["baseline", "Muon", "Muon and EMA"])
 def test_an_interaction_of_the_seeds_that_went_well_is_not_shown(loser: str, measure: Measure) -> None:
-    gains = GAINS | {"Muon and EMA": 1.7}
+    gains = {"baseline": 1.0} | GAINS | {"Muon and EMA": 1.7}
 
     def quality(name: str, num_lost: int, budget: float, seed: int) -> float:
         is_lost = name == loser and seed < num_lost and budget == 0.5
@@ -214,7 +214,7 @@ def test_an_interaction_of_the_seeds_that_went_well_is_not_shown(loser: str, mea
 
     def found(num_lost: int) -> Together:
         arms = {name: partial(quality, name, num_lost) for name in gains}
-        made = study({"baseline": log_quality(), **arms}, methods=PARTS, seeds=range(8))
+        made = study(arms, methods=PARTS, seeds=range(8))
         return next(one for one in joint_effects(made, axis="step", measure=measure) if one.arm == "Muon and EMA")
 
     assert found(0).is_shown

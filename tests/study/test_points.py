@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cosmati.records.study import DimensionRecord
+from cosmati.records.study import DimensionRecord, settings_key
 from cosmati.study.points import Dimension, SearchSpace, quasi_random
 
 RATE = Dimension(name="lr", low=1e-3, high=1e-1)
@@ -130,6 +130,7 @@ def test_records_say_where_nothing_lies_beyond() -> None:
         ({"low": 1.0, "high": math.inf}, "let it grow"),
         ({"low": 1.0, "high": 2.0, "widest": (1.5, 3.0)}, "isn't inside of its widest"),
         ({"choices": (1, 2), "wider": ((), (2,))}, "repeat one"),
+        ({"choices": (0, 1, True)}, "repeat one: 0, 1, True"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(options: dict[str, object], words: str) -> None:
@@ -140,6 +141,8 @@ def test_what_cannot_be_searched_is_refused(options: dict[str, object], words: s
 def test_known_settings_are_checked() -> None:
     space = SearchSpace((RATE, BATCH))
     assert space.as_settings({"batch": 8, "lr": 0.01}) == {"lr": 0.01, "batch": 8}
+    given = space.as_settings({"batch": 8.0, "lr": 0.01})
+    assert settings_key(given) == settings_key({"lr": 0.01, "batch": 8}), "no setting of its own"
     for wrong, words in (
         ({"lr": 0.01}, "name"),
         ({"lr": 0.5, "batch": 8}, "isn't from 0.001 to 0.1"),

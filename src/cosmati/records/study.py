@@ -18,6 +18,11 @@ NUM_HEADLINES = 4
 Setting = bool | int | float | str
 
 
+def settings_key(settings: Mapping[str, Setting]) -> str:
+    """Return settings as one text, the same for equal ones in any order."""
+    return json.dumps(dict(settings), sort_keys=True)
+
+
 @dataclass(frozen=True)
 class EvaluationPoint:
     """One evaluation of a run.
@@ -196,7 +201,7 @@ class SearchRecord:
     @property
     def num_settings(self) -> int:
         """Distinct settings that were run."""
-        return len({json.dumps(dict(trial.settings), sort_keys=True) for trial in self.trials})
+        return len({settings_key(trial.settings) for trial in self.trials})
 
     @property
     def is_choice(self) -> bool:

@@ -24,14 +24,14 @@ from rich.console import Console
 from cosmati.core.method import Method
 from cosmati.errors import BatchError, PlanError
 from cosmati.optim import Optimizer
-from cosmati.records.study import CostProfile, Setting
+from cosmati.records.study import CostProfile, Setting, settings_key
 from cosmati.study.costs import profile_costs
 from cosmati.study.definition import Arm, Study
 from cosmati.study.found_composition import FoundComposition, composition_text
 from cosmati.study.jobs import hardware_of_starts
 from cosmati.study.lines import made_folder, only_one
 from cosmati.study.measured import Run
-from cosmati.study.points import Dimension, PointSettings, SearchSpace, chosen_settings, quasi_random, settings_key
+from cosmati.study.points import Dimension, PointSettings, SearchSpace, chosen_settings, quasi_random
 from cosmati.study.search import SearchedArm, SearchPlan, search_arms
 
 DRAWS_PER_POINT = 16

@@ -169,7 +169,7 @@ def _together(study: StudyRecord, arm: ArmRecord, axis: Axis, measure: Measure) 
         else of(study, arm.name, [alone[kind].name for kind in known], axis=axis)
     )
     if isinstance(ratio, Estimate) and any(
-        diverges(study, name) for name in (arm.name, *(alone[kind].name for kind in known))
+        diverges(study, name) for name in (study.baseline_arm, arm.name, *(alone[kind].name for kind in known))
     ):
         ratio = replace(ratio, p_value=None)  # it's of the seeds that went well
     return Together(

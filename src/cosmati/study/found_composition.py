@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from cosmati.records.study import CostProfile, SearchRecord, Setting, TrialRecord
+from cosmati.records.study import CostProfile, SearchRecord, Setting, TrialRecord, settings_key
 from cosmati.study.checks import effort_of, is_at_edge
-from cosmati.study.points import PointSettings, settings_key
+from cosmati.study.points import PointSettings
 from cosmati.study.statistics import Estimate, mean_estimate, student_p_value, student_quantile
 
 LEVEL = 0.95

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -60,9 +59,9 @@ class Dimension:
                     "recipe, or give two."
                 )
                 raise ValueError(msg)
-            every = [repr(one) for one in (*self.wider[0], *self.choices, *self.wider[1])]
-            if len(set(every)) != len(every):
-                msg = f"The choices of {self.name!r} repeat one: {', '.join(every)}."
+            every = [*self.wider[0], *self.choices, *self.wider[1]]
+            if len(set(every)) != len(every):  # 1, 1.0 and True are the same
+                msg = f"The choices of {self.name!r} repeat one: {', '.join(map(repr, every))}."
                 raise ValueError(msg)
         elif not (self.low < self.high < math.inf) or (self.is_log and self.low <= 0):
             msg = (
@@ -100,6 +99,10 @@ class Dimension:
             raise ValueError(msg)
         start, end = self._scaled(self.low), self._scaled(self.high)
         return (self._scaled(float(value)) - start) / (end - start)
+
+    def as_setting(self, value: Setting) -> Setting:
+        """Return a setting as points have it: the choice that equals it, or a float."""
+        return next(one for one in self.choices if one == value) if self.choices else float(value)
 
     def is_at(self, side: Side, value: Setting) -> bool:
         """Return whether a setting lies at an edge: at the first or last choice, or close to the range's end."""
@@ -170,7 +173,7 @@ class SearchSpace:
             raise ValueError(msg)
         for one in self.dimensions:
             one.place(given[one.name])
-        return {one.name: given[one.name] if one.choices else float(given[one.name]) for one in self.dimensions}
+        return {one.name: one.as_setting(given[one.name]) for one in self.dimensions}
 
     def edges(self, settings: PointSettings) -> set[Edge]:
         """Return the edges at which settings lie, where there is something beyond."""
@@ -291,11 +294,6 @@ def quasi_random(num_dimensions: int, num_points: int, seed: int) -> list[list[f
     power = max(0, math.ceil(math.log2(num_points)))  # SciPy warns of another number, whose balance is worse
     drawn = qmc.Sobol(num_dimensions, scramble=True, seed=seed).random_base2(power)
     return [[float(unit) for unit in row] for row in drawn[:num_points]]
-
-
-def settings_key(settings: PointSettings) -> str:
-    """Return settings as one text, the same for equal ones in any order."""
-    return json.dumps(dict(settings), sort_keys=True)
 
 
 def chosen_settings(record: SearchRecord) -> dict[str, Setting]:

@@ -17,12 +17,12 @@ from rich.console import Console
 
 from cosmati.errors import RunError
 from cosmati.progress import ProgressDisplay
-from cosmati.records.study import SearchRecord, StudyRecord, TrialRecord
+from cosmati.records.study import SearchRecord, StudyRecord, TrialRecord, settings_key
 from cosmati.records.study_upgrades import upgraded_trial
 from cosmati.study.jobs import FailedCall, Jobs, hardware_of_starts, jobs_of, named_call
 from cosmati.study.lines import LINE_VERSION, LineFile, made_folder, only_one
 from cosmati.study.measured import MeasuredRun, Run, measure
-from cosmati.study.points import Dimension, PointSettings, SearchSpace, chosen_settings, quasi_random, settings_key
+from cosmati.study.points import Dimension, PointSettings, SearchSpace, chosen_settings, quasi_random
 from cosmati.study.row_sample import joined
 from cosmati.study.search_plan import Rungs, SearchedArm, SearchPlan, check_search
 

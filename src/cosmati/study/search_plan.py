@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cosmati.records.study import settings_key
 from cosmati.study.measured import Run
-from cosmati.study.points import Dimension, PointSettings, SearchSpace, settings_key
+from cosmati.study.points import Dimension, PointSettings, SearchSpace
 
 Rungs = Sequence[tuple[float, int]]
 """Budgets, as shares of the full one, and how many points are run at each."""
