@@ -328,7 +328,6 @@ def test_a_folder_of_a_name_that_is_no_text_is_a_problem(tmp_path: Path) -> None
         served.close()
 
 
-@pytest.mark.xfail(reason="explorer/server/studies.py: Starlette's `path` takes no line break", strict=True)
 def test_a_study_in_a_folder_with_a_line_break_has_a_page(tmp_path: Path) -> None:
     write_study(tmp_path / "a\nb", small_study())
     served = Served(tmp_path)

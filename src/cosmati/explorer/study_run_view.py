@@ -61,8 +61,15 @@ class StudyRunView:
             return f"Its {study.quality_name} isn't finite: it diverged, so it has no place among its arm's seeds."
         if len(self.peers) == 1:
             return "It's the only seed of its arm at this budget, so nothing says how much of it is luck."
-        place = 1 + [one.seed for one in self.finite].index(run.seed)
-        words = f"Of {len(self.finite)} seeds of its arm at this budget it is number {place} by {study.quality_name}"
+        if len(self.finite) == 1:
+            return f"Of the {len(self.peers)} seeds of its arm at this budget all others diverged."
+        qualities = [one.final.quality for one in self.finite]  # the best first
+        num_equal = qualities.count(run.final.quality) - 1
+        others = f", as {num_equal} other{'s' * (num_equal > 1)}" if num_equal else ""
+        place = 1 + qualities.index(run.final.quality)
+        words = (
+            f"Of {len(qualities)} seeds of its arm at this budget it is number {place} by {study.quality_name}{others}"
+        )
         ends = [quality_text(study, one.final.quality) for one in (self.finite[0], self.finite[-1])]
         return f"{words}; they reach from {ends[0]} to {ends[1]}."
 

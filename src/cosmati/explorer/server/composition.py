@@ -48,7 +48,7 @@ def composition_router(site: Site) -> APIRouter:
         found, num_without = studies_with_parts(site)
         return site.page(request, "compositions.html", title="Composition", studies=found, num_without=num_without)
 
-    @router.get("/composition/{path:path}", response_class=HTMLResponse)
+    @router.get("/composition/{path:any}", response_class=HTMLResponse)
     def composition(request: Request, path: str) -> HTMLResponse:
         record = site.record(path)
         axis, measure = _chosen(request, record)

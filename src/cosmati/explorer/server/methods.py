@@ -91,7 +91,7 @@ def methods_router(site: Site) -> APIRouter:
             again=changed(request),
         )
 
-    @router.get("/methods/{name:path}", response_class=HTMLResponse)
+    @router.get("/methods/{name:any}", response_class=HTMLResponse)
     def method(request: Request, name: str) -> HTMLResponse:
         use, axis, words = method_uses(site).get(method_key(name)), _axis(request), words_of(name)
         if use is None and words is None:

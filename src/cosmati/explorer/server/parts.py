@@ -20,7 +20,7 @@ def parts_router(site: Site) -> APIRouter:
     """Return the addresses of studies' figures and levels."""
     router = APIRouter()
 
-    @router.get("/figures/{path:path}")
+    @router.get("/figures/{path:any}")
     def figure(request: Request, path: str) -> Response:
         name = request.query_params.get("name", "")
         found = _figure(site, path, name)
@@ -28,7 +28,7 @@ def parts_router(site: Site) -> APIRouter:
             return csv_answer(found.csv, name)
         return JSONResponse({"figures": {name: {"plot": found.plot}}})
 
-    @router.get("/levels/{path:path}")
+    @router.get("/levels/{path:any}")
     def levels(request: Request, path: str) -> JSONResponse:
         axis = cast("Axis", request.query_params.get("axis", ""))
         view = site.study(path, axis)

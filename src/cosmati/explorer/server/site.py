@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
+from starlette.convertors import Convertor, register_url_convertor
 
 from cosmati.errors import RunError
 from cosmati.explorer.figures import Figure
@@ -40,6 +41,23 @@ STUDY_FILES = (STUDY_FILE, STARTED_FILE, PLANNED_FILE, LINES_FILE)
 FolderState = tuple[tuple[str, int, int], ...]
 _SLOWEST_SHARE = 0.05
 """Of the time, at most, that goes into looking for changes."""
+
+
+class AnyTextConvertor(Convertor[str]):
+    """The rest of an address as `any`: a `path` of Starlette's has no line break, and a folder's name may."""
+
+    regex = r"[\s\S]*"
+
+    def convert(self, value: str) -> str:
+        """Return it as it is."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """Return it as it is."""
+        return value
+
+
+register_url_convertor("any", AnyTextConvertor())
 
 
 @dataclass

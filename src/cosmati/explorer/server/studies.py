@@ -14,7 +14,7 @@ def studies_router(site: Site) -> APIRouter:
     """Return the page of a study, and that of problems."""
     router = APIRouter()
 
-    @router.get("/studies/{path:path}", response_class=HTMLResponse)
+    @router.get("/studies/{path:any}", response_class=HTMLResponse)
     def study(request: Request, path: str) -> HTMLResponse:
         view = site.study(path)
         return site.page(
