@@ -66,10 +66,8 @@ class StudyRunView:
         qualities = [one.final.quality for one in self.finite]  # the best first
         num_equal = qualities.count(run.final.quality) - 1
         others = f", as {num_equal} other{'s' * (num_equal > 1)}" if num_equal else ""
-        place = 1 + qualities.index(run.final.quality)
-        words = (
-            f"Of {len(qualities)} seeds of its arm at this budget it is number {place} by {study.quality_name}{others}"
-        )
+        place = f"number {1 + qualities.index(run.final.quality)} by {study.quality_name}{others}"
+        words = f"Of {len(qualities)} seeds of its arm at this budget it is {place}"
         ends = [quality_text(study, one.final.quality) for one in (self.finite[0], self.finite[-1])]
         return f"{words}; they reach from {ends[0]} to {ends[1]}."
 
