@@ -276,6 +276,9 @@ def test_whatever_is_asked_gets_a_page_or_what_is_wrong(served: Served, name: st
     status, text, headers = served.get(f"{page}?{QUERIES[name]}")
     assert status in (200, 400, 404, 414, 431), (status, text[:500])
     assert "Traceback" not in text
+    if name in ("many", "many numbers") and page != "/studies/study":
+        assert status == 404
+        assert "3000 values are chosen, and 200 at most are" in text
     if "content-security-policy" in headers:
         assert Markup(text).dangers == []
         assert "<script>alert" not in text

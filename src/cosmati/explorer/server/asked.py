@@ -29,6 +29,8 @@ EXACT = (
 PAGE_SIZES = (25, 50, 100, 250, 1000)
 PAGE_SIZE = 100
 MAX_COLUMNS = 100
+MAX_CHOSEN = 200
+"""Values of a filter: each has a chip whose address holds all others."""
 MOST_COMMON = "*most*"
 """In place of a task: the one with most of the chosen runs. No task is called that."""
 
@@ -60,7 +62,7 @@ def asked(request: Request) -> Asked:
     """Read a request's address.
 
     Raises:
-        RunError: a number that is none, or a column that there isn't.
+        RunError: a number that is none, a column that there isn't, or more than a page can hold.
     """
     query = request.query_params
     exact = {}
@@ -68,6 +70,8 @@ def asked(request: Request) -> Asked:
         values = [one for one in query.getlist(name) if one and (name, one) != ("task", MOST_COMMON)]
         if values:
             exact[name] = tuple(dict.fromkeys(values))
+    if (num := sum(map(len, exact.values()))) > MAX_CHOSEN:
+        raise RunError(f"{num} values are chosen, and {MAX_CHOSEN} at most are. Leave some out, or search by words.")
     sort = query.get("sort", "-started") or "-started"
     columns = tuple(dict.fromkeys(one for one in query.getlist("column") if one))
     if len(columns) > MAX_COLUMNS:
