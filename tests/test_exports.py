@@ -20,3 +20,12 @@ def test_import_loads_nothing() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=280
     ).stdout
     assert output.strip() == "[]"
+
+
+def test_import_of_the_loop_loads_no_compiler() -> None:
+    """It takes longer than all of PyTorch; building an optimizer of PyTorch's loads it."""
+    code = "import sys\nfrom cosmati import Trainer\nprint('torch._dynamo' in sys.modules)"
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=280
+    ).stdout
+    assert output.strip() == "False"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,6 @@ from cosmati.errors import CheckpointError
 from cosmati.train.assembly import ScheduledOptimizer
 from cosmati.train.couplings import hooked
 from cosmati.train.values import content_of
-
-_OF_EVERY_OPTIMIZER = {*vars(torch.optim.SGD([nn.Parameter(torch.zeros(()))])), "step"}
 
 
 class OptimizerWatch:
@@ -87,6 +86,11 @@ class OptimizerWatch:
         return f"{', '.join(moved)} isn't in a checkpoint: of an optimizer it holds groups and state" if moved else ""
 
 
+@cache
+def _of_every_optimizer() -> frozenset[str]:
+    return frozenset((*vars(torch.optim.SGD([nn.Parameter(torch.zeros(()))])), "step"))
+
+
 def _is_users(optimizer: torch.optim.Optimizer) -> bool:
     return not type(optimizer).__module__.startswith(("torch.optim", "cosmati."))
 
@@ -102,6 +106,6 @@ def _beside_state(scheduled: Sequence[ScheduledOptimizer]) -> dict[str, object]:
             found |= {
                 f"{name}.{key}": content_of(value, moved)
                 for key, value in vars(optimizer).items()
-                if not (key in _OF_EVERY_OPTIMIZER or id(value) in moved)
+                if not (key in _of_every_optimizer() or id(value) in moved)
             }
     return found
