@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +38,7 @@ from cosmati.optim import (
 from cosmati.train.config import RunConfig
 from cosmati.train.observers import Observer, StepReport
 from cosmati.train.trainer import Trainer
+from tests.processes import launch_ranks
 
 NUM_STEPS = 6
 SCHEDULE = Cosine(warmup="2ba")
@@ -180,21 +179,7 @@ def main() -> None:
 
 
 def launch(out: Path, world: int) -> dict[str, str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(out)],
-            env={**environment, "RANK": str(rank), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    errors = [rank.communicate(timeout=280)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(errors)
+    launch_ranks([__file__, out], world)
     found: dict[str, str] = json.loads(out.read_text())
     return found
 

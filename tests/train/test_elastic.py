@@ -3,52 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import launch_ranks
+
 WORKER = Path(__file__).with_name("elastic_worker.py")
-TIMEOUT_SECONDS = 120
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _launch(folder: Path, world: int, *, stop: int = 0, control: str = "none") -> dict[str, Any]:
     """Start `world` ranks on one run folder, and return what rank 0 wrote."""
     folder.mkdir(exist_ok=True)
-    environment = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-        "WORLD_SIZE": str(world),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "error",
-    }
     name = f"world-{world}-{stop}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(folder), name, str(stop), control],
-            env={**environment, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        errors = [process.communicate(timeout=TIMEOUT_SECONDS)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [p.returncode for p in processes] == [0] * world, "\n".join(errors)
+    launch_ranks([WORKER, folder, name, str(stop), control], world)
     facts: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     return facts
 

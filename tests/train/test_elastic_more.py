@@ -3,57 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cosmati.ledger.verify import verify_ledger
+from tests.processes import launch_ranks
 from tests.train import elastic_more_worker
 from tests.train.elastic_more_worker import STEPS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-TIMEOUT_SECONDS = 300
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _launch(folder: Path, world: int, *, stop: int = 0) -> dict[str, Any]:
     """Start or go on with the run in a folder on so many ranks, and return what rank 0 found."""
-    root = Path(__file__).parents[2]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-        "WORLD_SIZE": str(world),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "error",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, elastic_more_worker.__file__, str(folder), str(stop)],
-            env={**environment, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        errors = [process.communicate(timeout=TIMEOUT_SECONDS)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [p.returncode for p in processes] == [0] * world, "\n".join(errors)
+    launch_ranks([elastic_more_worker.__file__, folder, str(stop)], world)
     facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
     return facts
 

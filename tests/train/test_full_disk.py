@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cosmati.ledger.verify import verify_ledger
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
+from tests.processes import PythonProcess, run_python
 from tests.train import full_disk_run
 
 
 def _run(folder: Path, limit: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, full_disk_run.__file__, str(folder), str(limit)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    return run_python([full_disk_run.__file__, folder, str(limit)])
 
 
 def _weights(folder: Path) -> dict[str, object]:
@@ -46,9 +45,8 @@ def test_two_processes_in_one_folder_are_refused(tmp_path: Path) -> None:
         "import sys, time; from pathlib import Path; from tests.train.full_disk_run import trainer\n"
         "with trainer(Path(sys.argv[1])): print('open', flush=True); time.sleep(30)\n"
     )
-    holder = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    holder = PythonProcess(["-c", script, tmp_path])
     try:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
         second = _run(tmp_path, 0)
         assert second.returncode != 0

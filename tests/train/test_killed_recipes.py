@@ -13,9 +13,10 @@ import pytest
 
 from cosmati.ledger.verify import verify_ledger
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
+from tests.processes import PythonProcess
 from tests.train.killed_recipes import NAMES, STEPS
 
-SCRIPT = [sys.executable, "-m", "tests.train.killed_recipes"]
+SCRIPT = ["-m", "tests.train.killed_recipes"]
 LAUNCHER = [
     sys.executable,
     "-m",
@@ -30,10 +31,13 @@ LAUNCHER = [
 
 def start(name: str, folder: Path, event: int | None) -> tuple[bool, int]:
     """Start the run, kill all of it when it has told of so many events; return whether it ended, and its events."""
-    command = [*(LAUNCHER if name == "ranks" else SCRIPT[:1]), *SCRIPT[1:], name, str(folder)]
-    lines: list[str] = []
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    command, lines = [*SCRIPT, name, str(folder)], list[str]()
+    with (
+        subprocess.Popen(
+            [*LAUNCHER, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        if name == "ranks"
+        else PythonProcess(command, start_new_session=True)
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

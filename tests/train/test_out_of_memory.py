@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -21,6 +20,7 @@ from cosmati.ledger.verify import verify_ledger
 from cosmati.optim import AdamW
 from cosmati.train.cutting import Cuts
 from cosmati.train.run.checkpoints import list_checkpoints
+from tests.processes import run_python
 
 GENERATOR = torch.Generator().manual_seed(0)
 ROWS, LABELS = torch.randn(64, 4, generator=GENERATOR), torch.randint(3, (64,), generator=GENERATOR)
@@ -229,9 +229,7 @@ with Trainer(model, loss, optimizers=[SGD(lr=0.01)], config=config) as trainer:
 @pytest.mark.parametrize("num_microbatches", [1, 2])
 def test_memory_that_is_really_short(num_microbatches: int) -> None:
     """4096 hidden units of 8192 rows take 128 MiB, several times; 160 MiB are left."""
-    done = subprocess.run(
-        [sys.executable, "-c", REAL, str(num_microbatches)], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_python(["-c", REAL, str(num_microbatches)], timeout=120)
     assert done.returncode == 0, done.stderr
     pieces, step = map(int, done.stdout.split())
     assert pieces * num_microbatches >= 4

@@ -7,8 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from cosmati.train.evaluation import accuracy
 from cosmati.train.observers.observer import History
 from cosmati.train.run import session
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
+from tests.processes import PythonProcess
 from tests.train.hand_made import Ticks
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -156,11 +155,7 @@ with Trainer(model, lambda m, x: m(x).square().mean(), optimizers=[AdamW(lr=0.01
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, -signal.SIGTERM)])
 def test_signals_are_the_loops_own(tmp_path: Path, number: signal.Signals, status: int) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", LOOP, str(tmp_path / "run")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    with process:
-        assert process.stdout is not None
+    with PythonProcess(["-c", LOOP, tmp_path / "run"]) as process:
         assert process.stdout.readline() == "begun\n"
         process.send_signal(number)
         assert process.wait(timeout=100) in (status, 128 + number, 1)
@@ -277,9 +272,7 @@ def test_a_list_with_other_content_is_another_run(tmp_path: Path) -> None:
 
 
 def test_the_pid_of_a_killed_run_is_no_lock(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", LOOP, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
-    with process:
-        assert process.stdout is not None
+    with PythonProcess(["-c", LOOP, tmp_path / "run"]) as process:
         assert process.stdout.readline() == "begun\n"
         os.kill(process.pid, signal.SIGKILL)
     assert list_checkpoints(tmp_path / "run" / "checkpoints")[0].name == "step-00000000"

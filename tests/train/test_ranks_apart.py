@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import launch_ranks
 from tests.train import rank_looks
 
 
 def _found(folder: Path, world: int) -> dict[str, str]:
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)] if world > 1 else []
-    done = subprocess.run(
-        [sys.executable, *torchrun, rank_looks.__file__, str(folder)],
-        check=False, capture_output=True, text=True, timeout=170, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout)
+    found: dict[str, str] = json.loads(launch_ranks([rank_looks.__file__, folder], world, PYTHONWARNINGS="")[0])
     return found
 
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from torch import nn
@@ -14,6 +10,7 @@ from torch import nn
 from cosmati import Classification, Trainer
 from cosmati.errors import PlanError
 from cosmati.optim import SGD
+from tests.processes import launch_ranks
 from tests.train import rank_cases
 
 OTHER = "DataError: At step 0, rank 1 had another batch than rank 0. Every rank has to be given the same whole batch"
@@ -21,15 +18,7 @@ MET = "call collectives of torch.distributed: what they compute follows from the
 
 
 def _told(world: int) -> dict[str, str]:
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)] if world > 1 else []
-    done = subprocess.run(
-        [sys.executable, *torchrun, rank_cases.__file__],
-        check=False, capture_output=True, text=True, timeout=280, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout)
+    found: dict[str, str] = json.loads(launch_ranks([rank_cases.__file__], world)[0])
     return found
 
 

@@ -2,8 +2,6 @@
 
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +9,10 @@ import torch
 
 from cosmati.ledger.verify import verify_ledger
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
+from tests.processes import PythonProcess
 from tests.train.killed_run import STEPS, make_trainer
 
-SCRIPT = [sys.executable, "-m", "tests.train.killed_run"]
+SCRIPT = ["-m", "tests.train.killed_run"]
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, int]:
 
 def start_and_signal(folder: Path, event: int, number: signal.Signals) -> tuple[int, list[str]]:
     """Start the run, send it a signal when it has told of so many events, and return how it ended."""
-    with subprocess.Popen([*SCRIPT, str(folder)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with PythonProcess([*SCRIPT, str(folder)]) as process:
         lines: list[str] = []
         for line in process.stdout:
             lines.append(line.strip())

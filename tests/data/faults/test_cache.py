@@ -24,15 +24,15 @@ from cosmati.errors import DataError
 from cosmati.storage.lock import FileLock
 from tests.data.faults import reader
 from tests.data.shard_files import write_source
+from tests.processes import PythonProcess, run_python
 
 pytestmark = pytest.mark.timeout(300)
 ROWS = [9, 8, 7, 12]
 NUMBERS = list(range(sum(ROWS)))
 
 
-def read(url: Path, cache: Path, *more: str, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, reader.__file__, str(url), str(cache), *more]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+def read(url: Path, cache: Path) -> subprocess.CompletedProcess[str]:
+    return run_python([reader.__file__, url, cache])
 
 
 def rows_of(done: subprocess.CompletedProcess[str]) -> list[int]:
@@ -57,9 +57,7 @@ def test_sigkill_at_any_moment_leaves_a_cache_that_serves(tmp_path: Path) -> Non
     limit = str(2 * index.largest_shard)
     draw, cache, kills = random.Random(2), tmp_path / "cache", 0
     for _ in range(6):
-        command = [sys.executable, reader.__file__, str(tmp_path / "remote"), str(cache), limit]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert process.stdout is not None
+        process = PythonProcess([reader.__file__, tmp_path / "remote", cache, limit])
         process.stdout.readline()
         time.sleep(draw.uniform(0.0, 0.25))
         process.send_signal(signal.SIGKILL)
@@ -182,8 +180,7 @@ def test_the_least_recently_opened_shard_goes_first(tmp_path: Path) -> None:
 
 def test_two_jobs_share_a_cache(tmp_path: Path) -> None:
     remote, cache = write_source(tmp_path / "remote", [400] * 5, compression="gz"), tmp_path / "cache"
-    command = [sys.executable, reader.__file__, str(remote), str(cache), "60000"]
-    jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    jobs = [PythonProcess([reader.__file__, remote, cache, "60000"]) for _ in range(3)]
     for job in jobs:
         out, _ = job.communicate()
         assert job.returncode == 0
@@ -200,7 +197,7 @@ def test_a_full_disk_is_told_and_what_was_fetched_is_whole(tmp_path: Path) -> No
         f"sys.argv = ['reader', {str(remote)!r}, {str(cache)!r}]\n"
         f"runpy.run_path({reader.__file__!r}, run_name='__main__')\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = run_python(["-c", script])
     assert done.returncode != 0
     assert "files may not become that large here" in done.stderr
     assert left_behind(cache) == []
@@ -217,7 +214,7 @@ def test_too_few_file_handles_are_told(tmp_path: Path) -> None:
         f"sys.argv = ['reader', {str(remote)!r}, {str(cache)!r}]\n"
         f"runpy.run_path({reader.__file__!r}, run_name='__main__')\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = run_python(["-c", script])
     assert done.returncode != 0
     assert "ulimit -n" in done.stderr
     assert rows_of(read(remote, cache)) == list(range(180))
@@ -238,11 +235,16 @@ def test_a_cache_that_cant_be_written_is_told_and_a_full_one_still_serves(tmp_pa
     cache.chmod(0o500)
     for path in cache.rglob("*"):
         path.chmod(0o500 if path.is_dir() else 0o400)
+
+    def read_heeding(folder: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, reader.__file__, str(remote), str(folder)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=heed_permissions)
+
     try:
-        refused = read(remote, empty, preexec_fn=heed_permissions)
+        refused = read_heeding(empty)
         assert refused.returncode != 0
         assert "may not be written to" in refused.stderr
-        assert rows_of(read(remote, cache, preexec_fn=heed_permissions)) == NUMBERS
+        assert rows_of(read_heeding(cache)) == NUMBERS
     finally:
         for path in (cache, empty, *cache.rglob("*")):
             path.chmod(0o700)

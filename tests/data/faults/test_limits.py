@@ -33,20 +33,19 @@ from tests.data import peer
 from tests.data.faults import limited_reader
 from tests.data.faults.test_cache import one_shard
 from tests.data.shard_files import bytes_on_disk, write_data_set, write_source
+from tests.processes import run_python
 
 pytestmark = pytest.mark.timeout(300)
 
 
 def under(url: Path, kind: str, amount: int, *more: str) -> list[str]:
-    command = [sys.executable, limited_reader.__file__, str(url), kind, str(amount), *more]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python([limited_reader.__file__, url, kind, str(amount), *more])
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_python(["-c", textwrap.dedent(script)])
 
 
 def test_six_classes_under_few_handles_lose_no_row(tmp_path: Path) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,43 +12,17 @@ import torch
 from torch import Tensor
 
 from cosmati.core.state import model_tensors, parameter_root
+from tests.processes import launch_ranks
 from tests.train.layouts.worker import DENOMINATORS, NEAR_OUTPUT_ALONE, ROUTES, digest, make, objective
 
 ROOT = Path(__file__).parents[3]
 KINDS = {"whole": ("whole", 1), "whole on two ranks": ("whole", 2), "sharded on two ranks": ("sharded", 2)}
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @cache
 def exercised(kind: str) -> dict[str, Any]:
     layout, world = KINDS[kind]
-    port = str(free_port())
-    command = [sys.executable, "-m", "tests.train.layouts.worker", layout]
-    ranks = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "RANK": str(r),
-                "WORLD_SIZE": str(world),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for r in range(world)
-    ]
-    outputs = [rank.communicate(timeout=280) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(error for _, error in outputs)
-    return json.loads(outputs[0][0])  # type: ignore[no-any-return]
+    return json.loads(launch_ranks(["-m", "tests.train.layouts.worker", layout], world)[0])  # type: ignore[no-any-return]
 
 
 def leaves(routes: Any, frozen: frozenset[int] = frozenset()) -> list[dict[str, Tensor]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.processes import launch_ranks
 
 SCRIPT = """
 import json, os, random, sys
@@ -65,16 +66,9 @@ if rank == 0:
 SHARE = "\nfrom torch.utils.data import DistributedSampler\n"
 
 
-def _run(script: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    command = [sys.executable, *torchrun, str(script), *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ}, timeout=280)
-
-
 def _result(script: Path, ranks: int) -> dict[str, Any]:
     out = script.with_name(f"{ranks}.json")
-    done = _run(script, ranks, str(out))
-    assert done.returncode == 0, done.stderr
+    launch_ranks([script, out], ranks)
     found: dict[str, Any] = json.loads(out.read_text())
     return found
 
@@ -126,6 +120,8 @@ def test_a_distributed_sampler_is_refused_under_torchrun(tmp_path: Path) -> None
     sampler = 'DistributedSampler(Rows(), num_replicas=int(os.environ["WORLD_SIZE"]), rank=rank)'
     made = f"DataLoader(Rows(), batch_size=8, sampler={sampler})"
     script.write_text(SHARE + SCRIPT.replace("DataLoader(Rows(), batch_size=8, shuffle=True)", made))
-    done = _run(script, 2, str(tmp_path / "out.json"))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, str(script), str(tmp_path / "out.json")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
     assert done.returncode != 0
     assert "each of 2 ranks a share of its own (DistributedSampler)" in done.stderr
