@@ -21,10 +21,10 @@ from cosmati.explorer.cloud import (
 )
 from cosmati.explorer.palette import PAGE
 from cosmati.explorer.reaching import line_range, usual_line, who_reaches
+from cosmati.explorer.rendering import embedded_json, safe_markup
 from cosmati.explorer.server.asked import MOST_COMMON, Asked, address, asked, number_of, told
 from cosmati.explorer.server.filter_bar import filter_bar
 from cosmati.explorer.server.parts import csv_answer, study_context, study_parts
-from cosmati.explorer.rendering import embedded_json, safe_markup
 from cosmati.explorer.server.site import Site, shown_figures
 from cosmati.explorer.wording import number
 from cosmati.store.tradeoffs import COST_AXES, CostAxis, TradeoffPoint, quality_names, tradeoff_points

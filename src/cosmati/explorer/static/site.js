@@ -14,8 +14,12 @@ document.addEventListener("htmx:configRequest", (event) => {
 // A part that follows the page by itself may not come.
 for (const name of ["htmx:responseError", "htmx:sendError"]) {
   document.addEventListener(name, (event) => {
-    const status = event.detail.elt.matches?.(".later") && event.detail.elt.querySelector("[role=status]");
-    if (status) status.textContent = "This part can't be fetched: the study was moved or removed, or `cosmati explore` doesn't run any more. Load the page again.";
+    const { elt } = event.detail;
+    if (!elt.matches?.(".follows")) return;
+    const words = document.createElement("p");
+    words.setAttribute("role", "status");
+    words.textContent = "This part can't be fetched: what it shows was moved or removed, or `cosmati explore` doesn't run any more. Load the page again.";
+    elt.replaceWith(words); // so it's asked for no more
   });
 }
 
