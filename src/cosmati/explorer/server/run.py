@@ -70,7 +70,7 @@ def _own_run(site: Site, request: Request, found: RunSummary, checks: LedgerChec
     job = shown_job(folder)
     # A long ledger takes seconds, and a running job's is another one at each look: nobody waits for that.
     is_later = job.state.is_going and (folder / "ledger").is_dir()
-    checked, going = checks.ask(folder, wait=WAIT_SECONDS) if is_later else (None, None)
+    checked, going = checks.ask(folder, wait=WAIT_SECONDS, anew=True) if is_later else (None, None)
     view = read_run(folder, has_ledger=not is_later)
     if checked and checked.view:
         view = with_ledger_of(view, checked.view)
@@ -92,7 +92,7 @@ def _own_run(site: Site, request: Request, found: RunSummary, checks: LedgerChec
 
 
 def _figures(view: RunView, key: str) -> dict[str, Figure]:
-    return with_addresses(run_figures(view, PAGE), view, key)
+    return with_addresses(run_figures(view, PAGE, has_curves_csv=False), view, key)
 
 
 def _check_context(checked: CheckedRun | None, going: float | None) -> dict[str, Any]:
