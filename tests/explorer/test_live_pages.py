@@ -21,7 +21,7 @@ import pytest
 from cosmati.explorer.server.live import duration
 from cosmati.storage.lock import FileLock
 from cosmati.store.summary import key_of
-from tests.explorer.test_server import EVIL, Served, data_of
+from tests.explorer.test_server import EVIL, Served
 from tests.store.samples import begin_study, run_record, small_study, write_run
 
 

@@ -42,9 +42,16 @@ def governed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def aged(folder: Path) -> None:
+    """Let files be a minute old: what changed a moment ago is read once more."""
+    for path in folder.iterdir():
+        os.utime(path, (time.time() - 60, time.time() - 60))
+
+
 @pytest.fixture
 def studied(tmp_path: Path) -> Iterator[Served]:
     write_study(tmp_path / "digits", demo_study(num_seeds=2))
+    aged(tmp_path / "digits")
     served = Served(tmp_path)
     yield served
     served.close()
@@ -123,6 +130,7 @@ def test_what_can_be_chosen_is_worked_out_before_somebody_asks(
     watcher.start()
     aside = tmp_path_factory.mktemp("aside") / "one"  # so that it comes at once, and whole
     write_run(aside, run_record("one"), [{"step": 1, "loss": 1.0}])
+    aged(aside)
     aside.rename(studied.index.root / "one")
     until = time.monotonic() + 60
     while studied.index.count() != 73 or warmed[-1:] != [studied.index.mark]:
