@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -252,7 +253,7 @@ def test_a_curve_that_there_isnt_is_refused_and_evil_names_are_no_headers(studie
     status, page, _ = studied.get(f"/runs/{key_of('one')}/curve.csv?file=..%2Frun&measure=x")
     assert status == 404
     assert "has no file" in page
-    name = urllib.request.quote(f"{EVIL}\r\nX-Evil: 1")
+    name = quote(f"{EVIL}\r\nX-Evil: 1")
     status, text, headers = studied.get(f"/runs/{key_of('one')}/curve.csv?file=evaluations&measure={name}")
     assert status == 200
     assert "X-Evil" not in headers
