@@ -142,6 +142,7 @@ def pages(index: RunIndex) -> Mapping[str, Callable[[int], str]]:
     return {
         "tradeoffs, first": lambda _: "/",
         "tradeoffs, a study": lambda n: f"/?study=Study+{n}",
+        "that study's section": lambda n: f"/chosen-study?path=group-{n % 10}/study-{n:04}",
         "tradeoffs, an arm": lambda n: f"/?arm={arms[5 * n % len(arms)]}",
         "tradeoffs, a method": lambda n: f"/?method={METHODS[n % len(METHODS)]}&seed={n % SEEDS}",
         "tradeoffs, a machine": lambda n: f"/?hardware=Machine+{n % 5}&budget={BUDGETS[n % 7]}",
@@ -167,7 +168,8 @@ def measure(root: Path) -> None:
             print("refresh, one study     ", timed(lambda _: (os.utime(some), index.refresh())))
         fresh = lambda n: tradeoff_points(index, RunFilter(most={"seconds": 1e9 + n}), "seconds")  # noqa: E731
         print("all points, in SQL     ", timed(fresh))
-        config = uvicorn.Config(make_app(index), port=0, log_level="warning", lifespan="off")
+        app = make_app(index)
+        config = uvicorn.Config(app, port=0, log_level="warning", lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
@@ -178,14 +180,19 @@ def measure(root: Path) -> None:
 
         def ask(address: str) -> None:
             nonlocal size, packed
-            request = urllib.request.Request(base + address, headers={"Accept-Encoding": "gzip"})
+            # As the page's script asks; a reader without one waits for the study's section, too.
+            headers = {"Accept-Encoding": "gzip", "HX-Request": "true"}
+            request = urllib.request.Request(base + address, headers=headers)
             with urllib.request.urlopen(request) as answer:
                 data = answer.read()
                 packed = len(data)
                 size = len(gzip.decompress(data) if answer.headers["Content-Encoding"] == "gzip" else data)
 
+        warm = app.state.site.warm  # the server's own thread does it after each change of the store
+        print("what can be chosen     ", timed(lambda _: (index.forget_answers(), warm())))
         for name, address in pages(index).items():
-            index.forget_answers()  # as after a change of the store
+            index.forget_answers()
+            warm()
             print(f"{name:23}", timed(lambda n, address=address: ask(address(n))), end=f", {size:,} B, ")  # type: ignore[misc]
             print(f"{packed:,} B packed")
         index.forget_answers()

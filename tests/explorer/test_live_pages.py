@@ -21,7 +21,7 @@ import pytest
 from cosmati.explorer.server.live import duration
 from cosmati.storage.lock import FileLock
 from cosmati.store.summary import key_of
-from tests.explorer.test_server import EVIL, Served, data_of
+from tests.explorer.test_server import EVIL, Served
 from tests.store.samples import begin_study, run_record, small_study, write_run
 
 
@@ -242,7 +242,8 @@ def test_an_imported_run_is_shown_by_what_was_kept_and_claims_no_more(tmp_path: 
         status, page, _ = served.get(f"/runs/{key_of('one')}")
         assert status == 200
         assert "Another tool kept this run" in page
-        assert "val acc" in data_of(page)["figures"]["metric-0"]["csv"]
+        (address,) = {unescape(one) for one in re.findall(r'href="(/runs/\w+/curve\.csv[^"]*)"', page)}
+        assert served.get(address)[1].splitlines()[:3] == ["step,val acc", "1,0.0", "2,0.5"]
         for claim in (
             "on .",
             "started .",
@@ -267,8 +268,9 @@ def test_a_run_has_the_one_before_and_the_one_after_and_its_pace(tmp_path: Path)
         page = served.get(f"/runs/{key_of('run-1')}")[1]
         near = re.findall(r'href="/runs/(\w+)" rel="(prev|next)"', page)
         assert near == [(key_of("run-0"), "prev"), (key_of("run-2"), "next")]
-        figures = data_of(page)["figures"]
-        assert figures["step-0"]["csv"] == "step,learning rate\r\n1,0.1\r\n2,0.1\r\n4,0.1\r\n"
-        assert figures["step-1"]["csv"] == "step,rows a second\r\n2,32.0\r\n4,32.0\r\n"
+        addresses = [unescape(one) for one in re.findall(r'href="(/runs/\w+/curve\.csv[^"]*)"', page)]
+        tables = [served.get(one)[1] for one in addresses]
+        assert "step,learning rate\r\n1,0.1\r\n2,0.1\r\n4,0.1\r\n" in tables
+        assert "step,rows a second\r\n2,32.0\r\n4,32.0\r\n" in tables
     finally:
         served.close()

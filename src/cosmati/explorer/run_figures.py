@@ -23,16 +23,23 @@ _MAX_LABEL = 26
 T = TypeVar("T", int, float)
 
 
-def run_figures(run: RunView, palette: Palette) -> dict[str, Figure]:
-    """Return the run's figures by their id, in the order of the page."""
-    figures = {"loss": line_figure("mean loss", run.losses, palette)} if len(run.losses) > 1 else {}
+def run_figures(run: RunView, palette: Palette, *, has_curves_csv: bool = True) -> dict[str, Figure]:
+    """Return the run's figures by their id, in the order of the page.
+
+    Args:
+        run: what is drawn.
+        palette: of the page.
+        has_curves_csv: write all points of curves as CSV, too; a page that is served gives that an address.
+    """
+    csv = has_curves_csv
+    figures = {"loss": line_figure("mean loss", run.losses, palette, has_csv=csv)} if len(run.losses) > 1 else {}
     figures |= {
-        f"metric-{index}": line_figure(name, points, palette)
+        f"metric-{index}": line_figure(name, points, palette, has_csv=csv)
         for index, (name, points) in enumerate(run.metrics.items())
         if len(points) > 1
     }
     figures |= {
-        f"step-{index}": line_figure(name, points, palette)
+        f"step-{index}": line_figure(name, points, palette, has_csv=csv)
         for index, (name, points) in enumerate(run.beside.items())
         if len(points) > 1
     }
@@ -51,8 +58,8 @@ def run_figures(run: RunView, palette: Palette) -> dict[str, Figure]:
     }
 
 
-def line_figure(name: str, points: Points, palette: Palette) -> Figure:
-    """Draw one value over the steps of a run."""
+def line_figure(name: str, points: Points, palette: Palette, *, has_csv: bool = True) -> Figure:
+    """Draw one value over the steps of a run; its CSV has all points."""
     finite = [(step, value) for step, value in points if value is not None]
     x, y = averaged(finite, MAX_LINE_POINTS)
     trace = {
@@ -65,7 +72,8 @@ def line_figure(name: str, points: Points, palette: Palette) -> Figure:
     }
     layout = _small_layout(name, palette)
     layout["xaxis"] |= {"title": axis_title("steps done"), "rangemode": "tozero"}
-    return Figure({"data": [trace], "layout": layout}, f"{name} over the steps", csv_text(["step", name], points))
+    table = csv_text(["step", name], points) if has_csv else ""
+    return Figure({"data": [trace], "layout": layout}, f"{name} over the steps", table)
 
 
 def _small_layout(title: str, palette: Palette) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import itertools
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cosmati.errors import LedgerError, RunError
@@ -23,6 +23,9 @@ from cosmati.store.live import extremes
 Points = tuple[tuple[int, float | None], ...]
 """Step and value; None where the value wasn't finite."""
 RECORD_FILE = "run.json"
+BESIDE = {"learning_rate": "learning rate", "gradient_norm": "norm of the gradients"}
+"""What is drawn of `steps.jsonl` beside the loss, with its words."""
+PACE = "rows a second"
 _CLOCK_FIELDS = ("step", "rows", "tokens", "seconds")
 _NO_POLICY = "0" * 64
 _TRIES = 3
@@ -76,10 +79,14 @@ class RunView:
         return tuple(name for name in self.governance.classes if name in seen) if self.governance else ()
 
 
-def read_run(folder: str | Path) -> RunView:
+def read_run(folder: str | Path, *, has_ledger: bool = True) -> RunView:
     """Read a run folder: of a run that ended, was broken off or is still going, governed or not.
 
     A ledger that doesn't verify is no error: it's a warning of the view, and nothing is drawn from it.
+
+    Args:
+        folder: of the run.
+        has_ledger: read and verify the ledger, too, which takes long where it's long.
 
     Raises:
         RunError: it's no run folder, or `run.json` can't be read.
@@ -91,13 +98,14 @@ def read_run(folder: str | Path) -> RunView:
         status = "still going" if is_locked(folder / "lock") else "broken off"
     steps, torn = _read_lines(folder / "steps.jsonl")
     evaluations, torn_too = _read_lines(folder / "evaluations.jsonl")
-    losses = tuple((_step(line), _number(line.get("loss"))) for line in steps)
+    losses = tuple((_step(line), number_or_none(line.get("loss"))) for line in steps)
     names = dict.fromkeys(name for line in evaluations for name in line if name not in _CLOCK_FIELDS)
     metrics = {
-        name: tuple((_step(line), _number(line[name])) for line in evaluations if name in line) for name in names
+        name: tuple((_step(line), number_or_none(line[name])) for line in evaluations if name in line) for name in names
     }
-    metrics = metrics or {name: ((record.num_steps, _number(value)),) for name, value in record.metrics.items()}
-    read = _read_ledger(folder, record, tries=_TRIES if status == "still going" else 1)
+    metrics = metrics or {name: ((record.num_steps, number_or_none(value)),) for name, value in record.metrics.items()}
+    tries = _TRIES if status == "still going" else 1
+    read = _read_ledger(folder, record, tries=tries) if has_ledger else _LedgerReading(None)
     logged = [_step(line) for line in (*steps, *evaluations)]
     notes = [*read.notes]
     if not losses and "imported from" not in record.environment:
@@ -118,6 +126,19 @@ def read_run(folder: str | Path) -> RunView:
         schedule=read.schedule,
         warnings=read.warnings,
         notes=tuple(notes),
+    )
+
+
+def with_ledger_of(view: RunView, checked: RunView) -> RunView:
+    """Return the view of a run with what an earlier one of it read from the ledger."""
+    return replace(
+        view,
+        num_steps=max(view.num_steps, len(checked.schedule)),
+        ledger=checked.ledger,
+        governance=checked.governance,
+        schedule=checked.schedule,
+        warnings=checked.warnings,
+        notes=tuple(dict.fromkeys((*checked.notes, *view.notes))),
     )
 
 
@@ -151,29 +172,28 @@ def _read_lines(path: Path) -> tuple[list[dict[str, object]], int]:
         return [], 0
     found, num_bad = [], 0
     for text in [*whole, *([last] if last else [])]:
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict) and type(value.get("step")) is int:
-            found.append(value)
+        if (line := line_of(text)) is not None:
+            found.append(line)
         else:
             num_bad += text is not last
     return found, num_bad
 
 
+def line_of(text: str) -> dict[str, object] | None:
+    """Return a line of `steps.jsonl` or `evaluations.jsonl`, None where it's damaged: no object, or none of a step."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and type(value.get("step")) is int else None
+
+
 def _beside(steps: Sequence[Mapping[str, object]]) -> dict[str, Points]:
     found = {
-        words: tuple((_step(line), _number(line[name])) for line in steps if name in line)
-        for name, words in (("learning_rate", "learning rate"), ("gradient_norm", "norm of the gradients"))
+        words: tuple((_step(line), number_or_none(line[name])) for line in steps if name in line)
+        for name, words in BESIDE.items()
     }
-    pace = []
-    for before, line in itertools.pairwise(steps):
-        clocks = [_number(one.get(name)) for one in (before, line) for name in ("rows", "seconds")]
-        if None not in clocks:
-            rows, seconds = clocks[2] - clocks[0], clocks[3] - clocks[1]  # type: ignore[operator]
-            pace.append((_step(line), rows / seconds if seconds > 0 else None))
-    found["rows a second"] = tuple(pace)
+    found[PACE] = tuple(pace_points(steps))
     drawn = {name: [(step, value) for step, value in points if value is not None] for name, points in found.items()}
     return {
         name: tuple(zip(*extremes([one[0] for one in points], [one[1] for one in points], _MAX_BESIDE), strict=True))
@@ -182,13 +202,23 @@ def _beside(steps: Sequence[Mapping[str, object]]) -> dict[str, Points]:
     }
 
 
+def pace_points(steps: Iterable[Mapping[str, object]]) -> Iterator[tuple[int, float | None]]:
+    """Yield step and rows a second between each line and the one before, None where no time went by."""
+    for before, line in itertools.pairwise(steps):
+        clocks = [number_or_none(one.get(name)) for one in (before, line) for name in ("rows", "seconds")]
+        if None not in clocks:
+            rows, seconds = clocks[2] - clocks[0], clocks[3] - clocks[1]  # type: ignore[operator]
+            yield _step(line), rows / seconds if seconds > 0 else None
+
+
 def _step(line: Mapping[str, object]) -> int:
     step = line["step"]
     assert isinstance(step, int), "checked where the line was read"
     return step
 
 
-def _number(value: object) -> float | None:
+def number_or_none(value: object) -> float | None:
+    """Return a logged value as a number, None where it is none or isn't finite."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
     return float(value) if is_number else None  # type: ignore[arg-type]
 

@@ -9,6 +9,7 @@ the record.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -135,10 +136,16 @@ def _decode_float(value: Any, path: str) -> float:
     raise _refuse(path, "a number", value)
 
 
+@functools.cache
+def _hints_of(kind: Any) -> dict[str, Any]:
+    """Return the types of a class's fields; worked out once, for a study has thousands of them."""
+    return typing.get_type_hints(kind)
+
+
 def _decode_dataclass(kind: Any, value: Any, path: str) -> Any:
     if not isinstance(value, dict):
         raise _refuse(path, "an object", value)
-    hints = typing.get_type_hints(kind)
+    hints = _hints_of(kind)
     names = {field.name for field in dataclasses.fields(kind)}
     if names != set(value):
         missing, unknown = sorted(names - set(value)), sorted(set(value) - names)

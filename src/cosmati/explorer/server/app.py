@@ -14,6 +14,7 @@ from cosmati.errors import CosmatiError
 from cosmati.explorer.rendering import TEMPLATES, plotly_path, template_environment
 from cosmati.explorer.server.compare import compare_router
 from cosmati.explorer.server.composition import composition_router
+from cosmati.explorer.server.filter_bar import warm_choices
 from cosmati.explorer.server.governance import governance_router
 from cosmati.explorer.server.live import live_router
 from cosmati.explorer.server.methods import methods_router
@@ -51,6 +52,7 @@ def make_app(index: RunIndex) -> FastAPI:
     """
     app = FastAPI(title="Cosmati", docs_url=None, redoc_url=None, openapi_url=None)
     site = app.state.site = Site(index, template_environment())
+    site.warm = lambda: warm_choices(site)
     plotly = plotly_path()
     app.middleware("http")(guard)
     app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)

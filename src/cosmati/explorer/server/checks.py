@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cosmati.errors import RunError
@@ -44,7 +45,9 @@ class LedgerChecks:
     _began: dict[Path, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def ask(self, folder: Path, *, wait: float = 0.0, anew: bool = False) -> tuple[CheckedRun | None, float | None]:
+    def ask(
+        self, folder: Path, *, wait: float = 0.0, anew: bool = False, if_new: bool = True
+    ) -> tuple[CheckedRun | None, float | None]:
         """Return what the last check found, and for how many seconds one has been going on, None where none is.
 
         A check begins where there was none since the folder changed.
@@ -53,10 +56,11 @@ class LedgerChecks:
             folder: of the run.
             wait: for a check that is going on, in seconds at most.
             anew: check though nothing changed; tampering may leave no trace in time and size of a file.
+            if_new: check what changed since the last check; else only what was never checked.
         """
         with self._lock:
             found, going = self._found.get(folder), self._going.get(folder)
-            is_stale = found is None or found.state != state_of(folder, WATCHED)
+            is_stale = found is None or (if_new and found.state != state_of(folder, WATCHED))
             if going is None and (anew or is_stale):
                 going = self._going[folder] = threading.Event()
                 self._began[folder] = time.monotonic()
@@ -90,3 +94,8 @@ class LedgerChecks:
             self._going.pop(folder, None)
             self._began.pop(folder, None)
         done.set()
+
+
+def time_text(seconds: float) -> str:
+    """Return a time, in seconds since 1970, as people write it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -113,6 +113,13 @@ def filter_bar(
     )
 
 
+def warm_choices(site: Site) -> None:
+    """Work out what all runs can be chosen by: each page with filters asks for it."""
+    for name in (*MAIN, *MORE, "path", "quality_name"):
+        site.index.choices(name)
+    site.study_names()
+
+
 def _field(site: Site, what: Asked, name: str) -> Field:
     chosen = what.filter.exact.get(name, ())
     found = [(_text(value), num) for value, num in site.index.choices(name) if value not in (None, "")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,7 +14,7 @@ from cosmati.errors import RunError
 from cosmati.explorer.palette import PAGE
 from cosmati.explorer.report import run_context
 from cosmati.explorer.run_figures import run_figures
-from cosmati.explorer.server.checks import LedgerChecks
+from cosmati.explorer.server.checks import LedgerChecks, time_text
 from cosmati.explorer.server.site import Site
 from cosmati.explorer.wording import weight_text
 from cosmati.ledger.verify import LEVEL_0
@@ -75,7 +74,7 @@ def governance_router(site: Site) -> APIRouter:
             figures={name: figure for name, figure in figures.items() if name.startswith(_FIGURES)},
             found=run,
             checked=found,
-            checked_at=_time_text(found.ended) if found else "",
+            checked_at=time_text(found.ended) if found else "",
             going=going,
             level=_LEVELS.get(view.ledger.level, view.ledger.level) if view and view.ledger else "",
             region=region,
@@ -124,11 +123,7 @@ def _status(checks: LedgerChecks, folder: Path) -> tuple[str, str]:
         return "no ledger", "unmet"
     if ledger.problems:
         return "doesn't verify", "unmet"
-    return f"verified at {ledger.level}, {_time_text(found.ended)}", "met"
-
-
-def _time_text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"verified at {ledger.level}, {time_text(found.ended)}", "met"
 
 
 def _taught(facts: GovernanceFacts, region: str, folder: Path) -> tuple[TaughtRow, ...]:

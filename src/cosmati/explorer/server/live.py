@@ -70,7 +70,7 @@ def live_router(site: Site) -> APIRouter:
 
     @router.get("/runs/{key}/live", response_class=HTMLResponse)
     def run_live(request: Request, key: str) -> HTMLResponse:
-        found = _own_run(site.index.run(key), key)
+        found = own_run(site.index.run(key), key)
         job = shown_job(site.folder(found.path))
         return site.page(request, "live.html", title=found.name, found=found, **panel(site, job))
 
@@ -79,7 +79,7 @@ def live_router(site: Site) -> APIRouter:
         found = site.index.run(key)
         told = {"status": "removed", "gone": GONE}
         if found is not None:
-            told = answer(site.folder(_own_run(found, key).path), after)
+            told = answer(site.folder(own_run(found, key).path), after)
         return JSONResponse(told, headers=_NO_CACHE)
 
     return router
@@ -97,9 +97,17 @@ def found_run(site: Site, key: str) -> RunSummary:
     return _known(site.index.run(key), key)
 
 
-def _own_run(found: RunSummary | None, key: str) -> RunSummary:
+def own_run(found: RunSummary | None, key: str) -> RunSummary:
+    """Return a run that has a folder of its own.
+
+    Raises:
+        RunError: there's none, or it's a study's.
+    """
     if found is not None and found.kind == "study":
-        raise RunError("A run of a study stands in the store once it has ended, so it has no live view. See /live.")
+        raise RunError(
+            "A run of a study stands in the store once it has ended, so it has no live view, and no files of its own. "
+            "See /live."
+        )
     return _known(found, key)
 
 

@@ -41,9 +41,13 @@ def parts_router(site: Site) -> APIRouter:
 
 def csv_answer(text: str, name: str) -> Response:
     """Return CSV as a file of a name."""
+    return Response(text.encode("utf-8", "replace"), media_type="text/csv; charset=utf-8", headers=attachment(name))
+
+
+def attachment(name: str) -> dict[str, str]:
+    """Return the headers of an answer that is saved as a CSV file of a name."""
     kept = "".join(character if character.isalnum() or character in "-_" else "-" for character in name)
-    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(kept)}.csv"}
-    return Response(text.encode("utf-8", "replace"), media_type="text/csv; charset=utf-8", headers=headers)
+    return {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(kept)}.csv"}
 
 
 def study_parts(site: Site, path: str, axis: Axis | None = None) -> dict[str, Figure]:

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, Response
 
 from cosmati.errors import RunError
+from cosmati.explorer.figures import Figure
 from cosmati.explorer.palette import PAGE
 from cosmati.explorer.recipe_code import recipe_code
+from cosmati.explorer.rendering import embedded_json, safe_markup
 from cosmati.explorer.report import run_context
 from cosmati.explorer.run_figures import run_figures
-from cosmati.explorer.run_view import read_run
-from cosmati.explorer.server.live import found_run, panel, shown_job
-from cosmati.explorer.server.site import Site
+from cosmati.explorer.run_view import RunView, read_run, with_ledger_of
+from cosmati.explorer.server.checks import CheckedRun, LedgerChecks, time_text
+from cosmati.explorer.server.curves import curve_answer, with_addresses
+from cosmati.explorer.server.live import duration, found_run, own_run, panel, shown_job
+from cosmati.explorer.server.site import Site, shown_figures
 from cosmati.explorer.study_run_view import cards_of, part_rows, point_rows, study_run_figures, study_run_view
 from cosmati.records.study import StudyRecord
 from cosmati.store.filters import RunFilter
@@ -25,38 +29,80 @@ from cosmati.store.reading import study_record
 from cosmati.store.scan import LINES_FILE, PLANNED_FILE, STARTED_FILE, STUDY_FILE
 from cosmati.store.summary import RunSummary, key_of
 
+WAIT_SECONDS = 0.3
+"""For the verification of a running job's ledger; what takes longer follows by itself."""
 _MAX_NEAR = 500
 Neighbours = tuple[RunSummary | None, RunSummary | None]
 
 
 def run_router(site: Site) -> APIRouter:
     """Return the page of a run."""
-    router = APIRouter()
+    router, checks = APIRouter(), LedgerChecks()
 
     @router.get("/runs/{key}", response_class=HTMLResponse)
     def run(request: Request, key: str) -> HTMLResponse:
         found = found_run(site, key)
-        return _study_run(site, request, found) if found.kind == "study" else _own_run(site, request, found)
+        return _study_run(site, request, found) if found.kind == "study" else _own_run(site, request, found, checks)
+
+    @router.get("/runs/{key}/ledger", response_class=HTMLResponse)
+    def ledger(key: str) -> Response:
+        found = own_run(site.index.run(key), key)
+        folder = site.folder(found.path)
+        checked, going = checks.ask(folder, if_new=False)
+        if going is not None:
+            return Response(status_code=204)  # the page leaves as it is what it shows, and asks again
+        view = checked.view if checked and checked.view else read_run(folder, has_ledger=False)
+        figures = _figures(view, found.key)
+        data = safe_markup(embedded_json({"figures": shown_figures(figures), "studies": {}}))
+        context = {**_check_context(checked, None), **run_context(view), "figures": figures, "found": found}
+        text = site.templates.get_template("site/checked_ledger.html").render(**context, part_data=data)
+        return HTMLResponse(text, headers={"Cache-Control": "no-store"})
+
+    @router.get("/runs/{key}/curve.csv")
+    def curve(key: str, file: str = "", measure: str = "") -> Response:
+        return curve_answer(site.folder(own_run(site.index.run(key), key).path), file, measure)
 
     return router
 
 
-def _own_run(site: Site, request: Request, found: RunSummary) -> HTMLResponse:
+def _own_run(site: Site, request: Request, found: RunSummary, checks: LedgerChecks) -> HTMLResponse:
     folder = site.folder(found.path)
-    view = read_run(folder)
     job = shown_job(folder)
+    # A long ledger takes seconds, and a running job's is another one at each look: nobody waits for that.
+    is_later = job.state.is_going and (folder / "ledger").is_dir()
+    checked, going = checks.ask(folder, wait=WAIT_SECONDS, anew=True) if is_later else (None, None)
+    view = read_run(folder, has_ledger=not is_later)
+    if checked and checked.view:
+        view = with_ledger_of(view, checked.view)
     return site.page(
         request,
         "run.html",
         title=view.record.run_id,
-        figures=run_figures(view, PAGE),
+        figures=_figures(view, found.key),
+        is_later=is_later,
         found=found,
         neighbours=neighbours(site, found),
         code=recipe_code(view.record.recipe_text),
         views=(),
         **panel(site, job),
         **run_context(view),
+        **_check_context(checked, going),
+        part_data="",
     )
+
+
+def _figures(view: RunView, key: str) -> dict[str, Figure]:
+    return with_addresses(run_figures(view, PAGE, has_curves_csv=False), view, key)
+
+
+def _check_context(checked: CheckedRun | None, going: float | None) -> dict[str, Any]:
+    """Return what the part about a running job's ledger is given."""
+    return {
+        "checked": checked,
+        "began": time_text(checked.ended - checked.seconds) if checked else "",
+        "took": duration(checked.seconds) if checked else "",
+        "is_checking": going is not None,
+    }
 
 
 def _study_run(site: Site, request: Request, found: RunSummary) -> HTMLResponse:

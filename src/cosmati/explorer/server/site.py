@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -41,6 +42,8 @@ STUDY_FILES = (STUDY_FILE, STARTED_FILE, PLANNED_FILE, LINES_FILE)
 FolderState = tuple[tuple[str, int, int], ...]
 _SLOWEST_SHARE = 0.05
 """Of the time, at most, that goes into looking for changes."""
+_LOOKED_AT = 60.0
+"""Seconds after the last page in which somebody may still ask for the next one."""
 
 
 class AnyTextConvertor(Convertor[str]):
@@ -67,12 +70,15 @@ class Site:
     Args:
         index: of the store.
         templates: of all pages.
+        warm: works out what pages ask for anew after each change of the index, so that nobody waits for it.
     """
 
     index: RunIndex
     templates: jinja2.Environment
     last: Refreshed | None = None
+    warm: Callable[[], object] = lambda: None
     _stop: threading.Event = field(default_factory=threading.Event)
+    _asked: float = field(default_factory=time.monotonic)
 
     def page(
         self,
@@ -96,11 +102,8 @@ class Site:
             data: more for the page's script, such as `studies`.
             context: what else the template is given.
         """
-        shown = {
-            name: {"plot": one.plot} | ({} if one.csv_address else {"csv": one.csv})
-            for name, one in (figures or {}).items()
-            if not one.address
-        }
+        self._asked = time.monotonic()
+        shown = shown_figures(figures or {})
         text = self.templates.get_template(f"site/{template}").render(
             title=title,
             store=self.index.root,
@@ -127,8 +130,15 @@ class Site:
 
     def watch(self) -> None:
         """Bring the index up to date now and then, until `stop`."""
-        while not self._stop.wait(self.interval):
+        warmed = None
+        while True:
             # A store that can't be read now, on a disk that went away say, may be there again.
+            with contextlib.suppress(RunError, OSError):
+                if time.monotonic() - self._asked < _LOOKED_AT and warmed != self.index.mark:
+                    warmed = self.index.mark
+                    self.warm()
+            if self._stop.wait(self.interval):
+                break
             with contextlib.suppress(RunError, OSError):
                 self.last = self.index.refresh()
         self.index.close()
@@ -198,6 +208,15 @@ class Site:
         if found is None or not found.is_relative_to(self.index.root.resolve()):
             raise RunError("That isn't in this store.")
         return found
+
+
+def shown_figures(figures: Mapping[str, Figure]) -> dict[str, Any]:
+    """Return the figures that come with a page: those with an address of their own come later."""
+    return {
+        name: {"plot": one.plot} | ({} if one.csv_address else {"csv": one.csv})
+        for name, one in figures.items()
+        if not one.address
+    }
 
 
 def state_of(folder: Path, names: Sequence[str]) -> FolderState:

@@ -21,10 +21,11 @@ from cosmati.explorer.cloud import (
 )
 from cosmati.explorer.palette import PAGE
 from cosmati.explorer.reaching import line_range, usual_line, who_reaches
+from cosmati.explorer.rendering import embedded_json, safe_markup
 from cosmati.explorer.server.asked import MOST_COMMON, Asked, address, asked, number_of, told
 from cosmati.explorer.server.filter_bar import filter_bar
 from cosmati.explorer.server.parts import csv_answer, study_context, study_parts
-from cosmati.explorer.server.site import Site
+from cosmati.explorer.server.site import Site, shown_figures
 from cosmati.explorer.wording import number
 from cosmati.store.tradeoffs import COST_AXES, CostAxis, TradeoffPoint, quality_names, tradeoff_points
 from cosmati.study.curves import Axis
@@ -61,6 +62,15 @@ def tradeoffs_router(site: Site) -> APIRouter:
     def tradeoffs(request: Request) -> HTMLResponse:
         return _page(site, request)
 
+    @router.get("/chosen-study", response_class=HTMLResponse)
+    def chosen_study(request: Request) -> HTMLResponse:
+        path, axis = request.query_params.get("path", ""), _axis(request)
+        section = _study_section(site, path, axis)
+        shown = shown_figures(section["figures"])
+        data = safe_markup(embedded_json({"figures": shown, **section.pop("data")}))
+        text = site.templates.get_template("site/chosen_study.html").render(**section, data=data)
+        return HTMLResponse(text)
+
     @router.get("/reached", response_class=HTMLResponse)
     def reached(request: Request) -> HTMLResponse:
         drawn = _drawn(site, request)
@@ -78,22 +88,23 @@ def tradeoffs_router(site: Site) -> APIRouter:
 
 def _page(site: Site, request: Request) -> HTMLResponse:
     drawn = _drawn(site, request)
-    path, context = _one_study(drawn), dict[str, Any]()
+    path, section = _one_study(drawn), dict[str, Any]()
+    # A filter is answered at once; what a study comes to takes longer, and follows by itself.
+    is_later = bool(path) and request.headers.get("hx-request") == "true"
     if path:  # its own section has the line, with intervals
         drawn = replace(drawn, look=replace(drawn.look, line=None))
     figure = cloud_figure(drawn.points, PAGE, drawn.look)
     figures = {"cloud": replace(figure, csv_address=address("/tradeoffs.csv", request.query_params.multi_items()))}
-    if path:
-        axis = STUDY_AXES[drawn.axis]
-        first = axis if axis in dict(site.study(path).axes) else None
-        figures |= study_parts(site, path, first)
-        context = study_context(site, path, first)
-    return site.page(
+    if path and not is_later:
+        section = _study_section(site, path, drawn.axis)
+        figures |= section.pop("figures")
+    page = site.page(
         request,
         "tradeoffs.html",
         title=_title(drawn),
         figures=figures,
         path_of_study=path,
+        later=address("/chosen-study", [("path", path), ("axis", drawn.axis)]) if is_later else "",
         bar=filter_bar(site, request, drawn.what, own=OWN, is_one_task=True),
         axis=drawn.axis,
         axes=AXIS_WORDS,
@@ -108,8 +119,24 @@ def _page(site: Site, request: Request) -> HTMLResponse:
         kept=told(request.query_params.multi_items(), "at"),
         has_runs=bool(site.index.count()),
         **_reach_context(drawn),
-        **context,
+        **section,
     )
+    page.headers["Vary"] = "HX-Request"
+    return page
+
+
+def _study_section(site: Site, path: str, axis: CostAxis) -> dict[str, Any]:
+    """Return what the section of the study that is chosen is given: its figures and data among it."""
+    wanted = STUDY_AXES[axis]
+    first = wanted if wanted in dict(site.study(path).axes) else None
+    return {"figures": study_parts(site, path, first), **study_context(site, path, first)}
+
+
+def _axis(request: Request) -> CostAxis:
+    axis = request.query_params.get("axis", "") or "seconds"
+    if axis not in COST_AXES:
+        raise RunError(f"There's no axis {axis[:80]!r}. Choose one of {', '.join(COST_AXES)}.")
+    return axis
 
 
 def _drawn(site: Site, request: Request) -> Drawn:
@@ -119,9 +146,7 @@ def _drawn(site: Site, request: Request) -> Drawn:
         RunError: it asks for what there isn't.
     """
     query, what = request.query_params, _of_one_task(site, asked(request), request)
-    axis = query.get("axis", "") or "seconds"
-    if axis not in COST_AXES:
-        raise RunError(f"There's no axis {axis[:80]!r}. Choose one of {', '.join(COST_AXES)}.")
+    axis = _axis(request)
     hardware = query.get("price", "")
     price = price_of(hardware, read_catalogue()).price_per_hour if hardware else None
     points = tradeoff_points(site.index, what.filter, axis, price_per_hour=price)

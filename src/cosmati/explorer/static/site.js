@@ -11,10 +11,25 @@ document.addEventListener("htmx:configRequest", (event) => {
   }
 });
 
+// A part that follows the page by itself may not come.
+for (const name of ["htmx:responseError", "htmx:sendError"]) {
+  document.addEventListener(name, (event) => {
+    const { elt } = event.detail;
+    if (!elt.matches?.(".follows")) return;
+    const words = document.createElement("p");
+    words.setAttribute("role", "status");
+    words.textContent = "This part can't be fetched: what it shows was moved or removed, or `cosmati explore` doesn't run any more. Load the page again.";
+    elt.replaceWith(words); // so it's asked for no more
+  });
+}
+
 // What was unfolded stays so when the page is put anew.
 let unfolded = [];
-document.addEventListener("htmx:beforeSwap", () => {
+document.addEventListener("htmx:beforeSwap", (event) => {
   unfolded = [...document.querySelectorAll("details[open][id], input.toggle:checked")].map((one) => one.id);
+  // htmx says farewell to each element that goes, by two events. These know nothing of it, and are thousands.
+  const { shouldSwap, target } = event.detail;
+  if (shouldSwap) target.querySelectorAll("select, table, .canvas:not([hx-preserve])").forEach((one) => one.replaceChildren());
 });
 document.addEventListener("htmx:afterSwap", () => {
   for (const id of unfolded) {
@@ -28,27 +43,34 @@ function fold(which) {
   document.querySelectorAll("details.more[open]").forEach((one) => { if (which(one)) one.open = false; });
 }
 
-// The cloud: a point leads to its run, and its quality line and the slider follow each other.
+// The cloud: a point leads to its run, and its quality line and the slider follow each other. Its canvas outlives
+// the page round it, so it looks for the slider that is there now.
+const lineSlider = () => document.querySelector(".line input[type=range]");
+function lineMoved(quality) {
+  const slider = lineSlider();
+  if (!slider) return;
+  slider.value = quality;
+  slider.dispatchEvent(new Event("input", { bubbles: true }));
+}
 function cloud(figure) {
   if (figure.dataset.figure !== "cloud") return;
   const canvas = figure.querySelector(".canvas");
+  followed(figure, canvas);
+  if (canvas.isCloud) return;
+  canvas.isCloud = true;
   canvas.on("plotly_click", (clicked) => {
     const address = clicked.points[0]?.customdata;
     if (typeof address === "string" && address.startsWith("/runs/")) location.assign(address);
   });
-  const slider = document.querySelector(".line input[type=range]");
-  if (!slider) return;
   canvas.on("plotly_relayout", (change) => {
     const quality = change["shapes[0].y0"];
-    if (quality === undefined || quality === figure.quality) return;
-    slider.value = quality;
-    slider.dispatchEvent(new Event("input", { bubbles: true }));
+    if (quality !== undefined && quality !== canvas.closest("figure").quality) lineMoved(quality);
   });
-  held(event.target, () => Number(slider.value), (quality) => {
-    slider.value = quality;
-    slider.dispatchEvent(new Event("input", { bubbles: true }));
-  });
-  slider.addEventListener("input", () => {
+  held(figure, () => Number(lineSlider()?.value ?? NaN), lineMoved);
+}
+function followed(figure, canvas) {
+  const slider = lineSlider();
+  slider?.addEventListener("input", () => {
     const quality = Number(slider.value);
     const text = Number(quality.toPrecision(4)).toString();
     slider.closest("label").querySelector("output").textContent = text;

@@ -40,6 +40,7 @@ async function draw(figure) {
   if (figure.dataset.figure !== name) return draw(figure); // another axis was chosen meanwhile
   const { plot } = data.figures[name];
   const layout = coloured(plot.layout);
+  canvas.setAttribute("aria-label", canvas.parentElement.getAttribute("aria-label")); // it may have drawn other points before
   if (figure.quality !== undefined && layout.shapes) Object.assign(layout.shapes[0], { y0: figure.quality, y1: figure.quality });
   // Without `edits` a line has to be clicked before it can be dragged.
   const edits = { shapePosition: Boolean(layout.shapes?.some((shape) => shape.editable)) };
