@@ -78,6 +78,10 @@ class PythonProcess:
         """How it ended, minus the signal where one ended it; None while it runs."""
         return self._process.exitcode
 
+    def poll(self) -> int | None:
+        """Return how it ended, None while it runs."""
+        return self.returncode
+
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end, and return how it ended.
 

@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from html import unescape
@@ -22,6 +20,7 @@ from cosmati.explorer.server.live import duration
 from cosmati.storage.lock import FileLock
 from cosmati.store.summary import key_of
 from tests.explorer.test_server import EVIL, Served
+from tests.processes import PythonProcess
 from tests.store.samples import begin_study, run_record, small_study, write_run
 
 
@@ -62,10 +61,10 @@ trainer_in(Path(sys.argv[1]), budget="1000000ba", checkpoint_every="40ba").fit()
 """
 
 
-def start(folder: Path, lines: int) -> subprocess.Popen[bytes]:
+def start(folder: Path, lines: int) -> PythonProcess:
     """Start a job and wait until it has written so many more lines."""
     wanted = (len(logged(folder)) if (folder / "steps.jsonl").exists() else 0) + lines
-    process = subprocess.Popen([sys.executable, "-c", JOB, str(folder)], cwd=Path(__file__).parents[2])
+    process = PythonProcess(["-c", JOB, folder], cwd=Path(__file__).parents[2])
     until = time.monotonic() + 120
     while not (folder / "steps.jsonl").exists() or len(logged(folder)) < wanted:
         assert process.poll() is None

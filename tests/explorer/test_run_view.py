@@ -6,8 +6,6 @@ import json
 import math
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,6 +35,7 @@ from cosmati.explorer.report import render_report
 from cosmati.explorer.run_view import RunView, read_run
 from cosmati.models.mlp import MLP
 from cosmati.optim import SGD
+from tests.processes import PythonProcess
 
 # Names that HTML, Plotly and Jinja would read as something else.
 NAME = "<b>x</b> {{ 7*7 }} %{x} № 訓練"
@@ -307,7 +306,7 @@ trainer_in(Path(sys.argv[1]), budget="1000000ba").fit()
 
 def test_a_run_that_goes_on_and_one_that_was_killed(tmp_path: Path) -> None:
     folder = tmp_path / "long"
-    process = subprocess.Popen([sys.executable, "-c", LONG_RUN, str(folder)], cwd=Path(__file__).parents[2])
+    process = PythonProcess(["-c", LONG_RUN, folder], cwd=Path(__file__).parents[2])
     try:
         deadline = time.monotonic() + 60
         while not (folder / "steps.jsonl").exists() or len((folder / "steps.jsonl").read_text()) < 2000:

@@ -15,6 +15,7 @@ import torch
 from cosmati.ledger.verify import verify_ledger
 from cosmati.records.run import RunRecord
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
+from tests.processes import launch_ranks, run_python
 
 # Every rank inherits it.
 STRICT = {**os.environ, "PYTHONWARNINGS": "error"}
@@ -51,7 +52,8 @@ def test_torchrun_gives_the_bits_of_one_rank(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(RECIPE)
     alone, together = tmp_path / "alone", tmp_path / "together"
     train = ["-m", "cosmati", "train", str(tmp_path / "small.py"), "--run-folder"]
-    subprocess.run([sys.executable, *train, str(alone)], check=True, capture_output=True)
+    first = run_python([*train, alone])
+    assert first.returncode == 0, first.stderr
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run([*torchrun, *train, str(together)], check=False, capture_output=True, text=True, env=STRICT)
     assert done.returncode == 0, done.stderr
@@ -83,11 +85,9 @@ assert trainer.plan.holds("elastic")
 @pytest.mark.timeout(300)
 def test_weights_that_each_rank_has_drawn_for_itself_are_the_first_ones(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(PER_RANK)
-    script = [str(tmp_path / "script.py")]
-    subprocess.run([sys.executable, *script, str(tmp_path / "alone")], check=True, capture_output=True)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script]
-    done = subprocess.run([*torchrun, str(tmp_path / "together")], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    alone = run_python([tmp_path / "script.py", tmp_path / "alone"])
+    assert alone.returncode == 0, alone.stderr
+    launch_ranks([tmp_path / "script.py", tmp_path / "together"], 2)
     digests = [
         read_checkpoint(list_checkpoints(tmp_path / name / "checkpoints")[0]).state_digest
         for name in ("alone", "together")
@@ -99,11 +99,8 @@ def test_weights_that_each_rank_has_drawn_for_itself_are_the_first_ones(tmp_path
 def test_ranks_that_are_given_different_runs_are_refused(tmp_path: Path) -> None:
     by_rank = PER_RANK.replace("AdamW(lr=0.01)", 'AdamW(lr=0.01 * (1 + int(os.environ["RANK"])))')
     (tmp_path / "script.py").write_text(by_rank)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, str(tmp_path / "script.py"), str(tmp_path / "run")]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "The ranks have been given different runs" in done.stderr
+    with pytest.raises(AssertionError, match="The ranks have been given different runs"):
+        launch_ranks([tmp_path / "script.py", tmp_path / "run"], 2)
 
 
 OWN_NUMBERS = PER_RANK.replace("Trainer(MLP((6, 8, 3)),", "Trainer(Noisy((6, 8, 3)),").replace(
@@ -128,11 +125,8 @@ def test_numbers_that_each_rank_has_drawn_for_itself_withdraw_what_is_promised_o
 ) -> None:
     script = OWN_NUMBERS.replace("generator = ", NOISY.replace("NUMBER", number), 1)
     (tmp_path / "script.py").write_text(script)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, str(tmp_path / "script.py"), str(tmp_path / "run")]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert ("ranks began with unlike values of _scale" in done.stdout) is is_withdrawn
+    said = launch_ranks([tmp_path / "script.py", tmp_path / "run"], 2)
+    assert ("ranks began with unlike values of _scale" in said[0]) is is_withdrawn
 
 
 SHORT = """
@@ -171,11 +165,9 @@ assert trainer.cuts.made == [(3, 2)], trainer.cuts.made
 def test_memory_that_is_short_on_one_rank_cuts_on_all(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SHORT)
     alone, together = tmp_path / "alone", tmp_path / "together"
-    subprocess.run([sys.executable, str(tmp_path / "script.py"), str(alone)], check=True, capture_output=True)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, str(tmp_path / "script.py"), str(together)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = run_python([tmp_path / "script.py", alone])
     assert done.returncode == 0, done.stderr
+    launch_ranks([tmp_path / "script.py", together], 2, PYTHONWARNINGS="")  # each rank warns
     one, two = _weights(alone), _weights(together)
     assert all(torch.equal(value, two[name]) for name, value in one.items())
     for folder in (alone, together):
