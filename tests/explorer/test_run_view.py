@@ -320,7 +320,7 @@ def test_a_run_that_goes_on_and_one_that_was_killed(tmp_path: Path) -> None:
             assert going.ledger.problems == ()
     finally:
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.communicate()
     run = read_run(folder)
     assert run.status == "broken off"
     assert run.ledger is not None
