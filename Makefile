@@ -1,8 +1,11 @@
 # Everything happens in $(VENV), which the first target that needs it makes.
 # Change the interpreter with `make PYTHON=python3.12 ...`, the environment with `make VENV=/some/where ...`.
+# PyTorch is a build for CPUs; `make TORCH=cuda ...` in a new environment takes the usual one.
 
 PYTHON ?= python3
 VENV ?= .venv
+TORCH ?= cpu
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
@@ -69,8 +72,11 @@ $(VENV)/.made:
 	@touch $@
 
 # torch first and by itself: pip then takes the build that the constraints name, and nothing later replaces it.
+# A build for CPUs, since plain Linux wheels bring gigabytes of CUDA: from PyTorch's own index where that answers.
 $(VENV)/.with-torch: constraints.txt $(VENV)/.made
-	$(INSTALL) torch
+	@if [ "$(TORCH)" = cpu ] && $(BIN)/python -c \
+	  'import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=5)' $(TORCH_INDEX) 2>/dev/null; \
+	then set -x; $(INSTALL) --extra-index-url $(TORCH_INDEX) torch; else set -x; $(INSTALL) torch; fi
 	@touch $@
 
 $(VENV)/.with-quickstart: EXTRAS := $(QUICKSTART_EXTRAS)

@@ -29,3 +29,7 @@ def test_import_of_the_loop_loads_no_compiler() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=280
     ).stdout
     assert output.strip() == "False"
+
+
+def test_dir_lists_what_may_be_imported() -> None:
+    assert {name for name in dir(cosmati) if not name.startswith("__")} == set(cosmati.__all__)

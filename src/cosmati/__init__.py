@@ -88,6 +88,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__doc__", "__version__"]
+
+
 def __getattr__(name: str) -> Any:  # noqa: ANN401  (any of the names above)
     if name not in _HOME_OF:
         msg = f"module 'cosmati' has no attribute {name!r}"

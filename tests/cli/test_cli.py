@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from pathlib import Path
 
@@ -270,3 +271,8 @@ def test_a_file_may_define_dataclasses_and_be_called_like_a_library(recipe: Path
     path.write_text(recipe.read_text().replace("from __future__ import annotations\n", "", 1) + own)
     path.write_text("from __future__ import annotations\n" + path.read_text())
     assert "V = " in succeed("plan", path)
+
+
+def test_version_is_the_packages() -> None:
+    found = CliRunner().invoke(app, ["--version"])
+    assert (found.exit_code, found.output) == (0, f"cosmati {importlib.metadata.version('cosmati')}\n")

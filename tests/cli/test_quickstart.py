@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from pathlib import Path
 from xml.etree import ElementTree
@@ -116,3 +117,18 @@ def test_minutes_scale_every_number_of_steps() -> None:
         80,
     )
     assert scaled.seeds == QuickstartSize().seeds
+
+
+def test_what_is_missing_is_told_in_one_line_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in ("sklearn", "plotly") else there(name)
+    )
+    found = CliRunner().invoke(app, ["quickstart", "--output", str(tmp_path / "out")])
+    assert found.exit_code == 1
+    assert found.output.splitlines() == [
+        "Error: The quickstart needs scikit-learn, Plotly. Run: pip install 'cosmati[vision,explorer]'"
+    ]
+    assert not (tmp_path / "out").exists()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from cosmati import __version__
 from cosmati.cli import data, explore, ledger, policy, quickstart, report, store, study, train
 from cosmati.cli.errors import Teaching
 
@@ -15,6 +18,23 @@ app = typer.Typer(
     help="Train PyTorch models faster by composing methods, govern what they learn, and show the evidence.\n\n"
     "Start with: cosmati quickstart",
 )
+
+
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"cosmati {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and exit.")
+    ] = False,
+) -> None: ...
+
+
 app.command("quickstart")(quickstart.quickstart)
 app.command("train")(train.train)
 app.command("plan")(train.plan)

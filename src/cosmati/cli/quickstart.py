@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import time
 from collections import defaultdict
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from cosmati.cli.study import summary
 from cosmati.corpora.python_library import PythonLibrary
-from cosmati.errors import DivergenceError, RunError, TamperError
+from cosmati.errors import DivergenceError, MissingExtraError, RunError, TamperError
 from cosmati.explorer.drawing import Theme, heat_map_svg, tradeoff_svg
 from cosmati.explorer.evidence import committed_evidence
 from cosmati.explorer.report import write_report
@@ -43,6 +44,8 @@ from cosmati.train.facts import describe_hardware
 MINUTES = 4.5
 """What the full size takes on two cores, nearly."""
 LICENCE_NOTE = "Classes come from what packages declare about their licences. That is metadata, not legal advice."
+NEEDED = {"sklearn": "scikit-learn", "jinja2": "Jinja2", "plotly": "Plotly"}
+"""Modules of extras, and what people call them."""
 _THEMES: tuple[Theme, ...] = ("light", "dark")
 
 
@@ -78,8 +81,11 @@ def run_quickstart(
         console: where progress goes; None means standard error.
 
     Raises:
-        CosmatiError: an extra isn't installed, or the ledger doesn't verify.
+        CosmatiError: an extra isn't installed, which is told before anything runs, or the ledger doesn't verify.
     """
+    if missing := [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]:
+        msg = f"The quickstart needs {', '.join(missing)}. Run: pip install 'cosmati[vision,explorer]'"
+        raise MissingExtraError(msg)
     began = time.perf_counter()
     console = console or Console(stderr=True)
     size = size or QuickstartSize()

@@ -1,0 +1,65 @@
+"""Which PyTorch `make` installs: a build for CPUs, from PyTorch's own index where that answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = """#!/bin/sh
+case "$1" in
+  -c) exec {python} "$@" ;;
+  *) echo "$@" >> {log} ;;
+esac
+"""
+
+
+class Index(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/whl/cpu/torch/" else 404)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (its base's)
+        pass
+
+
+@pytest.fixture
+def index() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def installed(folder: Path, *options: str) -> str:
+    """Return what the environment's Python is asked to install, by a `make` whose environment is a stand-in."""
+    (folder / "bin").mkdir(parents=True)
+    log, python = folder / "log", folder / "bin" / "python"
+    python.write_text(PYTHON.format(python=sys.executable, log=log))
+    python.chmod(0o755)
+    (folder / ".made").touch()
+    command = ["make", "-C", str(ROOT), f"VENV={folder}", *options, f"{folder}/.with-torch"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (folder / ".with-torch").exists()
+    return log.read_text()
+
+
+def test_a_build_for_cpus_comes_from_pytorchs_index_where_it_answers(tmp_path: Path, index: str) -> None:
+    words = installed(tmp_path / "env", f"TORCH_INDEX={index}/whl/cpu").split()
+    assert words[words.index("--extra-index-url") + 1] == f"{index}/whl/cpu"
+    assert words[-1] == "torch"
+    assert words[words.index("-c") + 1] == "constraints.txt"
+
+
+@pytest.mark.parametrize("options", [("TORCH_INDEX={index}/elsewhere",), ("TORCH_INDEX={index}/whl/cpu", "TORCH=cuda")])
+def test_else_it_comes_from_pips_own(tmp_path: Path, index: str, options: tuple[str, ...]) -> None:
+    words = installed(tmp_path / "env", *(option.format(index=index) for option in options)).split()
+    assert "--extra-index-url" not in words
+    assert words[-1] == "torch"
