@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from cosmati.core.batch import Batch, InputKind
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.loss import LossFunction
+from cosmati.core.named_settings import NamedSettings
 from cosmati.core.pieces import Pieces
 from cosmati.core.rng import position_generator, row_uniform
 from cosmati.core.source import ImageSize
@@ -138,7 +139,7 @@ class Position:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
+class Method(NamedSettings):
     """Base of all methods: every hook does nothing.
 
     Class attributes:

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 
 from cosmati.core.later import later
 from cosmati.core.method import Coupling
+from cosmati.core.named_settings import NamedSettings
 from cosmati.errors import PlanError
 from cosmati.optim.adamw import BoundedAdamW
 from cosmati.optim.muon import OrthogonalizedMomentum, Scale
@@ -39,7 +40,7 @@ def matrices(name: str, parameter: Parameter) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizer:
+class Optimizer(NamedSettings):
     """Base of the configurations.
 
     Args:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 from cosmati.core.clock import Budget, Time
+from cosmati.core.named_settings import NamedSettings
 from cosmati.errors import PlanError
 
 DecayShape = Literal["linear", "sqrt"]
@@ -30,7 +31,7 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmedUp:
+class WarmedUp(NamedSettings):
     """Warm-up from 0 to 1, linear, before anything else.
 
     Args:

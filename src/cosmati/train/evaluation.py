@@ -73,6 +73,9 @@ class Stateful:
     outputs: Callable[[nn.Module, Data], Sequence[Any]] = output_and_target
 
 
+AnyMetric = Metric | Stateful | StatefulMetric
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What is measured, and on what.
@@ -81,13 +84,15 @@ class Evaluation:
         data: batches, the same ones each time; a list, a DataLoader that doesn't shuffle, or `batches(...)`.
         metrics: functions of model and batch that return `Loss(sum, weight)`, or a scalar mean of the batch; or
             stateful metrics (`Stateful`), which are given the model's output and the target where nothing else is said.
+            By name; or a list of them, or one alone, which are called as their functions or classes are.
 
     Raises:
         DataError: the data give rows, can be read only once, or are this rank's share.
+        ValueError: two metrics have one name, or one has none.
     """
 
     data: Iterable[Data]
-    metrics: Mapping[str, Metric | Stateful | StatefulMetric] = field(default_factory=dict)
+    metrics: Mapping[str, AnyMetric] | Sequence[AnyMetric] | AnyMetric = field(default_factory=dict)
     _written: WrittenHere = field(default_factory=WrittenHere, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +104,25 @@ class Evaluation:
                 "list(...) of it, a DataLoader, or batches(...)."
             )
             raise DataError(msg)
+        self.by_name()
+
+    def by_name(self) -> Mapping[str, AnyMetric]:
+        """Return the metrics by their names.
+
+        Raises:
+            ValueError: two have one name, or one has none.
+        """
+        if isinstance(self.metrics, Mapping):
+            return self.metrics
+        given = list(self.metrics) if isinstance(self.metrics, Sequence) else [self.metrics]
+        names = [_name_of(one) for one in given]
+        if nameless := sorted({name for name in names if names.count(name) > 1 or name == "<lambda>"}):
+            msg = (
+                f"Metrics in a list are called as their functions or classes are, and these have no name of their own: "
+                f"{', '.join(nameless)}. Name them: Evaluation(data, {{'accuracy': ..., 'loss': ...}})."
+            )
+            raise ValueError(msg)
+        return dict(zip(names, given, strict=True))
 
     @contextmanager
     def unchanged(self, batch: Data, index: int) -> Iterator[None]:
@@ -120,6 +144,11 @@ class Evaluation:
                 "ReLU without inplace=True)."
             )
             raise DataError(msg)
+
+
+def _name_of(metric: AnyMetric) -> str:
+    own = metric.metric if isinstance(metric, Stateful) else metric
+    return getattr(own, "__name__", None) or type(own).__name__
 
 
 def batches(data: Data, rows: int) -> list[Data]:
@@ -156,7 +185,7 @@ def evaluate(
     if ranks.world > 1 and shuffles(evaluation.data):
         msg = "Ranks share out the batches to evaluate on, and this loader shuffles on each. Give it shuffle=False."
         raise DataError(msg)
-    means, stateful = _kinds(evaluation.metrics)
+    means, stateful = _kinds(evaluation.by_name())
     with _in_eval_mode([model, *_modules_of(losses)]):
         rows: dict[int, list[float]] = {}
         num_batches = 0
@@ -212,11 +241,11 @@ def try_out(
     """
     if isinstance(evaluation.data, list | tuple) and evaluation.data:
         with kept_state(model, losses):
-            means, _ = _kinds(evaluation.metrics)
+            means, _ = _kinds(evaluation.by_name())
             evaluate(model, Evaluation(evaluation.data[:1], means), Ranks.alone(), device, autocast, losses)
 
 
-def _kinds(metrics: Mapping[str, Metric | Stateful | StatefulMetric]) -> tuple[dict[str, Metric], dict[str, Stateful]]:
+def _kinds(metrics: Mapping[str, AnyMetric]) -> tuple[dict[str, Metric], dict[str, Stateful]]:
     """Tell metrics that are means from stateful ones; torchmetrics' can be called too, and that is something else."""
     means: dict[str, Metric] = {}
     stateful: dict[str, Stateful] = {}

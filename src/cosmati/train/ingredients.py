@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import UnionType
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -18,6 +20,7 @@ from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import SubStep
 from cosmati.train.config import RunConfig
 
+T = TypeVar("T")
 AnyOptimizer = Optimizer | torch.optim.Optimizer
 
 
@@ -36,3 +39,8 @@ class Ingredients:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "config", self.config.anchored())
+
+
+def listed(given: Sequence[T] | T, kind: type[T] | UnionType) -> Sequence[T]:
+    """Return what the user gave as a list or alone, as a list."""
+    return (given,) if isinstance(given, kind) else cast("Sequence[T]", given)

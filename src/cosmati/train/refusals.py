@@ -58,7 +58,7 @@ def _refuse_wrapped(model: nn.Module) -> None:
 
 
 def _refuse_optimizers(optimizers: object) -> None:
-    if isinstance(optimizers, Optimizer | torch.optim.Optimizer) or not isinstance(optimizers, Sequence):
+    if not isinstance(optimizers, Sequence):
         name = getattr(optimizers, "__name__", type(optimizers).__name__)
         raise PlanError(
             f"optimizers={name} isn't a list, and there may be several. Give a list: optimizers=[{name}(...)]."

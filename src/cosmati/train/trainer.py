@@ -32,7 +32,7 @@ from cosmati.train.feed import Feed, as_batch
 from cosmati.train.forward_watch import loss_roots
 from cosmati.train.gradients import StepInput
 from cosmati.train.held import remember
-from cosmati.train.ingredients import AnyOptimizer, Ingredients
+from cosmati.train.ingredients import AnyOptimizer, Ingredients, listed
 from cosmati.train.lifecycle import Lifecycle
 from cosmati.train.marks import StepRows, with_own_containers
 from cosmati.train.observers.observer import Observer
@@ -53,8 +53,8 @@ class Trainer(Lifecycle):
         model: the model; surgery may give it another root, see `trainer.model`.
         loss: `loss(model, data)` returns a scalar or a `Loss`; or a list of `SubStep`, for losses that take turns.
         data: a `Source`, or anything iterable that gives a step's rows at a time; None where only `step` is called.
-        optimizers: configurations (`cosmati.optim.AdamW(lr=...)`), or torch optimizers already built.
-        methods: training methods, in any order.
+        optimizers: configurations (`cosmati.optim.AdamW(lr=...)`), or torch optimizers already built; one, or several.
+        methods: training methods, in any order; one, or several.
         policy: which class may teach which region.
         taxonomy: the classes that policy and data speak of.
         evaluation: what is measured, every `config.evaluate_every`.
@@ -75,14 +75,15 @@ class Trainer(Lifecycle):
         loss: LossFunction | Sequence[SubStep],
         data: Source | Iterable[Data] | None = None,
         *,
-        optimizers: Sequence[AnyOptimizer],
-        methods: Sequence[Method] = (),
+        optimizers: Sequence[AnyOptimizer] | AnyOptimizer,
+        methods: Sequence[Method] | Method = (),
         policy: PolicyFile | None = None,
         taxonomy: Taxonomy | None = None,
         evaluation: Evaluation | None = None,
         observers: Sequence[Observer] = (),
         config: RunConfig | None = None,
     ) -> None:
+        optimizers, methods = listed(optimizers, AnyOptimizer), listed(methods, Method)
         given = Ingredients(model, loss, data, optimizers, methods, policy, taxonomy, config or RunConfig())
         super().__init__(prepare(given), evaluation, observers)
         a = self.assembly
