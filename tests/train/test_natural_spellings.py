@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from cosmati import Classification, Evaluation, InMemory, Loss, RunConfig, Stateful, Trainer, accuracy
 from cosmati.core.method import Method, Stage
+from cosmati.errors import DataError
 from cosmati.methods import ALL, EMA, LabelSmoothing
 from cosmati.optim import SGD, Cosine
 
@@ -113,6 +114,14 @@ def test_every_method_tells_its_first_setting() -> None:
         if names:
             with pytest.raises(TypeError, match=rf"{kind.__name__}\({names[0]}=7\)"):
                 kind(7)  # type: ignore[call-arg]
+
+
+def test_a_tuple_of_tensors_is_no_list_of_batches() -> None:
+    options = {"optimizers": SGD(lr=0.1), "config": RunConfig(budget="1ep", progress=False)}
+    with pytest.raises(DataError, match=r"Give InMemory\(data, rows_per_step=32\) to train on"):
+        Trainer(nn.Linear(4, 3), Classification(3), ROWS, **options)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"batches\(data, 32\) to evaluate on"):
+        Evaluation(ROWS, accuracy)
 
 
 def test_a_class_of_the_users_own_may_take_what_it_likes() -> None:

@@ -37,6 +37,8 @@ def refuse_rows(data: object) -> None:
     kind = type(data).__name__
     if isinstance(data, Tensor | np.ndarray):
         mend = "InMemory(rows, rows_per_step=32), or a list of batches"
+    elif type(data) is tuple and data and all(isinstance(one, Tensor) for one in data):
+        mend = "InMemory(data, rows_per_step=32) to train on, batches(data, 32) to evaluate on, or a list of batches"
     elif isinstance(data, Mapping | str | bytes):
         mend = "a list of batches, a DataLoader or a Source"
     elif isinstance(data, IterableDataset) or _is_hugging_face(data, "IterableDataset"):
