@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
 
 from cosmati import Classification, Evaluation, InMemory, RunConfig, Trainer, accuracy, batches
-from cosmati.errors import ExportError
 from cosmati.methods import EMA, BlurPool
 from cosmati.models.resnet import ResNet, ResNetConfig
 from cosmati.optim import SGD

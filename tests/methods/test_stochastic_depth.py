@@ -269,5 +269,5 @@ def test_torch_fx_keeps_the_survival_factor(method: Any) -> None:
 def test_torch_fx_refuses_to_write_a_draw_down(method: Any) -> None:
     model = nn.Sequential(Add())
     apply_stochastic_depth(model, Add, method, 0.5)
-    with pytest.raises(BatchError, match="model.eval"):
+    with pytest.raises(BatchError, match=r"model\.eval"):
         torch.fx.symbolic_trace(model.train())

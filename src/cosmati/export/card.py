@@ -100,7 +100,9 @@ def _front_matter(facts: Facts) -> str:
 
 def _summary(facts: Facts) -> str:
     weights = f"the average that {text(facts.averaged)} keeps" if facts.averaged else "the weights that were trained"
-    source = f"checkpoint {code(facts.checkpoint)}" if facts.checkpoint else "the trainer, which had no checkpoint there"
+    source = (
+        f"checkpoint {code(facts.checkpoint)}" if facts.checkpoint else "the trainer, which had no checkpoint there"
+    )
     return (
         f"A {code(facts.model)} after {facts.step} steps, exported by Cosmati from {source}: {weights}. What is "
         "evaluated is what is here.\n"
@@ -167,7 +169,9 @@ def _layers(facts: Facts) -> str:
         return f"## Surgery\n\nMethods that had rebuilt the model: {told}. Nothing was folded: no recipe was given.\n"
     rows = [(name, code(type(layer).__name__), "plain layers") for name, layer in folded.replaced.items()]
     rows += [(n, "a forward hook", f"the block counts by {share:.6g}") for n, share in folded.shares.items()]
-    rows += [(n, code(kind.__name__), "as surgery made it: nothing plain computes it") for n, kind in folded.kept.items()]
+    rows += [
+        (n, code(kind.__name__), "as surgery made it: nothing plain computes it") for n, kind in folded.kept.items()
+    ]
     rows += [(n, "its native class", f"was {code(was)}") for n, was in folded.turned_back.items()]
     if not rows:
         return ""

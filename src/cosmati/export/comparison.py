@@ -114,9 +114,7 @@ def _distance(first: list[Tensor], second: list[Tensor]) -> float:
     return worst
 
 
-def check_metrics(
-    recorded: Metrics, found: Metrics, tolerance: float, own: Callable[[], Metrics], where: str
-) -> None:
+def check_metrics(recorded: Metrics, found: Metrics, tolerance: float, own: Callable[[], Metrics], where: str) -> None:
     """Compare the metrics of the exported model with those that were recorded.
 
     Args:

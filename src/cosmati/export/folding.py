@@ -87,6 +87,7 @@ def fold(model: nn.Module, channels: Mapping[str, int] | None = None) -> Folded:
             done.model = replace_modules(done.model, {module: plain})
             done.replaced |= dict.fromkeys(places, plain)
     done.model.eval()
+    done.replaced = {name: done.replaced[name] for places in names.values() for name in places if name in done.replaced}
     for module, places in _names(done.model).items():
         own = [kind for kind in type(module).__mro__ if kind.__module__.startswith(_OWN)]
         if own:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from cosmati.export.publishing import Check, Origin, Say, export_model, quiet
 from cosmati.records.run import GuaranteeRecord, RunRecord
 from cosmati.train.evaluation import averaged_weights, evaluate, kept_state
 from cosmati.train.facts import facts_of
+from cosmati.train.identity import Change, changes, is_other_python
 from cosmati.train.lifecycle import Lifecycle
 from cosmati.train.ranks import Ranks
 from cosmati.train.recalibration import put_back_modes
@@ -33,6 +34,9 @@ from cosmati.train.snapshot import restore
 
 _BESIDE = ("model.contents.",)
 """Facts of a model that another PyTorch or processor may compute to other bits: no part of its structure."""
+
+_ROWS = ("settings.seed", "settings.num_microbatches", "settings.precision", "data.digest", "data.content", "policy")
+"""What BatchNorm's statistics of averaged weights follow from, besides."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,9 @@ class ExportingTrainer(Lifecycle):
             CheckpointError: it doesn't fit the model. PlanError: the run is open, and goes on from its own checkpoint.
         """
         if self._opened is not None:
-            msg = "recall() would put other weights into an open run. Call it in a new Trainer, before fit() and step()."
+            msg = (
+                "recall() would put other weights into an open run. Call it in a new Trainer, before fit() and step()."
+            )
             raise PlanError(msg)
         restored = restore(checkpoint, self.assembly, None)
         self.clock, self.methods.states = restored.clock, restored.states
@@ -150,9 +156,7 @@ class ExportingTrainer(Lifecycle):
         name = f"step-{self.clock.step:08d}"
         there = folder is not None and any(one.name == name for one in list_checkpoints(folder / "checkpoints"))
         metrics = dict(self._metrics) if self._evaluated_at == self.clock else None
-        return RecordedRun(
-            record=record, folder=folder or Path(), checkpoint=name if there else "", metrics=metrics
-        )
+        return RecordedRun(record=record, folder=folder or Path(), checkpoint=name if there else "", metrics=metrics)
 
     def _whose_average(self) -> str:
         a = self.assembly
@@ -202,7 +206,7 @@ def _first_call(model: nn.Module) -> Iterator[list[Inputs]]:
 
     def note(_: nn.Module, args: tuple[Data, ...], kwargs: dict[str, Data]) -> None:
         if not seen:
-            seen.append(cast("Inputs", copy.deepcopy((args, kwargs))))
+            seen.append(copy.deepcopy((args, kwargs)))
 
     handle = model.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
     try:
@@ -212,7 +216,7 @@ def _first_call(model: nn.Module) -> Iterator[list[Inputs]]:
 
 
 def structure_of(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a run's identity that say what its model is: modules, options, parameters, methods."""
+    """Return the facts of a run's identity that say what its model is: modules, options, parameters, surgery."""
     heads = ("model.", "methods.", "method_options.")
     return {n: v for n, v in identity.items() if n.startswith(heads) and not n.startswith(_BESIDE)}
 
@@ -220,3 +224,16 @@ def structure_of(identity: Mapping[str, Any]) -> dict[str, Any]:
 def structure_digest(identity: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a model's structure, hex."""
     return hashlib.sha256(json.dumps(structure_of(identity), sort_keys=True).encode()).hexdigest()
+
+
+def other_model(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Return what makes a trainer's model, or the rows that give averages their statistics, another run's.
+
+    Args:
+        was: identity that a checkpoint holds.
+        now: identity of the trainer.
+    """
+    if structure_digest(was) == structure_digest(now) and all(was.get(name) == now.get(name) for name in _ROWS):
+        return []
+    facts = [{**structure_of(one), **{name: one[name] for name in _ROWS if name in one}} for one in (was, now)]
+    return [change for change in changes(*facts) if not is_other_python(change)]
