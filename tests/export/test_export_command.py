@@ -141,7 +141,7 @@ def test_weights_leave_without_a_recipe(trained: Path, tmp_path: Path) -> None:
     alone, whole = (load_file(path / "model.safetensors") for path in (out, by_recipe))
     assert alone.keys() == whole.keys()
     assert all(torch.equal(alone[name], whole[name]) for name in whole)
-    latest = load_file(sorted((folder / "checkpoints").iterdir())[-1] / "model.safetensors")
+    latest = load_file(max((folder / "checkpoints").iterdir()) / "model.safetensors")
     assert not torch.equal(alone["1.weight"], latest["1.weight"])
     first, second = [json.loads(text) for text in (folder / "exports.jsonl").read_text().splitlines()]
     assert first["weights"] == second["weights"]

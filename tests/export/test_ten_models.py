@@ -66,7 +66,9 @@ class BasicBlock(nn.Module):
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.downsample = (
-            None if stride == 1 else nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+            None
+            if stride == 1
+            else nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width))
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -114,6 +116,9 @@ def gpt(**options: Any) -> Callable[[], nn.Module]:
     return lambda: GPT(GPTConfig(**{**small, **options}))
 
 
+CLASSES, DESCENT = Classification(3), SGD(lr=0.05)
+
+
 @dataclass(frozen=True)
 class Case:
     """A model and how it's trained; `moved` where a sum is taken in another order."""
@@ -121,8 +126,8 @@ class Case:
     model: Callable[[], nn.Module]
     methods: Sequence[Method]
     data: Callable[[], Any] = images
-    loss: Any = Classification(3)
-    optimizer: Any = SGD(lr=0.05)
+    loss: Any = CLASSES
+    optimizer: Any = DESCENT
     moved: bool = False
     kept: Sequence[str] = ()
     precision: Any = "float32"

@@ -23,6 +23,8 @@ from cosmati.records.run import RunRecord
 from cosmati.storage.lock import FileLock
 from cosmati.train.continuity import CHECKPOINT_VERSION
 from cosmati.train.exporting import RecordedRun, other_model, structure_digest
+from cosmati.train.facts import describe_environment
+from cosmati.train.identity import SURROUNDINGS
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 
@@ -87,7 +89,7 @@ def export(
             metrics = _recorded(folder, record, checkpoint.step)
             recorded = RecordedRun(record=record, folder=folder, checkpoint=place.name, metrics=metrics)
             trainer = _recalled(load_recipe(recipe, settings or []), checkpoint, place)
-            trainer.export_recorded(recorded, out, to, folds=not keep_surgery, tolerance=tolerance, say=typer.echo)
+            trainer.export_recorded(recorded, out, to, fold=not keep_surgery, tolerance=tolerance, say=typer.echo)
             is_checked = trainer.evaluation is not None and bool(trainer.evaluation.metrics)
     _tell(out, record, checkpoint.step, metrics, is_checked=is_checked)
 
@@ -195,7 +197,9 @@ def _recalled(recipe: Recipe, checkpoint: Checkpoint, place: Path) -> Trainer:
         recipe.config, run_folder=None, ledger=False, load_weights=None, change=(), progress=False, device=device
     )
     trainer = dataclasses.replace(recipe, config=config).trainer()
-    found = other_model(checkpoint.facts["identity"], trainer.prepared.identity)
+    around, was = describe_environment(trainer.assembly.device), checkpoint.facts["environment"]
+    is_elsewhere = any(around.get(name, "") != was.get(name, "") for name in SURROUNDINGS)
+    found = other_model(checkpoint.facts["identity"], trainer.prepared.identity, is_elsewhere=is_elsewhere)
     if found:
         told = "; ".join(map(str, found[:5])) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
         msg = (

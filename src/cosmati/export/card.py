@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cosmati.export.comparison import Difference
 from cosmati.export.folding import Folded
-from cosmati.export.formats import ONNX, PROGRAM, WEIGHTS
+from cosmati.export.formats import ONNX, PROGRAM, WEIGHTS, Program
 from cosmati.records.run import RunRecord
 
 _MARKS = re.compile(r"([\\`*_\[\]<>#|~$])")
@@ -36,7 +36,7 @@ class Facts:
         where: what was evaluated, in words.
         difference: of the outputs, exported beside trained.
         folded: what has become of surgery's layers; None where there was no model, only weights.
-        no_program: why there is no `model.pt2`; None where it wasn't asked for.
+        program: what has become of `model.pt2`; None where it wasn't asked for.
         has_rebuilding: whether `rebuild.py` is there.
         files: bytes by name.
     """
@@ -56,7 +56,7 @@ class Facts:
     where: str = ""
     difference: Difference | None = None
     folded: Folded | None = None
-    no_program: str | None = None
+    program: Program | None = None
     has_rebuilding: bool = False
     files: Mapping[str, int]
 
@@ -130,13 +130,14 @@ def _measured(facts: Facts) -> str:
 
 def _use(facts: Facts) -> str:
     lines = ["## How to use it\n"]
-    if PROGRAM in facts.files:
+    if facts.program is not None and not facts.program.why_none:
         lines.append(
             f"`{PROGRAM}` is the whole model, as a program that needs PyTorch alone:\n\n```python\nimport torch\n\n"
             f'model = torch.export.load("{PROGRAM}").module()\n```\n'
         )
-    elif facts.no_program:
-        lines.append(f"There is no `{PROGRAM}`: {text(facts.no_program)}.\n")
+        lines.append(f"It is called as evaluation calls the model: {', '.join(map(code, facts.program.inputs))}.\n")
+    elif facts.program is not None:
+        lines.append(f"There is no `{PROGRAM}`: {text(facts.program.why_none)}.\n")
     if facts.to == "hf":
         start = "import transformers\n\n" if facts.loader.startswith("transformers.") else ""
         lines.append(f'```python\n{start}model = {facts.loader}.from_pretrained(".")\n```\n')

@@ -102,14 +102,13 @@ def _distance(first: list[Tensor], second: list[Tensor]) -> float:
     """Return the largest difference over the largest value; infinite where they can't be compared."""
     if [value.shape for value in first] != [value.shape for value in second]:
         return math.inf
-    if all(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) for a, b in zip(first, second, strict=True)):
-        return 0.0
     worst = 0.0
     for a, b in zip(first, second, strict=True):
         wide, other = a.double(), b.double()
         size = wide[wide.isfinite()].abs().max().item() if bool(wide.isfinite().any()) else 0.0
-        # Equal infinities (a mask's) are equal.
-        gap = torch.where(wide == other, 0.0, (wide - other).abs()).max().item() if wide.numel() else 0.0
+        # Equal infinities (a mask's) are equal, and so is what both don't know.
+        is_equal = (wide == other) | (wide.isnan() & other.isnan())
+        gap = torch.where(is_equal, 0.0, (wide - other).abs()).max().item() if wide.numel() else 0.0
         worst = max(worst, math.inf if math.isnan(gap) else gap / max(size, 1e-12))
     return worst
 

@@ -8,7 +8,8 @@ import inspect
 import json
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -87,40 +88,66 @@ def _is_expanded(tensor: Tensor) -> bool:
     return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def write_program(model: nn.Module, inputs: Inputs | None, folder: Path) -> str:
+@dataclass(frozen=True)
+class Program:
+    """What has become of a `torch.export` program.
+
+    Attributes:
+        inputs: name, type and shape of each input; a size of `any` is free.
+        why_none: why there is none, in words; empty where there is one.
+    """
+
+    inputs: tuple[str, ...] = ()
+    why_none: str = ""
+
+
+def write_program(model: nn.Module, inputs: Inputs | None, folder: Path) -> Program:
     """Write a `torch.export` program where the model allows.
 
     Args:
         model: on any device; the program is of its copy on the CPU.
         inputs: of one call, whose number of rows (and of tokens) may be any afterwards, where the model allows.
         folder: where it goes.
-
-    Returns:
-        Why there is none, in words; empty where there is one.
     """
     if inputs is None:
-        return "there were no rows to trace the model with"
+        return Program(why_none="there were no rows to trace the model with")
     model = copy.deepcopy(model).cpu().eval()
     inputs = _pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, inputs)
     path = folder / PROGRAM
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            program = torch.export.export(model, *inputs, dynamic_shapes=_free_sizes(model, inputs))
+            program = _traced(model, inputs)
             program._example_inputs = None  # noqa: SLF001  (they'd be pickled, and are rows of the run's data)
             torch.export.save(program, path)
             pickled = _pickled_parts(path)
             if pickled:
                 path.unlink()
-                return f"it would hold pickles: {', '.join(pickled[:3])}"
-            loaded = torch.export.load(path).module()
-            difference = difference_of(model, loaded, inputs)
+                return Program(why_none=f"it would hold pickles: {', '.join(pickled[:3])}")
+            difference_of(model, torch.export.load(path).module(), inputs)
     except Exception as error:  # noqa: BLE001  (whatever a model's code says to being traced)
         path.unlink(missing_ok=True)
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        return f"torch.export can't trace this model: {type(error).__name__}: {first}"
-    assert difference.own < 1, "checked"
-    return ""
+        return Program(why_none=f"torch.export can't trace this model: {type(error).__name__}: {first}")
+    return Program(tuple(_inputs_of(program)))
+
+
+def _traced(model: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:
+    """Trace a model with free sizes, or with those of the inputs where it can't be otherwise."""
+    try:
+        return torch.export.export(model, *inputs, dynamic_shapes=_free_sizes(model, inputs))
+    except Exception:  # noqa: BLE001  (whatever a model's code says; the second attempt's error is the one to tell)
+        return torch.export.export(model, *inputs)
+
+
+def _inputs_of(program: torch.export.ExportedProgram) -> Iterator[str]:
+    """Yield what a program takes, in words."""
+    names = set(program.graph_signature.user_inputs)
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and node.name in names and isinstance(value, Tensor):
+            sizes = ", ".join("any" if isinstance(size, torch.SymInt) else str(size) for size in value.shape)
+            yield f"{node.name}: {str(value.dtype).removeprefix('torch.')} [{sizes}]"
 
 
 def _free_sizes(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401  (torch.export's own)

@@ -33,6 +33,7 @@ from cosmati.export.comparison import (
 )
 from cosmati.export.folding import Folded, channels_seen, fold
 from cosmati.export.formats import (
+    Program,
     check_form,
     describe_files,
     write_hugging_face,
@@ -101,7 +102,7 @@ class _Written:
     model: nn.Module
     folded: Folded
     difference: Difference | None
-    no_program: str | None
+    program: Program | None
     has_rebuilding: bool
 
 
@@ -152,7 +153,7 @@ def export_model(
             where=check.where,
             difference=written.difference,
             folded=written.folded,
-            no_program=written.no_program,
+            program=written.program,
             has_rebuilding=written.has_rebuilding,
             files=describe_files(draft),
         )
@@ -206,11 +207,11 @@ def _written(
     finally:
         for module, training in was_training.items():
             module.training = training
-    no_program = None
+    program = None
     if to == "torch":
         say("Tracing with torch.export")
-        no_program = write_program(read, check.inputs, draft) or None
-    return _Written(read, folded, difference, no_program, code is not None)
+        program = write_program(read, check.inputs, draft)
+    return _Written(read, folded, difference, program, code is not None)
 
 
 def _unfolded(model: nn.Module) -> Folded:

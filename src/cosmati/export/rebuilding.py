@@ -119,7 +119,7 @@ def _ties(folded: Folded) -> list[str]:
         for other in others:
             owner, _, leaf = other.rpartition(".")
             if other.startswith(new) or first.startswith(new):
-                lines.append(f"    model.get_submodule({owner!r}).{leaf} = model.get_parameter({first!r})")
+                lines.append(f"    setattr(model.get_submodule({owner!r}), {leaf!r}, model.get_parameter({first!r}))")
     return lines
 
 
@@ -145,7 +145,7 @@ def _dtype(layer: nn.Module) -> str:
 
 def _is_python(text: str) -> bool:
     try:
-        ast.parse(text)
+        ast.parse(text, mode="eval")
     except SyntaxError:
         return False
     return True

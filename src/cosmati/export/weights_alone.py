@@ -72,8 +72,16 @@ def averages_in(
     lines = list(origin.record.plan)
     strangers = [line.method for line in lines if line.stage == "average" and not line.method.startswith(_KNOWN)]
     strangers += [str(v) for n, v in identity.items() if n.startswith("optimizers.") and "ScheduleFree" in str(v)]
+    # A class of the user's own may average too.
+    own = [
+        n.split(".")[1] for n in identity if n.startswith(("optimizers.", "method_options.")) and n.endswith(".code")
+    ]
+    strangers += [f"an optimizer or a method of your own (number {index})" for index in own]
     if strangers:
-        msg = f"The run was evaluated on an average that {strangers[0]} computes, and no checkpoint holds. {_MEND}"
+        msg = (
+            f"What the run was evaluated on can't be told from a checkpoint alone: {strangers[0]} may compute an "
+            f"average that no checkpoint holds. {_MEND}"
+        )
         raise ExportError(msg)
     for index, line in enumerate(lines):
         prefix = f"method/{index}/average/"

@@ -20,6 +20,7 @@ from cosmati.errors import PlanError
 from cosmati.export.comparison import Inputs, Metrics
 from cosmati.export.formats import Form
 from cosmati.export.publishing import Check, Origin, Say, export_model, quiet
+from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.records.run import GuaranteeRecord, RunRecord
 from cosmati.train.evaluation import averaged_weights, evaluate, kept_state
 from cosmati.train.facts import facts_of
@@ -32,8 +33,10 @@ from cosmati.train.run.environment import numerics
 from cosmati.train.run.folder import describe_run
 from cosmati.train.snapshot import restore
 
-_BESIDE = ("model.contents.",)
-"""Facts of a model that another PyTorch or processor may compute to other bits: no part of its structure."""
+_HEADS = ("model.", "methods.", "method_options.")
+"""Facts that say what a run's model is."""
+_TABLES = "model.contents."
+"""Those that another PyTorch or processor may compute to other bits: no part of the structure."""
 
 _ROWS = ("settings.seed", "settings.num_microbatches", "settings.precision", "data.digest", "data.content", "policy")
 """What BatchNorm's statistics of averaged weights follow from, besides."""
@@ -74,7 +77,7 @@ class ExportingTrainer(Lifecycle):
         self.clock, self.methods.states = restored.clock, restored.states
 
     def export(
-        self, out: str | Path, to: Form = "torch", *, folds: bool = True, tolerance: float | None = None
+        self, out: str | Path, to: Form = "torch", *, fold: bool = True, tolerance: float | None = None
     ) -> nn.Module:
         """Write the model that is evaluated, for others to use, and return it in plain layers.
 
@@ -85,7 +88,7 @@ class ExportingTrainer(Lifecycle):
         Args:
             out: a folder that isn't there yet.
             to: `torch` (weights, and a program where the model allows), `safetensors`, `hf` or `onnx`.
-            folds: False keeps surgery's layers.
+            fold: False keeps surgery's layers.
             tolerance: within which metrics agree with what the run recorded, relative, or absolute for values below 1;
                 None takes what the arithmetic needs.
 
@@ -94,7 +97,7 @@ class ExportingTrainer(Lifecycle):
             MissingExtraError: a package is missing.
             PlanError: averages stand in for the weights already: within `averaged()`.
         """
-        return self.export_recorded(None, Path(out).expanduser(), to, folds=folds, tolerance=tolerance)
+        return self.export_recorded(None, Path(out).expanduser(), to, fold=fold, tolerance=tolerance)
 
     def export_recorded(
         self,
@@ -102,7 +105,7 @@ class ExportingTrainer(Lifecycle):
         out: Path,
         to: str,
         *,
-        folds: bool = True,
+        fold: bool = True,
         tolerance: float | None = None,
         say: Say = quiet,
     ) -> nn.Module:
@@ -112,7 +115,7 @@ class ExportingTrainer(Lifecycle):
             run: whose checkpoint was put in (`recall`); None where it's this trainer's own.
             out: a folder that isn't there yet.
             to: the form.
-            folds: False keeps surgery's layers.
+            fold: False keeps surgery's layers.
             tolerance: see `export`.
             say: told of what is being done.
         """
@@ -140,7 +143,7 @@ class ExportingTrainer(Lifecycle):
                 inputs=inputs,
                 tolerance=tolerance,
             )
-            return export_model(model, to, out, origin, check, folds=folds, say=say)
+            return export_model(model, to, out, origin, check, folds=fold, say=say)
 
     def _own_run(self) -> RecordedRun:
         """Return what is known of this trainer's run, in a folder or not."""
@@ -166,7 +169,8 @@ class ExportingTrainer(Lifecycle):
         for index, method in enumerate(a.plan.methods):
             if method.evaluation_weights(self.methods.states[index], at) is not None:
                 return describe(method)
-        return ", ".join(type(scheduled.optimizer).__name__ for scheduled in a.optimizers)
+        own = [scheduled.optimizer for scheduled in a.optimizers]
+        return ", ".join(type(o).__name__ for o in own if isinstance(o, GroupedOptimizer) and o.evaluation_weights())
 
     def _measure(self, model: nn.Module) -> Metrics:
         """Return the metrics of a model, as an evaluation of this run has them."""
@@ -217,8 +221,7 @@ def _first_call(model: nn.Module) -> Iterator[list[Inputs]]:
 
 def structure_of(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of a run's identity that say what its model is: modules, options, parameters, surgery."""
-    heads = ("model.", "methods.", "method_options.")
-    return {n: v for n, v in identity.items() if n.startswith(heads) and not n.startswith(_BESIDE)}
+    return {n: v for n, v in identity.items() if n.startswith(_HEADS) and not n.startswith(_TABLES)}
 
 
 def structure_digest(identity: Mapping[str, Any]) -> str:
@@ -226,14 +229,14 @@ def structure_digest(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(structure_of(identity), sort_keys=True).encode()).hexdigest()
 
 
-def other_model(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+def other_model(was: Mapping[str, Any], now: Mapping[str, Any], *, is_elsewhere: bool) -> list[Change]:
     """Return what makes a trainer's model, or the rows that give averages their statistics, another run's.
 
     Args:
         was: identity that a checkpoint holds.
         now: identity of the trainer.
+        is_elsewhere: another PyTorch or processor may compute a model's tables to other bits.
     """
-    if structure_digest(was) == structure_digest(now) and all(was.get(name) == now.get(name) for name in _ROWS):
-        return []
-    facts = [{**structure_of(one), **{name: one[name] for name in _ROWS if name in one}} for one in (was, now)]
-    return [change for change in changes(*facts) if not is_other_python(change)]
+    facts = [{n: v for n, v in one.items() if n in _ROWS or n.startswith(_HEADS)} for one in (was, now)]
+    found = [change for change in changes(*facts) if not is_other_python(change)]
+    return [change for change in found if not (is_elsewhere and change.name.startswith(_TABLES))]

@@ -1,0 +1,272 @@
+"""What mustn't leave doesn't, whatever fails on the way; and what does leave, leaves no trace in the run."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_model
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from cosmati import Classification, Evaluation, InMemory, Loss, RunConfig, Trainer, accuracy, batches
+from cosmati.errors import ExportError, PlanError
+from cosmati.export import folding, formats, publishing
+from cosmati.export.card import code, text
+from cosmati.export.folding import fold
+from cosmati.export.publishing import note_export
+from cosmati.methods import EMA, BlurPool
+from cosmati.methods.blurpool import BlurConv2d, apply_blurpool
+from cosmati.optim import SGD
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(0)
+    return torch.randn(32, 1, 9, 9, generator=draws), torch.arange(32) % 2
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.MaxPool2d(2, 2),
+        nn.Conv2d(4, 4, 2, 2),
+        nn.Flatten(),
+        nn.Linear(4, 2),
+    )
+
+
+def trainer_in(folder: Path | None, model: nn.Module | None = None, **options: Any) -> Trainer:
+    given: dict[str, Any] = {
+        "methods": [BlurPool(min_channels=1), EMA(half_life="2ba")],
+        "evaluation": Evaluation(batches(rows(), 16), {"accuracy": accuracy}),
+        "config": RunConfig(budget="6ba", run_folder=folder),
+    }
+    return Trainer(
+        model or net(), Classification(2), InMemory(rows(), 8), optimizers=[SGD(lr=0.1)], **(given | options)
+    )
+
+
+def refused(trainer: Trainer, folder: Path, match: str, **options: Any) -> None:
+    with pytest.raises(ExportError, match=match):
+        trainer.export(folder / "out", to="safetensors", **options)
+    assert not (folder / "out").exists()
+    assert not list(folder.glob(".*"))
+
+
+def test_folding_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    trainer.fit()
+    own = folding._blur
+
+    def wrong(*given: Any) -> nn.Conv2d:
+        layer = own(*given)
+        with torch.no_grad():
+            layer.weight.mul_(1 + 1e-6)
+        return layer
+
+    monkeypatch.setattr(folding, "_blur", wrong)
+    refused(trainer, tmp_path, "outputs differ by")
+    assert not (tmp_path / "run/exports.jsonl").exists()
+
+
+def test_weights_that_do_not_come_back_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    trainer.fit()
+    own: Callable[..., None] = formats.save_file
+
+    def wrong(tensors: dict[str, Tensor], *given: Any, **options: Any) -> None:
+        own({**tensors, "5.bias": tensors["5.bias"] + 1e-6}, *given, **options)
+
+    monkeypatch.setattr(formats, "save_file", wrong)
+    refused(trainer, tmp_path, "doesn't give back 5.bias")
+
+
+def test_a_figure_that_the_export_has_not_is_an_error(tmp_path: Path) -> None:
+    def blurred(model: nn.Module, data: Any) -> Loss:
+        model(data[0])
+        return Loss(torch.tensor(float(any(isinstance(part, BlurConv2d) for part in model.modules()))), 1.0)
+
+    trainer = trainer_in(tmp_path / "run", evaluation=Evaluation(batches(rows(), 16), {"blurred": blurred}))
+    assert trainer.fit().metrics == {"blurred": 1.0}
+    refused(trainer, tmp_path, "recorded 1, exported 0, the run's own model here 1.*the export that differs")
+    trainer.export(tmp_path / "out", to="safetensors", fold=False)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"README.md", "model.safetensors", "rebuild.py"}
+    rebuilt = runpy.run_path(str(tmp_path / "out/rebuild.py"))["rebuild"](net())
+    assert load_model(rebuilt, tmp_path / "out/model.safetensors") == (set(), [])
+    with trainer.averaged() as measured, torch.no_grad():
+        assert torch.equal(rebuilt.eval()(rows()[0]), measured.eval()(rows()[0]))
+
+
+def test_a_metric_of_other_rows_is_told_from_a_wrong_export(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    trainer.fit()
+    trainer._metrics = {"accuracy": 0.123}
+    refused(trainer, tmp_path, "gives another value here too")
+
+
+def test_a_failed_end_leaves_a_note_and_no_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The note comes first: an export that nobody knows of is the worse of the two."""
+    trainer = trainer_in(tmp_path / "run")
+    trainer.fit()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(publishing, "publish", full)
+    refused(trainer, tmp_path, "No space left")
+    assert len((tmp_path / "run/exports.jsonl").read_text().splitlines()) == 1
+
+
+def test_an_export_that_cannot_be_noted_is_not_published(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    trainer.fit()
+    (tmp_path / "run/exports.jsonl").mkdir()
+    refused(trainer, tmp_path, "can't be noted")
+
+
+def test_a_torn_line_is_ended_before_the_next(tmp_path: Path) -> None:
+    (tmp_path / "exports.jsonl").write_text('{"a": 1}\n{"torn": ')
+    note_export(tmp_path, {"b": 2})
+    note_export(tmp_path, {"c": 3})
+    lines = (tmp_path / "exports.jsonl").read_text().splitlines()
+    assert lines[1] == '{"torn": '
+    assert [json.loads(lines[index]) for index in (0, 2, 3)] == [{"a": 1}, {"b": 2}, {"c": 3}]
+
+
+def test_an_export_in_mid_run_changes_nothing(tmp_path: Path) -> None:
+    def trained(*, exports: bool) -> dict[str, Tensor]:
+        trainer = trainer_in(None)
+        with trainer:
+            for index in range(6):
+                if index == 3 and exports:
+                    trainer.export(tmp_path / "out", to="safetensors")
+                batch = tuple(part[8 * (index % 4) : 8 * (index % 4) + 8] for part in rows())
+                trainer.step(batch)
+        return {**trainer.model.state_dict(), **trainer.states[1]}
+
+    first, second = trained(exports=False), trained(exports=True)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    card = (tmp_path / "out/README.md").read_text()
+    assert "after 3 steps" in card
+    assert "not at this step" in card
+    assert "had no checkpoint there" in card
+
+
+def test_it_is_refused_where_averages_stand_in(tmp_path: Path) -> None:
+    trainer = trainer_in(None)
+    with trainer.averaged(), pytest.raises(PlanError, match="Call export"):
+        trainer.export(tmp_path / "out")
+
+
+class Branching(nn.Module):
+    """Its way follows from the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(81, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.linear(x if x.sum() > 0 else -x)
+
+
+def test_a_model_that_cannot_be_traced_leaves_without_a_program(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run", Branching(), methods=[])
+    trainer.fit()
+    trainer.export(tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"README.md", "model.safetensors"}
+    card = (tmp_path / "out/README.md").read_text()
+    assert "There is no `model.pt2`: torch.export can't trace this model" in card
+    assert "by the names of the model's own class" in card
+
+
+def test_without_rows_it_is_unchecked_and_no_program(tmp_path: Path) -> None:
+    trainer = Trainer(
+        net(),
+        Classification(2),
+        DataLoader(TensorDataset(*rows()), 8),
+        optimizers=[SGD(lr=0.1)],
+        methods=[BlurPool(min_channels=1)],
+        config=RunConfig(budget="2ba"),
+    )
+    trainer.fit()
+    exported = trainer.export(tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "**Unchecked**" in card
+    assert "there were no rows to trace the model with" in card
+    # The pool's channels aren't known then: two averages are the same filter, to rounding.
+    with torch.no_grad():
+        own = trainer.model.eval().double()(rows()[0].double())
+        torch.testing.assert_close(exported.double()(rows()[0].double()), own, rtol=1e-12, atol=1e-12)
+
+
+def test_images_too_small_for_plain_layers_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    """One position a side is its own reflection for BlurPool, and none for PyTorch."""
+    small = (torch.randn(16, 1, 3, 3, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 2)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 1, 2), nn.Flatten(), nn.Linear(2, 2))
+    trainer = Trainer(
+        model,
+        Classification(2),
+        InMemory(small, 8),
+        optimizers=[SGD(lr=0.1)],
+        methods=[BlurPool(min_channels=1)],
+        evaluation=Evaluation(batches(small, 8), {"accuracy": accuracy}),
+        config=RunConfig(budget="2ba"),
+    )
+    trainer.fit()
+    refused(trainer, tmp_path, r"can't be run on the rows.*fold=False")
+    trainer.export(tmp_path / "out", to="safetensors", fold=False)
+
+
+def test_a_layer_in_two_places_and_a_tied_weight_stay_one(tmp_path: Path) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(1, 1, 3, 2, 1)
+            self.second = self.first
+            self.third = nn.Conv2d(1, 1, 3, 2, 1)
+            self.third.weight = self.first.weight
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.head(self.third(self.second(self.first(x))).flatten(1))
+            return logits
+
+    trainer = trainer_in(tmp_path / "run", Twice())
+    trainer.fit()
+    exported: Any = trainer.export(tmp_path / "out", to="safetensors")
+    assert exported.first is exported.second
+    assert exported.third.convolution.weight is exported.first.convolution.weight
+    rebuilt: Any = runpy.run_path(str(tmp_path / "out/rebuild.py"))["rebuild"](Twice())
+    assert load_model(rebuilt, tmp_path / "out/model.safetensors") == (set(), [])
+    assert rebuilt.first is rebuilt.second
+    assert rebuilt.third.convolution.weight is rebuilt.first.convolution.weight
+    with torch.no_grad():
+        assert torch.equal(rebuilt.eval()(rows()[0]), exported(rows()[0]))
+
+
+def test_hooks_and_the_root_itself_are_kept() -> None:
+    calls = []
+    model = nn.Conv2d(1, 4, 3, 2)
+    model.register_forward_hook(lambda *given: calls.append(given))
+    blurred = apply_blurpool(model, min_channels=1).eval()
+    x = rows()[0]
+    expected = blurred(x)
+    folded = fold(blurred)
+    assert isinstance(folded.model, nn.Sequential)
+    assert torch.equal(folded.model(x), expected)
+    assert len(calls) == 2
+
+
+def test_a_users_text_is_shown_and_does_nothing() -> None:
+    assert text("a_b *c* [x](y) <img>\n# d | e & f") == r"a\_b \*c\* \[x\](y) \<img\> \# d \| e &amp; f"
+    assert code("`x` | y\nz") == "`` `x` \\| y z ``"
+    assert code("") == "none"
