@@ -17,7 +17,7 @@ _MAX_LAYERS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class CardFacts:
     """What a card says.
 
     Attributes:
@@ -61,7 +61,7 @@ class Facts:
     files: Mapping[str, int]
 
 
-def card(facts: Facts) -> str:
+def card(facts: CardFacts) -> str:
     """Return the card as Markdown."""
     name = facts.record.recipe_name or facts.model
     sections = [
@@ -91,15 +91,15 @@ def code(value: object) -> str:
     return f"{fence}{pad}{line}{pad}{fence}".replace("|", "\\|") if line else "none"
 
 
-def _front_matter(facts: Facts) -> str:
+def _front_matter(facts: CardFacts) -> str:
     lines = ["library_name: transformers", "tags:", "- cosmati"]
     if facts.metrics:
         lines += ["metrics:", *(f"- {json.dumps(name)}" for name in facts.metrics)]
     return "---\n" + "\n".join(lines) + "\n---\n\n"
 
 
-def _summary(facts: Facts) -> str:
-    weights = f"the average that {text(facts.averaged)} keeps" if facts.averaged else "the weights that were trained"
+def _summary(facts: CardFacts) -> str:
+    weights = f"the average that {code(facts.averaged)} keeps" if facts.averaged else "the weights that were trained"
     source = (
         f"checkpoint {code(facts.checkpoint)}" if facts.checkpoint else "the trainer, which had no checkpoint there"
     )
@@ -109,7 +109,7 @@ def _summary(facts: Facts) -> str:
     )
 
 
-def _measured(facts: Facts) -> str:
+def _measured(facts: CardFacts) -> str:
     lines = ["## What was measured\n"]
     if facts.metrics is None:
         lines.append("**Unchecked**: there were no data to evaluate on, so no figure of the run is claimed for this.\n")
@@ -128,7 +128,7 @@ def _measured(facts: Facts) -> str:
     return "\n".join(lines)
 
 
-def _use(facts: Facts) -> str:
+def _use(facts: CardFacts) -> str:
     lines = ["## How to use it\n"]
     if facts.program is not None and not facts.program.why_none:
         lines.append(
@@ -162,7 +162,7 @@ def _use(facts: Facts) -> str:
     return "\n".join(lines)
 
 
-def _layers(facts: Facts) -> str:
+def _layers(facts: CardFacts) -> str:
     folded = facts.folded
     if folded is None:
         surgery = [line.method for line in facts.record.plan if line.stage in ("replace", "cast")]
@@ -183,7 +183,7 @@ def _layers(facts: Facts) -> str:
     return "\n".join([*lines, ""])
 
 
-def _run(record: RunRecord, facts: Facts) -> str:
+def _run(record: RunRecord, facts: CardFacts) -> str:
     digests = record.digests
     rows: Sequence[tuple[str, object]] = [
         ("recipe", record.recipe_name),

@@ -14,7 +14,7 @@ from torch.utils import _pytree
 
 from cosmati.errors import ExportError
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+CallInputs = tuple[tuple[Any, ...], dict[str, Any]]
 """What a model is called with: arguments, and keyword arguments."""
 Metrics = Mapping[str, float]
 
@@ -49,7 +49,7 @@ class Difference:
 
 
 @torch.no_grad()
-def difference_of(first: nn.Module, second: nn.Module, inputs: Inputs) -> Difference:
+def difference_of(first: nn.Module, second: nn.Module, inputs: CallInputs) -> Difference:
     """Compare the outputs of two models in evaluation mode.
 
     Raises:
@@ -83,18 +83,18 @@ def difference_of(first: nn.Module, second: nn.Module, inputs: Inputs) -> Differ
     return Difference(own, double)
 
 
-def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+def _outputs(model: nn.Module, inputs: CallInputs) -> list[Tensor]:
     arguments, keywords = copy.deepcopy(inputs)
     output = model(*arguments, **keywords)
     output = dict(output) if isinstance(output, Mapping) else output
     return [leaf for leaf in _pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
-def _doubled(inputs: Inputs) -> Inputs:
+def _doubled(inputs: CallInputs) -> CallInputs:
     def double(leaf: object) -> object:
         return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
-    doubled: Inputs = _pytree.tree_map(double, inputs)
+    doubled: CallInputs = _pytree.tree_map(double, inputs)
     return doubled
 
 

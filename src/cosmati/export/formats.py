@@ -20,12 +20,12 @@ from torch.utils import _pytree
 
 from cosmati.core.state import load_model_tensors, model_tensors
 from cosmati.errors import ExportError, MissingExtraError
-from cosmati.export.comparison import Inputs, difference_of
+from cosmati.export.comparison import CallInputs, difference_of
 from cosmati.export.folding import Folded
 from cosmati.methods.building_blocks.surgery import is_loaded_instance
 
-Form = Literal["torch", "safetensors", "hf", "onnx"]
-FORMS: tuple[str, ...] = get_args(Form)
+ExportForm = Literal["torch", "safetensors", "hf", "onnx"]
+FORMS: tuple[str, ...] = get_args(ExportForm)
 WEIGHTS = "model.safetensors"
 PROGRAM = "model.pt2"
 ONNX = "model.onnx"
@@ -101,7 +101,7 @@ class Program:
     why_none: str = ""
 
 
-def write_program(model: nn.Module, inputs: Inputs | None, folder: Path) -> Program:
+def write_program(model: nn.Module, inputs: CallInputs | None, folder: Path) -> Program:
     """Write a `torch.export` program where the model allows.
 
     Args:
@@ -132,7 +132,7 @@ def write_program(model: nn.Module, inputs: Inputs | None, folder: Path) -> Prog
     return Program(tuple(_inputs_of(program)))
 
 
-def _traced(model: nn.Module, inputs: Inputs) -> torch.export.ExportedProgram:
+def _traced(model: nn.Module, inputs: CallInputs) -> torch.export.ExportedProgram:
     """Trace a model with free sizes, or with those of the inputs where it can't be otherwise."""
     try:
         return torch.export.export(model, *inputs, dynamic_shapes=_free_sizes(model, inputs))
@@ -150,7 +150,7 @@ def _inputs_of(program: torch.export.ExportedProgram) -> Iterator[str]:
             yield f"{node.name}: {str(value.dtype).removeprefix('torch.')} [{sizes}]"
 
 
-def _free_sizes(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401  (torch.export's own)
+def _free_sizes(model: nn.Module, inputs: CallInputs) -> Any:  # noqa: ANN401  (torch.export's own)
     """Let the number of rows be any, and of whole numbers that of tokens too; torch.export finds what can't be."""
     auto = torch.export.Dim.AUTO
 
@@ -220,26 +220,35 @@ def write_hugging_face(folded: Folded, folder: Path) -> nn.Module:
 
 
 class OnnxModel(nn.Module):
-    """An ONNX file as a model: the same call, and the outputs as tensors."""
+    """An ONNX file as a model: the same call, and an output of the same structure.
 
-    def __init__(self, path: Path, structure: _pytree.TreeSpec) -> None:
+    Args:
+        path: of the file.
+        output: of the model itself, for its structure.
+    """
+
+    def __init__(self, path: Path, output: object) -> None:
         super().__init__()
         import onnxruntime
 
         self._session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         self._names = [one.name for one in self._session.get_inputs()]
-        self._structure = structure
+        leaves, self._structure = _pytree.tree_flatten(output)
+        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (the model's own)
         """Return what the session gives."""
         tensors = [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         given = {name: leaf.detach().cpu().numpy() for name, leaf in zip(self._names, tensors, strict=True)}
         device = tensors[0].device
-        outputs = [torch.from_numpy(one).to(device) for one in self._session.run(None, given)]
-        return _pytree.tree_unflatten(outputs, self._structure)
+        leaves: list[object] = list(self._leaves)
+        for place, one in zip(self._places, self._session.run(None, given), strict=True):
+            leaves[place] = torch.from_numpy(one).to(device)
+        return _pytree.tree_unflatten(leaves, self._structure)
 
 
-def write_onnx(model: nn.Module, inputs: Inputs | None, folder: Path) -> nn.Module:
+def write_onnx(model: nn.Module, inputs: CallInputs | None, folder: Path) -> nn.Module:
     """Write an ONNX file, and return it as a model.
 
     Raises:
@@ -263,7 +272,7 @@ def write_onnx(model: nn.Module, inputs: Inputs | None, folder: Path) -> nn.Modu
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         msg = f"torch.onnx can't write this model: {type(error).__name__}: {first}. Export --to torch."
         raise ExportError(msg) from error
-    return OnnxModel(path, _pytree.tree_structure(output)).eval()
+    return OnnxModel(path, output).eval()
 
 
 def describe_files(folder: Path) -> Mapping[str, int]:

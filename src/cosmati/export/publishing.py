@@ -20,20 +20,19 @@ from torch import nn
 from cosmati.core.method import Method
 from cosmati.core.state import model_tensors, parameter_root
 from cosmati.errors import ExportError
-from cosmati.export.card import Facts, card
+from cosmati.export.card import CardFacts, card
 from cosmati.export.comparison import (
     EXACT,
     LOW_PRECISION,
     MOVED,
+    CallInputs,
     Difference,
-    Inputs,
     Metrics,
     check_metrics,
     difference_of,
 )
 from cosmati.export.folding import Folded, channels_seen, fold
 from cosmati.export.formats import (
-    Program,
     check_form,
     describe_files,
     write_hugging_face,
@@ -91,7 +90,7 @@ class Check:
     measure: Callable[[nn.Module], Metrics] | None = None
     recorded: Metrics | None = None
     where: str = ""
-    inputs: Inputs | None = None
+    inputs: CallInputs | None = None
     tolerance: float | None = None
 
 
@@ -102,7 +101,6 @@ class _Written:
     model: nn.Module
     folded: Folded
     difference: Difference | None
-    program: Program | None
     has_rebuilding: bool
 
 
@@ -135,9 +133,13 @@ def export_model(
     with drafted(out) as draft:
         written = _written(model, to, draft, check, folds=folds, methods=origin.methods, say=say)
         metrics, tolerance = _checked(model, written, origin, check, say)
+        program = None
+        if to == "torch":
+            say("Tracing with torch.export")
+            program = write_program(written.model, check.inputs, draft)
         kind = type(written.folded.model)
         root = parameter_root(model_tensors(written.folded.model)).hex()
-        facts = Facts(
+        facts = CardFacts(
             record=origin.record,
             to=to,
             model=kind.__name__,
@@ -153,7 +155,7 @@ def export_model(
             where=check.where,
             difference=written.difference,
             folded=written.folded,
-            program=written.program,
+            program=program,
             has_rebuilding=written.has_rebuilding,
             files=describe_files(draft),
         )
@@ -207,11 +209,7 @@ def _written(
     finally:
         for module, training in was_training.items():
             module.training = training
-    program = None
-    if to == "torch":
-        say("Tracing with torch.export")
-        program = write_program(read, check.inputs, draft)
-    return _Written(read, folded, difference, program, code is not None)
+    return _Written(read, folded, difference, code is not None)
 
 
 def _unfolded(model: nn.Module) -> Folded:
@@ -240,10 +238,13 @@ def _checked(
     return metrics, tolerance
 
 
-def finish(draft: Path, out: Path, facts: Facts, run: Path | None) -> None:
+def finish(draft: Path, out: Path, facts: CardFacts, run: Path | None) -> None:
     """Write the card, note the export in the run's folder, and give the draft its name."""
-    (draft / "README.md").write_text(card(facts), encoding="utf-8")
+    readme = draft / "README.md"
+    readme.write_text(card(facts), encoding="utf-8")
     for path in (*draft.rglob("*"), draft):
+        if path.is_file():
+            path.chmod(readme.stat().st_mode)  # Some are written for their owner alone, and these are to be given away.
         sync(path)
     if run is not None:
         # Before it's there: an export that nobody knows of is worse than a note of one that isn't.
@@ -251,7 +252,7 @@ def finish(draft: Path, out: Path, facts: Facts, run: Path | None) -> None:
     publish(draft, out)
 
 
-def _line(out: Path, facts: Facts) -> dict[str, Any]:
+def _line(out: Path, facts: CardFacts) -> dict[str, Any]:
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "to": facts.to,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ _OPTIONS: dict[type[nn.Module], tuple[str, ...]] = {
     nn.ReflectionPad2d: ("padding",),
 }
 """Options of the layers that folding makes."""
+_NOTE = re.compile(r"  # noqa.*$", re.MULTILINE)
+"""For this project's own linter."""
 
 _HEAD = '''"""Put the layers of this export into a model of its own class: model = rebuild(MyModel()).
 
@@ -57,10 +60,10 @@ def rebuilding_code(folded: Folded, methods: Sequence[Method]) -> str | None:
     if {type(method).__module__ for method in applied} != kept or not all(map(_is_python, map(describe, applied))):
         return None
     used = [kind for kind in (SqueezeExcitation, KeptShare) if _uses(folded, kind)]
-    sources = "".join(f"\n\n{inspect.getsource(kind)}" for kind in used)
+    sources = "".join(f"\n\n{_NOTE.sub('', inspect.getsource(kind))}" for kind in used)
     imports = _HEAD
     if used:
-        imports = imports.replace("import torch\nfrom torch import nn", _imports_of_layers())
+        imports = imports.replace("\nimport torch\nfrom torch import nn", _imports_of_layers())
     body = [f"    model = methods.{describe(method)}.apply(model)" for method in applied]
     body += _placed(folded) + _shares(folded) + _ties(folded)
     if applied:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cosmati.core.state import parameter_root
 from cosmati.errors import ExportError
-from cosmati.export.card import Facts
+from cosmati.export.card import CardFacts
 from cosmati.export.formats import WEIGHTS, describe_files
 from cosmati.export.publishing import Origin, drafted, finish
 
@@ -47,7 +47,7 @@ def export_weights(
     with drafted(out) as draft:
         held = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
         save_file(held, draft / WEIGHTS, metadata={"format": "pt"})
-        facts = Facts(
+        facts = CardFacts(
             record=origin.record,
             to="safetensors",
             model="model",

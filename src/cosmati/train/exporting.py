@@ -17,8 +17,8 @@ from torch import nn
 from cosmati.core.batch import Data
 from cosmati.core.plan import describe
 from cosmati.errors import PlanError
-from cosmati.export.comparison import Inputs, Metrics
-from cosmati.export.formats import Form
+from cosmati.export.comparison import CallInputs, Metrics
+from cosmati.export.formats import ExportForm
 from cosmati.export.publishing import Check, Origin, Say, export_model, quiet
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.records.run import GuaranteeRecord, RunRecord
@@ -77,7 +77,7 @@ class ExportingTrainer(Lifecycle):
         self.clock, self.methods.states = restored.clock, restored.states
 
     def export(
-        self, out: str | Path, to: Form = "torch", *, fold: bool = True, tolerance: float | None = None
+        self, out: str | Path, to: ExportForm = "torch", *, fold: bool = True, tolerance: float | None = None
     ) -> nn.Module:
         """Write the model that is evaluated, for others to use, and return it in plain layers.
 
@@ -180,7 +180,7 @@ class ExportingTrainer(Lifecycle):
         with kept_state(model, losses), a.generators.restored():
             return evaluate(model, self.evaluation, Ranks.alone(), a.device, a.config.autocast(a.device), losses)
 
-    def _example(self, model: nn.Module) -> tuple[Inputs | None, str]:
+    def _example(self, model: nn.Module) -> tuple[CallInputs | None, str]:
         """Return what the model is first called with when it's evaluated, or trained; and the data, in words."""
         if self.evaluation is not None and self.evaluation.metrics:
             with _first_call(model) as seen:
@@ -204,9 +204,9 @@ class ExportingTrainer(Lifecycle):
 
 
 @contextmanager
-def _first_call(model: nn.Module) -> Iterator[list[Inputs]]:
+def _first_call(model: nn.Module) -> Iterator[list[CallInputs]]:
     """Give a list that gets a copy of the first call's arguments."""
-    seen: list[Inputs] = []
+    seen: list[CallInputs] = []
 
     def note(_: nn.Module, args: tuple[Data, ...], kwargs: dict[str, Data]) -> None:
         if not seen:
