@@ -15,11 +15,12 @@ from cosmati.cli.main import app
 from cosmati.storage.lock import FileLock
 
 RECIPE = """
+from dataclasses import dataclass
 import torch
 from torch import nn
 from cosmati import Classification, Evaluation, InMemory, RunConfig, accuracy, batches
 from cosmati.methods import EMA, BlurPool, LabelSmoothing
-from cosmati.optim import SGD, ScheduleFreeAdamW
+from cosmati.optim import SGD, Optimizer, ScheduleFreeAdamW
 from cosmati.recipes.recipe import Recipe
 
 SHIFT = 0.0
@@ -64,6 +65,18 @@ def unmeasured():
 def plain():
     return made(model=mlp, methods=(EMA(half_life="3ba"), LabelSmoothing()))
 
+class Own(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+@dataclass(frozen=True, kw_only=True)
+class OwnOptimizer(Optimizer):
+    def build(self, named):
+        return Own([parameter for _, parameter in named], lr=self.lr)
+
+def own_optimizer():
+    return made(model=mlp, methods=(), optimizer=OwnOptimizer(lr=0.1))
+
 def schedule_free():
     return made(model=mlp, methods=(), optimizer=ScheduleFreeAdamW(lr=1e-2))
 """
@@ -82,7 +95,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the recipes, and runs of them; tests copy what they change."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "recipe.py").write_text(RECIPE)
-    for name, run_name in (("recipe", "run"), ("plain", "plain"), ("schedule_free", "free")):
+    for name, run_name in (("recipe", "run"), ("plain", "plain"), ("schedule_free", "free"), ("own_optimizer", "own")):
         result = run("train", f"{folder}/recipe.py:{name}", "--run-folder", folder / run_name)
         assert result.exit_code == 0, result.output
     return folder
@@ -192,6 +205,7 @@ def test_what_is_no_finished_run_is_refused(trained: Path, tmp_path: Path) -> No
     assert "no model of transformers" in refused(folder, "--to", "hf", "--recipe", recipe)
     assert "BatchNorm's statistics" in refused(folder, "--to", "safetensors")
     assert "ScheduleFree" in refused(trained / "free", "--to", "safetensors")
+    assert "of your own" in refused(trained / "own", "--to", "safetensors")
     with FileLock(folder / "lock"):
         assert "is running" in refused(folder, "--recipe", recipe)
     newest = folder / "checkpoints/step-00000008/model.safetensors"

@@ -20,7 +20,7 @@ from cosmati.export import folding, formats, publishing
 from cosmati.export.card import code, text
 from cosmati.export.folding import fold
 from cosmati.export.publishing import note_export
-from cosmati.methods import EMA, BlurPool
+from cosmati.methods import EMA, BlurPool, WeightStandardization
 from cosmati.methods.blurpool import BlurConv2d, apply_blurpool
 from cosmati.optim import SGD
 
@@ -251,6 +251,63 @@ def test_a_layer_in_two_places_and_a_tied_weight_stay_one(tmp_path: Path) -> Non
     assert rebuilt.third.convolution.weight is rebuilt.first.convolution.weight
     with torch.no_grad():
         assert torch.equal(rebuilt.eval()(rows()[0]), exported(rows()[0]))
+
+
+def test_a_tie_that_surgery_reads_in_two_ways_is_undone(tmp_path: Path) -> None:
+    """One convolution reads the weight standardised, the other as it is: two weights, once they're plain."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(1, 1, 3, 3)
+            self.second = nn.Conv2d(1, 1, 3)
+            self.second.weight = self.first.weight
+            self.head = nn.Linear(1, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.head(self.second(self.first(x)).flatten(1))
+            return logits
+
+    surgery = WeightStandardization(n_last_layers_ignore=1)
+    trainer = trainer_in(tmp_path / "run", Tied(), methods=[surgery])
+    trainer.fit()
+    exported = trainer.export(tmp_path / "out", to="safetensors")
+    rebuilt = runpy.run_path(str(tmp_path / "out/rebuild.py"))["rebuild"](Tied())
+    assert load_model(rebuilt, tmp_path / "out/model.safetensors") == (set(), [])
+    with torch.no_grad():
+        assert torch.equal(rebuilt.eval()(rows()[0]), exported(rows()[0]))
+        assert torch.equal(trainer.model.eval()(rows()[0]), exported(rows()[0]))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_models_that_are_hard_to_copy_leave_too(tmp_path: Path) -> None:
+    """Compiled blocks, and a weight that a hook computes from others."""
+    model = nn.Sequential(nn.Flatten(), torch.nn.utils.weight_norm(nn.Linear(81, 4)), nn.ReLU(), nn.Linear(4, 2))
+    model[3].compile(backend="eager")
+    trainer = trainer_in(tmp_path / "run", model, methods=[EMA(half_life="2ba")])
+    trainer.fit()
+    exported = trainer.export(tmp_path / "out", to="safetensors")
+    with trainer.averaged() as measured, torch.no_grad():
+        assert torch.equal(exported(rows()[0]), measured.eval()(rows()[0]))
+
+
+def test_metrics_that_keep_a_state_are_measured_again(tmp_path: Path) -> None:
+    class Largest:
+        """The largest logit of all rows: no mean."""
+
+        def reset(self) -> None:
+            self.value = -torch.inf
+
+        def update(self, logits: Tensor, _: Tensor) -> None:
+            self.value = max(self.value, float(logits.max()))
+
+        def compute(self) -> float:
+            return self.value
+
+    trainer = trainer_in(tmp_path / "run", evaluation=Evaluation(batches(rows(), 16), {"largest": Largest()}))
+    recorded = trainer.fit().metrics
+    trainer.export(tmp_path / "out", to="safetensors")
+    assert json.loads((tmp_path / "run/exports.jsonl").read_text())["metrics"] == recorded
 
 
 def test_hooks_and_the_root_itself_are_kept() -> None:

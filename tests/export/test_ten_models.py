@@ -223,7 +223,7 @@ def test_a_model_leaves_as_it_was_measured(name: str, tmp_path: Path) -> None:
     recorded = trainer.fit().metrics["cross_entropy"]
     before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
     classes = [type(module) for module in trainer.model.modules()]
-    exported = trainer.export(tmp_path / "out", to="safetensors")
+    exported = trainer.export(tmp_path / "out")
     # The trainer is as it was.
     assert all(torch.equal(value, before[key]) for key, value in trainer.model.state_dict().items())
     assert [type(module) for module in trainer.model.modules()] == classes
@@ -240,7 +240,8 @@ def test_a_model_leaves_as_it_was_measured(name: str, tmp_path: Path) -> None:
     x = data[:8, :-1] if isinstance(data, Tensor) else data[0][:8]
     with trainer.averaged() as measured, torch.no_grad():
         expected = measured.eval()(x)
-    for model in (exported, plain.eval()):
+    program = torch.export.load(tmp_path / "out/model.pt2").module()
+    for model in (exported, plain.eval(), program):
         with torch.no_grad():
             if case.moved:
                 torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
@@ -250,6 +251,8 @@ def test_a_model_leaves_as_it_was_measured(name: str, tmp_path: Path) -> None:
             values = [float(cross_entropy(model, batch)) for batch in batches(data, 8)]
         near = 2e-2 if case.precision == "bfloat16" else 1e-5
         assert sum(values) / len(values) == pytest.approx(recorded, rel=near)
+    with torch.no_grad():
+        assert program(x[:3]).shape == expected[:3].shape
     # Had it been the model in training, the figure would have been another one.
     trainer.model.eval()
     with torch.no_grad():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from cosmati.export.comparison import Difference
 from cosmati.export.folding import Folded
 from cosmati.export.formats import ONNX, PROGRAM, WEIGHTS, Program
+from cosmati.export.rebuilding import needs_rebuilding
 from cosmati.records.run import RunRecord
 
 _MARKS = re.compile(r"([\\`*_\[\]<>#|~$])")
@@ -149,7 +150,7 @@ def _use(facts: CardFacts) -> str:
             f"changed:\n\n```python\nfrom rebuild import rebuild\nfrom safetensors.torch import load_model\n\n"
             f'model = rebuild(YourModel())\nload_model(model, "{WEIGHTS}")\nmodel.eval()\n```\n'
         )
-    elif facts.folded is not None and not (facts.folded.replaced or facts.folded.shares or facts.folded.kept):
+    elif facts.folded is not None and not needs_rebuilding(facts.folded):
         lines.append(
             f"`{WEIGHTS}` has the weights, by the names of the model's own class:\n\n```python\nfrom safetensors.torch "
             f'import load_model\n\nmodel = YourModel()\nload_model(model, "{WEIGHTS}")\nmodel.eval()\n```\n'
@@ -173,6 +174,7 @@ def _layers(facts: CardFacts) -> str:
     rows += [
         (n, code(kind.__name__), "as surgery made it: nothing plain computes it") for n, kind in folded.kept.items()
     ]
+    rows += [(n, "a weight of its own", "was tied to another, which surgery reads otherwise") for n in folded.untied]
     rows += [(n, "its native class", f"was {code(was)}") for n, was in folded.turned_back.items()]
     if not rows:
         return ""

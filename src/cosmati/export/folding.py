@@ -51,6 +51,7 @@ class Folded:
         replaced: the layer that stands there now, by each name of the place.
         shares: by which share a block counts (stochastic depth), by each name.
         kept: the layers that stay as surgery made them, by name: their classes.
+        untied: parameters that were one with another, and aren't any more.
     """
 
     model: nn.Module
@@ -58,6 +59,7 @@ class Folded:
     replaced: dict[str, nn.Module] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
     kept: dict[str, type[nn.Module]] = field(default_factory=dict)
+    untied: list[str] = field(default_factory=list)
 
 
 @torch.no_grad()
@@ -73,7 +75,7 @@ def fold(model: nn.Module, channels: Mapping[str, int] | None = None) -> Folded:
         The model, and what has become of each layer.
     """
     done = Folded(model.eval())
-    names = _names(model)
+    names, tied = _names(model), _ties(model)
     _take_grafts_off(model, names, done)
     merged = _read_by_parents(model)
     for module, places in reversed(names.items()):  # What is inside first: plain layers are made of it.
@@ -88,6 +90,8 @@ def fold(model: nn.Module, channels: Mapping[str, int] | None = None) -> Folded:
             done.replaced |= dict.fromkeys(places, plain)
     done.model.eval()
     done.replaced = {name: done.replaced[name] for places in names.values() for name in places if name in done.replaced}
+    there = dict(done.model.named_parameters(remove_duplicate=False))
+    done.untied = [n for n, first in tied.items() if n in there and first in there and there[n] is not there[first]]
     for module, places in _names(done.model).items():
         own = [kind for kind in type(module).__mro__ if kind.__module__.startswith(_OWN)]
         if own:
@@ -121,6 +125,13 @@ def _names(model: nn.Module) -> dict[nn.Module, list[str]]:
     for name, module in model.named_modules(remove_duplicate=False):
         found.setdefault(module, []).append(name)
     return found
+
+
+def _ties(model: nn.Module) -> dict[str, str]:
+    """Return the first name of each parameter that has several, by the others."""
+    first: dict[int, str] = {}
+    named = list(model.named_parameters(remove_duplicate=False))
+    return {n: first[id(p)] for n, p in named if first.setdefault(id(p), n) != n}
 
 
 def _take_grafts_off(model: nn.Module, names: Mapping[nn.Module, list[str]], done: Folded) -> None:

@@ -205,7 +205,7 @@ def write_hugging_face(folded: Folded, folder: Path) -> nn.Module:
             "Face's form. Export --to torch, or --to safetensors for its weights."
         )
         raise ExportError(msg)
-    changed = sorted({*folded.replaced, *folded.shares, *folded.kept})
+    changed = sorted({*folded.replaced, *folded.shares, *folded.kept, *folded.untied})
     if changed:
         msg = (
             f"{type(model).__name__} of transformers hasn't the layers that surgery put at {', '.join(changed[:5])}: "

@@ -45,7 +45,7 @@ from torch import nn
 
 def needs_rebuilding(folded: Folded) -> bool:
     """Say whether the model's own class alone computes something else."""
-    return bool(folded.replaced or folded.shares or folded.kept)
+    return bool(folded.replaced or folded.shares or folded.kept or folded.untied)
 
 
 def rebuilding_code(folded: Folded, methods: Sequence[Method]) -> str | None:
@@ -112,7 +112,7 @@ def _shares(folded: Folded) -> list[str]:
 
 
 def _ties(folded: Folded) -> list[str]:
-    """Return the lines that tie weights of new layers to others again."""
+    """Return the lines that tie weights of new layers to others again, and untie those that aren't one any more."""
     names: dict[int, list[str]] = {}
     for name, parameter in folded.model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -123,6 +123,10 @@ def _ties(folded: Folded) -> list[str]:
             owner, _, leaf = other.rpartition(".")
             if other.startswith(new) or first.startswith(new):
                 lines.append(f"    setattr(model.get_submodule({owner!r}), {leaf!r}, model.get_parameter({first!r}))")
+    for name in folded.untied:
+        owner, _, leaf = name.rpartition(".")
+        own = f"nn.Parameter(model.get_parameter({name!r}).detach().clone())"
+        lines.append(f"    setattr(model.get_submodule({owner!r}), {leaf!r}, {own})")
     return lines
 
 

@@ -22,7 +22,7 @@ from cosmati.export.formats import ExportForm
 from cosmati.export.publishing import Check, Origin, Say, export_model, quiet
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.records.run import GuaranteeRecord, RunRecord
-from cosmati.train.evaluation import averaged_weights, evaluate, kept_state
+from cosmati.train.evaluation import Evaluation, averaged_weights, evaluate, kept_state, try_out
 from cosmati.train.facts import facts_of
 from cosmati.train.identity import Change, changes, is_other_python
 from cosmati.train.lifecycle import Lifecycle
@@ -148,13 +148,13 @@ class ExportingTrainer(Lifecycle):
     def _own_run(self) -> RecordedRun:
         """Return what is known of this trainer's run, in a folder or not."""
         a, folder = self.assembly, self.assembly.config.run_folder
-        facts = facts_of(a, self.prepared.data_digest, self.prepared.identity, self.prepared.policy)
         path = folder / "run.json" if folder is not None else None
         if path is not None and folder is not None and path.exists():
             record = RunRecord.from_json(path.read_text())
             promises = tuple(GuaranteeRecord(g.name, g.holds, g.because) for g in self.plan.guarantees)
             record = dataclasses.replace(record, guarantees=promises, num_steps=self.clock.step)
         else:
+            facts = facts_of(a, self.prepared.data_digest, self.prepared.identity, self.prepared.policy)
             record = describe_run(facts, self.plan, self.clock, run_id="", model_digest="")
         name = f"step-{self.clock.step:08d}"
         there = folder is not None and any(one.name == name for one in list_checkpoints(folder / "checkpoints"))
@@ -182,15 +182,21 @@ class ExportingTrainer(Lifecycle):
 
     def _example(self, model: nn.Module) -> tuple[CallInputs | None, str]:
         """Return what the model is first called with when it's evaluated, or trained; and the data, in words."""
+        a = self.assembly
+        losses = [turn.loss for turn in a.turns]
         if self.evaluation is not None and self.evaluation.metrics:
+            first = [batch for _, batch in zip(range(1), self.evaluation.data, strict=False)]
             with _first_call(model) as seen:
-                self._measure(model)
-            return (seen[0] if seen else None), "the run's data to evaluate on"
+                try_out(
+                    model, Evaluation(first, self.evaluation.metrics), a.device, a.config.autocast(a.device), losses
+                )
+                if not seen:  # Metrics that make no sense of one batch were left out.
+                    self._measure(model)
+            low = ", under autocast in bfloat16" if a.config.precision == "bfloat16" else ""
+            return (seen[0] if seen else None), f"the run's data to evaluate on{low}"
         batch = next(iter(self.feed.again(0)), None) if self.feed is not None else None
         if batch is None:
             return None, ""
-        a = self.assembly
-        losses = [turn.loss for turn in a.turns]
         modes = [(module, module.training) for module in model.modules()]
         with _first_call(model) as seen, kept_state(model, losses), a.generators.restored(), torch.no_grad():
             model.eval()
