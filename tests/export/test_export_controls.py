@@ -291,6 +291,53 @@ def test_models_that_are_hard_to_copy_leave_too(tmp_path: Path) -> None:
         assert torch.equal(exported(rows()[0]), measured.eval()(rows()[0]))
 
 
+def test_what_cannot_be_copied_is_told(tmp_path: Path) -> None:
+    class Locked(nn.Linear):
+        def __deepcopy__(self, memo: object) -> nn.Module:
+            raise TypeError("cannot pickle '_thread.lock' object")
+
+    trainer = trainer_in(None, nn.Sequential(nn.Flatten(), Locked(81, 2)), methods=[])
+    with pytest.raises(ExportError, match=r"can't be copied.*_thread\.lock"):
+        trainer.export(tmp_path / "out")
+
+
+def test_bad_options_are_refused(tmp_path: Path) -> None:
+    trainer: Any = trainer_in(None)
+    (tmp_path / "file").write_text("")
+    for match, options in {
+        "no form 'pickle'": {"to": "pickle"},
+        "no distance": {"tolerance": -1.0},
+        "there already": {"out": tmp_path / "file"},
+        "can't be written": {"out": tmp_path / "file/out"},
+        "no model of transformers": {"to": "hf"},
+    }.items():
+        with pytest.raises(ExportError, match=match):
+            trainer.export(**({"out": tmp_path / "out"} | options))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_model_that_counts_in_evaluation_leaves_uncounted(tmp_path: Path) -> None:
+    class Counting(nn.Module):
+        calls: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(81, 2)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls = self.calls + 1
+            logits: Tensor = self.linear(x.flatten(1)) * self.calls
+            return logits
+
+    trainer = trainer_in(tmp_path / "run", Counting(), methods=[])
+    trainer.fit()
+    before = trainer.model.calls.clone()
+    exported = trainer.export(tmp_path / "out", to="safetensors")
+    assert torch.equal(trainer.model.calls, before)
+    assert torch.equal(exported.calls, before)
+
+
 def test_metrics_that_keep_a_state_are_measured_again(tmp_path: Path) -> None:
     class Largest:
         """The largest logit of all rows: no mean."""

@@ -195,6 +195,7 @@ def _run(record: RunRecord, facts: CardFacts) -> str:
         ("data", digests.get("data", "")),
         ("policy", digests.get("policy", "")),
         ("plan", digests.get("plan", "")),
+        ("model before its first step", digests.get("model", "")),
         ("structure of the model", facts.structure),
         ("weights (BLAKE3 Merkle root)", facts.root),
         ("trained on", record.hardware),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,9 +84,25 @@ def difference_of(first: nn.Module, second: nn.Module, inputs: CallInputs) -> Di
     return Difference(own, double)
 
 
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Put a model's buffers back: some models count, or remember, in evaluation too."""
+    held = [(m, name, value) for m in model.modules() for name, value in m._buffers.items() if value is not None]  # noqa: SLF001
+    copies = [value.clone() for _, _, value in held]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for (module, name, value), kept in zip(held, copies, strict=True):
+                module._buffers[name] = value  # noqa: SLF001
+                if not torch.equal(value, kept):
+                    value.copy_(kept)
+
+
 def _outputs(model: nn.Module, inputs: CallInputs) -> list[Tensor]:
     arguments, keywords = copy.deepcopy(inputs)
-    output = model(*arguments, **keywords)
+    with kept_buffers(model):
+        output = model(*arguments, **keywords)
     output = dict(output) if isinstance(output, Mapping) else output
     return [leaf for leaf in _pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from cosmati.export.comparison import kept_buffers
 from cosmati.export.plain_layers import KeptShare, SqueezeExcitation
 from cosmati.methods.blurpool import BlurConv2d, BlurMaxPool2d, BlurPool2d
 from cosmati.methods.building_blocks.surgery import replace_modules, ungraft
@@ -112,7 +113,8 @@ def channels_seen(model: nn.Module, inputs: tuple[tuple[Any, ...], Mapping[str, 
 
     handles = [pool.register_forward_pre_hook(lambda _, given, name=name: note(name, given)) for name, pool in pools]
     try:
-        model(*inputs[0], **inputs[1])
+        with kept_buffers(model):
+            model(*inputs[0], **inputs[1])
     finally:
         for handle in handles:
             handle.remove()

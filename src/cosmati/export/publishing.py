@@ -130,6 +130,8 @@ def export_model(
         MissingExtraError: a package is missing.
     """
     check_form(to)
+    if check.tolerance is not None and not check.tolerance >= 0:
+        raise ExportError(f"tolerance={check.tolerance} is no distance. Give a number >= 0, or None.")
     with drafted(out) as draft:
         written = _written(model, to, draft, check, folds=folds, methods=origin.methods, say=say)
         metrics, tolerance = _checked(model, written, origin, check, say)
@@ -194,7 +196,7 @@ def _written(
     model.eval()
     try:
         channels = channels_seen(model, copy.deepcopy(check.inputs)) if check.inputs is not None and folds else {}
-        folded = fold(copy.deepcopy(model), channels) if folds else _unfolded(copy.deepcopy(model))
+        folded = fold(_copied(model), channels) if folds else _unfolded(_copied(model))
         say(f"Writing {'weights' if to in ('torch', 'safetensors') else to}")
         if to == "hf":
             read = write_hugging_face(folded, draft)
@@ -210,6 +212,17 @@ def _written(
         for module, training in was_training.items():
             module.training = training
     return _Written(read, folded, difference, code is not None)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        msg = (
+            f"The {type(model).__name__} can't be copied, and an export is made of a copy: {type(error).__name__}: "
+            f"{error}. Keep files, locks and tensors with a graph out of the model's attributes."
+        )
+        raise ExportError(msg) from error
 
 
 def _unfolded(model: nn.Module) -> Folded:

@@ -82,8 +82,8 @@ class ExportingTrainer(Lifecycle):
         """Write the model that is evaluated, for others to use, and return it in plain layers.
 
         Averages are put in, surgery is folded into PyTorch's own layers, and what was written is read back and measured
-        before it's published: as `cosmati export` does (`docs/exporting.md`). The trainer stays as it is. Of several
-        ranks, which all have to call it, the first one measures and writes.
+        before it's published: as `cosmati export` does (`docs/exporting.md`). The trainer stays as it is. All ranks
+        have to call it: the first one folds, measures and writes, and the others get a copy as it was trained.
 
         Args:
             out: a folder that isn't there yet.
