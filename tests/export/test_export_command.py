@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
+import cosmati
 from cosmati.cli.main import app
 from cosmati.storage.lock import FileLock
 
@@ -179,6 +183,23 @@ def test_another_recipe_is_refused(name: str, trained: Path, tmp_path: Path) -> 
     assert not out.exists()
     assert not (folder / "exports.jsonl").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_a_run_of_a_script_is_exported_with_the_script_as_recipe(tmp_path: Path) -> None:
+    """Its classes and functions were `__main__`'s then."""
+    text = RECIPE + "\ndef act(x):\n    return x.relu()\n\nclass Block(nn.Linear):\n"
+    text += "    def __init__(self):\n        super().__init__(36, 36)\n        self.act = act\n\n"
+    text += "    def forward(self, x):\n        return x + self.act(super().forward(x))\n\n"
+    text += "def script():\n    deep = StochasticDepth(target_layer_name=Block)\n"
+    text += "    return made(model=lambda: nn.Sequential(nn.Flatten(), Block(), nn.Linear(36, 2)), methods=(deep,))\n\n"
+    text += "if __name__ == '__main__':\n    script().trainer(run_folder='run').fit()\n"
+    (tmp_path / "script.py").write_text(text.replace("EMA, BlurPool,", "EMA, BlurPool, StochasticDepth,"))
+    environment = {**os.environ, "PYTHONPATH": str(Path(cosmati.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=280, env=environment)
+    recipe, out = f"{tmp_path}/script.py:script", tmp_path / "out"
+    result = run("export", tmp_path / "run", "--recipe", recipe, "--to", "safetensors", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "KeptShare" in (out / "rebuild.py").read_text()
 
 
 def test_another_seed_is_refused_by_name(trained: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,8 @@ _HEADS = ("model.", "methods.", "method_options.")
 _TABLES = "model.contents."
 """Those that another PyTorch or processor may compute to other bits: no part of the structure."""
 
+_FILE = re.compile(r"\b(?:file_[^.\s'\"(<>]+|__main__|__mp_main__)\.")
+"""The module that a user's own file is, as a recipe and as a script."""
 _ROWS = ("settings.seed", "settings.num_microbatches", "settings.precision", "data.digest", "data.content", "policy")
 """What BatchNorm's statistics of averaged weights follow from, besides."""
 
@@ -227,7 +230,13 @@ def _first_call(model: nn.Module) -> Iterator[list[CallInputs]]:
 
 def structure_of(identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of a run's identity that say what its model is: modules, options, parameters, surgery."""
-    return {n: v for n, v in identity.items() if n.startswith(_HEADS) and not n.startswith(_TABLES)}
+    chosen = {n: v for n, v in identity.items() if n.startswith(_HEADS) and not n.startswith(_TABLES)}
+    return _wherever_it_ran(chosen)
+
+
+def _wherever_it_ran(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out whether the user's own file ran as a script or was given as a recipe."""
+    return {name: _FILE.sub("", value) if isinstance(value, str) else value for name, value in facts.items()}
 
 
 def structure_digest(identity: Mapping[str, Any]) -> str:
@@ -243,6 +252,8 @@ def other_model(was: Mapping[str, Any], now: Mapping[str, Any], *, is_elsewhere:
         now: identity of the trainer.
         is_elsewhere: another PyTorch or processor may compute a model's tables to other bits.
     """
-    facts = [{n: v for n, v in one.items() if n in _ROWS or n.startswith(_HEADS)} for one in (was, now)]
+    facts = [
+        _wherever_it_ran({n: v for n, v in one.items() if n in _ROWS or n.startswith(_HEADS)}) for one in (was, now)
+    ]
     found = [change for change in changes(*facts) if not is_other_python(change)]
     return [change for change in found if not (is_elsewhere and change.name.startswith(_TABLES))]
