@@ -60,6 +60,18 @@ def wider():
 def unblurred():
     return made(methods=(EMA(half_life="3ba"),))
 
+class Table(nn.Flatten):
+    def __init__(self, value):
+        super().__init__()
+        self.register_buffer("table", torch.tensor(value), persistent=False)
+
+def other_table(value=2.0):
+    layers = [Table(value), nn.Linear(36, 2)]
+    return made(model=lambda: nn.Sequential(*layers), methods=())
+
+def table():
+    return other_table(1.0)
+
 def other_rows():
     return made(shift=0.2)
 
@@ -99,7 +111,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the recipes, and runs of them; tests copy what they change."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "recipe.py").write_text(RECIPE)
-    for name, run_name in (("recipe", "run"), ("plain", "plain"), ("schedule_free", "free"), ("own_optimizer", "own")):
+    for name, run_name in (
+        ("recipe", "run"),
+        ("plain", "plain"),
+        ("schedule_free", "free"),
+        ("own_optimizer", "own"),
+        ("table", "table"),
+    ):
         result = run("train", f"{folder}/recipe.py:{name}", "--run-folder", folder / run_name)
         assert result.exit_code == 0, result.output
     return folder
@@ -120,6 +138,7 @@ def test_a_run_is_exported_with_what_it_recorded(trained: Path, tmp_path: Path) 
     assert line["metrics"] == recorded
     assert line["checked"]
     assert {path.name for path in out.iterdir()} == {"README.md", "model.safetensors", "rebuild.py"}
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1
     card = (out / "README.md").read_text()
     for fact in ("blurred", f"{recorded['accuracy']:.6g}", "`BlurPool(), EMA(half_life='3ba')`", "equal bit for bit"):
         assert fact in card
@@ -200,6 +219,18 @@ def test_a_run_of_a_script_is_exported_with_the_script_as_recipe(tmp_path: Path)
     result = run("export", tmp_path / "run", "--recipe", recipe, "--to", "safetensors", "--out", out)
     assert result.exit_code == 0, result.output
     assert "KeptShare" in (out / "rebuild.py").read_text()
+
+
+def test_a_table_that_no_checkpoint_holds_is_compared(trained: Path, tmp_path: Path) -> None:
+    folder, out = copied(trained, tmp_path, "table"), tmp_path / "out"
+
+    def exported(name: str) -> Result:
+        return run("export", folder, "--recipe", f"{trained}/recipe.py:{name}", "--to", "safetensors", "--out", out)
+
+    assert "model contents 0: table" in said(exported("other_table"))
+    assert not out.exists()
+    result = exported("table")
+    assert result.exit_code == 0, result.output
 
 
 def test_another_seed_is_refused_by_name(trained: Path, tmp_path: Path) -> None:

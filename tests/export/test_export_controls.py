@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,20 @@ def test_an_export_in_mid_run_changes_nothing(tmp_path: Path) -> None:
     assert "had no checkpoint there" in card
 
 
+def test_a_figure_of_an_earlier_step_is_not_this_one(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    batch = tuple(part[:8] for part in rows())
+    with trainer:
+        trainer.step(batch)
+        trainer.evaluate()
+        trainer.export(tmp_path / "first", to="safetensors")
+        trainer.step(batch)
+        trainer.export(tmp_path / "second", to="safetensors")
+    lines = [json.loads(text) for text in (tmp_path / "run/exports.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["checked"]) for line in lines] == [(1, True), (2, False)]
+    assert "not at this step" in (tmp_path / "second/README.md").read_text()
+
+
 def test_it_is_refused_where_averages_stand_in(tmp_path: Path) -> None:
     trainer = trainer_in(None)
     with trainer.averaged(), pytest.raises(PlanError, match="Call export"):
@@ -291,6 +306,26 @@ def test_models_that_are_hard_to_copy_leave_too(tmp_path: Path) -> None:
         assert torch.equal(exported(rows()[0]), measured.eval()(rows()[0]))
 
 
+def test_a_program_that_would_hold_a_pickle_is_known(tmp_path: Path) -> None:
+    trainer = trainer_in(None)
+    trainer.fit()
+    trainer.export(tmp_path / "out")
+    path = tmp_path / "out/model.pt2"
+    with zipfile.ZipFile(path) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    # Pickles of protocol 2 and later begin so, and torch.save's archives as any zip does.
+    assert not [name for name, content in contents.items() if content[:1] == b"\x80" or content[:2] == b"PK"]
+    assert formats._pickled_parts(path) == []
+    (weights,) = [name for name in contents if name.endswith("weights_config.json")]
+    told = json.loads(contents[weights])
+    told["config"]["0.weight"]["use_pickle"] = True
+    (examples,) = [name for name in contents if "sample_inputs" in name]
+    with zipfile.ZipFile(tmp_path / "other.pt2", "w") as archive:
+        for name, content in (contents | {weights: json.dumps(told).encode(), examples: b"PK"}).items():
+            archive.writestr(name, content)
+    assert sorted(formats._pickled_parts(tmp_path / "other.pt2")) == ["0.weight", "example inputs"]
+
+
 def test_what_cannot_be_copied_is_told(tmp_path: Path) -> None:
     class Locked(nn.Linear):
         def __deepcopy__(self, memo: object) -> nn.Module:
@@ -355,6 +390,14 @@ def test_metrics_that_keep_a_state_are_measured_again(tmp_path: Path) -> None:
     recorded = trainer.fit().metrics
     trainer.export(tmp_path / "out", to="safetensors")
     assert json.loads((tmp_path / "run/exports.jsonl").read_text())["metrics"] == recorded
+
+
+def test_a_weight_that_two_standardise_stays_one() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3))
+    model[1].weight = model[0].weight
+    folded = fold(WeightStandardization().apply(model))
+    assert folded.model[1].weight is folded.model[0].weight
+    assert not folded.untied
 
 
 def test_hooks_and_the_root_itself_are_kept() -> None:
