@@ -392,6 +392,20 @@ def test_metrics_that_keep_a_state_are_measured_again(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run/exports.jsonl").read_text())["metrics"] == recorded
 
 
+def test_surgery_by_function_leaves_too(tmp_path: Path) -> None:
+    """No method of the plan made these layers: what's plain is rebuilt, and what stays is for the user to put in."""
+    model = apply_blurpool(net(), min_channels=1)
+    trainer = trainer_in(None, model, methods=[])
+    exported = trainer.export(tmp_path / "out", to="safetensors")
+    rebuilt = runpy.run_path(str(tmp_path / "out/rebuild.py"))["rebuild"](net())
+    assert load_model(rebuilt, tmp_path / "out/model.safetensors") == (set(), [])
+    with torch.no_grad():
+        assert torch.equal(rebuilt.eval()(rows()[0]), exported(rows()[0]))
+    trainer.export(tmp_path / "kept", to="safetensors", fold=False)
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"README.md", "model.safetensors"}
+    assert "all names may fit a plain model too" in (tmp_path / "kept/README.md").read_text()
+
+
 def test_a_weight_that_two_standardise_stays_one() -> None:
     model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3))
     model[1].weight = model[0].weight

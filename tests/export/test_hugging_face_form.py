@@ -108,6 +108,17 @@ def test_surgery_that_hugging_face_cannot_hold_is_refused(tmp_path: Path) -> Non
     assert "Alibi(max_sequence_length=32" in (tmp_path / "out/rebuild.py").read_text()
 
 
+def test_what_transformers_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trained(gpt2(), tmp_path / "run")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("The generation config is invalid")
+
+    monkeypatch.setattr(type(trainer.model), "save_pretrained", refuse)
+    with pytest.raises(ExportError, match=r"can't write this GPT2LMHeadModel.*generation config is invalid"):
+        trainer.export(tmp_path / "out", to="hf")
+
+
 def test_a_model_of_transformers_leaves_as_a_program_too(tmp_path: Path) -> None:
     trainer = trained(gpt2(), tmp_path / "run", EMA(half_life="2ba"))
     exported = trainer.export(tmp_path / "out")

@@ -213,8 +213,17 @@ def write_hugging_face(folded: Folded, folder: Path) -> nn.Module:
         )
         raise ExportError(msg)
     own = cast("Any", model)
-    own.save_pretrained(folder)
-    read = type(own).from_pretrained(folder, dtype="auto")
+    try:
+        own.save_pretrained(folder)
+        read = type(own).from_pretrained(folder, dtype="auto")
+    except OSError:
+        raise  # The disk's.
+    except Exception as error:
+        msg = (
+            f"transformers can't write this {type(model).__name__} and read it back: {type(error).__name__}: {error}. "
+            "Mend its config, or export --to torch."
+        )
+        raise ExportError(msg) from error
     device = next(model.parameters()).device
     return cast("nn.Module", read.to(device).eval())
 
