@@ -165,6 +165,18 @@ def test_without_evaluation_data_the_card_says_unchecked(trained: Path, tmp_path
     assert result.exit_code == 0, result.output
     assert "Unchecked" in said(result)
     assert "**Unchecked**" in (out / "README.md").read_text()
+    assert "recorded as" not in said(result)
+
+
+def test_a_run_that_was_broken_off_is_said_to_be(trained: Path, tmp_path: Path) -> None:
+    """Killed: nobody holds its lock, and its record says that it runs."""
+    folder = copied(trained, tmp_path)
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(record | {"outcome": "running", "ended": None, "metrics": {}}))
+    recipe = trained / "recipe.py"
+    result = run("export", folder, "--recipe", recipe, "--to", "safetensors", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "recorded as running: these are the weights after 8 steps" in said(result)
 
 
 def test_weights_leave_without_a_recipe(trained: Path, tmp_path: Path) -> None:

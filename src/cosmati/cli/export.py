@@ -117,6 +117,10 @@ def _export_alone(checkpoint: Checkpoint, record: RunRecord, folder: Path, place
 def _tell(out: Path, record: RunRecord, step: int, metrics: Mapping[str, float] | None, *, is_checked: bool) -> None:
     told = f"{record.recipe_name} after {step} steps is in {out}: {', '.join(describe_files(out))}"
     typer.echo(told)
+    if record.outcome not in ("completed", "exhausted"):
+        typer.echo(
+            f"The run is recorded as {record.outcome}: these are the weights after {step} steps, not a finished run's"
+        )
     if is_checked and metrics:
         figures = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         typer.echo(f"Measured again on the export, as the run recorded it: {figures}")
