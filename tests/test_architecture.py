@@ -34,6 +34,7 @@ def house_with(folder: Path, wrong: dict[str, str]) -> Path:
         "corpora",
         "data",
         "explorer",
+        "export",
         "ledger",
         "methods",
         "provenance",
@@ -63,6 +64,7 @@ CONTROLS = {
     "nothing wrong": ({}, None),
     "up": ({"core/up.py": "import cosmati.train\n"}, "Imports go down"),
     "up to the command line": ({"errors.py": "import cosmati.cli\n"}, "Imports go down"),
+    "the way out above the loop": ({"export/up.py": "import cosmati.train\n"}, "Imports go down"),
     "sideways": ({"methods/side.py": "import cosmati.routing\n"}, "Imports go down"),
     "inside a function": ({"core/up.py": "def f():\n    import cosmati.train\n"}, "Imports go down"),
     "for types only": (

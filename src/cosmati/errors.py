@@ -12,6 +12,7 @@
     │   └── RefutedError                   what was asked of a ledger is answered with no
     ├── CheckpointError    (RuntimeError)  a checkpoint that is damaged, partial or of another plan
     ├── RunError           (RuntimeError)  a run folder that is in use or not a run
+    ├── ExportError        (RuntimeError)  a model that can't be exported, or isn't the one that was measured
     └── MissingExtraError  (ImportError)   a package of an extra that isn't installed
 
 Each message says what happened, why, and what mends it.
@@ -70,6 +71,10 @@ class CheckpointError(CosmatiError, RuntimeError):
 
 class RunError(CosmatiError, RuntimeError):
     """A run folder that another process uses, or that holds no run."""
+
+
+class ExportError(CosmatiError, RuntimeError):
+    """A model that can't be exported as asked, or whose export isn't the model that was measured."""
 
 
 class MissingExtraError(CosmatiError, ImportError):

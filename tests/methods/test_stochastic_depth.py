@@ -249,3 +249,25 @@ def test_bad_options_are_refused(options: dict[str, Any], match: str) -> None:
     if "drop_warmup" not in options:
         with pytest.raises(PlanError, match=match):
             apply_stochastic_depth(chain(), "Add", **options)
+
+
+@pytest.mark.parametrize("method", ["block", "sample"])
+def test_torch_fx_keeps_the_survival_factor(method: Any) -> None:
+    """A proxy is no tensor: the factor was once left out of the traced graph without a word."""
+    model = nn.Sequential(Add(1.0), Halve(2.0), Add(3.0)).eval()
+    apply_stochastic_depth(model, Add, method, 0.5, "uniform")
+    traced = torch.fx.symbolic_trace(model)
+    for rows in (1, 5):
+        x = random(rows, 6)
+        assert torch.equal(traced(x), model(x))
+    share = 0.5 if method == "block" else 1.0
+    x = random(2, 4)
+    torch.testing.assert_close(traced(x), (x + share)[:, ::2] + 2.0 + 3.0 * share)
+
+
+@pytest.mark.parametrize("method", ["block", "sample"])
+def test_torch_fx_refuses_to_write_a_draw_down(method: Any) -> None:
+    model = nn.Sequential(Add())
+    apply_stochastic_depth(model, Add, method, 0.5)
+    with pytest.raises(BatchError, match=r"model\.eval"):
+        torch.fx.symbolic_trace(model.train())

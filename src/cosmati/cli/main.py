@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cosmati import __version__
-from cosmati.cli import data, explore, ledger, policy, quickstart, report, store, study, train
+from cosmati.cli import data, explore, export, ledger, policy, quickstart, report, store, study, train
 from cosmati.cli.errors import Teaching
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ app.command("quickstart")(quickstart.quickstart)
 app.command("train")(train.train)
 app.command("plan")(train.plan)
 app.command("report")(report.report)
+app.command("export")(export.export)
 app.command("explore")(explore.explore)
 app.add_typer(data.app, name="data")
 app.add_typer(study.app, name="study")

@@ -50,19 +50,29 @@ class StochasticBlock(Graft):
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (the block's own)
         """Return the block's output, or its input where it's skipped."""
         input: Tensor = args[0] if args else next(iter(kwargs.values()))
+        if self.training and isinstance(input, torch.fx.Proxy):
+            msg = (
+                "torch.fx would write one draw of this block down for good. Trace the model in evaluation mode "
+                "(model.eval()), where nothing is drawn."
+            )
+            raise BatchError(msg)
         share = _not_compiled(self._share)(input, args, kwargs)
         if share is None:
             return input
         output = super().forward(*args, **kwargs)
+        if isinstance(share, float):
+            return _keep_share(input, output, share)
         return _interpolate(input, output, share) if isinstance(share, Tensor) else output
 
-    def _share(self, input: Tensor, args: Any, kwargs: Any) -> Tensor | bool | None:  # noqa: ANN401
+    def _share(self, input: Tensor, args: Any, kwargs: Any) -> Tensor | float | None:  # noqa: ANN401
         """Return how much of the block counts, one number or [rows]; True for all of it, None where it's skipped."""
         rate = self.drop_rate * self.drop_scale if self.training else self.drop_rate
         if rate == 0 or (not self.training and self.stochastic_method == "sample"):
             return True
         if not self.training:
-            return torch.tensor(1 - rate, dtype=input.dtype, device=input.device)
+            # torch.fx gives a proxy, which has no type yet.
+            is_traced = isinstance(input, torch.fx.Proxy)
+            return 1 - rate if is_traced else torch.tensor(1 - rate, dtype=input.dtype, device=input.device)
         if self.stochastic_method == "sample":
             return (torch.rand(len(input), device=input.device) >= rate) / (1 - rate)
         # Drawn on CPU whatever the device: the host has to know, and doesn't wait.
@@ -220,6 +230,12 @@ def _is_of(module: nn.Module, target: str | type[nn.Module]) -> bool:
     if not isinstance(target, str):
         return isinstance(module, target)
     return any(kind.__name__ == _ALIASES.get(target, target) for kind in type(module).__mro__)
+
+
+@torch.fx.wrap
+def _keep_share(input: Tensor, output: Any, share: float) -> Any:  # noqa: ANN401  (the block's own)
+    """Interpolate by a number. torch.fx writes the call down as it is: only a run knows the shapes."""
+    return _interpolate(input, output, torch.tensor(share, dtype=input.dtype, device=input.device))
 
 
 def _interpolate(input: Tensor, output: Any, weight: Tensor) -> Any:  # noqa: ANN401  (the block's own)

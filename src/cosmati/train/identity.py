@@ -118,7 +118,7 @@ def check_resume(
         CheckpointError: what fixes the bits has changed, or what may change wasn't asked for.
     """
     declared = [name for facts in (was, now) for name, value in facts.items() if value == DECLARED]
-    found = [c for c in changes(was, now) if not (_lies_in(c.name, declared) or _is_other_python(c))]
+    found = [c for c in changes(was, now) if not (_lies_in(c.name, declared) or is_other_python(c))]
     found = [c for c in found if not (is_elsewhere and c.name.startswith("model.contents."))]
     wrong = [change for change in found if kind_of(change.name) not in ("free", *asked)]
     wrong += _other_parent(was, now)
@@ -136,7 +136,7 @@ def _lies_in(name: str, places: Sequence[str]) -> bool:
     return any(name == place or name.startswith(f"{place}.") for place in places)
 
 
-def _is_other_python(change: Change) -> bool:
+def is_other_python(change: Change) -> bool:
     """Say whether a function's code was compiled by another Python: it's another one then, whatever it does."""
     releases = [str(value).rpartition(" of Python ")[2] for value in (change.was, change.now)]
     return change.name.endswith(".code") and None not in (change.was, change.now) and releases[0] != releases[1]

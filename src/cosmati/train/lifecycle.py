@@ -63,6 +63,7 @@ class Lifecycle:
         self.methods = AppliedMethods(a.plan, a.layout.weights(), a.generators, self.tell)
         self._plan = a.plan
         self._metrics: Mapping[str, float] = {}
+        self._evaluated_at: Clock | None = None
         self._run: OpenRun | None = None
         self._opened: ExitStack | None = None
         self._is_bare = False
@@ -207,6 +208,7 @@ class Lifecycle:
             with self.averaged() as model:
                 autocast, losses = a.config.autocast(a.device), [turn.loss for turn in a.turns]
                 self._metrics = evaluate(model, self.evaluation, a.ranks, a.device, autocast, losses)
+            self._evaluated_at = self.clock
             self._run.evaluated(self.clock, self._metrics, self.stopwatch.training_seconds())
         return self._metrics
 

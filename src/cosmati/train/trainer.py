@@ -28,12 +28,12 @@ from cosmati.train.commit import Commit
 from cosmati.train.config import RunConfig
 from cosmati.train.cutting import refuse_uncut, shortage
 from cosmati.train.evaluation import Evaluation
+from cosmati.train.exporting import ExportingTrainer
 from cosmati.train.feed import Feed, as_batch
 from cosmati.train.forward_watch import loss_roots
 from cosmati.train.gradients import StepInput
 from cosmati.train.held import remember
 from cosmati.train.ingredients import AnyOptimizer, Ingredients, listed
-from cosmati.train.lifecycle import Lifecycle
 from cosmati.train.marks import StepRows, with_own_containers
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
@@ -46,7 +46,7 @@ MAX_LEFT_OUT = 20
 """Steps in a row that may be left out: after that, what isn't finite is the run's own."""
 
 
-class Trainer(Lifecycle):
+class Trainer(ExportingTrainer):
     """Trains a model.
 
     Args:

@@ -53,6 +53,15 @@ def graft(layer: nn.Module, part: type[Graft]) -> None:
     layer.__class__ = _combined(part, type(layer))  # type: ignore[arg-type]  # mypy asks whether an instance hashes
 
 
+def ungraft(layer: nn.Module, part: type[Graft]) -> None:
+    """Take a graft off a layer, in place; its other grafts stay, in their order."""
+    kind, *parts = _made_of(type(layer))
+    layer.__class__ = kind
+    for other in parts:
+        if other is not part:
+            graft(layer, other)
+
+
 @cache
 def _combined(part: type[Graft], kind: type[nn.Module]) -> type[nn.Module]:
     facts = {"__doc__": part.__doc__, "__module__": part.__module__, "_made_of": (*_made_of(kind), part)}

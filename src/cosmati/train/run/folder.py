@@ -10,6 +10,7 @@ private/            the operator's key and the rows' salt: never part of what is
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import time
@@ -123,32 +124,53 @@ class RunFolder:
                 file.write(json.dumps(line) + "\n")
 
     def _record(self, outcome: str, plan: Plan, clock: Clock, result: RunResult | None) -> RunRecord:
-        facts = self._facts
-        recipe = {"methods": [describe(m) for m in plan.methods], **plan.facts.settings}
-        return RunRecord(
-            run_id=self.path.name,
-            recipe_name=facts.recipe,
-            recipe_text=json.dumps(recipe, indent=1, sort_keys=True, default=str),
-            digests={
-                "plan": plan.digest,
-                "model": self._model_digest,
-                "data": facts.data_digest,
-                "policy": facts.policy.policy_digest.hex() if facts.policy else "",
-            },
-            environment=facts.environment,
-            plan=tuple(
-                PlanLine(m.stage.name.lower(), describe(m), (type(m).__doc__ or "").strip().partition("\n")[0])
-                for m in plan.methods
-            ),
-            guarantees=tuple(GuaranteeRecord(g.name, g.holds, g.because) for g in plan.guarantees),
-            seed=facts.seed,
-            num_microbatches=facts.num_microbatches,
-            num_steps=clock.step,
-            hardware=facts.hardware,
-            cost=None,
+        ended = datetime.now(UTC).isoformat(timespec="seconds") if result else None
+        record = describe_run(self._facts, plan, clock, run_id=self.path.name, model_digest=self._model_digest)
+        return dataclasses.replace(
+            record,
             seconds_by_part=dict(result.seconds_by_part) if result else {},
             outcome=outcome,
             started=self._started,
-            ended=datetime.now(UTC).isoformat(timespec="seconds") if result else None,
+            ended=ended,
             metrics=dict(result.metrics) if result else {},
         )
+
+
+def describe_run(facts: RunFacts, plan: Plan, clock: Clock, *, run_id: str, model_digest: str) -> RunRecord:
+    """Return the record of a run as it stands, without times and metrics.
+
+    Args:
+        facts: of the run.
+        plan: with the promises that still hold.
+        clock: where it stands.
+        run_id: its folder's name; empty where it has none.
+        model_digest: Merkle root of the model before its first step, hex.
+    """
+    recipe = {"methods": [describe(m) for m in plan.methods], **plan.facts.settings}
+    return RunRecord(
+        run_id=run_id,
+        recipe_name=facts.recipe,
+        recipe_text=json.dumps(recipe, indent=1, sort_keys=True, default=str),
+        digests={
+            "plan": plan.digest,
+            "model": model_digest,
+            "data": facts.data_digest,
+            "policy": facts.policy.policy_digest.hex() if facts.policy else "",
+        },
+        environment=facts.environment,
+        plan=tuple(
+            PlanLine(m.stage.name.lower(), describe(m), (type(m).__doc__ or "").strip().partition("\n")[0])
+            for m in plan.methods
+        ),
+        guarantees=tuple(GuaranteeRecord(g.name, g.holds, g.because) for g in plan.guarantees),
+        seed=facts.seed,
+        num_microbatches=facts.num_microbatches,
+        num_steps=clock.step,
+        hardware=facts.hardware,
+        cost=None,
+        seconds_by_part={},
+        outcome="running",
+        started="",
+        ended=None,
+        metrics={},
+    )
