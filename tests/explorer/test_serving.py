@@ -196,9 +196,15 @@ def test_a_server_that_is_killed_while_it_reads_leaves_a_store_that_opens(tmp_pa
         write_study(tmp_path / f"s{number}", small_study(f"s{number}", seeds=range(10)))
     first = stack.enter_context(ExploreServer(tmp_path))
     assert num_runs(first) == 2400
+    lock, times_locked = tmp_path / ".cosmati" / "index.lock", 0
+    first.process.send_signal(signal.SIGSTOP)  # between two looks, so that the next one sees all
+    while is_locked(lock):
+        first.process.send_signal(signal.SIGCONT)
+        time.sleep(0.01)
+        first.process.send_signal(signal.SIGSTOP)
     for number in range(60):
         write_study(tmp_path / f"s{number}", small_study(f"s{number}", seeds=range(12)))
-    lock, times_locked = tmp_path / ".cosmati" / "index.lock", 0
+    first.process.send_signal(signal.SIGCONT)
     while times_locked < 5:  # a look that finds nothing takes less
         times_locked = times_locked + 1 if is_locked(lock) else 0
         time.sleep(0.01)

@@ -53,7 +53,8 @@ class Region(NamedTuple):
             has_memory = part.layout is torch.strided and not part.is_nested and part.device.type != "meta"
             size = part.element_size()
             place = part.data_ptr() if has_memory and part.numel() else 0
-            shape, strides = tuple(part.shape), tuple(s * size for s in part.stride()) if has_memory else ()
+            # A nested tensor has no shape to ask for.
+            shape, strides = (tuple(part.shape), tuple(s * size for s in part.stride())) if place else ((), ())
         else:
             place, shape, strides, size = part.ctypes.data if part.size else 0, part.shape, part.strides, part.itemsize
         if not place:

@@ -16,6 +16,7 @@ from cosmati import RunConfig, Trainer
 from cosmati.core.batch import count_rows, count_rows_and_tokens
 from cosmati.errors import BatchError
 from cosmati.optim import SGD
+from cosmati.train.written import Written
 
 ROWS, LABELS = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
 FORMS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
@@ -68,3 +69,15 @@ def test_a_tilde_is_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     config = RunConfig(run_folder="~/runs/a", load_weights="~/w.safetensors")
     assert (config.run_folder, config.load_weights) == (tmp_path / "runs" / "a", tmp_path / "w.safetensors")
+
+
+@pytest.mark.filterwarnings("ignore:.*(nested|Sparse).*:UserWarning")
+@pytest.mark.parametrize("name", FORMS)
+def test_what_a_step_has_left_is_known_beside_odd_tensors(name: str) -> None:
+    batch, plain, written = FORMS[name][0](ROWS), torch.zeros(3), Written()
+    written.add([plain])
+    assert not written.has_part_of((batch, LABELS))
+    assert written.has_part_of((batch, plain))
+    if isinstance(batch, Tensor):
+        written.add([batch])
+        assert written.has_part_of((batch, LABELS))
