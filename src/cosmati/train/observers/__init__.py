@@ -1,6 +1,6 @@
 """Observers of a run: they are told what happened, and change nothing."""
 
-from cosmati.train.observers.observer import History, Observer
+from cosmati.train.observers.observer import History, Observer, WatchedRun
 from cosmati.train.outcome import StepOutcome, StepReport
 
-__all__ = ["History", "Observer", "StepOutcome", "StepReport"]
+__all__ = ["History", "Observer", "StepOutcome", "StepReport", "WatchedRun"]

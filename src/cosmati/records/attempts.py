@@ -1,0 +1,81 @@
+"""The attempts of a run: each start in its folder is one. The content of `attempts.jsonl` and `superseded.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ATTEMPTS_FILE, SUPERSEDED_FILE = "attempts.jsonl", "superseded.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of a run, up to its end or to where it was killed.
+
+    Attributes:
+        number: from 0.
+        first_step: commits before it.
+        started: seconds since 1970.
+        last_step: commits at its end, None where it was killed or goes on.
+        outcome: `completed`, `stopped`, `exhausted`, `diverged` or `failed`; empty where it was killed or goes on.
+        reason: why it was stopped, where an observer asked for it.
+    """
+
+    number: int
+    first_step: int
+    started: float
+    last_step: int | None = None
+    outcome: str = ""
+    reason: str = ""
+
+
+def read_attempts(folder: Path) -> list[Attempt]:
+    """Return the attempts of a run folder, in order; none where an earlier release wrote it."""
+    found: dict[int, Attempt] = {}
+    for line in read_lines(folder / ATTEMPTS_FILE):
+        number = line.get("attempt")
+        if not isinstance(number, int):
+            continue
+        if "started" in line:
+            found[number] = Attempt(number=number, first_step=int(line["first_step"]), started=float(line["started"]))
+        elif number in found:
+            was = found[number]
+            found[number] = Attempt(
+                number=number,
+                first_step=was.first_step,
+                started=was.started,
+                last_step=int(line["last_step"]),
+                outcome=str(line.get("outcome", "")),
+                reason=str(line.get("reason", "")),
+            )
+    return [found[number] for number in sorted(found)]
+
+
+def attempt_of(step: int, attempts: Sequence[Attempt]) -> int:
+    """Return the number of the attempt that wrote what a folder has of a step: the last that began before it."""
+    return max((one.number for one in attempts if one.first_step < step), default=0)
+
+
+def superseded_from(folder: Path) -> dict[int, int]:
+    """Return, by the number of each attempt of which something was taken anew, the step after which it was."""
+    found: dict[int, int] = {}
+    for line in read_lines(folder / SUPERSEDED_FILE):
+        number, step = int(line["attempt"]), int(line["from_step"])
+        found[number] = min(found.get(number, step), step)
+    return found
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines of a file of JSON objects; nothing where there is no file. A torn line is left out."""
+    if not path.is_file():
+        return
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict):
+            yield line
