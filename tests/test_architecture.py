@@ -34,6 +34,7 @@ def house_with(folder: Path, wrong: dict[str, str]) -> Path:
         "corpora",
         "data",
         "explorer",
+        "integrations",
         "ledger",
         "methods",
         "provenance",

@@ -179,12 +179,17 @@ def write(folder: Path, steps: Sequence[int]) -> None:
         file.writelines(json.dumps({"step": step, "loss": float(step)}) + "\n" for step in steps)
 
 
+def begin(folder: Path, step: int) -> tuple[int, dict[int, int]]:
+    attempt, superseded = begin_attempt(folder, Clock(step=step))
+    return attempt.number, superseded
+
+
 def test_what_a_restart_takes_anew_is_kept_under_its_attempt(tmp_path: Path) -> None:
-    assert begin_attempt(tmp_path, Clock()) == (0, {})
+    assert begin(tmp_path, 0) == (0, {})
     write(tmp_path, [10, 20, 30])
-    assert begin_attempt(tmp_path, Clock(step=20)) == (1, {0: 20})
+    assert begin(tmp_path, 20) == (1, {0: 20})
     write(tmp_path, [30, 40])
-    assert begin_attempt(tmp_path, Clock(step=10)) == (2, {0: 10, 1: 10})
+    assert begin(tmp_path, 10) == (2, {0: 10, 1: 10})
     write(tmp_path, [20])
     end_attempt(tmp_path, 2, Clock(step=24), "stopped", "why")
     assert [line["step"] for line in read_lines(tmp_path / "steps.jsonl")] == [10, 20]
@@ -213,7 +218,7 @@ def test_a_torn_line_of_attempts_harms_no_other(tmp_path: Path) -> None:
     begin_attempt(tmp_path, Clock())
     with (tmp_path / "attempts.jsonl").open("a") as file:
         file.write('{"attempt": 0, "last')
-    assert begin_attempt(tmp_path, Clock())[0] == 1
+    assert begin(tmp_path, 0)[0] == 1
     assert [one.number for one in read_attempts(tmp_path)] == [0, 1]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cosmati.cli import data, explore, ledger, policy, quickstart, report, store, study, train
+from cosmati.cli import data, explore, ledger, policy, quickstart, report, store, study, track, train
 from cosmati.cli.errors import Teaching
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command("quickstart")(quickstart.quickstart)
 app.command("train")(train.train)
 app.command("plan")(train.plan)
 app.command("report")(report.report)
+app.command("track")(track.track)
 app.command("explore")(explore.explore)
 app.add_typer(data.app, name="data")
 app.add_typer(study.app, name="study")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ class Attempt:
         number: from 0.
         first_step: commits before it.
         started: seconds since 1970.
+        first_seconds: seconds of training before it.
         last_step: commits at its end, None where it was killed or goes on.
         outcome: `completed`, `stopped`, `exhausted`, `diverged` or `failed`; empty where it was killed or goes on.
         reason: why it was stopped, where an observer asked for it.
@@ -27,6 +29,7 @@ class Attempt:
     number: int
     first_step: int
     started: float
+    first_seconds: float = 0.0
     last_step: int | None = None
     outcome: str = ""
     reason: str = ""
@@ -40,13 +43,15 @@ def read_attempts(folder: Path) -> list[Attempt]:
         if not isinstance(number, int):
             continue
         if "started" in line:
-            found[number] = Attempt(number=number, first_step=int(line["first_step"]), started=float(line["started"]))
-        elif number in found:
-            was = found[number]
             found[number] = Attempt(
                 number=number,
-                first_step=was.first_step,
-                started=was.started,
+                first_step=int(line["first_step"]),
+                started=float(line["started"]),
+                first_seconds=float(line["first_seconds"]),
+            )
+        elif number in found:
+            found[number] = dataclasses.replace(
+                found[number],
                 last_step=int(line["last_step"]),
                 outcome=str(line.get("outcome", "")),
                 reason=str(line.get("reason", "")),

@@ -85,8 +85,8 @@ def _restore_observers(observers: Sequence[Observer], checkpoint: Checkpoint, ra
     left = restore_states(observers, checkpoint.facts.get("observers", {}), checkpoint.state)
     if left and rank == 0:  # Others may have no observers.
         warnings.warn(
-            f"The checkpoint of step {checkpoint.step} keeps the state of {', '.join(left)}, and the run goes on without "
-            "such an observer: the next checkpoint won't have it. Give the observers that the run began with.",
+            f"The checkpoint of step {checkpoint.step} keeps the state of {', '.join(left)}, and the run goes on "
+            "without such an observer: the next checkpoint won't have it. Give the observers that the run began with.",
             stacklevel=2,
         )
 

@@ -27,6 +27,7 @@ class WatchedRun:
         folder: of the run, None where nothing is kept.
         rank: of this process among the data-parallel ranks.
         attempt: number of this start in the run folder, from 0; ranks after the first one have 0.
+        started: of this attempt, in seconds since 1970.
         superseded: earlier attempts of which steps are taken anew, by number: from which step.
         stop: `stop(why)` ends the run after the step in progress, with a checkpoint. The reason stands in the run's
             result and in `attempts.jsonl`; the same command goes on.
@@ -39,6 +40,7 @@ class WatchedRun:
     folder: Path | None
     rank: int
     attempt: int
+    started: float
     superseded: Mapping[int, int]
     stop: Callable[[str], None]
     publish: Callable[[Clock, Mapping[str, float]], None]

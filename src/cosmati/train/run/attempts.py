@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cosmati.core.clock import Clock
-from cosmati.records.attempts import ATTEMPTS_FILE, SUPERSEDED_FILE, attempt_of, read_attempts
+from cosmati.records.attempts import ATTEMPTS_FILE, SUPERSEDED_FILE, Attempt, attempt_of, read_attempts
 from cosmati.train.observers.metrics import FILES, cut_after, refusals_named
 
 
-def begin_attempt(folder: Path, clock: Clock) -> tuple[int, dict[int, int]]:
+def begin_attempt(folder: Path, clock: Clock) -> tuple[Attempt, dict[int, int]]:
     """Note that a run starts or goes on, and set aside what earlier attempts wrote after the clock's step.
 
     Returns:
-        This attempt's number, and for each earlier attempt that it supersedes in part, from which step.
+        This attempt, and for each earlier attempt that it supersedes in part, from which step.
 
     Raises:
         RunError: the folder can't be written.
@@ -37,8 +37,10 @@ def begin_attempt(folder: Path, clock: Clock) -> tuple[int, dict[int, int]]:
         _append(folder / SUPERSEDED_FILE, *lines)
         cut_after(folder / name, clock.step, remove=True)
     number = attempts[-1].number + 1 if attempts else 0
-    _append(folder / ATTEMPTS_FILE, {"attempt": number, "first_step": clock.step, "started": time.time()})
-    return number, superseded
+    now = Attempt(number=number, first_step=clock.step, started=time.time(), first_seconds=clock.seconds)
+    told = {"attempt": number, "first_step": clock.step, "started": now.started, "first_seconds": clock.seconds}
+    _append(folder / ATTEMPTS_FILE, told)
+    return now, superseded
 
 
 def end_attempt(folder: Path, number: int, clock: Clock, outcome: str, reason: str) -> None:

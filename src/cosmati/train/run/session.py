@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
-from time import monotonic
+from time import monotonic, time
 
 from torch import nn
 
@@ -126,15 +126,17 @@ class OpenRun:
             observer.on_start(clock, self._budget)
 
     def _open_observers(self, clock: Clock) -> None:
-        superseded: dict[int, int] = {}
+        superseded, started = dict[int, int](), time()
         if self._folder is not None:
-            self._attempt, superseded = begin_attempt(self._folder.path, clock)
+            attempt, superseded = begin_attempt(self._folder.path, clock)
+            self._attempt, started = attempt.number, attempt.started
         run = WatchedRun(
             facts=self._facts,
             model=self._model,
             folder=self._config.run_folder,
             rank=self._ranks.rank,
             attempt=self._attempt,
+            started=started,
             superseded=superseded,
             stop=self.ask_to_stop,
             publish=self.publish,
