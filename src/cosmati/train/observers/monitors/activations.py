@@ -1,0 +1,82 @@
+"""What layers put out."""
+
+from __future__ import annotations
+
+import logging
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from cosmati.core.clock import Clock
+from cosmati.train.observers.monitors.monitor import Measured, Monitor
+from cosmati.train.observers.observer import WatchedRun
+from cosmati.train.outcome import StepOutcome
+
+_LOG = logging.getLogger("cosmati")
+
+
+class ActivationStatistics(Monitor):
+    """Root mean square, largest magnitude and share of zeros of what layers put out, in the step's last microbatch.
+
+    Publishes `activation/LAYER/rms`, `/max` and `/zeros`. A hook stands in PyTorch's own table, not in the model's, and
+    only in steps that are measured. Compiled models aren't looked into: a hook would have them compiled anew.
+
+    Args:
+        layers: patterns of names of modules without children.
+        max_layers: of more, so many are taken, evenly.
+    """
+
+    def __init__(self, layers: tuple[str, ...] = ("*",), *, max_layers: int = 16) -> None:
+        self._patterns, self._max = layers, max_layers
+        self._names: dict[int, str] = {}
+        self._found: dict[str, Tensor] = {}
+        self._handle: RemovableHandle | None = None
+
+    def open(self, run: WatchedRun) -> None:
+        """Choose the layers."""
+        named = list(run.model.named_modules())
+        if any(m._compiled_call_impl is not None or type(m).__name__ == "OptimizedModule" for _, m in named):  # noqa: SLF001
+            _LOG.warning("The model is compiled: its activations aren't measured.")
+            return
+        leaves = [
+            (name, module)
+            for name, module in named
+            if next(module.children(), None) is None and any(fnmatchcase(name, one) for one in self._patterns)
+        ]
+        count = min(len(leaves), self._max)
+        chosen = [leaves[index * len(leaves) // count] for index in range(count)]
+        self._names = {id(module): name or "model" for name, module in chosen}
+
+    def before(self, clock: Clock) -> None:
+        """Put the hook in place."""
+        if self._names and self._handle is None:
+            self._handle = nn.modules.module.register_module_forward_hook(self._see)
+
+    def _see(self, module: nn.Module, given: Any, output: Any) -> None:  # noqa: ANN401  (whatever a layer takes)
+        name = self._names.get(id(module))
+        if name is None or not isinstance(output, Tensor) or not output.is_floating_point() or not output.numel():
+            return
+        with torch.no_grad():
+            # An in-place layer may change it before the step ends.
+            values = output.detach()
+            rms = torch.linalg.vector_norm(values, dtype=torch.float32) / values.numel() ** 0.5
+            largest = torch.linalg.vector_norm(values, float("inf"), dtype=torch.float32)
+            zeros = 1 - torch.linalg.vector_norm(values, 0, dtype=torch.float32) / values.numel()
+            self._found[name] = torch.stack([rms, largest, zeros])
+
+    def measure(self, outcome: StepOutcome) -> Measured:
+        """Return what was seen."""
+        return {
+            f"activation/{name}/{what}": found[index]
+            for name, found in self._found.items()
+            for index, what in enumerate(("rms", "max", "zeros"))
+        }
+
+    def end(self) -> None:
+        """Take the hook away."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle, self._found = None, {}

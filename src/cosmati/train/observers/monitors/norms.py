@@ -1,0 +1,130 @@
+"""Learning rates; norms of gradients, of updates and of weights, by region."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from cosmati.core.clock import Clock
+from cosmati.train.observers.monitors.monitor import Measured, Monitor
+from cosmati.train.observers.observer import WatchedRun
+from cosmati.train.outcome import StepOutcome
+
+Groups = Mapping[str, Sequence[nn.Parameter]]
+
+
+def parameter_groups(run: WatchedRun) -> Groups:
+    """Return the parameters that train, by the policy's regions; without a policy, by the model's parts."""
+    facts, held = run.facts, dict(run.model.named_parameters())
+    if len(facts.regions) > 1:
+        regions = zip(facts.regions, facts.parameters, strict=True)
+        return {region: [held[name] for name in names] for region, names in regions}
+    names = [name for own in facts.parameters for name in own]
+    depth = 1
+    while depth < 4 and len({_part(name, depth) for name in names}) < 2:
+        depth += 1
+    found: dict[str, list[nn.Parameter]] = {}
+    for name in names:
+        found.setdefault(_part(name, depth), []).append(held[name])
+    return found
+
+
+def _part(name: str, depth: int) -> str:
+    return ".".join(name.split(".")[:-1][:depth]) or name
+
+
+def _norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the norm over all of them, on their device."""
+    dense = [tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor for tensor in tensors]
+    norms = torch._foreach_norm(dense, 2, torch.float32)  # noqa: SLF001
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total
+
+
+class LearningRates(Monitor):
+    """The rate of each optimizer's first group: `learning_rate/0`, and so on."""
+
+    def measure(self, outcome: StepOutcome) -> Measured:
+        """Return them."""
+        return {f"learning_rate/{index}": rate for index, rate in enumerate(outcome.learning_rates)}
+
+
+class GradientNorms(Monitor):
+    """Norms of the gradients that were committed, by region: `gradient_norm/REGION`.
+
+    They're taken as the optimizers are about to step, by a hook that stands in PyTorch's own table and only in steps
+    that are measured: after the step, no gradient is left.
+    """
+
+    def __init__(self) -> None:
+        self._handle: RemovableHandle | None = None
+        self._found: dict[str, list[Tensor]] = {}
+        self._seen: set[int] = set()
+
+    def open(self, run: WatchedRun) -> None:
+        """Find the regions."""
+        self._region_of = {id(p): name for name, own in parameter_groups(run).items() for p in own}
+
+    def before(self, clock: Clock) -> None:
+        """Put the hook in place."""
+        if self._handle is None:
+            self._handle = register_optimizer_step_pre_hook(self._see)
+
+    def _see(self, optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:  # noqa: ANN401  (its own)
+        gradients: dict[str, list[Tensor]] = {}
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            region = self._region_of.get(id(parameter))
+            # Of an optimizer that calls another one's step, or its base class's, the hook is called twice.
+            if region is not None and parameter.grad is not None and id(parameter) not in self._seen:
+                self._seen.add(id(parameter))
+                gradients.setdefault(region, []).append(parameter.grad)
+        for region, own in gradients.items():
+            self._found.setdefault(region, []).append(_norm(own))
+
+    def measure(self, outcome: StepOutcome) -> Measured:
+        """Return a norm for each region that has learnt."""
+        joined = {region: torch.linalg.vector_norm(torch.stack(norms)) for region, norms in self._found.items()}
+        return {f"gradient_norm/{region}": norm for region, norm in joined.items()}
+
+    def end(self) -> None:
+        """Take the hook away."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle, self._found, self._seen = None, {}, set()
+
+
+class UpdateNorms(Monitor):
+    """Norms of what a step changed, and of the weights, by region: `update_norm/REGION`, `weight_norm/REGION`.
+
+    In a measured step, and only there, the parameters are held twice.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, list[Tensor]] = {}
+
+    def open(self, run: WatchedRun) -> None:
+        """Find the regions."""
+        self._groups = parameter_groups(run)
+
+    def before(self, clock: Clock) -> None:
+        """Copy the parameters."""
+        self._before = {name: [p.detach().clone() for p in own] for name, own in self._groups.items()}
+
+    def measure(self, outcome: StepOutcome) -> Measured:
+        """Return the norms of the differences."""
+        found: dict[str, Tensor] = {}
+        for name, old in self._before.items():
+            new = [parameter.detach() for parameter in self._groups[name]]
+            torch._foreach_sub_(old, new)
+            found[f"update_norm/{name}"] = _norm(old)
+            found[f"weight_norm/{name}"] = _norm(new)
+        return found
+
+    def end(self) -> None:
+        """Let go of the copies."""
+        self._before = {}
