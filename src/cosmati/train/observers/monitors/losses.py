@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cosmati.train.observers.monitors.monitor import Measured, Monitor
+from cosmati.train.observers.observer import WatchedRun
 from cosmati.train.outcome import StepOutcome
 
 _FEWEST = 20
@@ -22,9 +23,9 @@ _SIGMA = 1.4826
 class LossHealth(Monitor):
     """Every step's loss, also between measurements: its mean since the last one, spikes, and what wasn't finite.
 
-    A spike is a loss that is further above the median of those before it than so many of their deviations (robust ones:
-    1.4826 times the median absolute deviation), and by a thousandth of the median at least. Publishes `loss_mean`, and
-    counted since the run began `loss_spikes`, `losses_not_finite` and `steps_left_out`.
+    A spike is a loss that is further above the median of those up to the last measurement than so many of their
+    deviations (robust ones: 1.4826 times the median absolute deviation), and by a thousandth of the median at least.
+    Publishes `loss_mean`, and counted since the run began `loss_spikes`, `losses_not_finite` and `steps_left_out`.
 
     Args:
         window: losses to compare with; it waits for 20.
@@ -40,8 +41,13 @@ class LossHealth(Monitor):
             raise ValueError(msg)
         self._deviations = deviations
         self._window: deque[float] = deque(maxlen=window)
+        self._copies = False
         self._new: list[Tensor | float] = []
         self._counts = {"loss_spikes": 0, "losses_not_finite": 0, "steps_left_out": 0}
+
+    def open(self, run: WatchedRun) -> None:
+        """See where losses are."""
+        self._copies = any(parameter.device.type != "cpu" for parameter in run.model.parameters())
 
     def note(self, outcome: StepOutcome) -> None:
         """Keep the loss where it is."""
@@ -49,7 +55,7 @@ class LossHealth(Monitor):
             self._counts["steps_left_out"] += 1
         else:
             # A compiled graph may write the next step's loss into the same memory.
-            self._new.append(outcome.loss if outcome.loss.device.type == "cpu" else outcome.loss.clone())
+            self._new.append(outcome.loss.clone() if self._copies else outcome.loss)
 
     def measure(self, outcome: StepOutcome) -> Measured:
         """Return the new losses."""
@@ -59,24 +65,23 @@ class LossHealth(Monitor):
         """Compare each with those before it."""
         losses, self._new = found.get("losses", []), []
         assert isinstance(losses, list), "of one dimension"
-        kept = []
+        kept, bound = [], self._bound()
         for loss in losses:
             if not math.isfinite(loss):
                 self._counts["losses_not_finite"] += 1
                 continue
             kept.append(loss)
-            if self._is_spike(loss):
-                self._counts["loss_spikes"] += 1
-            self._window.append(loss)
+            self._counts["loss_spikes"] += loss > bound
+        self._window.extend(kept)
         mean = {"loss_mean": sum(kept) / len(kept)} if kept else {}
         return mean | {name: float(count) for name, count in self._counts.items()}
 
-    def _is_spike(self, loss: float) -> bool:
+    def _bound(self) -> float:
         if len(self._window) < _FEWEST:
-            return False
+            return math.inf
         middle = median(self._window)
         deviation = _SIGMA * median(abs(value - middle) for value in self._window)
-        return loss - middle > max(self._deviations * deviation, 1e-3 * abs(middle))
+        return middle + max(self._deviations * deviation, 1e-3 * abs(middle))
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return window, counts, and the losses that wait to be measured."""
@@ -90,5 +95,6 @@ class LossHealth(Monitor):
 
 
 def _stacked(losses: list[Tensor | float]) -> Tensor:
-    device = next((loss.device for loss in losses if isinstance(loss, Tensor)), torch.device("cpu"))
-    return torch.stack([torch.as_tensor(loss, dtype=torch.float32, device=device).detach() for loss in losses])
+    """Return them in a row; those of before a resume are numbers."""
+    like = next((loss for loss in losses if isinstance(loss, Tensor)), torch.zeros(()))
+    return torch.stack([loss if isinstance(loss, Tensor) else like.new_tensor(loss) for loss in losses])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
-from time import perf_counter, process_time
+from time import monotonic, process_time
 
 import torch
 
@@ -13,6 +14,8 @@ from cosmati.train.observers.monitors.monitor import Measured, Monitor
 from cosmati.train.observers.observer import WatchedRun
 from cosmati.train.outcome import StepOutcome
 
+_PAUSE = 1.0
+"""Seconds: the system takes 0.1 ms to say what it says, and its figures are means over more."""
 _CUDA = {
     "allocated_bytes.all.current": "device_memory_bytes",
     "allocated_bytes.all.peak": "device_memory_peak_bytes",
@@ -24,17 +27,22 @@ _CUDA = {
 class MemoryUse(Monitor):
     """Memory of this process, and on CUDA that of its device as PyTorch's allocator counts it.
 
-    Publishes `memory_bytes`, and `device_memory_bytes`, `..._peak_bytes`, `..._reserved_bytes`, `..._retries`.
+    Measured once a second at most. Publishes `memory_bytes`, `device_memory_bytes`, `device_memory_peak_bytes`,
+    `device_memory_reserved_bytes` and `device_memory_retries`.
     """
 
     def open(self, run: WatchedRun) -> None:
         """Find the device."""
         devices = {parameter.device for parameter in run.model.parameters()}
         self._devices = [device for device in devices if device.type == "cuda"]
+        self._last = -math.inf
 
     def measure(self, outcome: StepOutcome) -> Measured:
         """Return what the system and the allocator say."""
-        found: dict[str, float] = {}
+        now, found = monotonic(), dict[str, float]()
+        if now - self._last < _PAUSE:
+            return {}
+        self._last = now
         try:
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             found["memory_bytes"] = float(pages * os.sysconf("SC_PAGE_SIZE"))
@@ -50,16 +58,19 @@ class MemoryUse(Monitor):
 class SystemLoad(Monitor):
     """Processors that this process keeps busy since the last measurement, the machine's load, and its free memory.
 
-    Publishes `busy_processors`, `load_average`, `available_memory_bytes`.
+    Measured once a second at most. Publishes `busy_processors`, `load_average`, `available_memory_bytes`.
     """
 
     def start(self, clock: Clock, budget: Budget) -> None:
         """Count from here."""
-        self._last = perf_counter(), process_time()
+        self._last = monotonic(), process_time()
 
     def measure(self, outcome: StepOutcome) -> Measured:
         """Return what the system says."""
-        last, self._last = self._last, (perf_counter(), process_time())
+        last, now = self._last, monotonic()
+        if now - last[0] < _PAUSE:
+            return {}
+        self._last = now, process_time()
         found = {"busy_processors": (self._last[1] - last[1]) / max(self._last[0] - last[0], 1e-9)}
         try:
             found["load_average"] = os.getloadavg()[0]

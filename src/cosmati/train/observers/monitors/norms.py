@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,12 +39,19 @@ def _part(name: str, depth: int) -> str:
     return ".".join(name.split(".")[:-1][:depth]) or name
 
 
-def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the norm over all of them, on their device."""
+def _norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the norm of each, on their device."""
     dense = [tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor for tensor in tensors]
-    norms = torch._foreach_norm(dense, 2, torch.float32)  # noqa: SLF001
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return total
+    return torch.stack(torch._foreach_norm(dense, 2, torch.float32))  # noqa: SLF001
+
+
+def _joined(what: str, regions: Sequence[str], norms: float | Sequence[float]) -> dict[str, float]:
+    """Return a norm for each region from those of its tensors."""
+    squares: dict[str, float] = {}
+    assert not isinstance(norms, float), "of one dimension"
+    for region, norm in zip(regions, norms, strict=True):
+        squares[region] = squares.get(region, 0.0) + norm * norm
+    return {f"{what}/{region}": math.sqrt(square) for region, square in squares.items()}
 
 
 class LearningRates(Monitor):
@@ -63,7 +71,8 @@ class GradientNorms(Monitor):
 
     def __init__(self) -> None:
         self._handle: RemovableHandle | None = None
-        self._found: dict[str, list[Tensor]] = {}
+        self._found: list[Tensor] = []
+        self._regions: list[str] = []
         self._seen: set[int] = set()
 
     def open(self, run: WatchedRun) -> None:
@@ -72,30 +81,35 @@ class GradientNorms(Monitor):
 
     def before(self, clock: Clock) -> None:
         """Put the hook in place."""
+        self._regions = []
         if self._handle is None:
             self._handle = register_optimizer_step_pre_hook(self._see)
 
     def _see(self, optimizer: torch.optim.Optimizer, args: Any, options: Any) -> None:  # noqa: ANN401  (its own)
-        gradients: dict[str, list[Tensor]] = {}
+        gradients: list[Tensor] = []
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             region = self._region_of.get(id(parameter))
             # Of an optimizer that calls another one's step, or its base class's, the hook is called twice.
             if region is not None and parameter.grad is not None and id(parameter) not in self._seen:
                 self._seen.add(id(parameter))
-                gradients.setdefault(region, []).append(parameter.grad)
-        for region, own in gradients.items():
-            self._found.setdefault(region, []).append(_norm(own))
+                self._regions.append(region)
+                gradients.append(parameter.grad)
+        if gradients:
+            self._found.append(_norms(gradients))
 
     def measure(self, outcome: StepOutcome) -> Measured:
+        """Return the norms that were taken."""
+        return {"norms": torch.cat(self._found)} if self._found else {}
+
+    def judge(self, found: Mapping[str, float | list[float]], outcome: StepOutcome) -> Mapping[str, float]:
         """Return a norm for each region that has learnt."""
-        joined = {region: torch.linalg.vector_norm(torch.stack(norms)) for region, norms in self._found.items()}
-        return {f"gradient_norm/{region}": norm for region, norm in joined.items()}
+        return _joined("gradient_norm", self._regions, found["norms"]) if found else {}
 
     def end(self) -> None:
         """Take the hook away."""
         if self._handle is not None:
             self._handle.remove()
-        self._handle, self._found, self._seen = None, {}, set()
+        self._handle, self._found, self._seen = None, [], set()
 
 
 class UpdateNorms(Monitor):
@@ -105,26 +119,29 @@ class UpdateNorms(Monitor):
     """
 
     def __init__(self) -> None:
-        self._before: dict[str, list[Tensor]] = {}
+        self._before: list[Tensor] = []
 
     def open(self, run: WatchedRun) -> None:
         """Find the regions."""
-        self._groups = parameter_groups(run)
+        groups = parameter_groups(run)
+        self._regions = [name for name, own in groups.items() for _ in own]
+        self._parameters = [parameter for own in groups.values() for parameter in own]
 
     def before(self, clock: Clock) -> None:
         """Copy the parameters."""
-        self._before = {name: [p.detach().clone() for p in own] for name, own in self._groups.items()}
+        self._before = [parameter.detach().clone() for parameter in self._parameters]
 
     def measure(self, outcome: StepOutcome) -> Measured:
-        """Return the norms of the differences."""
-        found: dict[str, Tensor] = {}
-        for name, old in self._before.items():
-            new = [parameter.detach() for parameter in self._groups[name]]
-            torch._foreach_sub_(old, new)
-            found[f"update_norm/{name}"] = _norm(old)
-            found[f"weight_norm/{name}"] = _norm(new)
-        return found
+        """Return the norms of the differences, and of the weights."""
+        new = [parameter.detach() for parameter in self._parameters]
+        torch._foreach_sub_(self._before, new)
+        return {"update": _norms(self._before), "weight": _norms(new)}
+
+    def judge(self, found: Mapping[str, float | list[float]], outcome: StepOutcome) -> Mapping[str, float]:
+        """Return both for each region."""
+        changes = _joined("update_norm", self._regions, found["update"])
+        return changes | _joined("weight_norm", self._regions, found["weight"])
 
     def end(self) -> None:
         """Let go of the copies."""
-        self._before = {}
+        self._before = []
