@@ -1,7 +1,7 @@
 """What watching costs the training thread: a tracker and all monitors, every 10 steps, of steps of about 10 ms.
 
-Counted is the training thread's processor time inside their calls, the hooks that monitors set included: nothing in them
-waits on a CPU, and others who share the machine don't count. The tracker's own thread isn't counted.
+Counted is the training thread's processor time inside their calls, the hooks that monitors set included: nothing in
+them waits on a CPU, and others who share the machine don't count. The tracker's own thread isn't counted.
 """
 
 from __future__ import annotations
@@ -35,23 +35,29 @@ class LinesFile:
         self._file = path.open("a")
 
     def open(self, run: TrackedRun, attempt: int, first_step: int, config: Mapping[str, object]) -> None:
+        """Begin."""
         self._file.write(f"{run} {attempt} {first_step} {config}\n")
 
     def log(self, step: int, values: Mapping[str, float], time: float) -> None:
+        """Append values."""
         self._file.write(f"{step} {values} {time}\n")
         self._file.flush()
 
     def summary(self, values: Mapping[str, float]) -> None:
+        """Append what came out."""
         self._file.write(f"{values}\n")
 
     def artifact(self, path: Path, digest: str) -> None:
+        """Append a place."""
         self._file.write(f"{path} {digest}\n")
 
     def supersede(self, run: TrackedRun, attempt: int, from_step: int) -> bool:
+        """Append that."""
         self._file.write(f"{run} {attempt} {from_step}\n")
         return True
 
     def close(self, outcome: str) -> None:
+        """End."""
         self._file.write(outcome)
         self._file.close()
 

@@ -185,7 +185,7 @@ def test_all_monitors_change_no_bits_and_publish_one_line_each(tmp_path: Path) -
     lines = [json.loads(line) for line in (tmp_path / "run/monitors.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [4, 8, 12]
     names = set(lines[-1])
-    assert lines[0]["memory_bytes"] > 0, "which is asked for once a second"
+    assert lines[0]["memory_bytes"] > 0, "which is asked for every five seconds"
     for name in ("learning_rate/0", "gradient_norm/0", "update_norm/2", "rows_per_second", "progress"):
         assert name in names
     for name in ("activation/1/zeros", "loss_mean"):

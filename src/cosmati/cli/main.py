@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cosmati.cli import data, explore, ledger, policy, quickstart, report, store, study, track, train
+from cosmati.cli import data, explore, ledger, policy, profile, quickstart, report, store, study, track, train
 from cosmati.cli.errors import Teaching
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.command("quickstart")(quickstart.quickstart)
 app.command("train")(train.train)
 app.command("plan")(train.plan)
+app.command("profile")(profile.profile)
 app.command("report")(report.report)
 app.command("track")(track.track)
 app.command("explore")(explore.explore)

@@ -17,7 +17,7 @@ from cosmati.train.observers.monitors.monitor import Measured, Monitor
 from cosmati.train.observers.observer import WatchedRun
 from cosmati.train.outcome import StepOutcome
 
-_ELEMENTS = 2048
+_ELEMENTS = 1024
 _LOG = logging.getLogger("cosmati")
 
 
@@ -25,7 +25,7 @@ class ActivationStatistics(Monitor):
     """Root mean square, largest magnitude and share of zeros of what layers put out, in the step's last microbatch.
 
     Publishes `activation/LAYER/rms`, `/max` and `/zeros`. A hook stands in PyTorch's own table, not in the model's, and
-    only in steps that are measured. Of a large output, so many of the first rows are looked at as hold 2048 numbers.
+    only in steps that are measured. Of a large output, so many of the first rows are looked at as hold 1024 numbers.
     Compiled models aren't looked into: a hook would have them compiled anew.
 
     Args:
@@ -33,7 +33,7 @@ class ActivationStatistics(Monitor):
         max_layers: of more, so many are taken, evenly.
     """
 
-    def __init__(self, layers: tuple[str, ...] = ("*",), *, max_layers: int = 16) -> None:
+    def __init__(self, layers: tuple[str, ...] = ("*",), *, max_layers: int = 8) -> None:
         self._patterns, self._max = layers, max_layers
         self._names: dict[int, str] = {}
         self._found: dict[str, Tensor] = {}

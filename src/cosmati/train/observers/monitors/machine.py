@@ -14,7 +14,7 @@ from cosmati.train.observers.monitors.monitor import Measured, Monitor
 from cosmati.train.observers.observer import WatchedRun
 from cosmati.train.outcome import StepOutcome
 
-_PAUSE = 1.0
+_PAUSE = 5.0
 """Seconds: the system takes 0.1 ms to say what it says, and its figures are means over more."""
 _CUDA = {
     "allocated_bytes.all.current": "device_memory_bytes",
@@ -27,7 +27,7 @@ _CUDA = {
 class MemoryUse(Monitor):
     """Memory of this process, and on CUDA that of its device as PyTorch's allocator counts it.
 
-    Measured once a second at most. Publishes `memory_bytes`, `device_memory_bytes`, `device_memory_peak_bytes`,
+    Measured every five seconds at most. Publishes `memory_bytes`, `device_memory_bytes`, `device_memory_peak_bytes`,
     `device_memory_reserved_bytes` and `device_memory_retries`.
     """
 
@@ -58,7 +58,7 @@ class MemoryUse(Monitor):
 class SystemLoad(Monitor):
     """Processors that this process keeps busy since the last measurement, the machine's load, and its free memory.
 
-    Measured once a second at most. Publishes `busy_processors`, `load_average`, `available_memory_bytes`.
+    Measured every five seconds at most. Publishes `busy_processors`, `load_average`, `available_memory_bytes`.
     """
 
     def start(self, clock: Clock, budget: Budget) -> None:

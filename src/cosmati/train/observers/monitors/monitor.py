@@ -68,7 +68,9 @@ class Monitors(Observer):
             raise ValueError(msg)
         self.monitors = tuple(monitors)
         self.interval = every
-        self._noting = [one for one in self.monitors if type(one).note is not Monitor.note]
+        # Every step notices a call that does nothing.
+        self._noting = [one.note for one in self.monitors if type(one).note is not Monitor.note]
+        self._ending = [one.end for one in self.monitors if type(one).end is not Monitor.end]
         self._is_ready = False
 
     def on_open(self, run: WatchedRun) -> None:
@@ -91,8 +93,8 @@ class Monitors(Observer):
 
     def on_step(self, outcome: StepOutcome) -> None:
         """Measure, read, judge, publish."""
-        for one in self._noting:
-            one.note(outcome)
+        for note in self._noting:
+            note(outcome)
         if outcome.clock.step % self.interval:
             return
         with torch.no_grad():
@@ -107,8 +109,8 @@ class Monitors(Observer):
 
     def _release(self) -> None:
         self._is_ready = False
-        for one in self.monitors:
-            one.end()
+        for end in self._ending:
+            end()
 
     def on_end(self, clock: Clock, ended: str) -> None:
         """Let go of everything."""
