@@ -122,6 +122,8 @@ CONTROLS = {
         "nobody knows the loop",
     ),
     "a file without a place in train": ({"train/step.py": ""}, "nobody knows the loop"),
+    "trackers below recipes": ({"study/leak.py": "import cosmati.integrations\n"}, "Imports go down"),
+    "trackers in the explorer": ({"explorer/leak.py": "import cosmati.integrations\n"}, "never the loop"),
     "the loop in the explorer": ({"explorer/leak.py": "import cosmati.train\n"}, "never the loop"),
 }
 

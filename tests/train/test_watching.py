@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cosmati import Evaluation, InMemory, Observer, RunConfig, StepOutcome, Trainer
 from cosmati.core.clock import Budget, Clock
 from cosmati.errors import CheckpointError
-from cosmati.records.attempts import Attempt, attempt_of, read_attempts, read_lines, superseded_from
+from cosmati.records.attempts import RunAttempt, attempt_of, read_attempts, read_lines, superseded_from
 from cosmati.train.observers import WatchedRun
 from cosmati.train.run.attempts import begin_attempt, end_attempt
 from cosmati.train.run.checkpoints import read_checkpoint
@@ -201,7 +201,7 @@ def test_what_a_restart_takes_anew_is_kept_under_its_attempt(tmp_path: Path) -> 
     attempts = read_attempts(tmp_path)
     assert [attempt_of(step, attempts) for step in (0, 10, 11, 20, 24)] == [0, 0, 2, 2, 2]
     assert attempts[0].last_step is None
-    assert attempts[2] == Attempt(
+    assert attempts[2] == RunAttempt(
         number=2, first_step=10, started=attempts[2].started, last_step=24, outcome="stopped", reason="why"
     )
 

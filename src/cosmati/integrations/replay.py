@@ -13,7 +13,7 @@ from cosmati.integrations.told import Sent, config_of, note_sent, run_of, sent_t
 from cosmati.integrations.tracker import TrackedRun, Tracker, finite
 from cosmati.records.attempts import (
     SUPERSEDED_FILE,
-    Attempt,
+    RunAttempt,
     attempt_of,
     read_attempts,
     read_lines,
@@ -61,7 +61,7 @@ def track_run(folder: Path, tracker: Tracker) -> list[Replayed]:
         RunError: the folder holds no run, or an earlier replay to there was cut short.
     """
     record, run = run_of(folder)
-    attempts = read_attempts(folder) or [Attempt(number=0, first_step=0, started=0.0)]
+    attempts = read_attempts(folder) or [RunAttempt(number=0, first_step=0, started=0.0)]
     lines = _lines_by_attempt(folder, attempts)
     sent = sent_to(folder, tracker)
     for number, was in sent.items():
@@ -84,7 +84,7 @@ class _Replay:
     superseded: Mapping[int, int]
     last_number: int
 
-    def send(self, attempt: Attempt, lines: list[_Line], sent: Sent | None) -> Replayed:
+    def send(self, attempt: RunAttempt, lines: list[_Line], sent: Sent | None) -> Replayed:
         tracker, number = self.tracker, attempt.number
         if sent is not None and not tracker.rewrites:
             if sent.last_step is None:
@@ -127,7 +127,7 @@ class _Replay:
         return told, f"{self.tracker.label} can't be told that it was superseded from step {step}"
 
 
-def _lines_by_attempt(folder: Path, attempts: list[Attempt]) -> dict[int, list[_Line]]:
+def _lines_by_attempt(folder: Path, attempts: list[RunAttempt]) -> dict[int, list[_Line]]:
     found: dict[int, dict[str, tuple[int, str, dict[str, Any]]]] = {}
     for number, name, line in _told(folder, attempts):
         # A crash while lines were set aside leaves one twice.
@@ -143,7 +143,7 @@ def _lines_by_attempt(folder: Path, attempts: list[Attempt]) -> dict[int, list[_
     }
 
 
-def _told(folder: Path, attempts: list[Attempt]) -> Iterator[tuple[int, str, dict[str, Any]]]:
+def _told(folder: Path, attempts: list[RunAttempt]) -> Iterator[tuple[int, str, dict[str, Any]]]:
     known = {one.number for one in attempts}
     for line in read_lines(folder / SUPERSEDED_FILE):
         if line.get("file") in _PREFIXES and line.get("attempt") in known:

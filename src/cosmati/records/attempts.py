@@ -13,7 +13,7 @@ ATTEMPTS_FILE, SUPERSEDED_FILE = "attempts.jsonl", "superseded.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class RunAttempt:
     """One start of a run, up to its end or to where it was killed.
 
     Attributes:
@@ -35,15 +35,15 @@ class Attempt:
     reason: str = ""
 
 
-def read_attempts(folder: Path) -> list[Attempt]:
+def read_attempts(folder: Path) -> list[RunAttempt]:
     """Return the attempts of a run folder, in order; none where an earlier release wrote it."""
-    found: dict[int, Attempt] = {}
+    found: dict[int, RunAttempt] = {}
     for line in read_lines(folder / ATTEMPTS_FILE):
         number = line.get("attempt")
         if not isinstance(number, int):
             continue
         if "started" in line:
-            found[number] = Attempt(
+            found[number] = RunAttempt(
                 number=number,
                 first_step=int(line["first_step"]),
                 started=float(line["started"]),
@@ -59,7 +59,7 @@ def read_attempts(folder: Path) -> list[Attempt]:
     return [found[number] for number in sorted(found)]
 
 
-def attempt_of(step: int, attempts: Sequence[Attempt]) -> int:
+def attempt_of(step: int, attempts: Sequence[RunAttempt]) -> int:
     """Return the number of the attempt that wrote what a folder has of a step: the last that began before it."""
     return max((one.number for one in attempts if one.first_step < step), default=0)
 

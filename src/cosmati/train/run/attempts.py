@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cosmati.core.clock import Clock
-from cosmati.records.attempts import ATTEMPTS_FILE, SUPERSEDED_FILE, Attempt, attempt_of, read_attempts
+from cosmati.records.attempts import ATTEMPTS_FILE, SUPERSEDED_FILE, RunAttempt, attempt_of, read_attempts
 from cosmati.train.observers.metrics import FILES, cut_after, refusals_named
 
 
-def begin_attempt(folder: Path, clock: Clock) -> tuple[Attempt, dict[int, int]]:
+def begin_attempt(folder: Path, clock: Clock) -> tuple[RunAttempt, dict[int, int]]:
     """Note that a run starts or goes on, and set aside what earlier attempts wrote after the clock's step.
 
     Returns:
@@ -37,7 +37,7 @@ def begin_attempt(folder: Path, clock: Clock) -> tuple[Attempt, dict[int, int]]:
         _append(folder / SUPERSEDED_FILE, *lines)
         cut_after(folder / name, clock.step, remove=True)
     number = attempts[-1].number + 1 if attempts else 0
-    now = Attempt(number=number, first_step=clock.step, started=time.time(), first_seconds=clock.seconds)
+    now = RunAttempt(number=number, first_step=clock.step, started=time.time(), first_seconds=clock.seconds)
     told = {"attempt": number, "first_step": clock.step, "started": now.started, "first_seconds": clock.seconds}
     _append(folder / ATTEMPTS_FILE, told)
     return now, superseded
