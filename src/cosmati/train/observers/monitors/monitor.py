@@ -24,8 +24,8 @@ class Monitor:
     def start(self, clock: Clock, budget: Budget) -> None:
         """Take note of where it starts."""
 
-    def before(self, clock: Clock) -> None:
-        """Get ready for a step that will be measured."""
+    def before(self, clock: Clock, number: int) -> None:
+        """Get ready for a step that will be measured, as the run's first, second, ... one."""
 
     def note(self, outcome: StepOutcome) -> None:
         """Take note of every step, measured or not."""
@@ -86,10 +86,11 @@ class Monitors(Observer):
 
     def on_step_begin(self, clock: Clock) -> None:
         """Get ready where the step will be measured."""
-        if (clock.step + 1) % self.interval == 0:
+        number, rest = divmod(clock.step + 1, self.interval)
+        if not rest:
             self._is_ready = True
             for one in self.monitors:
-                one.before(clock)
+                one.before(clock, number)
 
     def on_step(self, outcome: StepOutcome) -> None:
         """Measure, read, judge, publish."""
@@ -130,10 +131,13 @@ class Monitors(Observer):
 
 def _read(measured: Sequence[Measured]) -> list[dict[str, float | list[float]]]:
     """Bring tensors to the host, with one wait for each device."""
-    tensors = [value.reshape(-1) for own in measured for value in own.values() if isinstance(value, Tensor)]
+    tensors = [
+        value if value.dim() else value[None] for own in measured for value in own.values() if isinstance(value, Tensor)
+    ]
     flat: list[float] = []
     if tensors:
-        flat = torch.cat([tensor.to(tensors[0].device, torch.float32) for tensor in tensors]).tolist()
+        device = tensors[0].device
+        flat = torch.cat([tensor.to(device, torch.float32) for tensor in tensors]).tolist()
     found: list[dict[str, float | list[float]]] = []
     place = 0
     for own in measured:

@@ -16,6 +16,8 @@ from cosmati.train.observers.monitors.monitor import Measured, Monitor
 from cosmati.train.observers.observer import WatchedRun
 from cosmati.train.outcome import StepOutcome
 
+_WEIGHTS_EVERY = 10
+"""Measurements: weights change slowly."""
 Groups = Mapping[str, Sequence[nn.Parameter]]
 
 
@@ -79,7 +81,7 @@ class GradientNorms(Monitor):
         """Find the regions."""
         self._region_of = {id(p): name for name, own in parameter_groups(run).items() for p in own}
 
-    def before(self, clock: Clock) -> None:
+    def before(self, clock: Clock, number: int) -> None:
         """Put the hook in place."""
         self._regions = []
         if self._handle is None:
@@ -113,13 +115,16 @@ class GradientNorms(Monitor):
 
 
 class UpdateNorms(Monitor):
-    """Norms of what a step changed, and of the weights, by region: `update_norm/REGION`, `weight_norm/REGION`.
+    """Norms of what a step changed, by region: `update_norm/REGION`.
+
+    The first time and every tenth after it, those of the weights, too: `weight_norm/REGION`.
 
     In a measured step, and only there, the parameters are held twice.
     """
 
     def __init__(self) -> None:
         self._before: list[Tensor] = []
+        self._takes_weights = False
 
     def open(self, run: WatchedRun) -> None:
         """Find the regions."""
@@ -127,20 +132,23 @@ class UpdateNorms(Monitor):
         self._regions = [name for name, own in groups.items() for _ in own]
         self._parameters = [parameter for own in groups.values() for parameter in own]
 
-    def before(self, clock: Clock) -> None:
+    def before(self, clock: Clock, number: int) -> None:
         """Copy the parameters."""
+        self._takes_weights = number % _WEIGHTS_EVERY == 1
         self._before = [parameter.detach().clone() for parameter in self._parameters]
 
     def measure(self, outcome: StepOutcome) -> Measured:
         """Return the norms of the differences, and of the weights."""
         new = [parameter.detach() for parameter in self._parameters]
         torch._foreach_sub_(self._before, new)
-        return {"update": _norms(self._before), "weight": _norms(new)}
+        found = {"update_norm": _norms(self._before)}
+        return {**found, "weight_norm": _norms(new)} if self._takes_weights else found
 
     def judge(self, found: Mapping[str, float | list[float]], outcome: StepOutcome) -> Mapping[str, float]:
-        """Return both for each region."""
-        changes = _joined("update_norm", self._regions, found["update"])
-        return changes | _joined("weight_norm", self._regions, found["weight"])
+        """Return them for each region."""
+        return {
+            name: norm for what, norms in found.items() for name, norm in _joined(what, self._regions, norms).items()
+        }
 
     def end(self) -> None:
         """Let go of the copies."""
