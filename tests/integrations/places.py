@@ -132,7 +132,7 @@ PLACES = {
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """A tool that is installed, storing in the test's folder and nowhere else."""
     for package in PLACES[request.param].packages:
-        pytest.importorskip(package, reason="the extra `trackers` isn't installed", exc_type=ImportError)
+        pytest.importorskip(package, reason=f"{package} isn't installed", exc_type=ImportError)
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("WANDB_MODE", "offline")
     if request.param == "trackio":

@@ -187,6 +187,15 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         track_run(tmp_path, Notebook())
 
 
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_sent(tmp_path: Path) -> None:
+    make(tmp_path, budget="12ba").fit()
+    (tmp_path / "tracked.jsonl").mkdir()
+    notebook = Notebook()
+    with pytest.raises(RunError, match=r"tracked\.jsonl can't be written"):
+        track_run(tmp_path, notebook)
+    assert not notebook.calls
+
+
 @pytest.mark.parametrize("wrong", [{"every": 0}, {"capacity": 0}, {"patience_seconds": -1.0}])
 def test_numbers_that_cannot_be(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="at least 1"):

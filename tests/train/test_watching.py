@@ -222,6 +222,19 @@ def test_a_torn_line_of_attempts_harms_no_other(tmp_path: Path) -> None:
     assert [one.number for one in read_attempts(tmp_path)] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    "odd", ['{"attempt": 0, "started": 1}', '{"attempt": 7, "last_step": 3}', '{"attempt": "x"}', "[]"]
+)
+def test_an_odd_line_of_attempts_ends_no_run(odd: str, tmp_path: Path) -> None:
+    make(tmp_path, Recorder(stop_at=3)).fit()
+    with (tmp_path / "attempts.jsonl").open("a") as file:
+        file.write(odd + "\n")
+    (tmp_path / "superseded.jsonl").write_text(odd + "\n")
+    assert make(tmp_path, Recorder()).fit().outcome == "completed"
+    assert [one.first_step for one in read_attempts(tmp_path)] == [0, 3]
+    assert superseded_from(tmp_path) == {}
+
+
 def test_an_observer_is_told_the_budget_only_after_its_state(tmp_path: Path) -> None:
     order: list[str] = []
 

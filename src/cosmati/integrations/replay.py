@@ -146,12 +146,17 @@ def _lines_by_attempt(folder: Path, attempts: list[RunAttempt]) -> dict[int, lis
 def _told(folder: Path, attempts: list[RunAttempt]) -> Iterator[tuple[int, str, dict[str, Any]]]:
     known = {one.number for one in attempts}
     for line in read_lines(folder / SUPERSEDED_FILE):
-        if line.get("file") in _PREFIXES and line.get("attempt") in known:
-            yield line["attempt"], line["file"], line["line"]
+        own = line.get("line")
+        if line.get("file") in _PREFIXES and line.get("attempt") in known and isinstance(own, dict) and _has_step(own):
+            yield line["attempt"], line["file"], own
     for name in _PREFIXES:
         for line in read_lines(folder / name):
-            if isinstance(line.get("step"), int):
+            if _has_step(line):
                 yield attempt_of(line["step"], attempts), name, line
+
+
+def _has_step(line: Mapping[str, object]) -> bool:
+    return isinstance(line.get("step"), int) and isinstance(line.get("seconds", 0.0), int | float)
 
 
 def _values(name: str, line: Mapping[str, object]) -> dict[str, float]:

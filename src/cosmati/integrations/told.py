@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from cosmati.errors import RunError
 from cosmati.integrations.tracker import Config, TrackedRun, Tracker
@@ -78,12 +79,19 @@ def sent_to(folder: Path, tracker: Tracker) -> dict[int, Sent]:
     found: dict[int, Sent] = {}
     for line in read_lines(folder / TRACKED_FILE):
         if (line.get("to"), line.get("where")) == (tracker.label, tracker.where):
-            found[int(line["attempt"])] = Sent(**{field.name: line[field.name] for field in fields(Sent)})
+            told: dict[str, Any] = {field.name: line.get(field.name) for field in fields(Sent)}
+            found[int(line.get("attempt", 0))] = Sent(**told)
     return found
 
 
 def note_sent(folder: Path, tracker: Tracker, attempt: int, sent: Sent) -> None:
     """Note what a tracker is about to be sent, or was."""
     told = {"to": tracker.label, "where": tracker.where, "attempt": attempt, **asdict(sent)}
-    with (folder / TRACKED_FILE).open("a") as file:
-        file.write(json.dumps(told) + "\n")
+    try:
+        with (folder / TRACKED_FILE).open("a") as file:
+            file.write(json.dumps(told) + "\n")
+    except OSError as error:
+        msg = (
+            f"{folder / TRACKED_FILE} can't be written ({error}), and without it nobody knows what was sent. Mend that."
+        )
+        raise RunError(msg) from error

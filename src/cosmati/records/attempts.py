@@ -36,26 +36,27 @@ class RunAttempt:
 
 
 def read_attempts(folder: Path) -> list[RunAttempt]:
-    """Return the attempts of a run folder, in order; none where an earlier release wrote it."""
+    """Return the attempts of a run folder, in order; none where an earlier release wrote it. Odd lines are left out."""
     found: dict[int, RunAttempt] = {}
     for line in read_lines(folder / ATTEMPTS_FILE):
-        number = line.get("attempt")
-        if not isinstance(number, int):
+        try:
+            number = int(line["attempt"])
+            if "started" in line:
+                found[number] = RunAttempt(
+                    number=number,
+                    first_step=int(line["first_step"]),
+                    started=float(line["started"]),
+                    first_seconds=float(line["first_seconds"]),
+                )
+            else:
+                found[number] = dataclasses.replace(
+                    found[number],
+                    last_step=int(line["last_step"]),
+                    outcome=str(line.get("outcome", "")),
+                    reason=str(line.get("reason", "")),
+                )
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue
-        if "started" in line:
-            found[number] = RunAttempt(
-                number=number,
-                first_step=int(line["first_step"]),
-                started=float(line["started"]),
-                first_seconds=float(line["first_seconds"]),
-            )
-        elif number in found:
-            found[number] = dataclasses.replace(
-                found[number],
-                last_step=int(line["last_step"]),
-                outcome=str(line.get("outcome", "")),
-                reason=str(line.get("reason", "")),
-            )
     return [found[number] for number in sorted(found)]
 
 
@@ -68,8 +69,9 @@ def superseded_from(folder: Path) -> dict[int, int]:
     """Return, by the number of each attempt of which something was taken anew, the step after which it was."""
     found: dict[int, int] = {}
     for line in read_lines(folder / SUPERSEDED_FILE):
-        number, step = int(line["attempt"]), int(line["from_step"])
-        found[number] = min(found.get(number, step), step)
+        number, step = line.get("attempt"), line.get("from_step")
+        if isinstance(number, int) and isinstance(step, int):
+            found[number] = min(found.get(number, step), step)
     return found
 
 
