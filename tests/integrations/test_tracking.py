@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from cosmati.errors import RunError
 from cosmati.integrations import TrackedRun, Tracking, track_run, tracker_of
 from cosmati.integrations.tracker import Config
+from cosmati.records.run import RunRecord
 from tests.integrations.runs import Cut, PowerCutError, begun_again, make, told
 
 
@@ -185,6 +187,17 @@ def test_what_cannot_be_says_what_can(text: str, message: str) -> None:
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"holds no run.*Give the folder of one run"):
         track_run(tmp_path, Notebook())
+
+
+def test_a_folder_of_an_earlier_release_is_one_attempt(tmp_path: Path) -> None:
+    make(tmp_path, budget="12ba").fit()
+    (tmp_path / "attempts.jsonl").unlink()
+    notebook = Notebook()
+    track_run(tmp_path, notebook)
+    assert [call[1:] for call in notebook.named("open")] == [(0, 0)]
+    assert notebook.named("close") == [("completed",)]
+    started = datetime.fromisoformat(RunRecord.from_json((tmp_path / "run.json").read_text()).started).timestamp()
+    assert all(started <= time <= started + 60 for _, _, time in notebook.named("log"))  # type: ignore[operator]
 
 
 def test_a_folder_that_cannot_be_written_is_named_before_anything_is_sent(tmp_path: Path) -> None:

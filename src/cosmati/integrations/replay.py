@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def track_run(folder: Path, tracker: Tracker) -> list[Replayed]:
         RunError: the folder holds no run, or an earlier replay to there was cut short.
     """
     record, run = run_of(folder)
-    attempts = read_attempts(folder) or [RunAttempt(number=0, first_step=0, started=0.0)]
+    attempts = read_attempts(folder) or [_only_attempt(record)]
     lines = _lines_by_attempt(folder, attempts)
     sent = sent_to(folder, tracker)
     for number, was in sent.items():
@@ -73,6 +74,16 @@ def track_run(folder: Path, tracker: Tracker) -> list[Replayed]:
             raise RunError(msg)
     replay = _Replay(folder, record, run, tracker, superseded_from(folder), attempts[-1].number)
     return [replay.send(one, lines.get(one.number, []), sent.get(one.number)) for one in attempts]
+
+
+def _only_attempt(record: RunRecord) -> RunAttempt:
+    """Return the one attempt of a folder that tells of none: an earlier release's, or brought from another tool."""
+    try:
+        started = datetime.fromisoformat(record.started).timestamp()
+    except ValueError:
+        started = 0.0
+    outcome = "" if record.outcome == "running" else record.outcome
+    return RunAttempt(number=0, first_step=0, started=started, outcome=outcome)
 
 
 @dataclass(frozen=True)
