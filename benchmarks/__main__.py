@@ -15,6 +15,7 @@ from benchmarks import (
     remote,
     routing_cost,
     streaming,
+    watching,
 )
 
 BENCHMARKS = {
@@ -28,6 +29,7 @@ BENCHMARKS = {
     "augmentations": augmentations.run,
     "composed": composed.run,
     "decoding": decoding.run,
+    "watching": watching.run,
 }
 
 

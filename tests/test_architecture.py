@@ -35,6 +35,7 @@ def house_with(folder: Path, wrong: dict[str, str]) -> Path:
         "data",
         "explorer",
         "export",
+        "integrations",
         "ledger",
         "methods",
         "provenance",
@@ -123,6 +124,8 @@ CONTROLS = {
         "nobody knows the loop",
     ),
     "a file without a place in train": ({"train/step.py": ""}, "nobody knows the loop"),
+    "trackers below recipes": ({"study/leak.py": "import cosmati.integrations\n"}, "Imports go down"),
+    "trackers in the explorer": ({"explorer/leak.py": "import cosmati.integrations\n"}, "never the loop"),
     "the loop in the explorer": ({"explorer/leak.py": "import cosmati.train\n"}, "never the loop"),
 }
 

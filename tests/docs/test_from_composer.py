@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cosmati
-from cosmati import methods, optim
+from cosmati import integrations, methods, optim
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from-composer.md").read_text()
 
@@ -27,5 +27,5 @@ def test_the_page_runs() -> None:
 def test_names_on_the_page_are_real() -> None:
     right = "\n".join(line.split("|")[2] for line in PAGE.splitlines() if line.startswith("| `"))
     for name in re.findall(r"\b([A-Z]\w+)\(", right):
-        assert any(hasattr(place, name) for place in (cosmati, methods, optim)), name
+        assert any(hasattr(place, name) for place in (cosmati, integrations, methods, optim)), name
     assert {"MixUp", "ScaleSchedule", "RunConfig", "Cosine"} <= set(re.findall(r"\b([A-Z]\w+)\(", right))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from cosmati.core.clock import Budget, Clock, Time
 from cosmati.core.state import parameter_root
@@ -41,7 +42,7 @@ def _open_run(
     *observers: Observer, ranks: Ranks | None = None, budget: Budget = BUDGET, has_ledger: bool = False, **config: Any
 ) -> OpenRun:
     facts = run_facts(has_ledger=has_ledger)
-    return OpenRun(facts, RunConfig(**config), budget, ranks or Ranks(), observers, lambda: b"R" * 32)
+    return OpenRun(facts, RunConfig(**config), budget, ranks or Ranks(), observers, lambda: b"R" * 32, nn.Identity())
 
 
 def _checkpoint(step: int) -> Checkpoint:

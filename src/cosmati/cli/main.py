@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 from cosmati import __version__
-from cosmati.cli import data, explore, export, ledger, policy, quickstart, report, store, study, train
+from cosmati.cli import (
+    data,
+    explore,
+    export,
+    ledger,
+    policy,
+    profile,
+    quickstart,
+    report,
+    store,
+    study,
+    track,
+    train,
+)
 from cosmati.cli.errors import Teaching
 
 app = typer.Typer(
@@ -38,8 +51,10 @@ def _main(
 app.command("quickstart")(quickstart.quickstart)
 app.command("train")(train.train)
 app.command("plan")(train.plan)
+app.command("profile")(profile.profile)
 app.command("report")(report.report)
 app.command("export")(export.export)
+app.command("track")(track.track)
 app.command("explore")(explore.explore)
 app.add_typer(data.app, name="data")
 app.add_typer(study.app, name="study")

@@ -11,6 +11,10 @@ import typer
 
 from cosmati.cli.errors import STOPPED
 from cosmati.cli.files import load_recipe
+from cosmati.cli.track import TRACKER_HELP
+from cosmati.integrations import Tracking, tracker_of
+from cosmati.train.observers import Observer
+from cosmati.train.observers.monitors import all_monitors
 
 RecipeArgument = Annotated[
     str,
@@ -27,6 +31,12 @@ def train(
     run_folder: Annotated[
         Path | None, typer.Option(help="Where record, checkpoints and ledger go; the same folder goes on.")
     ] = None,
+    trackers: Annotated[
+        list[str] | None, typer.Option("--track", metavar="TRACKER", help=f"Watch it live. {TRACKER_HELP}")
+    ] = None,
+    monitor: Annotated[
+        bool, typer.Option("--monitor", help="Measure norms, speed, memory, activations and more, every 10 steps.")
+    ] = False,
 ) -> None:
     """Train a recipe to the end of its budget.
 
@@ -37,12 +47,14 @@ def train(
     \b
     Examples:
       cosmati train digits.py
+      cosmati train digits.py --run-folder runs/one --monitor --track tensorboard
       cosmati train digits.py:big --set config.seed=3 --set methods.0.alpha=0.3 --run-folder runs/big-3
       torchrun --nproc-per-node 2 -m cosmati train digits.py --set config.num_microbatches=4
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
     recipe = load_recipe(file, settings or [])
     recipe = dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, progress=True))
-    trainer = recipe.trainer(run_folder=run_folder)
+    observers: list[Observer] = [Tracking(tracker_of(one)) for one in trackers or []]
+    trainer = recipe.trainer(run_folder=run_folder, observers=[*observers, *([all_monitors()] if monitor else [])])
     result = trainer.fit()
     # A launcher starts again what ends with another status than 0, and this was asked for; `run.json` says `stopped`.
     is_launched = dist.is_available() and dist.is_torchelastic_launched()
@@ -57,7 +69,9 @@ def train(
         typer.echo(f"Kept in {result.run_folder}")
         if (result.run_folder / "ledger").exists():
             typer.echo(f"Verify its ledger with: cosmati ledger verify {result.run_folder}")
-    if result.outcome == "stopped" and not is_launched:
+    if result.reason:
+        typer.echo(f"Stopped because {result.reason}")
+    elif result.outcome == "stopped" and not is_launched:
         raise typer.Exit(STOPPED)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,7 +26,7 @@ from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, eva
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.identity import Change
 from cosmati.train.marks import StepRows
-from cosmati.train.observers.observer import Observer
+from cosmati.train.observers.observer import Observer, states_of
 from cosmati.train.opening import open_run, read_back, without_schedulers
 from cosmati.train.optimizer_watch import OptimizerWatch
 from cosmati.train.prepare import Prepared
@@ -162,6 +163,8 @@ class Lifecycle:
     def _begin_step(self) -> None:
         self._refuse_averaged("step()")
         self._is_training = self.assembly.model.training
+        if self._needs_outcome and self._run is not None:
+            self._run.step_begins(self.clock)
 
     def _refuse_averaged(self, what: str) -> None:
         if self._num_averaged:
@@ -262,7 +265,11 @@ class Lifecycle:
         optimizers = [scheduled.optimizer for scheduled in self.assembly.optimizers]
         plain = [{"groups": o.param_groups, "state": list(o.state.values())} for o in optimizers]
         self.finite.publish(held, self._continuity.never_finite, plain)
-        return taken
+        # Only now: what an observer keeps may be infinite.
+        told, tensors = states_of(self.observers)
+        if not told:
+            return taken
+        return dataclasses.replace(taken, state={**taken.state, **tensors}, facts={**taken.facts, "observers": told})
 
     def __enter__(self) -> Self:
         """Open the run: deterministic kernels, threads, the run folder; go on from its last checkpoint."""
@@ -347,11 +354,14 @@ class Lifecycle:
             self._ended = "diverged" if issubclass(kind, DivergenceError) else "failed"
         assert run is not None, "opened"
         assert self._ended is not None, "by itself or by an error"
-        run.close(self._result(self._ended), self.plan)
+        reason = run.stop_reason if self._ended == "stopped" else ""
+        run.close(dataclasses.replace(self._result(self._ended), reason=reason), self.plan)
 
     def _result(self, ended: str) -> RunResult:
         watch, folder = self.stopwatch, self.assembly.config.run_folder
-        return RunResult(ended, self.clock, self._metrics, watch.training_seconds(), dict(watch.seconds), folder)
+        reason = self._run.stop_reason if self._run is not None and ended == "stopped" else ""
+        seconds = watch.training_seconds()
+        return RunResult(ended, self.clock, self._metrics, seconds, dict(watch.seconds), folder, reason)
 
     def tell(self, event: str) -> None:
         """Tell the trace of an event."""

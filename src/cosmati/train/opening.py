@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,9 +17,9 @@ from cosmati.train.assembly import Assembly
 from cosmati.train.continuity import Continuity
 from cosmati.train.cutting import Cuts
 from cosmati.train.facts import facts_of
-from cosmati.train.observers.observer import Observer
+from cosmati.train.observers.observer import Observer, restore_states
 from cosmati.train.prepare import Prepared
-from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
+from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
 from cosmati.train.run.session import OpenRun
 from cosmati.train.snapshot import restore
 
@@ -61,7 +62,7 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
     """
     a = prepared.assembly
     facts = facts_of(a, prepared.data_digest, prepared.identity, prepared.policy)
-    run = OpenRun(facts, a.config, a.budget, a.ranks, observers, a.layout.digest)
+    run = OpenRun(facts, a.config, a.budget, a.ranks, observers, a.layout.digest, a.model)
     continuity = Continuity(a, prepared.identity, facts.environment, facts.model_root)
     states = None
     made: list[list[int]] = []
@@ -71,12 +72,23 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
             restored = restore(checkpoint, a, prepared.feed)
             plan = plan.recalled((g.name, g.because) for g in restored.plan.guarantees if not g.holds)
             clock, states, made = restored.clock, restored.states, checkpoint.facts["cuts"]
+            _restore_observers(observers, checkpoint, a.ranks.rank)
         plan = without_schedulers(plan, a)
         if a.ranks.is_parallel:
             _compare_ranks(prepared)
         cuts = Cuts.found(a.config.run_folder, made, clock.step)
         run.start(clock, continuity.changed, plan, None if checkpoint is None else checkpoint.signed_digest)
     return Opened(run, continuity, plan, clock, states, cuts)
+
+
+def _restore_observers(observers: Sequence[Observer], checkpoint: Checkpoint, rank: int) -> None:
+    left = restore_states(observers, checkpoint.facts.get("observers", {}), checkpoint.state)
+    if left and rank == 0:  # Others may have no observers.
+        warnings.warn(
+            f"The checkpoint of step {checkpoint.step} keeps the state of {', '.join(left)}, and the run goes on "
+            "without such an observer: the next checkpoint won't have it. Give the observers that the run began with.",
+            stacklevel=2,
+        )
 
 
 def _compare_ranks(prepared: Prepared) -> None:

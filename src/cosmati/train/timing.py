@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter, process_time
 
@@ -18,10 +18,12 @@ class Stopwatch:
 
     Attributes:
         seconds: by part.
+        on_lap: told of each part as it ends; None tells nobody.
     """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.on_lap: Callable[[str], None] | None = None
         self._last = perf_counter()
         self._before = 0.0
         self._since: float | None = None
@@ -64,6 +66,8 @@ class Stopwatch:
         now = perf_counter()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
         self._last = now
+        if self.on_lap is not None:
+            self.on_lap(part)
 
     @contextmanager
     def paused(self, part: str) -> Iterator[None]:

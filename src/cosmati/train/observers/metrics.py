@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from cosmati.core.clock import Budget, Clock
 from cosmati.errors import RunError
@@ -15,6 +16,8 @@ from cosmati.storage.atomic import replace_file
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 
+FILES = ("steps.jsonl", "evaluations.jsonl", "monitors.jsonl")
+"""What a run writes line by line, each with its step."""
 LATEST = 30.0
 """Seconds after which a line of `steps.jsonl` is due, however slow steps are."""
 
@@ -37,12 +40,8 @@ class MetricsFile(Observer):
 
     def on_start(self, clock: Clock, budget: Budget) -> None:
         """Cut what was written after the step from which the run goes on."""
-        for name in ("steps.jsonl", "evaluations.jsonl"):
-            path = self._folder / name
-            if path.exists():
-                kept = [line for line in path.read_text().splitlines() if _step_of(line) <= clock.step]
-                with _refusals_named(path):
-                    replace_file(path, "".join(line + "\n" for line in kept).encode())
+        for name in FILES:
+            cut_after(self._folder / name, clock.step, remove=True)
 
     def on_step(self, outcome: StepOutcome) -> None:
         """Append the clock, the loss, the first optimizer's learning rate, and the norm of the gradients."""
@@ -71,14 +70,36 @@ class MetricsFile(Observer):
             {"step": clock.step, "rows": clock.rows, "tokens": clock.tokens, "seconds": seconds, **values},
         )
 
+    def on_values(self, clock: Clock, values: Mapping[str, float]) -> None:
+        """Append what monitors have measured."""
+        told = {name: _finite(value) for name, value in values.items()}
+        self._append("monitors.jsonl", {"step": clock.step, "seconds": clock.seconds, **told})
+
     def _append(self, name: str, content: Mapping[str, object]) -> None:
         path = self._folder / name
-        with _refusals_named(path), path.open("a") as file:
+        with refusals_named(path), path.open("a") as file:
             file.write(json.dumps(content) + "\n")
 
 
+def cut_after(path: Path, step: int, *, remove: bool) -> list[dict[str, Any]]:
+    """Return the lines of a file that come after a step, and remove them, with what a crash has torn, if asked to.
+
+    Raises:
+        RunError: the file can't be written.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines()
+    kept = [line for line in lines if _step_of(line) <= step]
+    if remove:
+        with refusals_named(path):
+            replace_file(path, "".join(line + "\n" for line in kept).encode())
+    return [json.loads(line) for line in lines if step < _step_of(line) < math.inf]
+
+
 @contextmanager
-def _refusals_named(path: Path) -> Iterator[None]:
+def refusals_named(path: Path) -> Iterator[None]:
+    """Say which file the disk refused, and what to do."""
     try:
         yield
     except OSError as error:

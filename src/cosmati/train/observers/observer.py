@@ -2,27 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
 
 from cosmati.core.clock import Budget, Clock
+from cosmati.core.plain import decode, encode
+from cosmati.train.facts import RunFacts
 from cosmati.train.outcome import StepOutcome
+
+_BELOW = "observer/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedRun:
+    """What an observer may see of a run, and ask of it.
+
+    Attributes:
+        facts: what the run is.
+        model: that trains; look, and change nothing.
+        folder: of the run, None where nothing is kept.
+        rank: of this process among the data-parallel ranks.
+        attempt: number of this start in the run folder, from 0; ranks after the first one have 0.
+        started: of this attempt, in seconds since 1970.
+        superseded: earlier attempts of which steps are taken anew, by number: from which step.
+        stop: `stop(why)` ends the run after the step in progress, with a checkpoint. The reason stands in the run's
+            result and in `attempts.jsonl`; the same command goes on.
+        publish: `publish(clock, values)` tells every observer of values that were measured, and the run folder keeps
+            them in `monitors.jsonl`.
+    """
+
+    facts: RunFacts
+    model: nn.Module
+    folder: Path | None
+    rank: int
+    attempt: int
+    started: float
+    superseded: Mapping[int, int]
+    stop: Callable[[str], None]
+    publish: Callable[[Clock, Mapping[str, float]], None]
 
 
 class Observer:
     """Base of observers: every call does nothing.
 
     Attributes:
-        every: call `on_step` every so many steps.
+        every: call `on_step_begin` and `on_step` every so many steps.
     """
 
     every: int = 1
 
+    def on_open(self, run: WatchedRun) -> None:
+        """Take note of what is about to start: keep `run` to see the model, to publish values or to ask for a stop."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return what a resumed run needs to go on watching: plain values and tensors, kept in each checkpoint.
+
+        It's taken after the step's and the evaluation's events, so that a run that was stopped and one that wasn't tell
+        an observer the same.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` had returned, before `on_start`; not called where the run begins."""
+
     def on_start(self, clock: Clock, budget: Budget) -> None:
         """Take note that the run starts or goes on."""
 
+    def on_step_begin(self, clock: Clock) -> None:
+        """Take note that a step is about to be taken of which `on_step` will tell, too."""
+
     def on_step(self, outcome: StepOutcome) -> None:
         """Take note of a commit."""
+
+    def on_values(self, clock: Clock, values: Mapping[str, float]) -> None:
+        """Take note of what monitors have measured."""
 
     def on_evaluation(self, clock: Clock, metrics: Mapping[str, float], seconds: float) -> None:
         """Take note of metrics, after this many seconds of training."""
@@ -32,6 +89,42 @@ class Observer:
 
     def on_end(self, clock: Clock, ended: str) -> None:
         """Take note that the run has ended."""
+
+
+def states_of(observers: Sequence[Observer]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the states of those observers that have one, as JSON and tensors by name.
+
+    Raises:
+        CheckpointError: one holds what only pickle could write, by its path.
+    """
+    facts: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, observer in _named(observers).items():
+        state = dict(observer.state_dict())
+        if state:
+            told, own = encode({name: state})
+            facts |= told
+            tensors |= {_BELOW + path: tensor for path, tensor in own.items()}
+    return facts, tensors
+
+
+def restore_states(observers: Sequence[Observer], facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
+    """Give observers their states back, by class and order; return the names of states that nobody took."""
+    named = _named(observers)
+    own = {path.removeprefix(_BELOW): tensor for path, tensor in tensors.items() if path.startswith(_BELOW)}
+    for name, observer in named.items():
+        if name in facts:
+            observer.load_state_dict(decode(facts[name], own))
+    return sorted(facts.keys() - named.keys())
+
+
+def _named(observers: Sequence[Observer]) -> dict[str, Observer]:
+    found: dict[str, Observer] = {}
+    for observer in observers:
+        kind = type(observer).__qualname__
+        number = sum(type(other).__qualname__ == kind for other in found.values())
+        found[f"{kind} {number + 1}" if number else kind] = observer
+    return found
 
 
 @dataclass

@@ -78,8 +78,12 @@ class Checkpoint:
 
     @property
     def state_digest(self) -> bytes:
-        """Merkle root over all tensors: 32 bytes. The files' own digests also cover their order, which varies."""
-        return parameter_root({**self.model, **self.state})
+        """Merkle root over all tensors: 32 bytes. The files' own digests also cover their order, which varies.
+
+        What observers keep is left out: who watches a run doesn't make it another one.
+        """
+        own = {name: value for name, value in self.state.items() if not name.startswith("observer/")}
+        return parameter_root({**self.model, **own})
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:

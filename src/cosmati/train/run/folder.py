@@ -2,6 +2,8 @@
 
 run.json            the record: plan, guarantees, environment, outcome
 steps.jsonl         losses            evaluations.jsonl   metrics
+monitors.jsonl      what monitors have measured
+attempts.jsonl      each start and end of the run           superseded.jsonl    lines that a restart took anew
 changes.jsonl       what each resume has changed
 checkpoints/        see checkpoints.py
 ledger/             see cosmati.ledger

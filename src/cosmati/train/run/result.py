@@ -14,12 +14,14 @@ class RunResult:
     """How a run ended.
 
     Attributes:
-        outcome: `completed`, or `stopped` by Ctrl-C or SIGTERM; in the record also `diverged` and `failed`.
+        outcome: `completed`, or `stopped` by Ctrl-C, SIGTERM or an observer; in the
+            record also `diverged` and `failed`.
         clock: where it stands.
         metrics: of the last evaluation.
         seconds: of training, without evaluation and checkpoints.
         seconds_by_part: host seconds by part of a step.
         run_folder: where it is kept.
+        reason: why it was stopped, where an observer asked for it; empty for Ctrl-C, SIGTERM and `trainer.stop()`.
     """
 
     outcome: str
@@ -28,3 +30,4 @@ class RunResult:
     seconds: float
     seconds_by_part: Mapping[str, float]
     run_folder: Path | None
+    reason: str = ""

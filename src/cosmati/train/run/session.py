@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
-from time import monotonic
+from time import monotonic, time
+
+from torch import nn
 
 from cosmati.core.clock import Budget, Clock, Time, Unit
 from cosmati.core.plan import Plan
@@ -16,10 +18,11 @@ from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
 from cosmati.train.observers.ledger import LedgerObserver
 from cosmati.train.observers.metrics import MetricsFile
-from cosmati.train.observers.observer import Observer
+from cosmati.train.observers.observer import Observer, WatchedRun
 from cosmati.train.observers.progress import ProgressBar
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
+from cosmati.train.run.attempts import begin_attempt, end_attempt
 from cosmati.train.run.checkpoints import (
     Checkpoint,
     choose_checkpoint,
@@ -41,6 +44,7 @@ class OpenRun:
         ranks: the data-parallel ranks; the first one writes.
         observers: the user's; those of the run folder are added.
         digest: gives the model's Merkle root as it is now.
+        model: for observers to look at.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class OpenRun:
         ranks: Ranks,
         observers: Sequence[Observer],
         digest: Callable[[], bytes],
+        model: nn.Module,
     ) -> None:
         self._facts = facts
         self._config = config
@@ -58,6 +63,10 @@ class OpenRun:
         self._ranks = ranks
         self._digest = digest
         self.observers = list(observers)
+        self._model = model
+        self._beginning: list[Observer] = []
+        self.stop_reason = ""
+        self._attempt = 0
         self._stop = StopSignal()
         self._folder: RunFolder | None = None
         self._saved = monotonic()
@@ -107,14 +116,35 @@ class OpenRun:
         if self._folder is not None:
             self._folder.write("running", plan or self._facts.plan, clock, None)
             self._folder.note(clock, changed)
-        if self._folder is not None:
             self.observers.append(MetricsFile(self._folder.path))
         if path is not None and self._facts.plan.facts.has_ledger:
             self.observers.append(LedgerObserver(path, self._facts, self._ranks, self._digest, changed, state_digest))
         if self._config.progress and self._ranks.rank == 0:
             self.observers.append(ProgressBar())
+        self._open_observers(clock)
         for observer in self.observers:
             observer.on_start(clock, self._budget)
+
+    def _open_observers(self, clock: Clock) -> None:
+        superseded, started = dict[int, int](), time()
+        if self._folder is not None:
+            attempt, superseded = begin_attempt(self._folder.path, clock)
+            self._attempt, started = attempt.number, attempt.started
+        run = WatchedRun(
+            facts=self._facts,
+            model=self._model,
+            folder=self._config.run_folder,
+            rank=self._ranks.rank,
+            attempt=self._attempt,
+            started=started,
+            superseded=superseded,
+            stop=self.ask_to_stop,
+            publish=self.publish,
+        )
+        for observer in self.observers:
+            observer.on_open(run)
+        # Most don't ask, and a step of 100 us notices each call.
+        self._beginning = [one for one in self.observers if type(one).on_step_begin is not Observer.on_step_begin]
 
     def cut(self, clock: Clock, cuts: Cuts, change: Change) -> None:
         """Put on record that the microbatches are cut, before the step at which the clock stands is taken anew."""
@@ -129,17 +159,32 @@ class OpenRun:
         """Take Ctrl-C and SIGTERM as a request to stop, for as long as `fit` runs: a loop of the user's has its own."""
         return self._stop.listening()
 
-    def ask_to_stop(self) -> None:
-        """End the run after the step in progress."""
+    def ask_to_stop(self, why: str = "") -> None:
+        """End the run after the step in progress; the first reason is told."""
+        if not self._stop.is_set:
+            self.stop_reason = why
         self._stop.is_set = True
+
+    def publish(self, clock: Clock, values: Mapping[str, float]) -> None:
+        """Tell observers of values that one of them has measured."""
+        for observer in self.observers:
+            observer.on_values(clock, values)
 
     def close(self, result: RunResult, plan: Plan) -> None:
         """Tell everybody that the run has ended, also where one of them fails, and write its record."""
         with ExitStack() as last_first:
             if self._folder is not None:
                 last_first.callback(self._folder.close, result, plan)
+                told = (self._folder.path, self._attempt, result.clock, result.outcome, result.reason)
+                last_first.callback(end_attempt, *told)
             for observer in reversed(self.observers):
                 last_first.callback(observer.on_end, result.clock, result.outcome)
+
+    def step_begins(self, clock: Clock) -> None:
+        """Tell those observers that have asked, and will be told of the step."""
+        for observer in self._beginning:
+            if (clock.step + 1) % observer.every == 0:
+                observer.on_step_begin(clock)
 
     def report(self, outcome: StepOutcome) -> None:
         """Tell observers of a step."""

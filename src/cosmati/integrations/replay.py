@@ -1,0 +1,184 @@
+"""A run folder, told to a tracker after the fact: what an attempt wrote, attempt by attempt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from cosmati.errors import RunError
+from cosmati.integrations.told import Sent, config_of, note_sent, run_of, sent_to
+from cosmati.integrations.tracker import TrackedRun, Tracker, finite
+from cosmati.records.attempts import (
+    SUPERSEDED_FILE,
+    RunAttempt,
+    attempt_of,
+    read_attempts,
+    read_lines,
+    superseded_from,
+)
+from cosmati.records.run import RunRecord
+from cosmati.storage.lock import is_locked
+
+_PREFIXES = {"steps.jsonl": "", "monitors.jsonl": "", "evaluations.jsonl": "evaluation/"}
+_CLOCK = ("step", "rows", "tokens", "seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """What a replay sent of an attempt.
+
+    Attributes:
+        attempt: its number.
+        num_lines: lines sent.
+        note: why nothing was, or what couldn't be told; empty otherwise.
+    """
+
+    attempt: int
+    num_lines: int
+    note: str = ""
+
+
+class _Line(tuple[int, float, dict[str, float]]):
+    """Step, seconds of training, values."""
+
+    __slots__ = ()
+
+
+def track_run(folder: Path, tracker: Tracker) -> list[Replayed]:
+    """Send a run folder to a tracker: each attempt as a run of a group. The same again sends only what is new.
+
+    Args:
+        folder: of a run that has ended, was killed or goes on.
+        tracker: where to.
+
+    Returns:
+        What was sent, by attempt.
+
+    Raises:
+        RunError: the folder holds no run, or an earlier replay to there was cut short.
+    """
+    record, run = run_of(folder)
+    attempts = read_attempts(folder) or [_only_attempt(record)]
+    lines = _lines_by_attempt(folder, attempts)
+    sent = sent_to(folder, tracker)
+    for number, was in sent.items():
+        if was.last_step is not None and not (was.is_whole or tracker.rewrites):
+            msg = (
+                f"An earlier replay of attempt {number} to {tracker.label} ({tracker.where}) was cut short, and what "
+                "it sent isn't known: sent again, its values would stand there twice. Choose another project."
+            )
+            raise RunError(msg)
+    replay = _Replay(folder, record, run, tracker, superseded_from(folder), attempts[-1].number)
+    return [replay.send(one, lines.get(one.number, []), sent.get(one.number)) for one in attempts]
+
+
+def _only_attempt(record: RunRecord) -> RunAttempt:
+    """Return the one attempt of a folder that tells of none: an earlier release's, or brought from another tool."""
+    try:
+        started = datetime.fromisoformat(record.started).timestamp()
+    except ValueError:
+        started = 0.0
+    outcome = "" if record.outcome == "running" else record.outcome
+    return RunAttempt(number=0, first_step=0, started=started, outcome=outcome)
+
+
+@dataclass(frozen=True)
+class _Replay:
+    folder: Path
+    record: RunRecord
+    run: TrackedRun
+    tracker: Tracker
+    superseded: Mapping[int, int]
+    last_number: int
+
+    def send(self, attempt: RunAttempt, lines: list[_Line], sent: Sent | None) -> Replayed:
+        tracker, number = self.tracker, attempt.number
+        if sent is not None and not tracker.rewrites:
+            if sent.last_step is None:
+                return self._skip(number, sent, "it was watched live there")
+            lines = [line for line in lines if line[0] > (sent.last_step or 0)]
+            if not lines:
+                return self._skip(number, sent, "all of it is there")
+        last = max((line[0] for line in lines), default=attempt.first_step)
+        note_sent(self.folder, tracker, number, Sent(last_step=last, is_whole=False))
+        goes_on = number == self.last_number and is_locked(self.folder / "lock")
+        outcome = attempt.outcome or ("running" if goes_on else "killed")
+        tracker.open(self.run, number, attempt.first_step, config_of(self.record))
+        try:
+            for step, seconds, values in lines:
+                tracker.log(step, values, attempt.started + seconds)
+            if number == self.last_number:
+                tracker.summary(finite(self.record.metrics))
+                for path, digest in _checkpoints(self.folder):
+                    tracker.artifact(path, digest)
+            told, note = self._supersede(number, None)
+        finally:
+            tracker.close(outcome)
+        note_sent(self.folder, tracker, number, Sent(last_step=last, is_whole=True, superseded=told))
+        return Replayed(attempt=number, num_lines=len(lines), note=note)
+
+    def _skip(self, number: int, sent: Sent, why: str) -> Replayed:
+        """Send nothing of an attempt, but that it was superseded since."""
+        told, note = self._supersede(number, sent.superseded)
+        if told != sent.superseded:
+            note_sent(self.folder, self.tracker, number, replace(sent, superseded=told))
+        return Replayed(attempt=number, num_lines=0, note=f"{why}; {note}" if note else why)
+
+    def _supersede(self, number: int, told: int | None) -> tuple[int | None, str]:
+        """Tell from which step an attempt was superseded, unless that was told; return what is told, and a note."""
+        step = self.superseded.get(number)
+        if step is None or step == told:
+            return told, ""
+        if self.tracker.supersede(self.run, number, step):
+            return step, ""
+        return told, f"{self.tracker.label} can't be told that it was superseded from step {step}"
+
+
+def _lines_by_attempt(folder: Path, attempts: list[RunAttempt]) -> dict[int, list[_Line]]:
+    found: dict[int, dict[str, tuple[int, str, dict[str, Any]]]] = {}
+    for number, name, line in _told(folder, attempts):
+        # A crash while lines were set aside leaves one twice.
+        found.setdefault(number, {})[json.dumps([name, line])] = (int(line["step"]), name, line)
+    before = {one.number: one.first_seconds for one in attempts}
+    order = list(_PREFIXES)
+    return {
+        number: [
+            _Line((step, max(0.0, float(line.get("seconds") or 0.0) - before[number]), _values(name, line)))
+            for step, name, line in sorted(lines.values(), key=lambda one: (one[0], order.index(one[1])))
+        ]
+        for number, lines in found.items()
+    }
+
+
+def _told(folder: Path, attempts: list[RunAttempt]) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    known = {one.number for one in attempts}
+    for line in read_lines(folder / SUPERSEDED_FILE):
+        own = line.get("line")
+        if line.get("file") in _PREFIXES and line.get("attempt") in known and isinstance(own, dict) and _has_step(own):
+            yield line["attempt"], line["file"], own
+    for name in _PREFIXES:
+        for line in read_lines(folder / name):
+            if _has_step(line):
+                yield attempt_of(line["step"], attempts), name, line
+
+
+def _has_step(line: Mapping[str, object]) -> bool:
+    return isinstance(line.get("step"), int) and isinstance(line.get("seconds", 0.0), int | float)
+
+
+def _values(name: str, line: Mapping[str, object]) -> dict[str, float]:
+    return {_PREFIXES[name] + key: value for key, value in finite(line).items() if key not in _CLOCK}
+
+
+def _checkpoints(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the checkpoints that are there, with the digest of the weights' file."""
+    for path in sorted((folder / "checkpoints").glob("step-*")):
+        try:
+            digests = json.loads((path / "digests.json").read_text(encoding="utf-8"))
+            yield path, f"sha256:{digests['model.safetensors']}"
+        except (OSError, ValueError, KeyError):
+            continue

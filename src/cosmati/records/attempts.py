@@ -1,0 +1,88 @@
+"""The attempts of a run: each start in its folder is one. The content of `attempts.jsonl` and `superseded.jsonl`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ATTEMPTS_FILE, SUPERSEDED_FILE = "attempts.jsonl", "superseded.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAttempt:
+    """One start of a run, up to its end or to where it was killed.
+
+    Attributes:
+        number: from 0.
+        first_step: commits before it.
+        started: seconds since 1970.
+        first_seconds: seconds of training before it.
+        last_step: commits at its end, None where it was killed or goes on.
+        outcome: `completed`, `stopped`, `exhausted`, `diverged` or `failed`; empty where it was killed or goes on.
+        reason: why it was stopped, where an observer asked for it.
+    """
+
+    number: int
+    first_step: int
+    started: float
+    first_seconds: float = 0.0
+    last_step: int | None = None
+    outcome: str = ""
+    reason: str = ""
+
+
+def read_attempts(folder: Path) -> list[RunAttempt]:
+    """Return the attempts of a run folder, in order; none where an earlier release wrote it. Odd lines are left out."""
+    found: dict[int, RunAttempt] = {}
+    for line in read_lines(folder / ATTEMPTS_FILE):
+        try:
+            number = int(line["attempt"])
+            if "started" in line:
+                found[number] = RunAttempt(
+                    number=number,
+                    first_step=int(line["first_step"]),
+                    started=float(line["started"]),
+                    first_seconds=float(line["first_seconds"]),
+                )
+            else:
+                found[number] = dataclasses.replace(
+                    found[number],
+                    last_step=int(line["last_step"]),
+                    outcome=str(line.get("outcome", "")),
+                    reason=str(line.get("reason", "")),
+                )
+        except (KeyError, TypeError, ValueError, OverflowError):
+            continue
+    return [found[number] for number in sorted(found)]
+
+
+def attempt_of(step: int, attempts: Sequence[RunAttempt]) -> int:
+    """Return the number of the attempt that wrote what a folder has of a step: the last that began before it."""
+    return max((one.number for one in attempts if one.first_step < step), default=0)
+
+
+def superseded_from(folder: Path) -> dict[int, int]:
+    """Return, by the number of each attempt of which something was taken anew, the step after which it was."""
+    found: dict[int, int] = {}
+    for line in read_lines(folder / SUPERSEDED_FILE):
+        number, step = line.get("attempt"), line.get("from_step")
+        if isinstance(number, int) and isinstance(step, int):
+            found[number] = min(found.get(number, step), step)
+    return found
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines of a file of JSON objects; nothing where there is no file. A torn line is left out."""
+    if not path.is_file():
+        return
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict):
+            yield line

@@ -1,0 +1,99 @@
+"""How fast a run is, and when it will end."""
+
+from __future__ import annotations
+
+import copy
+from time import monotonic
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from cosmati.core.batch import Data, count_rows_and_tokens
+from cosmati.core.clock import Budget, Clock
+from cosmati.core.loss import Loss, LossFunction
+from cosmati.core.rng import DefaultGenerators
+from cosmati.train.observers.monitors.monitor import Measured, Monitor
+from cosmati.train.outcome import StepOutcome
+
+
+def flops_per_row(model: nn.Module, loss: LossFunction, data: Data) -> float:
+    """Return the floating-point operations of a row's forward and backward pass, counted on a copy of the model.
+
+    PyTorch counts products of matrices, convolutions and attention; a multiplication with its addition is two.
+
+    Args:
+        model: as it trains.
+        loss: likewise.
+        data: a batch, on the model's device.
+    """
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    with DefaultGenerators(device).restored(), FlopCounterMode(display=False) as counter:
+        result = loss(copy.deepcopy(model), data)
+        (result.mean() if isinstance(result, Loss) else result).backward()
+    return float(counter.get_total_flops()) / count_rows_and_tokens(data)[0]
+
+
+class Throughput(Monitor):
+    """Steps, rows and tokens a second of training since the last measurement; FLOPs and MFU where they're known.
+
+    Publishes `steps_per_second`, `rows_per_second`, `tokens_per_second` (where rows are sequences), `flops_per_second`
+    and `model_flops_utilization`.
+
+    Args:
+        flops_per_row: of a forward and a backward pass: see `flops_per_row()`.
+        peak_flops_per_second: of the devices together, at the precision of the run.
+
+    Raises:
+        ValueError: one of them isn't positive, or a peak without the FLOPs of a row.
+    """
+
+    def __init__(self, *, flops_per_row: float | None = None, peak_flops_per_second: float | None = None) -> None:
+        wrong = [value for value in (flops_per_row, peak_flops_per_second) if value is not None and value <= 0]
+        if wrong or (peak_flops_per_second is not None and flops_per_row is None):
+            msg = (
+                f"Throughput(flops_per_row={flops_per_row}, peak_flops_per_second={peak_flops_per_second}): both are "
+                "positive, and a utilization needs both. Count with flops_per_row(model, loss, batch)."
+            )
+            raise ValueError(msg)
+        self._flops, self._peak = flops_per_row, peak_flops_per_second
+
+    def start(self, clock: Clock, budget: Budget) -> None:
+        """Count from here."""
+        self._last = clock
+
+    def measure(self, outcome: StepOutcome) -> Measured:
+        """Return the rates."""
+        last, now = self._last, outcome.clock
+        self._last = now
+        seconds = now.seconds - last.seconds
+        if seconds <= 0:
+            return {}
+        rows, tokens = (now.rows - last.rows) / seconds, (now.tokens - last.tokens) / seconds
+        found = {"steps_per_second": (now.step - last.step) / seconds, "rows_per_second": rows}
+        if tokens not in (0, rows):
+            found["tokens_per_second"] = tokens
+        if self._flops is not None:
+            found["flops_per_second"] = rows * self._flops
+            if self._peak is not None:
+                found["model_flops_utilization"] = rows * self._flops / self._peak
+        return found
+
+
+class EstimatedEnd(Monitor):
+    """How far the run is, from 0 to 1, and the seconds that are left at the pace since it was started.
+
+    Publishes `progress` and `remaining_seconds`, by the wall clock: evaluations and checkpoints included.
+    """
+
+    def start(self, clock: Clock, budget: Budget) -> None:
+        """Count from here."""
+        self._budget, self._first, self._since = budget, budget.elapsed(clock), monotonic()
+
+    def measure(self, outcome: StepOutcome) -> Measured:
+        """Return both."""
+        done = self._budget.elapsed(outcome.clock)
+        if done <= self._first:
+            return {"progress": done}
+        seconds = monotonic() - self._since
+        return {"progress": done, "remaining_seconds": (1 - done) * seconds / (done - self._first)}

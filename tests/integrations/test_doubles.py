@@ -1,0 +1,71 @@
+"""What no test here can do for real: Comet, and Weights & Biases online, against doubles of their documented calls."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosmati.errors import MissingExtraError
+from cosmati.integrations import TRACKERS, Tracking, track_run, tracker_of
+from tests.integrations.doubles import CometPackage, WandbPackage
+from tests.integrations.runs import begun_again, told
+
+
+def test_comet_has_each_attempt_as_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = CometPackage()
+    monkeypatch.setitem(sys.modules, "comet_ml", package)
+    begun_again(tmp_path / "run")
+    track_run(tmp_path / "run", tracker_of(f"comet:project=small,offline_folder={tmp_path}"))
+    first, second = package.experiments.values()
+    assert (first.name, second.name) == ("run", "run (attempt 1)")
+    assert first.tags == {"run", "superseded from step 20"}
+    assert second.tags == {"run"}
+    assert first.is_ended
+    assert second.is_ended
+    found = {(name, step): value for one in (first, second) for name, step, value in one.metrics}
+    assert {key: value for key, value in found.items() if key[0] != "measured_at"} == told(tmp_path / "run")
+    assert (first.others["outcome"], second.others["outcome"]) == ("failed", "completed")
+    assert second.parameters["first_step"] == 20
+
+
+def test_an_earlier_attempt_is_tagged_online_and_not_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = CometPackage()
+    monkeypatch.setitem(sys.modules, "comet_ml", package)
+    offline = Tracking(tracker_of(f"comet:offline_folder={tmp_path}"))
+    begun_again(tmp_path / "run", [Tracking(tracker_of("comet"))], [Tracking(tracker_of("comet"))])
+    assert [one.tags for one in package.experiments.values()] == [{"run", "superseded from step 20"}, {"run"}]
+    package.experiments.clear()
+    begun_again(tmp_path / "other", [offline], [Tracking(tracker_of(f"comet:offline_folder={tmp_path}"))])
+    assert [one.tags for one in package.experiments.values()] == [{"other"}, {"other"}]
+
+
+def test_wandb_online_opens_an_earlier_attempt_to_tag_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = WandbPackage()
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    watchers = [Tracking(tracker_of(f"wandb:project=small,folder={tmp_path}")) for _ in range(2)]
+    begun_again(tmp_path / "run", watchers[:1], watchers[1:])
+    assert [one.problem for one in watchers] == ["", ""]
+    first, second = package.runs.values()
+    assert (first.tags, second.tags) == (("superseded from step 20",), ())
+    assert {one.options["group"] for one in (first, second)} == {"run"}
+    assert (first.exit_codes, second.exit_codes) == ([1, None], [0])
+    assert [step for step, values in second.history if "loss" in values] == [30]
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_package_that_is_not_installed_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("comet_ml", "mlflow", "mlflow.tracking", "torch.utils.tensorboard", "trackio", "wandb"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=r"can't be imported .*Run: pip install"):
+        tracker_of(name)
+
+
+def test_the_real_comet_takes_the_arguments(tmp_path: Path) -> None:
+    comet: Any = pytest.importorskip("comet_ml", reason="comet-ml isn't installed")
+    begun_again(tmp_path / "run")
+    track_run(tmp_path / "run", tracker_of(f"comet:project=small,offline_folder={tmp_path}"))
+    assert comet is not None
+    assert len(list(tmp_path.glob("*.zip"))) == 2
