@@ -14,7 +14,7 @@ from cosmati.store.index import RunIndex
 
 CostAxis = Literal["seconds", "steps", "rows", "tokens", "flops", "cost"]
 COST_AXES: tuple[CostAxis, ...] = ("seconds", "steps", "rows", "tokens", "flops", "cost")
-_OUTCOMES = ("quality", *COST_AXES)
+OUTCOMES = ("quality", *COST_AXES)
 """What runs come to: a limit of it that let single seeds through would choose the lucky ones."""
 _LOST = "('diverged', 'failed')"
 Loss = tuple[float, int, int]
@@ -153,7 +153,7 @@ def _taken(index: RunIndex, chosen: RunFilter) -> RunFilter | None:
     if not names:
         return None
     wanted = chosen.exact.get("quality_name") or (names[0][0],)
-    least, most = ({name: end for name, end in one.items() if name not in _OUTCOMES} for one in _ends(chosen))
+    least, most = ({name: end for name, end in one.items() if name not in OUTCOMES} for one in _ends(chosen))
     return replace(chosen, exact={**chosen.exact, "quality_name": wanted[:1]}, least=least, most=most)
 
 
@@ -181,7 +181,7 @@ def _mean(column: str) -> str:
 def _limits_of_points(chosen: RunFilter) -> tuple[str, list[float]]:
     terms, values = ["1"], list[float]()
     for limits, sign in zip(_ends(chosen), (">=", "<="), strict=True):
-        for name in limits.keys() & set(_OUTCOMES):
+        for name in limits.keys() & set(OUTCOMES):
             terms.append(f"{_mean(name)} {sign} ?")
             values.append(limits[name])
     return " AND ".join(terms), values
