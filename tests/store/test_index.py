@@ -340,7 +340,10 @@ def test_facts_differ_in_kind_value_and_presence(tmp_path: Path) -> None:
     for n, recipe in enumerate(recipes):
         write_run(tmp_path / f"r{n}", run_record(f"r{n}", recipe_text=json.dumps(recipe)))
     index = indexed(tmp_path)
-    flat = [{name: value for run in index.runs() if run.name == f"r{n}" for name, value in run.facts.items()} for n in (0, 1)]
+    flat = [
+        {name: value for run in index.runs() if run.name == f"r{n}" for name, value in run.facts.items()}
+        for n in (0, 1)
+    ]
     missing = object()
 
     def differs(name: str) -> bool:
@@ -350,7 +353,13 @@ def test_facts_differ_in_kind_value_and_presence(tmp_path: Path) -> None:
     expected = [(name, differs(name)) for name in sorted(flat[0].keys() | flat[1].keys())]
     assert index.column_names(RunFilter())[1] == expected
     assert dict(expected) == {
-        "empty": False, "extra": True, "kind": True, "list.0": True, "none": True, "number": False, "same": False,
+        "empty": False,
+        "extra": True,
+        "kind": True,
+        "list.0": True,
+        "none": True,
+        "number": False,
+        "same": False,
         "text": True,
     }
     for chosen in (RunFilter(exact={"name": ("r0",)}), RunFilter(exact={"path": ("r0",)})):

@@ -262,4 +262,5 @@ def _hover(one: TradeoffPoint, look: CloudLook) -> str:
 
 
 def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    """Return the beginning and the end of a long text: names can differ in either."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - (most - most // 2) :]}"

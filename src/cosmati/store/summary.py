@@ -114,7 +114,7 @@ _DOWN = re.compile(r"loss|err|error|perplexity|ppl|bits|nats|bpb|nll|mse|mae|rms
 _UP = re.compile(r"acc|accuracy|f1|auc|auroc|precision|recall|bleu|rouge|m?iou|dice|ndcg|mrr|psnr|ssim|reward")
 
 
-_TURNED = frozenset("neg negative minus inverse gap drop delta diff difference scale".split())
+_TURNED = frozenset(["neg", "negative", "minus", "inverse", "gap", "drop", "delta", "diff", "difference", "scale"])
 _FROM_ONE = re.compile(r"(?:^|/)\s*(?:1(?=[^a-z0-9])|[-\u2212])")
 """`1-accuracy` and `-loss`, and not `top-1`."""
 
