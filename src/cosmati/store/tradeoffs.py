@@ -17,7 +17,7 @@ COST_AXES: tuple[CostAxis, ...] = ("seconds", "steps", "rows", "tokens", "flops"
 OUTCOMES = ("quality", *COST_AXES)
 """What runs come to: a limit of it that let single seeds through would choose the lucky ones."""
 _LOST = "('diverged', 'failed')"
-Loss = tuple[float, int, int]
+LostRuns = tuple[float, int, int]
 """A budget, how many of an arm's runs diverged or failed there, and how many it has."""
 MOST_LOST = 0.1
 """Share of the runs, as in `cosmati.study.divergence`."""
@@ -62,7 +62,7 @@ class TradeoffPoint:
     recipe: str
     higher_is_better: bool | None
     is_on_frontier: bool
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[LostRuns, ...] = ()
 
     @property
     def num_lost(self) -> int:
@@ -187,7 +187,7 @@ def _limits_of_points(chosen: RunFilter) -> tuple[str, list[float]]:
     return " AND ".join(terms), values
 
 
-def _losses(index: RunIndex, taken: RunFilter) -> dict[tuple[str, str], tuple[Loss, ...]]:
+def _losses(index: RunIndex, taken: RunFilter) -> dict[tuple[str, str], tuple[LostRuns, ...]]:
     """Return by folder and arm what studies' arms lost at each budget: of all runs, whatever status is chosen."""
     without = {name: values for name, values in taken.exact.items() if name != "status"}
     where, values = replace(taken, exact=without).where()
@@ -197,14 +197,14 @@ def _losses(index: RunIndex, taken: RunFilter) -> dict[tuple[str, str], tuple[Lo
             AND (path, arm) IN (SELECT path, arm FROM runs WHERE status IN {_LOST} AND kind = 'study')
         GROUP BY path, arm, budget ORDER BY budget
     """
-    found: dict[tuple[str, str], tuple[Loss, ...]] = {}
+    found: dict[tuple[str, str], tuple[LostRuns, ...]] = {}
     for path, arm, budget, lost, total in index.query(sql, values):
         found[path, arm] = (*found.get((path, arm), ()), (budget, int(lost), total))
     return found
 
 
 def _points(
-    rows: list[tuple[Any, ...]], losses: Mapping[tuple[str, str], tuple[Loss, ...]], *, is_time: bool
+    rows: list[tuple[Any, ...]], losses: Mapping[tuple[str, str], tuple[LostRuns, ...]], *, is_time: bool
 ) -> list[TradeoffPoint]:
     said = {row[-1] for row in rows if row[-1] is not None}
     # Nobody says which way it points, or they say different things: no frontier.
