@@ -139,6 +139,8 @@ def test_who_mostly_diverges_has_no_ratio_there(tmp_path: Path, faster: str) -> 
         whose = "its" if faster == "fragile" else "the baseline's"
         assert one.why == ("" if is_shown else f"too many of {whose} runs diverged or failed there")
     assert by_arm(points, curve[0.5])[faster].lost == "5 of 40 runs diverged or failed"
+    (found,) = who_reaches(points, curve[0.5])
+    assert [one.arm for one in found.reached][-1] == faster, "who mostly diverges doesn't come first"
     (found,) = who_reaches(points, 0.95)
     assert f"{faster} (5 of 40 runs diverged or failed)" in found.not_reached
 

@@ -19,8 +19,8 @@ MAX_DRAWN = 1500
 MAX_BARS = 120
 """More error bars than that hide the points."""
 MAX_HOVER, MAX_NAME = 70, 32
-DASHES = ("solid", "dash", "dot", "dashdot")
-"""Of the frontiers, where there are several."""
+DASHES = ("solid", "dot", "dashdot", "longdash")
+"""Of the frontiers, where there are several; the quality line is dashed."""
 Grouping = Literal["study", "arm", "hardware", "method"]
 GROUPINGS: tuple[Grouping, ...] = get_args(Grouping)
 AXIS_WORDS: dict[CostAxis, str] = {

@@ -31,6 +31,7 @@ class Reached:
         ratio_sign: `≥` or `≤` where the ratio is a bound, empty where it's read off.
         why: Why there's no ratio, empty where there is one.
         lost: How many of its runs diverged or failed, in words; empty where none did.
+        is_lost: Whether too many did where it's read off.
     """
 
     arm: str
@@ -42,11 +43,15 @@ class Reached:
     ratio_sign: str
     why: str
     lost: str
+    is_lost: bool
 
 
 @dataclass(frozen=True)
 class ReachedStudy:
-    """Those of one study that reach the quality, the first first, and the arms that don't; no study: runs alone."""
+    """Those of one study that reach the quality, the first first, and the arms that don't; no study: runs alone.
+
+    Those of which too many runs are lost come last.
+    """
 
     path: str
     study: str
@@ -125,7 +130,8 @@ def who_reaches(points: Sequence[TradeoffPoint], quality: float) -> tuple[Reache
             if need[0] == math.inf
         )
         hardware = ", ".join(sorted({curve.points[0].hardware for curve, _ in arms} - {""}))
-        found.append(ReachedStudy(path, study, hardware, tuple(sorted(reached, key=lambda one: one.needs)), short))
+        first = sorted(reached, key=lambda one: (one.is_lost, one.needs))
+        found.append(ReachedStudy(path, study, hardware, tuple(first), short))
     return tuple(sorted(found, key=lambda one: (not one.reached, not one.study)))
 
 
@@ -179,4 +185,4 @@ def _reached(curve: _ArmCurve, need: _Need, base: tuple[_ArmCurve, _Need] | None
         whose, faster, at = ("its", curve, need[0]) if ratio > 1 else ("the baseline's", base[0], base[1][0])
         if faster.loses_near(at):
             ratio, sign, why = None, "", f"too many of {whose} runs diverged or failed there"
-    return Reached(one.arm, one.key, one.is_baseline, *need, ratio, sign, why, curve.lost)
+    return Reached(one.arm, one.key, one.is_baseline, *need, ratio, sign, why, curve.lost, curve.loses_near(need[0]))
