@@ -89,3 +89,62 @@ def test_the_axis_has_its_unit() -> None:
     assert min(layout["xaxis"]["tickvals"]) >= 1.0
     assert cloud_scale(points, "cost")[0] == "cost ($)"
     assert cloud_figure([], PAGE, CloudLook(quality="")).plot["data"]
+
+
+def test_bars_are_one_standard_error_long() -> None:
+    points = [point(n, error=None if n == 2 else 0.01 * n) for n in range(6)]
+    (trace,) = drawn(points, CloudLook(quality="accuracy", grouping="hardware"))
+    assert trace["error_y"]["array"] == [0.0, 0.01, 0.0, 0.03, 0.04, 0.05]
+    assert trace["error_y"]["type"] == "data", "lengths, and no shares"
+    assert trace["y"] == [one.quality for one in points]
+
+
+def test_the_frontier_goes_on_until_a_better_point_and_the_line_is_level() -> None:
+    points = [point(n, is_on_frontier=n in (1, 4)) for n in range(6)]
+    plot = cloud_figure(points, PAGE, CloudLook(quality="accuracy", axis="steps", line=0.5)).plot
+    (line,) = [one for one in plot["data"] if one["mode"] == "lines"]
+    # First along, at the quality that one had, then up: no point between has the better one's quality.
+    assert line["line"]["shape"] == "hv"
+    assert (line["x"], line["y"]) == ([11.0, 14.0], [points[1].quality, points[4].quality])
+    (shape,) = plot["layout"]["shapes"]
+    assert (shape["y0"], shape["y1"]) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("look", "names"),
+    [
+        (CloudLook(quality="q"), ["Pareto frontier: CPU", "Pareto frontier: unknown hardware"]),
+        (
+            CloudLook(quality="q", axis="cost", is_priced=True),
+            ["Pareto frontier: CPU", "Pareto frontier: unknown hardware"],
+        ),
+        (CloudLook(quality="q", axis="cost"), ["Pareto frontier"]),
+        (CloudLook(quality="q", axis="steps"), ["Pareto frontier"]),
+    ],
+)
+def test_time_has_a_line_for_each_hardware(look: CloudLook, names: list[str]) -> None:
+    points = [point(n, hardware="" if n == 3 else "CPU", is_on_frontier=n in (0, 3, 4)) for n in range(6)]
+    lines = [one for one in cloud_figure(points, PAGE, look).plot["data"] if one["mode"] == "lines"]
+    assert [one["name"] for one in lines] == names
+    assert [one["y"] for one in lines] == (
+        [[points[0].quality, points[4].quality], [points[3].quality]]
+        if len(names) > 1
+        else [[points[n].quality for n in (0, 3, 4)]]
+    )
+    assert len({one["line"]["dash"] for one in lines}) == len(lines)
+
+
+def test_lost_runs_are_told() -> None:
+    one = point(1, losses=((0.25, 2, 5), (0.5, 1, 5)))
+    (trace,) = drawn([one], CloudLook(quality="accuracy"))
+    assert "2 of 5 runs diverged or failed" in trace["text"][0]
+    (row,) = csv.DictReader(io.StringIO(cloud_csv([one], CloudLook(quality="accuracy"))))
+    assert row["diverged_or_failed"] == "2"
+
+
+def test_names_that_end_differently_are_told_apart() -> None:
+    names = {f"s{n}": f"A study with a rather long name (folder/{n})" for n in range(3)}
+    points = [point(n, study="A study with a rather long name") for n in range(3)]
+    traces = drawn(points, CloudLook(quality="accuracy", grouping="study", names=names))
+    assert len({one["name"] for one in traces}) == 3
+    assert all(len(one["name"]) <= 32 for one in traces)

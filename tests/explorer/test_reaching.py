@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from cosmati.store.tradeoffs import TradeoffPoint, tradeoff_points
 from cosmati.study.comparison import NotReached, speed_up_at_equal_quality
 from tests.explorer.samples import demo_study
 from tests.store.samples import indexed, run_record, write_run, write_study
+from tests.study.oracles import log_quality, study
 
 
 def points_of(root: Path, **exact: tuple[str, ...]) -> list[TradeoffPoint]:
@@ -91,3 +93,67 @@ def test_a_measure_of_no_direction_has_no_line() -> None:
     assert line_range([point, replace(point, quality=0.7)]) is None
     assert who_reaches([point], 0.5) == ()
     assert line_range([]) is None
+
+
+def test_a_curve_that_begins_with_no_gain_gives_a_bound_only(tmp_path: Path) -> None:
+    """Where the second budget is no better than the first, the first may be more than it needs."""
+    flat, rises = ({0.25: 0.5, 0.5: second, 1.0: 0.7} for second in (0.5, 0.6))
+    record = study({"baseline": lambda b, s: rises[b], "flat": lambda b, s: flat[b]}, budgets=(0.25, 0.5, 1.0))
+    write_study(tmp_path / "a", record)
+    found = by_arm(points_of(tmp_path), 0.5)
+    assert {arm: one.is_bound for arm, one in found.items()} == {"baseline": False, "flat": True}
+    assert [one.needs for one in found.values()] == pytest.approx([250.0] * 2)
+    assert found["flat"].ratio == pytest.approx(1.0)
+    assert found["flat"].ratio_sign == "≥"
+
+
+@pytest.mark.parametrize("faster", ["fragile", "baseline"])
+def test_who_mostly_diverges_has_no_ratio_there(tmp_path: Path, faster: str) -> None:
+    """The runs that are left flatter it. Elsewhere on its curve it has one, and the slower one may diverge."""
+    gains = {"fragile": 0.01, "baseline": -0.01}
+    record = study({"baseline": log_quality(), "fragile": log_quality(gains[faster])}, seeds=range(10))
+    few, many = {3: 0.5, 6: 0.5}, {3: 1.0, 4: 1.0, 5: 1.0}
+
+    def lost(budget: float, seed: int) -> bool:
+        return few.get(seed) == budget or many.get(seed) == budget
+
+    runs = [
+        replace(run, final=replace(run.final, quality=math.nan), error="killed" if run.seed == 3 else "")
+        if run.arm == faster and lost(run.budget, run.seed)
+        else run
+        for run in record.runs
+    ]
+    write_study(tmp_path / "a", replace(record, runs=tuple(runs)))
+    points = points_of(tmp_path)
+    curve = {one.budget: one.quality for one in points if one.arm == faster}
+    # At a budget its own losses count, 2 of 10; between two those of both, 2 of 20 and 3 of 20.
+    for quality, is_shown in (
+        (curve[0.5], False),
+        (curve[0.75], True),
+        ((curve[0.25] + curve[0.5]) / 2, True),
+        ((curve[0.5] + curve[0.75]) / 2, True),
+        ((curve[0.75] + curve[1.0]) / 2, False),
+    ):
+        one = by_arm(points, quality)["fragile"]
+        assert (one.ratio is not None) is is_shown
+        whose = "its" if faster == "fragile" else "the baseline's"
+        assert one.why == ("" if is_shown else f"too many of {whose} runs diverged or failed there")
+    assert by_arm(points, curve[0.5])[faster].lost == "5 of 40 runs diverged or failed"
+    (found,) = who_reaches(points, curve[0.5])
+    assert [one.arm for one in found.reached][-1] == faster, "who mostly diverges doesn't come first"
+    (found,) = who_reaches(points, 0.95)
+    assert f"{faster} (5 of 40 runs diverged or failed)" in found.not_reached
+
+
+def test_a_budget_whose_runs_are_all_lost_counts_between_its_neighbours(tmp_path: Path) -> None:
+    record = study({"baseline": log_quality(), "fragile": log_quality(0.05)}, seeds=range(4))
+    runs = [
+        replace(run, final=replace(run.final, quality=math.nan)) if (run.arm, run.budget) == ("fragile", 0.75) else run
+        for run in record.runs
+    ]
+    write_study(tmp_path / "a", replace(record, runs=tuple(runs)))
+    points = points_of(tmp_path)
+    curve = {one.budget: one.quality for one in points if one.arm == "fragile"}
+    assert set(curve) == {0.25, 0.5, 1.0}
+    assert by_arm(points, (curve[0.5] + curve[1.0]) / 2)["fragile"].ratio is None
+    assert by_arm(points, (curve[0.25] + curve[0.5]) / 2)["fragile"].ratio is not None

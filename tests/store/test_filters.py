@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,3 +134,20 @@ def test_a_column_that_there_is_not_is_refused(column: str) -> None:
         RunFilter(least={column: 1.0}).where()
     with pytest.raises(RunError, match="no column"):
         order_of(column, descending=True)
+
+
+def test_a_limit_that_a_value_is_equal_to_lets_it_through(index: RunIndex) -> None:
+    for column in NUMBERS:
+        values = {value for run in index.runs(limit=1000) if (value := value_of(run, column)) is not None}
+        for value in values:
+            for chosen in (RunFilter(least={column: value}), RunFilter(most={column: value})):
+                assert value in {value_of(run, column) for run in index.runs(chosen, limit=1000)}
+
+
+def test_a_recipes_own_model_comes_before_that_of_its_configuration(tmp_path: Path) -> None:
+    recipe = {"config": {"model": "configured"}, "model": "own"}
+    write_run(tmp_path / "r", run_record(recipe_text=json.dumps(recipe)))
+    index = indexed(tmp_path)
+    assert index.choices("model") == [("own", 1)]
+    assert index.count(RunFilter(exact={"model": ("own",)})) == 1
+    assert index.count(RunFilter(exact={"model": ("configured",)})) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
 import signal
@@ -328,3 +330,92 @@ def test_a_study_that_goes_on_is_read_from_its_lines(tmp_path: Path) -> None:
     done = all_runs(index)
     assert len(done) == 8
     assert open_runs.items() <= done.items()
+
+
+def test_facts_differ_in_kind_value_and_presence(tmp_path: Path) -> None:
+    recipes = [
+        {"same": 1, "none": None, "kind": 1, "text": "1", "number": 1, "list": [1], "empty": None},
+        {"same": 1, "none": 1.0, "kind": True, "text": 1, "number": 1.0, "extra": "yes", "list": [2], "empty": None},
+    ]
+    for n, recipe in enumerate(recipes):
+        write_run(tmp_path / f"r{n}", run_record(f"r{n}", recipe_text=json.dumps(recipe)))
+    index = indexed(tmp_path)
+    flat = [
+        {name: value for run in index.runs() if run.name == f"r{n}" for name, value in run.facts.items()}
+        for n in (0, 1)
+    ]
+    missing = object()
+
+    def differs(name: str) -> bool:
+        one, other = (found.get(name, missing) for found in flat)
+        return one != other or isinstance(one, bool) != isinstance(other, bool)
+
+    expected = [(name, differs(name)) for name in sorted(flat[0].keys() | flat[1].keys())]
+    assert index.column_names(RunFilter())[1] == expected
+    assert dict(expected) == {
+        "empty": False,
+        "extra": True,
+        "kind": True,
+        "list.0": True,
+        "none": True,
+        "number": False,
+        "same": False,
+        "text": True,
+    }
+    for chosen in (RunFilter(exact={"name": ("r0",)}), RunFilter(exact={"path": ("r0",)})):
+        metrics, facts = index.column_names(chosen)
+        assert metrics == ["accuracy"]
+        assert not any(differs for _, differs in facts)
+
+
+@pytest.mark.parametrize(("sort", "descending"), [("started", True), ("arm", False), ("seed", True), ("path", False)])
+def test_runs_are_read_once_each_while_the_store_grows(tmp_path: Path, sort: str, descending: bool) -> None:
+    write_study(tmp_path / "m", small_study("m", seeds=range(10)))
+    index = indexed(tmp_path)
+    before = all_runs(index)
+    wanted = [run.key for run in index.runs(sort=sort, descending=descending, limit=1000)]
+    found = []
+    for num, run in enumerate(index.each_run(RunFilter(), sort=sort, descending=descending, page=7)):
+        found.append(run.key)
+        if num == 0:
+            write_study(tmp_path / "a", small_study("a", seeds=range(5)))
+            write_study(tmp_path / "m", small_study("m", seeds=range(12)))  # its lines are written anew
+            index.refresh()
+    assert found == wanted
+    assert set(found) == set(before)
+    gone = index.each_run(RunFilter(), sort=sort, descending=descending, page=7)
+    next(gone)
+    shutil.rmtree(tmp_path / "m")
+    index.refresh()
+    assert {run.path for run in list(gone)[7:]} <= {"a"}, "what is gone isn't made up"
+
+
+def test_a_failed_run_of_a_study_is_no_diverged_one(tmp_path: Path) -> None:
+    record = small_study()
+    first, second, *rest = record.runs
+    failed = replace(first, final=replace(first.final, quality=math.nan), error="RuntimeError: out of memory")
+    diverged = replace(second, final=replace(second.final, quality=math.inf))
+    write_study(tmp_path / "whole", replace(record, runs=(failed, diverged, *rest)))
+    begin_study(tmp_path / "begun", replace(record, runs=(failed, diverged, *rest)), num_done=3)
+    index = indexed(tmp_path)
+    for path, num in (("whole", len(rest)), ("begun", 1)):
+        statuses = [run.status for run in index.runs(RunFilter(exact={"path": (path,)}))]
+        assert sorted(statuses) == sorted(["failed", "diverged", *["completed"] * num])
+
+
+def test_a_study_is_chosen_by_name_and_folder(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        write_study(tmp_path / folder, small_study("same"))
+    write_study(tmp_path / "third", small_study("third (3)"))
+    index = indexed(tmp_path)
+    for value, paths in (
+        ("same", {"one", "two"}),
+        ("same (two)", {"two"}),
+        ("third (3)", {"third"}),
+        ("same (third)", set()),
+    ):
+        found = index.runs(RunFilter(exact={"study": (value,)}), limit=100)
+        assert {run.path for run in found} == paths
+        assert index.count(RunFilter(exact={"study": (value,)})) == len(found)
+    both = index.runs(RunFilter(exact={"study": ("same (one)", "third (3)")}), limit=100)
+    assert {run.path for run in both} == {"one", "third"}

@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from cosmati.records.study import CostProfile
+from cosmati.store import tables
 from cosmati.store.tables import store_tables, study_tables, write_tables
 from tests.store.samples import HOSTILE, indexed, run_record, small_study, write_run, write_study
 
@@ -97,3 +98,34 @@ def test_an_empty_table_has_its_columns(tmp_path: Path) -> None:
     assert [len(read(path)) for path in write_tables(store_tables(indexed(tmp_path / "store")), tmp_path, "csv")] == [
         0
     ] * 3
+
+
+def test_what_costs_nothing_costs_nothing() -> None:
+    for price, expected in ((0.0, {0.0}), (None, {None}), (3600.0, None)):
+        record = small_study(price_per_hour=price)
+        rows = list(study_tables(record)["runs"].rows)
+        assert {row["cost"] for row in rows} == (expected or {run.final.seconds for run in record.runs})
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 4, 7])
+def test_pages_of_a_store_hold_each_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num: int) -> None:
+    monkeypatch.setattr(tables, "_PAGE", 3)
+    for number in range(num):
+        write_run(tmp_path / f"r{number}", run_record(f"run {number}"))
+    rows = list(store_tables(indexed(tmp_path))["runs"].rows)
+    assert [row["name"] for row in rows] == [f"run {number}" for number in range(num)]
+
+
+def test_a_store_that_grows_while_its_written_is_written_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_PAGE", 5)
+    write_study(tmp_path / "m", small_study("m", seeds=range(5)))
+    index = indexed(tmp_path)
+    before = sorted(run.key for run in index.runs(limit=1000))
+    rows = iter(store_tables(index)["runs"].rows)
+    found = [next(rows)["key"]]
+    write_study(tmp_path / "a", small_study("a"))
+    write_study(tmp_path / "m", small_study("m", seeds=range(6)))
+    index.refresh()
+    assert sorted([*found, *(row["key"] for row in rows)]) == before

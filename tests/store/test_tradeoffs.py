@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, geometric_mean, stdev
@@ -13,8 +15,9 @@ from hypothesis import strategies as st
 from cosmati.store.filters import RunFilter
 from cosmati.store.index import RunIndex
 from cosmati.store.summary import RunSummary, points_up
-from cosmati.store.tradeoffs import COST_AXES, CostAxis, _frontier, quality_names, tradeoff_points
+from cosmati.store.tradeoffs import COST_AXES, CostAxis, LeftOut, _frontier, left_out, quality_names, tradeoff_points
 from tests.store.samples import indexed, run_record, small_study, write_run, write_study
+from tests.study.oracles import log_quality, study
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +115,155 @@ def test_one_seed_has_no_error_and_equal_ones_none_to_speak_of(tmp_path: Path) -
     assert {one.error for one in found if one.path == "one"} == {None}
 
 
+def with_qualities(root: Path, qualities: dict[int, float], **changes: object) -> RunIndex:
+    """Write a study with these qualities by seed, of each of its arms and budgets."""
+    record = small_study(seeds=qualities, **changes)
+    runs = tuple(replace(run, final=replace(run.final, quality=qualities[run.seed])) for run in record.runs)
+    write_study(root / "s", replace(record, runs=runs))
+    return indexed(root)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e6, 1e12])
+def test_the_error_is_right_where_qualities_are_large_and_close(tmp_path: Path, size: float) -> None:
+    qualities = {seed: size + 1e-3 * seed for seed in range(5)}
+    expected = stdev(qualities.values()) / math.sqrt(5)  # in fractions, so exact
+    found = tradeoff_points(with_qualities(tmp_path, qualities), RunFilter(), "seconds")
+    assert [one.error for one in found] == pytest.approx([expected] * 4, rel=1e-9)
+
+
+def test_a_quality_whose_square_is_beyond_all_numbers_has_no_error(tmp_path: Path) -> None:
+    qualities = {seed: math.exp(400 + seed) for seed in range(3)}
+    found = tradeoff_points(with_qualities(tmp_path, qualities), RunFilter(), "seconds")
+    assert {one.error for one in found} == {None}
+    assert [one.quality for one in found] == pytest.approx([fmean(qualities.values())] * 4, rel=1e-12)
+    largest = tradeoff_points(with_qualities(tmp_path, {0: 1.7e308, 1: 1.6e308}), RunFilter(), "seconds")
+    assert [one.quality for one in largest] == pytest.approx([1.65e308] * 4, rel=1e-12)
+
+
+@pytest.mark.parametrize("axis", ["steps", "rows", "seconds"])
+def test_equal_positions_and_qualities_stay_equal_whatever_the_number_of_seeds(tmp_path: Path, axis: CostAxis) -> None:
+    """500 steps are 500 steps: the worse of two arms isn't on the frontier because its mean was rounded down."""
+    for steps in (80, 100, 240, 625, 3000):
+        arms = {f"n{n}": n for n in range(1, 12)}
+        same = study({name: lambda b, s: 0.7 for name in ("baseline", *arms)}, seeds=range(11), budgets=(1.0,))
+        runs = [run for run in same.runs if run.seed < arms.get(run.arm, 3)]
+        finals = [replace(run.final, step=steps, rows=32 * steps, seconds=steps / 3, quality=0.7) for run in runs]
+        runs = [replace(run, final=final) for run, final in zip(runs, finals, strict=True)]
+        write_study(tmp_path / "s", replace(same, runs=tuple(runs)))
+        found = tradeoff_points(indexed(tmp_path), RunFilter(), axis)
+        assert {one.position for one in found} == {{"steps": steps, "rows": 32 * steps, "seconds": steps / 3}[axis]}
+        assert {(one.quality, one.is_on_frontier) for one in found} == {(0.7, True)}
+
+
+def test_a_position_is_a_geometric_mean(tmp_path: Path) -> None:
+    record = small_study(seeds=range(3))
+    seconds = {0: 1.0, 1: 10.0, 2: 1000.0}
+    runs = tuple(replace(run, final=replace(run.final, seconds=seconds[run.seed])) for run in record.runs)
+    write_study(tmp_path / "s", replace(record, runs=runs))
+    found = tradeoff_points(indexed(tmp_path), RunFilter(), "seconds")
+    assert [one.position for one in found] == pytest.approx([10 ** (4 / 3)] * 4, rel=1e-12)
+
+
+@pytest.mark.parametrize("column", ["quality", "seconds", "steps", "cost"])
+def test_a_limit_takes_whole_points_by_their_means(tmp_path: Path, column: str) -> None:
+    """Those seeds of a point that pass a limit are the lucky ones: their mean is nobody's."""
+    record = small_study(seeds=range(4))
+    more = {0: 0.5, 1: 1.0, 2: 2.0, 3: 4.0}
+    runs = [
+        replace(
+            run,
+            final=replace(
+                run.final,
+                quality=run.final.quality * more[run.seed],
+                seconds=run.final.seconds * more[run.seed],
+                step=int(run.final.step * more[run.seed]),
+            ),
+        )
+        for run in record.runs
+    ]
+    write_study(tmp_path / "s", replace(record, runs=tuple(runs)))
+    index = indexed(tmp_path)
+    every = tradeoff_points(index, RunFilter(), "seconds")
+    mean: Callable[[list[float]], float] = fmean if column == "quality" else geometric_mean
+    of_point = {
+        one.key: mean([getattr(run, column) for run in index.runs() if (run.arm, run.budget) == (one.arm, one.budget)])
+        for one in every
+    }
+    middle = sorted(of_point.values())[1] + 1e-6
+    for chosen, passes in (
+        (RunFilter(least={column: middle}), lambda value: value >= middle),
+        (RunFilter(most={column: middle}), lambda value: value <= middle),
+    ):
+        expected = [one for one in every if passes(of_point[one.key])]
+        found = tradeoff_points(index, chosen, "seconds")
+        assert 0 < len(expected) < len(every)
+        assert [replace(one, is_on_frontier=False) for one in found] == [
+            replace(one, is_on_frontier=False) for one in expected
+        ]
+
+
+def test_who_mostly_diverges_is_on_no_frontier(tmp_path: Path) -> None:
+    """12 of 15 runs of the best arm diverged: the three that didn't say nothing of it."""
+    record = study({"baseline": log_quality(), "fragile": log_quality(0.5)}, seeds=range(5), budgets=(0.25, 0.5, 1.0))
+    nan = math.nan
+    runs = [
+        replace(run, final=replace(run.final, quality=nan)) if run.arm == "fragile" and run.seed else run
+        for run in record.runs
+    ]
+    failed = replace(runs[-1], error="RuntimeError: out of memory")
+    write_study(tmp_path / "s", replace(record, runs=(*runs[:-1], failed)))
+    index = indexed(tmp_path)
+    for chosen in (RunFilter(), RunFilter(exact={"status": ("completed",)}), RunFilter(least={"seconds": 0.0})):
+        found = tradeoff_points(index, chosen, "seconds")
+        assert {one.arm for one in found if one.is_on_frontier} == {"baseline"}
+        assert {(one.arm, one.n, one.num_lost) for one in found} == {("baseline", 5, 0), ("fragile", 1, 4)}
+    (one,) = [one for one in found if (one.arm, one.budget) == ("fragile", 1.0)]
+    assert one.losses == ((0.25, 4, 5), (0.5, 4, 5), (1.0, 4, 5))
+    # One of eleven is less than a tenth, and counts for nothing.
+    many = study({"baseline": log_quality(), "good": log_quality(0.5)}, seeds=range(11), budgets=(1.0,))
+    runs = [
+        replace(run, final=replace(run.final, quality=nan)) if (run.arm, run.seed) == ("good", 3) else run
+        for run in many.runs
+    ]
+    write_study(tmp_path / "s", replace(many, runs=tuple(runs)))
+    found = tradeoff_points(indexed(tmp_path), RunFilter(), "seconds")
+    assert [(one.arm, one.num_lost) for one in found if one.is_on_frontier] == [("good", 1)]
+
+
+def test_time_has_a_frontier_for_each_hardware(tmp_path: Path) -> None:
+    """A slow machine's best is its frontier: that another one is faster says nothing of the methods."""
+    record = small_study(seeds=[0])
+    slow = tuple(replace(run, final=replace(run.final, seconds=10 * run.final.seconds)) for run in record.runs)
+    write_study(tmp_path / "cpu", replace(record, runs=slow, hardware="CPU"))
+    write_study(tmp_path / "gpu", replace(record, hardware="GPU"))
+    index = indexed(tmp_path)
+    alone = {
+        (one.path, one.arm, one.budget)
+        for name in ("cpu", "gpu")
+        for one in tradeoff_points(index, RunFilter(exact={"path": (name,)}), "seconds")
+        if one.is_on_frontier
+    }
+    for axis, price in (("seconds", None), ("cost", 3.0)):
+        found = tradeoff_points(index, RunFilter(), axis, price_per_hour=price)  # type: ignore[arg-type]
+        assert {(one.path, one.arm, one.budget) for one in found if one.is_on_frontier} == alone
+    paid = tradeoff_points(index, RunFilter(), "cost")
+    assert {one.path for one in paid if one.is_on_frontier} == {"gpu"}, "money is money"
+
+
+def test_what_has_no_place_on_the_axis_is_counted(tmp_path: Path) -> None:
+    for name, price in (("free", 0.0), ("paid", 2.0), ("unknown", None)):
+        write_study(tmp_path / name, small_study(name, price_per_hour=price))
+    broken = small_study("broken")
+    runs = tuple(replace(run, final=replace(run.final, quality=math.inf)) for run in broken.runs[:3])
+    write_study(tmp_path / "broken", replace(broken, runs=(*runs, *broken.runs[3:])))
+    index = indexed(tmp_path)
+    assert {one.path for one in tradeoff_points(index, RunFilter(), "cost")} == {"paid", "broken"}
+    assert left_out(index, RunFilter(), "cost") == LeftOut(num_lost=3, num_unknown=8, num_zero=8)
+    assert left_out(index, RunFilter(), "cost", price_per_hour=1.0) == LeftOut(num_lost=3, num_unknown=0, num_zero=0)
+    assert left_out(index, RunFilter(exact={"study": ("free",)}), "cost") == LeftOut(0, 0, 8)
+    assert left_out(index, RunFilter(), "tokens") == LeftOut(num_lost=3, num_unknown=29, num_zero=0)
+
+
 def test_measures_are_counted_whatever_is_chosen(index: RunIndex) -> None:
     expected = [("accuracy", 16 + 4 + 8 + 3), ("loss", 8)]
     assert quality_names(index, RunFilter()) == expected
@@ -131,6 +283,20 @@ def test_measures_are_counted_whatever_is_chosen(index: RunIndex) -> None:
         ("answers", None),
         ("loss of accuracy", None),
         ("", None),
+        ("neg_mean_squared_error", None),
+        ("neg_log_loss", None),
+        ("-loss", None),
+        ("val/-loss", None),
+        ("negative_loss", None),
+        ("1-accuracy", None),
+        ("eval/1 - acc", None),
+        ("one minus accuracy", None),
+        ("accuracy_gap", None),
+        ("loss_scale", None),
+        ("top-1 accuracy", True),
+        ("accuracy/top-1", True),
+        ("recall@1", True),
+        ("log-loss", False),
     ],
 )
 def test_names_that_say_which_way_they_point(name: str, up: bool | None) -> None:

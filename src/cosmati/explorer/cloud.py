@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from cosmati.explorer.figures import Figure, axis_title, base_layout, csv_text, log_axis, plotly_text
 from cosmati.explorer.palette import MARKERS, Palette
+from cosmati.explorer.reaching import lost_text
 from cosmati.explorer.wording import number, time_unit
 from cosmati.store.tradeoffs import CostAxis, TradeoffPoint
 
@@ -18,6 +19,8 @@ MAX_DRAWN = 1500
 MAX_BARS = 120
 """More error bars than that hide the points."""
 MAX_HOVER, MAX_NAME = 70, 32
+DASHES = ("solid", "dot", "dashdot", "longdash")
+"""Of the frontiers, where there are several; the quality line is dashed."""
 Grouping = Literal["study", "arm", "hardware", "method"]
 GROUPINGS: tuple[Grouping, ...] = get_args(Grouping)
 AXIS_WORDS: dict[CostAxis, str] = {
@@ -41,6 +44,7 @@ class CloudLook:
         line: Where the quality line lies, None for none.
         names: What each folder's study is called, where its own name isn't enough.
         recipes: What each recipe says, shortly, by its digest.
+        is_priced: Whether all hardware's time has one price, so that a cost is a time.
     """
 
     quality: str
@@ -49,6 +53,12 @@ class CloudLook:
     line: float | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     recipes: Mapping[str, str] = field(default_factory=dict)
+    is_priced: bool = False
+
+    @property
+    def is_time(self) -> bool:
+        """Whether the axis is a time, so that each hardware has a frontier of its own."""
+        return self.axis == "seconds" or self.is_priced
 
 
 def cloud_scale(points: Sequence[TradeoffPoint], axis: CostAxis) -> tuple[str, float]:
@@ -94,17 +104,8 @@ def cloud_figure(points: Sequence[TradeoffPoint], palette: Palette, look: CloudL
     layout["margin"]["t"] = 16
     if look.line is not None:
         layout["shapes"] = [_quality_line(look.line, palette)]
-    frontier = [one for one in points if one.is_on_frontier]
     traces = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "Pareto frontier",
-            "x": [one.position / unit for one in frontier],
-            "y": [one.quality for one in frontier],
-            "line": {"color": palette.accent, "width": 1.6, "shape": "hv"},
-            "hoverinfo": "skip",
-        },
+        *_frontiers(points, palette, look, unit),
         *_groups(drawn, palette, look, unit),
         *(_key(*one) for one in _marks(points, palette)),
     ]
@@ -132,10 +133,11 @@ def cloud_csv(points: Sequence[TradeoffPoint], look: CloudLook) -> str:
             one.error,
             one.is_baseline,
             one.is_on_frontier,
+            one.num_lost,
         )
         for one in points
     ]
-    return csv_text((*header, "standard_error", "is_baseline", "is_on_frontier"), rows)
+    return csv_text((*header, "standard_error", "is_baseline", "is_on_frontier", "diverged_or_failed"), rows)
 
 
 def _quality_title(points: Sequence[TradeoffPoint], quality: str) -> str:
@@ -146,6 +148,27 @@ def _quality_title(points: Sequence[TradeoffPoint], quality: str) -> str:
 def _quality_line(at: float, palette: Palette) -> dict[str, Any]:
     line = {"color": palette.ink, "width": 1.5, "dash": "dash"}
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": at, "y1": at, "line": line, "editable": True}
+
+
+def _frontiers(points: Sequence[TradeoffPoint], palette: Palette, look: CloudLook, unit: float) -> list[dict[str, Any]]:
+    """Return a stepped line, or one for each hardware where its time is its own."""
+    found: dict[str, list[TradeoffPoint]] = {}
+    for one in points:
+        if one.is_on_frontier:
+            found.setdefault((one.hardware or "unknown hardware") if look.is_time else "", []).append(one)
+    found = found or {"": []}  # the legend's first line
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "Pareto frontier" + (f": {plotly_text(_short(hardware, MAX_NAME))}" if len(found) > 1 else ""),
+            "x": [one.position / unit for one in frontier],
+            "y": [one.quality for one in frontier],
+            "line": {"color": palette.accent, "width": 1.6, "shape": "hv", "dash": DASHES[place % len(DASHES)]},
+            "hoverinfo": "skip",
+        }
+        for place, (hardware, frontier) in enumerate(sorted(found.items(), key=lambda one: -len(one[1])))
+    ]
 
 
 def _groups(drawn: Sequence[TradeoffPoint], palette: Palette, look: CloudLook, unit: float) -> list[dict[str, Any]]:
@@ -227,6 +250,7 @@ def _hover(one: TradeoffPoint, look: CloudLook) -> str:
     spread = "" if one.error is None else f" ± {number(one.error, 2)} (standard error)"
     facts = [
         f"{look.quality} {number(one.quality, 4)}{spread}, n = {one.n}",
+        lost_text(one.num_lost, one.n + one.num_lost),
         position_text(one.position, look.axis) + ("" if one.budget is None else f", budget {one.budget:g}"),
         look.names.get(one.path, one.study) + (": the baseline" if one.is_baseline else ""),
         " + ".join(one.methods),
@@ -238,4 +262,5 @@ def _hover(one: TradeoffPoint, look: CloudLook) -> str:
 
 
 def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    """Return the beginning and the end of a long text: names can differ in either."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - (most - most // 2) :]}"

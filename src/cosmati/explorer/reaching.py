@@ -30,6 +30,8 @@ class Reached:
         ratio: The baseline's need over its own, None where there's none.
         ratio_sign: `≥` or `≤` where the ratio is a bound, empty where it's read off.
         why: Why there's no ratio, empty where there is one.
+        lost: How many of its runs diverged or failed, in words; empty where none did.
+        is_lost: Whether too many did where it's read off.
     """
 
     arm: str
@@ -40,11 +42,16 @@ class Reached:
     ratio: float | None
     ratio_sign: str
     why: str
+    lost: str
+    is_lost: bool
 
 
 @dataclass(frozen=True)
 class ReachedStudy:
-    """Those of one study that reach the quality, the first first, and the arms that don't; no study: runs alone."""
+    """Those of one study that reach the quality, the first first, and the arms that don't; no study: runs alone.
+
+    Those of which too many runs are lost come last.
+    """
 
     path: str
     study: str
@@ -57,6 +64,29 @@ class ReachedStudy:
 class _ArmCurve:
     path: str
     points: tuple[TradeoffPoint, ...]
+
+    def loses_near(self, needs: float) -> bool:
+        """Whether too many runs are lost at the budgets between which the curve is at `needs`.
+
+        As `cosmati.study.divergence.diverges_near` has it.
+        """
+        if not self.points[0].losses:
+            return False
+        after = next((k for k, one in enumerate(self.points) if one.position > needs * (1 - 1e-6)), -1)
+        is_at = after == 0 or math.isclose(self.points[after].position, needs, rel_tol=1e-6)
+        ends = [self.points[after].budget or 0.0, self.points[after if is_at else after - 1].budget or 0.0]
+        return self.points[0].loses(min(ends), max(ends))
+
+    @property
+    def lost(self) -> str:
+        """How many runs of the arm diverged or failed, in words; empty where none did."""
+        losses = self.points[0].losses
+        return lost_text(sum(lost for _, lost, _ in losses), sum(total for _, _, total in losses))
+
+
+def lost_text(lost: int, total: int) -> str:
+    """Return how many runs diverged or failed, in words; empty where none did."""
+    return f"{lost} of {total} runs diverged or failed" if lost else ""
 
 
 def line_range(points: Sequence[TradeoffPoint]) -> tuple[float, float] | None:
@@ -92,11 +122,16 @@ def who_reaches(points: Sequence[TradeoffPoint], quality: float) -> tuple[Reache
     by_study = sorted(zip(curves, needs, strict=True), key=lambda one: _study_of(one[0]))
     for (study, path), group in groupby(by_study, key=lambda one: _study_of(one[0])):
         arms = list(group)
-        base = next((need for curve, need in arms if curve.points[0].is_baseline), None)
+        base = next((one for one in arms if one[0].points[0].is_baseline), None)
         reached = [_reached(curve, need, base, has_study=bool(study)) for curve, need in arms if need[0] < math.inf]
-        short = tuple(curve.points[0].arm for curve, need in arms if need[0] == math.inf)
+        short = tuple(
+            curve.points[0].arm + (f" ({curve.lost})" if curve.lost else "")
+            for curve, need in arms
+            if need[0] == math.inf
+        )
         hardware = ", ".join(sorted({curve.points[0].hardware for curve, _ in arms} - {""}))
-        found.append(ReachedStudy(path, study, hardware, tuple(sorted(reached, key=lambda one: one.needs)), short))
+        first = sorted(reached, key=lambda one: (one.is_lost, one.needs))
+        found.append(ReachedStudy(path, study, hardware, tuple(first), short))
     return tuple(sorted(found, key=lambda one: (not one.reached, not one.study)))
 
 
@@ -131,9 +166,7 @@ def _needs(curves: Sequence[_ArmCurve], quality: float, sign: float) -> list[_Ne
     return [needs[place] for place in range(len(curves))]
 
 
-def _reached(
-    curve: _ArmCurve, need: tuple[float, bool], base: tuple[float, bool] | None, *, has_study: bool
-) -> Reached:
+def _reached(curve: _ArmCurve, need: _Need, base: tuple[_ArmCurve, _Need] | None, *, has_study: bool) -> Reached:
     one = curve.points[0]
     ratio, sign, why = None, "", ""
     if one.is_baseline:
@@ -142,10 +175,14 @@ def _reached(
         why = "no study, so not compared"
     elif base is None:
         why = "the baseline isn't among these runs"
-    elif base[0] == math.inf:
+    elif base[1][0] == math.inf:
         why = "the baseline doesn't reach it"
-    elif base[1] and need[1]:
+    elif base[1][1] and need[1]:
         why = "both reach it at their smallest budget"
     else:
-        ratio, sign = base[0] / need[0], "≥" if need[1] else "≤" if base[1] else ""
-    return Reached(one.arm, one.key, one.is_baseline, *need, ratio, sign, why)
+        ratio, sign = base[1][0] / need[0], "≥" if need[1] else "≤" if base[1][1] else ""
+        # Those that didn't diverge flatter the faster of the two.
+        whose, faster, at = ("its", curve, need[0]) if ratio > 1 else ("the baseline's", base[0], base[1][0])
+        if faster.loses_near(at):
+            ratio, sign, why = None, "", f"too many of {whose} runs diverged or failed there"
+    return Reached(one.arm, one.key, one.is_baseline, *need, ratio, sign, why, curve.lost, curve.loses_near(need[0]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,11 +42,22 @@ def template_environment() -> jinja2.Environment:
 
 
 def embedded_json(value: object) -> str:
-    """Return JSON that is safe inside a script element: it holds no `<`, `>` or `&`."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    """Return JSON that is safe inside a script element: it holds no `<`, `>` or `&`. What isn't finite is null."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # looked for only where there is any
+        text = json.dumps(_with_nulls(value), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
+
+
+def _with_nulls(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _with_nulls(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_nulls(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def safe_markup(text: str) -> str:

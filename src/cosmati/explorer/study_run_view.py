@@ -58,11 +58,13 @@ class StudyRunView:
         """Its place among the seeds of its arm, in a sentence."""
         run, study = self.run, self.study
         if not math.isfinite(run.final.quality):
-            return f"Its {study.quality_name} isn't finite: it diverged, so it has no place among its arm's seeds."
+            why = "It failed" if run.error else f"Its {study.quality_name} isn't finite: it diverged"
+            return f"{why}, so it has no place among its arm's seeds."
         if len(self.peers) == 1:
             return "It's the only seed of its arm at this budget, so nothing says how much of it is luck."
         if len(self.finite) == 1:
-            return f"Of the {len(self.peers)} seeds of its arm at this budget all others diverged."
+            what = "diverged or failed" if any(one.error for one in self.peers) else "diverged"
+            return f"Of the {len(self.peers)} seeds of its arm at this budget all others {what}."
         qualities = [one.final.quality for one in self.finite]  # the best first
         num_equal = qualities.count(run.final.quality) - 1
         others = f", as {num_equal} other{'s' * (num_equal > 1)}" if num_equal else ""
@@ -81,7 +83,7 @@ class StudyRunView:
             return f"The baseline has no run of seed {self.run.seed} at this budget."
         gap = self.run.final.quality - twin.final.quality
         if not math.isfinite(gap):
-            return "Of it and the baseline of the same seed one diverged, so there's no difference."
+            return "Of it and the baseline of the same seed one diverged or failed, so there's no difference."
         if gap == 0:
             return f"The baseline of the same seed has the same {study.quality_name}."
         better = "better" if (gap > 0) == study.higher_is_better else "worse"

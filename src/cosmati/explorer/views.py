@@ -184,7 +184,8 @@ def _point_rows(study: StudyRecord, arm: str) -> list[TableRow]:
 def _comparison_row(study: StudyRecord, arm: str) -> TableRow:
     crossed = ", ".join(amount(at, "seconds") for at in crossings(study, arm)) or "none"
     at_time = estimate_text(difference_at_equal(study, arm))
-    at_steps = estimate_text(difference_at_equal(study, arm, axis="step"))
+    has_steps = "step" in available_axes(study)
+    at_steps = estimate_text(difference_at_equal(study, arm, axis="step")) if has_steps else "–"
     return arm, at_time, at_steps, estimate_text(area_between(study, arm)), crossed
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from cosmati.store.rows import RUN_COLUMNS
 from cosmati.store.scan import STORE_FOLDER
 
 INDEX_FILE = "index.sqlite"
-VERSION = 2
+VERSION = 3
 _SCHEMA = f"""
 CREATE TABLE state (mark TEXT);
 INSERT INTO state VALUES (hex(randomblob(8)));
@@ -159,6 +159,32 @@ def _is_damage(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
 
+class _StandardError:
+    """The standard error of a mean, by Welford's recurrence: sums of squares lose what large and close values have."""
+
+    def __init__(self) -> None:
+        self._n, self._first, self._mean, self._squares = 0, 0.0, 0.0, 0.0
+
+    def step(self, value: float) -> None:
+        """Take one more value."""
+        if not self._n:
+            self._first = value
+        self._n += 1
+        apart = value - self._first  # exact where values are close
+        gap = apart - self._mean
+        self._mean += gap / self._n
+        self._squares += gap * (apart - self._mean)
+
+    def finalize(self) -> float | None:
+        """Return it, None of a single value, and where it's no number."""
+        found = math.sqrt(self._squares / (self._n - 1) / self._n) if self._n > 1 else math.nan
+        return found if math.isfinite(found) else None
+
+
+def _null_safe(function: Callable[[float], float]) -> Callable[[float | None], float | None]:
+    return lambda value: None if value is None else function(value)
+
+
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
     """Return a connection; `rw` doesn't make the file."""
     database = sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode={mode}", timeout=30, uri=True)
@@ -166,5 +192,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
         try:
             database.execute(f"SELECT {name}(1.0)")
         except sqlite3.OperationalError:  # SQLite can be built without
-            database.create_function(name, 1, function, deterministic=True)
+            database.create_function(name, 1, _null_safe(function), deterministic=True)
+    # Its stub knows whole numbers only.
+    database.create_aggregate("standard_error", 1, _StandardError)  # type: ignore[arg-type]
     return database

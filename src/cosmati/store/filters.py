@@ -26,7 +26,8 @@ class RunFilter:
 
     Attributes:
         exact: By column, the values of which it may have any: `{"arm": ("muon", "baseline")}`. `method` asks for runs
-            with any of these methods, `model` for those whose recipe names any of these models.
+            with any of these methods, `model` for those whose recipe names any of these models. A `study` may be told
+            from another one of its name by its folder: `Digits (mine/digits)`.
         least: By numeric column, at least this.
         most: By numeric column, at most this.
         text: Words, each a part of its name, study, arm, task or method, in any case.
@@ -50,6 +51,9 @@ class RunFilter:
                 terms.append(f"EXISTS (SELECT 1 FROM json_each(runs.methods) WHERE value IN ({marks}))")
             elif column == "model":
                 terms.append(f"recipe IN (SELECT recipe FROM recipes WHERE {MODEL} IN ({marks}))")
+            elif column == "study" and any(text.endswith(")") for text in allowed):
+                terms.append(f"(study IN ({marks}) OR study || ' (' || path || ')' IN ({marks}))")
+                values += allowed
             else:
                 terms.append(f"{_known(column, COLUMNS)} IN ({marks})")
             values += [_number(column, text) for text in allowed] if column in NUMBERS else allowed

@@ -6,12 +6,13 @@ in the user's cache where the store can't be written. Readers and the one writer
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
@@ -141,6 +142,28 @@ class RunIndex:
         sql = f"SELECT {_SELECTED} {_FROM} WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
         return [as_summary(row) for row in self.query(sql, [*values, *more, limit, offset])]
 
+    def each_run(
+        self, chosen: RunFilter, *, sort: str = "path", descending: bool = False, page: int = 5000
+    ) -> Iterator[RunSummary]:
+        """Yield all runs that a filter lets through, in an order: those that there are at the first, each once.
+
+        The index may change in between. A run that is gone when it's reached is left out.
+
+        Args:
+            chosen: which.
+            sort: column to order by.
+            descending: whether the largest comes first.
+            page: how many are read at once.
+        """
+        where, values = chosen.where()
+        order, more = order_of(sort, descending=descending)
+        keys = [key for (key,) in self.query(f"SELECT key {_FROM} WHERE {where} ORDER BY {order}", [*values, *more])]
+        some = f"SELECT {_SELECTED} {_FROM} WHERE key IN (SELECT value FROM json_each(?))"
+        for place in range(0, len(keys), page):
+            wanted = keys[place : place + page]
+            found = {run.key: run for run in map(as_summary, self.query(some, (json.dumps(wanted),)))}
+            yield from (found[key] for key in wanted if key in found)
+
     def count(self, chosen: RunFilter | None = None) -> int:
         """Return how many runs a filter lets through."""
         where, values = (chosen or RunFilter()).where()
@@ -213,12 +236,20 @@ class RunIndex:
         return self.query("SELECT DISTINCT study, path FROM runs WHERE kind = 'study' ORDER BY study, path")
 
     def column_names(self, chosen: RunFilter) -> tuple[list[str], list[tuple[str, bool]]]:
-        """Return the metrics that the chosen runs have, and recipes' facts, each with whether runs differ in it."""
+        """Return the metrics that the chosen runs have, and recipes' facts, each with whether runs differ in it.
+
+        Recipes differ in a fact that some lack, and in one of another kind: 1 isn't `true`, and none isn't 1.
+        """
         where, values = chosen.where()
-        metrics = f"SELECT DISTINCT one.key FROM runs, json_each(runs.metrics) AS one WHERE {where} ORDER BY 1"
+        # The condition by itself: `json_each` has a `path` too.
+        some = f"SELECT metrics FROM runs WHERE {where}"
+        metrics = f"SELECT DISTINCT one.key FROM ({some}) AS chosen, json_each(chosen.metrics) AS one ORDER BY 1"
+        kind = "CASE WHEN one.type IN ('integer', 'real') THEN 'number' ELSE one.type END"
         facts = f"""
-            SELECT one.key, count(DISTINCT one.value) > 1 FROM recipes, json_each(recipes.facts) AS one
-            WHERE recipe IN (SELECT DISTINCT recipe FROM runs WHERE {where}) GROUP BY 1 ORDER BY 1
+            WITH chosen AS (SELECT facts FROM recipes WHERE recipe IN (SELECT recipe FROM runs WHERE {where}))
+            SELECT one.key, count(DISTINCT {kind}) > 1 OR count(DISTINCT one.value) > 1
+                OR count(*) < (SELECT count(*) FROM chosen)
+            FROM chosen, json_each(chosen.facts) AS one GROUP BY 1 ORDER BY 1
         """
         found = [name for (name,) in self.answer(metrics, values)]
         return found, [(name, bool(differs)) for name, differs in self.answer(facts, values)]

@@ -59,6 +59,7 @@ class _StudyRun(msgspec.Struct):
     seed: int
     run_id: str
     final: _Final
+    error: str = ""
 
 
 class _Line(msgspec.Struct):
@@ -219,7 +220,7 @@ def _summaries(record: _Study, runs: list[_StudyRun], path: str) -> Iterator[Run
             hardware=record.hardware,
             budget=run.budget,
             seed=run.seed,
-            status="completed" if quality is not None else "diverged",
+            status="failed" if run.error else "completed" if quality is not None else "diverged",
             steps=final.step,
             rows=final.rows or None,
             tokens=final.tokens or None,

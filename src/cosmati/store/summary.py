@@ -114,8 +114,20 @@ _DOWN = re.compile(r"loss|err|error|perplexity|ppl|bits|nats|bpb|nll|mse|mae|rms
 _UP = re.compile(r"acc|accuracy|f1|auc|auroc|precision|recall|bleu|rouge|m?iou|dice|ndcg|mrr|psnr|ssim|reward")
 
 
+_TURNED = frozenset(["neg", "negative", "minus", "inverse", "gap", "drop", "delta", "diff", "difference", "scale"])
+_FROM_ONE = re.compile(r"(?:^|/)\s*(?:1(?=[^a-z0-9])|[-\u2212])")
+"""`1-accuracy` and `-loss`, and not `top-1`."""
+
+
 def points_up(quality_name: str) -> bool | None:
-    """Say by its name whether more of a measure is better, where no study says it; None where the name doesn't."""
-    words = re.split(r"[^a-z0-9]+", quality_name.lower())
+    """Say by its name whether more of a measure is better, where no study says it; None where the name doesn't.
+
+    A measure that is turned round (`neg_mean_squared_error`), or is only about another one (`accuracy_gap`), says
+    nothing for certain.
+    """
+    name = quality_name.lower()
+    words = re.split(r"[^a-z0-9]+", name)
+    if _TURNED.intersection(words) or _FROM_ONE.search(name):
+        return None
     is_up, is_down = (any(map(pattern.fullmatch, words)) for pattern in (_UP, _DOWN))
     return is_up if is_up != is_down else None

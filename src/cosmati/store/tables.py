@@ -139,10 +139,9 @@ def store_tables(index: RunIndex) -> dict[str, Table]:
 
 
 def _runs(index: RunIndex) -> Iterator[dict[str, Any]]:
-    for offset in range(0, index.count() + 1, _PAGE):
-        for run in index.runs(RunFilter(), sort="path", descending=False, limit=_PAGE, offset=offset):
-            found = {name: getattr(run, name) for name in _RUN}
-            yield found | {"methods": json.dumps(run.methods, ensure_ascii=False)}
+    for run in index.each_run(RunFilter(), page=_PAGE):
+        found = {name: getattr(run, name) for name in _RUN}
+        yield found | {"methods": json.dumps(run.methods, ensure_ascii=False)}
 
 
 def write_tables(tables: Mapping[str, Table], folder: Path, form: Form) -> list[Path]:

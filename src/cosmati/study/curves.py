@@ -274,7 +274,9 @@ def _tables(study: StudyRecord, arm: str, seeds: Sequence[int], axis: Axis | Non
 def _count(study: StudyRecord, run: StudyRun, axis: Axis) -> float:
     count = float(getattr(run.final, axis))
     if count <= 0:
-        raise RunError(f"Arm {run.arm!r} has runs without a count of {axis}. Use one of {available_axes(study)}.")
+        counted = ", ".join(available_axes(study)) or "none"
+        msg = f"Arm {run.arm!r} has runs that don't say how much they took of {axis}. What all runs say: {counted}."
+        raise RunError(msg)
     return count
 
 

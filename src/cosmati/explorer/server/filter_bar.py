@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import Request
@@ -108,7 +108,7 @@ def filter_bar(
         ranges=ranges,
         num_more=sum(name not in MAIN and name not in own for name in used),
         hidden=tuple((name, value) for name, value in query.multi_items() if name not in shown and value),
-        chips=_chips(request, what, own, limits, is_usual_task=is_usual_task),
+        chips=_chips(request, what, own, limits, usual_task=_usual_task(site, what) if is_usual_task else ""),
         clear=address(request.url.path, rest),
     )
 
@@ -123,6 +123,8 @@ def warm_choices(site: Site) -> None:
 def _field(site: Site, what: Asked, name: str) -> Field:
     chosen = what.filter.exact.get(name, ())
     found = [(_text(value), num) for value, num in site.index.choices(name) if value not in (None, "")]
+    if name == "study":
+        found = _told_apart(site, found, chosen)
     numeric = name in NUMBERS
     if numeric:
         chosen = tuple(_as_number(one) for one in chosen)
@@ -132,8 +134,17 @@ def _field(site: Site, what: Asked, name: str) -> Field:
     shown += [(one, 0) for one in chosen if one not in {value for value, _ in shown}]
     first = ("", f"{len(chosen)} chosen; add" if len(chosen) > 1 else "any", False)
     is_chosen = chosen if len(chosen) == 1 else ()
-    options = [(value, f"{_short(value)} ({num:,})", value in is_chosen) for value, num in shown]
+    words = {value: f"{float(value):g}" for value, _ in shown} if name == "budget" else {}
+    options = [(value, f"{words.get(value, _short(value))} ({num:,})", value in is_chosen) for value, num in shown]
     return Field(name, WORDS.get(name, name.capitalize()), (first, *options), chosen if len(chosen) > 1 else ())
+
+
+def _told_apart(site: Site, found: list[tuple[str, int]], chosen: Collection[str]) -> list[tuple[str, int]]:
+    """Return the choices of studies, those of one name by their folders."""
+    names = site.study_names()
+    shared = {text.removesuffix(f" ({path})") for path, text in names.items()} - set(chosen)
+    nums = dict(site.index.choices("path")) if names else {}
+    return [one for one in found if one[0] not in shared] + [(text, nums[path]) for path, text in names.items()]
 
 
 def _task_field(field: Field, what: Asked, *, is_usual: bool) -> Field:
@@ -147,7 +158,7 @@ def _task_field(field: Field, what: Asked, *, is_usual: bool) -> Field:
 
 
 def _chips(
-    request: Request, what: Asked, own: Collection[str], limits: Sequence[str], *, is_usual_task: bool
+    request: Request, what: Asked, own: Collection[str], limits: Sequence[str], *, usual_task: str
 ) -> tuple[Chip, ...]:
     query, chips = request.query_params, list[Chip]()
     if what.filter.text:
@@ -156,8 +167,8 @@ def _chips(
         if name in own:
             continue
         label = WORDS.get(name, name).lower()
-        if name == "task" and is_usual_task:
-            chips.append(Chip("", f"task with most runs: {_short(values[0])}", changed(request, task="")))
+        if name == "task" and usual_task:
+            chips.append(Chip("", usual_task, changed(request, task="")))
             continue
         for value in values:
             back = changed(request, task="") if name == "task" and len(values) == 1 else without(request, name, value)
@@ -169,8 +180,19 @@ def _chips(
     return tuple(chips)
 
 
+def _usual_task(site: Site, what: Asked) -> str:
+    """Return which task the page took by itself, and of how many runs: it may be few, where each has its own."""
+    tasks = what.filter.exact.get("task", ())
+    if not tasks:
+        return ""
+    without = {name: values for name, values in what.filter.exact.items() if name != "task"}
+    num, total = (site.index.count(one) for one in (what.filter, replace(what.filter, exact=without)))
+    return f"task with most runs: {_short(tasks[0])} ({num:,} of {total:,} runs)"
+
+
 def _text(value: Any) -> str:  # noqa: ANN401  (what the index holds)
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
+    """Return a value as an address has it: with all digits, for it's compared."""
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def _as_number(text: str) -> str:
@@ -181,4 +203,5 @@ def _as_number(text: str) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+    """Return the beginning and the end of a long text: names can differ in either."""
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]}…{text[1 - MAX_TEXT // 2 :]}"

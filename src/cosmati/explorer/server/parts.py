@@ -7,10 +7,11 @@ from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from cosmati.errors import RunError
 from cosmati.explorer.figures import Figure
+from cosmati.explorer.rendering import embedded_json
 from cosmati.explorer.server.site import Site
 from cosmati.explorer.views import StudyView, live_data
 from cosmati.study.curves import Axis
@@ -26,17 +27,21 @@ def parts_router(site: Site) -> APIRouter:
         found = _figure(site, path, name)
         if request.query_params.get("form") == "csv":
             return csv_answer(found.csv, name)
-        return JSONResponse({"figures": {name: {"plot": found.plot}}})
+        return _json_answer({"figures": {name: {"plot": found.plot}}})
 
     @router.get("/levels/{path:any}")
-    def levels(request: Request, path: str) -> JSONResponse:
+    def levels(request: Request, path: str) -> Response:
         axis = cast("Axis", request.query_params.get("axis", ""))
         view = site.study(path, axis)
         names = _names(view, axis)
         figures = {name: {"plot": one.plot} for name, one in site.study_figures(path, axis).items() if name in names}
-        return JSONResponse({"figures": figures, "studies": {view.anchor: live_data(view)}})
+        return _json_answer({"figures": figures, "studies": {view.anchor: live_data(view)}})
 
     return router
+
+
+def _json_answer(value: object) -> Response:
+    return Response(embedded_json(value), media_type="application/json")
 
 
 def csv_answer(text: str, name: str) -> Response:

@@ -119,6 +119,7 @@ def _study_run(site: Site, request: Request, found: RunSummary) -> HTMLResponse:
         "keys": keys,
         "paired": paired,
         "budgets": [(budget, key_of(found.path, found.arm, budget, found.seed)) for budget in budgets],
+        "study_name": site.study_names().get(found.path, found.study),
         "code": recipe_code(view.arm.recipe_text, seed=found.seed, budget=found.budget),
     }
     title = f"{found.arm}, seed {found.seed}"

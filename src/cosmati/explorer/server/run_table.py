@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from fastapi import Request
@@ -41,6 +42,15 @@ class Cell:
     text: str
     kind: CellKind
     whole: str = ""
+
+
+@dataclass(frozen=True)
+class ColumnGroup:
+    """Columns of a kind, and how many more of it aren't listed."""
+
+    kind: str
+    columns: tuple[ColumnChoice, ...]
+    num_more: int
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,7 @@ def value_of(run: RunSummary, column: str) -> object:
     return run.facts.get(name) if kind == "fact" else getattr(run, column)
 
 
-def column_choices(index: RunIndex, chosen: RunFilter, shown: Sequence[str]) -> dict[str, list[ColumnChoice]]:
+def column_choices(index: RunIndex, chosen: RunFilter, shown: Sequence[str]) -> list[ColumnGroup]:
     """Return what the chosen runs have to show, by kind: facts in which they differ, and those that all share."""
     metrics, facts = index.column_names(chosen)
     named = {
@@ -126,20 +136,29 @@ def column_choices(index: RunIndex, chosen: RunFilter, shown: Sequence[str]) -> 
         "Of the recipe, where runs differ": [f"fact:{name}" for name, differs in facts if differs],
         "Of the recipe, the same in all": [f"fact:{name}" for name, differs in facts if not differs],
     }
-    return {
-        kind: [ColumnChoice(name, title_of(name), name in shown) for name in names[:MAX_NAMES]]
+    listed = {
+        kind: [name for place, name in enumerate(names) if place < MAX_NAMES or name in shown]
         for kind, names in named.items()
         if names
     }
+    return [
+        ColumnGroup(
+            kind,
+            tuple(ColumnChoice(name, title_of(name), name in shown) for name in names),
+            len(named[kind]) - len(names),
+        )
+        for kind, names in listed.items()
+    ]
 
 
 def run_lines(index: RunIndex, what: Asked, columns: Sequence[str]) -> Iterator[str]:
     """Yield all chosen runs as CSV in the table's order, figures as they are; a piece is some thousand lines."""
-    header = ("key", "name", "path", *columns)
-    for offset in range(0, max(1, index.count(what.filter)), CSV_RUNS):
-        found = index.runs(what.filter, sort=what.sort, descending=what.descending, limit=CSV_RUNS, offset=offset)
+    header: Sequence[str] = ("key", "name", "path", *columns)
+    runs = index.each_run(what.filter, sort=what.sort, descending=what.descending, page=CSV_RUNS)
+    while (found := list(islice(runs, CSV_RUNS))) or header:
         rows = [[run.key, run.name, run.path, *(_plain(value_of(run, name)) for name in columns)] for run in found]
-        yield csv_text(() if offset else header, rows).removeprefix("\r\n")
+        yield csv_text(header, rows).removeprefix("\r\n")
+        header = ()
 
 
 def _plain(value: object) -> object:

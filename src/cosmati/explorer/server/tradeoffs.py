@@ -27,7 +27,16 @@ from cosmati.explorer.server.filter_bar import filter_bar
 from cosmati.explorer.server.parts import csv_answer, study_context, study_parts
 from cosmati.explorer.server.site import Site, shown_figures
 from cosmati.explorer.wording import number
-from cosmati.store.tradeoffs import COST_AXES, CostAxis, TradeoffPoint, quality_names, tradeoff_points
+from cosmati.store.tradeoffs import (
+    COST_AXES,
+    OUTCOMES,
+    CostAxis,
+    LeftOut,
+    TradeoffPoint,
+    left_out,
+    quality_names,
+    tradeoff_points,
+)
 from cosmati.study.curves import Axis
 from cosmati.study.hardware import price_of, read_catalogue
 
@@ -52,6 +61,17 @@ class Drawn:
     price: str
     points: Sequence[TradeoffPoint]
     look: CloudLook
+    left_out: LeftOut
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether points are chosen by their means."""
+        return bool({*self.what.filter.least, *self.what.filter.most} & set(OUTCOMES))
+
+    @property
+    def num_runs(self) -> int:
+        """Runs behind the points."""
+        return sum(one.n for one in self.points)
 
 
 def tradeoffs_router(site: Site) -> APIRouter:
@@ -113,7 +133,9 @@ def _page(site: Site, request: Request) -> HTMLResponse:
         catalogue=read_catalogue(),
         qualities=quality_names(site.index, drawn.what.filter),
         groupings=GROUPINGS,
-        num_runs=site.index.count(drawn.what.filter),
+        num_runs=drawn.num_runs if drawn.is_limited else site.index.count(drawn.what.filter),
+        is_limited=drawn.is_limited,
+        left_out=_left_out_sentences(drawn),
         points=drawn.points,
         rows=_rows(drawn),
         kept=told(request.query_params.multi_items(), "at"),
@@ -162,8 +184,30 @@ def _drawn(site: Site, request: Request) -> Drawn:
         line=_line(points, query.get("at", "")),
         names=site.study_names(),
         recipes=site.index.recipe_texts({one.recipe for one in drawn_points(points)}),
+        is_priced=axis == "cost" and price is not None,
     )
-    return Drawn(what, axis, hardware, points, look)
+    without = left_out(site.index, what.filter, axis, price_per_hour=price)
+    return Drawn(what, axis, hardware, points, look, without)
+
+
+def _left_out_sentences(drawn: Drawn) -> str:
+    """Return which of the chosen runs are in no point and why, in sentences; empty where all are."""
+    found, words = drawn.left_out, AXIS_WORDS[drawn.axis]
+    texts = []
+    if found.num_lost:
+        texts.append(f"{_runs(found.num_lost)} diverged or failed: no mean has them.")
+    if found.num_unknown and drawn.axis == "cost" and not drawn.price:
+        texts.append(f"{_runs(found.num_unknown)} recorded no price: choose one under \u201cPrice of\u201d.")
+    elif found.num_unknown:
+        texts.append(f"{_runs(found.num_unknown)} recorded no {words}.")
+    if found.num_zero:
+        what = "cost nothing, at a price of 0" if drawn.axis == "cost" and not drawn.price else f"took no {words}"
+        texts.append(f"{_runs(found.num_zero)} {what}: a logarithmic axis has no place for that.")
+    return " ".join(texts)
+
+
+def _runs(num: int) -> str:
+    return f"{num:,} run{'s' * (num != 1)}"
 
 
 def _one_study(drawn: Drawn) -> str:
@@ -194,7 +238,7 @@ def _of_one_task(site: Site, what: Asked, request: Request) -> Asked:
 
 
 def _title(drawn: Drawn) -> str:
-    studies = {one.study for one in drawn.points}
+    studies = {drawn.look.names.get(one.path, one.study) for one in drawn.points}
     where = f" · {studies.pop()}" if len(studies) == 1 else ""
     return f"{drawn.look.quality or 'Quality'} against {AXIS_WORDS[drawn.axis]}{where}"
 
