@@ -116,3 +116,24 @@ def test_a_study_without_runs_or_parts_has_an_empty_view() -> None:
     assert bare.gains == bare.joint == ()
     assert matrix_figure(bare, PAGE) is None
     assert joint_rows(bare) == []
+
+
+def test_two_arms_of_one_part_have_a_bar_each_named_with_their_settings() -> None:
+    gains = {"weak": 1.2, "strong": 1.6, "b": 1.3, "pair": 1.6 * 1.3}
+    arms = {"baseline": log_quality()} | {arm: log_quality(0.1 * math.log(gain)) for arm, gain in gains.items()}
+    methods = {"weak": ("A(1)",), "strong": ("A(2)",), "b": ("B",), "pair": ("A(2)", "B")}
+    record = study(arms, methods=methods)
+    view = parts_view(record, "seconds", "speed-up")
+    assert [(one.part, one.arm) for one in view.gains] == [("A(2)", "strong"), ("B", "b"), ("A(1)", "weak")]
+    assert len(alone_figure(view, PAGE).plot["data"][0]["x"]) == 3
+    cells = cells_of(record)
+    assert set(cells) == {("A(2)", "A(2)"), ("B", "B"), ("A(2)", "B")}, "the pair's own settings"
+    assert float(cells["A(2)", "B"]["speed-up"]) == pytest.approx(1.0, rel=0.02)
+    assert view.missing == ()
+
+
+def test_advice_for_the_baseline_says_nothing_of_pairs() -> None:
+    """It has no part, so a part of it makes no pair, whichever were measured."""
+    (first, *_) = parts_view(parts(both=1.5), "seconds", "speed-up").advice
+    assert first.startswith("To baseline, add next: A (about 1.20×, as alone), then B (about 1.1")
+    assert "pair" not in first

@@ -19,15 +19,15 @@ from cosmati.explorer.wording import (
 )
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import (
-    NOISE_ARM,
     SCREENING_LEVEL,
     NotReached,
     comparisons,
     difference_at_equal,
 )
-from cosmati.study.composition import Measure, Together, joint_effects, single_parts, what_to_add
+from cosmati.study.composition import Measure, Together, joint_effects, kind_of, single_parts, what_to_add
 from cosmati.study.curves import Axis
 from cosmati.study.divergence import diverges
+from cosmati.study.noise import compared_arms
 from cosmati.study.statistics import Estimate, holm
 
 MEASURE_WORDS: dict[Measure, str] = {"speed-up": "speed-up", "difference": "difference in quality"}
@@ -46,7 +46,7 @@ class PartGain:
     """What a part alone gives.
 
     Attributes:
-        part: Its name without settings.
+        part: Its name, with settings where several arms have it alone.
         arm: That has it alone.
         value: Speed-up or difference, None where it isn't measured.
         low: Lower end of the interval, None where there's none; infinite where it's open.
@@ -94,6 +94,7 @@ def parts_view(study: StudyRecord, axis: Axis, measure: Measure) -> PartsView:
     """Work out the view along an axis, by a measure."""
     gains = _gains(study, axis, measure)
     joint = joint_effects(study, axis=axis, measure=measure)
+    methods = {arm.name: arm.methods[0] for arm in study.arms if arm.methods}
     paired = {frozenset(one.parts) for one in joint if len(one.parts) == 2 and not one.unknown}
     return PartsView(
         record=study,
@@ -105,25 +106,25 @@ def parts_view(study: StudyRecord, axis: Axis, measure: Measure) -> PartsView:
         advice=_advice(study, axis),
         findings=_findings(study, gains, joint, axis),
         missing=tuple(
-            pair for pair in itertools.combinations([one.part for one in gains], 2) if frozenset(pair) not in paired
+            pair
+            for pair in itertools.combinations(dict.fromkeys(kind_of(methods[one.arm]) for one in gains), 2)
+            if frozenset(pair) not in paired
         ),
     )
 
 
 def _gains(study: StudyRecord, axis: Axis, measure: Measure) -> tuple[PartGain, ...]:
-    arms = {one.arm: kind for kind, one in single_parts(study, axis=axis).items()}
+    arms = {one.arm: name for name, one in single_parts(study, axis=axis).items()}
     found = _by_speed(study, arms, axis) if measure == "speed-up" else _by_difference(study, arms, axis)
     return tuple(sorted(found, key=lambda one: (one.value is None, -(one.value or 0.0))))
 
 
 def _by_speed(study: StudyRecord, arms: Mapping[str, str], axis: Axis) -> list[PartGain]:
-    made = study.registration.predictions if study.registration else ()
-    registered = {one.arm for one in made if (one.opponent, one.axis) == (study.baseline_arm, axis)}
     gains = []
     for one in comparisons(study, axis=axis):
         if one.arm not in arms:
             continue
-        found, part, is_registered = one.found, arms[one.arm], one.arm in registered
+        found, part, is_registered = one.found, arms[one.arm], one.is_registered
         if isinstance(found, NotReached):
             gains.append(PartGain(part, one.arm, None, None, None, 0, "not measured", found.reason))
             continue
@@ -138,7 +139,7 @@ def _by_speed(study: StudyRecord, arms: Mapping[str, str], axis: Axis) -> list[P
 
 
 def _by_difference(study: StudyRecord, arms: Mapping[str, str], axis: Axis) -> list[PartGain]:
-    compared = [arm.name for arm in study.arms if arm.name not in (study.baseline_arm, NOISE_ARM)]
+    compared = [arm.name for arm in compared_arms(study)]
     found = {arm: difference_at_equal(study, arm, axis=axis) for arm in compared}
     raw = [one.p_value if isinstance(one, Estimate) and one.p_value is not None else 1.0 for one in found.values()]
     adjusted = dict(zip(compared, holm(raw), strict=True))
@@ -212,13 +213,13 @@ def _standing(study: StudyRecord, gains: Sequence[PartGain], axis: Axis) -> str:
 
 def _advice(study: StudyRecord, axis: Axis) -> tuple[str, ...]:
     """Say what to add next to the baseline and to each composition, the most promising first."""
-    several = [arm.name for arm in study.arms if len(arm.methods) > 1 and arm.name != NOISE_ARM]
+    several = [arm.name for arm in compared_arms(study) if len(arm.methods) > 1]
     found = what_to_add(study, [study.baseline_arm, *several], axis=axis)
     some = sorted(
         ((arm, parts) for arm, parts in found.items() if parts),
         key=lambda one: (one[0] != study.baseline_arm, -one[1][0].expected),
     )
-    return tuple(advice_text(arm, parts) for arm, parts in some[:_MAX_ADVICE])
+    return tuple(advice_text(arm, parts, is_baseline=arm == study.baseline_arm) for arm, parts in some[:_MAX_ADVICE])
 
 
 def joint_rows(view: PartsView) -> list[TextRow]:

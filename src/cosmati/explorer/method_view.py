@@ -71,8 +71,6 @@ def arm_findings(study: StudyRecord, path: str, axis: Axis) -> tuple[ArmFinding,
     if not study.runs or axis not in available_axes(study):
         return ()
     arms = {arm.name: arm for arm in study.arms}
-    made = study.registration.predictions if study.registration else ()
-    registered = {one.arm for one in made if (one.opponent, one.axis) == (study.baseline_arm, axis)}
     findings = []
     for one in comparisons(study, axis=axis):
         names = arms[one.arm].methods
@@ -80,7 +78,7 @@ def arm_findings(study: StudyRecord, path: str, axis: Axis) -> tuple[ArmFinding,
             continue
         claim, found = claim_of(study, one, axis), one.found
         quoted = None if isinstance(found, NotReached) else found
-        standing = "registered" if one.arm in registered else "screening"
+        standing = "registered" if one.is_registered else "screening"
         findings.append(
             ArmFinding(
                 study=study.name,
