@@ -51,6 +51,7 @@ def composition_router(site: Site) -> APIRouter:
     @router.get("/composition/{path:any}", response_class=HTMLResponse)
     def composition(request: Request, path: str) -> HTMLResponse:
         record = site.record(path)
+        name = site.study_names().get(path, record.name)
         axis, measure = _chosen(request, record)
         folder = site.folder(path)
         view = _parts_view(folder, state_of(folder, STUDY_FILES), axis, measure)
@@ -65,16 +66,17 @@ def composition_router(site: Site) -> APIRouter:
         return site.page(
             request,
             "composition.html",
-            title=f"Composition: {record.name}",
+            title=f"Composition: {name}",
+            name=name,
             figures=figures,
             view=view,
             study=record,
             study_path=path,
-            axes=[(axis, AXIS_NAMES[axis]) for axis in available_axes(record)] if record.runs else [],
+            axes=[(axis, AXIS_NAMES[axis]) for axis in available_axes(record)],
             measures=MEASURE_WORDS,
             joint=joint_rows(view),
             matrix_width=140 + CELL_WIDTH * len({arm for one in view.pairs for arm in one.alone}),
-            noise=noise_sentences(record) if record.runs else (),
+            noise=noise_sentences(record, axis=axis) if available_axes(record) else (),
             times=times,
             time_notes=time_notes(record),
             num_arms_timed=(len(timed.arms), len(record.arms)),
@@ -106,7 +108,8 @@ def studies_with_parts(site: Site) -> tuple[list[StudyParts], int]:
         if num_parts:
             found[min(num_parts, 3) - 1] += 1
         found[3] += num_runs
-    made = [StudyParts(study, path, *found) for (study, path), found in counts.items()]
+    names = site.study_names()
+    made = [StudyParts(names.get(path, study), path, *found) for (study, path), found in counts.items()]
     with_parts = [one for one in made if one.num_alone + one.num_pairs + one.num_larger]
     return sorted(with_parts, key=lambda one: -one.num_pairs), len(made) - len(with_parts)
 
