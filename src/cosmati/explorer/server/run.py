@@ -113,13 +113,13 @@ def _study_run(site: Site, request: Request, found: RunSummary) -> HTMLResponse:
     paired = {seed: key_of(found.path, study.baseline_arm, found.budget, seed) for seed in view.paired}
     budgets = sorted({one.budget for one in study.runs if (one.arm, one.seed) == (found.arm, found.seed)})
     context: dict[str, Any] = {
-        "names": site.study_names(),
         "cards": cards_of(view, found.cost),
         "parts": part_rows(view),
         "points": point_rows(view),
         "keys": keys,
         "paired": paired,
         "budgets": [(budget, key_of(found.path, found.arm, budget, found.seed)) for budget in budgets],
+        "study_name": site.study_names().get(found.path, found.study),
         "code": recipe_code(view.arm.recipe_text, seed=found.seed, budget=found.budget),
     }
     title = f"{found.arm}, seed {found.seed}"
