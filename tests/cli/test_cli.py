@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from cosmati.cli.main import app
 from cosmati.records.study import ProfileRecord, StudyRecord
+from tests.study.oracles import log_quality, study
 
 RECIPE = '''
 import torch
@@ -270,3 +271,16 @@ def test_a_file_may_define_dataclasses_and_be_called_like_a_library(recipe: Path
     path.write_text(recipe.read_text().replace("from __future__ import annotations\n", "", 1) + own)
     path.write_text("from __future__ import annotations\n" + path.read_text())
     assert "V = " in succeed("plan", path)
+
+
+def test_a_report_may_be_asked_for_as_html(tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text(log_study().to_json())
+    page = Path(succeed("study", "report", tmp_path).strip())
+    bare = page.read_text(encoding="utf-8")
+    page.unlink()
+    assert Path(succeed("study", "report", tmp_path, "--html").strip()) == page
+    assert page.read_text(encoding="utf-8") == bare
+
+
+def log_study() -> StudyRecord:
+    return study({"baseline": log_quality(), "fast": log_quality(0.05)}, seeds=(0, 1))

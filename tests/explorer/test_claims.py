@@ -183,7 +183,9 @@ def test_what_was_registered_is_no_screening_whatever_its_level() -> None:
     made = replace(made, registration=Registration("f", predictions, "2026-01-01", "00", 5))
     claims = {one.arm: one for one in claims_of(made)}
     assert {one.verdict for one in claims.values()} == {"faster"}
-    told = {arm for arm, one in claims.items() if "Found by screening, at 0.05: run it again by itself." in one.sentence}
+    told = {
+        arm for arm, one in claims.items() if "Found by screening, at 0.05: run it again by itself." in one.sentence
+    }
     assert told == {"later"}
     gained = opening_sentences([made], None)[1]
     assert gained.count("by a screening") == 1, "later, the fastest"

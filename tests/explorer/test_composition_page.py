@@ -199,7 +199,10 @@ def test_a_gain_says_where_it_is_read_off() -> None:
 def test_a_pair_by_difference_is_judged_against_a_sum_and_not_a_product(both: float, state: str) -> None:
     """Differences are far below 1 whichever way they point: what does nothing is 0."""
     arms = {"baseline": log_quality(), "a": log_quality(0.01), "b": log_quality(0.01), "both": log_quality(both)}
-    noisy = {name: lambda b, s, f=f, k=k: f(b, s) + 1e-4 * math.sin(9 * k * (s + 1)) for k, (name, f) in enumerate(arms.items())}
+    noisy = {
+        name: lambda b, s, f=f, k=k: f(b, s) + 1e-4 * math.sin(9 * k * (s + 1))
+        for k, (name, f) in enumerate(arms.items())
+    }
     record = study(noisy, methods={"a": ("A",), "b": ("B",), "both": ("A", "B")})  # type: ignore[arg-type]
     view = parts_view(record, "step", "difference")
     (pair,) = view.pairs
@@ -220,5 +223,8 @@ def test_pairs_stand_below_the_diagonal() -> None:
     assert first > last
     hovers = dict(zip(zip(trace["x"], trace["y"], strict=True), trace["customdata"], strict=True))
     assert hovers[0, 1].startswith("both: ")
-    boxes = {(round((one["x0"] + one["x1"]) / 2), round((one["y0"] + one["y1"]) / 2)) for one in figure.plot["layout"]["shapes"]}
+    boxes = {
+        (round((one["x0"] + one["x1"]) / 2), round((one["y0"] + one["y1"]) / 2))
+        for one in figure.plot["layout"]["shapes"]
+    }
     assert boxes == places == {(one["x"], one["y"]) for one in figure.plot["layout"]["annotations"]}

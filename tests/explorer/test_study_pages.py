@@ -252,7 +252,12 @@ def test_studies_of_nothing_but_diverged_runs_have_all_their_pages(tmp_path: Pat
     found = stored(tmp_path, lost=lost, first=first)
     try:
         for path in ("lost", "first"):
-            for page in (f"/composition/{path}", f"/studies/{path}", f"/?path={path}", f"/composition/{path}?axis=seconds"):
+            for page in (
+                f"/composition/{path}",
+                f"/studies/{path}",
+                f"/?path={path}",
+                f"/composition/{path}?axis=seconds",
+            ):
                 status, text, _ = found.get(page)
                 assert status == 200, page
                 if page != f"/?path={path}":
@@ -279,9 +284,9 @@ def test_a_baseline_and_its_double_are_no_arms_of_parts(tmp_path: Path) -> None:
 
 def test_studies_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     one, other = parts(both=1.5, seeds=(0, 1)), parts(both=1.2, seeds=(0, 1))
-    found = stored(tmp_path, **{"first": one, "second": other})
+    found = stored(tmp_path, first=one, second=other)
     try:
-        keys = {path: key for path, key in found.index.query("SELECT path, min(key) FROM runs GROUP BY path")}
+        keys = dict(found.index.query("SELECT path, min(key) FROM runs GROUP BY path"))
         names = {path: f"{one.name} ({path})" for path in keys}
         for path, name in names.items():
             for page in (f"/composition/{path}", f"/studies/{path}", f"/runs/{keys[path]}", f"/compare?a={keys[path]}"):

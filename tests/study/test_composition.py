@@ -288,7 +288,9 @@ def test_arms_of_one_part_are_told_apart_and_a_pair_stands_against_its_own_setti
     pair, other = joint_effects(record)
     assert (pair.alone, pair.with_other_settings) == (("strong", "b"), ())
     assert ratio_of(pair.ratio) == pytest.approx(3.0 / (2.0 * 1.5), rel=0.02)
-    assert (other.alone, other.with_other_settings) == (("weak", "b"), ("A",)), "nobody ran A(3) alone: the first stands"
+    assert (other.alone, other.with_other_settings) == (("weak", "b"), ("A",)), (
+        "nobody ran A(3) alone: the first stands"
+    )
     assert ratio_of(other.ratio) == pytest.approx(1.0, rel=0.02)
 
 

@@ -257,7 +257,11 @@ def test_two_arms_of_one_part_both_stand_and_no_pair_has_an_unknown_one() -> Non
     methods = {"first": ("A(1)",), "second": ("A(2)",), "pair": ("A(1)", "B"), "three": ("A(1)", "B", "C"), "c": ("C",)}
     arms = {"baseline": log_quality()} | {arm: log_quality(0.01 * k) for k, arm in enumerate(methods, 1)}
     record = study(arms, methods=methods)
-    assert {name: one.arm for name, one in single_parts(record).items()} == {"A(1)": "first", "A(2)": "second", "C": "c"}
+    assert {name: one.arm for name, one in single_parts(record).items()} == {
+        "A(1)": "first",
+        "A(2)": "second",
+        "C": "c",
+    }
     assert pairs(record) == (), "nothing is known of B alone"
 
 

@@ -31,7 +31,7 @@ from cosmati.study.noise import compared_arms
 from cosmati.study.statistics import Estimate, holm
 
 MEASURE_WORDS: dict[Measure, str] = {"speed-up": "speed-up", "difference": "difference in quality"}
-_MAX_ADVICE = 8
+_MAX_ADVICE, _MAX_NAMED = 8, 12
 GainState = Literal["better", "worse", "none shown", "not measured"]
 STATE_WORDS: dict[GainState, str] = {
     "better": "better",
@@ -185,14 +185,14 @@ def _findings(study: StudyRecord, gains: Sequence[PartGain], joint: Sequence[Tog
         names = [one.part for one in gains if one.state == state]
         if names:
             verb = "is" if len(names) == 1 else "are"
-            texts.append(f"Alone, {', '.join(names)} {verb} shown to be {words} {study.baseline_arm}.")
+            texts.append(f"Alone, {_listed(names)} {verb} shown to be {words} {study.baseline_arm}.")
     silent = [one for one in gains if one.state == "none shown"]
     if silent:
         texts.append(f"Of {len(silent)} of {len(gains)} parts alone, no difference is shown.")
     states = [state_of(one) for one in joint]
     for state, words in (("better", "help each other"), ("worse", "get in each other's way")):
         arms = [one.arm for one, found in zip(joint, states, strict=True) if found == state]
-        texts += [f"Shown to {words}: {', '.join(arms)}."] if arms else []
+        texts += [f"Shown to {words}: {_listed(arms)}."] if arms else []
     counts = [(states.count("none shown"), "no interaction is shown"), (states.count("not measured"), "none measured")]
     told = [f"of {count}, {words}" for count, words in counts if count]
     if told:
@@ -200,10 +200,16 @@ def _findings(study: StudyRecord, gains: Sequence[PartGain], joint: Sequence[Tog
     return (*texts, _standing(study, gains, axis))
 
 
+def _listed(names: Sequence[str]) -> str:
+    """Return names in a row, few enough to be read; figures and tables have all."""
+    more = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def _standing(study: StudyRecord, gains: Sequence[PartGain], axis: Axis) -> str:
     registered = [one.part for one in gains if one.is_registered]
     if registered:
-        return f"Registered before the runs: {', '.join(registered)}. All else here is a screening, at p < 0.05."
+        return f"Registered before the runs: {_listed(registered)}. All else here is a screening, at p < 0.05."
     less = f" The study's registered predictions are of other arms, or not by {AXIS_NAMES[axis]}."
     return (
         f"This is a screening, at p < {SCREENING_LEVEL} adjusted over all arms (Holm): what stands out is worth a "

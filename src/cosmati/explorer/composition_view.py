@@ -109,10 +109,7 @@ def _basis(one: Candidate) -> str:
 
 def gains_figure(study: StudyRecord, palette: Palette) -> Figure:
     """Draw every arm's speed-up by time with its interval, the largest on top; an open end runs to the edge."""
-    found = {
-        arm.name: speed_up_at_equal_quality(study, arm.name)
-        for arm in compared_arms(study)
-    }
+    found = {arm.name: speed_up_at_equal_quality(study, arm.name) for arm in compared_arms(study)}
     reached = {arm: one for arm, one in found.items() if isinstance(one, SpeedUp)}
     arms = sorted(reached, key=lambda arm: reached[arm].ratio)
     colours = arm_colours(study, palette)

@@ -190,7 +190,9 @@ def _end_labels(
 def _speed_up_mark(study: StudyRecord, palette: Palette, frame: _Frame, axis: Axis) -> list[str]:
     """The baseline's best quality as a dashed line, and the largest speed-up on it as an arrow."""
     found = {arm.name: speed_up_at_equal_quality(study, arm.name, axis=axis) for arm in study.arms}
-    reached = {n: f for n, f in found.items() if isinstance(f, SpeedUp) and n not in (study.baseline_arm, noise_arm(study))}
+    reached = {
+        n: f for n, f in found.items() if isinstance(f, SpeedUp) and n not in (study.baseline_arm, noise_arm(study))
+    }
     if not reached:
         return []
     best = max(reached.values(), key=lambda one: one.ratio)

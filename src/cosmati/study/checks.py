@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cosmati.records.study import ArmRecord, ChecklistItem, DimensionRecord, SearchRecord, StudyRecord
-from cosmati.study.noise import NOISE_ARM, noise_arm
 from cosmati.study.inference import step_cost
+from cosmati.study.noise import NOISE_ARM, noise_arm
 from cosmati.study.points import Dimension, chosen_settings
 from cosmati.study.row_sample import COMMON_ROWS, shared_share
 

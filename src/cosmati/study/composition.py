@@ -263,7 +263,9 @@ def _harmful(study: StudyRecord, unread: Sequence[Together], axis: Axis) -> froz
         base, own = (mean.quality[0].max() for mean in paired_means(study, [study.baseline_arm, one.arm], axis=axis))
         late |= {one.arm} if math.isfinite(own) and own < base else set()
     by_difference = joint_effects(study, axis=axis, measure="difference")
-    worse = {one.arm for one in by_difference if one.is_shown and isinstance(one.ratio, Estimate) and one.ratio.value < 0}
+    worse = {
+        one.arm for one in by_difference if one.is_shown and isinstance(one.ratio, Estimate) and one.ratio.value < 0
+    }
     return frozenset(late | (worse & {one.arm for one in unread}))
 
 

@@ -21,6 +21,7 @@ from cosmati.explorer.server.asked import changed
 from cosmati.explorer.server.site import STUDY_FILES, FolderState, Site, record_of, state_of
 from cosmati.explorer.wording import AXIS_NAMES, number
 from cosmati.store.filters import RunFilter
+from cosmati.study.composition import kind_of
 from cosmati.study.curves import Axis
 
 WORK_SECONDS = 1.5
@@ -95,37 +96,41 @@ def methods_router(site: Site) -> APIRouter:
 
     @router.get("/methods/{name:any}", response_class=HTMLResponse)
     def method(request: Request, name: str) -> HTMLResponse:
-        use, axis, words = method_uses(site).get(method_key(name)), _axis(request), words_of(name)
-        if use is None and words is None:
-            raise RunError(f"No run of this store names a method {name[:80]!r}. Choose one from the list of methods.")
-        gathered = gather(site, use.paths if use else (), axis)
-        names = site.study_names()
-        own = [one for one in gathered.findings if method_key(name) in one.parts]
-        found = [replace(one, study=names.get(one.path, one.study)) for one in own]
-        alone, together = _ordered(found, is_alone=True), _ordered(found, is_alone=False)
-        forest = forest_figure([*alone, *together], axis, PAGE)
-        chosen = RunFilter(exact={"method": use.spellings}) if use else None
-        return site.page(
-            request,
-            "method.html",
-            title=use.name if use else words.name if words else name,
-            figures={"forest": forest} if forest else {},
-            names=names,
-            use=use,
-            words=words,
-            exclusive=exclusive_with(words) if words else (),
-            alone=[(one, interval_words(one)) for one in alone],
-            together=[(one, interval_words(one)) for one in together],
-            verdicts=verdict_counts(alone),
-            gathered=gathered,
-            studies=_study_titles(site),
-            axis=axis,
-            axes=AXIS_NAMES,
-            again=changed(request),
-            runs=site.index.runs(chosen, limit=_NUM_RUNS) if chosen else [],
-        )
+        return _method_page(site, request, name)
 
     return router
+
+
+def _method_page(site: Site, request: Request, name: str) -> HTMLResponse:
+    use, axis, words = method_uses(site).get(method_key(name)), _axis(request), words_of(name)
+    if use is None and words is None:
+        raise RunError(f"No run of this store names a method {name[:80]!r}. Choose one from the list of methods.")
+    gathered = gather(site, use.paths if use else (), axis)
+    names = site.study_names()
+    own = [one for one in gathered.findings if method_key(name) in one.parts]
+    found = [replace(one, study=names.get(one.path, one.study)) for one in own]
+    alone, together = _ordered(found, is_alone=True), _ordered(found, is_alone=False)
+    forest = forest_figure([*alone, *together], axis, PAGE)
+    chosen = RunFilter(exact={"method": use.spellings}) if use else None
+    return site.page(
+        request,
+        "method.html",
+        title=use.name if use else words.name if words else name,
+        figures={"forest": forest} if forest else {},
+        names=names,
+        use=use,
+        words=words,
+        exclusive=exclusive_with(words) if words else (),
+        alone=[(one, interval_words(one)) for one in alone],
+        together=[(one, interval_words(one)) for one in together],
+        verdicts=verdict_counts(alone),
+        gathered=gathered,
+        studies=_study_titles(site),
+        axis=axis,
+        axes=AXIS_NAMES,
+        again=changed(request),
+        runs=site.index.runs(chosen, limit=_NUM_RUNS) if chosen else [],
+    )
 
 
 def method_uses(site: Site) -> dict[str, MethodUse]:
@@ -144,7 +149,7 @@ def method_uses(site: Site) -> dict[str, MethodUse]:
     return {
         key: MethodUse(
             key=key,
-            name=known[key].name if key in known else names.most_common(1)[0][0].partition("(")[0].strip() or key,
+            name=known[key].name if key in known else kind_of(names.most_common(1)[0][0]),
             spellings=tuple(sorted(names)),
             paths=tuple(sorted(paths[key])),
             num_runs=runs[key],
