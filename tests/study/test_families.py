@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -259,3 +260,10 @@ def test_an_arm_aa_that_does_something_else_is_an_arm(record: StudyRecord) -> No
     assert one.is_shown
     assert noise_floor(record) is None
     assert [arm.name for arm in compared_arms(record)] == ["aa"]
+
+
+@pytest.mark.parametrize("name", ["vision", "language"])
+def test_the_committed_studies_have_their_double(name: str) -> None:
+    """Their recipes have the arm's name in them."""
+    text = (Path("benchmarks") / "results" / "evidence" / name / "study.json").read_text(encoding="utf-8")
+    assert noise_arm(StudyRecord.from_json(text)) == "aa"

@@ -215,7 +215,9 @@ class RunIndex:
     def column_names(self, chosen: RunFilter) -> tuple[list[str], list[tuple[str, bool]]]:
         """Return the metrics that the chosen runs have, and recipes' facts, each with whether runs differ in it."""
         where, values = chosen.where()
-        metrics = f"SELECT DISTINCT one.key FROM runs, json_each(runs.metrics) AS one WHERE {where} ORDER BY 1"
+        # The condition by itself: `json_each` has a `path` too.
+        some = f"SELECT metrics FROM runs WHERE {where}"
+        metrics = f"SELECT DISTINCT one.key FROM ({some}) AS chosen, json_each(chosen.metrics) AS one ORDER BY 1"
         facts = f"""
             SELECT one.key, count(DISTINCT one.value) > 1 FROM recipes, json_each(recipes.facts) AS one
             WHERE recipe IN (SELECT DISTINCT recipe FROM runs WHERE {where}) GROUP BY 1 ORDER BY 1
