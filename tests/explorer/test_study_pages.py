@@ -379,3 +379,28 @@ def test_a_finding_has_its_own_ends_and_the_axis_that_was_registered() -> None:
     assert standings["step"] == {"a": "registered", "b": "screening", "both": "screening"}
     assert set(standings["seconds"].values()) == {"screening"}
     assert arm_findings(record, "p", "tokens") is None, "no run counts them"
+
+
+def test_a_chosen_study_says_which_filters_its_curves_leave_aside(tmp_path: Path) -> None:
+    record = parts(both=1.5, seeds=(0, 1))
+    found = stored(tmp_path, one=record, other=record)
+    aside = "This section is of the whole study, all its arms, budgets and seeds: the filter by {} counts for"
+    try:
+        for query, words in (
+            ("seed=0", "seed"),
+            ("arm=a&arm=baseline&max_quality=2", "arm, quality"),
+            ("budget=1.0&text=synthetic", "budget, search"),
+        ):
+            page = page_text(found.get(f"/?path=one&{query}")[1])
+            assert aside.format(words) in page, query
+            assert "synthetic (one) #" in page, "the other one has its name"
+            asked = urllib.request.Request(f"{found.address}/?path=one&{query}", headers={"HX-Request": "true"})
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                later = answer.read().decode()
+            address = re.search(r'hx-get="(/chosen-study[^"]*)"', later)
+            assert address
+            assert aside.format(words) in page_text(found.get(unescape(address[1]))[1]), query
+        for page in ("/?path=one", "/?path=one&axis=steps&colour=arm&quality_name=accuracy", "/studies/one"):
+            assert "the filter by" not in page_text(found.get(page)[1]), page
+    finally:
+        found.close()
