@@ -85,6 +85,8 @@ def test_screening_and_registered_are_told_apart() -> None:
     assert "Registered before the runs: A. All else here is a screening" in view.findings[-1]
     by_step = parts_view(replace(record, registration=made), "step", "speed-up").findings[-1]
     assert "or not by steps" in by_step
+    by_difference = parts_view(replace(record, registration=made), "seconds", "difference").findings[-1]
+    assert by_difference.endswith("The study's registered predictions are of speed-ups.")
 
 
 def test_bars_run_from_no_effect_to_the_gain_with_finite_ends() -> None:

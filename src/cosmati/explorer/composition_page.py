@@ -104,7 +104,7 @@ def parts_view(study: StudyRecord, axis: Axis, measure: Measure) -> PartsView:
         gains=gains,
         joint=joint,
         advice=_advice(study, axis),
-        findings=_findings(study, gains, joint, axis),
+        findings=(*_findings(study, gains, joint), _standing(study, gains, axis, measure)),
         missing=tuple(
             pair
             for pair in itertools.combinations(dict.fromkeys(kind_of(methods[one.arm]) for one in gains), 2)
@@ -178,8 +178,8 @@ def state_of(found: Together) -> GainState:
     return _state(found.is_shown, found.ratio.value > found.neutral)
 
 
-def _findings(study: StudyRecord, gains: Sequence[PartGain], joint: Sequence[Together], axis: Axis) -> tuple[str, ...]:
-    """Say in a few sentences what is shown, at which standing."""
+def _findings(study: StudyRecord, gains: Sequence[PartGain], joint: Sequence[Together]) -> list[str]:
+    """Say in a few sentences what is shown."""
     texts = []
     for state, words in (("better", "better than"), ("worse", "worse than")):
         names = [one.part for one in gains if one.state == state]
@@ -197,7 +197,7 @@ def _findings(study: StudyRecord, gains: Sequence[PartGain], joint: Sequence[Tog
     told = [f"of {count}, {words}" for count, words in counts if count]
     if told:
         texts.append(f"Of {len(joint)} arms with several parts: {'; '.join(told)}.")
-    return (*texts, _standing(study, gains, axis))
+    return texts
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -206,11 +206,13 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _standing(study: StudyRecord, gains: Sequence[PartGain], axis: Axis) -> str:
+def _standing(study: StudyRecord, gains: Sequence[PartGain], axis: Axis, measure: Measure) -> str:
+    """Say at which standing that is."""
     registered = [one.part for one in gains if one.is_registered]
     if registered:
         return f"Registered before the runs: {_listed(registered)}. All else here is a screening, at p < 0.05."
-    less = f" The study's registered predictions are of other arms, or not by {AXIS_NAMES[axis]}."
+    of = f"other arms, or not by {AXIS_NAMES[axis]}" if measure == "speed-up" else "speed-ups"
+    less = f" The study's registered predictions are of {of}."
     return (
         f"This is a screening, at p < {SCREENING_LEVEL} adjusted over all arms (Holm): what stands out is worth a "
         f"study of its own, and isn't a claim.{less if study.registration else ''}"
