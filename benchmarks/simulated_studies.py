@@ -17,8 +17,8 @@ from cosmati.records.study import (
     StudyRecord,
     StudyRun,
 )
-from cosmati.study.comparison import NOISE_ARM
 from cosmati.study.composition import pair_arms
+from cosmati.study.noise import NOISE_ARM
 
 COVERED = (0.92, 0.98)
 COVERED_BY_BOUNDS = (0.95, 1.0)

@@ -27,7 +27,6 @@ from cosmati.explorer.wording import (
 )
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import (
-    NOISE_ARM,
     SCREENING_LEVEL,
     Comparison,
     NotReached,
@@ -37,6 +36,7 @@ from cosmati.study.comparison import (
 )
 from cosmati.study.composition import Together, joint_effects
 from cosmati.study.curves import Axis
+from cosmati.study.noise import compared_arms
 from cosmati.study.statistics import Estimate
 
 ROOT = Path(__file__).parents[1]
@@ -213,7 +213,7 @@ def claims_by_hand(page: str, names: Iterable[str]) -> list[str]:
 
 def arm_names(studies: Iterable[StudyRecord]) -> set[str]:
     """Return the names of all arms that are compared with a baseline."""
-    return {arm.name for one in studies for arm in one.arms if arm.name not in (one.baseline_arm, NOISE_ARM)}
+    return {arm.name for one in studies for arm in compared_arms(one)}
 
 
 def main(arguments: list[str]) -> int:

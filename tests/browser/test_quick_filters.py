@@ -154,3 +154,37 @@ def test_a_curves_whole_csv_is_saved_from_its_button(page: Page, store: Path, tm
     assert [(int(step), float(value)) for step, value in (row.split(",") for row in rows)] == [
         (line["step"], line["loss"]) for line in map(json.loads, lines)
     ]
+
+
+@pytest.mark.parametrize("address", ["/studies/known", "/?path=known"])
+def test_a_studys_axis_and_line_are_in_the_address_and_there_after_a_reload(page: Page, address: str) -> None:
+    page.goto(address)
+    drawn(page)
+    usual = page.url
+    live = page.locator(".live")
+    live.locator("input[value=step]").check()
+    expect(live.locator("figure").first).to_have_attribute("data-figure", re.compile("-tradeoff-step$"))
+    page.wait_for_url(re.compile(r"[?&]by=step"))
+    slider = live.get_by_role("slider")
+    start = slider.input_value()
+    slider.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowLeft")
+    page.wait_for_url(re.compile(r"[?&]line=\d"))
+    place, text = slider.input_value(), slider.get_attribute("aria-valuetext")
+    assert int(place) == int(start) - 3
+    rows = live.locator(".speed tbody").inner_text()
+    page.reload()
+    drawn(page)
+    expect(slider).to_have_value(place)
+    assert slider.get_attribute("aria-valuetext") == text
+    assert live.locator("input[value=step]").is_checked()
+    assert live.locator(".speed tbody").inner_text() == rows
+    page.wait_for_function("document.querySelector('.live .canvas')._fullLayout.xaxis.title.text.startsWith('steps')")
+    live.locator("input[value=seconds]").check()
+    page.wait_for_url(usual)
+    if "path" in address:
+        page.goto(f"{address}&by=step&line=0.8")
+        drawn(page)
+        page.locator("#filter-axis").select_option("rows")
+        page.wait_for_url(lambda url: "axis=rows" in url and "by=" not in url and "line=" not in url)

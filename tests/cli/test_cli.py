@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from cosmati.cli.main import app
 from cosmati.records.study import ProfileRecord, StudyRecord
+from tests.study.oracles import log_quality, study
 
 RECIPE = '''
 import torch
@@ -276,3 +277,16 @@ def test_a_file_may_define_dataclasses_and_be_called_like_a_library(recipe: Path
 def test_version_is_the_packages() -> None:
     found = CliRunner().invoke(app, ["--version"])
     assert (found.exit_code, found.output) == (0, f"cosmati {importlib.metadata.version('cosmati')}\n")
+
+
+def test_a_report_may_be_asked_for_as_html(tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text(log_study().to_json())
+    page = Path(succeed("study", "report", tmp_path).strip())
+    bare = page.read_text(encoding="utf-8")
+    page.unlink()
+    assert Path(succeed("study", "report", tmp_path, "--html").strip()) == page
+    assert page.read_text(encoding="utf-8") == bare
+
+
+def log_study() -> StudyRecord:
+    return study({"baseline": log_quality(), "fast": log_quality(0.05)}, seeds=(0, 1))

@@ -11,6 +11,8 @@ import pytest
 
 from cosmati.cli.study import summary
 from cosmati.explorer import wording
+from cosmati.explorer.method_view import arm_findings
+from cosmati.explorer.opening import opening_sentences
 from cosmati.explorer.report import render_report
 from cosmati.explorer.wording import claims_of, noise_sentences, opponent_text, prediction_rows
 from cosmati.records.study import Prediction, Registration, SearchRecord, StudyRecord
@@ -171,3 +173,26 @@ def test_predictions_stand_beside_what_came() -> None:
     older = replace(made, registration=replace(committed, num_tests=None))
     assert "The family has 4 tests at most" in render_report(title="t", studies=[older])
     assert "Predicted before the runs, on" not in render_report(title="t", studies=[record()])
+
+
+def test_what_was_registered_is_no_screening_whatever_its_level() -> None:
+    """Five registered tests have the screening's level of 0.05."""
+    arms = {f"x{k}": log_quality(0.05 + 0.001 * k) for k in range(5)}
+    made = study({"baseline": log_quality(), **arms, "later": log_quality(0.06)})
+    predictions = tuple(Prediction(arm, "baseline", "seconds", 1.1) for arm in arms)
+    made = replace(made, registration=Registration("f", predictions, "2026-01-01", "00", 5))
+    claims = {one.arm: one for one in claims_of(made)}
+    assert {one.verdict for one in claims.values()} == {"faster"}
+    told = {
+        arm for arm, one in claims.items() if "Found by screening, at 0.05: run it again by itself." in one.sentence
+    }
+    assert told == {"later"}
+    gained = opening_sentences([made], None)[1]
+    assert gained.count("by a screening") == 1, "later, the fastest"
+    assert "later needs" in gained
+    standings = {one.arm: one.standing for one in arm_findings(with_parts(made), "s", "seconds")}
+    assert standings == dict.fromkeys(arms, "registered, p < 0.05") | {"later": "screening, p < 0.05"}
+
+
+def with_parts(made: StudyRecord) -> StudyRecord:
+    return replace(made, arms=tuple(replace(arm, methods=(arm.name.upper(),)) for arm in made.arms))

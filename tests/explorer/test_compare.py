@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 
 from cosmati import Classification, Evaluation, InMemory, RunConfig, Trainer, accuracy
 from cosmati.explorer.compare_view import CompareView
-from cosmati.explorer.compared_run import DATA, ENVIRONMENT, SEED, of_folder
+from cosmati.explorer.compared_run import DATA, ENVIRONMENT, SEED, of_folder, of_study
 from cosmati.explorer.differences import agreement, bits_sentence, diff_lines, first_difference, groups_of, parted
 from cosmati.methods import LabelSmoothing
 from cosmati.models.mlp import MLP
 from cosmati.optim import SGD
 from cosmati.store.importing import import_runs
+from cosmati.store.importing.imported import ImportedRun, write_imported
 from cosmati.store.index import RunIndex
-from cosmati.store.summary import key_of
+from cosmati.store.summary import RunSummary, key_of
 from tests.explorer.samples import demo_study
 from tests.explorer.test_server import Served, data_of
 from tests.store.samples import HOSTILE, run_record, write_run
@@ -277,3 +278,43 @@ def test_of_an_imported_run_only_what_the_other_tool_had_is_compared(tmp_path: P
         assert "data" not in first_difference(view.groups)
         assert "It isn't recorded what both ran on" in view.caution
         assert "Their hardware differs" not in view.caution
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "sentence"),
+    [
+        ({"policy": "MlpPolicy"}, {"policy": "CnnPolicy"}, "recipe, policy: MlpPolicy in A, CnnPolicy in B."),
+        ({"name": "ppo"}, {"name": "sac"}, "recipe, name: ppo in A, sac in B."),
+        ({"config": {"name": "ppo"}}, {"config": {"name": "sac"}}, "recipe, config.name: ppo in A, sac in B."),
+        ({"config": {"seed": 3}}, {"config": {"seed": 4}}, "recipe, config.seed: 3 in A, 4 in B."),
+        ({"seed": "abc"}, {"seed": "xyz"}, "recipe, seed: abc in A, xyz in B."),
+        ({"seed": 3}, {"seed": 4}, "seed and budget, seed: 3 in A, 4 in B."),
+        ({"random_seed": 3}, {"random_seed": 4}, "seed and budget, seed: 3 in A, 4 in B."),
+    ],
+)
+def test_no_setting_of_another_tools_run_is_lost(
+    tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any], sentence: str
+) -> None:
+    records = {}
+    for name, params in (("a", ours), ("b", theirs)):
+        run = ImportedRun(name=name, recipe_name="project", params={"lr": 0.1, **params}, metrics={"reward": 1.0})
+        write_imported(run, "wandb", tmp_path / name, tmp_path / "store")
+    with RunIndex(tmp_path / "store") as index:
+        index.refresh()
+        records = {run.name: of_folder(index.root / run.path, run) for run in index.runs()}
+    view = CompareView(records["a"], records["b"])
+    assert sentence in view.sentence
+    assert view.sentence.startswith("They differ first in")
+
+
+def test_arms_of_a_study_differ_in_what_they_add_whatever_their_recipes_say() -> None:
+    record = demo_study(num_seeds=2)
+    same = RunSummary(key="k", path="p", kind="study", name="n", study=record.name, seed=0, budget=1.0)
+    facts = {"name": "recipe", "policy": "strict"}
+    one, other = (replace(same, key=arm, arm=arm, facts=facts) for arm in ("freezing", "composed"))
+    view = CompareView(of_study(record, one), of_study(record, other))
+    assert view.sentence == (
+        "They differ first in plan, arm: freezing in A, composed in B. 1 further fact differs, in plan."
+    )
+    kept = view.a.facts["Recipe"]
+    assert kept == facts, "no other group has them"

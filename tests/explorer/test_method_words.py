@@ -49,14 +49,26 @@ def test_what_a_method_may_own_holds_what_it_claims() -> None:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("LabelSmoothing(smoothing=0.1)", "label smoothing"), ("EMA", "ema"), ("n-gram embeddings", "N gram_embeddings")],
+    [
+        ("LabelSmoothing(smoothing=0.1)", "label smoothing"),
+        ("EMA", "ema"),
+        ("n-gram embeddings", "N-gram\nEmbeddings (size=4)"),
+    ],
 )
 def test_spellings_of_one_method_have_one_key(one: str, other: str) -> None:
     assert method_key(one) == method_key(other)
 
 
 def test_other_names_have_keys_of_their_own() -> None:
-    names = ["EMA", "EMA2", "訓練", "<b>", "..", "!", "?"]
+    names = ["EMA", "EMA2", "訓練", "<b>", "..", "!", "?", "width 1.5", "width 15", "C", "C#", "Adam", "Adam++", "(x)"]
+    names += [
+        "label_smoothing",
+        "LabelSmoothing",
+        "Muon(lr=0.1) + EMA(half_life='9ba')",
+        "Muon(lr=0.1)",
+        "",
+        "EMA (fast) 2",
+    ]
     assert len({method_key(name) for name in names}) == len(names)
     assert words_of("nothing of the kind") is None
 

@@ -78,3 +78,11 @@ def test_a_run_by_itself_gains_nothing_and_nothing_has_no_opening() -> None:
 def test_one_seed_is_no_gain() -> None:
     gained = opening_sentences([parts(both=1.5, seeds=(0,))], None)[1]
     assert "nothing is shown to be gained" in gained
+
+
+def test_evaluation_is_no_part_of_what_a_run_cost() -> None:
+    run = demo_run()
+    parts_of_run = {"forward": 100.0, "data": 20.0, "evaluation": 3600.0}
+    timed = replace(run, record=replace(run.record, seconds_by_part=parts_of_run))
+    cost = opening_sentences([], timed)[2]
+    assert cost == "Cost: 2.00\u00a0min, on one CPU core, without evaluation."

@@ -37,7 +37,9 @@ def test_its_place_and_its_gap_are_those_of_the_study(seed: int) -> None:
     assert f"reach from {max(own.values()):.4f} to {min(own.values()):.4f}" in view.place
     gap = own[seed] - qualities("baseline")[seed]
     shown = next(row[-1] for row in view.seed_rows() if row[0].seed == seed)
+    shown, better = shown.split(", ")
     assert math.isclose(float(shown.replace("−", "-")), gap, rel_tol=0.01)
+    assert better == ("better" if gap > 0 else "worse")
     assert ("better" if gap > 0 else "worse") in view.against_baseline
     assert "isn't evidence" in view.against_baseline
 
@@ -48,6 +50,9 @@ def test_a_measure_that_points_down_turns_the_words_round() -> None:
         up_words = study_run_view(STUDY, "composed", 1.0, seed).against_baseline
         down_words = study_run_view(down, "composed", 1.0, seed).against_baseline
         assert ("better" in up_words) == ("worse" in down_words)
+        rows = [study_run_view(one, "composed", 1.0, seed).seed_rows()[seed][-1] for one in (STUDY, down)]
+        assert rows[0].split(", ")[0] == rows[1].split(", ")[0]
+        assert {one.split(", ")[1] for one in rows} == {"better", "worse"}
 
 
 def test_one_seed_a_diverged_run_and_a_seed_without_twin_are_said() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
+from cosmati.explorer.report import render_report
 from cosmati.explorer.views import StudyView, levels_of, study_view
 from cosmati.explorer.wording import claims_of
 from cosmati.records.study import StudyRecord
@@ -55,3 +57,17 @@ def test_many_arms_are_a_screening() -> None:
     claims = claims_of(record)
     assert {one.verdict for one in claims} == {"faster"}
     assert all("run it again by itself" in one.sentence for one in claims)
+
+
+def test_of_many_arms_without_a_difference_a_dozen_is_named_and_the_rest_counted() -> None:
+    names = [f"arm{k:02}" for k in range(30)]
+    noisy = {
+        name: (lambda b, s, k=k: 0.9 + 0.1 * math.log(b) + 0.01 * math.sin(7 * k * (s + 1)))
+        for k, name in enumerate(names)
+    }
+    page = render_report(title="t", studies=[study({"baseline": log_quality(), **noisy}, seeds=(0, 1, 2))])  # type: ignore[dict-item]
+    (summary,) = re.findall(r"<summary>(30 arms without a shown difference: .*?)</summary>", page)
+    assert [name for name in names if name in summary] == summary.partition(": ")[2].partition(" and ")[0].split(", ")
+    assert summary.endswith(" and 18 more")
+    assert sum(name in summary for name in names) == 12
+    assert all(f"<strong>{name}: " in page for name in names), "each has its sentence inside"

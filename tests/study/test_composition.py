@@ -11,7 +11,16 @@ import pytest
 
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import NotReached, SpeedUp
-from cosmati.study.composition import Measure, Together, joint_effects, pair_arms, pairs, single_parts, what_to_add
+from cosmati.study.composition import (
+    Measure,
+    Together,
+    joint_effects,
+    kind_of,
+    pair_arms,
+    pairs,
+    single_parts,
+    what_to_add,
+)
 from cosmati.study.statistics import Estimate
 from tests.study.oracles import log_quality, study
 
@@ -33,7 +42,7 @@ def noisy(ratio: float) -> object:
 @pytest.fixture(scope="module")
 def record() -> StudyRecord:
     arms = {"baseline": log_quality(), "aa": log_quality()} | {name: noisy(ratio) for name, ratio in GAINS.items()}
-    return study(arms, methods=PARTS | {"aa": ("Muon(lr=0.03)",)})
+    return study(arms, methods=PARTS)
 
 
 def ratio_of(found: SpeedUp | Estimate | NotReached) -> float:
@@ -221,3 +230,70 @@ def test_an_interaction_of_the_seeds_that_went_well_is_not_shown(loser: str, mea
     assert found(3).is_shown  # 3 of 32 runs
     assert not found(4).is_shown
     assert found(4).p_value is None
+
+
+EXACT = {"baseline": 1.0, "A": 2.0, "B": 1.3, "C": 1.5, "AC": 3.0, "BC": 1.95}
+
+
+def exactly(gains: dict[str, float], methods: dict[str, tuple[str, ...]] | None = None) -> StudyRecord:
+    """Arms of exact speed-ups, a bit of noise each; an arm's letters are its parts."""
+    arms = {
+        arm: lambda b, s, g=gain, k=k: 0.9 + 0.1 * math.log(g * b) + 0.0003 * math.sin(71 * (k + 1) * (s + 1) * b)
+        for k, (arm, gain) in enumerate(gains.items())
+    }
+    parts = {arm: tuple(arm) for arm in gains if arm.isupper()}
+    budgets = (0.125, 0.25, 0.5, 1.0)
+    return study(arms, budgets=budgets, methods=parts | (methods or {}))  # type: ignore[arg-type]
+
+
+def advised(record: StudyRecord, arm: str) -> dict[str, float]:
+    return {one.part.name: one.expected for one in what_to_add(record, [arm])[arm]}
+
+
+def test_a_part_that_slows_a_composition_down_is_not_advised() -> None:
+    record = exactly(EXACT | {"AB": 2 * 1.3 * 0.45})  # A and B together are slower than A alone
+    assert advised(record, "A") == pytest.approx({"C": 1.5}, rel=0.02)
+    assert advised(record, "AC") == {}, "B would give 1.3 * 0.45 = 0.585"
+    assert advised(record, "BC") == {}, "A would give 2 * 0.45 = 0.9"
+    assert set(advised(record, "baseline")) == {"A", "B", "C"}
+
+
+@pytest.mark.parametrize("together", [0.78, 0.6])
+def test_a_pair_that_never_comes_to_the_baselines_best_speaks_against_its_parts(together: float) -> None:
+    record = exactly(EXACT | {"AB": together})  # slower than the baseline, so it never gets there
+    (pair,) = [one for one in pairs(record) if one.arm == "AB"]
+    assert isinstance(pair.ratio, NotReached)
+    assert advised(record, "AC") == {}
+    assert advised(record, "BC") == {}
+    assert set(advised(record, "A")) == {"C"}
+
+
+def test_a_pair_that_is_too_good_to_be_read_off_is_counted_and_not_against_its_parts() -> None:
+    record = exactly(EXACT | {"AB": 12.0})  # better at its smallest budget than the baseline ever is
+    (found,) = what_to_add(record, ["AC"])["AC"]
+    assert (found.part.name, found.num_measured, found.num_unread) == ("B", 1, 1)
+
+
+def test_arms_of_one_part_are_told_apart_and_a_pair_stands_against_its_own_settings() -> None:
+    gains = {"baseline": 1.0, "weak": 1.3, "strong": 2.0, "same": 1.2, "b": 1.5, "pair": 3.0, "other": 1.3 * 1.5}
+    methods = {"weak": ("A(1)",), "strong": ("A(2)",), "same": ("A(1)",), "b": ("B",)}
+    record = exactly(gains, methods | {"pair": ("A(2)", "B"), "other": ("A(3)", "B")})
+    found = single_parts(record)
+    assert {name: one.arm for name, one in found.items()} == {
+        "A(1), arm weak": "weak",
+        "A(2)": "strong",
+        "A(1), arm same": "same",
+        "B": "b",
+    }
+    pair, other = joint_effects(record)
+    assert (pair.alone, pair.with_other_settings) == (("strong", "b"), ())
+    assert ratio_of(pair.ratio) == pytest.approx(3.0 / (2.0 * 1.5), rel=0.02)
+    assert (other.alone, other.with_other_settings) == (("weak", "b"), ("A",)), (
+        "nobody ran A(3) alone: the first stands"
+    )
+    assert ratio_of(other.ratio) == pytest.approx(1.0, rel=0.02)
+
+
+def test_a_part_of_several_methods_is_a_part_of_its_own() -> None:
+    names = ["Muon(lr=0.02)", 'EMA(half_life="9ba", of=(1, 2))', "Muon(lr=0.02) + EMA(half_life=9)", "n (of 3) groups"]
+    assert [kind_of(name) for name in names] == ["Muon", "EMA", *names[2:]]

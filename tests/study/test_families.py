@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,6 +23,7 @@ from cosmati.study.comparison import (
     noise_floor,
     num_registered,
 )
+from cosmati.study.noise import compared_arms, noise_arm
 from cosmati.study.predictions import outcomes_of
 from cosmati.study.statistics import Estimate, holm
 from tests.study.oracles import log_quality, study
@@ -204,3 +206,64 @@ def test_a_verdict_goes_by_the_adjusted_p_value() -> None:
     ]
     assert verdicts == [False] * 5
     assert Comparison("fast", found, found, 0.049, 0.05, 1).is_shown
+
+
+def test_a_registered_family_at_the_screenings_level_is_registered() -> None:
+    """Five tests were registered, so their level is 0.05: what is shown is no screening for that."""
+    arms = {f"x{k}": drawn(1.5, 0.002, k) for k in range(5)} | {"later": drawn(1.5, 0.002, 7)}
+    record = study({"baseline": drawn(1.0, 0.002, 11), **arms}, budgets=BUDGETS)
+    made = Registration("f", tuple(Prediction(f"x{k}", "baseline", "seconds", 1.1) for k in range(5)), "2026", "0", 5)
+    found = {one.arm: one for one in comparisons(replace(record, registration=made))}
+    assert {one.level for one in found.values()} == {0.05}
+    assert {arm for arm, one in found.items() if one.is_registered} == {f"x{k}" for k in range(5)}
+    assert all(one.is_shown for one in found.values())
+    by_step = comparisons(replace(record, registration=made), axis="step")
+    assert not any(one.is_registered for one in by_step), "registered was the comparison by seconds"
+
+
+def doubled(double: str, *, methods: tuple[str, ...] = (), of_baseline: tuple[str, ...] = ()) -> StudyRecord:
+    """The arm `aa` with a recipe of this text, twice as fast as its baseline."""
+    record = study({"baseline": drawn(1.0, 0.002, 1), "aa": drawn(2.0, 0.002, 2)}, budgets=BUDGETS)
+    base, other = record.arms
+    text = '{"name": "baseline", "seed": 0, "lr": 0.1}'
+    arms = replace(base, recipe_text=text, methods=of_baseline), replace(other, recipe_text=double, methods=methods)
+    return replace(record, arms=arms)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        doubled('{"name": "aa", "seed": 1000, "lr": 0.1}'),
+        doubled('{"lr": 0.1}', methods=("EMA",), of_baseline=("EMA", "Muon")),
+    ],
+)
+def test_the_baseline_with_other_seeds_is_noise_and_compared_with_nothing(record: StudyRecord) -> None:
+    assert comparisons(record) == ()
+    assert noise_floor(record) is not None
+    assert noise_arm(record) == "aa"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        doubled('{"name": "aa", "lr": 0.1}', methods=("AutoAugment",)),
+        doubled('{"name": "aa", "lr": 0.2}'),
+        doubled("lr: 0.1"),
+        doubled("[" * 100_000),
+    ],
+)
+def test_an_arm_aa_that_does_something_else_is_an_arm(record: StudyRecord) -> None:
+    (one,) = comparisons(record)
+    assert one.arm == "aa"
+    assert isinstance(one.found, SpeedUp)
+    assert one.found.ratio == pytest.approx(2.0, rel=0.05)
+    assert one.is_shown
+    assert noise_floor(record) is None
+    assert [arm.name for arm in compared_arms(record)] == ["aa"]
+
+
+@pytest.mark.parametrize("name", ["vision", "language"])
+def test_the_committed_studies_have_their_double(name: str) -> None:
+    """Their recipes have the arm's name in them."""
+    text = (Path("benchmarks") / "results" / "evidence" / name / "study.json").read_text(encoding="utf-8")
+    assert noise_arm(StudyRecord.from_json(text)) == "aa"

@@ -253,11 +253,15 @@ def test_an_interaction_beyond_the_smallest_budget_is_not_measured() -> None:
     assert isinstance(interaction(record, "a", ["ab", "b"]), NotReached)
 
 
-def test_of_two_arms_of_one_part_the_first_stands_and_no_pair_has_an_unknown_one() -> None:
+def test_two_arms_of_one_part_both_stand_and_no_pair_has_an_unknown_one() -> None:
     methods = {"first": ("A(1)",), "second": ("A(2)",), "pair": ("A(1)", "B"), "three": ("A(1)", "B", "C"), "c": ("C",)}
     arms = {"baseline": log_quality()} | {arm: log_quality(0.01 * k) for k, arm in enumerate(methods, 1)}
     record = study(arms, methods=methods)
-    assert {kind: one.arm for kind, one in single_parts(record).items()} == {"A": "first", "C": "c"}
+    assert {name: one.arm for name, one in single_parts(record).items()} == {
+        "A(1)": "first",
+        "A(2)": "second",
+        "C": "c",
+    }
     assert pairs(record) == (), "nothing is known of B alone"
 
 

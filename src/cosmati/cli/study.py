@@ -200,6 +200,9 @@ def report(
     ] = None,
     hardware: Annotated[str | None, typer.Option(help="Costs by the price of this entry of the catalogue.")] = None,
     catalogue: Annotated[Path | None, typer.Option(help="A catalogue of your own, in place of ours.")] = None,
+    _html: Annotated[
+        bool, typer.Option("--html", help="The HTML file; it's written in any case.", show_default=False)
+    ] = True,
     png: Annotated[
         bool,
         typer.Option("--png", help="Its figures too, as PNG and SVG in `figures` beside it; takes Chromium."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ RECIPE, CODE, DATA, POLICY, SEED, PLAN, ENVIRONMENT = (
     "Plan",
     "Environment",
 )
-_ELSEWHERE = frozenset({"seed", "config.seed", "policy", "name", "config.name"})
-"""NamedFacts of a recipe that stand among others, or say nothing of what is done."""
+_SEEDS, _NAMES = ("seed", "config.seed"), ("name", "config.name")
+"""Facts of a recipe that stand elsewhere too, but for those of another tool's: there `name` may be the model's."""
 TimedPoints = tuple[tuple[float, float | None], ...]
 _LARGEST_STATE = 1 << 26
 _MAX_FACTS = 5000
@@ -77,12 +77,12 @@ def of_study(study: StudyRecord, summary: RunSummary) -> ComparedRun:
         raise RunError(f"The study {study.name} has no run {summary.name} any more. Choose another one.")
     around = {"hardware": study.hardware} | ({"threads": str(run.num_threads)} if run.num_threads else {})
     facts: dict[str, NamedFacts] = {
-        RECIPE: _recipe(summary),
+        RECIPE: _recipe(summary, {*_SEEDS, *_labels(summary)}),
         CODE: {},
         DATA: {"task": study.task},
         POLICY: {},
         SEED: {"seed": str(run.seed), "share of the budget": f"{run.budget:g}"},
-        PLAN: {},
+        PLAN: {"arm": arm.name, "adds to the baseline": ", ".join(arm.methods) or "nothing that was named"},
         ENVIRONMENT: around,
     }
     points = run.points or (run.final,)
@@ -115,11 +115,13 @@ def of_folder(folder: Path, summary: RunSummary) -> ComparedRun:
     plan |= {"microbatches a step": str(record.num_microbatches)}
     plan |= {f"promise {one.name}": f"holds: {one.holds}, because {one.because}" for one in record.guarantees}
     plan |= {f"digest of {name}": digests.get(name, "") for name in ("plan", "model")}
-    recipe = _recipe(summary)
-    length: dict[str, str] = {name: recipe.pop(name) for name in ("budget", "num_steps") if name in recipe}
     is_imported = "imported from" in record.environment
     # Another tool's run has a seed where its settings name one: the record has to have a number.
-    has_seed = not is_imported or any(name.lower() in ("seed", "random_seed") for name in summary.facts)
+    named = [name for name in summary.facts if name.lower() in ("seed", "random_seed")]
+    seeds = {name for name in named if _text(summary.facts[name]) == str(record.seed)}
+    has_seed = not is_imported or bool(seeds)
+    recipe = _recipe(summary, seeds if is_imported else {*_SEEDS, *_labels(summary), "policy"})
+    length: dict[str, str] = {name: recipe.pop(name) for name in ("budget", "num_steps") if name in recipe}
     facts: dict[str, NamedFacts] = {
         RECIPE: recipe,
         CODE: {
@@ -147,8 +149,14 @@ def of_folder(folder: Path, summary: RunSummary) -> ComparedRun:
     )
 
 
-def _recipe(summary: RunSummary) -> dict[str, str]:
-    return {name: _text(value) for name, value in summary.facts.items() if name not in _ELSEWHERE}
+def _recipe(summary: RunSummary, elsewhere: Collection[str]) -> dict[str, str]:
+    """Return the recipe's facts but for those that stand in another group."""
+    return {name: _text(value) for name, value in summary.facts.items() if name not in elsewhere}
+
+
+def _labels(summary: RunSummary) -> set[str]:
+    """Return which facts of a recipe repeat what the run or its arm is called."""
+    return {name for name in _NAMES if summary.facts.get(name) in (summary.arm, summary.name)}
 
 
 def _text(value: object) -> str:

@@ -94,13 +94,13 @@ def _value_axis(view: PartsView, least: float, most: float) -> dict[str, Any]:
 
 def matrix_figure(view: PartsView, palette: Palette) -> Figure | None:
     """Draw a triangle: a part's own gain on the diagonal, what pairs do together below it; None without pairs."""
-    paired = {part for one in view.pairs for part in one.parts}
-    gains = [one for one in view.gains if one.part in paired]
+    paired = {arm for one in view.pairs for arm in one.alone}
+    gains = [one for one in view.gains if one.arm in paired]
     if not gains:
         return None
-    found = {frozenset(one.parts): one for one in reversed(view.pairs)}
+    found = {frozenset(one.alone): one for one in reversed(view.pairs)}
     cells = [
-        (row, column, *_pair_cell(view, found.get(frozenset((gains[row].part, gains[column].part)))))
+        (row, column, *_pair_cell(view, found.get(frozenset((gains[row].arm, gains[column].arm)))))
         for row in range(len(gains))
         for column in range(row)
     ]
@@ -175,8 +175,9 @@ def _matrix_csv(view: PartsView, gains: Sequence[PartGain]) -> str:
     rows: list[list[object]] = [
         [one.part, one.part, one.arm, one.value, one.low, one.high, one.n, STATE_WORDS[one.state]] for one in gains
     ]
+    names = {one.arm: one.part for one in gains}
     for one in view.pairs:
         found = one.ratio
         value = [found.value, found.low, found.high, found.n] if isinstance(found, Estimate) else [None, None, None, 0]
-        rows.append([*one.parts, one.arm, *value, STATE_WORDS[state_of(one)]])
+        rows.append([*(names[arm] for arm in one.alone), one.arm, *value, STATE_WORDS[state_of(one)]])
     return csv_text(["part", "with", "arm", view.measure, "low", "high", "n", "shown"], rows)

@@ -19,19 +19,19 @@ from cosmati.explorer.wording import (
 )
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import (
-    NOISE_ARM,
     SCREENING_LEVEL,
     NotReached,
     comparisons,
     difference_at_equal,
 )
-from cosmati.study.composition import Measure, Together, joint_effects, single_parts, what_to_add
+from cosmati.study.composition import Measure, Together, joint_effects, kind_of, single_parts, what_to_add
 from cosmati.study.curves import Axis
 from cosmati.study.divergence import diverges
+from cosmati.study.noise import compared_arms
 from cosmati.study.statistics import Estimate, holm
 
 MEASURE_WORDS: dict[Measure, str] = {"speed-up": "speed-up", "difference": "difference in quality"}
-_MAX_ADVICE = 8
+_MAX_ADVICE, _MAX_NAMED = 8, 12
 GainState = Literal["better", "worse", "none shown", "not measured"]
 STATE_WORDS: dict[GainState, str] = {
     "better": "better",
@@ -46,7 +46,7 @@ class PartGain:
     """What a part alone gives.
 
     Attributes:
-        part: Its name without settings.
+        part: Its name, with settings where several arms have it alone.
         arm: That has it alone.
         value: Speed-up or difference, None where it isn't measured.
         low: Lower end of the interval, None where there's none; infinite where it's open.
@@ -94,6 +94,7 @@ def parts_view(study: StudyRecord, axis: Axis, measure: Measure) -> PartsView:
     """Work out the view along an axis, by a measure."""
     gains = _gains(study, axis, measure)
     joint = joint_effects(study, axis=axis, measure=measure)
+    methods = {arm.name: arm.methods[0] for arm in study.arms if arm.methods}
     paired = {frozenset(one.parts) for one in joint if len(one.parts) == 2 and not one.unknown}
     return PartsView(
         record=study,
@@ -103,27 +104,27 @@ def parts_view(study: StudyRecord, axis: Axis, measure: Measure) -> PartsView:
         gains=gains,
         joint=joint,
         advice=_advice(study, axis),
-        findings=_findings(study, gains, joint, axis),
+        findings=(*_findings(study, gains, joint), _standing(study, gains, axis, measure)),
         missing=tuple(
-            pair for pair in itertools.combinations([one.part for one in gains], 2) if frozenset(pair) not in paired
+            pair
+            for pair in itertools.combinations(dict.fromkeys(kind_of(methods[one.arm]) for one in gains), 2)
+            if frozenset(pair) not in paired
         ),
     )
 
 
 def _gains(study: StudyRecord, axis: Axis, measure: Measure) -> tuple[PartGain, ...]:
-    arms = {one.arm: kind for kind, one in single_parts(study, axis=axis).items()}
+    arms = {one.arm: name for name, one in single_parts(study, axis=axis).items()}
     found = _by_speed(study, arms, axis) if measure == "speed-up" else _by_difference(study, arms, axis)
     return tuple(sorted(found, key=lambda one: (one.value is None, -(one.value or 0.0))))
 
 
 def _by_speed(study: StudyRecord, arms: Mapping[str, str], axis: Axis) -> list[PartGain]:
-    made = study.registration.predictions if study.registration else ()
-    registered = {one.arm for one in made if (one.opponent, one.axis) == (study.baseline_arm, axis)}
     gains = []
     for one in comparisons(study, axis=axis):
         if one.arm not in arms:
             continue
-        found, part, is_registered = one.found, arms[one.arm], one.arm in registered
+        found, part, is_registered = one.found, arms[one.arm], one.is_registered
         if isinstance(found, NotReached):
             gains.append(PartGain(part, one.arm, None, None, None, 0, "not measured", found.reason))
             continue
@@ -138,7 +139,7 @@ def _by_speed(study: StudyRecord, arms: Mapping[str, str], axis: Axis) -> list[P
 
 
 def _by_difference(study: StudyRecord, arms: Mapping[str, str], axis: Axis) -> list[PartGain]:
-    compared = [arm.name for arm in study.arms if arm.name not in (study.baseline_arm, NOISE_ARM)]
+    compared = [arm.name for arm in compared_arms(study)]
     found = {arm: difference_at_equal(study, arm, axis=axis) for arm in compared}
     raw = [one.p_value if isinstance(one, Estimate) and one.p_value is not None else 1.0 for one in found.values()]
     adjusted = dict(zip(compared, holm(raw), strict=True))
@@ -177,33 +178,41 @@ def state_of(found: Together) -> GainState:
     return _state(found.is_shown, found.ratio.value > found.neutral)
 
 
-def _findings(study: StudyRecord, gains: Sequence[PartGain], joint: Sequence[Together], axis: Axis) -> tuple[str, ...]:
-    """Say in a few sentences what is shown, at which standing."""
+def _findings(study: StudyRecord, gains: Sequence[PartGain], joint: Sequence[Together]) -> list[str]:
+    """Say in a few sentences what is shown."""
     texts = []
     for state, words in (("better", "better than"), ("worse", "worse than")):
         names = [one.part for one in gains if one.state == state]
         if names:
             verb = "is" if len(names) == 1 else "are"
-            texts.append(f"Alone, {', '.join(names)} {verb} shown to be {words} {study.baseline_arm}.")
+            texts.append(f"Alone, {_listed(names)} {verb} shown to be {words} {study.baseline_arm}.")
     silent = [one for one in gains if one.state == "none shown"]
     if silent:
         texts.append(f"Of {len(silent)} of {len(gains)} parts alone, no difference is shown.")
     states = [state_of(one) for one in joint]
     for state, words in (("better", "help each other"), ("worse", "get in each other's way")):
         arms = [one.arm for one, found in zip(joint, states, strict=True) if found == state]
-        texts += [f"Shown to {words}: {', '.join(arms)}."] if arms else []
+        texts += [f"Shown to {words}: {_listed(arms)}."] if arms else []
     counts = [(states.count("none shown"), "no interaction is shown"), (states.count("not measured"), "none measured")]
     told = [f"of {count}, {words}" for count, words in counts if count]
     if told:
         texts.append(f"Of {len(joint)} arms with several parts: {'; '.join(told)}.")
-    return (*texts, _standing(study, gains, axis))
+    return texts
 
 
-def _standing(study: StudyRecord, gains: Sequence[PartGain], axis: Axis) -> str:
+def _listed(names: Sequence[str]) -> str:
+    """Return names in a row, few enough to be read; figures and tables have all."""
+    more = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _standing(study: StudyRecord, gains: Sequence[PartGain], axis: Axis, measure: Measure) -> str:
+    """Say at which standing that is."""
     registered = [one.part for one in gains if one.is_registered]
     if registered:
-        return f"Registered before the runs: {', '.join(registered)}. All else here is a screening, at p < 0.05."
-    less = f" The study's registered predictions are of other arms, or not by {AXIS_NAMES[axis]}."
+        return f"Registered before the runs: {_listed(registered)}. All else here is a screening, at p < 0.05."
+    of = f"other arms, or not by {AXIS_NAMES[axis]}" if measure == "speed-up" else "speed-ups"
+    less = f" The study's registered predictions are of {of}."
     return (
         f"This is a screening, at p < {SCREENING_LEVEL} adjusted over all arms (Holm): what stands out is worth a "
         f"study of its own, and isn't a claim.{less if study.registration else ''}"
@@ -212,13 +221,13 @@ def _standing(study: StudyRecord, gains: Sequence[PartGain], axis: Axis) -> str:
 
 def _advice(study: StudyRecord, axis: Axis) -> tuple[str, ...]:
     """Say what to add next to the baseline and to each composition, the most promising first."""
-    several = [arm.name for arm in study.arms if len(arm.methods) > 1 and arm.name != NOISE_ARM]
+    several = [arm.name for arm in compared_arms(study) if len(arm.methods) > 1]
     found = what_to_add(study, [study.baseline_arm, *several], axis=axis)
     some = sorted(
         ((arm, parts) for arm, parts in found.items() if parts),
         key=lambda one: (one[0] != study.baseline_arm, -one[1][0].expected),
     )
-    return tuple(advice_text(arm, parts) for arm, parts in some[:_MAX_ADVICE])
+    return tuple(advice_text(arm, parts, is_baseline=arm == study.baseline_arm) for arm, parts in some[:_MAX_ADVICE])
 
 
 def joint_rows(view: PartsView) -> list[TextRow]:

@@ -10,9 +10,10 @@ from cosmati.explorer.figures import Figure, arm_colours, axis_title, base_layou
 from cosmati.explorer.palette import Palette
 from cosmati.explorer.wording import estimate_text, number, p_text, ratio_interval_text, ratio_text
 from cosmati.records.study import StudyRecord
-from cosmati.study.comparison import NOISE_ARM, SCREENING_LEVEL, NotReached, SpeedUp, speed_up_at_equal_quality
+from cosmati.study.comparison import SCREENING_LEVEL, NotReached, SpeedUp, speed_up_at_equal_quality
 from cosmati.study.composition import Candidate, Together, joint_effects, single_parts, what_to_add
 from cosmati.study.curves import available_axes
+from cosmati.study.noise import compared_arms
 
 _LEAST, _MOST = 1 / 8, 8.0
 TextRow = tuple[str, ...]
@@ -39,8 +40,8 @@ def composition_view(study: StudyRecord) -> CompositionView:
     for part in single_parts(study).values():
         gain = part.gain
         figures = (gain.reason, "—") if isinstance(gain, NotReached) else (ratio_text(gain), ratio_interval_text(gain))
-        singles.append((part.kind, part.arm, *figures))
-    several = [arm.name for arm in study.arms if len(arm.methods) > 1 and arm.name != NOISE_ARM]
+        singles.append((part.name, part.arm, *figures))
+    several = [arm.name for arm in compared_arms(study) if len(arm.methods) > 1]
     found = joint_effects(study)
     sums = joint_effects(study, axis="rows" if "rows" in available_axes(study) else "step", measure="difference")
     advice = tuple(advice_text(arm, parts) for arm, parts in what_to_add(study, several).items() if parts)
@@ -84,25 +85,31 @@ def difference_text(found: Together) -> str:
     return figures if isinstance(found.ratio, NotReached) else f"{figures}: {joint_verdict(found)}"
 
 
-def advice_text(arm: str, found: Sequence[Candidate]) -> str:
-    """Say which parts to add next to an arm, and what that rests on."""
-    named = [f"{one.part.kind} (about {number(one.expected)}×, {_basis(one)})" for one in found[:3]]
+def advice_text(arm: str, found: Sequence[Candidate], *, is_baseline: bool = False) -> str:
+    """Say which parts to add next to an arm, and what that rests on. The baseline has no part to make a pair with."""
+    basis = [("as alone" if is_baseline else _basis(one)) for one in found[:3]]
+    named = [
+        f"{one.part.name} (about {number(one.expected)}×, {words})" for one, words in zip(found, basis, strict=False)
+    ]
     return f"To {arm}, add next: {', then '.join(named)}."
 
 
 def _basis(one: Candidate) -> str:
-    if not one.num_measured:
+    if one.num_measured:
+        text = f"with {one.num_measured} measured {'pair' if one.num_measured == 1 else 'pairs'}"
+    elif one.num_unread:
+        text = "as alone"
+    else:
         return "as alone: no pair with it is measured"
-    return f"with {one.num_measured} measured {'pair' if one.num_measured == 1 else 'pairs'}"
+    if not one.num_unread:
+        return text
+    unread = "1 pair was run, but its" if one.num_unread == 1 else f"{one.num_unread} pairs were run, but their"
+    return f"{text}: {unread} interaction can't be read off"
 
 
 def gains_figure(study: StudyRecord, palette: Palette) -> Figure:
     """Draw every arm's speed-up by time with its interval, the largest on top; an open end runs to the edge."""
-    found = {
-        arm.name: speed_up_at_equal_quality(study, arm.name)
-        for arm in study.arms
-        if arm.name not in (study.baseline_arm, NOISE_ARM)
-    }
+    found = {arm.name: speed_up_at_equal_quality(study, arm.name) for arm in compared_arms(study)}
     reached = {arm: one for arm, one in found.items() if isinstance(one, SpeedUp)}
     arms = sorted(reached, key=lambda arm: reached[arm].ratio)
     colours = arm_colours(study, palette)

@@ -15,6 +15,7 @@ from cosmati.records.governance import GovernanceFacts
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import SpeedUp, speed_up_at_equal_quality
 from cosmati.study.curves import Axis, Curve, tradeoff_curve
+from cosmati.study.noise import noise_arm
 
 Theme = Literal["light", "dark"]
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
@@ -189,7 +190,9 @@ def _end_labels(
 def _speed_up_mark(study: StudyRecord, palette: Palette, frame: _Frame, axis: Axis) -> list[str]:
     """The baseline's best quality as a dashed line, and the largest speed-up on it as an arrow."""
     found = {arm.name: speed_up_at_equal_quality(study, arm.name, axis=axis) for arm in study.arms}
-    reached = {n: f for n, f in found.items() if isinstance(f, SpeedUp) and n not in (study.baseline_arm, "aa")}
+    reached = {
+        n: f for n, f in found.items() if isinstance(f, SpeedUp) and n not in (study.baseline_arm, noise_arm(study))
+    }
     if not reached:
         return []
     best = max(reached.values(), key=lambda one: one.ratio)

@@ -11,10 +11,11 @@ from cosmati.explorer.figures import Figure, axis_title, base_layout, csv_text, 
 from cosmati.explorer.method_words import method_key
 from cosmati.explorer.palette import Palette
 from cosmati.explorer.run_figures import elided
-from cosmati.explorer.wording import AXIS_NAMES, claim_of, estimate_text, interval_text, opponent_text, p_text
+from cosmati.explorer.wording import AXIS_NAMES, claim_of, estimate_text, interval_text, number, opponent_text, p_text
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import NotReached, comparisons, difference_at_equal
 from cosmati.study.curves import Axis, available_axes
+from cosmati.study.statistics import Estimate
 
 SHOWN = ("faster", "slower")
 _LEAST, _MOST = 1 / 16, 16.0
@@ -37,7 +38,7 @@ class ArmFinding:
         high: Upper end, infinite where it's open.
         n: Seeds behind it.
         p_text: Its p-value and what that is adjusted for, empty where there's none.
-        difference: Difference in quality at equal cost with its interval, or why there's none.
+        difference: Difference in quality at equal cost in words, with its interval, or why there's none.
         opponent: How strong the baseline is.
         hardware: In words.
         standing: `registered` or `screening`, with the level.
@@ -66,13 +67,11 @@ class ArmFinding:
         return len(self.parts) == 1
 
 
-def arm_findings(study: StudyRecord, path: str, axis: Axis) -> tuple[ArmFinding, ...]:
-    """Return what a study says of each arm that adds something; nothing where it has no count of the axis."""
-    if not study.runs or axis not in available_axes(study):
-        return ()
+def arm_findings(study: StudyRecord, path: str, axis: Axis) -> tuple[ArmFinding, ...] | None:
+    """Return what a study says of each arm that adds something; None where it has no count of the axis."""
+    if axis not in available_axes(study):
+        return None
     arms = {arm.name: arm for arm in study.arms}
-    made = study.registration.predictions if study.registration else ()
-    registered = {one.arm for one in made if (one.opponent, one.axis) == (study.baseline_arm, axis)}
     findings = []
     for one in comparisons(study, axis=axis):
         names = arms[one.arm].methods
@@ -80,7 +79,7 @@ def arm_findings(study: StudyRecord, path: str, axis: Axis) -> tuple[ArmFinding,
             continue
         claim, found = claim_of(study, one, axis), one.found
         quoted = None if isinstance(found, NotReached) else found
-        standing = "registered" if one.arm in registered else "screening"
+        standing = "registered" if one.is_registered else "screening"
         findings.append(
             ArmFinding(
                 study=study.name,
@@ -95,13 +94,28 @@ def arm_findings(study: StudyRecord, path: str, axis: Axis) -> tuple[ArmFinding,
                 high=quoted.high if quoted else None,
                 n=quoted.n if quoted else 0,
                 p_text="" if one.p_value is None else p_text(one.p_value, one.num_tests),
-                difference=estimate_text(difference_at_equal(study, one.arm, axis=axis)),
+                difference=_difference_text(study, difference_at_equal(study, one.arm, axis=axis)),
                 opponent=opponent_text(study, one.arm),
                 hardware=study.hardware,
                 standing=f"{standing}, p < {one.level}",
             )
         )
     return tuple(findings)
+
+
+def _difference_text(study: StudyRecord, found: Estimate | NotReached) -> str:
+    """Return by how much an arm's quality is higher or lower, and whether that is better; the interval the same way."""
+    if isinstance(found, NotReached) or found.value == 0:
+        return estimate_text(found)
+    is_better = found.value > 0
+    sign = 1.0 if is_better else -1.0
+    ends = [None if end is None else sign * end for end in (found.low, found.high)]
+    low, high = ends if is_better else ends[::-1]
+    way = "higher" if is_better == study.higher_is_better else "lower"
+    return (
+        f"{way} by {number(abs(found.value))}, {'better' if is_better else 'worse'} "
+        f"({interval_text(low, high, found.n)})"
+    )
 
 
 def verdict_counts(findings: Sequence[ArmFinding]) -> tuple[tuple[str, int], ...]:

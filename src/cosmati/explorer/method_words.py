@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
+from cosmati.study.composition import kind_of
+
 _ROOMS = (("methods", "Method"), ("optim", "Optimizer"))
 
 
@@ -32,12 +34,11 @@ class MethodWords:
 
 
 def method_key(name: str) -> str:
-    """Return what names of one method have in common: letters and digits of its kind, in one case.
+    """Return what names of one method have in common: its kind in one case and without spaces.
 
-    `LabelSmoothing(smoothing=0.1)` and `label smoothing` are one method. A name without letters and digits is its own.
+    `LabelSmoothing(smoothing=0.1)` and `label smoothing` are one method; `Adam` and `Adam++` are two.
     """
-    kind = name.partition("(")[0].strip()
-    return re.sub(r"[\W_]+", "", kind.casefold()) or kind
+    return re.sub(r"\s+", "", kind_of(name).casefold())
 
 
 def words_of(name: str) -> MethodWords | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from cosmati.explorer.run_view import RunView
 from cosmati.explorer.wording import AXIS_NAMES, amount, number, ratio_interval_text, ratio_text
 from cosmati.records.study import StudyRecord
-from cosmati.study.comparison import SCREENING_LEVEL, Comparison, SpeedUp, comparisons
+from cosmati.study.comparison import Comparison, SpeedUp, comparisons
 
 _MAX_NAMED = 2
 
@@ -68,7 +68,7 @@ def _gain_text(study: StudyRecord, one: Comparison, found: SpeedUp) -> str:
     bound = "at most " if found.is_at_least else "at least " if found.is_at_most else ""
     share = f"{bound}{number(100 / found.ratio)} % of {study.baseline_arm}'s {AXIS_NAMES['seconds']}"
     figures = f"{ratio_text(found)}, 95 % interval {ratio_interval_text(found)}"
-    figures += ", by a screening" if one.level == SCREENING_LEVEL else ""
+    figures += "" if one.is_registered else ", by a screening"
     return f"{one.arm} needs {share} to the same {study.quality_name} ({figures})"
 
 

@@ -101,7 +101,8 @@ class StudyRunView:
             gap = math.nan if twin is None else one.final.quality - twin.final.quality
             theirs = "–" if twin is None else _quality(self.study, twin.final.quality)
             sign = "+" if gap > 0 else ""
-            gap_text = f"{sign}{number(gap)}" if math.isfinite(gap) else "–"
+            better = "better" if (gap > 0) == self.study.higher_is_better else "worse"
+            gap_text = f"{sign}{number(gap)}{f', {better}' if gap else ''}" if math.isfinite(gap) else "–"
             rows.append((one, twin, _quality(self.study, one.final.quality), theirs, gap_text))
         return rows
 

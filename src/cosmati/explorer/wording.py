@@ -10,8 +10,6 @@ from typing import cast
 from cosmati.records.study import ArmRecord, StudyRecord
 from cosmati.study.checks import effort_of, is_as_hard, known_text
 from cosmati.study.comparison import (
-    NOISE_ARM,
-    SCREENING_LEVEL,
     Comparison,
     NotReached,
     SpeedUp,
@@ -20,6 +18,7 @@ from cosmati.study.comparison import (
 )
 from cosmati.study.curves import Axis
 from cosmati.study.divergence import left_out, num_diverged
+from cosmati.study.noise import NOISE_ARM
 from cosmati.study.predictions import outcomes_of
 from cosmati.study.statistics import Estimate, best_of, seeds_needed
 
@@ -229,11 +228,10 @@ def _verdict(one: Comparison, found: SpeedUp) -> tuple[str, str]:
     if found.low <= 1.0 <= found.high:
         return "no difference shown", " The interval includes 1, so no difference is shown."
     word = "faster" if found.ratio > 1 else "slower"
-    is_screening = one.level == SCREENING_LEVEL
     if not one.is_shown:
-        level = f"the screening's {one.level}" if is_screening else f"{one.level}"
+        level = f"{one.level}" if one.is_registered else f"the screening's {one.level}"
         return f"perhaps {word}", f" p isn't below {level}, so this is a hint and no claim."
-    return word, f" Found by screening, at {one.level}: run it again by itself." if is_screening else ""
+    return word, "" if one.is_registered else f" Found by screening, at {one.level}: run it again by itself."
 
 
 def noise_sentences(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[str, ...]:
@@ -269,7 +267,8 @@ def noise_sentence(study: StudyRecord, *, axis: Axis = "seconds") -> str:
     """Return what the A/A arm shows, or that the study has none."""
     floor = noise_floor(study, axis=axis)
     if floor is None:
-        return f"The study has no arm {NOISE_ARM!r}, so its noise floor isn't measured."
+        what = f"no arm {NOISE_ARM!r} that is its baseline with other seeds"
+        return f"The study has {what}, so its noise floor isn't measured."
     text = (
         f"Noise floor: {study.baseline_arm} against itself with other seeds differs by up to "
         f"{number(floor.difference)} {study.quality_name}"

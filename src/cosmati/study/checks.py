@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cosmati.records.study import ArmRecord, ChecklistItem, DimensionRecord, SearchRecord, StudyRecord
-from cosmati.study.comparison import NOISE_ARM
 from cosmati.study.inference import step_cost
+from cosmati.study.noise import NOISE_ARM, noise_arm
 from cosmati.study.points import Dimension, chosen_settings
 from cosmati.study.row_sample import COMMON_ROWS, shared_share
 
@@ -212,8 +212,8 @@ def _noise(study: StudyRecord) -> ChecklistItem:
         if run.arm in seeds and math.isfinite(run.final.quality):
             seeds[run.arm].add(run.seed)
     is_met = False
-    if NOISE_ARM not in {arm.name for arm in study.arms}:
-        note = f"there is no arm {NOISE_ARM!r}"
+    if not noise_arm(study):
+        note = f"there is no arm {NOISE_ARM!r} that is the baseline with other seeds"
     elif not seeds[NOISE_ARM]:
         note = f"{NOISE_ARM!r} has no finished run"
     elif seeds[NOISE_ARM] & seeds[study.baseline_arm]:

@@ -16,10 +16,10 @@ from cosmati.study.curves import Axis, Means, best_within, is_counted, paired_me
 from cosmati.study.divergence import diverges_near, no_whole_seed
 from cosmati.study.interpolation import MonotoneCubic
 from cosmati.study.kept import kept
+from cosmati.study.noise import compared_arms, noise_arm
 from cosmati.study.statistics import LEVEL, Array, Estimate, Freedom, estimate, holm, num_kinds
 
 HEADLINE_LEVEL, SCREENING_LEVEL = 0.01, 0.05
-NOISE_ARM = "aa"
 NUM_PARTS, NUM_HALVINGS = 32, 50
 """Of an interval between two knots, and of a part of it, to find where curves cross."""
 
@@ -85,6 +85,7 @@ class Comparison:
         p_value: of `found`, adjusted for all tests of its family; None where there is none.
         level: below which it's a claim.
         num_tests: of its family.
+        is_registered: whether that is the registered one, and no screening.
     """
 
     arm: str
@@ -93,6 +94,7 @@ class Comparison:
     p_value: float | None
     level: float
     num_tests: int
+    is_registered: bool = False
 
     @property
     def is_shown(self) -> bool:
@@ -133,7 +135,7 @@ def comparisons(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[Comparis
     whatever else was registered: headlines at 0.01 where it has four tests at most. All others are another family, a
     screening at 0.05.
     """
-    arms = [arm.name for arm in study.arms if arm.name not in (study.baseline_arm, NOISE_ARM)]
+    arms = [arm.name for arm in compared_arms(study)]
     best = {arm: speed_up_at_equal_quality(study, arm, axis=axis) for arm in arms}
     found = {arm: _at_its_own_best(study, arm, axis) if _is_unsure(one) else one for arm, one in best.items()}
     p_values = {arm: _p_value(one) for arm, one in found.items()}
@@ -144,8 +146,9 @@ def comparisons(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[Comparis
     made = []
     for arm, one in found.items():
         p_value = None if isinstance(one, NotReached) or one.p_value is None else adjusted[arm]
-        family = (level_of(headlines), headlines) if arm in registered else (SCREENING_LEVEL, len(rest))
-        made.append(Comparison(arm, best[arm], one, p_value, *family))
+        is_told = arm in registered
+        family = (level_of(headlines), headlines) if is_told else (SCREENING_LEVEL, len(rest))
+        made.append(Comparison(arm, best[arm], one, p_value, *family, is_told))
     return tuple(made)
 
 
@@ -381,15 +384,15 @@ def interaction(
 
 
 def noise_floor(study: StudyRecord, *, axis: Axis = "seconds") -> NoiseFloor | None:
-    """Compare the baseline with its double, the arm `aa`; None where the study has none."""
-    if NOISE_ARM not in {arm.name for arm in study.arms}:
+    """Compare the baseline with its double (`noise_arm`); None where the study has none."""
+    if not (noise := noise_arm(study)):
         return None
     base, double = (
         {point.budget: point.quality.value for point in tradeoff_curve(study, name, axis=axis).points}
-        for name in (study.baseline_arm, NOISE_ARM)
+        for name in (study.baseline_arm, noise)
     )
     gaps = [(abs(double[budget] - base[budget]), budget) for budget in base if budget in double]
     if not gaps:
         return None
     difference, budget = max(gaps)
-    return NoiseFloor(_at_its_own_best(study, NOISE_ARM, axis), difference, budget)
+    return NoiseFloor(_at_its_own_best(study, noise, axis), difference, budget)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,7 +20,6 @@ import numpy as np
 
 from cosmati.records.study import ArmRecord, StudyRecord
 from cosmati.study.comparison import (
-    NOISE_ARM,
     SCREENING_LEVEL,
     NotReached,
     SpeedUp,
@@ -29,6 +29,7 @@ from cosmati.study.comparison import (
 )
 from cosmati.study.curves import Axis, best_within, paired_means
 from cosmati.study.divergence import diverges
+from cosmati.study.noise import compared_arms
 from cosmati.study.statistics import Estimate, estimate, holm
 
 Measure = Literal["speed-up", "difference"]
@@ -43,11 +44,13 @@ class SinglePart:
         kind: Its name without settings.
         arm: The arm that adds it alone to the baseline.
         gain: That arm's speed-up at the baseline's best quality.
+        name: Its kind, with settings where several arms have one of that kind alone.
     """
 
     kind: str
     arm: str
     gain: SpeedUp | NotReached
+    name: str
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Together:
         p_value: Of the ratio against `neutral`, adjusted for all such ratios of the study; None where there is none, as
             where more than a tenth of the runs of one of these arms diverged or failed.
         num_tests: How many these are.
+        alone: The arms that have the parts alone, in the parts' order.
         neutral: 1 for a ratio of speed-ups, 0 for differences in quality.
     """
 
@@ -75,6 +79,7 @@ class Together:
     p_value: float | None = None
     num_tests: int = 0
     neutral: float = 1.0
+    alone: tuple[str, ...] = ()
 
     @property
     def is_shown(self) -> bool:
@@ -93,26 +98,56 @@ class Candidate:
         part: It, alone.
         expected: The gain to expect of it there: its own, times its interaction with each part where that's measured.
         num_measured: Of its pairs with the composition's parts, how many are measured.
+        num_unread: How many of them have an arm of which no interaction can be read off.
     """
 
     part: SinglePart
     expected: float
     num_measured: int
+    num_unread: int = 0
 
 
 def kind_of(part: str) -> str:
-    """Return a part's name without settings."""
-    return part.partition("(")[0].strip()
+    """Return a part's name without settings, which are what stands in brackets at its end.
+
+    `Muon(lr=0.02) + EMA(half_life="100ba")` is a part of its own, and no `Muon`.
+    """
+    depth = 0
+    for place, sign in enumerate(part.rstrip()):
+        depth += (sign == "(") - (sign == ")")
+        if sign == ")" and depth == 0 and place + 1 < len(part.rstrip()):
+            return part.strip()
+    return part.partition("(")[0].strip() or part.strip()
 
 
 def single_parts(study: StudyRecord, *, axis: Axis = "seconds") -> dict[str, SinglePart]:
-    """Return each part that some arm adds to the baseline alone, by kind; of several arms the first."""
+    """Return each arm that adds one part alone to the baseline, by the part's name.
+
+    That is its kind; where several arms have one of that kind, with its settings, and with the arm where these are the
+    same too.
+    """
+    arms = _alone(study)
+    kinds = Counter(kind_of(arm.methods[0]) for arm in arms)
+    texts = Counter(arm.methods[0] for arm in arms)
     found: dict[str, SinglePart] = {}
-    for arm in _compared(study):
-        if len(arm.methods) == 1 and kind_of(arm.methods[0]) not in found:
-            kind = kind_of(arm.methods[0])
-            found[kind] = SinglePart(kind, arm.name, speed_up_at_equal_quality(study, arm.name, axis=axis))
+    for arm in arms:
+        text, kind = arm.methods[0], kind_of(arm.methods[0])
+        name = kind if kinds[kind] == 1 else text if texts[text] == 1 else f"{text}, arm {arm.name}"
+        found[name] = SinglePart(kind, arm.name, speed_up_at_equal_quality(study, arm.name, axis=axis), name)
     return found
+
+
+def _alone(study: StudyRecord) -> list[ArmRecord]:
+    return [arm for arm in compared_arms(study) if len(arm.methods) == 1]
+
+
+def arms_alone(study: StudyRecord, parts: Sequence[str]) -> dict[str, ArmRecord]:
+    """Return by kind the arm that has each part alone: with the same settings where there's one, or else the first."""
+    arms = _alone(study)
+    same = {arm.methods[0]: arm for arm in reversed(arms)}
+    first = {kind_of(arm.methods[0]): arm for arm in reversed(arms)}
+    found = {kind_of(part): same.get(part, first.get(kind_of(part))) for part in parts}
+    return {kind: arm for kind, arm in found.items() if arm is not None}
 
 
 def joint_effects(study: StudyRecord, *, axis: Axis = "seconds", measure: Measure = "speed-up") -> tuple[Together, ...]:
@@ -120,7 +155,7 @@ def joint_effects(study: StudyRecord, *, axis: Axis = "seconds", measure: Measur
 
     Which tests are of the family goes by the arms' parts, and not by what came out. Each measure is a family.
     """
-    found = [one for arm in _compared(study) if (one := _together(study, arm, axis, measure)) is not None]
+    found = [one for arm in compared_arms(study) if (one := _together(study, arm, axis, measure)) is not None]
     tests = [one for one in found if not one.unknown]
     raw = [one.ratio.p_value if isinstance(one.ratio, Estimate) else None for one in tests]
     adjusted = {
@@ -154,7 +189,7 @@ def joint_difference(
 
 
 def _together(study: StudyRecord, arm: ArmRecord, axis: Axis, measure: Measure) -> Together | None:
-    alone = {kind_of(one.methods[0]): one for one in reversed(_compared(study)) if len(one.methods) == 1}
+    alone = arms_alone(study, arm.methods)
     settings = {kind_of(part): part for part in arm.methods}
     known = [kind for kind in settings if kind in alone]
     unknown = [kind for kind in settings if kind not in alone]
@@ -179,6 +214,7 @@ def _together(study: StudyRecord, arm: ArmRecord, axis: Axis, measure: Measure) 
         unknown=tuple(unknown),
         with_other_settings=tuple(kind for kind in known if settings[kind] != alone[kind].methods[0]),
         neutral=1.0 if measure == "speed-up" else 0.0,
+        alone=tuple(alone[kind].name for kind in known),
     )
 
 
@@ -190,10 +226,13 @@ def pairs(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[Together, ...]
 def what_to_add(study: StudyRecord, arms: Sequence[str], *, axis: Axis = "seconds") -> dict[str, tuple[Candidate, ...]]:
     """Return for each of `arms` the parts that it hasn't and whose own gain is shown, by what to expect of them there.
 
-    Gains that aren't shown (`Comparison.is_shown`) are left out: what is best among many by luck isn't worth a run.
+    Gains that aren't shown (`Comparison.is_shown`) are left out: what is best among many by luck isn't worth a run. So
+    are parts of which no gain is to be expected there: by what their pairs with the arm's parts do, or where such a
+    pair never comes to the baseline's best, or is shown to be worse than the sum of both.
     """
-    measured = {frozenset(one.parts): one.ratio for one in pairs(study, axis=axis)}
+    measured = {frozenset(one.alone): one for one in pairs(study, axis=axis)}
     shown = {one.arm for one in comparisons(study, axis=axis) if one.is_shown}
+    harmful = _harmful(study, [one for one in measured.values() if isinstance(one.ratio, NotReached)], axis)
     gains = [
         (part, part.gain.ratio)
         for part in single_parts(study, axis=axis).values()
@@ -201,22 +240,35 @@ def what_to_add(study: StudyRecord, arms: Sequence[str], *, axis: Axis = "second
     ]
     methods = {arm.name: arm.methods for arm in study.arms}
     found = {}
-    for arm in arms:
-        own = {kind_of(part) for part in methods[arm]}
+    for name in arms:
+        own, alone = {kind_of(part) for part in methods[name]}, arms_alone(study, methods[name])
         candidates = []
         for part, gain in gains:
-            known = [measured.get(frozenset((part.kind, other))) for other in own]
-            factors = [one.value for one in known if isinstance(one, Estimate)]
-            if part.kind not in own:
-                candidates.append(Candidate(part, gain * math.prod(factors), len(factors)))
-        found[arm] = tuple(sorted(candidates, key=lambda one: -one.expected))
+            both = [measured.get(frozenset((part.arm, other.name))) for other in alone.values()]
+            known = [one for one in both if one is not None]
+            factors = [one.ratio.value for one in known if isinstance(one.ratio, Estimate)]
+            expected = gain * math.prod(factors)
+            if part.kind not in own and expected > 1.0 and not any(one.arm in harmful for one in known):
+                candidates.append(Candidate(part, expected, len(factors), len(known) - len(factors)))
+        found[name] = tuple(sorted(candidates, key=lambda one: -one.expected))
     return found
+
+
+def _harmful(study: StudyRecord, unread: Sequence[Together], axis: Axis) -> frozenset[str]:
+    """Return which arms of pairs without an interaction never reach the baseline's best, or are shown to be worse."""
+    if not unread:
+        return frozenset()
+    late = set[str]()
+    for one in unread:
+        base, own = (mean.quality[0].max() for mean in paired_means(study, [study.baseline_arm, one.arm], axis=axis))
+        late |= {one.arm} if math.isfinite(own) and own < base else set()
+    by_difference = joint_effects(study, axis=axis, measure="difference")
+    worse = {
+        one.arm for one in by_difference if one.is_shown and isinstance(one.ratio, Estimate) and one.ratio.value < 0
+    }
+    return frozenset(late | (worse & {one.arm for one in unread}))
 
 
 def pair_arms(parts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return all pairs of parts, for a study of interactions."""
     return tuple(itertools.combinations(parts, 2))
-
-
-def _compared(study: StudyRecord) -> list[ArmRecord]:
-    return [arm for arm in study.arms if arm.name not in (study.baseline_arm, NOISE_ARM)]

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cosmati.records.study import SearchRecord, StudyRecord, StudyRun
-from cosmati.study.comparison import NOISE_ARM, SCREENING_LEVEL, SpeedUp, comparisons, level_of
+from cosmati.study.comparison import SCREENING_LEVEL, SpeedUp, comparisons, level_of
 from cosmati.study.definition import Study
 from cosmati.study.inference import step_cost
+from cosmati.study.noise import NOISE_ARM, is_double
 from cosmati.study.statistics import seeds_needed
 
 GAINS = (1.1, 1.25, 1.5)
@@ -35,7 +36,10 @@ class Spread:
 def family_of(study: Study) -> tuple[int, float]:
     """Return how many tests are adjusted for each other, and at which level: those registered, or else a screening."""
     if study.registration is None:
-        return max(1, len(set(study.arms) - {study.baseline, NOISE_ARM})), SCREENING_LEVEL
+        arms = {name: arm.record(name) for name, arm in study.arms.items() if name != study.baseline}
+        base = study.arms[study.baseline].record(study.baseline)
+        has_double = NOISE_ARM in arms and is_double(arms[NOISE_ARM], base)
+        return max(1, len(arms) - has_double), SCREENING_LEVEL
     num_tests = study.registration.family_size
     return num_tests, level_of(num_tests)
 

@@ -37,6 +37,7 @@ def compare_router(site: Site) -> APIRouter:
             sides=[(letter, one, _label(one)) for letter, one in zip("AB", runs, strict=True)],
             swapped=f"/compare?{urlencode({'a': b, 'b': a})}",
             figures=compare_figures(view, PAGE),
+            names=site.study_names(),
         )
 
     return router
@@ -78,4 +79,5 @@ def _choose(site: Site, request: Request, chosen: RunSummary | None, *, is_secon
             :NUM_OFFERED
         ],
         num_found=len(offered),
+        names=site.study_names(),
     )

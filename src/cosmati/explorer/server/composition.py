@@ -20,9 +20,9 @@ from cosmati.explorer.server.site import STUDY_FILES, FolderState, Site, record_
 from cosmati.explorer.views import part_rows, time_notes
 from cosmati.explorer.wording import AXIS_NAMES, noise_sentences
 from cosmati.records.study import StudyRecord
-from cosmati.study.comparison import NOISE_ARM
 from cosmati.study.composition import Measure, kind_of
 from cosmati.study.curves import Axis, available_axes
+from cosmati.study.noise import NOISE_ARM, noise_arm
 
 _MOST_BARS = 14
 
@@ -51,6 +51,7 @@ def composition_router(site: Site) -> APIRouter:
     @router.get("/composition/{path:any}", response_class=HTMLResponse)
     def composition(request: Request, path: str) -> HTMLResponse:
         record = site.record(path)
+        name = site.study_names().get(path, record.name)
         axis, measure = _chosen(request, record)
         folder = site.folder(path)
         view = _parts_view(folder, state_of(folder, STUDY_FILES), axis, measure)
@@ -65,16 +66,17 @@ def composition_router(site: Site) -> APIRouter:
         return site.page(
             request,
             "composition.html",
-            title=f"Composition: {record.name}",
+            title=f"Composition: {name}",
+            name=name,
             figures=figures,
             view=view,
             study=record,
             study_path=path,
-            axes=[(axis, AXIS_NAMES[axis]) for axis in available_axes(record)] if record.runs else [],
+            axes=[(axis, AXIS_NAMES[axis]) for axis in available_axes(record)],
             measures=MEASURE_WORDS,
             joint=joint_rows(view),
-            matrix_width=140 + CELL_WIDTH * len({part for one in view.pairs for part in one.parts}),
-            noise=noise_sentences(record) if record.runs else (),
+            matrix_width=140 + CELL_WIDTH * len({arm for one in view.pairs for arm in one.alone}),
+            noise=noise_sentences(record, axis=axis) if available_axes(record) else (),
             times=times,
             time_notes=time_notes(record),
             num_arms_timed=(len(timed.arms), len(record.arms)),
@@ -90,15 +92,24 @@ def _parts_view(folder: Path, states: FolderState, axis: Axis, measure: Measure)
 
 def studies_with_parts(site: Site) -> tuple[list[StudyParts], int]:
     """Return the store's studies that have arms with parts, and how many studies have none."""
-    sql = "SELECT path, study, arm, methods, count(*) FROM runs WHERE kind = 'study' GROUP BY 1, 2, 3, 4 ORDER BY 2, 1"
+    # A study's baseline comes first: what its double has is no part.
+    sql = """
+        SELECT path, study, arm, methods, is_baseline, count(*) FROM runs
+        WHERE kind = 'study' GROUP BY 1, 2, 3, 4, 5 ORDER BY 2, 1, 5 DESC
+    """
     counts: dict[tuple[str, str], list[int]] = {}
-    for path, study, arm, methods, num_runs in site.index.answer(sql):
-        found = counts.setdefault((study, path), [0, 0, 0, 0])
-        num_parts = 0 if arm == NOISE_ARM else len({kind_of(one) for one in json.loads(methods)})
+    of_baseline: dict[str, set[str]] = {}
+    for path, study, arm, text, is_baseline, num_runs in site.index.answer(sql):
+        found, methods = counts.setdefault((study, path), [0, 0, 0, 0]), set(json.loads(text))
+        if is_baseline:
+            of_baseline[path] = methods
+        is_double = arm == NOISE_ARM and methods <= of_baseline.get(path, set())
+        num_parts = 0 if is_baseline or is_double else len({kind_of(one) for one in methods})
         if num_parts:
             found[min(num_parts, 3) - 1] += 1
         found[3] += num_runs
-    made = [StudyParts(study, path, *found) for (study, path), found in counts.items()]
+    names = site.study_names()
+    made = [StudyParts(names.get(path, study), path, *found) for (study, path), found in counts.items()]
     with_parts = [one for one in made if one.num_alone + one.num_pairs + one.num_larger]
     return sorted(with_parts, key=lambda one: -one.num_pairs), len(made) - len(with_parts)
 
@@ -109,7 +120,7 @@ def _chosen(request: Request, record: StudyRecord) -> tuple[Axis, Measure]:
     Raises:
         RunError: there's no such axis, or no such measure.
     """
-    axes = available_axes(record) if record.runs else ("seconds",)
+    axes = available_axes(record) or ("seconds",)
     axis = request.query_params.get("axis") or axes[0]
     measure = request.query_params.get("measure") or "speed-up"
     for name, value, allowed in (("axis", axis, tuple(axes)), ("measure", measure, tuple(MEASURE_WORDS))):
@@ -122,7 +133,7 @@ def _chosen(request: Request, record: StudyRecord) -> tuple[Axis, Measure]:
 def _timed(record: StudyRecord) -> StudyRecord:
     """Return the study with the baseline and the arms of one part alone: whose time is broken down."""
     chosen = [one for one in record.arms if one.name == record.baseline_arm]
-    chosen += [one for one in record.arms if len(one.methods) == 1 and one.name != NOISE_ARM]
+    chosen += [one for one in record.arms if len(one.methods) == 1 and one.name != noise_arm(record)]
     names = {one.name for one in chosen[:_MOST_BARS]}
     runs = tuple(run for run in record.runs if run.arm in names)
     return replace(record, arms=tuple(one for one in record.arms if one.name in names), runs=runs, registration=None)

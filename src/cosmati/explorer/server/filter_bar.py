@@ -17,7 +17,7 @@ MAIN = ("study", "task", "arm")
 MORE = ("method", "model", "hardware", "budget", "seed", "status")
 RANGES = (("quality", "Quality"), ("seconds", "Training time (s)"))
 WORDS = {"path": "Folder", "quality_name": "Quality", "kind": "Kind", "text": "Search"}
-LEAVES_OUT = ("page", "at")
+LEAVES_OUT = ("page", "at", "by", "line")
 """Of an address: what a change of the filter starts anew."""
 
 

@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from cosmati.explorer.server.asked import changed
 from cosmati.explorer.server.site import STUDY_FILES, FolderState, Site, record_of, state_of
 from cosmati.explorer.wording import AXIS_NAMES, number
 from cosmati.store.filters import RunFilter
+from cosmati.study.composition import kind_of
 from cosmati.study.curves import Axis
 
 WORK_SECONDS = 1.5
@@ -31,12 +32,13 @@ _SORTS = ("name", "studies", "faster", "slower", "undecided", "best", "runs")
 
 @dataclass(frozen=True)
 class Gathered:
-    """Findings of studies: those worked out, how many studies aren't yet, and what can't be read."""
+    """Findings of studies: those worked out, how many studies aren't yet, what can't be read, and has no such count."""
 
     findings: tuple[ArmFinding, ...]
     num_studies: int
     num_waiting: int
     unreadable: tuple[tuple[str, str], ...]
+    uncounted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ def methods_router(site: Site) -> APIRouter:
             rows=_sorted(rows, sort),
             headings=[(name, changed(request, sort=_other(sort, name)), _order(sort, name)) for name in _SORTS],
             gathered=gathered,
+            studies=_study_titles(site),
             axis=axis,
             axes=AXIS_NAMES,
             again=changed(request),
@@ -93,33 +96,41 @@ def methods_router(site: Site) -> APIRouter:
 
     @router.get("/methods/{name:any}", response_class=HTMLResponse)
     def method(request: Request, name: str) -> HTMLResponse:
-        use, axis, words = method_uses(site).get(method_key(name)), _axis(request), words_of(name)
-        if use is None and words is None:
-            raise RunError(f"No run of this store names a method {name[:80]!r}. Choose one from the list of methods.")
-        gathered = gather(site, use.paths if use else (), axis)
-        found = [one for one in gathered.findings if method_key(name) in one.parts]
-        alone, together = _ordered(found, is_alone=True), _ordered(found, is_alone=False)
-        forest = forest_figure([*alone, *together], axis, PAGE)
-        chosen = RunFilter(exact={"method": use.spellings}) if use else None
-        return site.page(
-            request,
-            "method.html",
-            title=use.name if use else words.name if words else name,
-            figures={"forest": forest} if forest else {},
-            use=use,
-            words=words,
-            exclusive=exclusive_with(words) if words else (),
-            alone=[(one, interval_words(one)) for one in alone],
-            together=[(one, interval_words(one)) for one in together],
-            verdicts=verdict_counts(alone),
-            gathered=gathered,
-            axis=axis,
-            axes=AXIS_NAMES,
-            again=changed(request),
-            runs=site.index.runs(chosen, limit=_NUM_RUNS) if chosen else [],
-        )
+        return _method_page(site, request, name)
 
     return router
+
+
+def _method_page(site: Site, request: Request, name: str) -> HTMLResponse:
+    use, axis, words = method_uses(site).get(method_key(name)), _axis(request), words_of(name)
+    if use is None and words is None:
+        raise RunError(f"No run of this store names a method {name[:80]!r}. Choose one from the list of methods.")
+    gathered = gather(site, use.paths if use else (), axis)
+    names = site.study_names()
+    own = [one for one in gathered.findings if method_key(name) in one.parts]
+    found = [replace(one, study=names.get(one.path, one.study)) for one in own]
+    alone, together = _ordered(found, is_alone=True), _ordered(found, is_alone=False)
+    forest = forest_figure([*alone, *together], axis, PAGE)
+    chosen = RunFilter(exact={"method": use.spellings}) if use else None
+    return site.page(
+        request,
+        "method.html",
+        title=use.name if use else words.name if words else name,
+        figures={"forest": forest} if forest else {},
+        names=names,
+        use=use,
+        words=words,
+        exclusive=exclusive_with(words) if words else (),
+        alone=[(one, interval_words(one)) for one in alone],
+        together=[(one, interval_words(one)) for one in together],
+        verdicts=verdict_counts(alone),
+        gathered=gathered,
+        studies=_study_titles(site),
+        axis=axis,
+        axes=AXIS_NAMES,
+        again=changed(request),
+        runs=site.index.runs(chosen, limit=_NUM_RUNS) if chosen else [],
+    )
 
 
 def method_uses(site: Site) -> dict[str, MethodUse]:
@@ -138,7 +149,7 @@ def method_uses(site: Site) -> dict[str, MethodUse]:
     return {
         key: MethodUse(
             key=key,
-            name=known[key].name if key in known else names.most_common(1)[0][0].partition("(")[0].strip() or key,
+            name=known[key].name if key in known else kind_of(names.most_common(1)[0][0]),
             spellings=tuple(sorted(names)),
             paths=tuple(sorted(paths[key])),
             num_runs=runs[key],
@@ -154,23 +165,31 @@ def _by_key(names: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
+def _study_titles(site: Site) -> dict[str, str]:
+    """Return what each study is called, by its folder."""
+    return {path: name for name, path in site.index.kept(("studies",), site.index.studies)} | site.study_names()
+
+
 def gather(site: Site, paths: Sequence[str], axis: Axis) -> Gathered:
     """Return what studies say of their arms, as far as it can be worked out in `WORK_SECONDS`."""
     began, findings, unreadable, num_waiting = time.monotonic(), list[ArmFinding](), list[tuple[str, str]](), 0
+    uncounted = []
     for path in paths:
         if time.monotonic() - began > WORK_SECONDS:
             num_waiting += 1
             continue
         try:
             folder = site.folder(path)
-            findings += _findings(folder, state_of(folder, STUDY_FILES), path, axis)
+            found = _findings(folder, state_of(folder, STUDY_FILES), path, axis)
+            uncounted += [path] if found is None else []
+            findings += found or ()
         except RunError as error:
             unreadable.append((path, str(error)))
-    return Gathered(tuple(findings), len(paths), num_waiting, tuple(unreadable))
+    return Gathered(tuple(findings), len(paths), num_waiting, tuple(unreadable), tuple(uncounted))
 
 
 @lru_cache(maxsize=8192)
-def _findings(folder: Path, states: FolderState, path: str, axis: Axis) -> tuple[ArmFinding, ...]:
+def _findings(folder: Path, states: FolderState, path: str, axis: Axis) -> tuple[ArmFinding, ...] | None:
     return arm_findings(record_of(folder, states), path, axis)
 
 

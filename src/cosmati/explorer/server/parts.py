@@ -75,6 +75,7 @@ def study_context(site: Site, path: str, axis: Axis | None = None) -> dict[str, 
     view = site.study(path, axis)
     return {
         "view": view,
+        "study_title": site.study_names().get(path, view.record.name),
         "levels_address": f"/levels/{quote(path)}",
         "data": {"studies": {view.anchor: live_data(view)}},
     }

@@ -20,7 +20,7 @@ def studies_router(site: Site) -> APIRouter:
         return site.page(
             request,
             "study.html",
-            title=view.record.name,
+            title=site.study_names().get(path, view.record.name),
             figures=study_parts(site, path),
             views=(view,),
             run=None,

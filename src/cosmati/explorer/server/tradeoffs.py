@@ -49,6 +49,7 @@ STUDY_AXES: dict[CostAxis, Axis] = {
     "tokens": "tokens",
     "flops": "flops",
 }
+_OF_STUDY = ("study", "path", "task", "quality_name", "kind")
 MAX_ROWS, MAX_STUDIES, MAX_ARMS = 200, 12, 8
 
 
@@ -85,7 +86,7 @@ def tradeoffs_router(site: Site) -> APIRouter:
     @router.get("/chosen-study", response_class=HTMLResponse)
     def chosen_study(request: Request) -> HTMLResponse:
         path, axis = request.query_params.get("path", ""), _axis(request)
-        section = _study_section(site, path, axis)
+        section = _study_section(site, path, axis, asked(request))
         shown = shown_figures(section["figures"])
         data = safe_markup(embedded_json({"figures": shown, **section.pop("data")}))
         text = site.templates.get_template("site/chosen_study.html").render(**section, data=data)
@@ -116,7 +117,7 @@ def _page(site: Site, request: Request) -> HTMLResponse:
     figure = cloud_figure(drawn.points, PAGE, drawn.look)
     figures = {"cloud": replace(figure, csv_address=address("/tradeoffs.csv", request.query_params.multi_items()))}
     if path and not is_later:
-        section = _study_section(site, path, drawn.axis)
+        section = _study_section(site, path, drawn.axis, drawn.what)
         figures |= section.pop("figures")
     page = site.page(
         request,
@@ -124,7 +125,7 @@ def _page(site: Site, request: Request) -> HTMLResponse:
         title=_title(drawn),
         figures=figures,
         path_of_study=path,
-        later=address("/chosen-study", [("path", path), ("axis", drawn.axis)]) if is_later else "",
+        later=_later(request, path, drawn) if is_later else "",
         bar=filter_bar(site, request, drawn.what, own=OWN, is_one_task=True),
         axis=drawn.axis,
         axes=AXIS_WORDS,
@@ -147,11 +148,25 @@ def _page(site: Site, request: Request) -> HTMLResponse:
     return page
 
 
-def _study_section(site: Site, path: str, axis: CostAxis) -> dict[str, Any]:
+def _study_section(site: Site, path: str, axis: CostAxis, what: Asked) -> dict[str, Any]:
     """Return what the section of the study that is chosen is given: its figures and data among it."""
     wanted = STUDY_AXES[axis]
     first = wanted if wanted in dict(site.study(path).axes) else None
-    return {"figures": study_parts(site, path, first), **study_context(site, path, first)}
+    context = study_context(site, path, first)
+    return {"figures": study_parts(site, path, first), "left_aside": _left_aside(what), **context}
+
+
+def _left_aside(what: Asked) -> tuple[str, ...]:
+    """Return the filters that choose among a study's runs, which its curves are of as a whole."""
+    limits = dict.fromkeys((*what.filter.least, *what.filter.most))
+    names = dict.fromkeys([*(name for name in what.filter.exact if name not in _OF_STUDY), *limits])
+    return (*(name.replace("_", " ") for name in names), *(["search"] if what.filter.text else []))
+
+
+def _later(request: Request, path: str, drawn: Drawn) -> str:
+    """Return the address of the chosen study's section, with the filters that it leaves aside."""
+    kept = [(name, value) for name, value in request.query_params.multi_items() if name not in (*_OF_STUDY, *OWN, "at")]
+    return address("/chosen-study", [("path", path), ("axis", drawn.axis), *kept])
 
 
 def _axis(request: Request) -> CostAxis:

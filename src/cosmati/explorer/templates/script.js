@@ -113,6 +113,27 @@ function live(part) {
   const slider = part.querySelector("input[type=range]");
   let axis = part.querySelector("input[type=radio]:checked").value;
   if (!slider) return;
+  const usual = axis;
+  let numMoving = 0; // of our own moves of the line, which Plotly reports as it does a reader's
+
+  // A served page's state is in its address, and there again after a reload; a bundle's file has none of its own.
+  let later;
+  function told() {
+    clearTimeout(later); // browsers count changes of an address, and refuse many
+    if (part.dataset.address) later = setTimeout(tell, 150);
+  }
+
+  function tell() {
+    if (!part.isConnected) return;
+    const address = new URL(location.href);
+    const { levels, start } = axes()[axis];
+    const state = { by: axis === usual ? "" : axis, line: Number(slider.value) === start ? "" : Number(levels[slider.value].quality.toPrecision(6)) };
+    for (const [name, value] of Object.entries(state)) {
+      if (value === "") address.searchParams.delete(name);
+      else address.searchParams.set(name, value);
+    }
+    if (address.href !== location.href) history.replaceState(history.state, "", address);
+  }
 
   function show(index) {
     const level = axes()[axis].levels[index];
@@ -123,7 +144,9 @@ function live(part) {
       [...row.cells].forEach((cell, c) => { cell.textContent = level.rows[r][c]; });
     });
     tradeoff.quality = level.quality;
-    return Plotly.relayout(tradeoff.querySelector(".canvas"), { "shapes[0].y0": level.quality, "shapes[0].y1": level.quality, "shapes[0].x0": 0, "shapes[0].x1": 1 });
+    numMoving += 1;
+    const line = { "shapes[0].y0": level.quality, "shapes[0].y1": level.quality, "shapes[0].x0": 0, "shapes[0].x1": 1 };
+    return Plotly.relayout(tradeoff.querySelector(".canvas"), line).finally(() => { numMoving -= 1; });
   }
 
   function nearest(quality) {
@@ -131,18 +154,22 @@ function live(part) {
     return gaps.indexOf(Math.min(...gaps));
   }
 
-  slider.addEventListener("input", () => show(Number(slider.value)));
+  function moved(index) {
+    show(index);
+    told();
+  }
+
+  slider.addEventListener("input", () => moved(Number(slider.value)));
   held(tradeoff, () => tradeoff.quality ?? axes()[axis].levels[slider.value].quality, (quality) => {
     const index = nearest(quality);
-    if (index !== Number(slider.value)) show(index);
+    if (index !== Number(slider.value)) moved(index);
   });
   tradeoff.querySelector(".canvas").on("plotly_relayout", (change) => {
     const quality = change["shapes[0].y0"];
-    if (quality !== undefined && quality !== tradeoff.quality) show(nearest(quality));
+    if (!numMoving && quality !== undefined && quality !== tradeoff.quality) moved(nearest(quality));
   });
-  part.addEventListener("change", async (event) => {
-    if (event.target.type !== "radio") return;
-    const chosen = event.target.value;
+
+  async function turn(chosen) {
     if (!axes()[chosen]) await fetched(`${part.dataset.address}?axis=${encodeURIComponent(chosen)}`);
     if (!part.querySelector(`input[value="${chosen}"]`).checked) return; // a later choice came first
     axis = chosen;
@@ -150,8 +177,29 @@ function live(part) {
     rename(tradeoff, `${part.dataset.study}-tradeoff-${axis}`);
     rename(learning, `${part.dataset.study}-learning-${axis}`);
     tradeoff.quality = undefined;
-    Promise.all([draw(tradeoff), draw(learning)]).then(() => show(axes()[axis].start));
+    await Promise.all([draw(tradeoff), draw(learning)]);
+    await show(axes()[axis].start);
+  }
+
+  part.addEventListener("change", async (event) => {
+    if (event.target.type !== "radio") return;
+    await turn(event.target.value);
+    told();
   });
+  restore();
+
+  // What the address says of axis and line, as `told` wrote it.
+  async function restore() {
+    if (!part.dataset.address) return;
+    const { searchParams } = new URL(location.href);
+    const radio = [...part.querySelectorAll("input[type=radio]")].find((one) => one.value === searchParams.get("by"));
+    if (radio && !radio.checked) {
+      radio.checked = true;
+      await turn(radio.value);
+    }
+    const line = parseFloat(searchParams.get("line"));
+    if (Number.isFinite(line)) show(nearest(line));
+  }
 }
 
 let figures = [];
