@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,40 @@ class StoreEntry:
     path: str
     kind: StoredKind
     fingerprint: str
+
+
+def is_plain(path: Path) -> bool:
+    """Say whether a path is a plain file: a link may lead out of the store, and a pipe keeps its reader waiting."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def what_is_not_plain(folder: Path) -> Path | None:
+    """Return the first that is neither a plain file nor a folder, of a folder and all below it; None where all are."""
+    if folder.is_symlink():
+        return folder
+    for place, folders, files in os.walk(folder):
+        for name in sorted(folders):
+            if (path := Path(place, name)).is_symlink():
+                return path
+        for name in sorted(files):
+            if not is_plain(path := Path(place, name)):
+                return path
+    return None
+
+
+def plain_bytes(path: Path) -> bytes:
+    """Return what a plain file holds.
+
+    Raises:
+        OSError: it can't be read, or is no plain file.
+    """
+    if path.exists() and not is_plain(path):
+        msg = f"{path} is a link or no plain file, and isn't read"
+        raise OSError(msg)
+    return path.read_bytes()
 
 
 def find_sources(root: Path) -> Iterator[StoreEntry]:

@@ -17,7 +17,7 @@ from cosmati.store.filters import RunFilter
 from cosmati.store.jobs import LINE_DUE, JobState, job_state
 from cosmati.store.live import FilePlace
 from cosmati.store.series import new_points
-from cosmati.store.summary import RunSummary
+from cosmati.store.summary import RunSummary, finite
 
 FILES = ("steps.jsonl", "evaluations.jsonl")
 MAX_JOBS = 100
@@ -172,9 +172,8 @@ def _places(after: str) -> list[FilePlace]:
 
 def value_text(value: object) -> str:
     """Return a logged value in words; a dash where there's none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "–"
-    return number(float(value), 4)
+    known = finite(value)
+    return "–" if known is None else number(known, 4)
 
 
 def duration(seconds: float) -> str:
