@@ -14,7 +14,7 @@ from cosmati.errors import RunError
 from cosmati.explorer.palette import PAGE
 from cosmati.explorer.report import run_context
 from cosmati.explorer.run_figures import run_figures
-from cosmati.explorer.server.checks import LedgerChecks, time_text
+from cosmati.explorer.server.checks import LedgerChecks, state_of_run, time_text
 from cosmati.explorer.server.site import Site
 from cosmati.explorer.wording import weight_text
 from cosmati.ledger.verify import LEVEL_0
@@ -120,6 +120,8 @@ def _status(checks: LedgerChecks, folder: Path) -> tuple[str, str]:
     found = checks.known(folder)
     if found is None:
         return "not checked since the server began", ""
+    if found.state != state_of_run(folder):
+        return "has changed since it was checked", ""
     if found.view is None:
         return "can't be read", "unmet"
     ledger = found.view.ledger
