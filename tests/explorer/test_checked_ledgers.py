@@ -122,7 +122,9 @@ def test_each_region_has_weights_of_its_own_and_steps_before_rows(store: tuple[P
     assert weights["shut/b", "low"] != weights["shut/b", "high"]
 
 
-@pytest.mark.parametrize(("site", "status"), [("same-origin", 303), ("none", 303), ("same-site", 404), ("cross-site", 404)])
+@pytest.mark.parametrize(
+    ("site", "status"), [("same-origin", 303), ("none", 303), ("same-site", 404), ("cross-site", 404)]
+)
 def test_only_this_very_origin_may_press_the_button(
     store: tuple[Path, TestClient, str], site: str, status: int
 ) -> None:

@@ -141,7 +141,8 @@ def test_what_a_link_leads_to_is_not_shown(tmp_path: Path, file: str) -> None:
         answer = client.get(page)
         assert (answer.status_code, "424242" in answer.text) == (200, False), page
     if file == "steps.jsonl":
-        assert "steps.jsonl is a link or no plain file, and isn't read." in unescape(client.get(pages_of("odd")[0]).text)
+        page = unescape(client.get(pages_of("odd")[0]).text)
+        assert "steps.jsonl is a link or no plain file, and isn't read." in page
 
 
 HUGE = "1" + "0" * 400

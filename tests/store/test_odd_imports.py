@@ -40,7 +40,7 @@ def test_measures_called_as_the_clock_is_are_measures(tmp_path: Path) -> None:
     logs.mkdir()
     events = [event(100.0 + n, 10 * n, *(simple(name, n / 4) for name in ("loss", *CLOCKS))) for n in (1, 2)]
     (logs / "events.out.tfevents.1").write_bytes(first(1.0) + b"".join(events))
-    mlflow_run(tmp_path / "ml" / "abc", {name: "1 0.25 10\n2 0.5 20\n" for name in ("loss", *CLOCKS)})
+    mlflow_run(tmp_path / "ml" / "abc", dict.fromkeys(("loss", *CLOCKS), "1 0.25 10\n2 0.5 20\n"))
     rows = [{"_step": 10 * n, "_runtime": float(n), "loss": n / 4} | dict.fromkeys(CLOCKS[1:], n / 4) for n in (1, 2)]
     write(tmp_path / "w.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     header = ['"Step"', *(f'"r - {name}"' for name in ("loss", *CLOCKS))]

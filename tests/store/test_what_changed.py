@@ -100,7 +100,8 @@ def test_a_run_in_a_run_is_a_problem_with_a_mend(tmp_path: Path) -> None:
 
 def test_a_step_that_comes_twice_counts_as_it_came_last(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    path.write_text("".join(json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in [(4, 1.0), (5, 2.0), (5, 3.0)]))
+    points = ((4, 1.0), (5, 2.0), (5, 3.0))
+    path.write_text("".join(json.dumps({"step": step, "loss": loss}) + "\n" for step, loss in points))
     assert new_points(path, FilePlace()).measures == {"loss": ([4, 5], [1.0, 3.0])}
 
 

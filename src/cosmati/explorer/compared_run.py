@@ -244,10 +244,10 @@ def _signed(ledger: VerifiedLedger) -> dict[int, str]:
     for item in ledger.entries():
         entry = item.entry
         if isinstance(entry, StepEntry):
-            # A step that was run again counts as it stands.
-            if entry.parameter_root is not None and item.index in ledger.standing:
+            if entry.parameter_root is not None:
                 roots[entry.step + 1] = entry.parameter_root.hex()
         elif isinstance(entry, ResumeEntry):
+            # What was run again counts as it came out then.
             roots = {step: root for step, root in roots.items() if step <= entry.from_step}
         elif isinstance(entry, CheckpointEntry | EndEntry):
             roots[entry.step] = entry.parameter_root.hex()

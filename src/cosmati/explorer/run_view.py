@@ -97,13 +97,11 @@ def read_run(folder: str | Path, *, has_ledger: bool = True) -> RunView:
     status = record.outcome
     if status == "running":
         status = "still going" if is_locked(folder / "lock") else "broken off"
-    steps, torn = _read_lines(folder / "steps.jsonl")
-    evaluations, torn_too = _read_lines(folder / "evaluations.jsonl")
+    paths = (folder / "steps.jsonl", folder / "evaluations.jsonl")
+    (steps, torn), (evaluations, torn_too) = map(_read_lines, paths)
     losses = tuple((_step(line), finite(line.get("loss"))) for line in steps)
     names = dict.fromkeys(name for line in evaluations for name in line if name not in _CLOCK_FIELDS)
-    metrics = {
-        name: tuple((_step(line), finite(line[name])) for line in evaluations if name in line) for name in names
-    }
+    metrics = {name: tuple((_step(line), finite(line[name])) for line in evaluations if name in line) for name in names}
     metrics = metrics or {name: ((record.num_steps, finite(value)),) for name, value in record.metrics.items()}
     tries = _TRIES if status == "still going" else 1
     read = _read_ledger(folder, record, tries=tries) if has_ledger else _LedgerReading(None)
@@ -113,9 +111,8 @@ def read_run(folder: str | Path, *, has_ledger: bool = True) -> RunView:
         notes.append("The folder holds no losses: steps.jsonl has a line for each tenth step.")
     if not metrics:
         notes.append("The folder holds no metrics: the run had no evaluation, or never came to its first.")
-    for name in ("steps.jsonl", "evaluations.jsonl"):
-        if (folder / name).exists() and not is_plain(folder / name):
-            notes.append(f"{name} is a link or no plain file, and isn't read.")
+    odd = [path.name for path in paths if path.exists() and not is_plain(path)]
+    notes += [f"{name} is a link or no plain file, and isn't read." for name in odd]
     if torn or torn_too:
         notes.append(f"{torn + torn_too} damaged lines of steps.jsonl and evaluations.jsonl are left out.")
     return RunView(

@@ -37,7 +37,7 @@ def compact(root: Path) -> Iterator[Compacted]:
     """
     for source in find_sources(root):
         folder = root / source.path
-        if source.kind != "run" or _is_open(folder):
+        if source.kind != "run" or source.problem or _is_open(folder):
             continue
         for name in LINE_FILES:
             path = folder / name

@@ -21,6 +21,8 @@ LINE_DUE = 30.0
 """Seconds after which a run writes a line, and the step it is in."""
 _TAIL_BYTES = 1 << 14
 _FEW_STEPS = 3
+_CLOCKS_DIFFER = 5.0
+"""Seconds, at most, by which the clock of files (another machine's, perhaps) may be ahead as clocks are."""
 _GOING = frozenset({"running"})
 
 
@@ -35,7 +37,8 @@ class JobState:
         share: Of the run that is done, from 0 to 1; None where its length isn't known.
         steps_per_second: Of training, over the newest lines; None before there are two.
         seconds_left: Of training, evaluation and checkpoints not counted; None where it can't be told.
-        age: Seconds since the newest line was written, None where there's none yet.
+        age: Seconds since the newest line was written, None where there's none yet. Below 0 its time lies ahead of the
+            clock, which was set back, and nobody can tell how old it is.
         checkpoint: Step of the newest checkpoint, None where there's none.
         last: The newest line of `steps.jsonl`.
     """
@@ -153,7 +156,10 @@ def _age(folder: Path, now: float) -> float | None:
             times.append((folder / name).stat().st_mtime)
         except OSError:
             continue
-    return max(0.0, now - max(times)) if times else None
+    if not times:
+        return None
+    age = now - max(times)
+    return 0.0 if -_CLOCKS_DIFFER < age < 0 else age
 
 
 def _newest_checkpoint(folder: Path) -> int | None:

@@ -124,6 +124,8 @@ class _Run(msgspec.Struct):
 def read_source(root: Path, source: StoreEntry) -> EntryReading:
     """Read one source; what is damaged, or of a release that this one doesn't know, is its problem."""
     folder = root / source.path
+    if source.problem:
+        return EntryReading((), source.problem)
     try:
         if source.kind == "run":
             return EntryReading((_run(folder, source.path),))

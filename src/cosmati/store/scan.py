@@ -20,6 +20,8 @@ _WATCHED: dict[StoredKind, tuple[str, ...]] = {
     "run": (RUN_FILE, "steps.jsonl", "evaluations.jsonl"),
     "study": (STUDY_FILE, STARTED_FILE, PLANNED_FILE, LINES_FILE),
 }
+_PARTS_OF_A_RUN = {"ledger", "checkpoints"}
+_IN_A_RUN = "It lies in another run's folder, where no run is looked for. Move it beside that one."
 _TICK_NS = 50_000_000
 """A file that was written so lately may be written again without another time: clocks of files tick."""
 
@@ -32,11 +34,13 @@ class StoreEntry:
         path: Relative to the store.
         kind: Which of both.
         fingerprint: Changes with what the folder says: number, size and time of each watched file.
+        problem: Why nothing of it is listed, empty where all is.
     """
 
     path: str
     kind: StoredKind
     fingerprint: str
+    problem: str = ""
 
 
 def is_plain(path: Path) -> bool:
@@ -94,11 +98,24 @@ def _below(folder: str, path: str, depth: int) -> Iterator[StoreEntry]:
     )
     if kind is not None:
         yield StoreEntry(path, kind, _fingerprint(files, kind))
+    if kind == "run":
+        yield from _within_run(folder, path, folders)
     if kind == "run" or depth == MAX_DEPTH:
         return
     for name in sorted(folders):
         if name != STORE_FOLDER:
-            yield from _below(f"{folder}/{name}", name if path == "." else f"{path}/{name}", depth + 1)
+            yield from _below(f"{folder}/{name}", _joined(path, name), depth + 1)
+
+
+def _within_run(folder: str, path: str, folders: list[str]) -> Iterator[StoreEntry]:
+    """Yield runs that lie in another run's folder, one level down, as problems: who put them there misses them."""
+    for name in sorted(set(folders) - _PARTS_OF_A_RUN):
+        if is_plain(Path(folder, name, RUN_FILE)):
+            yield StoreEntry(_joined(path, name), "run", "in a run", _IN_A_RUN)
+
+
+def _joined(path: str, name: str) -> str:
+    return name if path == "." else f"{path}/{name}"
 
 
 def _fingerprint(files: dict[str, os.DirEntry[str]], kind: StoredKind) -> str:

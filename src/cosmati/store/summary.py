@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeGuard
 
 StoredKind = Literal["run", "study"]
 """A run folder, or one run of a study."""
@@ -110,7 +110,7 @@ LARGEST_STEP = 2**53
 """Whole numbers below it are exact in a browser too."""
 
 
-def is_step(value: object) -> bool:
+def is_step(value: object) -> TypeGuard[int]:
     """Say whether a logged value is a number of steps."""
     return type(value) is int and abs(value) < LARGEST_STEP
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -38,15 +37,14 @@ def import_runs(source: Path, to: Path, form: str = "") -> tuple[int, list[str]]
         RunError: there's no such source or format, or nothing in it can be read. MissingExtraError: W&B's Parquet
             needs DuckDB, and it isn't installed.
     """
-    # The same path however it was typed: names of runs and folders are taken from it.
-    source = Path(os.path.abspath(source.expanduser()))
+    source = source.expanduser().resolve()  # the same one by whatever path
     if not source.exists():
         msg = f"{source} isn't there. Give the file or folder that the other tool wrote."
         raise RunError(msg)
     num, notes = 0, list[str]()
     if not form:
         form, *others = _forms_of(source)
-        notes += [f"{source} holds files of {one} too, which aren't read now: --format {one} does it." for one in others]
+        notes += [f"It holds files of {one} too, which aren't read: import them with --format {one}." for one in others]
     if form not in _READERS:
         msg = f"There's no format {form!r} to import. Choose one of {', '.join(FORMATS)}."
         raise RunError(msg)

@@ -49,7 +49,7 @@ def read_csv(path: Path, note: Callable[[str], None]) -> list[dict[str, str]]:
         msg = f"{path} is no CSV of text: {error}. Export it again as UTF-8."
         raise RunError(msg) from error
     if num := sum(None in row for row in rows):
-        note(f"{counted(num, 'row')} of {path} have more fields than its header: what comes after the last is left out.")
+        note(f"{counted(num, 'row')} of {path} have more fields than the header: the last ones are left out.")
     return [{str(name): value for name, value in row.items() if name is not None} for row in rows]
 
 
@@ -90,7 +90,9 @@ def lines_of(
         first = f"the first {step_name} is {odd_rows[0]!r:.40}, no whole number"
         note(f"{counted(len(odd_rows), 'row')} of {where} without a step left out: {first}.")
     if odd:
-        named = [f"{counted(len(found), 'value')} of {name:.40}, the first {found[0]!r:.40}" for name, found in odd.items()]
-        more = f"; and of {len(named) - _MOST_NAMED} columns more" if len(named) > _MOST_NAMED else ""
+        named = [
+            f"{counted(len(all_), 'value')} of {name:.40}, the first {all_[0]!r:.40}" for name, all_ in odd.items()
+        ]
+        more = f"; and of {len(named) - _MOST_NAMED} more columns" if len(named) > _MOST_NAMED else ""
         note(f"No numbers, and left out of {where}: {'; '.join(named[:_MOST_NAMED])}{more}.")
     return merged(points)

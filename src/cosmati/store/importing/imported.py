@@ -64,7 +64,7 @@ def merged(points: Iterable[tuple[int, str, float]]) -> dict[int, dict[str, floa
 
 def write_imported(run: ImportedRun, tool: str, source: Path, to: Path) -> Path:
     """Write the run folder, its record last, and return it."""
-    identity = f"{tool}\0{source.resolve()}\0{run.identity or run.name}"
+    identity = f"{tool}\0{source.absolute()}\0{run.identity or run.name}"
     digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:8]
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name)[:60].strip("-.") or "run"
     final = _final(run)

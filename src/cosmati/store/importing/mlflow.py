@@ -94,7 +94,11 @@ def _of_table(source: Path, note: Callable[[str], None]) -> Iterator[ImportedRun
             name=parts["tags"].get("mlflow.runName") or row.get("run_name") or identity or source.stem,
             identity=identity,
             recipe_name=f"experiment {row.get('experiment_id', '')}".strip(),
-            metrics={measure_name(name): value for name, text in parts["metrics"].items() if (value := number(text)) is not None},
+            metrics={
+                measure_name(name): value
+                for name, text in parts["metrics"].items()
+                if (value := number(text)) is not None
+            },
             params=parts["params"],
             started=started,
             ended=ended,

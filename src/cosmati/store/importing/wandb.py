@@ -107,7 +107,7 @@ def _of_summary(path: Path) -> ImportedRun:
     folder = path.parent.parent if path.parent.name == "files" else path.parent
     return ImportedRun(
         name=folder.name,
-        identity=str(folder.resolve()),
+        identity=str(folder),
         recipe_name=str(metadata.get("program") or folder.parent.name),
         lines={whole(summary.get("_step")) or 0: measures},
         params=_params(path.parent),
