@@ -15,7 +15,7 @@ from cosmati.store.index import RunIndex
 from cosmati.store.jobs import job_state
 from cosmati.store.live import FilePlace
 from cosmati.store.series import new_points
-from tests.store.samples import indexed, run_record, write_run
+from tests.store.samples import begin_study, indexed, run_record, small_study, write_run, write_study
 
 AGO = time.time() - 1000
 
@@ -121,3 +121,23 @@ def test_the_record_says_the_steps_that_no_line_has(tmp_path: Path) -> None:
     write_run(tmp_path, run_record(num_steps=57, recipe_text=recipe), [{"step": 50, "loss": 1.0}])
     state = job_state(tmp_path)
     assert (state.step, state.share) == (57, pytest.approx(0.57))
+
+
+@pytest.mark.parametrize("name", ["runs.jsonl", "planned.json", "started.json"])
+@pytest.mark.parametrize("odd", ["pipe", "link"])
+def test_a_studys_file_that_is_none_keeps_nobody_waiting(tmp_path: Path, name: str, odd: str) -> None:
+    store, secret = tmp_path / "store", tmp_path / "secret"
+    write_study(store / "s", small_study())
+    begin_study(store / "s", small_study(), num_done=2)
+    secret.write_bytes((store / "s" / name).read_bytes())
+    (store / "s" / name).unlink()
+    if odd == "pipe":
+        os.mkfifo(store / "s" / name)
+    else:
+        (store / "s" / name).symlink_to(secret)
+    index = indexed(store)
+    if name == "planned.json":  # runs that are done are shown all the same
+        assert (index.count(), index.problems()) == (2, [])
+    else:
+        (problem,) = index.problems()
+        assert f"{name} is a link or no plain file" in problem.text
