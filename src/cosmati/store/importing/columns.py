@@ -19,7 +19,7 @@ csv.field_size_limit(1 << 26)
 
 def csv_runs(source: Path, note: Callable[[str], None]) -> Iterator[ImportedRun]:
     """Yield the run of a CSV file, or of each one below a folder."""
-    for path in [source] if source.is_file() else sorted(source.rglob("*.csv")):
+    for path in [source] if source.is_file() else sorted(one for one in source.rglob("*.csv") if one.is_file()):
         name = str(path.relative_to(source).with_suffix("")) if source.is_dir() else path.stem
         try:
             lines = lines_of(read_csv(path, note), str(path), note, clocks=("seconds", "rows", "tokens"))
