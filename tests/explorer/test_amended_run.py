@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from cosmati.explorer.learning import governance_facts
-from cosmati.explorer.run_view import _notes
+from cosmati.explorer.run_view import _notes, read_run
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.verify import verify_ledger
 from cosmati.records.governance import LedgerFacts
-from tests.ledger.test_amend import KEY, amended
+from tests.ledger.test_amend import FIRST, KEY, SECOND, amended
 from tests.ledger.test_verify import write_signed
+from tests.store.samples import run_record, write_run
 
 FACTS = LedgerFacts("o", 1, "r", "L0", checked=True, problems=(), num_witnesses=0, commands=())
 
@@ -36,3 +37,11 @@ def test_what_was_changed_stands_in_the_notes(tmp_path: Path) -> None:
     report = verify_ledger(tmp_path / "l")
     assert "From step 3 on the run commits to something else: policy: second, was first." in _notes(report)
     assert len(_notes(replace(report, amendments=()))) == len(_notes(report)) - 1
+
+
+def test_a_record_is_held_against_what_is_committed_to_last(tmp_path: Path) -> None:
+    write_signed(tmp_path / "ledger", amended(), KEY)
+    for policy, is_so in ((SECOND, True), (FIRST, False)):
+        write_run(tmp_path, run_record(digests={"policy": policy.digest.hex(), "data": "", "plan": "", "model": ""}))
+        contradictions = [text for text in read_run(tmp_path).warnings if "contradicts the ledger" in text]
+        assert (contradictions == []) == is_so

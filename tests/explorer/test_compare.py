@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -23,12 +24,15 @@ from cosmati.explorer.differences import agreement, bits_sentence, diff_lines, f
 from cosmati.methods import LabelSmoothing
 from cosmati.models.mlp import MLP
 from cosmati.optim import SGD
+from cosmati.records.ledger import CheckpointEntry, ResumeEntry
 from cosmati.store.importing import import_runs
 from cosmati.store.importing.imported import ImportedRun, write_imported
 from cosmati.store.index import RunIndex
 from cosmati.store.summary import RunSummary, key_of
 from tests.explorer.samples import demo_study
 from tests.explorer.test_server import Served, data_of
+from tests.ledger.test_amend import FIRST, KEY
+from tests.ledger.test_verify import Item, write_signed
 from tests.store.samples import HOSTILE, run_record, write_run
 
 ROWS = torch.arange(96.0).reshape(32, 3).sin()
@@ -134,6 +138,28 @@ def test_a_ledger_that_was_changed_says_nothing(served: Served, tmp_path: Path) 
     found = of_folder(tmp_path / "a", run)
     assert "signed digests of the parameters" not in found.weights
     assert len(found.notes) == 1
+
+
+def test_what_was_signed_and_superseded_is_no_weight_of_the_run(tmp_path: Path) -> None:
+    """A checkpoint at step 3, then back to step 2: what was at step 3 before isn't the run's any more."""
+
+    def root(name: str) -> bytes:
+        return hashlib.sha256(name.encode()).digest()
+
+    def step(number: int, attempt: int, name: str) -> Item:
+        entry, details = FIRST.step(number, attempt)
+        return replace(entry, parameter_root=root(name)), details
+
+    first = [step(0, 0, "one"), step(1, 0, "two"), step(2, 0, "old three")]
+    checkpoint = CheckpointEntry(3, root("state"), root("old three"))
+    resume = (ResumeEntry(2, 3, 1), None)
+    for again, expected in (([], {1: "one", 2: "two"}), ([step(2, 1, "three")], {1: "one", 2: "two", 3: "three"})):
+        folder = tmp_path / str(len(again))
+        write_signed(folder / "ledger", [FIRST.run(), *first, (checkpoint, None), resume, *again], KEY)
+        write_run(folder, run_record())
+        found = of_folder(folder, RunSummary(key="k", path="p", kind="run", name="n"))
+        signed = found.weights["signed digests of the parameters"]
+        assert signed == {number: root(name).hex() for number, name in expected.items()}
 
 
 def page_of(served: Served, a: str, b: str) -> str:

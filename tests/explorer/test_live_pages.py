@@ -189,6 +189,18 @@ def test_a_run_that_has_ended_says_so_and_a_silent_one_too(store: tuple[Path, Se
     assert told["sentence"].startswith("No line for 3 min, and its process still holds the folder's lock.")
 
 
+def test_a_clock_that_was_set_back_is_told(store: tuple[Path, Served]) -> None:
+    folder, served = store
+    ahead = time.time() + 7205
+    os.utime(folder / "evil" / "steps.jsonl", (ahead, ahead))
+    told = json.loads(served.get(f"/runs/{key_of('evil')}/lines")[1])
+    assert told["age"].startswith("its time lies 2 h ahead of this machine's clock")
+    assert (told["seconds_old"], told["title"]) == (None, "Running")
+    page = unescape(served.get(f"/runs/{key_of('evil')}/live")[1])
+    assert "its time lies 2 h ahead" in page
+    assert " ago</dd>" not in page
+
+
 ARABIC = "\u0661-\u0661_\u0661-\u0661"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -120,3 +121,20 @@ def test_text_of_others_stays_one_expression() -> None:
     assert code is not None
     assert "\nimport os" not in code
     assert "budget='a\\nb'" in code
+
+
+def test_functions_without_a_name_are_the_programs_own(tmp_path: Path) -> None:
+    for place, chosen in enumerate((lambda _, value: value.ndim == 2, functools.partial(print))):
+        optimizers = [Muon(lr=0.1, parameters=chosen), AdamW(lr=1e-3)] if not place else []
+        if optimizers:
+            config = RunConfig(budget="1ba", run_folder=tmp_path / str(place), num_threads=1)
+            Trainer(MLP((3, 8, 2)), Classification(2), toy_rows(), optimizers=optimizers, config=config).fit()
+            text = RunRecord.from_json((tmp_path / str(place) / "run.json").read_text()).recipe_text
+        else:
+            fields = {"is": "Muon", "lr": 0.1, "parameters": repr(chosen)}
+            text = json.dumps({"optimizers": [repr(fields)], "budget": "1ba"})
+        code = recipe_code(text)
+        assert code is not None
+        assert "parameters=own_parameters" in code
+        assert "# Of the program that made this run: own_parameters." in code
+        assert "<" not in code

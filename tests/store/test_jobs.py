@@ -97,3 +97,13 @@ def test_no_pace_is_told_from_what_does_not_tell_it() -> None:
     assert steps_per_second([{"step": 1}, {"step": 50}]) is None
     assert steps_per_second([{"step": 1, "seconds": 2.0}, {"step": 50, "seconds": 2.0}]) is None
     assert steps_per_second(lines(1, 50)) == pytest.approx(2.0)
+
+
+def test_a_time_ahead_of_the_clock_is_no_age(tmp_path: Path) -> None:
+    write_run(tmp_path, run_record(outcome="running", metrics={}), lines(1))
+    now = time.time()
+    os.utime(tmp_path / "steps.jsonl", (now + 3600, now + 3600))
+    assert job_state(tmp_path, now).age == pytest.approx(-3600, abs=0.1)
+    assert job_state(tmp_path, now + 3000).age == pytest.approx(-600, abs=0.1)
+    assert not job_state(tmp_path, now).is_silent
+    assert job_state(tmp_path, now + 3599).age == 0, "clocks of two machines differ a little"

@@ -20,7 +20,8 @@ from cosmati.records.run import RunRecord
 from cosmati.records.study import StudyRecord
 from cosmati.store.live import extremes
 from cosmati.store.reading import CLOCK_FIELDS, flat
-from cosmati.store.summary import RunSummary
+from cosmati.store.scan import is_plain, plain_bytes, what_is_not_plain
+from cosmati.store.summary import RunSummary, finite, is_step
 
 RECIPE, CODE, DATA, POLICY, SEED, PLAN, ENVIRONMENT = (
     "Recipe",
@@ -104,7 +105,7 @@ def of_folder(folder: Path, summary: RunSummary) -> ComparedRun:
     """
     path = folder / "run.json"
     try:
-        record = RunRecord.from_json(path.read_text(encoding="utf-8"))
+        record = RunRecord.from_json(plain_bytes(path).decode())
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{path} can't be read: {error}. It was moved or removed: choose another run.") from error
     identity = _identity(folder)
@@ -174,7 +175,7 @@ def _identity(folder: Path) -> dict[str, str]:
         try:
             if path.stat().st_size > _LARGEST_STATE:
                 continue
-            found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("identity")
+            found = msgspec.json.decode(plain_bytes(path), type=dict[str, Any]).get("identity")
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             continue
         if isinstance(found, dict):
@@ -190,18 +191,20 @@ def _curves(folder: Path) -> tuple[dict[int, float | None], dict[str, Points], d
         for line in _lines(folder / name):
             step = line["step"]
             if name == "steps.jsonl":
-                losses[step] = _finite(line.get("loss"))
+                losses[step] = finite(line.get("loss"))
             for measure, value in line.items():
                 if measure not in CLOCK_FIELDS and (name != "steps.jsonl" or measure == "loss"):
-                    curves.setdefault(measure, {})[step] = _finite(value)
-                    if (seconds := _finite(line.get("seconds"))) is not None:
-                        timed.setdefault(measure, {})[seconds] = _finite(value)
+                    curves.setdefault(measure, {})[step] = finite(value)
+                    if (seconds := finite(line.get("seconds"))) is not None:
+                        timed.setdefault(measure, {})[seconds] = finite(value)
     by_step = {name: _thinned(found) for name, found in curves.items()}
     return losses, by_step, {name: _thinned(found) for name, found in timed.items()}
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the whole lines that have a step; the last one may be half written."""
+    if not is_plain(path):
+        return
     try:
         with path.open("rb") as file:
             for text in file:
@@ -209,7 +212,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                     line = msgspec.json.decode(text, type=dict[str, Any])
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     continue
-                if type(line.get("step")) is int and text.endswith(b"\n"):
+                if is_step(line.get("step")) and text.endswith(b"\n"):
                     yield line
     except OSError:
         return
@@ -224,22 +227,19 @@ def _thinned(points: Mapping[float, float | None]) -> tuple[tuple[Any, float | N
     return tuple(zip(*extremes([one[0] for one in finite], [one[1] for one in finite], _MAX_POINTS), strict=True))
 
 
-def _finite(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
-    return float(value) if is_number else None  # type: ignore[arg-type]
-
-
 def _weights(folder: Path) -> tuple[dict[str, dict[int, str]], tuple[str, ...]]:
     """Return digests of the weights: those of a verified ledger, and of the checkpoints that are kept."""
     found: dict[str, dict[int, str]] = {"checkpoints' weights": {}}
     for checkpoint in folder.glob("checkpoints/step-*"):
         try:
-            digests = msgspec.json.decode((checkpoint / "digests.json").read_bytes(), type=dict[str, str])
+            digests = msgspec.json.decode(plain_bytes(checkpoint / "digests.json"), type=dict[str, str])
             found["checkpoints' weights"][int(checkpoint.name[5:])] = digests["model.safetensors"]
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, ValueError):
             continue
     if not (folder / "ledger").is_dir():
         return found, ()
+    if odd := what_is_not_plain(folder / "ledger"):
+        return found, (f"The ledger of {folder.name} says nothing here: {odd} is a link or no plain file.",)
     try:
         found["signed digests of the parameters"] = _signed(VerifiedLedger(folder / "ledger"))
     except (LedgerError, OSError) as error:
@@ -252,10 +252,10 @@ def _signed(ledger: VerifiedLedger) -> dict[int, str]:
     for item in ledger.entries():
         entry = item.entry
         if isinstance(entry, StepEntry):
-            # A step that was run again counts as it stands.
-            if entry.parameter_root is not None and item.index in ledger.standing:
+            if entry.parameter_root is not None:
                 roots[entry.step + 1] = entry.parameter_root.hex()
         elif isinstance(entry, ResumeEntry):
+            # What was run again counts as it came out then.
             roots = {step: root for step, root in roots.items() if step <= entry.from_step}
         elif isinstance(entry, CheckpointEntry | EndEntry):
             roots[entry.step] = entry.parameter_root.hex()

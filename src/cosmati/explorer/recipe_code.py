@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.resources import files
@@ -15,7 +16,7 @@ from typing import Any
 
 _ROOMS = ("methods", "optim", "")
 """The last one is the library itself: a name that it has too is imported from there."""
-_ABOUT_THE_FOLDER = frozenset({"name", "run_folder", "progress", "change", "load_weights", "resume_from"})
+ABOUT_THE_FOLDER = frozenset({"name", "run_folder", "progress", "change", "load_weights", "resume_from"})
 _SETTINGS_OF_A_RUN = (
     "budget",
     "seed",
@@ -29,6 +30,8 @@ _SETTINGS_OF_A_RUN = (
 )
 _MAX_TEXT = 200_000
 _WIDTH = 100
+_NAMELESS = re.compile(r"<[a-z][^<>]*>")
+"""In what Python calls a lambda, or an object that says of itself only that it is there."""
 
 
 def recipe_code(recipe_text: str, *, seed: int | None = None, budget: float | None = None) -> str | None:
@@ -54,7 +57,7 @@ def recipe_code(recipe_text: str, *, seed: int | None = None, budget: float | No
 
 
 def _of_recipe(recipe: Mapping[str, Any], seed: int | None, budget: float | None) -> str:
-    config = {name: value for name, value in recipe["config"].items() if name not in _ABOUT_THE_FOLDER}
+    config = {name: value for name, value in recipe["config"].items() if name not in ABOUT_THE_FOLDER}
     if seed is not None:
         config["seed"] = seed
     # What makes model, data and evaluation is written as the object that it is, or as the name of a function.
@@ -156,8 +159,14 @@ def _optimizer(text: str) -> str:
     fields = ast.literal_eval(text)
     if not isinstance(fields, dict) or not isinstance(fields.get("is"), str):
         raise TypeError(text)
-    arguments = [f"{_name(name)}={_value(value)}" for name, value in fields.items() if name != "is"]
+    arguments = [f"{_name(name)}={_setting(name, value)}" for name, value in fields.items() if name != "is"]
     return f"{_name(fields['is'])}({', '.join(arguments)})"
+
+
+def _setting(name: str, value: object) -> str:
+    """Return a setting as code; a function without a name of its own is called after the setting."""
+    code = _value(value)
+    return f"own_{name}" if isinstance(value, str) and code == repr(value) and _NAMELESS.search(value) else code
 
 
 def _value(value: object) -> str:

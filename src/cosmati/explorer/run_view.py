@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,8 @@ from cosmati.records.governance import GovernanceFacts, LedgerFacts
 from cosmati.records.run import RunRecord
 from cosmati.storage.lock import is_locked
 from cosmati.store.live import extremes
+from cosmati.store.scan import is_plain, plain_bytes, what_is_not_plain
+from cosmati.store.summary import finite, is_step
 
 Points = tuple[tuple[int, float | None], ...]
 """Step and value; None where the value wasn't finite."""
@@ -96,14 +97,12 @@ def read_run(folder: str | Path, *, has_ledger: bool = True) -> RunView:
     status = record.outcome
     if status == "running":
         status = "still going" if is_locked(folder / "lock") else "broken off"
-    steps, torn = _read_lines(folder / "steps.jsonl")
-    evaluations, torn_too = _read_lines(folder / "evaluations.jsonl")
-    losses = tuple((_step(line), number_or_none(line.get("loss"))) for line in steps)
+    paths = (folder / "steps.jsonl", folder / "evaluations.jsonl")
+    (steps, torn), (evaluations, torn_too) = map(_read_lines, paths)
+    losses = tuple((_step(line), finite(line.get("loss"))) for line in steps)
     names = dict.fromkeys(name for line in evaluations for name in line if name not in _CLOCK_FIELDS)
-    metrics = {
-        name: tuple((_step(line), number_or_none(line[name])) for line in evaluations if name in line) for name in names
-    }
-    metrics = metrics or {name: ((record.num_steps, number_or_none(value)),) for name, value in record.metrics.items()}
+    metrics = {name: tuple((_step(line), finite(line[name])) for line in evaluations if name in line) for name in names}
+    metrics = metrics or {name: ((record.num_steps, finite(value)),) for name, value in record.metrics.items()}
     tries = _TRIES if status == "still going" else 1
     read = _read_ledger(folder, record, tries=tries) if has_ledger else _LedgerReading(None)
     logged = [_step(line) for line in (*steps, *evaluations)]
@@ -112,6 +111,8 @@ def read_run(folder: str | Path, *, has_ledger: bool = True) -> RunView:
         notes.append("The folder holds no losses: steps.jsonl has a line for each tenth step.")
     if not metrics:
         notes.append("The folder holds no metrics: the run had no evaluation, or never came to its first.")
+    odd = [path.name for path in paths if path.exists() and not is_plain(path)]
+    notes += [f"{name} is a link or no plain file, and isn't read." for name in odd]
     if torn or torn_too:
         notes.append(f"{torn + torn_too} damaged lines of steps.jsonl and evaluations.jsonl are left out.")
     return RunView(
@@ -145,7 +146,7 @@ def with_ledger_of(view: RunView, checked: RunView) -> RunView:
 def _read_record(folder: Path) -> RunRecord:
     path = folder / RECORD_FILE
     try:
-        return RunRecord.from_json(path.read_text(encoding="utf-8"))
+        return RunRecord.from_json(plain_bytes(path).decode())
     except (FileNotFoundError, NotADirectoryError) as error:
         msg = f"{folder} is no run folder: it has no {RECORD_FILE}. {_mend(folder)}"
         raise RunError(msg) from error
@@ -167,7 +168,7 @@ def _mend(folder: Path) -> str:
 def _read_lines(path: Path) -> tuple[list[dict[str, object]], int]:
     """Return the lines that are objects with a step, and how many aren't; a last line may be torn by a crash."""
     try:
-        *whole, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        *whole, last = plain_bytes(path).decode(errors="replace").split("\n")
     except OSError:
         return [], 0
     found, num_bad = [], 0
@@ -185,12 +186,12 @@ def line_of(text: str) -> dict[str, object] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) and type(value.get("step")) is int else None
+    return value if isinstance(value, dict) and is_step(value.get("step")) else None
 
 
 def _beside(steps: Sequence[Mapping[str, object]]) -> dict[str, Points]:
     found = {
-        words: tuple((_step(line), number_or_none(line[name])) for line in steps if name in line)
+        words: tuple((_step(line), finite(line[name])) for line in steps if name in line)
         for name, words in BESIDE.items()
     }
     found[PACE] = tuple(pace_points(steps))
@@ -205,7 +206,7 @@ def _beside(steps: Sequence[Mapping[str, object]]) -> dict[str, Points]:
 def pace_points(steps: Iterable[Mapping[str, object]]) -> Iterator[tuple[int, float | None]]:
     """Yield step and rows a second between each line and the one before, None where no time went by."""
     for before, line in itertools.pairwise(steps):
-        clocks = [number_or_none(one.get(name)) for one in (before, line) for name in ("rows", "seconds")]
+        clocks = [finite(one.get(name)) for one in (before, line) for name in ("rows", "seconds")]
         if None not in clocks:
             rows, seconds = clocks[2] - clocks[0], clocks[3] - clocks[1]  # type: ignore[operator]
             yield _step(line), rows / seconds if seconds > 0 else None
@@ -215,12 +216,6 @@ def _step(line: Mapping[str, object]) -> int:
     step = line["step"]
     assert isinstance(step, int), "checked where the line was read"
     return step
-
-
-def number_or_none(value: object) -> float | None:
-    """Return a logged value as a number, None where it is none or isn't finite."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
-    return float(value) if is_number else None  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -242,6 +237,8 @@ def _read_ledger(folder: Path, record: RunRecord, *, tries: int) -> _LedgerReadi
             "or it is gone. What the policy said, and who taught what, can't be shown."
         )
         return _LedgerReading(None, warnings=(missing,) if is_governed else ())
+    if odd := what_is_not_plain(directory):
+        return _LedgerReading(_facts(folder, None, problems=(f"{odd} is a link or no plain file, and isn't read.",)))
     try:
         report = verify_ledger(directory)
         facts = _facts(folder, report)

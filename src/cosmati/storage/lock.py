@@ -108,7 +108,7 @@ def is_held_here(path: Path) -> bool:
 def is_locked(path: Path) -> bool:
     """Say whether a process holds the lock on a file, without taking it or making the file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe may have that name
     except OSError:
         return False
     try:

@@ -11,7 +11,7 @@ import msgspec
 
 from cosmati.storage.lock import is_locked
 from cosmati.store.parquet import metadata_of, read_parquet, write_parquet
-from cosmati.store.scan import RUN_FILE, find_sources
+from cosmati.store.scan import RUN_FILE, find_sources, is_plain, plain_bytes
 
 LINE_FILES = ("steps.jsonl", "evaluations.jsonl")
 _SIZE = "bytes_of_lines"
@@ -37,18 +37,18 @@ def compact(root: Path) -> Iterator[Compacted]:
     """
     for source in find_sources(root):
         folder = root / source.path
-        if source.kind != "run" or _is_open(folder):
+        if source.kind != "run" or source.problem or _is_open(folder):
             continue
         for name in LINE_FILES:
             path = folder / name
             copy = path.with_suffix(".parquet")
-            if path.is_file() and not is_current(copy, path):
+            if is_plain(path) and not is_current(copy, path):
                 yield _copied(path, copy)
 
 
 def _is_open(folder: Path) -> bool:
     try:
-        outcome = msgspec.json.decode((folder / RUN_FILE).read_bytes())["outcome"]
+        outcome = msgspec.json.decode(plain_bytes(folder / RUN_FILE))["outcome"]
     except (OSError, msgspec.DecodeError, KeyError, TypeError):
         return True
     return outcome == "running" or is_locked(folder / "lock")
@@ -56,7 +56,7 @@ def _is_open(folder: Path) -> bool:
 
 def is_current(copy: Path, path: Path) -> bool:
     """Say whether a Parquet copy holds all that a file of lines does; the lines may be gone."""
-    if not copy.is_file():
+    if not is_plain(copy):
         return False
     try:
         return not path.exists() or metadata_of(copy).get(_SIZE) == str(path.stat().st_size)

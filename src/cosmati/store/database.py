@@ -40,7 +40,7 @@ class Database:
     """The file at a path.
 
     Args:
-        path: of the file; its folder is there.
+        path: of the file; its folder is made again where somebody removes it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,6 +60,8 @@ class Database:
             RunError: the file can't be written.
         """
         try:
+            # Somebody may have removed the folder too. A store that is away isn't made: only what is below it is.
+            self.path.parent.mkdir(parents=self.path.parent.name != STORE_FOLDER, exist_ok=True)
             with FileLock(self.path.with_suffix(".lock"), wait=True):
                 try:
                     with closing(self._sound(check=check)) as database, database:

@@ -73,9 +73,12 @@ class RunIndex:
             tell: is told how many sources of how many are read.
 
         Raises:
-            RunError: the index can't be written.
+            RunError: the index can't be written, or the store isn't there any more.
         """
         began = time.monotonic()
+        if not self.root.is_dir():
+            msg = f"The store {self.root} isn't there: it was moved, or its disk is away. Put it back."
+            raise RunError(msg)
         with self._database.writing() as database:
             known: dict[str, str] = dict(database.execute("SELECT path, kind || ' ' || fingerprint FROM sources"))
             found = {_name_of(source.path): source for source in find_sources(self.root)}

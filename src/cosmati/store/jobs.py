@@ -14,12 +14,15 @@ import msgspec
 
 from cosmati.storage.lock import is_locked
 from cosmati.store.live import lines_after
-from cosmati.store.scan import RUN_FILE
+from cosmati.store.scan import RUN_FILE, is_plain, plain_bytes
+from cosmati.store.summary import finite, is_step
 
 LINE_DUE = 30.0
 """Seconds after which a run writes a line, and the step it is in."""
 _TAIL_BYTES = 1 << 14
 _FEW_STEPS = 3
+_CLOCKS_DIFFER = 5.0
+"""Seconds, at most, by which the clock of files (another machine's, perhaps) may be ahead as clocks are."""
 _GOING = frozenset({"running"})
 
 
@@ -34,7 +37,8 @@ class JobState:
         share: Of the run that is done, from 0 to 1; None where its length isn't known.
         steps_per_second: Of training, over the newest lines; None before there are two.
         seconds_left: Of training, evaluation and checkpoints not counted; None where it can't be told.
-        age: Seconds since the newest line was written, None where there's none yet.
+        age: Seconds since the newest line was written, None where there's none yet. Below 0 its time lies ahead of the
+            clock, which was set back, and nobody can tell how old it is.
         checkpoint: Step of the newest checkpoint, None where there's none.
         last: The newest line of `steps.jsonl`.
     """
@@ -74,9 +78,9 @@ def job_state(folder: Path, now: float | None = None) -> JobState:
         now: seconds since the epoch; None is now.
     """
     try:
-        record = msgspec.json.decode((folder / RUN_FILE).read_bytes(), type=_Record)
-    except FileNotFoundError:
-        return JobState(status="removed", last={})
+        if not (folder / RUN_FILE).exists():
+            return JobState(status="removed", last={})
+        record = msgspec.json.decode(plain_bytes(folder / RUN_FILE), type=_Record)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return JobState(status="unreadable", last={})
     status = record.outcome
@@ -84,15 +88,15 @@ def job_state(folder: Path, now: float | None = None) -> JobState:
         status = "broken off"
     lines = newest_lines(folder / "steps.jsonl")
     last = lines[-1] if lines else {}
-    step = max(int(last.get("step", 0)), record.num_steps)
+    step = max(last.get("step", 0), record.num_steps)
     num_steps, seconds = _length(record.recipe_text)
     rate = steps_per_second(lines)
     share, left = None, None
     if num_steps:
         share = min(1.0, step / num_steps)
         left = None if rate is None else max(0, num_steps - step) / rate
-    elif seconds and _is_number(last.get("seconds")):
-        share, left = min(1.0, last["seconds"] / seconds), max(0.0, seconds - last["seconds"])
+    elif seconds and (spent := finite(last.get("seconds"))) is not None:
+        share, left = min(1.0, spent / seconds), max(0.0, seconds - spent)
     return JobState(
         status=status,
         step=step,
@@ -108,6 +112,8 @@ def job_state(folder: Path, now: float | None = None) -> JobState:
 
 def newest_lines(path: Path) -> list[dict[str, Any]]:
     """Return the whole lines at the end of a file that have a step, in order; a half written one isn't among them."""
+    if not is_plain(path):
+        return []
     try:
         size = path.stat().st_size
         start = max(0, size - _TAIL_BYTES)
@@ -116,12 +122,12 @@ def newest_lines(path: Path) -> list[dict[str, Any]]:
             skipped = len(file.readline()) if start else 0
     except OSError:
         return []
-    return [line for line in lines_after(path, start + skipped)[0] if type(line.get("step")) is int]
+    return [line for line in lines_after(path, start + skipped)[0] if is_step(line.get("step"))]
 
 
 def steps_per_second(lines: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the pace of training over some lines, None where they don't tell."""
-    known = [(line["step"], line["seconds"]) for line in lines if _is_number(line.get("seconds"))]
+    known = [(line["step"], clock) for line in lines if (clock := finite(line.get("seconds"))) is not None]
     if len(known) < 2 or known[-1][0] - known[0][0] < _FEW_STEPS or known[-1][1] <= known[0][1]:
         return None
     return float((known[-1][0] - known[0][0]) / (known[-1][1] - known[0][1]))
@@ -150,7 +156,10 @@ def _age(folder: Path, now: float) -> float | None:
             times.append((folder / name).stat().st_mtime)
         except OSError:
             continue
-    return max(0.0, now - max(times)) if times else None
+    if not times:
+        return None
+    age = now - max(times)
+    return 0.0 if -_CLOCKS_DIFFER < age < 0 else age
 
 
 def _newest_checkpoint(folder: Path) -> int | None:
@@ -159,7 +168,3 @@ def _newest_checkpoint(folder: Path) -> int | None:
     except OSError:
         return None
     return max((int(text) for text in steps if text.isascii() and text.isdigit()), default=None)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

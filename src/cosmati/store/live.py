@@ -12,6 +12,7 @@ import msgspec
 
 from cosmati.store.compact import is_current
 from cosmati.store.parquet import connection, exactly, pointer, quoted, read_lines
+from cosmati.store.scan import is_plain
 
 MAX_BYTES = 1 << 20
 _LONGEST_BEFORE = 1 << 16
@@ -33,7 +34,7 @@ def lines_after(path: Path, offset: int = 0, *, max_bytes: int = MAX_BYTES) -> t
         max_bytes: read at most, so that the lines of a long file come in several calls; a longer line is left out.
     """
     try:
-        if not path.is_file():
+        if not is_plain(path):
             return [], 0
         with path.open("rb") as file:
             if offset > 0:
@@ -74,6 +75,8 @@ def lines_since(path: Path, place: FilePlace) -> tuple[list[dict[str, Any]], Fil
     try:
         state = path.stat()
     except OSError:
+        state = None
+    if state is None or not is_plain(path):
         return [], FilePlace(), place.offset > 0
     is_anew = place.offset > 0 and _mark(path, state.st_ino, place.offset) != place.file
     # Should it be replaced right here, the next look finds another file than this one, and starts anew.
@@ -169,7 +172,7 @@ def curve(
     copy = path.with_suffix(".parquet")
     is_copied = is_current(copy, path)
     found = dict.fromkeys(names, RunCurve((), (), 0))
-    if not is_copied and not path.is_file():
+    if not is_copied and not is_plain(path):
         return found
     with connection() as database:
         known: set[str] = set()

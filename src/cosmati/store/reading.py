@@ -16,8 +16,17 @@ from cosmati.errors import RunError
 from cosmati.records.run import RUN_VERSION
 from cosmati.records.study import STUDY_VERSION, StudyRecord
 from cosmati.storage.lock import is_locked
-from cosmati.store.scan import LINES_FILE, PLANNED_FILE, RUN_FILE, STARTED_FILE, STUDY_FILE, StoreEntry
-from cosmati.store.summary import Fact, RunSummary, key_of, points_up
+from cosmati.store.scan import (
+    LINES_FILE,
+    PLANNED_FILE,
+    RUN_FILE,
+    STARTED_FILE,
+    STUDY_FILE,
+    StoreEntry,
+    is_plain,
+    plain_bytes,
+)
+from cosmati.store.summary import LARGEST_STEP, Fact, RunSummary, finite, key_of, points_up
 
 CLOCK_FIELDS = frozenset({"step", "rows", "tokens", "seconds"})
 _END_BYTES = 1 << 18
@@ -116,6 +125,8 @@ class _Run(msgspec.Struct):
 def read_source(root: Path, source: StoreEntry) -> EntryReading:
     """Read one source; what is damaged, or of a release that this one doesn't know, is its problem."""
     folder = root / source.path
+    if source.problem:
+        return EntryReading((), source.problem)
     try:
         if source.kind == "run":
             return EntryReading((_run(folder, source.path),))
@@ -136,17 +147,17 @@ def _checked_version(kind: str, found: int, known: range) -> None:
 
 
 def _run(folder: Path, path: str) -> RunSummary:
-    record = msgspec.json.decode((folder / RUN_FILE).read_bytes(), type=_Run)
+    record = msgspec.json.decode(plain_bytes(folder / RUN_FILE), type=_Run)
     _checked_version("RunRecord", record.version, range(RUN_VERSION, RUN_VERSION + 1))
     status = record.outcome
     if status == "running" and not is_locked(folder / "lock"):
         status = "broken off"
     step = last_line(folder / "steps.jsonl")
     last = {} if record.metrics else last_line(folder / "evaluations.jsonl")
-    metrics = {name: _finite(value) for name, value in (record.metrics or last).items() if name not in CLOCK_FIELDS}
+    metrics = {name: finite(value) for name, value in (record.metrics or last).items() if name not in CLOCK_FIELDS}
     facts = flat(_json_or_text(record.recipe_text))
     quality_name = next(iter(metrics), "")
-    parts = [_finite(value) or 0.0 for name, value in record.seconds_by_part.items() if name != "evaluation"]
+    parts = [finite(value) or 0.0 for name, value in record.seconds_by_part.items() if name != "evaluation"]
     return RunSummary(
         key=key_of(path),
         path=path,
@@ -163,8 +174,8 @@ def _run(folder: Path, path: str) -> RunSummary:
         steps=max(record.num_steps, _whole(step.get("step")) or 0, _whole(last.get("step")) or 0),
         rows=_whole(step.get("rows")) or _whole(last.get("rows")),
         tokens=_whole(last.get("tokens")),
-        seconds=sum(parts) or _finite(last.get("seconds")),
-        cost=_finite(record.cost),
+        seconds=finite(sum(parts)) if any(parts) else finite(last.get("seconds")),
+        cost=finite(record.cost),
         quality_name=quality_name,
         higher_is_better=points_up(quality_name),
         quality=metrics.get(quality_name),
@@ -179,7 +190,7 @@ def _study(folder: Path, path: str) -> EntryReading:
     started = folder / STARTED_FILE
     # Where both are there it was begun again since, or its end was cut short: the lines know all in any case.
     is_open = started.exists()
-    record = msgspec.json.decode((started if is_open else folder / STUDY_FILE).read_bytes(), type=_Study)
+    record = msgspec.json.decode(plain_bytes(started if is_open else folder / STUDY_FILE), type=_Study)
     _checked_version("StudyRecord", record.version, range(1, STUDY_VERSION + 1))
     planned = _planned(folder) if is_open else None
     lines, num_damaged = _lines(folder / LINES_FILE, planned) if is_open else ([], 0)
@@ -205,7 +216,7 @@ def _summaries(record: _Study, runs: list[_StudyRun], path: str) -> Iterator[Run
     digests = {name: _digest(one) for name, one in facts.items()}
     for run in runs:
         arm, final = arms[run.arm], run.final
-        quality, seconds, flops = _finite(final.quality), _finite(final.seconds), _finite(final.flops)
+        quality, seconds, flops = finite(final.quality), finite(final.seconds), finite(final.flops)
         price = record.price_per_hour
         yield RunSummary(
             key=key_of(path, run.arm, run.budget, run.seed),
@@ -226,7 +237,7 @@ def _summaries(record: _Study, runs: list[_StudyRun], path: str) -> Iterator[Run
             tokens=final.tokens or None,
             flops=flops or None,
             seconds=seconds,
-            cost=None if price is None or seconds is None else seconds / 3600 * price,
+            cost=None if price is None or seconds is None else finite(seconds / 3600 * price),
             quality_name=record.quality_name,
             higher_is_better=record.higher_is_better,
             quality=quality,
@@ -244,8 +255,8 @@ def study_record(folder: Path) -> StudyRecord:
     started = folder / STARTED_FILE
     try:
         if not started.exists():
-            return StudyRecord.from_json((folder / STUDY_FILE).read_text(encoding="utf-8"))
-        value = json.loads(started.read_text(encoding="utf-8"))
+            return StudyRecord.from_json(plain_bytes(folder / STUDY_FILE).decode())
+        value = json.loads(plain_bytes(started))
         lines, _ = _lines(folder / LINES_FILE, _planned(folder))
         return StudyRecord.from_json(json.dumps({**value, "runs": [line["run"] for line in lines]}))
     except RunError:
@@ -257,14 +268,14 @@ def study_record(folder: Path) -> StudyRecord:
 
 def _planned(folder: Path) -> _Planned | None:
     try:
-        return msgspec.json.decode((folder / PLANNED_FILE).read_bytes(), type=_Planned)
+        return msgspec.json.decode(plain_bytes(folder / PLANNED_FILE), type=_Planned)
     except (OSError, msgspec.DecodeError):
         return None  # its runs are shown all the same
 
 
 def _lines(path: Path, planned: _Planned | None) -> tuple[list[dict[str, Any]], int]:
     """Return the lines that count, of a cell that was run again the last one, and how many are damaged."""
-    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""  # the last line may be half written
+    whole = plain_bytes(path).rpartition(b"\n")[0] if path.exists() else b""  # the last line may be half written
     found, num_damaged = dict[tuple[str, float, int], dict[str, Any]](), 0
     cells = None if planned is None else set(planned.cells)
     for text in whole.split(b"\n") if whole else []:
@@ -283,7 +294,7 @@ def _lines(path: Path, planned: _Planned | None) -> tuple[list[dict[str, Any]], 
 def last_line(path: Path) -> dict[str, Any]:
     """Return the last whole line of a file of JSON lines, empty where there's none; only the file's end is read."""
     try:
-        if not path.is_file():
+        if not is_plain(path):
             return {}
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _END_BYTES))
@@ -333,12 +344,6 @@ def _digest(facts: Mapping[str, Fact]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _finite(value: object) -> float | None:
-    """Return a number, None for one that isn't finite, which records write as a word."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
-
-
 def _whole(value: object) -> int | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return int(value) if is_number else None  # type: ignore[call-overload]
+    number = finite(value)
+    return int(number) if number is not None and abs(number) < LARGEST_STEP else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 from cosmati.store.live import MAX_BYTES, FilePlace, extremes, line_before, lines_since
 from cosmati.store.reading import CLOCK_FIELDS
+from cosmati.store.summary import finite, is_step
 
 MAX_POINTS = 2000
 """Of each measure that one answer holds: a few more than a wide screen has columns."""
@@ -66,7 +66,7 @@ def new_points(path: Path, place: FilePlace, max_points: int = MAX_POINTS, *, ha
             before = line_before(path, was.offset)
         for line in lines:
             step = line.get("step")
-            if type(step) is not int or abs(step) >= 2**53:
+            if not is_step(step):
                 continue
             if since is None or step < since:
                 since = step
@@ -91,7 +91,7 @@ def _add(
         if pace:
             values[name] = pace
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+        if (number := finite(value)) is None:
             continue
         if name not in found and len(found) >= MAX_MEASURES:
             continue
@@ -100,7 +100,7 @@ def _add(
             measure.steps.pop()
             measure.values.pop()
         measure.steps.append(step)
-        measure.values.append(float(value))
+        measure.values.append(number)
 
 
 def _pace(line: Mapping[str, Any], before: Mapping[str, Any], amount: str) -> float | None:
@@ -109,10 +109,3 @@ def _pace(line: Mapping[str, Any], before: Mapping[str, Any], amount: str) -> fl
         return float((line[amount] - before[amount]) / seconds) if seconds > 0 else None
     except (KeyError, TypeError, OverflowError):
         return None
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False

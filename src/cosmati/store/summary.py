@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeGuard
 
 StoredKind = Literal["run", "study"]
 """A run folder, or one run of a study."""
@@ -103,6 +104,26 @@ class StudyProgress:
     num_done: int
     num_planned: int
     is_running: bool
+
+
+LARGEST_STEP = 2**53
+"""Whole numbers below it are exact in a browser too."""
+
+
+def is_step(value: object) -> TypeGuard[int]:
+    """Say whether a logged value is a number of steps."""
+    return type(value) is int and abs(value) < LARGEST_STEP
+
+
+def finite(value: object) -> float | None:
+    """Return a logged value as a number, None where it is none, isn't finite, or has more digits than a number has."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def key_of(path: str, *parts: object) -> str:

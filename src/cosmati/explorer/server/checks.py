@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -11,9 +13,10 @@ from pathlib import Path
 
 from cosmati.errors import RunError
 from cosmati.explorer.run_view import RunView, read_run
-from cosmati.explorer.server.site import FolderState, state_of
+from cosmati.explorer.server.site import FolderState
 
-WATCHED = ("run.json", "steps.jsonl", "evaluations.jsonl", "ledger/checkpoint", "ledger/details.jsonl")
+WATCHED = ("run.json", "steps.jsonl", "evaluations.jsonl")
+"""And each file of the ledger."""
 _KEPT = 16
 
 
@@ -60,7 +63,7 @@ class LedgerChecks:
         """
         with self._lock:
             found, going = self._found.get(folder), self._going.get(folder)
-            is_stale = found is None or (if_new and found.state != state_of(folder, WATCHED))
+            is_stale = found is None or (if_new and found.state != state_of_run(folder))
             if going is None and (anew or is_stale):
                 going = self._going[folder] = threading.Event()
                 self._began[folder] = time.monotonic()
@@ -77,7 +80,7 @@ class LedgerChecks:
             return self._found.get(folder)
 
     def _check(self, folder: Path, done: threading.Event) -> None:
-        state, began = state_of(folder, WATCHED), time.monotonic()
+        state, began = state_of_run(folder), time.monotonic()
         view, problem = None, ""
         try:
             view = read_run(folder)
@@ -94,6 +97,20 @@ class LedgerChecks:
             self._going.pop(folder, None)
             self._began.pop(folder, None)
         done.set()
+
+
+def state_of_run(folder: Path) -> FolderState:
+    """Return name, time of change and size of each file that a check reads.
+
+    The time is the kernel's own (ctime): whoever changes a file can set the other one back.
+    """
+    ledger = (str(Path(place, name)) for place, _, names in os.walk(folder / "ledger") for name in names)
+    states = []
+    for path in [*(str(folder / name) for name in WATCHED), *sorted(ledger)]:
+        with contextlib.suppress(OSError):
+            state = os.lstat(path)
+            states.append((path, state.st_ctime_ns, state.st_size))
+    return tuple(states)
 
 
 def time_text(seconds: float) -> str:

@@ -11,9 +11,11 @@ from fastapi.responses import StreamingResponse
 
 from cosmati.errors import RunError
 from cosmati.explorer.figures import Figure, csv_text
-from cosmati.explorer.run_view import BESIDE, PACE, RunView, line_of, number_or_none, pace_points
+from cosmati.explorer.run_view import BESIDE, PACE, RunView, line_of, pace_points
 from cosmati.explorer.server.asked import address
 from cosmati.explorer.server.parts import attachment
+from cosmati.store.scan import is_plain
+from cosmati.store.summary import finite
 
 STEPS, EVALUATIONS = "steps", "evaluations"
 _CHUNK = 2000
@@ -66,10 +68,12 @@ def _points(path: Path, file: str, measure: str) -> Iterator[tuple[int, float | 
         if name in line or (file, name) == (STEPS, "loss"):
             step = line["step"]
             assert isinstance(step, int), "checked where the line was read"
-            yield step, number_or_none(line.get(name))
+            yield step, finite(line.get(name))
 
 
 def _lines(path: Path) -> Iterator[dict[str, object]]:
+    if not is_plain(path):
+        return
     try:
         with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
             while text := file.readline(_LONGEST):

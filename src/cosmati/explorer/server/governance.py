@@ -14,12 +14,13 @@ from cosmati.errors import RunError
 from cosmati.explorer.palette import PAGE
 from cosmati.explorer.report import run_context
 from cosmati.explorer.run_figures import run_figures
-from cosmati.explorer.server.checks import LedgerChecks, time_text
+from cosmati.explorer.server.checks import LedgerChecks, state_of_run, time_text
 from cosmati.explorer.server.site import Site
 from cosmati.explorer.wording import weight_text
 from cosmati.ledger.verify import LEVEL_0
 from cosmati.provenance.credentials import reader_of_row_ids
 from cosmati.records.governance import GovernanceFacts
+from cosmati.store.scan import is_plain
 from cosmati.store.summary import RunSummary
 
 WAIT_SECONDS = 1.0
@@ -103,8 +104,11 @@ def _governed_runs(site: Site) -> list[RunSummary]:
 
 def _signed_size(folder: Path) -> str:
     """Return how many entries the ledger's checkpoint says that it covers, unverified; empty where there's none."""
+    path = folder / "ledger" / "checkpoint"
+    if not is_plain(path):
+        return ""
     try:
-        with (folder / "ledger" / "checkpoint").open(encoding="utf-8", errors="replace") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             size = file.read(4096).split("\n")[1]
     except (OSError, IndexError):
         return ""
@@ -116,6 +120,8 @@ def _status(checks: LedgerChecks, folder: Path) -> tuple[str, str]:
     found = checks.known(folder)
     if found is None:
         return "not checked since the server began", ""
+    if found.state != state_of_run(folder):
+        return "has changed since it was checked", ""
     if found.view is None:
         return "can't be read", "unmet"
     ledger = found.view.ledger

@@ -17,7 +17,7 @@ from cosmati.store.filters import RunFilter
 from cosmati.store.jobs import LINE_DUE, JobState, job_state
 from cosmati.store.live import FilePlace
 from cosmati.store.series import new_points
-from cosmati.store.summary import RunSummary
+from cosmati.store.summary import RunSummary, finite
 
 FILES = ("steps.jsonl", "evaluations.jsonl")
 MAX_JOBS = 100
@@ -57,7 +57,11 @@ class ShownJob:
     def age(self) -> str:
         """How old the newest figure is, in words."""
         age = self.state.age
-        return "nothing is written yet" if age is None else f"written {duration(age)} ago"
+        if age is None:
+            return "nothing is written yet"
+        if age < 0:
+            return f"its time lies {duration(-age)} ahead of this machine's clock: nobody can tell how old it is"
+        return f"written {duration(age)} ago"
 
 
 def live_router(site: Site) -> APIRouter:
@@ -151,7 +155,7 @@ def answer(folder: Path, after: str) -> dict[str, Any]:
         "progress": job.progress,
         "left": job.left,
         "age": job.age,
-        "seconds_old": job.state.age,
+        "seconds_old": None if job.state.age is None or job.state.age < 0 else job.state.age,
         "loss": value_text(last.get("loss")),
         "rate": value_text(last.get("learning_rate")),
         **told,
@@ -172,9 +176,8 @@ def _places(after: str) -> list[FilePlace]:
 
 def value_text(value: object) -> str:
     """Return a logged value in words; a dash where there's none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "–"
-    return number(float(value), 4)
+    known = finite(value)
+    return "–" if known is None else number(known, 4)
 
 
 def duration(seconds: float) -> str:
@@ -218,7 +221,7 @@ def _meaning(state: JobState) -> tuple[str, str, str]:
         if state.checkpoint is None
         else f"The same recipe in the same folder goes on from step {state.checkpoint:,}, its newest checkpoint."
     )
-    quiet = "Its" if state.age is None else f"No line for {duration(state.age)}; its"
+    quiet = "Its" if state.age is None or state.age < 0 else f"No line for {duration(state.age)}; its"
     killed = f"{quiet} lock is free and it wrote no end: it was killed, it crashed, or the power went."
     words = {
         "broken off": f"{killed} {goes_on}",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
 from cosmati.errors import RunError
 from cosmati.explorer.figures import Figure
 from cosmati.explorer.palette import PAGE
-from cosmati.explorer.recipe_code import recipe_code
+from cosmati.explorer.recipe_code import ABOUT_THE_FOLDER, recipe_code
 from cosmati.explorer.rendering import embedded_json, safe_markup
 from cosmati.explorer.report import run_context
 from cosmati.explorer.run_figures import run_figures
@@ -26,13 +28,19 @@ from cosmati.explorer.study_run_view import cards_of, part_rows, point_rows, stu
 from cosmati.records.study import StudyRecord
 from cosmati.store.filters import RunFilter
 from cosmati.store.reading import study_record
-from cosmati.store.scan import LINES_FILE, PLANNED_FILE, STARTED_FILE, STUDY_FILE
-from cosmati.store.summary import RunSummary, key_of
+from cosmati.store.scan import LINES_FILE, PLANNED_FILE, RUN_FILE, STARTED_FILE, STUDY_FILE, plain_bytes
+from cosmati.store.summary import Fact, RunSummary, key_of
 
 WAIT_SECONDS = 0.3
 """For the verification of a running job's ledger; what takes longer follows by itself."""
 _MAX_NEAR = 500
+_MAX_READ = 20
+"""Records of other seeds that are opened for one page."""
 Neighbours = tuple[RunSummary | None, RunSummary | None]
+
+
+class _Digests(msgspec.Struct):
+    digests: dict[str, str]
 
 
 def run_router(site: Site) -> APIRouter:
@@ -131,15 +139,37 @@ def _study_run(site: Site, request: Request, found: RunSummary) -> HTMLResponse:
 
 
 def neighbours(site: Site, found: RunSummary) -> Neighbours:
-    """Return the runs of the same arm with the seed before and the one after."""
+    """Return the runs of the same arm or recipe, and data, with the seed before and the one after."""
     same = {"arm": (found.arm,), "kind": (found.kind,)}
     if found.kind == "study":
         same |= {"path": (found.path,), "budget": (str(found.budget),)}
     runs = site.index.runs(RunFilter(exact=same), sort="seed", descending=False, limit=_MAX_NEAR)
-    place = next((place for place, one in enumerate(runs) if one.key == found.key), None)
-    if place is None:
-        return None, None
-    return runs[place - 1] if place else None, runs[place + 1] if place + 1 < len(runs) else None
+    if found.kind == "run":  # which are all called alike where nobody named them
+        facts = _without_seed(found)
+        runs = [one for one in runs if one.seed != found.seed and _without_seed(one) == facts]
+    before = [one for one in runs if one.seed < found.seed]
+    after = [one for one in runs if one.seed > found.seed]
+    return _of_same_data(site, found, before[::-1]), _of_same_data(site, found, after)
+
+
+def _without_seed(run: RunSummary) -> dict[str, Fact]:
+    beside = {"seed", *ABOUT_THE_FOLDER}
+    return {name: fact for name, fact in run.facts.items() if name.removeprefix("config.") not in beside}
+
+
+def _of_same_data(site: Site, found: RunSummary, runs: Sequence[RunSummary]) -> RunSummary | None:
+    """Return the first of some runs whose data are those of another one; a study's are, by its own word."""
+    if found.kind == "study" or not runs:
+        return runs[0] if runs else None
+    data = _data_digest(site, found)
+    return next((one for one in runs[:_MAX_READ] if _data_digest(site, one) == data), None)
+
+
+def _data_digest(site: Site, run: RunSummary) -> object:
+    with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+        record = msgspec.json.decode(plain_bytes(site.folder(run.path) / RUN_FILE), type=_Digests)
+        return record.digests.get("data", "")
+    return None
 
 
 def study_of(site: Site, path: str) -> StudyRecord:

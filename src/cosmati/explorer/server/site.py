@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -77,6 +78,8 @@ class Site:
     templates: jinja2.Environment
     last: Refreshed | None = None
     warm: Callable[[], object] = lambda: None
+    _looked: float | None = None
+    _failed: str = ""
     _stop: threading.Event = field(default_factory=threading.Event)
     _asked: float = field(default_factory=time.monotonic)
 
@@ -110,8 +113,10 @@ class Site:
             path=request.url.path,
             query=request.url.query,
             navigation=NAVIGATION,
-            num_problems=len(self.index.problems()),
+            num_problems=self._num_problems(),
             lateness=self.lateness,
+            silence=self.silence,
+            failed=self._failed,
             figures=figures or {},
             data=safe_markup(embedded_json({"figures": shown, "studies": {}, **(data or {})})),
             **context,
@@ -128,19 +133,39 @@ class Site:
         """Seconds after which a line that a run wrote stands on a page, at most."""
         return self.interval + (self.last.seconds if self.last else 0.0)
 
+    @property
+    def silence(self) -> float | None:
+        """Seconds since the last good look at the store's files, None while looks come as they should."""
+        if self._looked is None:
+            return None
+        seconds = time.monotonic() - self._looked
+        return seconds if self._failed or seconds > 2 * self.lateness + 1 else None
+
+    def _num_problems(self) -> int:
+        """Return how many sources can't be read; 0 where the index can't say it, whose page says that."""
+        try:
+            return len(self.index.problems())
+        except (RunError, OSError, sqlite3.Error):
+            return 0
+
     def watch(self) -> None:
-        """Bring the index up to date now and then, until `stop`."""
-        warmed = None
+        """Bring the index up to date now and then, until `stop`.
+
+        A store that can't be read now, on a disk that went away say, may be there again; pages say since when it can't.
+        """
+        warmed, self._looked = None, time.monotonic()
         while True:
-            # A store that can't be read now, on a disk that went away say, may be there again.
-            with contextlib.suppress(RunError, OSError):
+            with contextlib.suppress(RunError, OSError, sqlite3.Error):  # pages that ask for the same say it
                 if time.monotonic() - self._asked < _LOOKED_AT and warmed != self.index.mark:
                     warmed = self.index.mark
                     self.warm()
             if self._stop.wait(self.interval):
                 break
-            with contextlib.suppress(RunError, OSError):
+            try:
                 self.last = self.index.refresh()
+                self._looked, self._failed = time.monotonic(), ""
+            except Exception as error:  # noqa: BLE001  (a thread has nobody to raise to, and pages must say it)
+                self._failed = str(error)
         self.index.close()
 
     def stop(self) -> None:

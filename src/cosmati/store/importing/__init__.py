@@ -8,7 +8,7 @@ from pathlib import Path
 from cosmati.errors import RunError
 from cosmati.store.importing.columns import csv_runs
 from cosmati.store.importing.imported import ImportedRun, write_imported
-from cosmati.store.importing.mlflow import mlflow_runs
+from cosmati.store.importing.mlflow import is_mlflow, mlflow_runs
 from cosmati.store.importing.tensorboard import EVENT_FILES, tensorboard_runs
 from cosmati.store.importing.wandb import wandb_runs
 
@@ -37,15 +37,17 @@ def import_runs(source: Path, to: Path, form: str = "") -> tuple[int, list[str]]
         RunError: there's no such source or format, or nothing in it can be read. MissingExtraError: W&B's Parquet
             needs DuckDB, and it isn't installed.
     """
-    source = source.expanduser()
+    source = source.expanduser().resolve()  # the same one by whatever path
     if not source.exists():
         msg = f"{source} isn't there. Give the file or folder that the other tool wrote."
         raise RunError(msg)
-    form = form or _form_of(source)
+    num, notes = 0, list[str]()
+    if not form:
+        form, *others = _forms_of(source)
+        notes += [f"It holds files of {one} too, which aren't read: import them with --format {one}." for one in others]
     if form not in _READERS:
         msg = f"There's no format {form!r} to import. Choose one of {', '.join(FORMATS)}."
         raise RunError(msg)
-    num, notes = 0, list[str]()
     try:
         for run in _READERS[form](source, notes.append):
             if run.lines or run.metrics:
@@ -63,19 +65,20 @@ def import_runs(source: Path, to: Path, form: str = "") -> tuple[int, list[str]]
     return num, notes
 
 
-def _form_of(source: Path) -> str:
-    """Find out who wrote a source."""
+def _forms_of(source: Path) -> list[str]:
+    """Find out who wrote a source, the most likely one first."""
     if source.is_file():
         with source.open("rb") as file:
             head = file.readline(1 << 16)
         if "tfevents" in source.name:
-            return "tensorboard"
+            return ["tensorboard"]
         if b"metrics." in head and b"run_id" in head:
-            return "mlflow"
+            return ["mlflow"]
         is_wandb = source.suffix in (".jsonl", ".parquet") or b"_step" in head or b'"Step"' in head or b"__MIN" in head
-        return "wandb" if is_wandb else "csv"
+        return ["wandb" if is_wandb else "csv"]
+    found = ["mlflow"] if is_mlflow(source) else []
     if next(source.rglob(EVENT_FILES), None):
-        return "tensorboard"
+        found.append("tensorboard")
     if next(source.rglob("wandb-summary.json"), None) or next(source.rglob("*.parquet"), None):
-        return "wandb"
-    return "mlflow" if next(source.rglob("meta.yaml"), None) else "csv"
+        found.append("wandb")
+    return found or ["csv"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from cosmati.records.run import RunRecord
 from cosmati.storage.atomic import replace_files
-from cosmati.store.summary import points_up
+from cosmati.store.summary import LARGEST_STEP, points_up
 
 _CLOCK = ("step", "rows", "tokens", "seconds")
 _EVALUATION = re.compile(r"(^|[^a-z])(val|valid|validation|eval|test|dev)([^a-z]|$)", re.IGNORECASE)
@@ -47,6 +47,11 @@ class ImportedRun:
     ended: float | None = None
     outcome: str = "completed"
     facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def measure_name(name: str) -> str:
+    """Return what a measure is called in the lines of a run, where some names are those of the clock."""
+    return f"{name} (logged)" if name in _CLOCK else name
 
 
 def merged(points: Iterable[tuple[int, str, float]]) -> dict[int, dict[str, float]]:
@@ -131,6 +136,11 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    """Return a step, None for what is none."""
+    """Return a step, None for what is no whole number."""
     found = number(value)
-    return int(found) if found is not None and abs(found) < 2**53 else None
+    return int(found) if found is not None and abs(found) < LARGEST_STEP and found.is_integer() else None
+
+
+def counted(num: int, one: str) -> str:
+    """Return a number of things in words."""
+    return f"{num:,} {one}" + ("" if num == 1 else "s")

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from cosmati.store.importing.columns import read_csv
-from cosmati.store.importing.imported import ImportedRun, merged, number
+from cosmati.store.importing.imported import ImportedRun, measure_name, merged, number, whole
 
 META_FILE = "meta.yaml"
 _OUTCOMES = {
@@ -30,7 +30,7 @@ _OUTCOMES = {
 def mlflow_runs(source: Path, note: Callable[[str], None]) -> Iterator[ImportedRun]:
     """Yield the runs of a file store, of an experiment's or a run's folder, or of a CSV; deleted ones are left out."""
     if source.is_file():
-        yield from _of_table(source)
+        yield from _of_table(source, note)
         return
     for path in sorted(source.rglob(META_FILE)):
         meta = _yaml(path)
@@ -40,12 +40,17 @@ def mlflow_runs(source: Path, note: Callable[[str], None]) -> Iterator[ImportedR
             yield _of_folder(path.parent, meta, note)
 
 
+def is_mlflow(folder: Path) -> bool:
+    """Say whether MLflow kept runs or experiments below a folder; their artifacts may be files of any other tool."""
+    return any({"run_id", "run_uuid", "experiment_id"} & _yaml(path).keys() for path in folder.rglob(META_FILE))
+
+
 def _of_folder(folder: Path, meta: dict[str, Any], note: Callable[[str], None]) -> ImportedRun:
     identity = folder.name  # the run's id, which YAML may take for a number
     tags = _texts(folder / "tags")
     started, ended = (number(meta.get(name)) for name in ("start_time", "end_time"))
     points = [
-        (step, name, value)
+        (step, measure_name(name), value)
         for name, text in _texts(folder / "metrics").items()
         for step, value in _points(text, f"{folder}/metrics/{name}", note)
     ]
@@ -69,15 +74,15 @@ def _points(text: str, where: str, note: Callable[[str], None]) -> Iterator[tupl
     for place, line in enumerate(text.splitlines()):
         parts = line.split()
         value = number(parts[1]) if len(parts) > 1 else None
-        step = number(parts[2]) if len(parts) > 2 else place
+        step = whole(parts[2]) if len(parts) > 2 else place
         if value is None or step is None:
             note(f"Line {place + 1} of {where} is left out: it isn't `time value step`.")
         else:
-            yield int(step), value
+            yield step, value
 
 
-def _of_table(source: Path) -> Iterator[ImportedRun]:
-    for row in read_csv(source):
+def _of_table(source: Path, note: Callable[[str], None]) -> Iterator[ImportedRun]:
+    for row in read_csv(source, note):
         parts: dict[str, dict[str, str]] = {"metrics": {}, "params": {}, "tags": {}}
         for name, text in row.items():
             kind, dot, rest = name.partition(".")
@@ -89,7 +94,11 @@ def _of_table(source: Path) -> Iterator[ImportedRun]:
             name=parts["tags"].get("mlflow.runName") or row.get("run_name") or identity or source.stem,
             identity=identity,
             recipe_name=f"experiment {row.get('experiment_id', '')}".strip(),
-            metrics={name: value for name, text in parts["metrics"].items() if (value := number(text)) is not None},
+            metrics={
+                measure_name(name): value
+                for name, text in parts["metrics"].items()
+                if (value := number(text)) is not None
+            },
             params=parts["params"],
             started=started,
             ended=ended,

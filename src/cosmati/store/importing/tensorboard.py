@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from cosmati.store.importing.imported import ImportedRun, merged
+from cosmati.store.importing.imported import ImportedRun, measure_name, merged
 
 EVENT_FILES = "*tfevents*"
 _CHECKED_BYTES = 1 << 16
@@ -47,9 +47,14 @@ def tensorboard_runs(source: Path, note: Callable[[str], None]) -> Iterator[Impo
 
 
 def _take(event: _Fields, points: list[tuple[int, str, float]], params: dict[str, Any], times: list[float]) -> None:
-    """Take what an event says: 1 wall time, 2 step, 5 summary with 1 values."""
+    """Take what an event says: 1 wall time, 2 step, 5 summary with 1 values, 7 session with 1 status (1 is its start).
+
+    A start at a step takes back what came before from that step on, as TensorBoard has it.
+    """
     (time,) = struct.unpack("<d", event.get(1, [bytes(8)])[-1])
     step = _signed(event.get(2, [0])[-1])
+    if 7 in event and _fields(event[7][-1]).get(1, [0])[-1] == 1:
+        points[:] = [point for point in points if point[0] < step]
     for value in _fields(event.get(5, [b""])[-1]).get(1, []):
         fields = _fields(value)  # 1 tag, 2 simple value, 8 tensor, 9 metadata
         tag = fields.get(1, [b""])[-1].decode()
@@ -58,7 +63,7 @@ def _take(event: _Fields, points: list[tuple[int, str, float]], params: dict[str
             continue
         number = struct.unpack("<f", fields[2][-1])[0] if 2 in fields else _scalar(fields)
         if number is not None and tag:
-            points.append((step, tag, number))
+            points.append((step, measure_name(tag), number))
             times.append(time)
             points.append((step, "seconds", max(time - times[0], 0.0)))
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import yaml
 
 from cosmati.errors import RunError
 from cosmati.store.importing.columns import lines_of, read_csv
-from cosmati.store.importing.imported import ImportedRun, merged, number, whole
+from cosmati.store.importing.imported import ImportedRun, counted, measure_name, merged, number, whole
 from cosmati.store.parquet import read_parquet
 
 _HISTORIES = (".csv", ".jsonl", ".parquet")
@@ -27,8 +26,10 @@ def wandb_runs(source: Path, note: Callable[[str], None]) -> Iterator[ImportedRu
         return
     with_history = set()
     for path in sorted(path for path in source.rglob("*") if path.suffix in _HISTORIES and path.is_file()):
-        with_history.add(path.parent)
-        yield from _of_file(path, str(path.relative_to(source).with_suffix("")), note)
+        found = list(_of_file(path, str(path.relative_to(source).with_suffix("")), note))
+        if found:  # a table that the run saved is no history of it
+            with_history.add(path.parent)
+        yield from found
     for path in sorted(source.rglob("wandb-summary.json")):
         if path.parent not in with_history:
             yield _of_summary(path)
@@ -36,11 +37,11 @@ def wandb_runs(source: Path, note: Callable[[str], None]) -> Iterator[ImportedRu
 
 def _of_file(path: Path, name: str, note: Callable[[str], None]) -> Iterator[ImportedRun]:
     try:
-        rows = _rows(path)
+        rows = _rows(path, note)
         if rows and "Step" in rows[0] and any(_BETWEEN in column for column in rows[0]):
             yield from _of_chart(path, rows)
             return
-        lines = lines_of(rows, str(path))
+        lines = lines_of(rows, str(path), note)
     except RunError as error:
         note(str(error))
         return
@@ -55,19 +56,24 @@ def _of_file(path: Path, name: str, note: Callable[[str], None]) -> Iterator[Imp
     )
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _rows(path: Path, note: Callable[[str], None]) -> list[dict[str, Any]]:
     if path.suffix == ".parquet":
         return read_parquet(path)
     if path.suffix != ".jsonl":
-        return list(read_csv(path))
-    found = []
-    for line in path.read_bytes().split(b"\n"):
+        return read_csv(path, note)
+    found, num_damaged = [], 0
+    *lines, last = path.read_bytes().split(b"\n")
+    for line in [*lines, last]:
         try:
-            value = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue  # the last line of a run that was killed
+            value = json.loads(line)  # not msgspec: W&B writes what isn't finite as bare words
+        except (ValueError, RecursionError):
+            # A last line may be half written by a run that was killed.
+            num_damaged += bool(line.strip()) and line is not last
+            continue
         if isinstance(value, dict):
             found.append(value)
+    if num_damaged:
+        note(f"{counted(num_damaged, 'line')} of {path} damaged, and left out.")
     return found
 
 
@@ -77,7 +83,7 @@ def _of_chart(path: Path, rows: list[dict[str, Any]]) -> Iterator[ImportedRun]:
     for column in rows[0]:
         name, between, measure = column.rpartition(_BETWEEN)
         if between and not measure.endswith(("__MIN", "__MAX")) and not measure.startswith("_"):
-            columns.setdefault(name, {})[column] = measure
+            columns.setdefault(name, {})[column] = measure_name(measure)
     for name, measures in columns.items():
         points = (
             (step, measure, value)
@@ -94,7 +100,7 @@ def _of_summary(path: Path) -> ImportedRun:
     summary = _json(path)
     line = {name: value for name, text in summary.items() if (value := number(text)) is not None}
     seconds, ended = line.get("_runtime"), line.get("_timestamp")
-    measures = {name: value for name, value in line.items() if not name.startswith("_")}
+    measures = {measure_name(name): value for name, value in line.items() if not name.startswith("_")}
     if seconds is not None:
         measures["seconds"] = seconds
     metadata = _json(path.with_name("wandb-metadata.json"))
