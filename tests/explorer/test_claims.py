@@ -175,23 +175,29 @@ def test_predictions_stand_beside_what_came() -> None:
     assert "Predicted before the runs, on" not in render_report(title="t", studies=[record()])
 
 
-def test_what_was_registered_is_no_screening_whatever_its_level() -> None:
-    """Five registered tests have the screening's level of 0.05."""
+@pytest.mark.parametrize("num_registered", [4, 5])
+def test_a_family_of_five_is_a_screening_also_where_it_was_registered(num_registered: int) -> None:
+    """Its level is 0.05, and all that's said of an arm says the same."""
     arms = {f"x{k}": log_quality(0.05 + 0.001 * k) for k in range(5)}
     made = study({"baseline": log_quality(), **arms, "later": log_quality(0.06)})
-    predictions = tuple(Prediction(arm, "baseline", "seconds", 1.1) for arm in arms)
-    made = replace(made, registration=Registration("f", predictions, "2026-01-01", "00", 5))
+    registered = [*arms][:num_registered]
+    predictions = tuple(Prediction(arm, "baseline", "seconds", 1.1) for arm in registered)
+    made = replace(made, registration=Registration("f", predictions, "2026-01-01", "00", num_registered))
     claims = {one.arm: one for one in claims_of(made)}
     assert {one.verdict for one in claims.values()} == {"faster"}
     told = {
         arm for arm, one in claims.items() if "Found by screening, at 0.05: run it again by itself." in one.sentence
     }
-    assert told == {"later"}
+    headlines = {*registered} if num_registered == 4 else set()
+    assert told == {*arms, "later"} - headlines
     gained = opening_sentences([made], None)[1]
-    assert gained.count("by a screening") == 1, "later, the fastest"
     assert "later needs" in gained
+    assert gained.count("by a screening") == gained.count(" needs ") - sum(
+        f"{arm} needs" in gained for arm in headlines
+    )
     standings = {one.arm: one.standing for one in arm_findings(with_parts(made), "s", "seconds")}
-    assert standings == dict.fromkeys(arms, "registered, p < 0.05") | {"later": "screening, p < 0.05"}
+    own = "registered screening, p < 0.05" if num_registered == 5 else "registered, p < 0.01"
+    assert standings == dict.fromkeys((*arms, "later"), "screening, p < 0.05") | dict.fromkeys(registered, own)
 
 
 def with_parts(made: StudyRecord) -> StudyRecord:

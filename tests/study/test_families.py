@@ -209,14 +209,17 @@ def test_a_verdict_goes_by_the_adjusted_p_value() -> None:
 
 
 def test_a_registered_family_at_the_screenings_level_is_registered() -> None:
-    """Five tests were registered, so their level is 0.05: what is shown is no screening for that."""
+    """Five tests were registered, so their level is 0.05: that is a screening, and registered all the same."""
     arms = {f"x{k}": drawn(1.5, 0.002, k) for k in range(5)} | {"later": drawn(1.5, 0.002, 7)}
     record = study({"baseline": drawn(1.0, 0.002, 11), **arms}, budgets=BUDGETS)
     made = Registration("f", tuple(Prediction(f"x{k}", "baseline", "seconds", 1.1) for k in range(5)), "2026", "0", 5)
     found = {one.arm: one for one in comparisons(replace(record, registration=made))}
     assert {one.level for one in found.values()} == {0.05}
     assert {arm for arm, one in found.items() if one.is_registered} == {f"x{k}" for k in range(5)}
-    assert all(one.is_shown for one in found.values())
+    assert all(one.is_shown and one.is_screening for one in found.values())
+    few = Registration("f", made.predictions[:4], "2026", "0", 4)
+    headlines = {one.arm: one for one in comparisons(replace(record, registration=few))}
+    assert {arm for arm, one in headlines.items() if not one.is_screening} == {f"x{k}" for k in range(4)}
     by_step = comparisons(replace(record, registration=made), axis="step")
     assert not any(one.is_registered for one in by_step), "registered was the comparison by seconds"
 

@@ -41,7 +41,7 @@ class ArmFinding:
         difference: Difference in quality at equal cost in words, with its interval, or why there's none.
         opponent: How strong the baseline is.
         hardware: In words.
-        standing: `registered` or `screening`, with the level.
+        standing: `registered`, `screening` or both, with the level.
     """
 
     study: str
@@ -79,7 +79,7 @@ def arm_findings(study: StudyRecord, path: str, axis: Axis) -> tuple[ArmFinding,
             continue
         claim, found = claim_of(study, one, axis), one.found
         quoted = None if isinstance(found, NotReached) else found
-        standing = "registered" if one.is_registered else "screening"
+        standing = " ".join(["registered"] * one.is_registered + ["screening"] * one.is_screening)
         findings.append(
             ArmFinding(
                 study=study.name,

@@ -68,7 +68,7 @@ def _gain_text(study: StudyRecord, one: Comparison, found: SpeedUp) -> str:
     bound = "at most " if found.is_at_least else "at least " if found.is_at_most else ""
     share = f"{bound}{number(100 / found.ratio)} % of {study.baseline_arm}'s {AXIS_NAMES['seconds']}"
     figures = f"{ratio_text(found)}, 95 % interval {ratio_interval_text(found)}"
-    figures += "" if one.is_registered else ", by a screening"
+    figures += ", by a screening" if one.is_screening else ""
     return f"{one.arm} needs {share} to the same {study.quality_name} ({figures})"
 
 

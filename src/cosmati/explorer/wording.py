@@ -229,9 +229,9 @@ def _verdict(one: Comparison, found: SpeedUp) -> tuple[str, str]:
         return "no difference shown", " The interval includes 1, so no difference is shown."
     word = "faster" if found.ratio > 1 else "slower"
     if not one.is_shown:
-        level = f"{one.level}" if one.is_registered else f"the screening's {one.level}"
+        level = f"the screening's {one.level}" if one.is_screening else f"{one.level}"
         return f"perhaps {word}", f" p isn't below {level}, so this is a hint and no claim."
-    return word, "" if one.is_registered else f" Found by screening, at {one.level}: run it again by itself."
+    return word, f" Found by screening, at {one.level}: run it again by itself." if one.is_screening else ""
 
 
 def noise_sentences(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[str, ...]:

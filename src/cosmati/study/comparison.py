@@ -85,7 +85,7 @@ class Comparison:
         p_value: of `found`, adjusted for all tests of its family; None where there is none.
         level: below which it's a claim.
         num_tests: of its family.
-        is_registered: whether that is the registered one, and no screening.
+        is_registered: whether that is the registered one.
     """
 
     arm: str
@@ -95,6 +95,11 @@ class Comparison:
     level: float
     num_tests: int
     is_registered: bool = False
+
+    @property
+    def is_screening(self) -> bool:
+        """Whether what is shown is worth a study of its own and no headline: of many tests, registered or not."""
+        return self.level > HEADLINE_LEVEL
 
     @property
     def is_shown(self) -> bool:
