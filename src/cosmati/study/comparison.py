@@ -114,8 +114,7 @@ class Comparison:
 class NoiseFloor:
     """What two sets of seeds of the same arm show: differences below these mean nothing.
 
-    `speed_up` should be 1, and is read at the best quality that both reach; `difference` is the largest mean difference
-    in quality at one budget.
+    `speed_up` should be 1, read at the best quality that both reach; `difference` is the largest mean one at a budget.
     """
 
     speed_up: SpeedUp | NotReached
@@ -143,17 +142,15 @@ def comparisons(study: StudyRecord, *, axis: Axis = "seconds") -> tuple[Comparis
     arms = [arm.name for arm in compared_arms(study)]
     best = {arm: speed_up_at_equal_quality(study, arm, axis=axis) for arm in arms}
     found = {arm: _at_its_own_best(study, arm, axis) if _is_unsure(one) else one for arm, one in best.items()}
-    p_values = {arm: _p_value(one) for arm, one in found.items()}
-    registered = _registered(study, axis, p_values)
+    registered = _registered(study, axis, p_values := {arm: _p_value(one) for arm, one in found.items()})
     rest = [arm for arm in arms if arm not in registered]
     adjusted = registered | dict(zip(rest, holm([p_values[arm] for arm in rest]), strict=True))
     headlines = num_registered(study.registration)
     made = []
     for arm, one in found.items():
         p_value = None if isinstance(one, NotReached) or one.p_value is None else adjusted[arm]
-        is_told = arm in registered
-        family = (level_of(headlines), headlines) if is_told else (SCREENING_LEVEL, len(rest))
-        made.append(Comparison(arm, best[arm], one, p_value, *family, is_told))
+        own = (level_of(headlines), headlines, True) if arm in registered else (SCREENING_LEVEL, len(rest), False)
+        made.append(Comparison(arm, best[arm], one, p_value, *own))
     return tuple(made)
 
 
