@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +34,7 @@ from cosmati.records.study import (
     StudyRun,
     TrialRecord,
 )
+from tests.store.samples import small_study
 
 text = st.text(max_size=12)
 number = st.floats(allow_nan=False)
@@ -55,7 +57,8 @@ runs = st.builds(
     seconds_by_part=figures,
     metrics=figures,
 )
-points = st.builds(EvaluationPoint, count, number, number, count, count, number)
+seconds = st.floats(0, 1e10)
+points = st.builds(EvaluationPoint, count, seconds, number, count, count, number, seconds)
 predictions = st.builds(Prediction, text, text, text, number)
 setting_values = st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text
 searches = st.none() | st.builds(
@@ -200,6 +203,19 @@ def test_other_forms_are_refused(change: dict[str, Any], path: str) -> None:
     fields = json.loads(example().to_json()) | change
     with pytest.raises(RunError, match=path):
         RunRecord.from_json(json.dumps(fields))
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 1e308])
+@pytest.mark.parametrize("name", ["seconds", "cpu_seconds"])
+def test_times_that_no_clock_has_are_refused(seconds: float, name: str) -> None:
+    record = small_study()
+    run = record.runs[2]
+    damaged = replace(run, final=replace(run.final, **{name: seconds}))
+    text = replace(record, runs=(*record.runs[:2], damaged, *record.runs[3:])).to_json()
+    with pytest.raises(
+        RunError, match=rf"Run {re.escape(run.run_id)} has .* s of training and .*which no clock has shown"
+    ):
+        StudyRecord.from_json(text)
 
 
 @pytest.mark.parametrize("bad", ["", "[]", "{", '{"version": 1}', "null"])

@@ -16,6 +16,8 @@ PROFILE_VERSION = 2
 NUM_HEADLINES = 4
 """Most tests of a family of headlines."""
 Setting = bool | int | float | str
+_MAX_SECONDS = 1e11
+"""Three thousand years."""
 
 
 def settings_key(settings: Mapping[str, Setting]) -> str:
@@ -346,6 +348,12 @@ class StudyRecord:
         """Read a record from JSON text; `from_json(to_json(x)) == x`. Versions 1 to 3 are read too.
 
         Raises:
-            RunError: not JSON, another version, or other fields or types than this version's.
+            RunError: not JSON, another version, other fields or types than this version's, or times that no clock has.
         """
-        return decode_record(cls, text, version=STUDY_VERSION, upgrade=upgraded_study)
+        record = decode_record(cls, text, version=STUDY_VERSION, upgrade=upgraded_study)
+        for run in record.runs:
+            for point in (*run.points, run.final):
+                if not (0 <= point.seconds < _MAX_SECONDS and 0 <= point.cpu_seconds < _MAX_SECONDS):
+                    times = f"{point.seconds} s of training and {point.cpu_seconds} s of a processor"
+                    raise RunError(f"Run {run.run_id} has {times}, which no clock has shown. Mend or remove that run.")
+        return record
