@@ -145,12 +145,15 @@ def _use(facts: CardFacts) -> str:
     elif ONNX in facts.files:
         lines.append(f'```python\nimport onnxruntime\n\nsession = onnxruntime.InferenceSession("{ONNX}")\n```\n')
     elif facts.has_rebuilding:
+        if facts.folded is not None and facts.folded.own:
+            own = ", ".join(map(code, facts.folded.own))
+            lines.append(f"Apply {own} to a model of its own class first: that code isn't in these files.\n")
         lines.append(
             f"`{WEIGHTS}` has the weights. They fit the model's own class once `rebuild.py` has put in what surgery "
             f"changed:\n\n```python\nfrom rebuild import rebuild\nfrom safetensors.torch import load_model\n\n"
             f'model = rebuild(YourModel())\nload_model(model, "{WEIGHTS}")\nmodel.eval()\n```\n'
         )
-    elif facts.folded is not None and not needs_rebuilding(facts.folded):
+    elif facts.folded is not None and not needs_rebuilding(facts.folded) and not facts.folded.own:
         lines.append(
             f"`{WEIGHTS}` has the weights, by the names of the model's own class:\n\n```python\nfrom safetensors.torch "
             f'import load_model\n\nmodel = YourModel()\nload_model(model, "{WEIGHTS}")\nmodel.eval()\n```\n'
@@ -175,6 +178,9 @@ def _layers(facts: CardFacts) -> str:
         (n, code(kind.__name__), "as surgery made it: nothing plain computes it") for n, kind in folded.kept.items()
     ]
     rows += [(n, "a weight of its own", "was tied to another, which surgery reads otherwise") for n in folded.untied]
+    rows += [
+        ("(the model)", code(own), "a method of the run's own code: apply it before loading") for own in folded.own
+    ]
     rows += [(n, "its native class", f"was {code(was)}") for n, was in folded.turned_back.items()]
     if not rows:
         return ""

@@ -40,7 +40,7 @@ from cosmati.export.formats import (
     write_program,
     write_weights,
 )
-from cosmati.export.rebuilding import needs_rebuilding, rebuilding_code
+from cosmati.export.rebuilding import methods_of_others, needs_rebuilding, rebuilding_code
 from cosmati.records.run import RunRecord
 from cosmati.storage.atomic import publish, sync, write_all
 
@@ -197,6 +197,7 @@ def _written(
     try:
         channels = channels_seen(model, copy.deepcopy(check.inputs)) if check.inputs is not None and folds else {}
         folded = fold(_copied(model), channels) if folds else _unfolded(_copied(model))
+        folded.own = methods_of_others(methods)
         say(f"Writing {'weights' if to in ('torch', 'safetensors') else to}")
         if to == "hf":
             read = write_hugging_face(folded, draft)

@@ -1,0 +1,85 @@
+"""What an export can't hold, since it's the user's own code or lies past the weights: it's named, or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import runpy
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_model
+from torch import Tensor, nn
+
+from cosmati import Method, Stage
+from cosmati.methods import BlurPool, StochasticDepth
+from tests.export.test_export_controls import rows, trainer_in
+
+
+class Louder(nn.ReLU):
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.3 * F.gelu(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnSurgery(Method):
+    stage: ClassVar[Stage] = Stage.REPLACE
+
+    def apply(self, model: nn.Module, optimizers: object = ()) -> nn.Module:
+        for module in model.modules():
+            if type(module) is nn.ReLU:
+                module.__class__ = Louder
+        return model
+
+
+def with_relu() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+
+
+@pytest.mark.parametrize("blurs", [False, True])
+def test_surgery_of_the_users_own_is_named(blurs: bool, tmp_path: Path) -> None:
+    methods: list[Method] = [OwnSurgery(), *([BlurPool(min_channels=1)] if blurs else [])]
+    trainer = trainer_in(tmp_path / "run", with_relu(), methods=methods)
+    trainer.fit()
+    trainer.export(tmp_path / "out", to="safetensors")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "by the names of the model's own class" not in card
+    assert "`OwnSurgery()` | a method of the run's own code: apply it before loading" in card
+    # As the card says it, it's the model that was measured.
+    plain = OwnSurgery().apply(with_relu())
+    if blurs:
+        assert "Apply `OwnSurgery()` to a model of its own class first" in card
+        plain = runpy.run_path(str(tmp_path / "out/rebuild.py"))["rebuild"](plain)
+    assert load_model(plain, tmp_path / "out/model.safetensors") == (set(), [])
+    with trainer.averaged() as measured, torch.no_grad():
+        assert torch.equal(plain.eval()(rows()[0]), measured.eval()(rows()[0]))
+
+
+class Doubled(nn.Module):
+    """A residual block whose output a hook of its own doubles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 1, 3, padding=1)
+        self.register_forward_hook(lambda _, given, output: 2 * output)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.relu(self.convolution(x))
+
+
+def test_a_hook_of_the_users_own_comes_after_a_share(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(Doubled(), Doubled(), nn.Flatten(), nn.Linear(81, 2))
+
+    depth = StochasticDepth(target_layer_name="Doubled", stochastic_method="block", drop_rate=0.4)
+    trainer = trainer_in(tmp_path / "run", build(), methods=[depth])
+    trainer.fit()
+    trainer.export(tmp_path / "out", to="safetensors")
+    rebuilt = runpy.run_path(str(tmp_path / "out/rebuild.py"))["rebuild"](build())
+    load_model(rebuilt, tmp_path / "out/model.safetensors")
+    with torch.no_grad():
+        assert torch.equal(rebuilt.eval()(rows()[0]), trainer.model.eval()(rows()[0]))
