@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from cosmati import Method, Stage
 from cosmati.methods import BlurPool, StochasticDepth
+from tests.export.test_export_command import run, said
 from tests.export.test_export_controls import rows, trainer_in
 
 
@@ -83,3 +84,45 @@ def test_a_hook_of_the_users_own_comes_after_a_share(tmp_path: Path) -> None:
     load_model(rebuilt, tmp_path / "out/model.safetensors")
     with torch.no_grad():
         assert torch.equal(rebuilt.eval()(rows()[0]), trainer.model.eval()(rows()[0]))
+
+
+RECIPE = """
+import torch
+from torch import nn
+from cosmati import Classification, InMemory, RunConfig
+from cosmati.methods import EMA
+from cosmati.optim import SGD
+from cosmati.recipes.recipe import Recipe
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.second(nn.functional.relu(self.first(x)))
+
+def rows():
+    x = torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
+    return x, (x.mean(1) > 0).long()
+
+def recipe():
+    return Recipe(name="net", model=Net, loss=Classification(2), data=lambda: InMemory(rows(), 8),
+                  optimizers=(SGD(lr=0.1),), methods=(EMA(half_life="2ba"),), config=RunConfig(budget="4ba"))
+"""
+
+
+def test_another_forward_of_the_same_weights_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "was.py").write_text(RECIPE)
+    (tmp_path / "now.py").write_text(RECIPE.replace("functional.relu", "functional.gelu"))
+    (tmp_path / "moved.py").write_text("# As it was, a line lower.\n" + RECIPE)
+    trained = run("train", tmp_path / "was.py", "--run-folder", tmp_path / "run")
+    assert trained.exit_code == 0, trained.output
+    given = ("export", tmp_path / "run", "--to", "safetensors", "--out", tmp_path / "out", "--recipe")
+    result = run(*given, tmp_path / "now.py")
+    assert result.exit_code == 1
+    assert "a fixed microbatch has the loss" in said(result)
+    assert not (tmp_path / "out").exists()
+    for name in ("was", "moved"):
+        result = run(*given[:-2], tmp_path / name, "--recipe", tmp_path / f"{name}.py")
+        assert result.exit_code == 0, result.output

@@ -212,4 +212,14 @@ def _recalled(recipe: Recipe, checkpoint: Checkpoint, place: Path) -> Trainer:
         )
         raise ExportError(msg)
     trainer.recall(checkpoint)
+    # Threads cut sums otherwise, within the tolerance.
+    is_there = all(around.get(name, "") == was.get(name, "") for name in SURROUNDINGS if name != "threads")
+    other = trainer.other_code(checkpoint) if is_there else ""
+    if other:
+        msg = (
+            f"The code isn't the one of {place}: from the same weights, a fixed microbatch has the loss {other}. The "
+            "model's forward, the loss, or what they read has changed, or training moved what no checkpoint holds. "
+            "Export with the code that trained it."
+        )
+        raise ExportError(msg)
     return trainer

@@ -143,7 +143,7 @@ def check_metrics(recorded: Metrics, found: Metrics, tolerance: float, own: Call
     Raises:
         ExportError: one differs, or wasn't measured.
     """
-    wrong = [name for name, value in recorded.items() if not _agree(value, found.get(name), tolerance)]
+    wrong = [name for name, value in recorded.items() if not is_close(value, found.get(name), tolerance)]
     if not wrong:
         return
     here = own()
@@ -152,7 +152,7 @@ def check_metrics(recorded: Metrics, found: Metrics, tolerance: float, own: Call
         f"the run's own model here {_number(here.get(name))}"
         for name in wrong
     )
-    own_is_other = any(not _agree(recorded[name], here.get(name), tolerance) for name in wrong)
+    own_is_other = any(not is_close(recorded[name], here.get(name), tolerance) for name in wrong)
     why = (
         "The run's own model gives another value here too: the data to evaluate on, the metric or the machine isn't "
         "the run's. Give the recipe that the run had"
@@ -163,7 +163,8 @@ def check_metrics(recorded: Metrics, found: Metrics, tolerance: float, own: Call
     raise ExportError(msg)
 
 
-def _agree(first: float, second: float | None, tolerance: float) -> bool:
+def is_close(first: float, second: float | None, tolerance: float) -> bool:
+    """Say whether two figures agree, relative, or absolute for values below 1. No figure agrees with none."""
     if second is None:
         return False
     if math.isnan(first) or math.isnan(second):
