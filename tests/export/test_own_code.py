@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import runpy
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,9 +14,10 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 
 from cosmati import Method, Stage
-from cosmati.methods import BlurPool, StochasticDepth
+from cosmati.errors import ExportError
+from cosmati.methods import EMA, BlurPool, StochasticDepth
 from tests.export.test_export_command import run, said
-from tests.export.test_export_controls import rows, trainer_in
+from tests.export.test_export_controls import refused, rows, trainer_in
 
 
 class Louder(nn.ReLU):
@@ -126,3 +127,60 @@ def test_another_forward_of_the_same_weights_is_refused(tmp_path: Path) -> None:
     for name in ("was", "moved"):
         result = run(*given[:-2], tmp_path / name, "--recipe", tmp_path / f"{name}.py")
         assert result.exit_code == 0, result.output
+
+
+class Tied(nn.Module):
+    """A head tied to the embedding by a closure, which a copy keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(2, 81, bias=False)
+        self.body = nn.Linear(81, 81)
+        embedding = self.embedding
+        self.head = lambda latent: latent @ embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(x.flatten(1)))
+        return logits
+
+
+def test_a_copy_that_reads_the_original_is_refused(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run", Tied(), methods=[EMA(half_life="4ba")])
+    trainer.fit()
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    refused(trainer, tmp_path, "still reads weights of the original")
+    after = trainer.model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_a_program_that_the_disk_refuses_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    trainer.fit()
+    own = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        if path.name == "model.pt2":
+            raise OSError(28, "No space left on device")
+        return own(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ExportError, match="No space left"):
+        trainer.export(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_program_that_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    trainer.fit()
+    own = torch.export.load
+
+    def other(file: Any) -> Any:
+        program = own(file)
+        with torch.no_grad():
+            program.state_dict["0.weight"].mul_(2)
+        return program
+
+    monkeypatch.setattr(torch.export, "load", other)
+    trainer.export(tmp_path / "out")
+    assert not (tmp_path / "out/model.pt2").exists()
+    assert "There is no `model.pt2`" in (tmp_path / "out/README.md").read_text()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from cosmati.core.state import model_tensors
 from cosmati.errors import ExportError
 
 CallInputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -82,6 +83,42 @@ def difference_of(first: nn.Module, second: nn.Module, inputs: CallInputs) -> Di
         )
         raise ExportError(msg)
     return Difference(own, double)
+
+
+@torch.no_grad()
+def refuse_shared(model: nn.Module, exported: nn.Module, inputs: CallInputs) -> None:
+    """Check that an exported model stays what it is when the weights of the run's own model move.
+
+    A copy's closures still name what the original's did.
+
+    Raises:
+        ExportError: it reads the other model's weights.
+    """
+    before = _outputs(exported, inputs)
+    held = [value for value in model_tensors(model).values() if not is_expanded(value)]
+    kept = [value.clone() for value in held]
+    try:
+        for value in held:
+            value.zero_()
+        try:
+            after = _outputs(exported, inputs)
+        except Exception:  # noqa: BLE001  (whatever a model's code says to zeros)
+            after = []
+    finally:
+        for value, own in zip(held, kept, strict=True):
+            value.copy_(own)
+    if not _distance(before, after) <= EXACT:
+        msg = (
+            f"A copy of the {type(model).__name__} still reads weights of the original: through a closure (a lambda, a "
+            "hook), or a list that isn't a module's. The exported model would change with the run's. Keep what it "
+            "reads as attributes of its modules: self.weight."
+        )
+        raise ExportError(msg)
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Say whether elements share their memory, so that nothing can be written to them."""
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 @contextmanager

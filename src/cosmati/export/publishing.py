@@ -30,6 +30,7 @@ from cosmati.export.comparison import (
     Metrics,
     check_metrics,
     difference_of,
+    refuse_shared,
 )
 from cosmati.export.folding import Folded, channels_seen, fold
 from cosmati.export.formats import (
@@ -209,6 +210,8 @@ def _written(
         if code is not None:
             (draft / "rebuild.py").write_text(code, encoding="utf-8")
         difference = None if check.inputs is None else difference_of(model, read, check.inputs)
+        if check.inputs is not None:
+            refuse_shared(model, read, check.inputs)
     finally:
         for module, training in was_training.items():
             module.training = training
