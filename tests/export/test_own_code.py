@@ -184,3 +184,34 @@ def test_a_program_that_computes_something_else_is_not_kept(tmp_path: Path, monk
     trainer.export(tmp_path / "out")
     assert not (tmp_path / "out/model.pt2").exists()
     assert "There is no `model.pt2`" in (tmp_path / "out/README.md").read_text()
+
+
+class Centred(nn.Module):
+    """Its mean is no persistent buffer, and its scale none at all; training moves both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(81, 2)
+        self.register_buffer("mean", torch.zeros(81), persistent=False)
+        self.scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+            self.scale = 1.5 * self.scale
+        return self.linear(x - self.mean) * self.scale
+
+
+def test_state_past_the_weights_is_named(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run", Centred(), methods=[])
+    trainer.fit()
+    trainer.export(tmp_path / "out", to="safetensors")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "**Training moved what no file of weights holds**: forward changes the buffers mean" in card
+    assert "scale" in card
+    assert "has to make: `mean`" in card
+    plain = trainer_in(tmp_path / "plain")
+    plain.fit()
+    plain.export(tmp_path / "other", to="safetensors")
+    assert "Not in the weights" not in (tmp_path / "other/README.md").read_text()

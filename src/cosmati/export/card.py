@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import nn
+
 from cosmati.export.comparison import Difference
 from cosmati.export.folding import Folded
 from cosmati.export.formats import ONNX, PROGRAM, WEIGHTS, Program
@@ -15,6 +17,8 @@ from cosmati.records.run import RunRecord
 
 _MARKS = re.compile(r"([\\`*_\[\]<>#|~$])")
 _MAX_LAYERS = 40
+_MOVED = ("forward changes", "no checkpoint holds")
+"""How the run says that state has moved which it can't take up again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,7 @@ def card(facts: CardFacts) -> str:
         _measured(facts),
         _use(facts),
         _layers(facts),
+        _left_out(facts),
         _run(facts.record, facts),
         _guarantees(facts.record),
     ]
@@ -189,6 +194,31 @@ def _layers(facts: CardFacts) -> str:
     if len(rows) > _MAX_LAYERS:
         lines.append(f"| and {len(rows) - _MAX_LAYERS} more | | |")
     return "\n".join([*lines, ""])
+
+
+def _left_out(facts: CardFacts) -> str:
+    """Return what the model has computed with, and the file of weights doesn't hold."""
+    # The run's own watch names what its forward moved past the checkpoints (`forward_watch`).
+    moved = [
+        g.because
+        for g in facts.record.guarantees
+        if g.name == "resume" and not g.holds and any(mark in g.because for mark in _MOVED)
+    ]
+    modules = facts.folded.model.named_modules() if facts.folded is not None else ()
+    buffers = [f"{prefix}.{name}".lstrip(".") for prefix, module in modules for name in _lost_buffers(module)]
+    lines = [
+        f"**Training moved what no file of weights holds**: {text(told)}. Nor does a checkpoint: in a model of its own "
+        "class, and in an export from a run folder, it's as the model's code makes it anew.\n"
+        for told in moved
+    ]
+    if buffers:
+        told = ", ".join(map(code, buffers[:_MAX_LAYERS])) + (" and more" if len(buffers) > _MAX_LAYERS else "")
+        lines.append(f"Buffers with `persistent=False`, which the model's own code has to make: {told}.\n")
+    return "\n".join(["## Not in the weights\n", *lines]) if lines else ""
+
+
+def _lost_buffers(module: nn.Module) -> list[str]:
+    return [name for name in sorted(module._non_persistent_buffers_set) if getattr(module, name, None) is not None]  # noqa: SLF001
 
 
 def _run(record: RunRecord, facts: CardFacts) -> str:
