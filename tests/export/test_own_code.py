@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import runpy
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from cosmati import Method, Stage
 from cosmati.errors import ExportError
+from cosmati.export.comparison import _distance, check_metrics
 from cosmati.methods import EMA, BlurPool, StochasticDepth
 from tests.export.test_export_command import run, said
 from tests.export.test_export_controls import refused, rows, trainer_in
@@ -215,3 +218,95 @@ def test_state_past_the_weights_is_named(tmp_path: Path) -> None:
     plain.fit()
     plain.export(tmp_path / "other", to="safetensors")
     assert "Not in the weights" not in (tmp_path / "other/README.md").read_text()
+
+
+METRICS = """
+from cosmati import Evaluation, Loss, batches
+
+def measured(name, value):
+    def recipe_of():
+        def metric(model, data):
+            model(data[0])
+            return Loss(torch.tensor(value), 1.0)
+        made = recipe()
+        evaluation = Evaluation(batches(rows(), 16), {name: metric})
+        return dataclasses.replace(made, evaluation=lambda: evaluation)
+    return recipe_of
+
+infinite = measured("odd", float("inf"))
+named_as_a_clock = measured("seconds", 0.625)
+"""
+
+
+@pytest.mark.parametrize("name", ["infinite", "named_as_a_clock"])
+def test_odd_metrics_are_compared(name: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").write_text("import dataclasses\n" + RECIPE + METRICS)
+    recipe = f"{tmp_path}/recipe.py:{name}"
+    trained = run("train", recipe, "--run-folder", tmp_path / "run")
+    assert trained.exit_code == 0, trained.output
+    result = run("export", tmp_path / "run", "--recipe", recipe, "--to", "safetensors", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    line = json.loads((tmp_path / "run/exports.jsonl").read_text())
+    assert line["checked"]
+    assert line["metrics"] == ({"odd": None} if name == "infinite" else {"seconds": 0.625})
+
+
+def test_nothing_recorded_is_nothing_checked(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    trainer.fit()
+    trainer._metrics = {}
+    trainer.export(tmp_path / "out", to="safetensors")
+    assert json.loads((tmp_path / "run/exports.jsonl").read_text())["checked"] is False
+
+
+def test_what_was_measured_is_told(tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").write_text("import dataclasses\n" + RECIPE + METRICS)
+    recipe = f"{tmp_path}/recipe.py:named_as_a_clock"
+    trained = run("train", recipe, "--run-folder", tmp_path / "run")
+    assert trained.exit_code == 0, trained.output
+    path = tmp_path / "run/run.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"metrics": {"seconds": 0.5}}))
+    given = ("export", tmp_path / "run", "--recipe", recipe, "--to", "safetensors", "--out", tmp_path / "out")
+    refusal = run(*given)
+    assert refusal.exit_code == 1
+    assert "recorded 0.5, exported 0.625" in said(refusal)
+    result = run(*given, "--tolerance", "0.2")
+    assert result.exit_code == 0, result.output
+    assert "Measured again on the export: seconds 0.6250" in said(result)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "found", "agree"),
+    [
+        (math.nan, 1.0, False),
+        (math.nan, math.nan, True),
+        (math.nan, math.inf, True),
+        (1.0, math.nan, False),
+        (math.inf, math.nan, False),
+        (math.inf, math.inf, True),
+        (math.nan, None, False),
+        (1.0, None, False),
+        (1.0, 1.0 + 1e-6, True),
+        (1.0, 1.0 + 1e-4, False),
+    ],
+)
+def test_figures_that_are_no_numbers(recorded: float, found: float | None, agree: bool) -> None:
+    given = {} if found is None else {"m": found}
+    if agree:
+        check_metrics({"m": recorded}, given, 1e-5, lambda: given, "rows")
+        return
+    with pytest.raises(ExportError, match="isn't the one that was measured"):
+        check_metrics({"m": recorded}, given, 1e-5, lambda: given, "rows")
+
+
+def test_the_distance_of_outputs() -> None:
+    one = torch.tensor([1.0, 2.0])
+    assert _distance([one], [one.clone()]) == 0
+    assert _distance([one], [one[:1]]) == math.inf
+    assert _distance([one], [one, one]) == math.inf
+    assert _distance([one], [torch.tensor([1.0, math.nan])]) == math.inf
+    assert _distance([torch.tensor([1.0, math.nan])], [one]) == math.inf
+    masked = torch.tensor([math.nan, -math.inf, 4.0])
+    assert _distance([masked], [masked.clone()]) == 0
+    assert _distance([masked], [torch.tensor([math.nan, -math.inf, 5.0])]) == 0.25

@@ -180,7 +180,7 @@ def check_metrics(recorded: Metrics, found: Metrics, tolerance: float, own: Call
     Raises:
         ExportError: one differs, or wasn't measured.
     """
-    wrong = [name for name, value in recorded.items() if not is_close(value, found.get(name), tolerance)]
+    wrong = [name for name, value in recorded.items() if not _agrees(value, found.get(name), tolerance)]
     if not wrong:
         return
     here = own()
@@ -189,7 +189,7 @@ def check_metrics(recorded: Metrics, found: Metrics, tolerance: float, own: Call
         f"the run's own model here {_number(here.get(name))}"
         for name in wrong
     )
-    own_is_other = any(not is_close(recorded[name], here.get(name), tolerance) for name in wrong)
+    own_is_other = any(not _agrees(recorded[name], here.get(name), tolerance) for name in wrong)
     why = (
         "The run's own model gives another value here too: the data to evaluate on, the metric or the machine isn't "
         "the run's. Give the recipe that the run had"
@@ -198,6 +198,12 @@ def check_metrics(recorded: Metrics, found: Metrics, tolerance: float, own: Call
     )
     msg = f"The exported model isn't the one that was measured ({where}). {told}. Nothing was written. {why}."
     raise ExportError(msg)
+
+
+def _agrees(recorded: float, found: float | None, tolerance: float) -> bool:
+    if math.isnan(recorded) and found is not None:
+        return not math.isfinite(found)  # JSON has null for an infinity too.
+    return is_close(recorded, found, tolerance)
 
 
 def is_close(first: float, second: float | None, tolerance: float) -> bool:

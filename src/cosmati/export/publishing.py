@@ -254,7 +254,7 @@ def _checked(
         return None, tolerance
     say("Measuring the exported model")
     metrics, measure = check.measure(written.model), check.measure
-    expected = check.recorded if check.recorded is not None else measure(model)
+    expected = check.recorded or measure(model)
     check_metrics(expected, metrics, tolerance, lambda: measure(model), check.where)
     return metrics, tolerance
 
@@ -283,7 +283,7 @@ def _line(out: Path, facts: CardFacts) -> dict[str, Any]:
         "weights": facts.root,
         "structure": facts.structure,
         "metrics": None if facts.metrics is None else {n: _finite(v) for n, v in facts.metrics.items()},
-        "checked": facts.metrics is not None and facts.recorded is not None,
+        "checked": facts.metrics is not None and bool(facts.recorded),
     }
 
 
