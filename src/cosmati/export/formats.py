@@ -227,7 +227,30 @@ def write_hugging_face(folded: Folded, folder: Path) -> nn.Module:
         )
         raise ExportError(msg) from error
     device = next(model.parameters()).device
-    return cast("nn.Module", read.to(device).eval())
+    read = cast("nn.Module", read.to(device).eval())
+    _refuse_other(model, read)
+    return read
+
+
+def _refuse_other(model: nn.Module, read: nn.Module) -> None:
+    """Check that `from_pretrained` gives the layers and the tensors that went in.
+
+    Raises:
+        ExportError: it lost some, made others, or changed their bits.
+    """
+    layers = [{name: type(module) for name, module in one.named_modules()} for one in (model, read)]
+    before, after = model.state_dict(), read.state_dict()
+    wrong = {
+        "layers": [name for name in sorted({*layers[0], *layers[1]}) if layers[0].get(name) is not layers[1].get(name)],
+        "tensors": [n for n in sorted({*before, *after}) if n not in before or not _same(before[n], after.get(n))],
+    }
+    told = "; ".join(f"other {what}: {', '.join(names[:5])}" for what, names in wrong.items() if names)
+    if told:
+        msg = (
+            f"{type(model).__name__}.from_pretrained doesn't give back the model that went in ({told}): its config "
+            "says nothing of them. Mend the config, or export --to torch."
+        )
+        raise ExportError(msg)
 
 
 class OnnxModel(nn.Module):
