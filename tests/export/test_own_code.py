@@ -15,12 +15,15 @@ import torch.nn.functional as F
 from safetensors.torch import load_model
 from torch import Tensor, nn
 
-from cosmati import Method, Stage
+from cosmati import Classification, InMemory, Method, RunConfig, Stage, Trainer
 from cosmati.errors import ExportError
+from cosmati.export import publishing
 from cosmati.export.comparison import _distance, check_metrics
 from cosmati.methods import EMA, BlurPool, StochasticDepth
+from cosmati.optim import SGD
+from cosmati.train.exporting import other_model
 from tests.export.test_export_command import run, said
-from tests.export.test_export_controls import refused, rows, trainer_in
+from tests.export.test_export_controls import net, refused, rows, trainer_in
 
 
 class Louder(nn.ReLU):
@@ -310,3 +313,39 @@ def test_the_distance_of_outputs() -> None:
     masked = torch.tensor([math.nan, -math.inf, 4.0])
     assert _distance([masked], [masked.clone()]) == 0
     assert _distance([masked], [torch.tensor([math.nan, -math.inf, 5.0])]) == 0.25
+
+
+def test_outputs_are_those_of_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_in(tmp_path / "run")
+    trainer.fit()
+    own = publishing.write_weights
+
+    def other(model: nn.Module, folder: Path) -> nn.Module:
+        read = own(model, folder)
+        with torch.no_grad():
+            read.get_parameter("5.bias").add_(1e-6)
+        return read
+
+    monkeypatch.setattr(publishing, "write_weights", other)
+    refused(trainer, tmp_path, "outputs differ by")
+
+
+def test_other_rows_and_precision_are_another_run() -> None:
+    """BatchNorm's statistics of averaged weights follow from them, and the model's own facts don't say so."""
+
+    def identity_of(data: Any = None, **options: Any) -> Any:
+        config = RunConfig(budget="6ba", **options)
+        data = data or InMemory(rows(), 8)
+        return Trainer(net(), Classification(2), data, optimizers=[SGD(lr=0.1)], config=config).prepared.identity
+
+    def told(now: Any) -> str:
+        return str(other_model(identity_of(), now, is_elsewhere=False))
+
+    images, labels = rows()
+    assert told(identity_of()) == "[]"
+    assert "precision" in told(identity_of(precision="bfloat16"))
+    assert "num_microbatches" in told(identity_of(num_microbatches=2))
+    assert "digest" in told(identity_of(InMemory((images + 1, labels), 8)))
+    batches = identity_of([(images[:8], labels[:8])])
+    other = identity_of([(images[8:16], labels[8:16])])
+    assert "content" in str(other_model(batches, other, is_elsewhere=False))
