@@ -216,6 +216,7 @@ def test_state_past_the_weights_is_named(tmp_path: Path) -> None:
     card = (tmp_path / "out/README.md").read_text()
     assert "**Training moved what no file of weights holds**: forward changes the buffers mean" in card
     assert "scale" in card
+    assert "What is evaluated is what is here" not in card
     assert "has to make: `mean`" in card
     plain = trainer_in(tmp_path / "plain")
     plain.fit()
@@ -267,6 +268,8 @@ def test_what_was_measured_is_told(tmp_path: Path) -> None:
     recipe = f"{tmp_path}/recipe.py:named_as_a_clock"
     trained = run("train", recipe, "--run-folder", tmp_path / "run")
     assert trained.exit_code == 0, trained.output
+    evaluations = tmp_path / "run/evaluations.jsonl"
+    evaluations.write_text(evaluations.read_text() + "7\n")  # Damaged, and still JSON.
     path = tmp_path / "run/run.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"metrics": {"seconds": 0.5}}))

@@ -186,7 +186,7 @@ def _recorded(folder: Path, record: RunRecord, step: int) -> dict[str, float] | 
             line = json.loads(text)
         except json.JSONDecodeError:
             continue  # A crash has torn it.
-        if line.get("step") == step:
+        if isinstance(line, dict) and line.get("step") == step:
             clock = {"step", "rows", "tokens", "seconds"}
             found |= {name: value for name, value in line.items() if name not in clock}
             break

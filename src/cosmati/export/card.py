@@ -109,10 +109,8 @@ def _summary(facts: CardFacts) -> str:
     source = (
         f"checkpoint {code(facts.checkpoint)}" if facts.checkpoint else "the trainer, which had no checkpoint there"
     )
-    return (
-        f"A {code(facts.model)} after {facts.step} steps, exported by Cosmati from {source}: {weights}. What is "
-        "evaluated is what is here.\n"
-    )
+    promise = "" if _moved(facts.record) else " What is evaluated is what is here."
+    return f"A {code(facts.model)} after {facts.step} steps, exported by Cosmati from {source}: {weights}.{promise}\n"
 
 
 def _measured(facts: CardFacts) -> str:
@@ -198,23 +196,23 @@ def _layers(facts: CardFacts) -> str:
 
 def _left_out(facts: CardFacts) -> str:
     """Return what the model has computed with, and the file of weights doesn't hold."""
-    # The run's own watch names what its forward moved past the checkpoints (`forward_watch`).
-    moved = [
-        g.because
-        for g in facts.record.guarantees
-        if g.name == "resume" and not g.holds and any(mark in g.because for mark in _MOVED)
-    ]
     modules = facts.folded.model.named_modules() if facts.folded is not None else ()
     buffers = [f"{prefix}.{name}".lstrip(".") for prefix, module in modules for name in _lost_buffers(module)]
     lines = [
         f"**Training moved what no file of weights holds**: {text(told)}. Nor does a checkpoint: in a model of its own "
         "class, and in an export from a run folder, it's as the model's code makes it anew.\n"
-        for told in moved
+        for told in _moved(facts.record)
     ]
     if buffers:
         told = ", ".join(map(code, buffers[:_MAX_LAYERS])) + (" and more" if len(buffers) > _MAX_LAYERS else "")
         lines.append(f"Buffers with `persistent=False`, which the model's own code has to make: {told}.\n")
     return "\n".join(["## Not in the weights\n", *lines]) if lines else ""
+
+
+def _moved(record: RunRecord) -> list[str]:
+    """Return what a run's own watch says that its forward moved past the checkpoints (`forward_watch`)."""
+    lost = [g.because for g in record.guarantees if g.name == "resume" and not g.holds]
+    return [because for because in lost if any(mark in because for mark in _MOVED)]
 
 
 def _lost_buffers(module: nn.Module) -> list[str]:
