@@ -37,7 +37,7 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for line in COMMANDS[0].splitlines():
         result = CliRunner().invoke(app, shlex.split(line)[1:])
         assert result.exit_code == 0, result.output
-    assert "as the run recorded it: accuracy" in result.output
+    assert "Measured again on the export: accuracy" in result.output
     assert {path.name for path in Path("stripes-model").iterdir()} == {
         row[0].strip("`") for row in rows_of("From a run folder")
     }

@@ -126,3 +126,57 @@ def test_a_model_of_transformers_leaves_as_a_program_too(tmp_path: Path) -> None
     given = batch(8)
     with torch.no_grad():
         assert torch.equal(program(**given).logits, exported(**given).logits)
+
+
+def with_an_extra_head() -> nn.Module:
+    model = gpt2()
+    model.extra = nn.Linear(16, 3)
+    return model
+
+
+def with_another_activation() -> nn.Module:
+    model: Any = gpt2()
+    for block in model.transformer.h:
+        block.mlp.act = nn.ReLU()
+    return model  # type: ignore[no-any-return]
+
+
+ODD: dict[str, Any] = {
+    "other layers: extra; other tensors: extra.bias, extra.weight": with_an_extra_head,
+    "other layers: transformer.h.0.mlp.act": with_another_activation,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("told", ODD)
+def test_what_its_config_does_not_say_is_refused(told: str, tmp_path: Path) -> None:
+    """Without an evaluation, too: no rows are needed to see it."""
+    trainer = Trainer(
+        ODD[told](),
+        huggingface_loss,
+        [batch(seed) for seed in range(2)],
+        optimizers=[AdamW(lr=1e-2)],
+        config=RunConfig(budget="2ba", run_folder=tmp_path / "run"),
+    )
+    trainer.fit()
+    with pytest.raises(ExportError, match=told):
+        trainer.export(tmp_path / "out", to="hf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_weights_that_do_not_come_back_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One unit in the last place is far within what outputs may differ by."""
+    trainer = trained(gpt2(), tmp_path / "run")
+    kind: Any = type(trainer.model)
+    own = kind.from_pretrained
+
+    def other(*given: Any, **options: Any) -> Any:
+        read = own(*given, **options)
+        with torch.no_grad():
+            bias = read.transformer.ln_f.bias
+            bias[0] = torch.nextafter(bias[0], torch.tensor(torch.inf))
+        return read
+
+    monkeypatch.setattr(kind, "from_pretrained", other)
+    with pytest.raises(ExportError, match=r"other tensors: transformer\.ln_f\.bias"):
+        trainer.export(tmp_path / "out", to="hf")

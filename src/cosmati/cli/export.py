@@ -16,7 +16,7 @@ import typer
 from cosmati.cli.files import load_recipe
 from cosmati.errors import CheckpointError, ExportError, RunError
 from cosmati.export.formats import check_form, describe_files
-from cosmati.export.publishing import Origin
+from cosmati.export.publishing import NOTES, Origin
 from cosmati.export.weights_alone import export_weights
 from cosmati.recipes.recipe import Recipe
 from cosmati.records.run import RunRecord
@@ -84,14 +84,13 @@ def export(
         checkpoint = _read(place)
         if recipe is None:
             _export_alone(checkpoint, record, folder, place, out)
-            metrics, is_checked = None, False
         else:
             metrics = _recorded(folder, record, checkpoint.step)
             recorded = RecordedRun(record=record, folder=folder, checkpoint=place.name, metrics=metrics)
             trainer = _recalled(load_recipe(recipe, settings or []), checkpoint, place)
             trainer.export_recorded(recorded, out, to, fold=not keep_surgery, tolerance=tolerance, say=typer.echo)
-            is_checked = trainer.evaluation is not None and bool(trainer.evaluation.metrics)
-    _tell(out, record, checkpoint.step, metrics, is_checked=is_checked)
+        line = json.loads((folder / NOTES).read_text().splitlines()[-1])  # What was measured, as it was noted.
+    _tell(out, record, checkpoint.step, line["metrics"], is_checked=line["checked"])
 
 
 def _read(place: Path) -> Checkpoint:
@@ -114,18 +113,21 @@ def _export_alone(checkpoint: Checkpoint, record: RunRecord, folder: Path, place
     export_weights(checkpoint.model, checkpoint.state, identity, out, origin)
 
 
-def _tell(out: Path, record: RunRecord, step: int, metrics: Mapping[str, float] | None, *, is_checked: bool) -> None:
+def _tell(
+    out: Path, record: RunRecord, step: int, metrics: Mapping[str, float | None] | None, *, is_checked: bool
+) -> None:
     told = f"{record.recipe_name} after {step} steps is in {out}: {', '.join(describe_files(out))}"
     typer.echo(told)
     if record.outcome not in ("completed", "exhausted"):
         typer.echo(
             f"The run is recorded as {record.outcome}: these are the weights after {step} steps, not a finished run's"
         )
-    if is_checked and metrics:
-        figures = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        typer.echo(f"Measured again on the export, as the run recorded it: {figures}")
-    elif is_checked:
-        typer.echo("Measured on the export; the run recorded nothing at this step to compare with (see the card)")
+    if metrics is not None:
+        figures = "  ".join(f"{n} {'not finite' if v is None else f'{v:.4f}'}" for n, v in metrics.items())
+        compared = "which agrees with what the run recorded (see the card)"
+        if not is_checked:
+            compared = "the run recorded nothing at this step to compare with (see the card)"
+        typer.echo(f"Measured again on the export: {figures}; {compared}")
     else:
         typer.echo("Unchecked: there was nothing to evaluate on")
 
@@ -177,15 +179,18 @@ def _recorded(folder: Path, record: RunRecord, step: int) -> dict[str, float] | 
     """Return the metrics that a run recorded at a step; None where it evaluated at others."""
     path = folder / "evaluations.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
+    # A metric may have a name of the clock's, which only the run's record tells from it.
+    found: dict[str, float | None] = dict(record.metrics or {}) if record.num_steps == step else {}
     for text in reversed(lines):
         try:
             line = json.loads(text)
         except json.JSONDecodeError:
             continue  # A crash has torn it.
-        if line.get("step") == step:
+        if isinstance(line, dict) and line.get("step") == step:
             clock = {"step", "rows", "tokens", "seconds"}
-            return {n: math.nan if value is None else value for n, value in line.items() if n not in clock}
-    return dict(record.metrics) if record.metrics and record.num_steps == step else None
+            found |= {name: value for name, value in line.items() if name not in clock}
+            break
+    return {n: math.nan if value is None else value for n, value in found.items()} or None
 
 
 def _recalled(recipe: Recipe, checkpoint: Checkpoint, place: Path) -> Trainer:
@@ -212,4 +217,14 @@ def _recalled(recipe: Recipe, checkpoint: Checkpoint, place: Path) -> Trainer:
         )
         raise ExportError(msg)
     trainer.recall(checkpoint)
+    # Threads cut sums otherwise, within the tolerance.
+    is_there = all(around.get(name, "") == was.get(name, "") for name in SURROUNDINGS if name != "threads")
+    other = trainer.other_code(checkpoint) if is_there else ""
+    if other:
+        msg = (
+            f"The code isn't the one of {place}: from the same weights, a fixed microbatch has the loss {other}. The "
+            "model's forward, the loss, or what they read has changed, or training moved what no checkpoint holds. "
+            "Export with the code that trained it."
+        )
+        raise ExportError(msg)
     return trainer

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import nn
+
 from cosmati.export.comparison import Difference
 from cosmati.export.folding import Folded
 from cosmati.export.formats import ONNX, PROGRAM, WEIGHTS, Program
@@ -15,6 +17,8 @@ from cosmati.records.run import RunRecord
 
 _MARKS = re.compile(r"([\\`*_\[\]<>#|~$])")
 _MAX_LAYERS = 40
+_MOVED = ("forward changes", "no checkpoint holds")
+"""How the run says that state has moved which it can't take up again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,7 @@ def card(facts: CardFacts) -> str:
         _measured(facts),
         _use(facts),
         _layers(facts),
+        _left_out(facts),
         _run(facts.record, facts),
         _guarantees(facts.record),
     ]
@@ -104,10 +109,8 @@ def _summary(facts: CardFacts) -> str:
     source = (
         f"checkpoint {code(facts.checkpoint)}" if facts.checkpoint else "the trainer, which had no checkpoint there"
     )
-    return (
-        f"A {code(facts.model)} after {facts.step} steps, exported by Cosmati from {source}: {weights}. What is "
-        "evaluated is what is here.\n"
-    )
+    promise = "" if _moved(facts.record) else " What is evaluated is what is here."
+    return f"A {code(facts.model)} after {facts.step} steps, exported by Cosmati from {source}: {weights}.{promise}\n"
 
 
 def _measured(facts: CardFacts) -> str:
@@ -145,12 +148,15 @@ def _use(facts: CardFacts) -> str:
     elif ONNX in facts.files:
         lines.append(f'```python\nimport onnxruntime\n\nsession = onnxruntime.InferenceSession("{ONNX}")\n```\n')
     elif facts.has_rebuilding:
+        if facts.folded is not None and facts.folded.own:
+            own = ", ".join(map(code, facts.folded.own))
+            lines.append(f"Apply {own} to a model of its own class first: that code isn't in these files.\n")
         lines.append(
             f"`{WEIGHTS}` has the weights. They fit the model's own class once `rebuild.py` has put in what surgery "
             f"changed:\n\n```python\nfrom rebuild import rebuild\nfrom safetensors.torch import load_model\n\n"
             f'model = rebuild(YourModel())\nload_model(model, "{WEIGHTS}")\nmodel.eval()\n```\n'
         )
-    elif facts.folded is not None and not needs_rebuilding(facts.folded):
+    elif facts.folded is not None and not needs_rebuilding(facts.folded) and not facts.folded.own:
         lines.append(
             f"`{WEIGHTS}` has the weights, by the names of the model's own class:\n\n```python\nfrom safetensors.torch "
             f'import load_model\n\nmodel = YourModel()\nload_model(model, "{WEIGHTS}")\nmodel.eval()\n```\n'
@@ -175,6 +181,9 @@ def _layers(facts: CardFacts) -> str:
         (n, code(kind.__name__), "as surgery made it: nothing plain computes it") for n, kind in folded.kept.items()
     ]
     rows += [(n, "a weight of its own", "was tied to another, which surgery reads otherwise") for n in folded.untied]
+    rows += [
+        ("(the model)", code(own), "a method of the run's own code: apply it before loading") for own in folded.own
+    ]
     rows += [(n, "its native class", f"was {code(was)}") for n, was in folded.turned_back.items()]
     if not rows:
         return ""
@@ -183,6 +192,31 @@ def _layers(facts: CardFacts) -> str:
     if len(rows) > _MAX_LAYERS:
         lines.append(f"| and {len(rows) - _MAX_LAYERS} more | | |")
     return "\n".join([*lines, ""])
+
+
+def _left_out(facts: CardFacts) -> str:
+    """Return what the model has computed with, and the file of weights doesn't hold."""
+    modules = facts.folded.model.named_modules() if facts.folded is not None else ()
+    buffers = [f"{prefix}.{name}".lstrip(".") for prefix, module in modules for name in _lost_buffers(module)]
+    lines = [
+        f"**Training moved what no file of weights holds**: {text(told)}. Nor does a checkpoint: in a model of its own "
+        "class, and in an export from a run folder, it's as the model's code makes it anew.\n"
+        for told in _moved(facts.record)
+    ]
+    if buffers:
+        told = ", ".join(map(code, buffers[:_MAX_LAYERS])) + (" and more" if len(buffers) > _MAX_LAYERS else "")
+        lines.append(f"Buffers with `persistent=False`, which the model's own code has to make: {told}.\n")
+    return "\n".join(["## Not in the weights\n", *lines]) if lines else ""
+
+
+def _moved(record: RunRecord) -> list[str]:
+    """Return what a run's own watch says that its forward moved past the checkpoints (`forward_watch`)."""
+    lost = [g.because for g in record.guarantees if g.name == "resume" and not g.holds]
+    return [because for because in lost if any(mark in because for mark in _MOVED)]
+
+
+def _lost_buffers(module: nn.Module) -> list[str]:
+    return [name for name in sorted(module._non_persistent_buffers_set) if getattr(module, name, None) is not None]  # noqa: SLF001
 
 
 def _run(record: RunRecord, facts: CardFacts) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from cosmati.core.state import model_tensors
 from cosmati.errors import ExportError
 
 CallInputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -84,6 +85,42 @@ def difference_of(first: nn.Module, second: nn.Module, inputs: CallInputs) -> Di
     return Difference(own, double)
 
 
+@torch.no_grad()
+def refuse_shared(model: nn.Module, exported: nn.Module, inputs: CallInputs) -> None:
+    """Check that an exported model stays what it is when the weights of the run's own model move.
+
+    A copy's closures still name what the original's did.
+
+    Raises:
+        ExportError: it reads the other model's weights.
+    """
+    before = _outputs(exported, inputs)
+    held = [value for value in model_tensors(model).values() if not is_expanded(value)]
+    kept = [value.clone() for value in held]
+    try:
+        for value in held:
+            value.zero_()
+        try:
+            after = _outputs(exported, inputs)
+        except Exception:  # noqa: BLE001  (whatever a model's code says to zeros)
+            after = []
+    finally:
+        for value, own in zip(held, kept, strict=True):
+            value.copy_(own)
+    if not _distance(before, after) <= EXACT:
+        msg = (
+            f"A copy of the {type(model).__name__} still reads weights of the original: through a closure (a lambda, a "
+            "hook), or a list that isn't a module's. The exported model would change with the run's. Keep what it "
+            "reads as attributes of its modules: self.weight."
+        )
+        raise ExportError(msg)
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Say whether elements share their memory, so that nothing can be written to them."""
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
     """Put a model's buffers back: some models count, or remember, in evaluation too."""
@@ -143,7 +180,7 @@ def check_metrics(recorded: Metrics, found: Metrics, tolerance: float, own: Call
     Raises:
         ExportError: one differs, or wasn't measured.
     """
-    wrong = [name for name, value in recorded.items() if not _agree(value, found.get(name), tolerance)]
+    wrong = [name for name, value in recorded.items() if not _agrees(value, found.get(name), tolerance)]
     if not wrong:
         return
     here = own()
@@ -152,7 +189,7 @@ def check_metrics(recorded: Metrics, found: Metrics, tolerance: float, own: Call
         f"the run's own model here {_number(here.get(name))}"
         for name in wrong
     )
-    own_is_other = any(not _agree(recorded[name], here.get(name), tolerance) for name in wrong)
+    own_is_other = any(not _agrees(recorded[name], here.get(name), tolerance) for name in wrong)
     why = (
         "The run's own model gives another value here too: the data to evaluate on, the metric or the machine isn't "
         "the run's. Give the recipe that the run had"
@@ -163,7 +200,14 @@ def check_metrics(recorded: Metrics, found: Metrics, tolerance: float, own: Call
     raise ExportError(msg)
 
 
-def _agree(first: float, second: float | None, tolerance: float) -> bool:
+def _agrees(recorded: float, found: float | None, tolerance: float) -> bool:
+    if math.isnan(recorded) and found is not None:
+        return not math.isfinite(found)  # JSON has null for an infinity too.
+    return is_close(recorded, found, tolerance)
+
+
+def is_close(first: float, second: float | None, tolerance: float) -> bool:
+    """Say whether two figures agree, relative, or absolute for values below 1. No figure agrees with none."""
     if second is None:
         return False
     if math.isnan(first) or math.isnan(second):

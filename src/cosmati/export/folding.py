@@ -53,6 +53,7 @@ class Folded:
         shares: by which share a block counts (stochastic depth), by each name.
         kept: the layers that stay as surgery made them, by name: their classes.
         untied: parameters that were one with another, and aren't any more.
+        own: methods that may have rebuilt the model and aren't Cosmati's, as they're described.
     """
 
     model: nn.Module
@@ -61,6 +62,7 @@ class Folded:
     shares: dict[str, float] = field(default_factory=dict)
     kept: dict[str, type[nn.Module]] = field(default_factory=dict)
     untied: list[str] = field(default_factory=list)
+    own: list[str] = field(default_factory=list)
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import inspect
+import io
 import json
 import warnings
 import zipfile
@@ -20,7 +21,7 @@ from torch.utils import _pytree
 
 from cosmati.core.state import load_model_tensors, model_tensors
 from cosmati.errors import ExportError, MissingExtraError
-from cosmati.export.comparison import CallInputs, difference_of
+from cosmati.export.comparison import CallInputs, difference_of, is_expanded
 from cosmati.export.folding import Folded
 from cosmati.methods.building_blocks.surgery import is_loaded_instance
 
@@ -66,7 +67,7 @@ def write_weights(model: nn.Module, folder: Path) -> nn.Module:
     read = copy.deepcopy(model)
     with torch.no_grad():
         for value in model_tensors(read).values():
-            if not _is_expanded(value):
+            if not is_expanded(value):
                 value.zero_()
     load_model_tensors(read, load_file(folder / WEIGHTS))
     before, after = model_tensors(model), model_tensors(read)
@@ -81,11 +82,6 @@ def _same(first: Tensor, second: Tensor | None) -> bool:
         return False
     bits = [value.detach().contiguous().reshape(-1).view(torch.uint8) for value in (first, second)]
     return torch.equal(*bits)
-
-
-def _is_expanded(tensor: Tensor) -> bool:
-    """Say whether elements share their memory, so that nothing can be written to them."""
-    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -108,6 +104,9 @@ def write_program(model: nn.Module, inputs: CallInputs | None, folder: Path) -> 
         model: on any device; the program is of its copy on the CPU.
         inputs: of one call, whose number of rows (and of tokens) may be any afterwards, where the model allows.
         folder: where it goes.
+
+    Raises:
+        ExportError: the file isn't what was written. OSError: the disk refuses it.
     """
     if inputs is None:
         return Program(why_none="there were no rows to trace the model with")
@@ -119,16 +118,19 @@ def write_program(model: nn.Module, inputs: CallInputs | None, folder: Path) -> 
             warnings.simplefilter("ignore")
             program = _traced(model, inputs)
             program._example_inputs = None  # noqa: SLF001  (they'd be pickled, and are rows of the run's data)
-            torch.export.save(program, path)
-            pickled = _pickled_parts(path)
+            # Into memory: on a full disk PyTorch's writer ends the process.
+            written = io.BytesIO()
+            torch.export.save(program, written)
+            pickled = _pickled_parts(written)
             if pickled:
-                path.unlink()
                 return Program(why_none=f"it would hold pickles: {', '.join(pickled[:3])}")
-            difference_of(model, torch.export.load(path).module(), inputs)
+            difference_of(model, torch.export.load(io.BytesIO(written.getvalue())).module(), inputs)
     except Exception as error:  # noqa: BLE001  (whatever a model's code says to being traced)
-        path.unlink(missing_ok=True)
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         return Program(why_none=f"torch.export can't trace this model: {type(error).__name__}: {first}")
+    path.write_bytes(written.getvalue())
+    if path.read_bytes() != written.getvalue():
+        raise ExportError(f"{PROGRAM} doesn't come back as written. Try another disk.")
     return Program(tuple(_inputs_of(program)))
 
 
@@ -179,7 +181,7 @@ def _by_parameter(model: nn.Module, free: list[Any]) -> dict[str, Any]:
     return found
 
 
-def _pickled_parts(path: Path) -> list[str]:
+def _pickled_parts(path: Path | io.BytesIO) -> list[str]:
     """Return what of a program is pickled: tensors of subclasses, objects of the user's own."""
     found: list[str] = []
     with zipfile.ZipFile(path) as archive:
@@ -225,7 +227,30 @@ def write_hugging_face(folded: Folded, folder: Path) -> nn.Module:
         )
         raise ExportError(msg) from error
     device = next(model.parameters()).device
-    return cast("nn.Module", read.to(device).eval())
+    read = cast("nn.Module", read.to(device).eval())
+    _refuse_other(model, read)
+    return read
+
+
+def _refuse_other(model: nn.Module, read: nn.Module) -> None:
+    """Check that `from_pretrained` gives the layers and the tensors that went in.
+
+    Raises:
+        ExportError: it lost some, made others, or changed their bits.
+    """
+    layers = [{name: type(module) for name, module in one.named_modules()} for one in (model, read)]
+    before, after = model.state_dict(), read.state_dict()
+    wrong = {
+        "layers": [name for name in sorted({*layers[0], *layers[1]}) if layers[0].get(name) is not layers[1].get(name)],
+        "tensors": [n for n in sorted({*before, *after}) if n not in before or not _same(before[n], after.get(n))],
+    }
+    told = "; ".join(f"other {what}: {', '.join(names[:5])}" for what, names in wrong.items() if names)
+    if told:
+        msg = (
+            f"{type(model).__name__}.from_pretrained doesn't give back the model that went in ({told}): its config "
+            "says nothing of them. Mend the config, or export --to torch."
+        )
+        raise ExportError(msg)
 
 
 class OnnxModel(nn.Module):

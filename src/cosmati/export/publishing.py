@@ -30,6 +30,7 @@ from cosmati.export.comparison import (
     Metrics,
     check_metrics,
     difference_of,
+    refuse_shared,
 )
 from cosmati.export.folding import Folded, channels_seen, fold
 from cosmati.export.formats import (
@@ -40,7 +41,7 @@ from cosmati.export.formats import (
     write_program,
     write_weights,
 )
-from cosmati.export.rebuilding import needs_rebuilding, rebuilding_code
+from cosmati.export.rebuilding import methods_of_others, needs_rebuilding, rebuilding_code
 from cosmati.records.run import RunRecord
 from cosmati.storage.atomic import publish, sync, write_all
 
@@ -197,6 +198,7 @@ def _written(
     try:
         channels = channels_seen(model, copy.deepcopy(check.inputs)) if check.inputs is not None and folds else {}
         folded = fold(_copied(model), channels) if folds else _unfolded(_copied(model))
+        folded.own = methods_of_others(methods)
         say(f"Writing {'weights' if to in ('torch', 'safetensors') else to}")
         if to == "hf":
             read = write_hugging_face(folded, draft)
@@ -208,6 +210,8 @@ def _written(
         if code is not None:
             (draft / "rebuild.py").write_text(code, encoding="utf-8")
         difference = None if check.inputs is None else difference_of(model, read, check.inputs)
+        if check.inputs is not None:
+            refuse_shared(model, read, check.inputs)
     finally:
         for module, training in was_training.items():
             module.training = training
@@ -250,7 +254,7 @@ def _checked(
         return None, tolerance
     say("Measuring the exported model")
     metrics, measure = check.measure(written.model), check.measure
-    expected = check.recorded if check.recorded is not None else measure(model)
+    expected = check.recorded or measure(model)
     check_metrics(expected, metrics, tolerance, lambda: measure(model), check.where)
     return metrics, tolerance
 
@@ -279,7 +283,7 @@ def _line(out: Path, facts: CardFacts) -> dict[str, Any]:
         "weights": facts.root,
         "structure": facts.structure,
         "metrics": None if facts.metrics is None else {n: _finite(v) for n, v in facts.metrics.items()},
-        "checked": facts.metrics is not None and facts.recorded is not None,
+        "checked": facts.metrics is not None and bool(facts.recorded),
     }
 
 

@@ -48,6 +48,15 @@ def needs_rebuilding(folded: Folded) -> bool:
     return bool(folded.replaced or folded.shares or folded.kept or folded.untied)
 
 
+def methods_of_others(methods: Sequence[Method]) -> list[str]:
+    """Return the methods with surgery that isn't Cosmati's: what it has put in can't be told from the user's layers."""
+    return [describe(method) for method in methods if not _is_ours(type(method).apply)]
+
+
+def _is_ours(function: object) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("cosmati.")
+
+
 def rebuilding_code(folded: Folded, methods: Sequence[Method]) -> str | None:
     """Return a file with a function `rebuild(model)`; None where methods can't be written down as calls.
 
@@ -106,7 +115,7 @@ def _shares(folded: Folded) -> list[str]:
         block = folded.model.get_submodule(name)
         if block not in seen:
             place = f"model.get_submodule({name!r})" if name else "model"
-            lines.append(f"    {place}.register_forward_hook(KeptShare({share!r}), with_kwargs=True)")
+            lines.append(f"    {place}.register_forward_hook(KeptShare({share!r}), prepend=True, with_kwargs=True)")
         seen.add(block)
     return lines
 

@@ -18,7 +18,7 @@ from torch import nn
 from cosmati.core.batch import Data
 from cosmati.core.plan import describe
 from cosmati.errors import PlanError
-from cosmati.export.comparison import CallInputs, Metrics
+from cosmati.export.comparison import EXACT, LOW_PRECISION, CallInputs, Metrics, is_close
 from cosmati.export.formats import ExportForm
 from cosmati.export.publishing import Check, Origin, Say, export_model, quiet
 from cosmati.optim.stepping import GroupedOptimizer
@@ -27,6 +27,7 @@ from cosmati.train.evaluation import Evaluation, averaged_weights, evaluate, kep
 from cosmati.train.facts import facts_of
 from cosmati.train.identity import Change, changes, is_other_python
 from cosmati.train.lifecycle import Lifecycle
+from cosmati.train.probe import Probe
 from cosmati.train.ranks import Ranks
 from cosmati.train.recalibration import put_back_modes
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints
@@ -78,6 +79,24 @@ class ExportingTrainer(Lifecycle):
             raise PlanError(msg)
         restored = restore(checkpoint, self.assembly, None)
         self.clock, self.methods.states = restored.clock, restored.states
+
+    def other_code(self, checkpoint: Checkpoint) -> str:
+        """Return which other loss a recalled checkpoint's fixed microbatch has here, in words; empty where it's equal.
+
+        It's empty, too, where that can't be known: the run couldn't compare, or its batches aren't at hand.
+        """
+        a, kept = self.assembly, checkpoint.facts["probe"]
+        batch = next(iter(self.feed.again(0)), None) if self.feed is not None else None
+        if batch is None or not kept["losses"]:
+            return ""
+        probe = Probe(kept["specs"])
+        probe.see(batch.to(a.device).data)
+        with numerics(a), a.config.autocast(a.device):
+            found = probe.losses(a.model, [turn.loss for turn in a.turns], a.generators, a.device) or []
+        tolerance = LOW_PRECISION if a.config.precision == "bfloat16" else EXACT
+        pairs = [(float.fromhex(w), float.fromhex(n)) for w, n in zip(kept["losses"], found, strict=False) if w and n]
+        other = [f"{now:.6g} here, and {was:.6g} in the run" for was, now in pairs if not is_close(was, now, tolerance)]
+        return ", ".join(other)
 
     def export(
         self, out: str | Path, to: ExportForm = "torch", *, fold: bool = True, tolerance: float | None = None
