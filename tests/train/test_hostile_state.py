@@ -153,8 +153,8 @@ class Called(nn.Module):
 
 def test_optimizers_losses_schedules_and_budgets_of_another_kind_are_refused_by_name() -> None:
     for optimizers, said in (
-        (AdamW(lr=0.1), r"optimizers=\[AdamW"),
-        (torch.optim.AdamW(network().parameters()), r"optimizers=\[AdamW"),
+        (AdamW, r"optimizers=\[AdamW"),
+        (torch.optim.AdamW, r"optimizers=\[AdamW"),
         ([torch.optim.AdamW], "names the class"),
         ([network().parameters()], "no optimizer"),
     ):
