@@ -82,7 +82,9 @@ def test_screening_and_registered_are_told_apart() -> None:
     assert "This is a screening" in parts_view(record, "seconds", "speed-up").findings[-1]
     made = Registration("f", (Prediction("a", "baseline", "seconds", 1.1),), "2026-01-01T00:00:00+00:00", "0" * 64, 1)
     view = parts_view(replace(record, registration=made), "seconds", "speed-up")
-    assert "Registered before the runs: A. All else here is a screening" in view.findings[-1]
+    assert "Registered before the runs, at p < 0.01: A. All else here is a screening, at p < 0.05." in view.findings[-1]
+    many = parts_view(replace(record, registration=replace(made, num_tests=5)), "seconds", "speed-up").findings[-1]
+    assert "Registered before the runs: A. So many tests are a screening, as is all else here, at p < 0.05." in many
     by_step = parts_view(replace(record, registration=made), "step", "speed-up").findings[-1]
     assert "or not by steps" in by_step
     by_difference = parts_view(replace(record, registration=made), "seconds", "difference").findings[-1]

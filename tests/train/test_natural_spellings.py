@@ -94,6 +94,13 @@ def test_metrics_without_names_of_their_own_are_asked_for_them(given: Any) -> No
         Evaluation([ROWS], given)
 
 
+@pytest.mark.parametrize("name", ["step", "rows", "tokens", "seconds"])
+def test_no_metric_takes_a_name_of_the_clock(name: str) -> None:
+    """Its value would stand in place of the clock's in every line of the run's evaluations."""
+    with pytest.raises(ValueError, match=f"A metric is called '{name}'.*Give it another one: .'mean {name}'"):
+        Evaluation([ROWS], {"accuracy": accuracy, name: accuracy})
+
+
 @pytest.mark.parametrize(
     ("made", "call"),
     [

@@ -16,10 +16,10 @@ from cosmati.explorer.differences import NamedFacts
 from cosmati.explorer.run_view import Points
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry, StepEntry
-from cosmati.records.run import RunRecord
+from cosmati.records.run import CLOCK_FIELDS, RunRecord
 from cosmati.records.study import StudyRecord
 from cosmati.store.live import extremes
-from cosmati.store.reading import CLOCK_FIELDS, flat
+from cosmati.store.reading import flat
 from cosmati.store.scan import is_plain, plain_bytes, what_is_not_plain
 from cosmati.store.summary import RunSummary, finite, is_step
 

@@ -23,6 +23,8 @@ from cosmati.study.comparison import (
     NotReached,
     comparisons,
     difference_at_equal,
+    level_of,
+    num_registered,
 )
 from cosmati.study.composition import Measure, Together, joint_effects, kind_of, single_parts, what_to_add
 from cosmati.study.curves import Axis
@@ -210,7 +212,11 @@ def _standing(study: StudyRecord, gains: Sequence[PartGain], axis: Axis, measure
     """Say at which standing that is."""
     registered = [one.part for one in gains if one.is_registered]
     if registered:
-        return f"Registered before the runs: {_listed(registered)}. All else here is a screening, at p < 0.05."
+        level = level_of(num_registered(study.registration))
+        few = level < SCREENING_LEVEL
+        rest = "All else here is a screening" if few else "So many tests are a screening, as is all else here"
+        at = f", at p < {level}" if few else ""
+        return f"Registered before the runs{at}: {_listed(registered)}. {rest}, at p < {SCREENING_LEVEL}."
     of = f"other arms, or not by {AXIS_NAMES[axis]}" if measure == "speed-up" else "speed-ups"
     less = f" The study's registered predictions are of {of}."
     return (

@@ -15,7 +15,7 @@ from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.tables import Tables
 from cosmati.ledger.verify import LedgerReport, verify_ledger
 from cosmati.records.governance import GovernanceFacts, LedgerFacts
-from cosmati.records.run import RunRecord
+from cosmati.records.run import CLOCK_FIELDS, RunRecord
 from cosmati.storage.lock import is_locked
 from cosmati.store.live import extremes
 from cosmati.store.scan import is_plain, plain_bytes, what_is_not_plain
@@ -27,7 +27,6 @@ RECORD_FILE = "run.json"
 BESIDE = {"learning_rate": "learning rate", "gradient_norm": "norm of the gradients"}
 """What is drawn of `steps.jsonl` beside the loss, with its words."""
 PACE = "rows a second"
-_CLOCK_FIELDS = ("step", "rows", "tokens", "seconds")
 _NO_POLICY = "0" * 64
 _TRIES = 3
 _MAX_BESIDE = 2000
@@ -100,7 +99,7 @@ def read_run(folder: str | Path, *, has_ledger: bool = True) -> RunView:
     paths = (folder / "steps.jsonl", folder / "evaluations.jsonl")
     (steps, torn), (evaluations, torn_too) = map(_read_lines, paths)
     losses = tuple((_step(line), finite(line.get("loss"))) for line in steps)
-    names = dict.fromkeys(name for line in evaluations for name in line if name not in _CLOCK_FIELDS)
+    names = dict.fromkeys(name for line in evaluations for name in line if name not in CLOCK_FIELDS)
     metrics = {name: tuple((_step(line), finite(line[name])) for line in evaluations if name in line) for name in names}
     metrics = metrics or {name: ((record.num_steps, finite(value)),) for name, value in record.metrics.items()}
     tries = _TRIES if status == "still going" else 1

@@ -20,11 +20,10 @@ from cosmati.records.attempts import (
     read_lines,
     superseded_from,
 )
-from cosmati.records.run import RunRecord
+from cosmati.records.run import CLOCK_FIELDS, RunRecord
 from cosmati.storage.lock import is_locked
 
 _PREFIXES = {"steps.jsonl": "", "monitors.jsonl": "", "evaluations.jsonl": "evaluation/"}
-_CLOCK = ("step", "rows", "tokens", "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +170,7 @@ def _has_step(line: Mapping[str, object]) -> bool:
 
 
 def _values(name: str, line: Mapping[str, object]) -> dict[str, float]:
-    return {_PREFIXES[name] + key: value for key, value in finite(line).items() if key not in _CLOCK}
+    return {_PREFIXES[name] + key: value for key, value in finite(line).items() if key not in CLOCK_FIELDS}
 
 
 def _checkpoints(folder: Path) -> Iterator[tuple[Path, str]]:

@@ -10,6 +10,8 @@ from cosmati.records.encoding import decode_record, encode_record
 
 RUN_VERSION = 1
 
+CLOCK_FIELDS = ("step", "rows", "tokens", "seconds")
+"""What lines of `steps.jsonl` and its kin say besides what was measured; no measure is called so."""
 TIME_PARTS = ("data", "forward", "backward", "optimizer", "method", "ledger", "evaluation", "other")
 """The usual parts of a run's time, in the order in which a step goes through them."""
 

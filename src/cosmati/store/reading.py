@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from cosmati.errors import RunError
-from cosmati.records.run import RUN_VERSION
+from cosmati.records.run import CLOCK_FIELDS, RUN_VERSION
 from cosmati.records.study import STUDY_VERSION, StudyRecord
 from cosmati.storage.lock import is_locked
 from cosmati.store.scan import (
@@ -28,7 +28,6 @@ from cosmati.store.scan import (
 )
 from cosmati.store.summary import LARGEST_STEP, Fact, RunSummary, finite, key_of, points_up
 
-CLOCK_FIELDS = frozenset({"step", "rows", "tokens", "seconds"})
 _END_BYTES = 1 << 18
 _ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 

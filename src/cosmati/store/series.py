@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cosmati.records.run import CLOCK_FIELDS
 from cosmati.store.live import MAX_BYTES, FilePlace, extremes, line_before, lines_since
-from cosmati.store.reading import CLOCK_FIELDS
 from cosmati.store.summary import finite, is_step
 
 MAX_POINTS = 2000

@@ -18,6 +18,7 @@ from cosmati.core.nest import moved, select_rows
 from cosmati.data.foreign import refuse_rows, refuse_shares, shuffles
 from cosmati.errors import BatchError, DataError
 from cosmati.optim.stepping import GroupedOptimizer
+from cosmati.records.run import CLOCK_FIELDS
 from cosmati.train.assembly import Assembly
 from cosmati.train.feed import Feed
 from cosmati.train.forward_watch import loss_roots
@@ -88,7 +89,7 @@ class Evaluation:
 
     Raises:
         DataError: the data give rows, can be read only once, or are this rank's share.
-        ValueError: two metrics have one name, or one has none.
+        ValueError: two metrics have one name, or one has none, or one that the run's clock has.
     """
 
     data: Iterable[Data]
@@ -110,10 +111,10 @@ class Evaluation:
         """Return the metrics by their names.
 
         Raises:
-            ValueError: two have one name, or one has none.
+            ValueError: two have one name, or one has none, or one that the run's clock has.
         """
         if isinstance(self.metrics, Mapping):
-            return self.metrics
+            return _not_the_clocks(self.metrics)
         given = list(self.metrics) if isinstance(self.metrics, Sequence) else [self.metrics]
         names = [_name_of(one) for one in given]
         if nameless := sorted({name for name in names if names.count(name) > 1 or name == "<lambda>"}):
@@ -122,7 +123,7 @@ class Evaluation:
                 f"{', '.join(nameless)}. Name them: Evaluation(data, {{'accuracy': ..., 'loss': ...}})."
             )
             raise ValueError(msg)
-        return dict(zip(names, given, strict=True))
+        return _not_the_clocks(dict(zip(names, given, strict=True)))
 
     @contextmanager
     def unchanged(self, batch: Data, index: int) -> Iterator[None]:
@@ -144,6 +145,16 @@ class Evaluation:
                 "ReLU without inplace=True)."
             )
             raise DataError(msg)
+
+
+def _not_the_clocks(metrics: Mapping[str, AnyMetric]) -> Mapping[str, AnyMetric]:
+    if taken := [name for name in metrics if name in CLOCK_FIELDS]:
+        msg = (
+            f"A metric is called {taken[0]!r}, and a run's files have its clock under that name. Give it another one: "
+            f"{{'mean {taken[0]}': ...}}."
+        )
+        raise ValueError(msg)
+    return metrics
 
 
 def _name_of(metric: AnyMetric) -> str:

@@ -12,11 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cosmati.records.run import RunRecord
+from cosmati.records.run import CLOCK_FIELDS, RunRecord
 from cosmati.storage.atomic import replace_files
 from cosmati.store.summary import LARGEST_STEP, points_up
 
-_CLOCK = ("step", "rows", "tokens", "seconds")
 _EVALUATION = re.compile(r"(^|[^a-z])(val|valid|validation|eval|test|dev)([^a-z]|$)", re.IGNORECASE)
 
 
@@ -51,7 +50,7 @@ class ImportedRun:
 
 def measure_name(name: str) -> str:
     """Return what a measure is called in the lines of a run, where some names are those of the clock."""
-    return f"{name} (logged)" if name in _CLOCK else name
+    return f"{name} (logged)" if name in CLOCK_FIELDS else name
 
 
 def merged(points: Iterable[tuple[int, str, float]]) -> dict[int, dict[str, float]]:
@@ -104,7 +103,7 @@ def _final(run: ImportedRun) -> dict[str, float]:
     """Return the last value of each measure; the first is the one that a page draws, so a validation's comes first."""
     found = dict(run.metrics)
     for line in run.lines.values():
-        found |= {name: value for name, value in line.items() if name not in _CLOCK}
+        found |= {name: value for name, value in line.items() if name not in CLOCK_FIELDS}
     rank = {True: 0, False: 1, None: 2}
     names = sorted(found, key=lambda name: (rank[points_up(name)], not _EVALUATION.search(name)))
     return {_text(name): found[name] for name in names}

@@ -73,7 +73,8 @@ class MetricsFile(Observer):
     def on_values(self, clock: Clock, values: Mapping[str, float]) -> None:
         """Append what monitors have measured."""
         told = {name: _finite(value) for name, value in values.items()}
-        self._append("monitors.jsonl", {"step": clock.step, "seconds": clock.seconds, **told})
+        time = {"step": clock.step, "seconds": clock.seconds}
+        self._append("monitors.jsonl", {**time, **told, **time})  # whatever somebody's observer calls its own
 
     def _append(self, name: str, content: Mapping[str, object]) -> None:
         path = self._folder / name
