@@ -19,7 +19,7 @@ from cosmati.store.rows import RUN_COLUMNS
 from cosmati.store.scan import STORE_FOLDER
 
 INDEX_FILE = "index.sqlite"
-VERSION = 3
+VERSION = 4
 _SCHEMA = f"""
 CREATE TABLE state (mark TEXT);
 INSERT INTO state VALUES (hex(randomblob(8)));
@@ -31,6 +31,14 @@ CREATE INDEX runs_of_source ON runs (path);
 CREATE INDEX runs_of_arm ON runs (study, arm, budget);
 CREATE INDEX runs_by_start ON runs (started);
 CREATE INDEX runs_by_status ON runs (status);
+CREATE INDEX runs_by_methods ON runs (methods, task, quality_name);
+CREATE VIEW method_lists AS
+    WITH RECURSIVE lists (methods) AS (
+        SELECT min(methods) FROM runs
+        UNION ALL
+        SELECT (SELECT min(methods) FROM runs WHERE methods > lists.methods) FROM lists WHERE lists.methods IS NOT NULL
+    )
+    SELECT methods FROM lists WHERE methods IS NOT NULL;
 PRAGMA user_version = {VERSION};
 """
 _DAMAGE = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}

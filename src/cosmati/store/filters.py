@@ -48,7 +48,9 @@ class RunFilter:
         for column, allowed in self.exact.items():
             marks = ", ".join("?" * len(allowed))
             if column == "method":
-                terms.append(f"EXISTS (SELECT 1 FROM json_each(runs.methods) WHERE value IN ({marks}))")
+                # Runs have few different lists of methods: these are taken apart, and the runs found by an index.
+                lists = f"SELECT one.methods FROM method_lists AS one, json_each(one.methods) WHERE value IN ({marks})"
+                terms.append(f"methods IN ({lists})")
             elif column == "model":
                 terms.append(f"recipe IN (SELECT recipe FROM recipes WHERE {MODEL} IN ({marks}))")
             elif column == "study" and any(text.endswith(")") for text in allowed):
