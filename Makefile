@@ -13,10 +13,12 @@ QUICKSTART_EXTRAS := vision,explorer
 TEST_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,test,mutants
 CHECK_EXTRAS := $(TEST_EXTRAS),check,docs
 DOCS_EXTRAS := $(QUICKSTART_EXTRAS),study,docs
+# Apart from the others: the text corpus is the Python source of what its environment has installed.
+OTHER_EXTRAS := $(TEST_EXTRAS),onnx,trackers
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test golden bits mutants check methods bench docs
+.PHONY: help quickstart test extras golden bits mutants check methods bench docs
 .NOTPARALLEL:
 
 help: ## show this list
@@ -27,6 +29,9 @@ quickstart: $(VENV)/.with-quickstart ## install, train a first governed run and 
 
 test: $(VENV)/.with-test ## run the default test suite (`slow` tests left out)
 	$(BIN)/python -m pytest -n 2
+
+extras: $(VENV)-extras/.with-extras ## test trackers and ONNX, whose packages `test` leaves out, in an environment of their own
+	$(VENV)-extras/bin/python -m pytest -n 2 tests/integrations tests/export/test_onnx_form.py
 
 golden: $(VENV)/.with-test ## write this platform's digests of training (tests/golden): a change of bits is a decision
 	$(BIN)/python -m tests.golden.digests
@@ -88,4 +93,8 @@ $(VENV)/.with-bench: EXTRAS := $(BENCH_EXTRAS)
 $(VENV)/.with-quickstart $(VENV)/.with-test $(VENV)/.with-check $(VENV)/.with-docs $(VENV)/.with-bench: \
 		pyproject.toml constraints.txt $(VENV)/.with-torch
 	$(INSTALL) -e '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)-extras/.with-extras: pyproject.toml constraints.txt
+	$(MAKE) VENV=$(VENV)-extras TEST_EXTRAS=$(OTHER_EXTRAS) $(VENV)-extras/.with-test
 	@touch $@

@@ -9,9 +9,11 @@ import importlib
 import json
 import re
 import struct
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,14 +87,24 @@ def _records(path: Path) -> Iterator[bytes]:
             parts = []
 
 
+def _ended(path: Path, record: Any) -> list[Any]:
+    """Return a run's records once its end is among them: another process writes them, after `finish` has returned."""
+    end = time.monotonic() + 120
+    while True:
+        items = [record.FromString(data) for data in _records(path)]
+        if any(item.HasField("exit") for item in items):
+            return items
+        assert time.monotonic() < end, f"{path.name} has no end after {len(items)} records"
+        time.sleep(0.05)
+
+
 def _wandb(root: Path) -> Attempts:
     record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
     found: Attempts = {}
     for path in sorted(root.glob("wandb/offline-run-*/run-*.wandb")):
         (attempt,) = re.findall(r"a(\d+)\.wandb$", path.name)
         one = found.setdefault(int(attempt), Stored())
-        for data in _records(path):
-            item = record.FromString(data)
+        for item in _ended(path, record):
             one.words += str(item.run) + str(item.summary)
             step = item.history.step.num
             for value in item.history.item:
