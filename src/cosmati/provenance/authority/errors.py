@@ -1,0 +1,37 @@
+"""What can be wrong with what an authority has signed: each its own error, so that a policy can answer each its way."""
+
+from __future__ import annotations
+
+from cosmati.errors import ProvenanceError
+
+
+class UnsignedMetadataError(ProvenanceError):
+    """A signature is missing or wrong, or too few have signed."""
+
+
+class UntrustedRootError(ProvenanceError):
+    """The repository's first root isn't the one that is trusted: it's another authority's."""
+
+
+class ExpiredMetadataError(ProvenanceError):
+    """Something that was signed holds no longer; a frozen repository looks like this too."""
+
+
+class RolledBackError(ProvenanceError):
+    """Metadata are older than what was seen here before."""
+
+
+class InconsistentMetadataError(ProvenanceError):
+    """Files are missing, damaged, or of different states of the repository (mix and match)."""
+
+
+class OutOfScopeError(ProvenanceError):
+    """Nobody who may sign the class has signed this source."""
+
+
+class TamperedManifestError(ProvenanceError):
+    """A manifest isn't the one that was signed."""
+
+
+class UnreachableAuthorityError(ProvenanceError):
+    """The repository can't be fetched."""

@@ -1,0 +1,92 @@
+"""What things are called in an authority's repository: roles, targets, files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cosmati.errors import ProvenanceError
+
+METADATA, TARGETS = "metadata", "targets"
+"""The repository's folders, as TUF clients expect them below its address."""
+TOP_ROLES = ("root", "targets", "snapshot", "timestamp")
+TAXONOMY_PATH = "taxonomy"
+"""What stands before the name and version of a published taxonomy."""
+_SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class SourceName:
+    """A version of a source and its class: what a target's path says, and nothing else does.
+
+    Args:
+        taxonomy: name of the taxonomy.
+        class_path: path of a class in it.
+        source: name of the source, one segment.
+        version: of its content, one segment.
+
+    Raises:
+        ProvenanceError: source or version can't stand in a path.
+    """
+
+    taxonomy: str
+    class_path: str
+    source: str
+    version: str
+
+    def __post_init__(self) -> None:
+        for what, text in (("source", self.source), ("version", self.version)):
+            if not _SEGMENT.fullmatch(text):
+                msg = (
+                    f"The {what} {text!r} can't stand in a signed path. Use letters, digits, '.', '_' and '-', and "
+                    "begin with a letter or a digit."
+                )
+                raise ProvenanceError(msg)
+
+    @property
+    def target(self) -> str:
+        """The target's path. One more slash would be another class: TUF matches patterns segment by segment."""
+        return f"{self.taxonomy}/{self.class_path}/{self.source}/{self.version}"
+
+    @classmethod
+    def of_target(cls, path: str) -> SourceName:
+        """Read a target's path.
+
+        Raises:
+            ProvenanceError: it isn't one of a source.
+        """
+        parts = path.split("/")
+        if len(parts) < 4 or not all(parts):
+            raise ProvenanceError(f"{path!r} names no source. It has the form TAXONOMY/CLASS/SOURCE/VERSION.")
+        return cls(parts[0], "/".join(parts[1:-2]), *parts[-2:])
+
+
+def role_of(class_path: str) -> str:
+    """Return the role that signs a class. It's a file's name, so it has no slash; no class path has a dot."""
+    return f"class.{class_path.replace('/', '.')}"
+
+
+def class_of_role(role: str) -> str:
+    """Return the class that a role signs, empty where it's none of a class."""
+    return role.removeprefix("class.").replace(".", "/") if role.startswith("class.") else ""
+
+
+def pattern_of(taxonomy: str, class_path: str) -> str:
+    """Return which targets the signers of a class may sign: those of exactly this class."""
+    return f"{taxonomy}/{class_path}/*/*"
+
+
+def taxonomy_target(name: str, version: str) -> str:
+    """Return the target under which a taxonomy is published."""
+    return f"{TAXONOMY_PATH}/{name}/{version}.json"
+
+
+def metadata_file(role: str, version: int | None) -> str:
+    """Return the file of a role's metadata below the repository; the timestamp's has no version."""
+    return f"{METADATA}/{role}.json" if version is None else f"{METADATA}/{version}.{role}.json"
+
+
+def target_file(path: str, sha256: str) -> str:
+    """Return the file of a target below the repository: consistent snapshots put the digest before its name."""
+    folder, _, name = path.rpartition("/")
+    return f"{TARGETS}/{folder}/{sha256}.{name}"

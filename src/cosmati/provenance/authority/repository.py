@@ -1,0 +1,287 @@
+"""An authority's repository, as who keeps it sees it: plain files that any TUF client reads from a folder or a server.
+
+metadata/1.root.json, 2.root.json ...   who may sign what; signed by the keys before it and its own
+metadata/N.targets.json                 the taxonomy, and which keys sign which class
+metadata/N.class.open.permissive.json   the sources of a class, signed by its own people
+metadata/N.snapshot.json                which versions of these belong together
+metadata/timestamp.json                 which snapshot is the newest; written last, so a change is there or isn't
+targets/...                             taxonomies and manifests, by digest and name
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import rfc8785
+from tuf.api.exceptions import LengthOrHashMismatchError
+from tuf.api.metadata import (
+    Delegations,
+    Metadata,
+    MetaFile,
+    Root,
+    Snapshot,
+    TargetFile,
+    Targets,
+    Timestamp,
+)
+
+from cosmati.errors import ProvenanceError
+from cosmati.provenance.authority.chain import Chain, read_chain
+from cosmati.provenance.authority.errors import TamperedManifestError
+from cosmati.provenance.authority.keys import KeyRing
+from cosmati.provenance.authority.names import TOP_ROLES, metadata_file, target_file, taxonomy_target
+from cosmati.provenance.taxonomy import Taxonomy
+from cosmati.storage.atomic import replace_files
+from cosmati.storage.lock import FileLock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lifetimes:
+    """For how many days what is signed holds. Nobody opens data of an authority whose timestamp has expired: renew it.
+
+    Args:
+        root: who may sign what.
+        targets: the delegations.
+        source: a class's sources.
+        snapshot: which versions belong together.
+        timestamp: which snapshot is the newest. For so long can somebody on the way show an old state as the newest.
+    """
+
+    root: int = 365
+    targets: int = 365
+    source: int = 365
+    snapshot: int = 30
+    timestamp: int = 7
+
+    def until(self, role: str, now: datetime) -> datetime:
+        """Return when metadata of a role expire that are signed now."""
+        days = getattr(self, role) if role in TOP_ROLES else self.source
+        return (now + timedelta(days=days)).replace(microsecond=0)
+
+
+class TooFewSignaturesError(ProvenanceError):
+    """Fewer keys have signed than must. `metadata` holds the signatures so far."""
+
+    def __init__(self, message: str, role: str, metadata: Metadata[Any]) -> None:
+        super().__init__(message)
+        self.role, self.metadata = role, metadata
+
+
+@dataclass(kw_only=True)
+class Change:
+    """What one command changes: roles as they will be, signed when it ends.
+
+    Attributes:
+        chain: the repository as it is; None while it's made.
+        ring: the keys at hand.
+        roles: metadata that will be signed anew, by role.
+        target_files: contents of new targets by their files.
+        signed: metadata that are signed already, by role: what several people have signed one after another.
+    """
+
+    chain: Chain | None
+    ring: KeyRing
+    roles: dict[str, Any] = field(default_factory=dict)
+    target_files: dict[str, bytes] = field(default_factory=dict)
+    signed: dict[str, Metadata[Any]] = field(default_factory=dict)
+
+    def root(self) -> Root:
+        """Return the root, to be changed."""
+        found: Root = self._role("root", self.chain.roots[-1] if self.chain else None, Root())
+        return found
+
+    def targets(self, role: str = "targets") -> Targets:
+        """Return the targets of a role, to be changed; empty where it has signed none yet."""
+        found: Targets = self._role(role, self.chain.targets.get(role) if self.chain else None, Targets())
+        return found
+
+    def delegations(self) -> Delegations:
+        """Return which keys sign which class, to be changed."""
+        targets = self.targets()
+        targets.delegations = targets.delegations or Delegations({}, {})
+        return targets.delegations
+
+    def _role(self, role: str, now: Metadata[Any] | None, first: Any) -> Any:  # noqa: ANN401  (TUF's kinds of metadata)
+        if role not in self.roles:
+            self.roles[role] = copy.deepcopy(now.signed) if now else first
+            self.roles[role].version = now.signed.version + 1 if now else 1
+        return self.roles[role]
+
+    def add_target(self, role: str, path: str, data: bytes) -> None:
+        """Let a role sign a target."""
+        info = TargetFile.from_data(path, data, ["sha256"])
+        self.targets(role).targets[path] = info
+        self.target_files[target_file(path, info.hashes["sha256"])] = data
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class AuthorityRepository:
+    """The repository in a folder.
+
+    Args:
+        folder: that it lies in.
+        lifetimes: of what is signed from now on.
+        clock: says what time it is.
+    """
+
+    folder: Path
+    lifetimes: Lifetimes = Lifetimes()
+    clock: Callable[[], datetime] = _now
+
+    def chain(self) -> Chain:
+        """Return what is there, verified but for expiry.
+
+        Raises:
+            ProvenanceError: there's no repository, or it doesn't verify.
+        """
+        if not self._read(metadata_file("root", 1)):
+            msg = f"{self.folder} holds no authority's repository. Make one with `cosmati keys init {self.folder}`."
+            raise ProvenanceError(msg)
+        return read_chain(self._read)
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return (self.folder / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def target(self, info: TargetFile) -> bytes:
+        """Return a target's content.
+
+        Raises:
+            TamperedManifestError: it's missing, or isn't what was signed.
+        """
+        data = self._read(target_file(info.path, info.hashes.get("sha256", "")))
+        if data is None:
+            raise TamperedManifestError(f"{info.path} was signed, and its file is missing. Restore {self.folder}.")
+        return checked(data, info)
+
+    def create(self, taxonomy: Taxonomy, keys: dict[str, list[Any]], *, root_threshold: int, ring: KeyRing) -> str:
+        """Make a repository, and return the digest of its first root, which everybody who trusts it writes down.
+
+        Args:
+            taxonomy: the first one that is published.
+            keys: public keys by top role.
+            root_threshold: how many of the root's keys must sign who may sign what.
+            ring: the private halves.
+
+        Raises:
+            ProvenanceError: there's one already, or a key is missing.
+        """
+        if self._read(metadata_file("root", 1)):
+            raise ProvenanceError(f"{self.folder} holds an authority's repository already. Name another folder.")
+        with self._locked():
+            change = Change(chain=None, ring=ring)
+            root = change.root()
+            for role, publics in keys.items():
+                for key in publics:
+                    root.add_key(key, role)
+            root.roles["root"].threshold = root_threshold
+            publish_taxonomy(change, taxonomy)
+            self._commit(change)
+        return read_chain(self._read).first_root_sha256
+
+    @contextmanager
+    def change(self, ring: KeyRing) -> Iterator[Change]:
+        """Let a caller change roles; what it has changed is signed and published when it ends without an error.
+
+        Raises:
+            TooFewSignaturesError: keys are missing; nothing is published.
+        """
+        self.chain()  # says at once where there's none
+        with self._locked():
+            change = Change(chain=self.chain(), ring=ring)
+            yield change
+            self._commit(change)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / ".lock", wait=True):
+            yield
+
+    def _commit(self, change: Change) -> None:
+        """Sign what was changed, then which versions belong together, and put the files in place, the newest last."""
+        now, chain = self.clock(), change.chain
+        old = chain.root if chain else None
+        root = change.roles.get("root", old)
+        delegator = change.roles.get("targets") or (chain.delegations if chain else None)
+        snapshot = copy.deepcopy(chain.snapshot.signed) if chain else Snapshot(meta={})
+        files = dict(change.target_files)
+        for role in sorted(change.roles, key=lambda one: (one != "root", one != "targets", one)):
+            signers = [old, root] if role == "root" else [root if role in TOP_ROLES else delegator]
+            metadata = change.signed.get(role) or self._signed(role, change.roles[role], signers, change.ring, now)
+            files[metadata_file(role, metadata.signed.version)] = metadata.to_bytes()
+            if role != "root":
+                snapshot.meta[f"{role}.json"] = MetaFile(metadata.signed.version)
+        # A role that is delegated no more stays named: clients refuse a snapshot from which one has vanished.
+        snapshot.version += chain is not None
+        newest = self._signed("snapshot", snapshot, [root], change.ring, now)
+        files[metadata_file("snapshot", snapshot.version)] = newest.to_bytes()
+        version = chain.timestamp.signed.version + 1 if chain else 1
+        timestamp = Timestamp(version, snapshot_meta=MetaFile(snapshot.version))
+        last = self._signed("timestamp", timestamp, [root], change.ring, now).to_bytes()
+        replace_files(self.folder, files)
+        replace_files(self.folder, {metadata_file("timestamp", None): last})
+
+    def _signed(self, role: str, signed: Any, delegators: list[Any], ring: KeyRing, now: datetime) -> Metadata[Any]:  # noqa: ANN401
+        signed.expires = self.lifetimes.until(role, now)
+        return sign(Metadata(signed), role, delegators, ring)
+
+
+def sign(metadata: Metadata[Any], role: str, delegators: list[Root | Targets | None], ring: KeyRing) -> Metadata[Any]:
+    """Add the signatures of all keys at hand that may sign a role.
+
+    Args:
+        metadata: of the role; signatures that it has stay.
+        role: its name.
+        delegators: who name the role's keys, each of whom must be satisfied; None is left out.
+        ring: the keys at hand.
+
+    Raises:
+        TooFewSignaturesError: there are fewer signatures than one of them wants.
+    """
+    there = [one for one in delegators if one is not None]
+    wanted = dict.fromkeys(keyid for one in there for keyid in one.get_delegated_role(role).keyids)
+    for signer in ring.signers(keyid for keyid in wanted if keyid not in metadata.signatures):
+        metadata.sign(signer, append=True)
+    for one in there:
+        found = one.get_verification_result(role, metadata.signed_bytes, metadata.signatures)
+        if not found:
+            have, need = len(found.signed), found.threshold
+            absent = ", ".join(keyid[:12] for keyid in found.unsigned)
+            msg = (
+                f"{role!r} has {have} of {need} signatures. Still to sign, {need - have} of the keys {absent}: give "
+                "the folders that they lie in with --keys."
+            )
+            raise TooFewSignaturesError(msg, role, metadata)
+    return metadata
+
+
+def checked(data: bytes, info: TargetFile) -> bytes:
+    """Return a target's content.
+
+    Raises:
+        TamperedManifestError: it isn't what was signed.
+    """
+    try:
+        info.verify_length_and_hashes(data)
+    except LengthOrHashMismatchError as error:
+        raise TamperedManifestError(f"{info.path} isn't what was signed: {error}. Restore the file.") from error
+    return data
+
+
+def publish_taxonomy(change: Change, taxonomy: Taxonomy) -> None:
+    """Let the authority sign a taxonomy: its name, version, classes and their meanings."""
+    path = taxonomy_target(taxonomy.name, taxonomy.version)
+    change.add_target("targets", path, rfc8785.dumps(taxonomy.to_mapping()))

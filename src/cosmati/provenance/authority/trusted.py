@@ -1,0 +1,196 @@
+"""An authority as who opens data sees it: fetched by a TUF client, trusted by the digest of its first root."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tuf.api import exceptions as tuf
+from tuf.ngclient import Updater
+from tuf.ngclient.fetcher import FetcherInterface
+
+from cosmati.errors import MissingExtraError, ProvenanceError
+from cosmati.provenance.authority.chain import Chain, read_chain
+from cosmati.provenance.authority.errors import (
+    ExpiredMetadataError,
+    InconsistentMetadataError,
+    RolledBackError,
+    TamperedManifestError,
+    UnreachableAuthorityError,
+    UnsignedMetadataError,
+    UntrustedRootError,
+)
+from cosmati.provenance.authority.names import METADATA, SourceName, metadata_file
+
+_HEX = re.compile(r"[0-9a-f]{64}")
+_MAX_BYTES = 5_000_000
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class VouchedSource:
+    """What an authority says of a source.
+
+    Attributes:
+        name: taxonomy, class, source and version.
+        manifest_sha256: of its manifest, in hex.
+        num_bytes: of its manifest.
+        keyids: of the keys that have signed it.
+        expires: when that holds no longer.
+    """
+
+    name: SourceName
+    manifest_sha256: str
+    num_bytes: int
+    keyids: tuple[str, ...]
+    expires: datetime
+
+
+class Authority:
+    """An authority whose signatures are trusted.
+
+    What was seen of it before is kept, so that an older state is refused later.
+
+    Args:
+        url: of its repository: a folder, http(s)://, or any that fsspec knows.
+        root: SHA-256 of its first root in hex, as `cosmati keys init` has said it. It comes from the authority itself,
+            and not from where its repository lies.
+        state: folder for what was seen; None is one below the user's cache.
+
+    Raises:
+        ProvenanceError: `root` is no digest.
+    """
+
+    def __init__(self, url: str | Path, root: str, *, state: str | Path | None = None) -> None:
+        self.url, self.root = str(url).rstrip("/"), root.removeprefix("sha256:")
+        if not _HEX.fullmatch(self.root):
+            msg = (
+                f"{root!r} isn't a SHA-256 in hex. It's the digest of the authority's first root, which `cosmati keys "
+                "init` has said and `cosmati keys status` says: ask the authority for it."
+            )
+            raise ProvenanceError(msg)
+        cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "cosmati" / "authorities"
+        self._state = Path(state) if state is not None else cache / self.root[:32]
+        self._fetcher = fetcher_of(self.url)
+        self._chain: Chain | None = None
+
+    def refresh(self) -> Chain:
+        """Fetch what is new, and return all of it, verified as of now.
+
+        Raises:
+            ProvenanceError: one of `cosmati.provenance.authority.errors`: each wrong has its own.
+        """
+        self._state.mkdir(parents=True, exist_ok=True)
+        first = self._first_root()
+        try:
+            updater = Updater(str(self._state), f"{self.url}/{METADATA}", fetcher=self._fetcher, bootstrap=first)
+            updater.refresh()
+        except (tuf.RepositoryError, tuf.DownloadError, OSError) as error:
+            raise _told(error, self.url) from error
+        # The client has settled which state is the newest. Our own reading takes the classes along, for the archive.
+        self._chain = read_chain(self._read, at=datetime.now(UTC), root_sha256=self.root)
+        newest = int(updater._trusted_set.timestamp.version)  # noqa: SLF001
+        if self._chain.timestamp.signed.version < newest:
+            raise RolledBackError(f"{self.url} went back to timestamp {self._chain.timestamp.signed.version}.")
+        return self._chain
+
+    @property
+    def chain(self) -> Chain:
+        """What was fetched last; fetches if nothing was."""
+        return self._chain or self.refresh()
+
+    def source(self, name: SourceName) -> VouchedSource:
+        """Return what is signed of a source.
+
+        Raises:
+            OutOfScopeError: nobody who may sign its class has signed it.
+        """
+        found, role = self.chain.source(name), self.chain.role_of_source(name)
+        return VouchedSource(
+            name,
+            found.hashes["sha256"],
+            found.length,
+            self.chain.signers(role),
+            self.chain.targets[role].signed.expires,
+        )
+
+    def _first_root(self) -> bytes:
+        data = self._read(metadata_file("root", 1))
+        if data is None:
+            msg = f"{self.url} holds no authority's repository: metadata/1.root.json is missing. Check the address."
+            raise UnreachableAuthorityError(msg)
+        if hashlib.sha256(data).hexdigest() != self.root:
+            msg = (
+                f"{self.url} is another authority's: its first root has the SHA-256 "
+                f"{hashlib.sha256(data).hexdigest()}, and {self.root} is trusted. Check the address, or ask the "
+                "authority."
+            )
+            raise UntrustedRootError(msg)
+        return data
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            data: bytes = self._fetcher.download_bytes(f"{self.url}/{name}", _MAX_BYTES)
+        except tuf.DownloadHTTPError as error:
+            if error.status_code in (403, 404):
+                return None
+            raise _told(error, self.url) from error
+        except tuf.DownloadError as error:
+            raise _told(error, self.url) from error
+        return data
+
+
+class FileFetcher(FetcherInterface):
+    """Fetches from a folder, or from what fsspec opens; TUF's own clients know HTTP alone."""
+
+    def _fetch(self, url: str) -> Iterator[bytes]:
+        try:
+            with _opened(url) as file:
+                while data := file.read(_CHUNK_BYTES):
+                    yield data
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise tuf.DownloadHTTPError(f"{url} isn't there", 404) from error
+
+
+def fetcher_of(url: str) -> FetcherInterface:
+    """Return what fetches from an address."""
+    if url.startswith(("http://", "https://")):
+        from tuf.ngclient.urllib3_fetcher import Urllib3Fetcher
+
+        return Urllib3Fetcher()
+    return FileFetcher()
+
+
+def _opened(url: str) -> Any:  # noqa: ANN401  (an open file)
+    if "://" not in url or url.startswith("file://"):
+        return Path(url.removeprefix("file://")).open("rb")
+    try:
+        import fsspec
+    except ImportError as error:
+        raise MissingExtraError(f"{url} needs fsspec: pip install 'cosmati[streaming]'.") from error
+    return fsspec.open(url, "rb").open()
+
+
+def _told(error: Exception, url: str) -> ProvenanceError:
+    """Return a TUF client's error as ours, with its mend."""
+    if isinstance(error, tuf.ExpiredMetadataError):
+        msg = (
+            f"{url} has expired: {error}. Ask the authority to renew (`cosmati keys renew`). If it says that it has, "
+            "somebody shows you an old state."
+        )
+        return ExpiredMetadataError(msg)
+    if isinstance(error, tuf.BadVersionNumberError):
+        return RolledBackError(f"{url} shows an older state than was seen here before: {error}. Ask the authority why.")
+    if isinstance(error, tuf.UnsignedMetadataError):
+        return UnsignedMetadataError(f"{url} isn't signed by the keys that may: {error}. Nothing in it is trusted.")
+    if isinstance(error, tuf.LengthOrHashMismatchError):
+        return TamperedManifestError(f"{url} holds a file that isn't what was signed: {error}.")
+    if isinstance(error, tuf.RepositoryError):
+        return InconsistentMetadataError(f"{url} can't be trusted: {error}. Fetch it again, or ask the authority.")
+    return UnreachableAuthorityError(f"{url} can't be fetched: {error}. Check the address and the connection.")
