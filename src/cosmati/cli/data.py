@@ -147,6 +147,30 @@ def inspect(url: Url, cache: Cache = None, rows: Annotated[int, typer.Option(hel
 
 
 @app.command()
+def sign(
+    url: Url,
+    authority: Annotated[Path, typer.Option(help="The folder of the authority's repository.")],
+    keys: Annotated[
+        list[Path] | None, typer.Option("--keys", help="A folder of private keys; again for more. AUTHORITY-keys.")
+    ] = None,
+) -> None:
+    """Sign the manifest of each source: that it's of its class, by the keys that the authority lets sign that class.
+
+    Its shards aren't read: `cosmati data verify` compares them with the manifest. Where more people must sign than
+    have keys here, what there is waits in AUTHORITY/pending, and the next one runs the same command.
+
+    \b
+    Example:
+      cosmati data sign corpus --authority authority --keys ~/keys --keys authority-keys
+    """  # noqa: D301
+    from cosmati.cli.keys import ring_of
+    from cosmati.data.signing import sign_sources
+
+    for name, state in sign_sources(url, authority, ring_of(authority, keys)):
+        typer.echo(f"{name.class_path:<28} {name.source} {name.version}: {state}")
+
+
+@app.command()
 def verify(url: Url, cache: Cache = None, keep: Keep = None) -> None:
     """Read every shard, and compare it with index and manifest: hashes, counts, and the rows' Merkle root.
 

@@ -11,6 +11,7 @@ from cosmati.cli import (
     data,
     explore,
     export,
+    keys,
     ledger,
     policy,
     profile,
@@ -61,6 +62,7 @@ app.add_typer(study.app, name="study")
 app.add_typer(store.app, name="store")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(policy.app, name="policy")
+app.add_typer(keys.app, name="keys")
 
 if __name__ == "__main__":
     app()

@@ -31,6 +31,7 @@ from cosmati.data.shards.opening import CacheOptions, Opening, cache_directory, 
 from cosmati.data.shards.parquet import ParquetIndex, ParquetShard
 from cosmati.data.shards.remote import EnvironmentFaultError, disk_error, local_path
 from cosmati.data.shards.split import SplitShard
+from cosmati.data.vouching import CheckedOnce, VouchedShards, Vouches, vouched_shards
 from cosmati.errors import DataError
 from cosmati.storage.lease import Lease
 
@@ -53,9 +54,11 @@ class OpenedSource:
         pattern: of Parquet files below the directory, where not all are meant.
         allow_pickle: decode columns of the encoding `pkl`: only from who you'd let run code.
         opening: of the data set that it belongs to; None is its own.
+        authority: who has to vouch for it; None asks nobody, and its class is what it says.
 
     Raises:
         DataError: there is no index, or it isn't what it should be.
+        ProvenanceError: the authority doesn't vouch for it.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class OpenedSource:
         pattern: str | None = None,
         allow_pickle: bool = False,
         opening: Opening | None = None,
+        authority: Vouches | None = None,
     ) -> None:
         options = options or CacheOptions()
         self.url = url
@@ -93,6 +97,10 @@ class OpenedSource:
         if not isinstance(band, int) or band < 0:
             raise DataError(f"{url} says band {band!r}, and a band is a number from 0. Write the source again.")
         self.band = band
+        self.vouched: VouchedShards | None = None
+        if authority is not None:
+            self.vouched = vouched_shards(authority, url, opening.manifest(url), self.index, opening.sizes(url))
+            self.class_path, self.band = self.vouched.manifest.class_path, self.vouched.manifest.band
         self._version = opening.version(url, self.index)
         self.fetcher: int | None = None
         self._open()
@@ -100,6 +108,7 @@ class OpenedSource:
     def _open(self) -> None:
         # A row group is decoded whole, and held in memory; a mapped file isn't.
         self._decoded = OpenShards(_MAX_DECODED)
+        self._checked = CheckedOnce(self.vouched) if self.vouched is not None else None
         local, options = local_path(self.url), self._options
         if local is not None and options.directory is None:
             self._cache = ShardCache(local, None, version=self._version)
@@ -122,7 +131,7 @@ class OpenedSource:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one process."""
-        return {k: v for k, v in self.__dict__.items() if k not in {"_decoded", "_cache"}}
+        return {k: v for k, v in self.__dict__.items() if k not in {"_decoded", "_cache", "_checked"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open anew: no file handle crosses from one process to another."""
@@ -164,14 +173,14 @@ class OpenedSource:
         if found is not None and not (self._is_bounded and isinstance(found, MdsShard)):
             return found
         info = self.index.shard(number)
-        opened = self._opened(info, found)
+        opened = self._opened(number, info, found)
         if not isinstance(opened, MdsShard):
             self._decoded.put(key, opened, owner=self)
             return opened
         MAPPED.put(key, opened.unmapped() if self._is_bounded else opened, owner=self)
         return opened
 
-    def _opened(self, info: ShardInfo, known: Shard | None) -> Shard:
+    def _opened(self, number: int, info: ShardInfo, known: Shard | None) -> Shard:
         files, *meta = files_of(info)
         for attempt in range(3):
             self._leave_to_fetcher(files)
@@ -179,6 +188,8 @@ class OpenedSource:
             held = [self._cache.hold(one) for one in meta]
             path, lease = self._cache.hold(files)
             try:
+                if self._checked is not None:
+                    self._checked.check(number, path)
                 return self._made(path, info, lease, known, [offsets for offsets, _ in held])
             except FileNotFoundError as error:
                 # Somebody who heeds no lease removed it between its opening and its mapping.
@@ -277,11 +288,13 @@ def open_sources(
     class_path: str | None = None,
     options: CacheOptions | None = None,
     allow_pickle: bool = False,
+    authority: Vouches | None = None,
 ) -> list[OpenedSource]:
     """Open a data set, or a single source.
 
     Raises:
         DataError: there is neither `sources.json` nor `index.json`, or they don't hold.
+        ProvenanceError: the authority doesn't vouch for a source.
     """
     options = options or CacheOptions()
     root = str(url).rstrip("/")
@@ -290,11 +303,22 @@ def open_sources(
     folder, pattern = _split_pattern(root, options)
     opening = Opening(folder, options, pattern)
     if pattern is not None:
-        return [OpenedSource(folder, class_path=class_path, options=options, pattern=pattern, opening=opening)]
+        return [
+            OpenedSource(
+                folder, class_path=class_path, options=options, pattern=pattern, opening=opening, authority=authority
+            )
+        ]
     listed = opening.sources()
     if listed is None:
         return [
-            OpenedSource(root, class_path=class_path, options=options, allow_pickle=allow_pickle, opening=opening),
+            OpenedSource(
+                root,
+                class_path=class_path,
+                options=options,
+                allow_pickle=allow_pickle,
+                opening=opening,
+                authority=authority,
+            )
         ]
     for entry in listed:
         if class_path not in (None, entry["class"]) and entry["class"] != UNKNOWN_CLASS:
@@ -310,6 +334,7 @@ def open_sources(
             index_sha256=entry["index_sha256"],
             allow_pickle=allow_pickle,
             opening=opening,
+            authority=authority,
         )
         for entry in listed
     ]

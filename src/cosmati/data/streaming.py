@@ -46,6 +46,7 @@ from cosmati.data.row_access import (
 from cosmati.data.rows import RowBatch, concatenate
 from cosmati.data.selection import Selection
 from cosmati.data.shares import Span, repeats_of, stretches, visits_of
+from cosmati.data.vouching import Vouches
 from cosmati.errors import DataError
 
 __all__ = ["BadRow", "Places", "Span", "StreamingDataset", "Transform"]
@@ -80,8 +81,11 @@ class StreamingDataset(Choosable, Dataset[Any]):
             is wrong with a row's own bytes counts: disks, handles, permissions, memory, whole shards always raise. A
             plain DataLoader and a `for` leave nothing out, and name the row.
         allow_pickle: decode columns of the encoding `pkl`: only from who you'd let run code.
+        authority: an `Authority`, who has to vouch for each source: a class is then what its signers have signed, and a
+            shard is compared with that before its first row is read. None takes what the data say of themselves.
 
     Raises:
+        ProvenanceError: the authority doesn't vouch for a source.
         DataError: something can't be read; the message says what, why and the mend.
     """
 
@@ -107,13 +111,16 @@ class StreamingDataset(Choosable, Dataset[Any]):
         class_path: str | None = None,
         on_bad_row: Literal["raise", "skip"] = "raise",
         allow_pickle: bool = False,
+        authority: Vouches | None = None,
     ) -> None:
         options = cache if isinstance(cache, CacheOptions) else CacheOptions(Path(cache) if cache else None)
         check_options({"seed": seed, "window_rows": window_rows, "on_bad_row": on_bad_row, "columns": columns}, options)
         self.sources: list[OpenedSource] = [
             source
             for url in listed_urls(urls)
-            for source in open_sources(url, class_path=class_path, options=options, allow_pickle=allow_pickle)
+            for source in open_sources(
+                url, class_path=class_path, options=options, allow_pickle=allow_pickle, authority=authority
+            )
         ]
         refuse_twice(self.sources)
         refuse_small_cache(self.sources)

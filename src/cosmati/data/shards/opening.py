@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from cosmati.data.shards.attempt import Attempt
 from cosmati.data.shards.cache import RemoteVersion
 from cosmati.data.shards.index import ShardIndex, parse_index
 from cosmati.data.shards.kept import KeptFiles
+from cosmati.data.shards.manifest import MANIFEST_FILE
 from cosmati.data.shards.parquet import ParquetIndex, dump_parquet_index, load_parquet_index, parquet_index
 from cosmati.data.shards.remote import Remote, RemoteDeniedError, RemoteMissingError
 from cosmati.data.shards.sources import SOURCES_FILE, parse_sources
@@ -166,6 +167,29 @@ class Opening:
         early, self._early = self._early, None
         has_failed = early is None or early.wait(seconds, stall_seconds=seconds) is not None
         return None if early is None or has_failed else early.result
+
+    def manifest(self, url: str) -> bytes:
+        """Return a source's manifest as it lies there, or as the cache has it where nobody answers.
+
+        Raises:
+            DataError: there is none.
+        """
+        if self._why_unreachable:
+            kept = self._copy(url, MANIFEST_FILE)
+            if kept is None:
+                raise DataError(f"{self._why_unreachable} The cache has no manifest of {url} either.")
+            return kept
+        try:
+            data = remote_of(url, self._options).read(MANIFEST_FILE, max_bytes=_MAX_INDEX_BYTES)
+        except RemoteMissingError as error:
+            msg = f"{url} has no manifest.json, so nobody can vouch for it. `cosmati data write` writes one."
+            raise DataError(msg) from error
+        self._keep(url, MANIFEST_FILE, data)
+        return data
+
+    def sizes(self, url: str) -> Callable[[Sequence[str]], Mapping[str, int] | None]:
+        """Return what asks for the sizes of a source's files where they lie."""
+        return (lambda _names: None) if self._why_unreachable else remote_of(url, self._options).sizes
 
     def version(self, url: str, index: ShardIndex | ParquetIndex) -> RemoteVersion:
         """Return what tells this version of a source from others, where its files have no hashes; say so, once.

@@ -155,6 +155,27 @@ class Remote:
         listed = self._attempts("", ask)
         return {path: listed[path] for path in paths if path in listed}
 
+    def sizes(self, paths: Sequence[str]) -> dict[str, int] | None:
+        """Return the lengths in bytes of those files that are there, by one look; None of HTTP, which has no lists.
+
+        Raises:
+            RemoteError: the directory can't be listed.
+        """
+        if self.local is not None:
+            found = {path: self.marker(path) for path in paths}
+            return {path: int(marker.partition(" ")[0]) for path, marker in found.items() if marker}
+        if self.url.startswith("http"):
+            return None
+
+        def ask(_: Attempt) -> dict[str, int]:
+            files, root = self._open_files()
+            files.invalidate_cache()
+            listed = files.find(root, detail=True)
+            return {name.removeprefix(root).lstrip("/"): int(facts["size"]) for name, facts in listed.items()}
+
+        there: dict[str, int] = self._attempts("", ask)
+        return {path: there[path] for path in paths if path in there}
+
     def why_unreachable(self, path: str) -> str:
         """Return why a file that once was there can't be asked for now, soon; nothing if the remote answers."""
         if self.local is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,13 @@ from securesystemslib.signer import Key
 from tuf.api.metadata import DelegatedRole, Metadata, Root, Targets
 
 from cosmati.errors import ProvenanceError
-from cosmati.provenance.authority.chain import Chain
+from cosmati.provenance.authority.chain import Chain, newest_taxonomy
+from cosmati.provenance.authority.errors import OutOfScopeError
 from cosmati.provenance.authority.keys import KeyRing, create_key
-from cosmati.provenance.authority.names import TAXONOMY_PATH, TOP_ROLES, class_of_role, pattern_of, role_of
-from cosmati.provenance.authority.repository import AuthorityRepository, Change
+from cosmati.provenance.authority.names import TOP_ROLES, SourceName, class_of_role, pattern_of, role_of
+from cosmati.provenance.authority.repository import AuthorityRepository, Change, TooFewSignaturesError
 from cosmati.provenance.taxonomy import Taxonomy
+from cosmati.storage.atomic import replace_files
 
 ROOT_KEYS, ROOT_THRESHOLD = 3, 2
 
@@ -75,8 +78,7 @@ def taxonomy_of(repository: AuthorityRepository, chain: Chain) -> Taxonomy:
     Raises:
         ProvenanceError: its file is missing, or isn't the one that was signed.
     """
-    signed = [path for path in chain.delegations.targets if path.startswith(f"{TAXONOMY_PATH}/")]
-    return Taxonomy.from_mapping(json.loads(repository.target(chain.delegations.targets[signed[-1]])))
+    return Taxonomy.from_mapping(json.loads(repository.target(newest_taxonomy(chain))))
 
 
 def delegate(change: Change, taxonomy: Taxonomy, path: str, keys: Sequence[Key], *, threshold: int = 1) -> list[str]:
@@ -188,3 +190,45 @@ def status(repository: AuthorityRepository) -> list[RoleStatus]:
     return sorted(
         found, key=lambda one: (one.expires is None, one.expires or datetime.max.replace(tzinfo=UTC), one.role)
     )
+
+
+def sign_source(repository: AuthorityRepository, ring: KeyRing, name: SourceName, manifest: bytes) -> str:
+    """Sign a source with the keys at hand, and publish it once enough people have; return what came of it.
+
+    Raises:
+        OutOfScopeError: nobody may sign the class, or none of the keys at hand may.
+        ProvenanceError: another manifest was signed under this version, or the repository's own keys aren't here.
+    """
+    role = role_of(name.class_path)
+    chain = repository.chain()
+    delegated = (chain.delegations.delegations.roles or {}) if chain.delegations.delegations else {}
+    if role not in delegated:
+        raise OutOfScopeError(f"Nobody may sign {name.class_path!r} yet. Run `cosmati keys delegate` for it.")
+    if not ring.num_of(delegated[role].keyids):
+        may = ", ".join(keyid[:12] for keyid in delegated[role].keyids)
+        raise OutOfScopeError(
+            f"None of the keys here may sign {name.class_path!r}: {may} may. Give theirs with --keys."
+        )
+    before = chain.targets[role].signed.targets.get(name.target) if role in chain.targets else None
+    digest = hashlib.sha256(manifest).hexdigest()
+    if before is not None and before.hashes["sha256"] != digest:
+        msg = (
+            f"{name.source} {name.version} was signed with another manifest ({before.hashes['sha256'][:16]}). What was "
+            "signed stays: write the changed source under a new version."
+        )
+        raise ProvenanceError(msg)
+    if before is not None and role not in chain.problems:
+        return "was signed already"
+    pending = repository.folder / "pending" / f"{role}.json"
+    try:
+        with repository.change(ring) as change:
+            change.add_target(role, name.target, manifest)
+            change.take_over(role, pending)
+    except TooFewSignaturesError as error:
+        if error.role != role:
+            raise
+        replace_files(repository.folder, {f"pending/{role}.json": error.metadata.to_bytes()})
+        need, have = delegated[role].threshold, len(error.metadata.signatures)
+        return f"{have} of {need} signatures; the next one runs the same command"
+    pending.unlink(missing_ok=True)
+    return "signed"

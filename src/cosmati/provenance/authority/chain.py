@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar, cast
 
-from tuf.api.exceptions import RepositoryError
+from tuf.api.exceptions import LengthOrHashMismatchError, RepositoryError
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
 from tuf.api.serialization import DeserializationError
 
@@ -22,10 +22,11 @@ from cosmati.provenance.authority.errors import (
     ExpiredMetadataError,
     InconsistentMetadataError,
     OutOfScopeError,
+    TamperedManifestError,
     UnsignedMetadataError,
     UntrustedRootError,
 )
-from cosmati.provenance.authority.names import SourceName, metadata_file, role_of
+from cosmati.provenance.authority.names import TAXONOMY_PATH, SourceName, metadata_file, role_of
 
 Reader = Callable[[str], bytes | None]
 """Returns a file of a repository by its name below it, None where it isn't there."""
@@ -153,11 +154,11 @@ class _Reading:
                 "is trusted. Either it's another authority's, or somebody has replaced it: ask the authority."
             )
             raise UntrustedRootError(msg)
-        found = [_parsed("1.root.json", first, Root)]
+        found = [parsed("1.root.json", first, Root)]
         _verify(found[0].signed, "root", found[0])
         while (data := self._read(name := metadata_file("root", len(found) + 1))) is not None:
             self.files[name] = data
-            root = _parsed(name, data, Root)
+            root = parsed(name, data, Root)
             if root.signed.version != len(found) + 1:
                 raise InconsistentMetadataError(f"{name} says that it is version {root.signed.version}.")
             _verify(found[-1].signed, "root", root)
@@ -172,7 +173,7 @@ class _Reading:
             raise InconsistentMetadataError(f"The snapshot doesn't name {role}. Fetch the whole repository.")
         name = metadata_file(role, meta.version if meta else None)
         data = self._file(name)
-        found = _parsed(name, data, kind)
+        found = parsed(name, data, kind)
         _verify(delegator, role, found)
         if meta is not None:
             if found.signed.version != meta.version:
@@ -202,7 +203,12 @@ class _Reading:
             raise ExpiredMetadataError(msg)
 
 
-def _parsed(name: str, data: bytes, kind: type[S]) -> Metadata[S]:
+def parsed(name: str, data: bytes, kind: type[S]) -> Metadata[S]:
+    """Read metadata of one kind; nothing of them is verified.
+
+    Raises:
+        InconsistentMetadataError: they aren't.
+    """
     try:
         found: Any = Metadata.from_bytes(data)
     except (DeserializationError, ValueError, RecursionError) as error:
@@ -218,3 +224,28 @@ def _verify(delegator: Root | Targets, role: str, metadata: Metadata[Any]) -> No
     except (RepositoryError, ValueError) as error:
         msg = f"The metadata of {role!r} aren't signed by the keys that may: {error}. Nothing in them is trusted."
         raise UnsignedMetadataError(msg) from error
+
+
+def newest_taxonomy(chain: Chain) -> TargetFile:
+    """Return the taxonomy that an authority has signed last.
+
+    Raises:
+        InconsistentMetadataError: it has signed none.
+    """
+    signed = [info for path, info in chain.delegations.targets.items() if path.startswith(f"{TAXONOMY_PATH}/")]
+    if not signed:
+        raise InconsistentMetadataError("The authority has published no taxonomy. Ask it to make its repository anew.")
+    return signed[-1]
+
+
+def checked(data: bytes, info: TargetFile) -> bytes:
+    """Return a target's content.
+
+    Raises:
+        TamperedManifestError: it isn't what was signed.
+    """
+    try:
+        info.verify_length_and_hashes(data)
+    except LengthOrHashMismatchError as error:
+        raise TamperedManifestError(f"{info.path} isn't what was signed: {error}. Restore the file.") from error
+    return data

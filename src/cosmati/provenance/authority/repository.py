@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import rfc8785
-from tuf.api.exceptions import LengthOrHashMismatchError
 from tuf.api.metadata import (
     Delegations,
     Metadata,
@@ -32,7 +31,7 @@ from tuf.api.metadata import (
 )
 
 from cosmati.errors import ProvenanceError
-from cosmati.provenance.authority.chain import Chain, read_chain
+from cosmati.provenance.authority.chain import Chain, checked, parsed, read_chain
 from cosmati.provenance.authority.errors import TamperedManifestError
 from cosmati.provenance.authority.keys import KeyRing
 from cosmati.provenance.authority.names import TOP_ROLES, metadata_file, target_file, taxonomy_target
@@ -110,8 +109,24 @@ class Change:
     def _role(self, role: str, now: Metadata[Any] | None, first: Any) -> Any:  # noqa: ANN401  (TUF's kinds of metadata)
         if role not in self.roles:
             self.roles[role] = copy.deepcopy(now.signed) if now else first
-            self.roles[role].version = now.signed.version + 1 if now else 1
+            # What is signed by nobody who may any more is begun anew, under a version that nobody has seen.
+            seen = self.chain.snapshot.signed.meta.get(f"{role}.json") if self.chain else None
+            last = now.signed.version if now else seen.version if seen else 0
+            self.roles[role].version = last + 1
         return self.roles[role]
+
+    def take_over(self, role: str, pending: Path) -> None:
+        """Go on with what others have signed already, where that is exactly this change.
+
+        Raises:
+            ProvenanceError: the file isn't metadata.
+        """
+        if not pending.exists():
+            return
+        found = parsed(pending.name, pending.read_bytes(), Targets)
+        mine = self.targets(role)
+        if found.signed.version == mine.version and found.signed.targets == mine.targets:
+            self.signed[role] = found
 
     def add_target(self, role: str, path: str, data: bytes) -> None:
         """Let a role sign a target."""
@@ -220,7 +235,10 @@ class AuthorityRepository:
         files = dict(change.target_files)
         for role in sorted(change.roles, key=lambda one: (one != "root", one != "targets", one)):
             signers = [old, root] if role == "root" else [root if role in TOP_ROLES else delegator]
-            metadata = change.signed.get(role) or self._signed(role, change.roles[role], signers, change.ring, now)
+            if role in change.signed:
+                metadata = sign(change.signed[role], role, signers, change.ring)
+            else:
+                metadata = self._signed(role, change.roles[role], signers, change.ring, now)
             files[metadata_file(role, metadata.signed.version)] = metadata.to_bytes()
             if role != "root":
                 snapshot.meta[f"{role}.json"] = MetaFile(metadata.signed.version)
@@ -266,19 +284,6 @@ def sign(metadata: Metadata[Any], role: str, delegators: list[Root | Targets | N
             )
             raise TooFewSignaturesError(msg, role, metadata)
     return metadata
-
-
-def checked(data: bytes, info: TargetFile) -> bytes:
-    """Return a target's content.
-
-    Raises:
-        TamperedManifestError: it isn't what was signed.
-    """
-    try:
-        info.verify_length_and_hashes(data)
-    except LengthOrHashMismatchError as error:
-        raise TamperedManifestError(f"{info.path} isn't what was signed: {error}. Restore the file.") from error
-    return data
 
 
 def publish_taxonomy(change: Change, taxonomy: Taxonomy) -> None:

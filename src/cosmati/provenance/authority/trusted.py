@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from tuf.ngclient import Updater
 from tuf.ngclient.fetcher import FetcherInterface
 
 from cosmati.errors import MissingExtraError, ProvenanceError
-from cosmati.provenance.authority.chain import Chain, read_chain
+from cosmati.provenance.authority.chain import Chain, checked, newest_taxonomy, read_chain
 from cosmati.provenance.authority.errors import (
     ExpiredMetadataError,
     InconsistentMetadataError,
@@ -26,7 +27,8 @@ from cosmati.provenance.authority.errors import (
     UnsignedMetadataError,
     UntrustedRootError,
 )
-from cosmati.provenance.authority.names import METADATA, SourceName, metadata_file
+from cosmati.provenance.authority.names import METADATA, SourceName, metadata_file, target_file
+from cosmati.provenance.taxonomy import Taxonomy
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MAX_BYTES = 5_000_000
@@ -119,6 +121,40 @@ class Authority:
             self.chain.signers(role),
             self.chain.targets[role].signed.expires,
         )
+
+    @property
+    def taxonomy(self) -> Taxonomy:
+        """The taxonomy that the authority has published last."""
+        info = newest_taxonomy(self.chain)
+        data = self._read(target_file(info.path, info.hashes["sha256"]))
+        if data is None:
+            raise TamperedManifestError(
+                f"{info.path} was signed, and its file is missing in {self.url}. Fetch it again."
+            )
+        return Taxonomy.from_mapping(json.loads(checked(data, info)))
+
+    def vouch(self, manifest: bytes, *, class_path: str, source: str, version: str) -> tuple[str, ...]:
+        """Return the ids of the keys that have signed a source's manifest.
+
+        Args:
+            manifest: its bytes.
+            class_path: class that it says; it's signed by the signers of that one, or by nobody.
+            source: name that it says.
+            version: of its content that it says.
+
+        Raises:
+            ProvenanceError: there's no such class, nobody who may has signed the source, or another manifest of it.
+        """
+        taxonomy = self.taxonomy
+        taxonomy.id_of(class_path)  # says which are near where there's none
+        found = self.source(SourceName(taxonomy.name, class_path, source, version))
+        if hashlib.sha256(manifest).hexdigest() != found.manifest_sha256:
+            msg = (
+                f"The manifest of {source} {version} has the SHA-256 {hashlib.sha256(manifest).hexdigest()[:16]}, and "
+                f"{found.manifest_sha256[:16]} was signed. Restore it, or have the source signed under a new version."
+            )
+            raise TamperedManifestError(msg)
+        return found.keyids
 
     def _first_root(self) -> bytes:
         data = self._read(metadata_file("root", 1))

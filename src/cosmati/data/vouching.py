@@ -1,0 +1,151 @@
+"""Signed data: a source is what its manifest says, and the manifest is what its class's signers have signed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Protocol
+
+from cosmati.data.shards.index import ShardIndex
+from cosmati.data.shards.manifest import SourceManifest
+from cosmati.errors import DataError
+
+
+class LicenceExpiredError(DataError):
+    """The licence of a source holds no longer."""
+
+
+class TamperedIndexError(DataError):
+    """An index isn't the one that goes with a signed manifest."""
+
+
+class TamperedShardError(DataError):
+    """A shard isn't what a signed manifest says."""
+
+
+class Vouches(Protocol):
+    """Who vouches for sources: an `Authority`."""
+
+    def vouch(self, manifest: bytes, *, class_path: str, source: str, version: str) -> tuple[str, ...]:
+        """Return who has signed a source's manifest; raise a `ProvenanceError` where nobody has who may."""
+        ...
+
+
+Sizes = Callable[[Sequence[str]], Mapping[str, int] | None]
+
+
+@dataclass(frozen=True)
+class VouchedShards:
+    """A source that is vouched for, and its shards.
+
+    Attributes:
+        manifest: as it was signed.
+        keyids: of the keys that have signed it.
+    """
+
+    manifest: SourceManifest
+    keyids: tuple[str, ...]
+
+    def check_shard(self, number: int, path: Path) -> None:
+        """Read a shard's file whole, and compare it with what was signed.
+
+        Raises:
+            TamperedShardError: it's another.
+        """
+        wanted = self.manifest.shards[number]
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != wanted.sha256:
+            msg = (
+                f"{path} isn't the shard {wanted.name} that was signed: its SHA-256 is {found[:16]}, and "
+                f"{wanted.sha256[:16]} was signed. Fetch it again, or have the source signed anew."
+            )
+            raise TamperedShardError(msg)
+
+
+def vouched_shards(authority: Vouches, url: str, data: bytes, index: object, sizes: Sizes) -> VouchedShards:
+    """Return a source that an authority vouches for; nothing of it is read but small files.
+
+    Args:
+        authority: who vouches.
+        url: of the source, for messages.
+        data: its manifest as it lies there.
+        index: of its shards.
+        sizes: of the shards' files where they lie, by their names; returns None where nobody can say.
+
+    Raises:
+        ProvenanceError: nobody who may has signed the manifest.
+        LicenceExpiredError: its licence has ended.
+        TamperedIndexError: the index lists other shards than the manifest.
+        TamperedShardError: a shard is missing, or is of another size.
+    """
+    manifest = SourceManifest.from_bytes(data, name=f"{url}/manifest.json")
+    keyids = authority.vouch(
+        data, class_path=manifest.class_path, source=manifest.source, version=manifest.source_version
+    )
+    until = manifest.facts.licence_valid_until
+    if until and date.fromisoformat(until) < datetime.now(UTC).date():
+        msg = (
+            f"The licence of {url} ({manifest.facts.licence or 'not named'}) was valid until {until}. Leave the source "
+            "out, or have it signed with the new licence."
+        )
+        raise LicenceExpiredError(msg)
+    if not isinstance(index, ShardIndex):
+        msg = f"{url} holds Parquet, whose files no manifest lists. Convert it to MDS to have it vouched for."
+        raise TamperedIndexError(msg)
+    _check_index(url, manifest, index, sizes)
+    return VouchedShards(manifest, keyids)
+
+
+def _check_index(url: str, manifest: SourceManifest, index: ShardIndex, sizes: Sizes) -> None:
+    own = index.extra.get("cosmati")
+    says = own if isinstance(own, dict) else {}
+    wanted = {"class": manifest.class_path, "band": manifest.band}
+    for name, value in wanted.items():
+        if says.get(name, 0 if name == "band" else None) != value:
+            msg = f"{url}/index.json says {name} {says.get(name)!r}, and {value!r} was signed. Restore it."
+            raise TamperedIndexError(msg)
+    if index.num_shards != len(manifest.shards):
+        msg = f"{url}/index.json lists {index.num_shards} shards, and {len(manifest.shards)} were signed. Restore it."
+        raise TamperedIndexError(msg)
+    files = []
+    for number, shard in enumerate(manifest.shards):
+        info = index.shard(number)
+        if (info.raw.basename, info.num_rows) != (shard.name, shard.rows):
+            msg = (
+                f"{url}/index.json lists {info.raw.basename} with {info.num_rows} rows as shard {number}, and "
+                f"{shard.name} with {shard.rows} was signed. Restore it."
+            )
+            raise TamperedIndexError(msg)
+        files.append(info.zip or info.raw)
+    there = sizes([file.basename for file in files])
+    if there is None:
+        return
+    for file in files:
+        size = there.get(file.basename)
+        if size != file.num_bytes:
+            what = "is missing" if size is None else f"has {size:,} bytes in place of {file.num_bytes:,}"
+            raise TamperedShardError(f"{url}/{file.basename} {what}. Fetch the source again.")
+
+
+class CheckedOnce:
+    """Which shards of a source this process has compared with what was signed."""
+
+    def __init__(self, vouched: VouchedShards) -> None:
+        self._vouched = vouched
+        self._checked: dict[int, tuple[int, ...]] = {}
+
+    def check(self, number: int, path: Path) -> None:
+        """Compare a shard before its first row is read, and again where another file has taken its place."""
+        is_now = _identity(path)
+        if self._checked.get(number) != is_now:
+            self._vouched.check_shard(number, path)
+            self._checked[number] = is_now
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
