@@ -14,7 +14,9 @@ TEST_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,test,mutants
 CHECK_EXTRAS := $(TEST_EXTRAS),check,docs
 DOCS_EXTRAS := $(QUICKSTART_EXTRAS),study,docs
 # Apart from the others: the text corpus is the Python source of what its environment has installed.
-OTHER_EXTRAS := $(TEST_EXTRAS),onnx,trackers
+OTHER_EXTRAS := $(TEST_EXTRAS),authority,onnx,trackers
+OTHER_TESTS := tests/integrations tests/export/test_onnx_form.py tests/provenance tests/data/test_vouched.py \
+  tests/docs/test_authorities_page.py
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
@@ -30,8 +32,8 @@ quickstart: $(VENV)/.with-quickstart ## install, train a first governed run and 
 test: $(VENV)/.with-test ## run the default test suite (`slow` tests left out)
 	$(BIN)/python -m pytest -n 2
 
-extras: $(VENV)-extras/.with-extras ## test trackers and ONNX, whose packages `test` leaves out, in an environment of their own
-	$(VENV)-extras/bin/python -m pytest -n 2 tests/integrations tests/export/test_onnx_form.py
+extras: $(VENV)-extras/.with-extras ## test authorities, trackers and ONNX, whose packages `test` leaves out, in an environment of their own
+	$(VENV)-extras/bin/python -m pytest -n 2 $(OTHER_TESTS)
 
 golden: $(VENV)/.with-test ## write this platform's digests of training (tests/golden): a change of bits is a decision
 	$(BIN)/python -m tests.golden.digests

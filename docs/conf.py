@@ -29,6 +29,7 @@ html_title = "Cosmati"
 autosummary_generate = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_mock_imports = ["securesystemslib", "tuf"]  # of the extra `authority`
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True

@@ -13,7 +13,7 @@ import hashlib
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -338,6 +338,13 @@ def open_sources(
         )
         for entry in listed
     ]
+
+
+def open_all(urls: Iterable[str | Path], **options: Any) -> list[OpenedSource]:  # noqa: ANN401  (of open_sources)
+    """Open several data sets, with the options of `open_sources`; a cache that is too small for them is refused."""
+    sources = [source for url in urls for source in open_sources(url, **options)]
+    refuse_small_cache(sources)
+    return sources
 
 
 def refuse_small_cache(sources: Sequence[OpenedSource]) -> None:

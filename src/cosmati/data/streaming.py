@@ -26,7 +26,7 @@ from cosmati.core.rng import position_key
 from cosmati.data.checks import check_columns, check_options, listed_urls, refuse_their_options, refuse_twice
 from cosmati.data.choosing import Choosable
 from cosmati.data.faults import is_of_the_environment
-from cosmati.data.opened import CacheOptions, OpenedSource, open_sources, refuse_small_cache
+from cosmati.data.opened import CacheOptions, OpenedSource, open_all
 from cosmati.data.order.mixture import Group, Mixture
 from cosmati.data.order.permutation import distinct
 from cosmati.data.order.shards import ORDER_VERSION, ShardOrder
@@ -81,8 +81,7 @@ class StreamingDataset(Choosable, Dataset[Any]):
             is wrong with a row's own bytes counts: disks, handles, permissions, memory, whole shards always raise. A
             plain DataLoader and a `for` leave nothing out, and name the row.
         allow_pickle: decode columns of the encoding `pkl`: only from who you'd let run code.
-        authority: an `Authority`, who has to vouch for each source: a class is then what its signers have signed, and a
-            shard is compared with that before its first row is read. None takes what the data say of themselves.
+        authority: an `Authority`, who must vouch for each source; None takes what the data say of themselves.
 
     Raises:
         ProvenanceError: the authority doesn't vouch for a source.
@@ -115,15 +114,9 @@ class StreamingDataset(Choosable, Dataset[Any]):
     ) -> None:
         options = cache if isinstance(cache, CacheOptions) else CacheOptions(Path(cache) if cache else None)
         check_options({"seed": seed, "window_rows": window_rows, "on_bad_row": on_bad_row, "columns": columns}, options)
-        self.sources: list[OpenedSource] = [
-            source
-            for url in listed_urls(urls)
-            for source in open_sources(
-                url, class_path=class_path, options=options, allow_pickle=allow_pickle, authority=authority
-            )
-        ]
+        says = {"class_path": class_path, "authority": authority, "allow_pickle": allow_pickle, "options": options}
+        self.sources = open_all(listed_urls(urls), **says)
         refuse_twice(self.sources)
-        refuse_small_cache(self.sources)
         self._cache = options
         refuse_overrides(type(self), StreamingDataset)
         self._is_overridden = type(self).__getitem__ is not StreamingDataset.__getitem__

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from cosmati.data.shards.index import ShardIndex
 from cosmati.data.shards.manifest import SourceManifest
+from cosmati.data.shards.remote import EnvironmentFaultError
 from cosmati.errors import DataError
 
 
@@ -22,8 +23,8 @@ class TamperedIndexError(DataError):
     """An index isn't the one that goes with a signed manifest."""
 
 
-class TamperedShardError(DataError):
-    """A shard isn't what a signed manifest says."""
+class TamperedShardError(EnvironmentFaultError):
+    """A shard isn't what a signed manifest says: no row of it is left out as a bad one, since none may be read."""
 
 
 class Vouches(Protocol):

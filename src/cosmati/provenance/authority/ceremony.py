@@ -231,4 +231,5 @@ def sign_source(repository: AuthorityRepository, ring: KeyRing, name: SourceName
         need, have = delegated[role].threshold, len(error.metadata.signatures)
         return f"{have} of {need} signatures; the next one runs the same command"
     pending.unlink(missing_ok=True)
-    return "signed"
+    lost = chain.problems.get(role)
+    return "signed" if lost is None else f"signed, and nothing that was signed before in its class: {lost}"

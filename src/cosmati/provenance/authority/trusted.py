@@ -213,20 +213,33 @@ def _opened(url: str) -> Any:  # noqa: ANN401  (an open file)
     return fsspec.open(url, "rb").open()
 
 
+_ERRORS: tuple[tuple[type[Exception], type[ProvenanceError], str], ...] = (
+    (
+        tuf.ExpiredMetadataError,
+        ExpiredMetadataError,
+        "has expired: {}. Ask the authority to renew. If it says that it has, somebody shows you an old state.",
+    ),
+    (
+        tuf.BadVersionNumberError,
+        RolledBackError,
+        "shows an older state than was seen here before: {}. Ask the authority why.",
+    ),
+    (
+        tuf.UnsignedMetadataError,
+        UnsignedMetadataError,
+        "isn't signed by the keys that may: {}. Nothing in it is trusted.",
+    ),
+    (tuf.RepositoryError, InconsistentMetadataError, "can't be trusted: {}. Fetch it again, or ask the authority."),
+)
+"""A TUF client's errors, the narrower ones first, with ours and their mends."""
+
+
 def _told(error: Exception, url: str) -> ProvenanceError:
     """Return a TUF client's error as ours, with its mend."""
-    if isinstance(error, tuf.ExpiredMetadataError):
-        msg = (
-            f"{url} has expired: {error}. Ask the authority to renew (`cosmati keys renew`). If it says that it has, "
-            "somebody shows you an old state."
-        )
-        return ExpiredMetadataError(msg)
-    if isinstance(error, tuf.BadVersionNumberError):
-        return RolledBackError(f"{url} shows an older state than was seen here before: {error}. Ask the authority why.")
-    if isinstance(error, tuf.UnsignedMetadataError):
-        return UnsignedMetadataError(f"{url} isn't signed by the keys that may: {error}. Nothing in it is trusted.")
-    if isinstance(error, tuf.LengthOrHashMismatchError):
-        return TamperedManifestError(f"{url} holds a file that isn't what was signed: {error}.")
-    if isinstance(error, tuf.RepositoryError):
-        return InconsistentMetadataError(f"{url} can't be trusted: {error}. Fetch it again, or ask the authority.")
+    for theirs, ours, words in _ERRORS:
+        if isinstance(error, theirs):
+            return ours(f"{url} {words.format(error)}")
+    if isinstance(error, tuf.DownloadHTTPError) and error.status_code in (403, 404):
+        msg = f"{url} isn't whole: {error}. Other metadata name that file: ask the authority to restore it."
+        return InconsistentMetadataError(msg)
     return UnreachableAuthorityError(f"{url} can't be fetched: {error}. Check the address and the connection.")

@@ -1,0 +1,49 @@
+"""The page on authorities: its five commands and its example run, and its table names the errors that there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
+
+from cosmati.cli.main import app
+from cosmati.data import vouching
+from cosmati.errors import CosmatiError
+from cosmati.provenance.authority import errors
+
+PAGE = (Path(__file__).parents[2] / "docs" / "authorities.md").read_text()
+
+
+def test_the_ceremony_and_the_example_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Path("notes.txt").write_text("some words\n")
+    (commands,) = re.findall(r"```\n(cosmati.*?)```", PAGE, re.DOTALL)
+    outputs = []
+    for line in commands.splitlines():
+        result = CliRunner().invoke(app, shlex.split(line)[1:])
+        assert result.exit_code == 0, result.output
+        outputs.append(result.output)
+    assert len(outputs) == 5
+    (root,) = re.findall(r"^  ([0-9a-f]{64})$", outputs[0], re.MULTILINE)
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(example, "authorities.md", "exec"), {"ROOT": root})
+    assert f"{capsys.readouterr().out.strip()}" == re.findall(r"print\(.*\)  # (.*)", example)[0]
+
+
+def test_the_table_names_every_error() -> None:
+    named = set(re.findall(r"`(\w+Error)`", PAGE))
+    there = {
+        name
+        for module in (errors, vouching)
+        for name, one in vars(module).items()
+        if isinstance(one, type) and issubclass(one, CosmatiError) and one.__module__ == module.__name__
+    }
+    assert named == there
