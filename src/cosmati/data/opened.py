@@ -35,7 +35,7 @@ from cosmati.data.vouching import CheckedOnce, VouchedShards, Vouches, vouched_s
 from cosmati.errors import DataError
 from cosmati.storage.lease import Lease
 
-__all__ = ["UNKNOWN_CLASS", "CacheOptions", "OpenedSource", "open_sources", "refuse_small_cache"]
+__all__ = ["UNKNOWN_CLASS", "CacheOptions", "OpenedSource", "open_all", "open_sources"]
 
 UNKNOWN_CLASS = "unknown"
 _MAX_DECODED = 8
