@@ -92,6 +92,8 @@ def prepare(given: Ingredients) -> Prepared:
     layout = Whole(model, regions, ranks, num_microbatches)
     scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks, model)
     refuse_epochs(config, budget, given.data, given.methods, scheduled)
+    for part in scheduled:
+        part.multiplier(Clock(), budget)  # A warm-up that doesn't fit into the run is refused before anything runs.
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
     statistics = BatchNormStatistics(model)
     losses = [turn.loss for turn in turns]
