@@ -1,8 +1,8 @@
 """Where a run stands, and spans of it as time strings.
 
 A time string is a number and a unit: `10ep` epochs, `100ba` steps (batches), `4096sp` rows (samples), `1e9tok`
-tokens, `0.3dur` a fraction of the run, `90sec` seconds of training on the host's clock. Seconds may be written `1h20m40s`,
-and digits in groups: `4_000tok`.
+tokens, `0.3dur` a fraction of the run, `90sec` seconds of training on the host's clock. Seconds may be written
+`1h20m40s`, and digits in groups: `4_000tok`.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class _GhostBatchNorm(_BatchNorm):
         return normalised
 
     def _traced(self, input: Tensor) -> Tensor:
-        """Let torch.fx write evaluation down: the native layer asks how many dimensions there are, as only a run knows."""
+        """Let torch.fx write evaluation down: the native layer asks for dimensions, which only a run knows."""
         if self.training:
             msg = (
                 "torch.fx can't write down how many ghosts a batch has. Trace the model in evaluation mode "
@@ -51,9 +51,7 @@ class _GhostBatchNorm(_BatchNorm):
             )
             raise BatchError(msg)
         by_batch = self.running_mean is None
-        return F.batch_norm(
-            input, self.running_mean, self.running_var, self.weight, self.bias, by_batch, 0.0, self.eps
-        )
+        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, by_batch, 0.0, self.eps)
 
     def _in_parts(self, input: Tensor, num_ghosts: int) -> Tensor:
         ghosts = input.tensor_split(num_ghosts)

@@ -155,9 +155,8 @@ def _layer_norm(
     dtype = _autocast_type(input, own)
     if dtype is None:
         return F.layer_norm(input, shape, weight, bias, eps)
-    weight, bias = _cast(weight, dtype), _cast(bias, dtype)
     with torch.autocast(input.device.type, enabled=False):
-        return F.layer_norm(input.to(dtype), shape, weight, bias, eps)
+        return F.layer_norm(input.to(dtype), shape, _cast(weight, dtype), _cast(bias, dtype), eps)
 
 
 @torch.fx.wrap
@@ -167,9 +166,8 @@ def _group_norm(
     dtype = _autocast_type(input, own)
     if dtype is None:
         return F.group_norm(input, num_groups, weight, bias, eps)
-    weight, bias = _cast(weight, dtype), _cast(bias, dtype)
     with torch.autocast(input.device.type, enabled=False):
-        return F.group_norm(input.to(dtype), num_groups, weight, bias, eps)
+        return F.group_norm(input.to(dtype), num_groups, _cast(weight, dtype), _cast(bias, dtype), eps)
 
 
 def _autocast_type(input: Tensor, own: torch.dtype | None) -> torch.dtype | None:

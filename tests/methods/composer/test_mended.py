@@ -1,4 +1,4 @@
-"""What Composer's documentation says and was once another thing here: one-hot integers, a longer ALiBi, torch.fx, times."""
+"""What Composer documents and was once another thing here: one-hot integers, a longer ALiBi, torch.fx, times."""
 
 from __future__ import annotations
 
@@ -92,12 +92,13 @@ def test_losses_and_accuracy_take_integer_one_hot_targets() -> None:
 
 def test_a_run_on_integer_one_hot_targets_is_the_run_on_indices() -> None:
     def trained(targets: Tensor) -> Tensor:
-        model = nn.Sequential(nn.Flatten(), nn.Linear(192, CLASSES, bias=False))
-        nn.init.constant_(model[1].weight, 0.01)
+        layer = nn.Linear(192, CLASSES, bias=False)
+        nn.init.constant_(layer.weight, 0.01)
         methods = [MixUp(alpha=0.5), LabelSmoothing(smoothing=0.1)]
         data = InMemory((IMAGES, targets), rows_per_step=6)
+        model = nn.Sequential(nn.Flatten(), layer)
         Trainer(model, Classification(CLASSES), data, optimizers=SGD(lr=0.1), methods=methods).fit()
-        return model[1].weight.detach()
+        return layer.weight.detach()
 
     torch.testing.assert_close(trained(ONE_HOT), trained(LABELS))
 
@@ -212,7 +213,7 @@ def test_times_that_mean_nothing_are_refused(text: str) -> None:
 
 
 def test_composers_iterations_are_explained() -> None:
-    with pytest.raises(PlanError, match="'3iter' is not a time.*'ba'.*'ep'"):
+    with pytest.raises(PlanError, match=r"'3iter' is not a time.*'ba'.*'ep'"):
         Time.parse("3iter")
 
 
