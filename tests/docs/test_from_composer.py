@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import cosmati
 import cosmati.methods.functional as cf
@@ -30,6 +31,8 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (again.outcome, again.clock.step) == ("completed", 32)
     # Stopped and gone on, or never stopped: one run.
     assert again.metrics == page["result"].metrics
+    whole, parts = page["started"].model.state_dict(), page["resumed"].model.state_dict()
+    assert all(torch.equal(value, parts[name]) for name, value in whole.items())
     assert page["tuned"].clock.step == 16
     assert page["stopped"].outcome == page["enough"].outcome == "stopped"
     assert page["stopped"].clock.step < 320

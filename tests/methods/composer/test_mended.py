@@ -146,6 +146,16 @@ class ResidualUnit(nn.Module):
         return torch.relu(self.norm(self.conv(x)) + x)
 
 
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.second = nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.second(self.act(self.first(x)))
+        return output
+
+
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
@@ -189,6 +199,19 @@ def test_torch_fx_traces_every_surgery_in_evaluation(name: str) -> None:
         for enabled in (False, True):
             with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
                 assert torch.equal(traced(images), model(images))
+
+
+@pytest.mark.parametrize("name", ["ghost_batchnorm", "gyro_dropout", "stochastic block", "stochastic sample"])
+def test_torch_fx_refuses_what_training_draws_or_counts(name: str) -> None:
+    model = SURGERY[name](network()).train()
+    with pytest.raises(BatchError, match=r"torch\.fx .*model\.eval\(\)"):
+        torch.fx.symbolic_trace(model)
+
+
+def test_torch_fx_traces_gated_feed_forwards() -> None:
+    model = cf.apply_gated_linear_units(nn.Sequential(FeedForward()), target_layer_name="FeedForward")
+    x = torch.randn(3, 4)
+    assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
 
 
 @pytest.mark.parametrize(
