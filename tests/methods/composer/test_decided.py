@@ -72,8 +72,11 @@ def test_surgery_is_in_place_returns_the_model_and_keeps_names(name: str) -> Non
     after = dict(model.named_parameters())
     if name == "factorization":
         assert {"7.reduce.weight", "7.expand.weight", "7.expand.bias"} <= after.keys()
-    else:
-        assert all(after[key] is value for key, value in before.items()), "the same names, the same parameters"
+        return
+    assert all(after[key] is value for key, value in before.items()), "the same names, the same parameters"
+    missing, unexpected = model.load_state_dict(network().state_dict(), strict=name != "squeeze_excite")
+    assert not unexpected
+    assert all("squeeze_excite" in key for key in missing)
 
 
 def test_a_layer_that_is_the_model_comes_back() -> None:
@@ -232,6 +235,13 @@ def test_one_convolution_has_one_surgery_that_adds_to_what_it_computes() -> None
     cf.apply_blurpool(model)
     cf.apply_squeeze_excite(model, 4, 16)
     assert [type(layer).__name__ for layer in model] == ["BlurConv2d", "SqueezeExciteConv2d"]
+
+
+def test_squeeze_excite_asks_for_channels_on_both_sides() -> None:
+    layer = nn.Conv2d(8, 16, 3)
+    with pytest.warns(UserWarning, match="changes nothing"):
+        cf.apply_squeeze_excite(layer, 4, 16)
+    assert type(cf.apply_squeeze_excite(layer, 4, 8)).__name__ == "SqueezeExciteConv2d"
 
 
 def test_adamw_decays_times_the_learning_rate() -> None:

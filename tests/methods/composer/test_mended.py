@@ -74,8 +74,8 @@ def test_rows_without_a_label_stay_without() -> None:
 
 
 def test_indices_whose_shape_is_that_of_one_hot_targets_stay_indices() -> None:
-    tokens = torch.tensor([[0, 1, 2, 3], [3, 3, 0, 0]])
-    assert changed(LabelSmoothing(smoothing=0.1), tokens).shape == (2, CLASSES, 4)
+    for tokens in ([[0, 1, 2, 3], [3, 3, 0, 0]], [[-100, 0, 1, 0], [0, 1, 0, -100]], [[0, 1, 0, 0], [1, 1, 0, 0]]):
+        assert changed(LabelSmoothing(smoothing=0.1), torch.tensor(tokens)).shape == (2, CLASSES, 4)
     positions = torch.zeros(2, 4, dtype=torch.int64)
     assert changed(LabelSmoothing(smoothing=0.1), positions, LanguageModel(num_classes=4)).shape == (2, 4, 4)
 
@@ -199,6 +199,12 @@ def test_torch_fx_traces_every_surgery_in_evaluation(name: str) -> None:
         for enabled in (False, True):
             with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
                 assert torch.equal(traced(images), model(images))
+
+
+def test_torch_fx_keeps_statistics_of_the_batch_where_none_are_kept() -> None:
+    model = cf.apply_ghost_batchnorm(nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False)), 2).eval()
+    x = torch.randn(5, 3)
+    assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
 
 
 @pytest.mark.parametrize("name", ["ghost_batchnorm", "gyro_dropout", "stochastic block", "stochastic sample"])
