@@ -1,7 +1,8 @@
 """Where a run stands, and spans of it as time strings.
 
 A time string is a number and a unit: `10ep` epochs, `100ba` steps (batches), `4096sp` rows (samples), `1e9tok`
-tokens, `0.3dur` a fraction of the run, `90sec` seconds of training on the host's clock.
+tokens, `0.3dur` a fraction of the run, `90sec` seconds of training on the host's clock. Seconds may be written
+`1h20m40s`, and digits in groups: `4_000tok`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class Unit(StrEnum):
     SECOND = "sec"
 
 
-_TIME = re.compile(r"^\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)\s*(ep|ba|sp|tok|dur|sec)\s*$")
+_TIME = re.compile(r"^\s*(\d+(?:_\d+)*(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)\s*(ep|ba|sp|tok|dur|sec)\s*$")
+_HOURS = re.compile(r"^\s*(?=\d)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?\s*$")
+_SECONDS = (86400, 3600, 60, 1)
 
 
 class Time(NamedTuple):
@@ -40,7 +43,8 @@ class Time(NamedTuple):
         """Read a time string.
 
         Raises:
-            PlanError: the text isn't a number followed by ep, ba, sp, tok, dur or sec.
+            PlanError: the text isn't a number followed by ep, ba, sp, tok, dur or sec, or days, hours, minutes and
+                seconds as in 1h20m40s.
         """
         if isinstance(text, Time):
             return text
@@ -48,12 +52,17 @@ class Time(NamedTuple):
             steps, epochs = (f"'{text}{unit}'" for unit in (Unit.STEP, Unit.EPOCH))
             msg = f"{text!r} has no unit. A time is a number with one: {steps} for steps, {epochs} for epochs."
             raise PlanError(msg)
+        if (hours := _HOURS.match(text)) is not None:
+            amounts = [int(digits or 0) for digits in hours.groups()]
+            return cls(float(sum(n * s for n, s in zip(amounts, _SECONDS, strict=True))), Unit.SECOND)
         match = _TIME.match(text)
         if match is None:
             msg = (
                 f"{text!r} is not a time. Write a number and a unit: '10ep' epochs, '100ba' steps, '4096sp' rows, "
-                "'1e9tok' tokens, '0.3dur' a fraction of the run, '90sec' seconds."
+                "'1e9tok' tokens, '0.3dur' a fraction of the run, '90sec' or '1h20m40s' seconds."
             )
+            if text.strip().endswith("iter"):
+                msg += " An iteration has no length here: say which steps ('ba') or epochs ('ep') you mean."
             raise PlanError(msg)
         return cls(float(match[1]), Unit(match[2]))
 

@@ -153,7 +153,8 @@ class Classification:
     """Cross-entropy over rows, or over positions.
 
     Reads `(input, target)`: logits [rows, classes, ...]; targets of class indices [rows, ...] or of probabilities,
-    the logits' shape. With a probability target, the loss is that of soft cross-entropy.
+    the logits' shape, which may be integers (one-hot). With a probability target, the loss is that of soft
+    cross-entropy.
 
     Args:
         num_classes: what target methods (label smoothing, MixUp) need to know of integer targets.
@@ -172,6 +173,8 @@ class Classification:
         if isinstance(target, MixedTarget):
             return _interpolate(self.compare(logits, target.first), self.compare(logits, target.second), target.mixing)
         logits = logits.float()
+        if target.shape == logits.shape and not target.is_floating_point():
+            target = target.to(logits.dtype)
         if target.is_floating_point():
             if target.shape != logits.shape:
                 msg = (

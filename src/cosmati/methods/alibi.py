@@ -133,7 +133,8 @@ def apply_alibi(model: nn.Module, max_sequence_length: int, optimizers: Optimize
 
     Args:
         model: the model; everything that holds positions, not an attention layer alone.
-        max_sequence_length: longest sequence that will be seen, in training or after it, >= 1.
+        max_sequence_length: longest sequence that will be seen, in training or after it, >= 1. A model that has ALiBi
+            already takes longer ones from now on; a shorter length takes nothing back.
         optimizers: the position embeddings leave their parameter groups.
 
     Returns:
@@ -144,6 +145,9 @@ def apply_alibi(model: nn.Module, max_sequence_length: int, optimizers: Optimize
     """
     _check(max_sequence_length)
     if any(isinstance(module, AlibiAttention) for module in model.modules()):
+        for module in model.modules():
+            if _has_lost_positions(module):
+                _lengthen(module, max_sequence_length)
         return model
     attention = [module for module in model.modules() if _is_theirs(module) or _asks_for_bias(module)]
     positions = [(module, name) for module in model.modules() if (name := _positions_of(module))]
@@ -247,6 +251,13 @@ def _positions_of(module: nn.Module) -> str | None:
     names = [name for path, name in _POSITIONS.items() if is_loaded_instance(module, [path])]
     names += ["position"] * _is_built_as_own(module)
     return next((name for name in names if isinstance(getattr(module, name, None), nn.Embedding)), None)
+
+
+def _has_lost_positions(module: nn.Module) -> bool:
+    """Say whether a module is one that `_positions_of` has found before."""
+    if _is_built_as_own(module):
+        return module.position is None
+    return any(isinstance(child, NoPositions) for child in module.children())
 
 
 def _refuse(model: nn.Module, *, has_attention: bool) -> NoReturn:

@@ -21,6 +21,7 @@ Size = int | tuple[int, int]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
+@torch.fx.wrap
 def blur_2d(input: Tensor, stride: Size = 1, kernel: Tensor | None = None) -> Tensor:
     """Filter with [1, 2, 1] x [1, 2, 1] / 16, and keep every `stride`-th position.
 
@@ -86,13 +87,7 @@ class BlurMaxPool2d(nn.MaxPool2d):
         stride = _pair(self.stride)
         if not self.ceil_mode:
             return blur_2d(dense, stride, self.blur_kernel)
-        sizes = [_ceil_size(input, dense, side, stride[side], _pair(self.padding)[side]) for side in (0, 1)]
-        for side, size in enumerate(sizes):
-            dim = side - 2
-            missing = max(0, (size - 1) * stride[side] + 1 - dense.shape[dim])
-            last = dense.narrow(dim, dense.shape[dim] - 1, 1)
-            dense = torch.cat([dense, *[last] * missing], dim)
-        return blur_2d(dense, stride, self.blur_kernel)[..., : sizes[0], : sizes[1]]
+        return _blur_to_ceil(input, dense, stride, _pair(self.padding), self.blur_kernel)
 
 
 class BlurConv2d(nn.Conv2d):
@@ -245,6 +240,20 @@ def _reflected(input: Tensor) -> Tensor:
         inner = min(1, size - 1)
         input = torch.cat([input.narrow(dim, inner, 1), input, input.narrow(dim, size - 1 - inner, 1)], dim)
     return input
+
+
+@torch.fx.wrap
+def _blur_to_ceil(
+    input: Tensor, dense: Tensor, stride: tuple[int, int], padding: tuple[int, int], kernel: Tensor
+) -> Tensor:
+    """Blur the dense maxima of an input, with as many positions as `ceil_mode` gives. Only a run knows the shapes."""
+    sizes = [_ceil_size(input, dense, side, stride[side], padding[side]) for side in (0, 1)]
+    for side, size in enumerate(sizes):
+        dim = side - 2
+        missing = max(0, (size - 1) * stride[side] + 1 - dense.shape[dim])
+        last = dense.narrow(dim, dense.shape[dim] - 1, 1)
+        dense = torch.cat([dense, *[last] * missing], dim)
+    return blur_2d(dense, stride, kernel)[..., : sizes[0], : sizes[1]]
 
 
 def _ceil_size(input: Tensor, dense: Tensor, side: int, stride: int, padding: int) -> int:

@@ -56,10 +56,14 @@ def cutmix_batch(
         `share * loss(output, target) + (1 - share) * loss(output, permuted)`.
 
     Raises:
-        BatchError: the input isn't images, the box lies outside of them, or length or alpha is out of range.
+        BatchError: the input isn't images, the box lies outside of them or is given twice, or length or alpha is out of
+            range.
     """
     if input.ndim != 4:
         msg = f"CutMix cuts images [rows, channels, height, width]; the input is {tuple(input.shape)}."
+        raise BatchError(msg)
+    if bbox is not None and length is not None:
+        msg = f"bbox={bbox} is the box already, and length={length} would draw one. Give bbox or length."
         raise BatchError(msg)
     height, width = input.shape[2:]
     if bbox is None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.utils import _pair
 
 from cosmati.core.method import Method, Stage
 from cosmati.errors import PlanError
@@ -31,11 +32,15 @@ class FactorizedLinear(nn.Module):
         out_features: of the output.
         bias: add one to the output.
         latent_features: in between, an integer; a fraction of the smaller side if below 1.
+
+    Raises:
+        PlanError: the two layers would be no smaller than the one.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, latent_features: float = 0.25) -> None:
         super().__init__()
         rank = latent_size(latent_features, in_features, out_features)
+        _check_smaller("latent_features", rank, out_features, in_features)
         self.reduce = nn.Linear(in_features, rank, bias=False)
         self.expand = nn.Linear(rank, out_features, bias=bias)
 
@@ -77,6 +82,9 @@ class FactorizedConv2d(nn.Module):
         dilation: of the first convolution.
         bias: add one to the output.
         latent_channels: in between, an integer; a fraction of the smaller side if below 1.
+
+    Raises:
+        PlanError: the two convolutions would be no smaller than the one.
     """
 
     def __init__(
@@ -92,6 +100,7 @@ class FactorizedConv2d(nn.Module):
     ) -> None:
         super().__init__()
         rank = latent_size(latent_channels, in_channels, out_channels)
+        _check_smaller("latent_channels", rank, out_channels, in_channels * math.prod(_pair(kernel_size)))
         self.reduce = nn.Conv2d(in_channels, rank, kernel_size, stride, padding, dilation, bias=False)
         self.expand = nn.Conv2d(rank, out_channels, 1, bias=bias)
 
@@ -256,8 +265,22 @@ class Factorize(Method):
 
 
 def _is_smaller(weight: Tensor, rank: int) -> bool:
-    rows, columns = weight.shape[0], weight[0].numel()
-    return rank * (rows + columns) < rows * columns
+    return rank < _break_even(weight.shape[0], weight[0].numel())
+
+
+def _break_even(rows: int, columns: int) -> float:
+    """Return the rank at which two factors are as large as the matrix."""
+    return rows * columns / (rows + columns)
+
+
+def _check_smaller(name: str, rank: int, rows: int, columns: int) -> None:
+    limit = _break_even(rows, columns)
+    if rank >= limit:
+        msg = (
+            f"{name}={rank} makes two layers that are no smaller than one of {rows} x {columns} weights, and that can "
+            f"do less. Give fewer than {limit:.4g}, or keep the layer whole."
+        )
+        raise PlanError(msg)
 
 
 def _linear(weight: Tensor, bias: nn.Parameter | None, like: Tensor) -> nn.Linear:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cosmati.core.method import Method, Stage
-from cosmati.errors import PlanError
+from cosmati.errors import BatchError, PlanError
 from cosmati.methods.building_blocks.surgery import warn_unchanged
 
 __all__ = ["GhostBatchNorm", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d", "apply_ghost_batchnorm"]
@@ -33,12 +33,25 @@ class _GhostBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the input [rows, channels, ...], normalised."""
+        if isinstance(input, torch.fx.Proxy):
+            return self._traced(input)
         num_ghosts = self._num_ghosts(input) if self.training else 1
         if num_ghosts == 1:
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]  # torch's own
         normalised: Tensor = _not_compiled(self._in_parts)(input, num_ghosts)
         return normalised
+
+    def _traced(self, input: Tensor) -> Tensor:
+        """Let torch.fx write evaluation down: the native layer asks for dimensions, which only a run knows."""
+        if self.training:
+            msg = (
+                "torch.fx can't write down how many ghosts a batch has. Trace the model in evaluation mode "
+                "(model.eval()), where there are none."
+            )
+            raise BatchError(msg)
+        by_batch = self.running_mean is None
+        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, by_batch, 0.0, self.eps)
 
     def _in_parts(self, input: Tensor, num_ghosts: int) -> Tensor:
         ghosts = input.tensor_split(num_ghosts)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cosmati.core.batch import Batch
 from cosmati.core.method import Method, Position, Stage
 from cosmati.core.rng import position_generator
-from cosmati.errors import PlanError
+from cosmati.errors import BatchError, PlanError
 from cosmati.methods.building_blocks.surgery import Optimizers, warn_unchanged
 
 __all__ = ["GyroDropout", "GyroDropoutLayer", "apply_gyro_dropout"]
@@ -60,6 +60,12 @@ class GyroDropoutLayer(nn.Dropout):
         """Return the input [rows, ...] with features dropped, in training."""
         if not self.training or self.p == 0:
             return input
+        if isinstance(input, torch.fx.Proxy):
+            msg = (
+                "torch.fx would write the subnetworks of one step down for good. Trace the model in evaluation mode "
+                "(model.eval()), where nothing is dropped."
+            )
+            raise BatchError(msg)
         mask: Tensor = _not_compiled(self._mask)(input)
         return input * mask
 

@@ -11,7 +11,7 @@ from cosmati.core.batch import Batch, Data
 from cosmati.core.loss import LanguageModel, MixedTarget, Regression
 from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import BatchError, PlanError
-from cosmati.methods.building_blocks.mixing import known_classes
+from cosmati.methods.building_blocks.mixing import is_one_hot, known_classes
 
 __all__ = ["LabelSmoothing", "smooth_labels"]
 
@@ -93,7 +93,10 @@ class LabelSmoothing(Method):
             raise BatchError(msg)
         if not target.is_floating_point():
             num_classes = at.num_classes(target, "LabelSmoothing")
-            return _smooth_indices(target, num_classes, self.smoothing, getattr(at.loss, "ignore_index", _IGNORE_INDEX))
+            if isinstance(at.loss, LanguageModel) or not is_one_hot(target, num_classes):
+                ignored = getattr(at.loss, "ignore_index", _IGNORE_INDEX)
+                return _smooth_indices(target, num_classes, self.smoothing, ignored)
+            target = target.float()
         if target.ndim < 2:
             msg = f"Targets {tuple(target.shape)} have no class dimension. Give probabilities [rows, classes, ...]."
             raise BatchError(msg)

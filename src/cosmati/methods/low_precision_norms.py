@@ -41,12 +41,7 @@ class LayerNormInAutocast(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the input [..., *normalized_shape] normalised."""
-        dtype = _autocast_type(input, self.low_precision)
-        if dtype is None:
-            return super().forward(input)
-        weight, bias = _cast(self.weight, dtype), _cast(self.bias, dtype)
-        with torch.autocast(input.device.type, enabled=False):
-            return F.layer_norm(input.to(dtype), self.normalized_shape, weight, bias, self.eps)
+        return _layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, self.low_precision)
 
 
 class GroupNormInAutocast(nn.GroupNorm):
@@ -57,12 +52,7 @@ class GroupNormInAutocast(nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the input [rows, channels, ...] normalised."""
-        dtype = _autocast_type(input, self.low_precision)
-        if dtype is None:
-            return super().forward(input)
-        weight, bias = _cast(self.weight, dtype), _cast(self.bias, dtype)
-        with torch.autocast(input.device.type, enabled=False):
-            return F.group_norm(input.to(dtype), self.num_groups, weight, bias, self.eps)
+        return _group_norm(input, self.num_groups, self.weight, self.bias, self.eps, self.low_precision)
 
 
 NormPrecision = str | torch.dtype | None
@@ -155,6 +145,29 @@ def _apply(
     if not found:
         warn_unchanged(f"{method} changes nothing: {why}. Leave it out.", model, native, stacklevel=4)
     return model
+
+
+# torch.fx writes the two calls down as they are: only a run knows whether autocast is on.
+@torch.fx.wrap
+def _layer_norm(
+    input: Tensor, shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float, own: torch.dtype | None
+) -> Tensor:
+    dtype = _autocast_type(input, own)
+    if dtype is None:
+        return F.layer_norm(input, shape, weight, bias, eps)
+    with torch.autocast(input.device.type, enabled=False):
+        return F.layer_norm(input.to(dtype), shape, _cast(weight, dtype), _cast(bias, dtype), eps)
+
+
+@torch.fx.wrap
+def _group_norm(
+    input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float, own: torch.dtype | None
+) -> Tensor:
+    dtype = _autocast_type(input, own)
+    if dtype is None:
+        return F.group_norm(input, num_groups, weight, bias, eps)
+    with torch.autocast(input.device.type, enabled=False):
+        return F.group_norm(input.to(dtype), num_groups, _cast(weight, dtype), _cast(bias, dtype), eps)
 
 
 def _autocast_type(input: Tensor, own: torch.dtype | None) -> torch.dtype | None:

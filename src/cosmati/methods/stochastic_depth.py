@@ -222,7 +222,10 @@ def _check(stochastic_method: str, drop_rate: float, drop_distribution: str) -> 
             msg = f"StochasticDepth knows no {name}={value!r}. Use one of {allowed}."
             raise PlanError(msg)
     if not 0 <= drop_rate < 1:
-        msg = f"drop_rate={drop_rate} is no probability of skipping. Give a number from 0 (off) to below 1."
+        msg = (
+            f"drop_rate={drop_rate} is no probability of skipping. Give a number from 0 (off) to below 1: a block "
+            "that's always skipped never learns."
+        )
         raise PlanError(msg)
 
 

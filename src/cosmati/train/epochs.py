@@ -1,4 +1,4 @@
-"""Refuses what follows time within an epoch whose length nobody knows: it would stand still until its end."""
+"""Refuses times that don't fit into the run, and what follows time within an epoch whose length nobody knows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from cosmati.core.clock import Budget, Time, Unit
+from cosmati.core.clock import Budget, Clock, Time, Unit
 from cosmati.core.method import Method
 from cosmati.core.plan import describe
 from cosmati.errors import PlanError
@@ -18,10 +18,10 @@ from cosmati.train.config import RunConfig
 _MAX_EPOCHS = 100
 
 
-def refuse_epochs(
+def refuse_times(
     config: RunConfig, budget: Budget, data: object, methods: Sequence[Method], scheduled: Sequence[ScheduledOptimizer]
 ) -> None:
-    """Refuse what can't follow a run whose epochs have no known length.
+    """Refuse what can't follow a run whose epochs have no known length, and schedules that the run is too short for.
 
     A loop of the user's own has no epochs at all, and is refused a budget in them. The default budget is let be there:
     whoever asks it for its end is told then (`refuse_endless`).
@@ -34,8 +34,17 @@ def refuse_epochs(
         scheduled: its optimizers.
 
     Raises:
-        PlanError: a budget that never ends; or, by name, a schedule or a method that would stand still within an epoch.
+        PlanError: a budget that never ends; by name, a schedule or a method that would stand still within an epoch; a
+            warm-up that takes the whole run.
     """
+    _refuse_epochs(config, budget, data, methods, scheduled)
+    for part in scheduled:
+        part.multiplier(Clock(), budget)  # The first step would ask, when folder and checkpoint are there.
+
+
+def _refuse_epochs(
+    config: RunConfig, budget: Budget, data: object, methods: Sequence[Method], scheduled: Sequence[ScheduledOptimizer]
+) -> None:
     if budget.steps_per_epoch is not None:
         return
     if data is None or not budget.goes_by_epochs:

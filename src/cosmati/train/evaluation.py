@@ -169,8 +169,9 @@ def batches(data: Data, rows: int) -> list[Data]:
 
 
 def accuracy(model: nn.Module, data: Data) -> Loss:
-    """Count the rows whose largest logit is at the target's index."""
-    hits = model(input_of(data)).argmax(1) == target_of(data)
+    """Count the rows whose largest logit is at the target's index; probabilities have theirs at the largest."""
+    logits, target = model(input_of(data)), target_of(data)
+    hits = logits.argmax(1) == (target.argmax(1) if target.shape == logits.shape else target)
     return Loss(hits.sum(), float(hits.numel()))
 
 

@@ -33,7 +33,7 @@ from cosmati.train.buffers import BatchNormStatistics, unrouted
 from cosmati.train.collectives import without_named
 from cosmati.train.config import RunConfig
 from cosmati.train.couplings import find_couplings
-from cosmati.train.epochs import refuse_epochs
+from cosmati.train.epochs import refuse_times
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
 from cosmati.train.image_sizes import ask_for_sizes
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
@@ -91,7 +91,7 @@ def prepare(given: Ingredients) -> Prepared:
     feed, never_offered = _deferring(feed, policy, class_map, num_microbatches)
     layout = Whole(model, regions, ranks, num_microbatches)
     scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks, model)
-    refuse_epochs(config, budget, given.data, given.methods, scheduled)
+    refuse_times(config, budget, given.data, given.methods, scheduled)
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
     statistics = BatchNormStatistics(model)
     losses = [turn.loss for turn in turns]

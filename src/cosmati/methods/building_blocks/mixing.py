@@ -80,13 +80,29 @@ def pair_rows(num_rows: int, present: Tensor | None, generator: torch.Generator 
 def one_hot(target: Tensor, num_classes: int, ignore_index: int = -100) -> Tensor:
     """Return class indices [rows, ...] as probabilities float32 [rows, classes, ...]; zero where ignored.
 
+    Integers that are one-hot already keep their shape.
+
     Raises:
         BatchError: an index isn't one of a class, where the targets are on CPU.
     """
+    if is_one_hot(target, num_classes):
+        return target.float()
     learnt = known_classes(target, num_classes, ignore_index).unsqueeze(1)
     target = target.long().unsqueeze(1)
     soft = torch.zeros(target.shape[0], num_classes, *target.shape[2:], device=target.device)
     return soft.scatter_(1, target.where(learnt, 0), learnt.float())
+
+
+def is_one_hot(target: Tensor, num_classes: int) -> bool:
+    """Say whether integers are one-hot [rows, classes, ...]: 1 at the class and else 0, or all 0 where there's none.
+
+    Class indices [rows, length] have that shape too where the length is the number of classes. So the values decide,
+    and an accelerator is waited for where the shape fits.
+    """
+    if target.ndim < 2 or target.shape[1] != num_classes:
+        return False
+    is_bit = ((target == 0) | (target == 1)).all()
+    return bool(is_bit & (target.sum(1) <= 1).all())
 
 
 def known_classes(target: Tensor, num_classes: int, ignore_index: int) -> Tensor:
