@@ -27,8 +27,10 @@ from cosmati.data.order.plan import RoutePlan, Tail
 from cosmati.data.parcel import in_worker, out_of_worker
 from cosmati.data.read_ahead import ReadAhead, fetch_from_here
 from cosmati.data.streaming import StreamingDataset
+from cosmati.data.vouching import vouched_data
 from cosmati.data.worker import WorkerStart
 from cosmati.errors import DataError
+from cosmati.provenance.voucher import VouchedData
 
 _END_SECONDS = 1.0
 
@@ -61,6 +63,11 @@ class StreamingSource:
     def digest(self) -> str:
         """Hex digest of the content, its classes and repeats."""
         return self.dataset.digest
+
+    @property
+    def vouched(self) -> VouchedData | None:
+        """Who vouched for the sources; None where nobody was asked."""
+        return vouched_data([source.vouched for source in self.dataset.sources])
 
     def order(
         self, *, seed: int, num_microbatches: int, route_pure: bool, classes: Collection[int] | None = None

@@ -13,6 +13,7 @@ from cosmati.data.shards.index import ShardIndex
 from cosmati.data.shards.manifest import SourceManifest
 from cosmati.data.shards.remote import EnvironmentFaultError
 from cosmati.errors import DataError
+from cosmati.provenance.voucher import VouchedData, Voucher
 
 
 class LicenceExpiredError(DataError):
@@ -30,8 +31,12 @@ class TamperedShardError(EnvironmentFaultError):
 class Vouches(Protocol):
     """Who vouches for sources: an `Authority`."""
 
-    def vouch(self, manifest: bytes, *, class_path: str, source: str, version: str) -> tuple[str, ...]:
-        """Return who has signed a source's manifest; raise a `ProvenanceError` where nobody has who may."""
+    def vouch(self, manifest: bytes, *, class_path: str, source: str, version: str) -> Voucher:
+        """Return that a source's manifest was signed; raise a `ProvenanceError` where nobody has who may."""
+        ...
+
+    def archive(self) -> Mapping[str, bytes]:
+        """Return the files that bear that out."""
         ...
 
 
@@ -44,11 +49,15 @@ class VouchedShards:
 
     Attributes:
         manifest: as it was signed.
-        keyids: of the keys that have signed it.
+        voucher: that it was.
+        opened: when that was found, ISO 8601.
+        archive: what bears it out.
     """
 
     manifest: SourceManifest
-    keyids: tuple[str, ...]
+    voucher: Voucher
+    opened: str
+    archive: Mapping[str, bytes]
 
     def check_shard(self, number: int, path: Path) -> None:
         """Read a shard's file whole, and compare it with what was signed.
@@ -84,11 +93,12 @@ def vouched_shards(authority: Vouches, url: str, data: bytes, index: object, siz
         TamperedShardError: a shard is missing, or is of another size.
     """
     manifest = SourceManifest.from_bytes(data, name=f"{url}/manifest.json")
-    keyids = authority.vouch(
+    voucher = authority.vouch(
         data, class_path=manifest.class_path, source=manifest.source, version=manifest.source_version
     )
+    now = datetime.now(UTC)
     until = manifest.facts.licence_valid_until
-    if until and date.fromisoformat(until) < datetime.now(UTC).date():
+    if until and date.fromisoformat(until) < now.date():
         msg = (
             f"The licence of {url} ({manifest.facts.licence or 'not named'}) was valid until {until}. Leave the source "
             "out, or have it signed with the new licence."
@@ -98,7 +108,17 @@ def vouched_shards(authority: Vouches, url: str, data: bytes, index: object, siz
         msg = f"{url} holds Parquet, whose files no manifest lists. Convert it to MDS to have it vouched for."
         raise TamperedIndexError(msg)
     _check_index(url, manifest, index, sizes)
-    return VouchedShards(manifest, keyids)
+    archive = {**authority.archive(), f"manifests/{voucher.manifest_sha256}.json": data}
+    return VouchedShards(manifest, voucher, now.isoformat(timespec="seconds"), archive)
+
+
+def vouched_data(sources: Sequence[VouchedShards | None]) -> VouchedData | None:
+    """Return what a run keeps of those who vouched for its sources; None where nobody did."""
+    found = [one for one in sources if one is not None]
+    if not found:
+        return None
+    archive = {name: data for one in found for name, data in one.archive.items()}
+    return VouchedData(min(one.opened for one in found), tuple(one.voucher for one in found), archive)
 
 
 def _check_index(url: str, manifest: SourceManifest, index: ShardIndex, sizes: Sizes) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cosmati.errors import TamperError
 from cosmati.ledger.files import check_overlap
@@ -11,7 +13,7 @@ from cosmati.ledger.note import TreeHead, VerifierKey, check_note, parse_checkpo
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
 from cosmati.ledger.tables import in_force
 from cosmati.ledger.wal import WAL_FILE, read_wal
-from cosmati.records.ledger import AmendEntry
+from cosmati.records.ledger import AmendEntry, RunEntry
 
 LEVEL_0 = "L0: consistent in itself, operator-asserted"
 
@@ -44,6 +46,7 @@ class LedgerReport:
         num_unsigned: Entries beyond the checkpoint in the write-ahead log: not signed, not checked.
         pinned_size: Size of the earlier checkpoint that was found to be a prefix, None without one.
         evidence_level: What the report shows at most.
+        provenance: Who vouched for the data, as entry 0 and each amendment say it: without those where nobody did.
     """
 
     origin: str
@@ -60,6 +63,7 @@ class LedgerReport:
     num_unsigned: int
     pinned_size: int | None
     evidence_level: str
+    provenance: tuple[Mapping[str, Any], ...] = ()
 
 
 def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead | str | None = None) -> LedgerReport:
@@ -85,9 +89,11 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         roots.append(wal.head)
     scan = Scan(directory, head, roots)
     covered = {} if wal is None else wal.entries
-    amendments = []
+    amendments, provenance = [], list[Mapping[str, Any]]()
     for item, tables in in_force(scan):
         check_overlap(covered, item.index, item.data)
+        if isinstance(item.entry, RunEntry | AmendEntry) and "provenance" in tables.details:
+            provenance.append(tables.details["provenance"])
         if isinstance(item.entry, AmendEntry):
             amendments.append(Amendment(item.entry.step, tables.changes))
     history = scan.history
@@ -106,6 +112,7 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         num_unsigned=sum(index >= head.size for index in covered),
         pinned_size=None if earlier is None else earlier.size,
         evidence_level=LEVEL_0,
+        provenance=tuple(provenance),
     )
 
 

@@ -176,7 +176,9 @@ class ExportingTrainer(Lifecycle):
             promises = tuple(GuaranteeRecord(g.name, g.holds, g.because) for g in self.plan.guarantees)
             record = dataclasses.replace(record, guarantees=promises, num_steps=self.clock.step)
         else:
-            facts = facts_of(a, self.prepared.data_digest, self.prepared.identity, self.prepared.policy)
+            facts = facts_of(
+                a, self.prepared.data_digest, self.prepared.identity, self.prepared.policy, self.prepared.vouched
+            )
             record = describe_run(facts, self.plan, self.clock, run_id="", model_digest="")
         name = f"step-{self.clock.step:08d}"
         there = folder is not None and any(one.name == name for one in list_checkpoints(folder / "checkpoints"))

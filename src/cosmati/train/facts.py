@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from cosmati.core.plan import Plan
+from cosmati.provenance.voucher import VouchedData
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import Assembly
@@ -36,6 +37,7 @@ class RunFacts:
         identity: what makes the run this one and no other, by name.
         parameters: names of each region's parameters.
         policy_text: the policy as its digest covers it; None without one.
+        vouched: who vouched for the data; None where nobody was asked.
     """
 
     recipe: str
@@ -52,6 +54,7 @@ class RunFacts:
     identity: Mapping[str, Any] = field(default_factory=dict)
     parameters: tuple[tuple[str, ...], ...] = ()
     policy_text: Mapping[str, Any] | None = None
+    vouched: VouchedData | None = None
 
 
 def facts_of(
@@ -59,6 +62,7 @@ def facts_of(
     data_digest: str,
     identity: Mapping[str, Any] | None = None,
     policy: PolicyFile | None = None,
+    vouched: VouchedData | None = None,
 ) -> RunFacts:
     """Gather the facts of a run that is about to start; the model's root is taken where a folder keeps it."""
     a = assembly
@@ -77,6 +81,7 @@ def facts_of(
         identity=identity or {},
         parameters=a.regions.parameters,
         policy_text=policy.to_mapping() if policy else None,
+        vouched=vouched,
     )
 
 

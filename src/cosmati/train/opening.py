@@ -61,7 +61,7 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
         PlanError: ranks hold different models.
     """
     a = prepared.assembly
-    facts = facts_of(a, prepared.data_digest, prepared.identity, prepared.policy)
+    facts = facts_of(a, prepared.data_digest, prepared.identity, prepared.policy, prepared.vouched)
     run = OpenRun(facts, a.config, a.budget, a.ranks, observers, a.layout.digest, a.model)
     continuity = Continuity(a, prepared.identity, facts.environment, facts.model_root)
     states = None

@@ -24,6 +24,7 @@ from cosmati.optim.optimizers import Optimizer, assign_parameters
 from cosmati.optim.schedules import Schedule
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.provenance.taxonomy import Taxonomy
+from cosmati.provenance.voucher import VouchedData
 from cosmati.routing.deferral import DeferredOrder
 from cosmati.routing.policy import CompiledPolicy, compile_policy
 from cosmati.routing.policy_file import PolicyFile
@@ -56,6 +57,7 @@ class Prepared:
         data_digest: hex digest of the data, empty where they have none.
         identity: what makes the run this one, by name.
         policy: as given.
+        vouched: who vouched for the data; None where nobody was asked.
     """
 
     assembly: Assembly
@@ -63,6 +65,7 @@ class Prepared:
     data_digest: str
     identity: Mapping[str, Any]
     policy: PolicyFile | None
+    vouched: VouchedData | None
 
 
 def prepare(given: Ingredients) -> Prepared:
@@ -121,7 +124,8 @@ def prepare(given: Ingredients) -> Prepared:
         device=device,
         image_size=ask_for_sizes(feed, plan, budget),
     )
-    return Prepared(assembly, feed, str(getattr(given.data, "digest", "")), identity, given.policy)
+    digest, vouched = str(getattr(given.data, "digest", "")), getattr(given.data, "vouched", None)
+    return Prepared(assembly, feed, digest, identity, given.policy, vouched)
 
 
 def _facts(

@@ -31,7 +31,7 @@ def seen(people: People) -> Authority:
 
 
 def vouch(people: People, path: str = NEWS, data: bytes = b"manifest", source: str = "s") -> tuple[str, ...]:
-    return seen(people).vouch(data, class_path=path, source=source, version="1")
+    return seen(people).vouch(data, class_path=path, source=source, version="1").keyids
 
 
 def test_what_was_signed_is_vouched_for(people: People) -> None:

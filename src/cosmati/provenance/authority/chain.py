@@ -95,11 +95,6 @@ class Chain:
             raise OutOfScopeError(msg)
         return found
 
-    @staticmethod
-    def role_of_source(name: SourceName) -> str:
-        """Return the role that signs a source."""
-        return role_of(name.class_path)
-
     def signers(self, role: str) -> tuple[str, ...]:
         """Return the ids of the keys whose signatures of a role's metadata hold."""
         metadata = self.targets[role]

@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,31 +26,13 @@ from cosmati.provenance.authority.errors import (
     UnsignedMetadataError,
     UntrustedRootError,
 )
-from cosmati.provenance.authority.names import METADATA, SourceName, metadata_file, target_file
+from cosmati.provenance.authority.names import METADATA, SourceName, metadata_file, role_of, target_file
 from cosmati.provenance.taxonomy import Taxonomy
+from cosmati.provenance.voucher import Voucher
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MAX_BYTES = 5_000_000
 _CHUNK_BYTES = 1 << 16
-
-
-@dataclass(frozen=True)
-class VouchedSource:
-    """What an authority says of a source.
-
-    Attributes:
-        name: taxonomy, class, source and version.
-        manifest_sha256: of its manifest, in hex.
-        num_bytes: of its manifest.
-        keyids: of the keys that have signed it.
-        expires: when that holds no longer.
-    """
-
-    name: SourceName
-    manifest_sha256: str
-    num_bytes: int
-    keyids: tuple[str, ...]
-    expires: datetime
 
 
 class Authority:
@@ -107,21 +88,6 @@ class Authority:
         """What was fetched last; fetches if nothing was."""
         return self._chain or self.refresh()
 
-    def source(self, name: SourceName) -> VouchedSource:
-        """Return what is signed of a source.
-
-        Raises:
-            OutOfScopeError: nobody who may sign its class has signed it.
-        """
-        found, role = self.chain.source(name), self.chain.role_of_source(name)
-        return VouchedSource(
-            name,
-            found.hashes["sha256"],
-            found.length,
-            self.chain.signers(role),
-            self.chain.targets[role].signed.expires,
-        )
-
     @property
     def taxonomy(self) -> Taxonomy:
         """The taxonomy that the authority has published last."""
@@ -133,8 +99,8 @@ class Authority:
             )
         return Taxonomy.from_mapping(json.loads(checked(data, info)))
 
-    def vouch(self, manifest: bytes, *, class_path: str, source: str, version: str) -> tuple[str, ...]:
-        """Return the ids of the keys that have signed a source's manifest.
+    def vouch(self, manifest: bytes, *, class_path: str, source: str, version: str) -> Voucher:
+        """Return that a source's manifest was signed, and by whom.
 
         Args:
             manifest: its bytes.
@@ -147,14 +113,21 @@ class Authority:
         """
         taxonomy = self.taxonomy
         taxonomy.id_of(class_path)  # says which are near where there's none
-        found = self.source(SourceName(taxonomy.name, class_path, source, version))
-        if hashlib.sha256(manifest).hexdigest() != found.manifest_sha256:
+        name = SourceName(taxonomy.name, class_path, source, version)
+        role, signed = role_of(class_path), self.chain.source(name).hashes["sha256"]
+        found = hashlib.sha256(manifest).hexdigest()
+        if found != signed:
             msg = (
-                f"The manifest of {source} {version} has the SHA-256 {hashlib.sha256(manifest).hexdigest()[:16]}, and "
-                f"{found.manifest_sha256[:16]} was signed. Restore it, or have the source signed under a new version."
+                f"The manifest of {source} {version} has the SHA-256 {found[:16]}, and {signed[:16]} was signed. "
+                "Restore it, or have the source signed under a new version."
             )
             raise TamperedManifestError(msg)
-        return found.keyids
+        expires = self.chain.targets[role].signed.expires.isoformat()
+        return Voucher(self.root, name.target, found, self.chain.signers(role), expires)
+
+    def archive(self) -> dict[str, bytes]:
+        """Return the files that bear out what was vouched for, by `ROOT/FILE`."""
+        return {f"{self.root}/{name}": data for name, data in self.chain.files.items()}
 
     def _first_root(self) -> bytes:
         data = self._read(metadata_file("root", 1))

@@ -24,6 +24,7 @@ from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
 from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
 from cosmati.ledger.writer import LedgerWriter, details_digest
+from cosmati.provenance.voucher import FOLDER
 from cosmati.records.ledger import (
     DIGEST_SIZE,
     AmendEntry,
@@ -33,7 +34,7 @@ from cosmati.records.ledger import (
     RunEntry,
     StepEntry,
 )
-from cosmati.storage.atomic import create_secret
+from cosmati.storage.atomic import create_secret, replace_files
 from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
 from cosmati.train.observers.observer import Observer
@@ -86,6 +87,7 @@ class LedgerObserver(Observer):
             if self._state_digest is not None and (self._directory / "checkpoint").exists():
                 _refuse_unsigned(self._directory, clock.step, self._state_digest)
             self._writer = self._open()
+            self._keep_archive()
             if self._writer.size == 0:
                 self._append_run()
             else:
@@ -104,6 +106,11 @@ class LedgerObserver(Observer):
         if exists:
             return LedgerWriter.open(directory, key=key)
         return LedgerWriter.create(directory, origin=self._origin, key=key)
+
+    def _keep_archive(self) -> None:
+        """Put what bears out the data's provenance beside the ledger, before an entry names it."""
+        if self._facts.vouched is not None:
+            replace_files(self._directory / FOLDER, self._facts.vouched.files)
 
     def _resume(self, clock: Clock) -> None:
         """Say from which step the run goes on, and what it commits to from now on where that has changed."""
@@ -134,9 +141,10 @@ class LedgerObserver(Observer):
         self._writer.checkpoint()
 
     def _details(self) -> dict[str, object]:
-        """Return the tables with which the entries that follow are read."""
+        """Return the tables with which the entries that follow are read, and who vouched for the data."""
         facts, policy = self._facts, self._facts.policy
-        return {
+        vouched = {} if facts.vouched is None else {"provenance": facts.vouched.facts}
+        return vouched | {
             "run_id": self._origin.removeprefix("cosmati/"),
             "seed": facts.seed,
             "classes": list(policy.classes if policy else ("all",)),
@@ -161,8 +169,9 @@ class LedgerObserver(Observer):
 
     def _commitments(self) -> dict[str, bytes]:
         facts = self._facts
+        vouched = {} if facts.vouched is None else {"provenance": details_digest(facts.vouched.facts)}
         environment = "\n".join(f"{k}={v}" for k, v in sorted(facts.environment.items()))
-        return {
+        return vouched | {
             "data": hashlib.sha256(facts.data_digest.encode()).digest(),
             "environment": hashlib.sha256(environment.encode()).digest(),
             "model": facts.model_root,

@@ -1,0 +1,56 @@
+"""Whether what a run has kept of its authorities bears out what its ledger says: nobody else is asked, and no clock."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from cosmati.errors import ProvenanceError
+from cosmati.provenance.authority.chain import Chain, read_chain
+from cosmati.provenance.authority.names import SourceName, role_of
+
+
+def audit(folder: Path, facts: Mapping[str, Any]) -> list[str]:
+    """Return what doesn't hold, a line each, of the archive in a folder.
+
+    Args:
+        folder: of the archive.
+        facts: what the ledger's entry says (`VouchedData.facts`).
+    """
+    found, problems = dict[str, bytes](), list[str]()
+    for name, digest in facts["archive"].items():
+        try:
+            data = (folder / digest).read_bytes()
+        except OSError as error:
+            problems.append(f"{name} of the archive can't be read: {error.strerror}")
+            continue
+        if hashlib.sha256(data).hexdigest() != digest:
+            problems.append(f"{name} of the archive isn't the file that the ledger names")
+        found[name] = data
+    at = datetime.fromisoformat(facts["opened"])
+    chains = dict[str, Chain]()
+    for source in facts["sources"]:
+        root = str(source["root"])
+        try:
+            if root not in chains:
+                own = {name.removeprefix(f"{root}/"): data for name, data in found.items()}
+                chains[root] = read_chain(own.get, at=at, root_sha256=root)
+            problems += _differences(chains[root], source)
+            if f"manifests/{source['manifest_sha256']}.json" not in found:
+                problems.append(f"{source['target']}: its manifest isn't in the archive")
+        except ProvenanceError as error:
+            problems.append(f"{source['target']}: {error}")
+    return problems
+
+
+def _differences(chain: Chain, source: Mapping[str, Any]) -> list[str]:
+    name = SourceName.of_target(source["target"])
+    signed, problems = chain.source(name), list[str]()
+    if signed.hashes["sha256"] != source["manifest_sha256"]:
+        problems.append(f"{source['target']}: the archive's signers have signed another manifest")
+    if list(chain.signers(role_of(name.class_path))) != list(source["keyids"]):
+        problems.append(f"{source['target']}: other keys have signed it than the ledger says")
+    return problems
