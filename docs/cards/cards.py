@@ -285,7 +285,7 @@ def _raw(html: str) -> list[str]:
     return ["```{raw} html", html, "```", ""]
 
 
-def overview(notes: dict[str, Note], pairs: dict[str, Any]) -> str:
+def overview(notes: dict[str, Note], measured: dict[str, dict[str, Any]]) -> str:
     """Return the page that lists all methods and shows which compose."""
     lines = [
         "# The methods",
@@ -307,7 +307,7 @@ def overview(notes: dict[str, Note], pairs: dict[str, Any]) -> str:
         "method alone.",
         "",
     ]
-    for task, part in pairs.items():
+    for task, part in measured["pairs"].items():
         names = part["methods"]
         cells = {tuple(key.split("|")): (cell["outcome"], cell["reason"]) for key, cell in part["cells"].items()}
         for theme in ("light", "dark"):
@@ -326,14 +326,18 @@ def overview(notes: dict[str, Note], pairs: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_cards(folder: Path) -> None:
-    """Write the overview and all cards into a folder."""
-    folder.mkdir(exist_ok=True)
+def card_pages() -> dict[str, str]:
+    """Return the overview and all cards by the name of their file."""
     notes = read_notes()
     measured = {which: read_measured(which) for which in MEASURED}
     pages = {f"{name.lower()}.md": card(name, note, measured) for name, note in notes.items()}
-    pages["index.md"] = overview(notes, measured["pairs"])
-    for name, text in pages.items():
+    return pages | {"index.md": overview(notes, measured)}
+
+
+def write_cards(folder: Path) -> None:
+    """Write the overview and all cards into a folder."""
+    folder.mkdir(exist_ok=True)
+    for name, text in card_pages().items():
         path = folder / name
         # An unchanged page isn't built again.
         if not path.exists() or path.read_text() != text:
