@@ -95,16 +95,21 @@ def read_as_plain_text(_app: Sphinx, _what: str, _name: str, _obj: object, _opti
 # Sphinx copies only the pictures that it knows of.
 PICTURE = re.compile(
     r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">\s*'
-    r'<img alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)"[^>]*>\s*</picture>'
+    r'<img alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)"(?: width="(?P<width>\d+)")?>\s*</picture>'
 )
 
 
 def show_one_picture_a_theme(_app: Sphinx, _docname: str, source: list[str]) -> None:
     """Turn `<picture>` into two images, of which the theme shows one."""
-    image = "```{{image}} {}\n:class: only-{}\n:alt: {}\n```\n"
-    source[0] = PICTURE.sub(
-        lambda m: image.format(m["light"], "light", m["alt"]) + image.format(m["dark"], "dark", m["alt"]), source[0]
-    )
+
+    def images(found: re.Match[str]) -> str:
+        width = f":width: {found['width']}px\n" if found["width"] else ""
+        return "".join(
+            f"```{{image}} {found[theme]}\n:class: only-{theme}\n:alt: {found['alt']}\n{width}```\n"
+            for theme in ("light", "dark")
+        )
+
+    source[0] = PICTURE.sub(images, source[0])
 
 
 # A room re-exports names of its files, so a bare name in an annotation may have two targets; either one is right.

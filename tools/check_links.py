@@ -6,6 +6,7 @@ with a folder of built pages these too: a link that works on one side may be bro
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -20,10 +21,14 @@ PAGES = ("*.md", "docs/**/*.md", "changelog.d/*.md")
 MADE = ("docs/_build/", "docs/api/_generated/", "docs/methods/")
 """Folders of pages that a build writes. The cards are checked as they'd be written now."""
 PICTURES = {".svg", ".png", ".jpg", ".jpeg", ".gif", ".webp"}
-_FENCE = re.compile(r"^(?P<fence>`{3,}|~{3,})(?P<info>[^\n]*)\n.*?(?:^(?P=fence)[`~]*[ ]*$|\Z)", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r"^(?P<fence>`{3,}|~{3,})(?P<info>[^\n]*)\n.*?(?:^(?P=fence)[`~]*[ ]*$|\Z)", re.MULTILINE | re.DOTALL
+)
 _DIRECTIVE = re.compile(r"\{(?:image|figure|include|literalinclude)\}\s+(\S+)")
 _CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
-_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(\s*<?([^\s<>()]+(?:\([^\s()]*\))?)>?(?:\s+[\"'][^\"']*[\"'])?\s*\)")
+_LINK = re.compile(
+    r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(\s*<?([^\s<>()]+(?:\([^\s()]*\))?)>?(?:\s+[\"'][^\"']*[\"'])?\s*\)"
+)
 _REFERENCE = re.compile(r"^ {0,3}\[[^\]^]+\]:\s+<?(\S+?)>?\s*$", re.MULTILINE)
 _HEADING = re.compile(r"^(#{1,6})\s+(.+?)\s*#*$", re.MULTILINE)
 _TARGET = re.compile(r"^\(([\w.-]+)\)=\s*$", re.MULTILINE)
@@ -99,7 +104,9 @@ def broken(pages: Mapping[Path, str]) -> Iterator[str]:
             if why := _why_broken(page, target, anchors):
                 yield f"{_shown(page)}: {target} {why}"
         if page.suffix == ".md":
-            yield from (f"{_shown(page)}: {one} has no words in place of the picture. Add alt text." for one in wordless)
+            yield from (
+                f"{_shown(page)}: {one} has no words in place of the picture. Add alt text." for one in wordless
+            )
 
 
 def _why_broken(page: Path, target: str, anchors: Mapping[Path, Anchors]) -> str:
@@ -136,11 +143,10 @@ def _shown(path: Path) -> str:
 def source_pages() -> dict[Path, str]:
     """Return the text of each Markdown page of the repository, the method cards among them."""
     sys.path.insert(0, str(ROOT / "docs"))
-    from cards.cards import card_pages
-
+    cards = importlib.import_module("cards.cards")
     files = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
     texts = {path: path.read_text("utf-8") for path in files if not _shown(path).startswith(MADE)}
-    return texts | {ROOT / "docs" / "methods" / name: text for name, text in card_pages().items()}
+    return texts | {ROOT / "docs" / "methods" / name: text for name, text in cards.card_pages().items()}
 
 
 def built_pages(folder: Path) -> dict[Path, str]:

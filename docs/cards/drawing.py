@@ -33,12 +33,14 @@ class Canvas:
     height: float
     body: list[str] = field(default_factory=list)
 
-    def text(self, x: float, y: float, text: str, *, anchor: str = "start", colour: str = INK, size: int = 12) -> None:
+    def text(self, x: float, y: float, text: str, *, anchor: str = "start", colour: str = INK, size: int = 13) -> None:
         """Write a line; `y` is its foot."""
         place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{colour}"'
         self.body.append(f"<text {place}>{escape(text, quote=False)}</text>")
 
-    def line(self, points: Iterable[tuple[float, float]], colour: str = INK, *, width: float = 2, more: str = "") -> None:
+    def line(
+        self, points: Iterable[tuple[float, float]], colour: str = INK, *, width: float = 2, more: str = ""
+    ) -> None:
         """Draw a line through points."""
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         pen = f'fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"'
@@ -62,14 +64,18 @@ class Canvas:
         look = f'fill="none" stroke="{colour}" stroke-width="1.5"' if hollow else f'fill="{colour}"'
         self.body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" {look}/>')
 
-    def arrow(self, start: tuple[float, float], end: tuple[float, float], colour: str = MUTED, width: float = 2) -> None:
+    def arrow(
+        self, start: tuple[float, float], end: tuple[float, float], colour: str = MUTED, width: float = 2
+    ) -> None:
         """Draw an arrow."""
         (x0, y0), (x1, y1) = start, end
         length = max(1e-9, ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5)
         dx, dy = (x1 - x0) / length, (y1 - y0) / length
         foot_x, foot_y = x1 - 7 * dx, y1 - 7 * dy
         self.line([start, (foot_x, foot_y)], colour, width=width)
-        wings = f"{x1:.1f},{y1:.1f} {foot_x - 4 * dy:.1f},{foot_y + 4 * dx:.1f} {foot_x + 4 * dy:.1f},{foot_y - 4 * dx:.1f}"
+        wings = (
+            f"{x1:.1f},{y1:.1f} {foot_x - 4 * dy:.1f},{foot_y + 4 * dx:.1f} {foot_x + 4 * dy:.1f},{foot_y - 4 * dx:.1f}"
+        )
         self.body.append(f'<polygon points="{wings}" fill="{colour}"/>')
 
     def image(self, x: float, y: float, scale: float, pixels: Tensor) -> None:
@@ -92,7 +98,7 @@ class Canvas:
 
     def svg(self) -> str:
         """Return the picture."""
-        look = 'width="100%" style="max-width:560px" role="img"'
+        look = 'width="100%" style="max-width:500px" role="img"'
         words = escape(self.words)
         return f'<svg viewBox="0 0 {WIDTH} {self.height:.0f}" {look} aria-label="{words}">{"".join(self.body)}</svg>'
 

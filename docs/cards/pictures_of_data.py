@@ -78,7 +78,10 @@ def colout() -> Drawn:
         name = f"{pixels.shape[1]} × {pixels.shape[2]}"
         canvas.text(x + pixels.shape[2] * scale / 2, 108, name, anchor="middle", colour=MUTED)
         x += pixels.shape[2] * scale + (16 if place % 2 == 0 else 100)
-    return canvas, "Left of each pair a row as it comes, right of it after `ColOut(p_row=0.2, p_col=0.2)`: fewer pixels."
+    return (
+        canvas,
+        "Left of each pair a row as it comes, right of it after `ColOut(p_row=0.2, p_col=0.2)`: fewer pixels.",
+    )
 
 
 def _target(canvas: Canvas, left: float, shares: Sequence[float]) -> None:
@@ -92,8 +95,13 @@ def _target(canvas: Canvas, left: float, shares: Sequence[float]) -> None:
 
 def mixup() -> Drawn:
     """Draw two rows, their mixture and its target."""
-    mixed, _, share = cf.mixup_batch(torch.stack([ROUNDEL, LOZENGE]), torch.tensor([0, 1]), 0.35, indices=torch.tensor([1, 0]))
-    canvas = _row("Two images, their mixture, and the mixture's target", [("row", ROUNDEL), ("partner", LOZENGE), ("mixed", mixed[0])])
+    mixed, _, share = cf.mixup_batch(
+        torch.stack([ROUNDEL, LOZENGE]), torch.tensor([0, 1]), 0.35, indices=torch.tensor([1, 0])
+    )
+    canvas = _row(
+        "Two images, their mixture, and the mixture's target",
+        [("row", ROUNDEL), ("partner", LOZENGE), ("mixed", mixed[0])],
+    )
     _target(canvas, 330, (1 - share, share))
     return canvas, "A row, its partner, and what the model sees with a weight of 0.35; the target is mixed alike."
 
@@ -102,7 +110,10 @@ def cutmix() -> Drawn:
     """Draw two rows, one with a box of the other, and its target."""
     images, labels = torch.stack([ROUNDEL, LOZENGE]), torch.tensor([0, 1])
     mixed, _, share, _ = cf.cutmix_batch(images, labels, length=0.6, indices=torch.tensor([1, 0]), generator=_seeded(2))
-    canvas = _row("Two images, one with a box of the other, and its target", [("row", ROUNDEL), ("partner", LOZENGE), ("mixed", mixed[0])])
+    canvas = _row(
+        "Two images, one with a box of the other, and its target",
+        [("row", ROUNDEL), ("partner", LOZENGE), ("mixed", mixed[0])],
+    )
     _target(canvas, 330, (share, 1 - share))
     return canvas, "A row, its partner, and what the model sees; the target's shares are those of the pixels."
 
@@ -113,10 +124,13 @@ def blurpool() -> Drawn:
     radius = axis[:, None] ** 2 + axis**2
     plate = (0.5 + 0.5 * torch.cos(42 * radius)).expand(3, 64, 64)
     blurred = BlurPool2d(2)(plate[None])[0]
-    return _row(
-        "Fine rings, sampled plainly with false rings, and blurred first without them",
-        [("64 × 64", plate), ("every second pixel", plate[:, ::2, ::2]), ("blurred first", blurred)],
-    ), "Fine rings, halved by taking every second pixel, and halved by `BlurPool2d`: the false rings at the edges are aliases."
+    return (
+        _row(
+            "Fine rings, sampled plainly with false rings, and blurred first without them",
+            [("64 × 64", plate), ("every second pixel", plate[:, ::2, ::2]), ("blurred first", blurred)],
+        ),
+        "Fine rings, halved by taking every second pixel and by `BlurPool2d`: false rings at the edges are aliases.",
+    )
 
 
 def progressive_resizing() -> Drawn:
@@ -133,7 +147,10 @@ def progressive_resizing() -> Drawn:
         side = 60 * scale
         x, y = frame.at(moment, 5)
         canvas.image(x - side / 2, y - side, side / small.shape[3], small[0])
-    return canvas, "Width of images of 224 pixels with the defaults, and how much a network sees of one at three moments."
+    return (
+        canvas,
+        "Width of images of 224 pixels with the defaults, and how much a network sees of one at three moments.",
+    )
 
 
 def label_smoothing() -> Drawn:
@@ -147,7 +164,9 @@ def label_smoothing() -> Drawn:
             x = left + place * 40
             canvas.rect(x, 106 - 66 * share, 30, max(1.0, 66 * share), STONES[0 if place == 2 else 3])
             canvas.text(x + 15, 122, str(place), anchor="middle", colour=MUTED)
-            canvas.text(x + 15, 101 - 66 * share, f"{share:.2f}".rstrip("0").rstrip("."), anchor="middle", colour=MUTED, size=11)
+            canvas.text(
+                x + 15, 101 - 66 * share, f"{share:.2f}".rstrip("0").rstrip("."), anchor="middle", colour=MUTED, size=12
+            )
     return canvas, "The target of a row of class 2, with five classes: what is taken from the label is spread over all."
 
 
@@ -169,7 +188,11 @@ def selective_backprop() -> Drawn:
     losses = -torch.rand(40, generator=_seeded(1)).log()
     losses, _ = losses.sort()
     kept, _ = cf.select_using_loss(
-        torch.arange(40.0)[:, None], torch.zeros(40), lambda _: losses, lambda out, _, reduction: out, generator=_seeded(2)
+        torch.arange(40.0)[:, None],
+        torch.zeros(40),
+        lambda _: losses,
+        lambda out, _target, **_kwargs: out,
+        generator=_seeded(2),
     )
     chosen = set(kept.flatten().int().tolist())
     canvas = Canvas("Forty rows by their loss; most that are kept have a high one", 150)
@@ -180,7 +203,9 @@ def selective_backprop() -> Drawn:
         bar = (x, y, 7.0, frame.top + frame.height - y)
         canvas.rect(*bar, STONES[0]) if place in chosen else canvas.rect(*bar, MUTED, opacity=0.3)
     canvas.rect(60, 30, 9, 9, STONES[0])
-    canvas.text(74, 39, f"kept: {len(chosen)} rows, {float(losses[sorted(chosen)].sum() / losses.sum()):.0%} of the loss")
+    canvas.text(
+        74, 39, f"kept: {len(chosen)} rows, {float(losses[sorted(chosen)].sum() / losses.sum()):.0%} of the loss"
+    )
     return canvas, "A batch of 40 rows, and the half of them that one draw keeps."
 
 

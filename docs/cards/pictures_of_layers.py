@@ -29,7 +29,10 @@ def alibi() -> Drawn:
         left = place * 158
         canvas.cells(left, 22, 9.6, weights.where(weights > 0, torch.nan) / weights.max(-1, keepdim=True).values)
         canvas.text(left, 14, f"head {head + 1} of 8", colour=MUTED)
-    return canvas, "How 14 tokens (rows) attend to those before them (columns) where all scores are alike: only the bias differs."
+    return (
+        canvas,
+        "How 14 tokens (rows) attend to those before them (columns) where all scores are alike: only the bias differs.",
+    )
 
 
 def channels_last() -> Drawn:
@@ -46,43 +49,51 @@ def channels_last() -> Drawn:
         canvas.text(0, y - 6, name, colour=MUTED)
         for spot, channel in enumerate(order.int().tolist()):
             canvas.rect(spot * 12.7, y, 11.2, 22, STONES[channel])
-    return canvas, "The 36 values of a 3 × 4 filter over three channels (colours) as they lie in memory, before and after."
+    return (
+        canvas,
+        "The 36 values of a 3 × 4 filter over three channels (colours) as they lie in memory, before and after.",
+    )
 
 
 def factorize() -> Drawn:
     """Draw a matrix and its two factors to scale."""
-    model = cf.apply_factorization(nn.Sequential(nn.Linear(512, 512, bias=False)), min_features=512, latent_features=0.25)
+    model = cf.apply_factorization(
+        nn.Sequential(nn.Linear(512, 512, bias=False)), min_features=512, latent_features=0.25
+    )
     shapes = [tuple(parameter.shape) for parameter in model.parameters() if parameter.ndim == 2]
     canvas, unit = Canvas("A square matrix, and the two thin ones that replace it", 150), 110 / 512
-    canvas.rect(10, 10, 110, 110, STONES[3], opacity=0.85)
-    canvas.text(65, 138, f"512 × 512: {512 * 512:,} weights", anchor="middle", colour=MUTED)
-    canvas.text(162, 70, "≈", anchor="middle", size=22)
-    x = 210.0
+    canvas.rect(32, 10, 110, 110, STONES[3], opacity=0.85)
+    canvas.text(87, 138, f"512 × 512: {512 * 512:,} weights", anchor="middle", colour=MUTED)
+    canvas.text(176, 70, "≈", anchor="middle", size=22)
+    x = 226.0
     for rows, columns in reversed(shapes):
         canvas.rect(x, 10 + (110 - rows * unit) / 2, columns * unit, rows * unit, STONES[0], opacity=0.85)
         x += columns * unit + 16
     count = sum(rows * columns for rows, columns in shapes)
     names = " and ".join(f"{rows} × {columns}" for rows, columns in reversed(shapes))
-    canvas.text(205, 138, f"{names}: {count:,} weights", colour=MUTED)
+    canvas.text(222, 138, f"{names}: {count:,} weights", colour=MUTED)
     return canvas, "A linear layer of 512 features with `latent_features=0.25`, to scale."
 
 
 def gated_linear_units() -> Drawn:
     """Draw a hidden unit over its input, plain and gated."""
     canvas = Canvas("A hidden unit over its input: one curve without a gate, many with gates", 178)
-    frame = Frame(canvas, (-2.5, 2.5), (-3, 3))
+    frame = Frame(canvas, (-2, 2), (-2.6, 4.6))
     frame.axes("input", "hidden unit", [(0, "0")])
-    xs = torch.linspace(-2.5, 2.5, 60)
+    xs = torch.linspace(-2, 2, 60)
     frame.curve(xs.tolist(), F.gelu(xs).tolist(), MUTED, width=3)
     unit = GatedFeedForward(1, 1, activation=F.gelu)
     for slope, colour in ((-0.6, STONES[1]), (0.4, STONES[2]), (1.1, STONES[0])):
         with torch.no_grad():
             for layer, weight in ((unit.up, 1.0), (unit.gate, slope), (unit.down, 1.0)):
                 layer.weight.fill_(weight)
-            frame.curve(xs.tolist(), unit(xs[:, None]).flatten().clamp(-3, 3).tolist(), colour)
+            frame.curve(xs.tolist(), unit(xs[:, None]).flatten().tolist(), colour)
     canvas.text(60, 36, "grey: GELU alone", colour=MUTED)
     canvas.text(60, 52, "colours: GELU times three gates", colour=MUTED)
-    return canvas, "What one hidden unit gives over its input: `gelu(x)`, and `gelu(x) * gate(x)` with gates of three slopes."
+    return (
+        canvas,
+        "What one hidden unit gives over its input: `gelu(x)`, and `gelu(x) * gate(x)` with gates of three slopes.",
+    )
 
 
 def ghost_batchnorm() -> Drawn:
@@ -100,7 +111,10 @@ def ghost_batchnorm() -> Drawn:
     for start in range(0, 64, 16):
         mean = _mean_taken(values[start : start + 16].flatten(), normalised[start : start + 16])
         canvas.line([frame.at(start + 0.6, mean), frame.at(start + 15.4, mean)], STONES[0], width=3)
-    return canvas, "One channel of 64 rows: the mean of all (dashed), and the means that ghosts of 16 rows are normalised by."
+    return (
+        canvas,
+        "One channel of 64 rows: the mean of all (dashed), and the means that ghosts of 16 rows are normalised by.",
+    )
 
 
 def _mean_taken(before: Tensor, after: Tensor) -> float:
@@ -109,20 +123,22 @@ def _mean_taken(before: Tensor, after: Tensor) -> float:
     return float(before[0] - after[0] * spread)
 
 
-def _rounding(words: str, build: Callable[[], nn.Module], apply: Callable[[nn.Module], nn.Module], rows: Tensor) -> Canvas:
+def _rounding(
+    words: str, build: Callable[[], nn.Module], apply: Callable[[nn.Module], nn.Module], rows: Tensor
+) -> Canvas:
     """Draw how far a norm's outputs are off in float32 and in the precision of autocast."""
     exact = build()(rows.double().to(torch.float32)).detach().flatten()
     with torch.autocast("cpu", torch.bfloat16):
         low = apply(nn.Sequential(build()))(rows).detach()
     canvas = Canvas(words, 178)
     errors = (low.float().flatten() - exact).tolist()
-    limit = max(map(abs, errors)) * 1.15
+    limit = max(map(abs, errors)) * 1.5
     frame = Frame(canvas, (float(exact.min()), float(exact.max())), (-limit, limit))
     frame.axes("normalised value", f"off by, in {str(low.dtype).removeprefix('torch.')}", [(0, "0")])
     canvas.dashed([frame.at(frame.x[0], 0), frame.at(frame.x[1], 0)])
     for value, error in zip(exact.tolist(), errors, strict=True):
         canvas.dot(*frame.at(value, error), STONES[0], radius=1.8)
-    canvas.text(444, 40, f"{low.element_size()} bytes a value for {exact.element_size()}", anchor="end")
+    canvas.text(444, 14, f"{low.element_size()} bytes a value for {exact.element_size()}", anchor="end")
     return canvas
 
 
@@ -158,13 +174,19 @@ def squeeze_excite() -> Drawn:
             x = 92 + channel * 23
             canvas.rect(x, y, 17, 58, MUTED, opacity=0.2)
             canvas.rect(x, y + 58 * (1 - gate), 17, 58 * gate, STONES[0])
-    canvas.text(456, 157, "16 channels", anchor="end", colour=MUTED, size=11)
-    return canvas, "How much of each of 16 channels an untrained gate lets through, for two images: it looks at the whole image."
+    canvas.text(456, 157, "16 channels", anchor="end", colour=MUTED, size=12)
+    return (
+        canvas,
+        "How much of each of 16 channels an untrained gate lets through, for two images: it looks at the whole image.",
+    )
 
 
 def weight_standardization() -> Drawn:
     """Draw the mean and spread of eight filters before and after."""
-    filters = torch.randn(8, 27, generator=_seeded(6)) * torch.linspace(0.3, 1.6, 8)[:, None] + torch.linspace(0.9, -0.6, 8)[:, None]
+    filters = (
+        torch.randn(8, 27, generator=_seeded(6)) * torch.linspace(0.3, 1.6, 8)[:, None]
+        + torch.linspace(0.9, -0.6, 8)[:, None]
+    )
     after = cf_standardize(filters)
     canvas = Canvas("Eight filters' means and spreads, before and after: all 0 and 1", 178)
     for left, name, values in ((40, "as learnt", filters), (270, "as used", after)):
@@ -173,9 +195,14 @@ def weight_standardization() -> Drawn:
         canvas.dashed([frame.at(0, 0), frame.at(8, 0)])
         for place, row in enumerate(values):
             mean, spread = float(row.mean()), float(row.std(unbiased=False))
-            canvas.line([frame.at(place + 0.5, mean - spread), frame.at(place + 0.5, mean + spread)], STONES[0], width=5)
+            canvas.line(
+                [frame.at(place + 0.5, mean - spread), frame.at(place + 0.5, mean + spread)], STONES[0], width=5
+            )
             canvas.dot(*frame.at(place + 0.5, mean), STONES[2], radius=4)
-    return canvas, "Mean (dot) and standard deviation (bar) of eight filters' weights, as learnt and as the convolution uses them."
+    return (
+        canvas,
+        "Mean (dot) and standard deviation (bar) of eight filters, as learnt and as the convolution uses them.",
+    )
 
 
 def cf_standardize(filters: Tensor) -> Tensor:

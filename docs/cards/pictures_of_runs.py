@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -83,7 +82,10 @@ def swa() -> Drawn:
     frame.curve(range(_STEPS), path, MUTED, width=1.2)
     frame.curve(list(means), list(means.values()), STONES[0], width=2.6)
     _key(canvas, 150, 112, {"in training": MUTED, "evaluated": STONES[0]})
-    return canvas, "A weight that's driven to 1 by noisy gradients, and its mean from 70 to 97 % of the run, as `SWA` takes it."
+    return (
+        canvas,
+        "A weight that's driven to 1 by noisy gradients, and its mean from 70 to 97 % of the run, as `SWA` takes it.",
+    )
 
 
 def layer_freezing() -> Drawn:
@@ -117,7 +119,10 @@ def scale_schedule() -> Drawn:
         assert steps is not None
         frame.curve(range(steps), [schedule.multiplier(step / steps, budget) for step in range(steps)], colour)
     _key(canvas, 318, 44, {"as written": MUTED, "ratio=0.5": STONES[0]})
-    return canvas, "`Cosine(warmup=\"0.1dur\")` as written, and with `ScaleSchedule(ratio=0.5)`: the warm-up shrinks alike."
+    return (
+        canvas,
+        '`Cosine(warmup="0.1dur")` as written, and with `ScaleSchedule(ratio=0.5)`: the warm-up shrinks alike.',
+    )
 
 
 class _Block(nn.Module):
@@ -128,14 +133,16 @@ class _Block(nn.Module):
 
 def stochastic_depth() -> Drawn:
     """Draw how often each of ten blocks is kept."""
-    model = StochasticDepth(target_layer_name=_Block, drop_rate=0.4).apply(nn.Sequential(*[_Block() for _ in range(10)]))
+    model = StochasticDepth(target_layer_name=_Block, drop_rate=0.4).apply(
+        nn.Sequential(*[_Block() for _ in range(10)])
+    )
     canvas = Canvas("How often each of ten blocks is computed: less, the nearer the output it is", 150)
     for place, block in enumerate(model):
         kept = 1 - float(block.drop_rate)
         x = 20 + place * 43
         canvas.rect(x, 22, 34, 96, MUTED, opacity=0.2)
         canvas.rect(x, 118 - 96 * kept, 34, 96 * kept, STONES[0])
-        canvas.text(x + 17, 16, f"{kept:.0%}", anchor="middle", colour=MUTED, size=11)
+        canvas.text(x + 17, 16, f"{kept:.0%}", anchor="middle", colour=MUTED, size=12)
     canvas.text(20, 138, "nearest the input", colour=MUTED)
     canvas.text(441, 138, "nearest the output", anchor="end", colour=MUTED)
     return canvas, "How often each of ten residual blocks is computed in training, with `drop_rate=0.4`."
@@ -143,7 +150,12 @@ def stochastic_depth() -> Drawn:
 
 def gyro_dropout() -> Drawn:
     """Draw which units are kept over steps, with plain dropout and with gyro dropout."""
-    canvas, steps, units, size = Canvas("Which units are kept over 24 steps: with gyro dropout patterns come back", 172), 24, 14, 8.6
+    canvas, steps, units, size = (
+        Canvas("Which units are kept over 24 steps: with gyro dropout patterns come back", 172),
+        24,
+        14,
+        8.6,
+    )
     torch_state = torch.get_rng_state()
     torch.manual_seed(0)
     plain = torch.stack([nn.Dropout(0.5)(torch.ones(units)) for _ in range(steps)]).t() / 2
@@ -155,7 +167,10 @@ def gyro_dropout() -> Drawn:
         canvas.cells(left, 22, size, kept)
         canvas.text(left + steps * size, 162, "24 steps", anchor="end", colour=MUTED)
         canvas.text(left, 162, "14 units", colour=MUTED)
-    return canvas, "Which units are kept (dark), step by step. Here 4 subnetworks take turns of 3 steps; the defaults have 256."
+    return (
+        canvas,
+        "Which units are kept (filled), step by step. Here 4 subnetworks take turns of 3 steps; the defaults have 256.",
+    )
 
 
 def gradient_clipping() -> Drawn:
@@ -210,8 +225,20 @@ def sam() -> Drawn:
     canvas.arrow(place(start), place(start - 0.9 * there), STONES[0], 2.6)
     canvas.dot(*place(start), INK, radius=4)
     canvas.dot(*place(worst.detach()), STONES[2], radius=4)
-    _key(canvas, 0, 20, {"up to the worst point nearby": STONES[2], "step by the gradient here": MUTED, "step by the gradient there": STONES[0]})
-    return canvas, "Level lines of a loss of two weights, and a step with `SAM(rho=0.55)`, drawn large, beside a plain one."
+    _key(
+        canvas,
+        0,
+        20,
+        {
+            "up to the worst point nearby": STONES[2],
+            "step by the gradient here": MUTED,
+            "step by the gradient there": STONES[0],
+        },
+    )
+    return (
+        canvas,
+        "Level lines of a loss of two weights, and a step with `SAM(rho=0.55)`, drawn large, beside a plain one.",
+    )
 
 
 PICTURES: dict[str, Callable[[], Drawn]] = {
