@@ -26,9 +26,7 @@ def test_the_code_runs_and_the_plan_says_what_it_promises() -> None:
     *plan, told = printed.getvalue().splitlines()
     assert shown.splitlines()[:-1] == plan
     # The last bits of an accuracy depend on the machine.
-    said, found = (
-        re.fullmatch(r"(completed after 210 steps, accuracy )(0\.\d\d)", one) for one in (shown.splitlines()[-1], told)
-    )
+    said, found = (re.fullmatch(r"(completed, accuracy )(0\.\d\d)", one) for one in (shown.splitlines()[-1], told))
     assert said is not None
     assert found is not None
     assert float(found[2]) == pytest.approx(float(said[2]), abs=0.02)

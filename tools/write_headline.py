@@ -27,6 +27,7 @@ PICTURES: dict[Path, Theme] = {
     Path("docs/images/headline-light.svg"): "light",
     Path("docs/images/headline-dark.svg"): "dark",
 }
+NO_BREAK = "\N{NO-BREAK SPACE}"
 PICTURED = "text"
 """The task whose curves are drawn."""
 
@@ -43,8 +44,8 @@ def block(claims: tuple[HeadlineClaim, ...], parts: Mapping[str, Sequence[str]])
         [
             START,
             "",
-            "| Composition over | Speed | 95 % interval | At the quality | In of its training time |",
-            "|---|---|---|---|---|",
+            "| Composition over | Speed | 95 % interval | At the quality |",
+            "|---|---|---|---|",
             *rows,
             "",
             "Speed is the opponent's training time over the composition's, at the opponent's mean quality at its",
@@ -72,10 +73,10 @@ def _row(claim: HeadlineClaim, title: str, figure: str) -> str:
     """Return a claim as a row; a difference that isn't shown has no figure."""
     quality = f"{claim.metric} {number(claim.quality, 4)}"
     if claim.speed_up is None:
-        return f"| {title} | it never gets there | | {quality} | |"
-    share = f"{'at most ' if claim.high is None else ''}{number(100 / claim.speed_up)} %"
-    found = f"**{figure}**" if figure else "no difference shown"
-    return f"| {title} | {found} | {claim_interval(claim)} | {quality} | {share} |"
+        return f"| {title} | it never gets there | | {quality} |"
+    # A bound's sign stays with its figure.
+    found = f"**{figure.replace(' ', NO_BREAK)}**" if figure else "no difference shown"
+    return f"| {title} | {found} | {claim_interval(claim)} | {quality} |"
 
 
 def picture(study: StudyRecord, theme: Theme) -> str:

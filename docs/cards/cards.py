@@ -284,7 +284,8 @@ def gain_svg(rows: list[dict[str, Any]], lower_is_better: bool) -> str:
             f'<line x1="{x(a):.1f}" y1="{y}" x2="{x(b):.1f}" y2="{y}" stroke="currentColor" stroke-width="2"/>',
             f'<circle cx="{x(row["difference"]):.1f}" cy="{y}" r="4.5" fill="currentColor"/>',
         ]
-    place = x(0) if left + 50 < x(0) < width - 60 else width / 2
+    # As near the line as its words leave room for.
+    place = min(max(x(0), 150.0), width - 150.0)
     label = f'<text x="{place:.1f}" y="{height - 6}" {text} text-anchor="middle" opacity="0.8">'
     body.append(f"{label}{better} of the dashed line is better than the baseline</text>")
     return "".join([*body, "</svg>"])

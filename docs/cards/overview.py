@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from cards.drawing import INK, MUTED, PAGE, Canvas, Frame
 from cards.writing import cell, raw
 from cosmati.explorer.matrix import matrix_svg
 
@@ -53,6 +55,29 @@ def _link(name: str, shown: str) -> str:
     return f"[{shown}]({name.lower()}.md)"
 
 
+def gains_svg(title: str, arms: Sequence[Mapping[str, Any]], axis: str) -> str:
+    """Draw speed-ups with their intervals, on a scale of ratios; an end that isn't known goes to the edge."""
+    canvas = Canvas(f"{title}: speed-ups with their 95 % intervals", 20 * len(arms) + 46)
+    frame = Frame(canvas, (-3.0, 3.0), (0, 1), left=180, top=8, width=270, height=20 * len(arms))
+    for power, name in ((-2, "¼×"), (-1, "½×"), (0, "1×"), (1, "2×"), (2, "4×")):
+        (x, foot), (_, head) = frame.at(power, 0), frame.at(power, 1)
+        canvas.line([(x, foot), (x, head)], INK if power == 0 else PAGE.rule, width=1)
+        canvas.text(x, foot + 16, name, anchor="middle", colour=MUTED)
+    canvas.text(frame.left + frame.width, frame.top + frame.height + 32, "faster →", anchor="end", colour=MUTED)
+    for place, arm in enumerate(arms):
+        found, y = arm[axis], frame.top + 20 * place + 10
+        colour = {"faster": PAGE.good, "slower": PAGE.bad}.get(found["verdict"], MUTED)
+        canvas.text(frame.left - 8, y + 4, arm["arm"], anchor="end")
+        if found["ratio"] is not None:
+            x, low, high = (
+                frame.at(min(max(math.log2(value or end), -3.0), 3.0), 0)[0]
+                for value, end in ((found["ratio"], 1.0), (found["low"], 0.125), (found["high"], 8.0))
+            )
+            canvas.line([(low, y), (high, y)], colour)
+            canvas.dot(x, y, colour, radius=4)
+    return canvas.svg()
+
+
 def _table(task: str, part: Mapping[str, Any], whats: Mapping[str, str]) -> list[str]:
     """Return a task's methods, the largest speed-up first, with what they stand on."""
     title, what, axis = TASKS[task]
@@ -65,6 +90,7 @@ def _table(task: str, part: Mapping[str, Any], whats: Mapping[str, str]) -> list
         "",
         f"{what[0].upper()}{what[1:]}; {part['metric']}, by {BY[axis]}. Of these, {told}. {' '.join(part['noise'])}",
         "",
+        *raw(gains_svg(title, arms, axis)),
         f"| method | speed-up by {BY[axis]} (95 %) | verdict | what |",
         "|---|---|---|---|",
         *(

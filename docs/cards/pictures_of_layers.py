@@ -70,8 +70,7 @@ def factorize() -> Drawn:
         canvas.rect(x, 10 + (110 - rows * unit) / 2, columns * unit, rows * unit, STONES[0], opacity=0.85)
         x += columns * unit + 16
     count = sum(rows * columns for rows, columns in shapes)
-    names = " and ".join(f"{rows} × {columns}" for rows, columns in reversed(shapes))
-    canvas.text(222, 138, f"{names}: {count:,} weights", colour=MUTED)
+    canvas.text(230, 138, f"two of rank {min(map(min, shapes))}: {count:,} weights", colour=MUTED)
     return canvas, "A linear layer of 512 features with `latent_features=0.25`, to scale."
 
 

@@ -25,6 +25,7 @@ from tests.methods.cases import CASES, Case, digits, network_of, text
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
 from cards import cards  # noqa: E402  (the docs' own folder)
+from cards.overview import gains_svg  # noqa: E402  (the docs' own folder)
 
 NOTES = cards.read_notes()
 MEASURED = {which: cards.read_measured(which) for which in cards.MEASURED}
@@ -179,7 +180,9 @@ def test_every_pair_has_been_run() -> None:
 def test_the_overview_shows_all_and_is_well_formed() -> None:
     page = cards.card_pages()["index.md"]
     assert all(f"]({name.lower()}.md) |" in page for name in NOTES)
-    pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    gains, compose = page.split("## Which compose")
+    assert len([ET.fromstring(one) for one in re.findall(r"<svg.*?</svg>", gains)]) == 3
+    pictures = re.findall(r"<svg.*?</svg>", compose, re.DOTALL)
     assert len(pictures) == 4
     for picture in pictures:
         cells = [element for element in ET.fromstring(picture).iter() if element.tag.endswith("title")]
@@ -211,6 +214,24 @@ def test_the_overview_is_sorted_by_the_gain_measured_here() -> None:
     unmeasured = set(re.findall(r"^\| \[\w+\]\((\w+)\.md\)", rest, re.MULTILINE))
     assert measured | unmeasured == {name.lower() for name in NOTES}
     assert not measured & unmeasured
+
+
+def test_the_picture_of_gains_shows_each_interval() -> None:
+    told = [
+        {"arm": "a", "seconds": {"ratio": 2.0, "low": 1.0, "high": 4.0, "verdict": "faster"}},
+        {"arm": "b", "seconds": {"ratio": 0.5, "low": None, "high": None, "verdict": "slower"}},
+        {"arm": "c", "seconds": {"ratio": None, "low": None, "high": None, "verdict": "no difference shown"}},
+    ]
+    root = ET.fromstring(gains_svg("Text", told, "seconds"))
+    dots = [(float(dot.attrib["cx"]), dot.attrib["fill"]) for dot in root if dot.tag == "circle"]
+    lines = [[float(x.split(",")[0]) for x in line.attrib["points"].split()] for line in root if line.tag == "polyline"]
+    quarter, half, one, two, four = (line[0] for line in lines[:5])
+    assert quarter < half < one < two < four
+    assert dots == [(two, "var(--good)"), (half, "var(--bad)")]
+    assert lines[5] == [one, four]
+    assert lines[6][0] < quarter
+    assert lines[6][1] > four
+    assert ["a", "b", "c"] == [text.text for text in root if text.tag == "text"][-3:]
 
 
 @each_method
