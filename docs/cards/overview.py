@@ -12,7 +12,7 @@ from cards.writing import cell, raw
 from cosmati.explorer.matrix import matrix_svg
 
 TASKS = {
-    "vision": ("Images", "digits of 8 pixels, a small ResNet", "seconds"),
+    "vision": ("Images", "digits of 16 pixels a side, a small ResNet", "seconds"),
     "language": ("Text", "Python source, a GPT of 0.2M parameters", "seconds"),
     "language-as-used": ("Text, each as its authors use it", "the same task", "step"),
 }

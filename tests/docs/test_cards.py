@@ -231,7 +231,7 @@ def test_the_picture_of_gains_shows_each_interval() -> None:
     assert lines[5] == [one, four]
     assert lines[6][0] < quarter
     assert lines[6][1] > four
-    assert ["a", "b", "c"] == [text.text for text in root if text.tag == "text"][-3:]
+    assert [text.text for text in root if text.tag == "text"][-3:] == ["a", "b", "c"]
 
 
 @each_method
