@@ -34,6 +34,12 @@ def test_the_code_runs_and_the_plan_says_what_it_promises() -> None:
     assert scope["report"].clock.step == 40
 
 
+def test_code_on_the_landing_page_fits_its_column() -> None:
+    landing = README.split("landing page of the docs holds what follows -->", 1)[1].split("<!-- end of what", 1)[0]
+    for block in re.findall(r"```\w+\n(.*?)```", landing, re.DOTALL):
+        assert max(map(len, block.splitlines())) <= 90
+
+
 def test_pictures_and_pages_that_it_links_exist() -> None:
     assert list(broken({ROOT / "README.md": README})) == []
 

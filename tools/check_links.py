@@ -22,8 +22,9 @@ MADE = ("docs/_build/", "docs/api/_generated/", "docs/methods/")
 """Folders of pages that a build writes. The cards are checked as they'd be written now."""
 PICTURES = {".svg", ".png", ".jpg", ".jpeg", ".gif", ".webp"}
 _FENCE = re.compile(
-    r"^(?P<fence>`{3,}|~{3,})(?P<info>[^\n]*)\n.*?(?:^(?P=fence)[`~]*[ ]*$|\Z)", re.MULTILINE | re.DOTALL
+    r"^[ ]*(?P<fence>`{3,}|~{3,})(?P<info>[^\n]*)\n.*?(?:^[ ]*(?P=fence)[`~]*[ ]*$|\Z)", re.MULTILINE | re.DOTALL
 )
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _DIRECTIVE = re.compile(r"\{(?:image|figure|include|literalinclude)\}\s+(\S+)")
 _CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 _LINK = re.compile(
@@ -65,7 +66,7 @@ def slug(heading: str) -> str:
 def read_markdown(text: str) -> tuple[list[str], Anchors, list[str]]:
     """Return the targets, anchors and wordless pictures of a Markdown page; code holds neither."""
     targets = [found for block in _FENCE.finditer(text) for found in _DIRECTIVE.findall(block["info"])]
-    prose = _FENCE.sub("", text)
+    prose = _COMMENT.sub("", _FENCE.sub("", text))
     anchors: Anchors = set(_TARGET.findall(prose))
     for marks, heading in _HEADING.findall(prose):
         if len(marks) <= _LEVELS:
@@ -79,10 +80,17 @@ def read_markdown(text: str) -> tuple[list[str], Anchors, list[str]]:
     markup = _Markup()
     markup.feed(prose)
     wordless = list(markup.wordless)
-    for mark, words, target in _LINK.findall(prose):
+    for mark, words, target in _links(prose):
         targets.append(target)
         wordless += [target] if mark and not words.strip() else []
     return [*targets, *_REFERENCE.findall(prose), *markup.targets], anchors | markup.anchors, wordless
+
+
+def _links(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the mark (of a picture), words and target of each link, those within a link's words too."""
+    for mark, words, target in _LINK.findall(text):
+        yield mark, words, target
+        yield from _links(words)
 
 
 def read_built(text: str) -> tuple[list[str], Anchors, list[str]]:

@@ -38,6 +38,8 @@ def found(folder: Path, text: str, *, name: str = "page.md") -> list[str]:
         "<a id='spot'></a> [x](#spot)",
         "```{image} fine.svg\n:alt: words\n```",
         "see [a, b] (and gone.md)",
+        "<!-- [x](gone.md) -->",
+        "- a list\n\n  ```\n  [x](gone.md)\n  ```\n",
     ],
 )
 def test_what_leads_somewhere_is_let_be(tmp_path: Path, text: str) -> None:
@@ -55,6 +57,8 @@ def test_what_leads_somewhere_is_let_be(tmp_path: Path, text: str) -> None:
         ("[x](other.md#Twice)", "other.md#Twice", "names no heading"),
         ("[x][one]\n\n[one]: gone.md", "gone.md", "isn't there"),
         ("![words](gone.png)", "gone.png", "isn't there"),
+        ("[![words](gone.png)](other.md)", "gone.png", "isn't there"),
+        ("```\ncode\n```\n[x](gone.md)", "gone.md", "isn't there"),
         ("<img alt='words' src='gone.png'>", "gone.png", "isn't there"),
         ("<source srcset='fine.svg 1x, gone.png 2x'>", "gone.png", "isn't there"),
         ("<a href='gone.html'>x</a>", "gone.html", "isn't there"),
