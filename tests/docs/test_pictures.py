@@ -141,6 +141,55 @@ def test_holes_are_of_one_value() -> None:
     assert all((image == 0).all(0).float().mean() > 0.04 for image in others)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("LabelSmoothing", {"0.84", "0.04"}),  # 1 - 0.2 + 0.2 / 5, and 0.2 / 5
+        ("StochasticDepth", {f"{100 - 4 * place}%" for place in range(1, 11)}),
+        ("Factorize", {"512 × 512: 262,144 weights", "two of rank 128: 131,072 weights"}),
+        ("MixUp", {"roundel 0.65", "lozenge 0.35"}),
+        ("LowPrecisionLayerNorm", {"2 bytes a value for 4"}),
+    ],
+)
+def test_figures_are_those_of_the_formula(name: str, words: set[str]) -> None:
+    assert words <= {part.text for part in parts(drawn(name)[0], "text")}
+
+
+def columns(svg: str) -> list[dict[float, frozenset[float]]]:
+    """Return, for each matrix of cells, which rows are filled in each column."""
+    found = []
+    for path in parts(svg, "path"):
+        if path.attrib["fill-opacity"] == "1.00":
+            filled: dict[float, set[float]] = {}
+            for x, y in re.findall(r"M(\S+) ([\d.]+)h", path.attrib["d"]):
+                filled.setdefault(float(x), set()).add(float(y))
+            found.append({x: frozenset(ys) for x, ys in sorted(filled.items())})
+    return found
+
+
+def test_subnetworks_come_back() -> None:
+    dropout, gyro = columns(drawn("GyroDropout")[0])
+    assert len(set(gyro.values())) <= 4 < len(set(dropout.values()))
+    taken = list(gyro.values())
+    assert all(taken[3 * turn] == taken[3 * turn + 1] == taken[3 * turn + 2] for turn in range(8))
+
+
+def test_layers_freeze_from_the_input_on_and_the_last_one_never() -> None:
+    (learning,) = columns(drawn("LayerFreezing")[0])
+    counts = [len(rows) for rows in learning.values()]
+    assert len(counts) == 40
+    assert counts[:20] == [10] * 20
+    assert counts == sorted(counts, reverse=True)
+    assert counts[-1] == 1
+    assert learning[max(learning)] == {min(learning[min(learning)])}
+
+
+def test_channels_last_puts_a_pixel_s_channels_side_by_side() -> None:
+    colours = [part.attrib["fill"] for part in parts(drawn("ChannelsLast")[0], "rect")]
+    assert colours[:36] == [STONES[channel] for channel in range(3) for _ in range(12)]
+    assert colours[36:] == list(STONES[:3]) * 12
+
+
 @pytest.mark.parametrize("name", ["EMA", "SWA"])
 def test_averages_are_smoother_than_the_weights(name: str) -> None:
     def steps_of(points: list[tuple[float, float]]) -> float:
