@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import io
 import re
 import sys
@@ -19,9 +20,10 @@ from torch import Tensor
 
 from cosmati import methods
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
-from cards.drawing import STONES, WIDTH, Canvas, floors, png
-from cards.pictures import PICTURES
+DOCS = Path(__file__).parents[2] / "docs"
+sys.path.insert(0, str(DOCS))
+from cards.drawing import STONES, WIDTH, Canvas, floors, png  # noqa: E402  (the docs' own folder)
+from cards.pictures import PICTURES  # noqa: E402  (the docs' own folder)
 
 MOST_BYTES = 24_000
 each_picture = pytest.mark.parametrize("name", sorted(PICTURES))
@@ -206,3 +208,23 @@ def test_a_dilated_run_ends_at_half() -> None:
     (dilated,) = [line for line in curves(drawn("ScaleSchedule")[0], STONES[0]) if len(line) > 30]
     assert len(dilated) == len(written) / 2
     assert max(dilated)[0] < (max(written)[0] + min(written)[0]) / 2 + 5
+
+
+def test_pages_show_one_picture_a_theme() -> None:
+    """Sphinx copies pictures that it knows of, and the theme's own switch is not the system's."""
+    spec = importlib.util.spec_from_file_location("docs_conf", DOCS / "conf.py")
+    assert spec is not None
+    assert spec.loader is not None
+    conf = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conf)
+    pages = [page for page in DOCS.glob("*.md") if "<picture>" in page.read_text("utf-8")]
+    assert {"index.md", "data.md", "optim.md", "store.md"} <= {page.name for page in pages}
+    for page in pages:
+        source = [page.read_text("utf-8")]
+        count = source[0].count("<picture>")
+        conf.show_one_picture_a_theme(None, page.stem, source)
+        assert "<picture>" not in source[0]
+        for theme in ("light", "dark"):
+            shown = re.findall(rf"```{{image}} (\S+-{theme}\.\w+)\n:class: only-{theme}\n:alt: .+\n", source[0])
+            assert len(shown) == count
+            assert all((DOCS / path).exists() for path in shown)
