@@ -45,7 +45,7 @@ mutants: $(VENV)/.with-test ## plant small mistakes (N=400, SEED=the commit) and
 	@$(BIN)/python -m tools.mutants $(if $(N),--num $(N)) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(ROOMS),--rooms $(ROOMS)) $(if $(JOBS),--jobs $(JOBS)) $(if $(AGAIN),--again $(AGAIN))
 
-check: $(VENV)/.with-check ## lint, format, types, layers, sizes and the build of the docs
+check: $(VENV)/.with-check ## lint, format, types, layers, sizes, the build of the docs, links and pictures
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -57,6 +57,7 @@ check: $(VENV)/.with-check ## lint, format, types, layers, sizes and the build o
 	$(BIN)/python tools/write_findings.py --check
 	rm -rf docs/api/_generated
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
+	$(BIN)/python tools/check_links.py docs/_build/html
 
 methods: $(VENV)/.with-test ## list the methods anew, and train every pair of them, after one is added or renamed
 	$(BIN)/python tools/list_methods.py

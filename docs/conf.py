@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cards.cards import write_cards
 
+from cosmati.explorer.palette import DARK, LIGHT, Palette, css_variables
+
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
@@ -25,6 +27,23 @@ exclude_patterns = ["_build", "_templates"]
 templates_path = ["_templates"]
 html_theme = "furo"
 html_title = "Cosmati"
+html_logo = html_favicon = "images/mark.svg"
+html_static_path = ["_static"]
+html_css_files = ["cosmati.css"]
+
+
+def theme_variables(palette: Palette) -> dict[str, str]:
+    """Return the stones' colours for the theme's own variables and for the pictures of the cards."""
+    own = {name.removeprefix("--"): value for name, value in css_variables(palette).items()}
+    links = {f"color-brand-{part}": palette.accent for part in ("primary", "content", "visited")}
+    grounds = {"color-background-primary": palette.surface, "color-background-secondary": palette.paper}
+    return own | links | grounds
+
+
+html_theme_options = {
+    "light_css_variables": theme_variables(LIGHT),
+    "dark_css_variables": theme_variables(DARK),
+}
 
 autosummary_generate = True
 autodoc_member_order = "bysource"
@@ -73,6 +92,27 @@ def read_as_plain_text(_app: Sphinx, _what: str, _name: str, _obj: object, _opti
     lines[:] = text
 
 
+# Pages hold pictures as GitHub wants them: one for each colour scheme of the system. Furo has a switch of its own, and
+# Sphinx copies only the pictures that it knows of.
+PICTURE = re.compile(
+    r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">\s*'
+    r'<img alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)"(?: width="(?P<width>\d+)")?>\s*</picture>'
+)
+
+
+def show_one_picture_a_theme(_app: Sphinx, _docname: str, source: list[str]) -> None:
+    """Turn `<picture>` into two images, of which the theme shows one."""
+
+    def images(found: re.Match[str]) -> str:
+        width = f":width: {found['width']}px\n" if found["width"] else ""
+        return "".join(
+            f"```{{image}} {found[theme]}\n:class: only-{theme}\n:alt: {found['alt']}\n{width}```\n"
+            for theme in ("light", "dark")
+        )
+
+    source[0] = PICTURE.sub(images, source[0])
+
+
 # A room re-exports names of its files, so a bare name in an annotation may have two targets; either one is right.
 suppress_warnings = ["ref.python"]
 
@@ -80,4 +120,5 @@ suppress_warnings = ["ref.python"]
 def setup(app: Sphinx) -> None:
     """Write the method cards, and read docstrings before napoleon looks for their sections."""
     write_cards(Path(app.srcdir) / "methods")
+    app.connect("source-read", show_one_picture_a_theme)
     app.connect("autodoc-process-docstring", read_as_plain_text, priority=100)

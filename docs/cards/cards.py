@@ -8,7 +8,6 @@ import json
 import re
 import sys
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,11 @@ import yaml
 
 import cosmati.methods
 import cosmati.methods.functional
+from cards.overview import overview
+from cards.pictures import PICTURES
+from cards.writing import cell, raw
 from cosmati.core.clock import Budget, Time
 from cosmati.core.method import Method
-from cosmati.explorer.matrix import matrix_svg
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results"
@@ -42,6 +43,7 @@ class Note:
     when: str
     cost: str
     published: str
+    try_first: str
     badly: dict[str, str]
     loop: str = ""
 
@@ -113,8 +115,10 @@ def signature_of(name: str) -> str:
 
 
 def linked(text: str) -> str:
-    """Turn arXiv numbers into links."""
-    return re.sub(r"(?:arXiv )?\b(\d{4}\.\d{4,5})\b", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+    """Turn arXiv numbers, and `composer:NAME` in a link, into links."""
+    text = text.replace("(composer:", "(https://docs.mosaicml.com/projects/composer/en/stable/method_cards/")
+    text = re.sub(r"(method_cards/\w+)\)", r"\1.html)", text)
+    return re.sub(r"(?:arXiv )?(?<![\w/])(\d{4}\.\d{4,5})\b", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
 
 
 def card(name: str, note: Note, measured: dict[str, dict[str, Any]]) -> str:
@@ -131,11 +135,13 @@ def card(name: str, note: Note, measured: dict[str, dict[str, Any]]) -> str:
         "",
         what,
         "",
+        *_picture_lines(name),
         "| | |",
         "|---|---|",
         f"| When | {note.when} |",
+        f"| Settings to try first | {note.try_first} |",
         f"| Cost | {note.cost} |",
-        f"| Published by others | {note.published} |",
+        f"| Published by others | {linked(note.published)} |",
         f"| Composes badly with | {_badly(note)} |",
         f"| Place in the loop | `{kind.stage.name}` |",
         f"| Couples | {couples} |",
@@ -156,6 +162,13 @@ def card(name: str, note: Note, measured: dict[str, dict[str, Any]]) -> str:
     return "\n".join([*lines, *_cost_lines(name, measured["cost"]), *_gain_lines(name, measured["gain"])]) + "\n"
 
 
+def _picture_lines(name: str) -> list[str]:
+    if name not in PICTURES:
+        return []
+    canvas, caption = PICTURES[name]()
+    return [*raw(canvas.svg()), f"*{caption}*", ""]
+
+
 def _badly(note: Note) -> str:
     return " ".join(f"[{other}]({other.lower()}.md): {why}" for other, why in note.badly.items()) or "nothing known"
 
@@ -166,7 +179,7 @@ def _shapes(method: Method) -> str:
 
 
 def _option_lines(kind: type[Method]) -> list[str]:
-    rows = [f"| `{n}` | `{_cell(t)}` | {_cell(d)} | {_cell(meaning)} |" for n, t, d, meaning in options_of(kind)]
+    rows = [f"| `{n}` | `{cell(t)}` | {cell(d)} | {cell(meaning)} |" for n, t, d, meaning in options_of(kind)]
     return ["| option | type | default | meaning |", "|---|---|---|---|", *rows] if rows else ["It has no options."]
 
 
@@ -186,10 +199,6 @@ def _function_lines(kind: type[Method], note: Note) -> list[str]:
         "```",
         "",
     ]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def _cost_lines(name: str, cost: dict[str, Any]) -> list[str]:
@@ -232,7 +241,7 @@ def _arm_lines(task: str, part: dict[str, Any], arm: str) -> list[str]:
             for r in rows
         ),
         "",
-        *_raw(gain_svg(rows, part["lower_is_better"])),
+        *raw(gain_svg(rows, part["lower_is_better"])),
         *(
             f"- By {axis}, **{judged[key]['verdict']}**: {judged[key]['sentence']}"
             for key, axis in AXES.items()
@@ -275,65 +284,26 @@ def gain_svg(rows: list[dict[str, Any]], lower_is_better: bool) -> str:
             f'<line x1="{x(a):.1f}" y1="{y}" x2="{x(b):.1f}" y2="{y}" stroke="currentColor" stroke-width="2"/>',
             f'<circle cx="{x(row["difference"]):.1f}" cy="{y}" r="4.5" fill="currentColor"/>',
         ]
-    place = x(0) if left + 50 < x(0) < width - 60 else width / 2
+    # As near the line as its words leave room for.
+    place = min(max(x(0), 150.0), width - 150.0)
     label = f'<text x="{place:.1f}" y="{height - 6}" {text} text-anchor="middle" opacity="0.8">'
     body.append(f"{label}{better} of the dashed line is better than the baseline</text>")
     return "".join([*body, "</svg>"])
 
 
-def _raw(html: str) -> list[str]:
-    return ["```{raw} html", html, "```", ""]
-
-
-def overview(notes: dict[str, Note], pairs: dict[str, Any]) -> str:
-    """Return the page that lists all methods and shows which compose."""
-    lines = [
-        "# The methods",
-        "",
-        "One page each: what it does, when, what it costs and gained here, couplings, what it composes badly with.",
-        "",
-        "| method | what | place |",
-        "|---|---|---|",
-    ]
-    for name in notes:
-        kind = getattr(cosmati.methods, name)
-        what = (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")
-        lines.append(f"| [{name}]({name.lower()}.md) | {_cell(what)} | `{kind.stage.name}` |")
-    lines += ["", "```{toctree}", ":hidden:", "", *(name.lower() for name in notes), "```", "", "## Which compose", ""]
-    lines += [
-        "Every pair was trained for three steps on a small vision model and a small language model, in float32, with",
-        "settings that act on models this small (`python docs/cards/run_pairs.py`). That shows that a pair runs, not",
-        "that it helps. A cell's tooltip says why a pair is refused, or what has nothing to change. The diagonal is a",
-        "method alone.",
-        "",
-    ]
-    for task, part in pairs.items():
-        names = part["methods"]
-        cells = {tuple(key.split("|")): (cell["outcome"], cell["reason"]) for key, cell in part["cells"].items()}
-        for theme in ("light", "dark"):
-            svg = matrix_svg(names, cells, f"Pairs on the {task} model", theme)  # type: ignore[arg-type]
-            lines += _raw(f'<div class="only-{theme}" style="overflow-x:auto">{svg}</div>')
-        refused = {n: c["reason"] for n in names if (c := part["cells"][f"{n}|{n}"])["outcome"] == "refused"}
-        lines += [f"Refused on the {task} model by themselves, so in every pair:", ""]
-        lines += [f"- {name}: {escape(reason, quote=False)}" for name, reason in refused.items()]
-        others = {
-            key: cell["reason"]
-            for key, cell in part["cells"].items()
-            if cell["outcome"] == "refused" and not set(key.split("|")) & set(refused)
-        }
-        said = [f"- {key.replace('|', ' with ')}: {escape(reason, quote=False)}" for key, reason in others.items()]
-        lines += ["", "Refused as pairs:", "", *(said or ["- none"]), ""]
-    return "\n".join(lines) + "\n"
+def card_pages() -> dict[str, str]:
+    """Return the overview and all cards by the name of their file."""
+    notes = read_notes()
+    measured = {which: read_measured(which) for which in MEASURED}
+    pages = {f"{name.lower()}.md": card(name, note, measured) for name, note in notes.items()}
+    whats = {name: (inspect.getdoc(getattr(cosmati.methods, name)) or "").split("\n\n")[0] for name in notes}
+    return pages | {"index.md": overview(whats, measured)}
 
 
 def write_cards(folder: Path) -> None:
     """Write the overview and all cards into a folder."""
     folder.mkdir(exist_ok=True)
-    notes = read_notes()
-    measured = {which: read_measured(which) for which in MEASURED}
-    pages = {f"{name.lower()}.md": card(name, note, measured) for name, note in notes.items()}
-    pages["index.md"] = overview(notes, measured["pairs"])
-    for name, text in pages.items():
+    for name, text in card_pages().items():
         path = folder / name
         # An unchanged page isn't built again.
         if not path.exists() or path.read_text() != text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import dataclasses
 import inspect
 import itertools
 import re
@@ -18,11 +19,13 @@ import torch.nn.functional as F
 import cosmati.methods.functional
 from cosmati import methods
 from cosmati.core.method import Method
+from cosmati.train.config import RunConfig
 from tests.methods.cases import CASES, Case, digits, network_of, text
 
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
 from cards import cards  # noqa: E402  (the docs' own folder)
+from cards.overview import gains_svg  # noqa: E402  (the docs' own folder)
 
 NOTES = cards.read_notes()
 MEASURED = {which: cards.read_measured(which) for which in cards.MEASURED}
@@ -46,8 +49,9 @@ def test_the_card_is_whole(kind: type[Method]) -> None:
     for other in note.badly:
         assert other in NOTES
         assert other != name
-    for said in (note.when, note.cost, note.published, *note.badly.values()):
+    for said in (note.when, note.cost, note.published, note.try_first, *note.badly.values()):
         assert said.endswith(".")
+    assert "| Settings to try first | " in page
     assert f"| Input shapes | {'one' if cards.instance(name, note).shapes(cards.BUDGET) == 1 else 'at most'}" in page
     assert "## Cost here" in page
     assert "## Gain here" in page
@@ -145,7 +149,7 @@ def test_a_card_says_what_the_study_says_of_its_arm_and_no_more() -> None:
     assert "Not this." not in page
     assert "faster" not in page
     assert "| 60 | 1.0000 | 0.9000 | -0.1000 (open to +0.1000) |" in page
-    [svg] = re.findall(r"<svg.*?</svg>", page)
+    [svg] = re.findall(r"<svg.*?</svg>", page.split("## Gain here")[1])
     assert "left of the dashed line is better" in "".join(ET.fromstring(svg).itertext())
     assert "Not measured here." in page.split("## Gain here")[0]
     assert "Not measured here." not in page.split("## Gain here")[1]
@@ -174,13 +178,91 @@ def test_every_pair_has_been_run() -> None:
 
 
 def test_the_overview_shows_all_and_is_well_formed() -> None:
-    page = cards.overview(NOTES, MEASURED["pairs"])
-    assert all(f"[{name}]({name.lower()}.md)" in page for name in NOTES)
-    pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    page = cards.card_pages()["index.md"]
+    assert all(f"]({name.lower()}.md) |" in page for name in NOTES)
+    gains, compose = page.split("## Which compose")
+    assert len([ET.fromstring(one) for one in re.findall(r"<svg.*?</svg>", gains)]) == 3
+    pictures = re.findall(r"<svg.*?</svg>", compose, re.DOTALL)
     assert len(pictures) == 4
     for picture in pictures:
         cells = [element for element in ET.fromstring(picture).iter() if element.tag.endswith("title")]
         assert len(cells) == len(NOTES) * (len(NOTES) + 1) // 2
+
+
+def test_the_overview_is_sorted_by_the_gain_measured_here() -> None:
+    page = cards.card_pages()["index.md"]
+    by_gain, rest = page.split("### Not measured here")
+    *_, images, text, as_used = re.split(r"^### ", by_gain, flags=re.MULTILINE)
+    measured = set()
+    for table, task, axis in (
+        (images, "vision", "seconds"),
+        (text, "language", "seconds"),
+        (as_used, "language-as-used", "step"),
+    ):
+        part = MEASURED["gain"]["tasks"][task]
+        told = {arm["arm"]: arm[axis] for arm in part["speedup"] if arm["method"] in NOTES}
+        rows = re.findall(r"^\| \[(.+?)\]\((\w+)\.md\) \| (.+?) \| (.+?) \| .+ \|$", table, re.MULTILINE)
+        assert {arm for arm, *_ in rows} == set(told)
+        for arm, _, gain, verdict in rows:
+            assert (gain, verdict) == (told[arm]["text"], told[arm]["verdict"])
+            assert re.search(r"\(\S+ to \S+, n\s=\s\d+\)$", gain), "without its interval"
+        ratios = [told[arm]["ratio"] or 0.0 for arm, *_ in rows]
+        assert ratios == sorted(ratios, reverse=True)
+        assert part["hardware"] in table
+        assert all(line in table for line in part["noise"])
+        measured |= {method for _, method, *_ in rows}
+    unmeasured = set(re.findall(r"^\| \[\w+\]\((\w+)\.md\)", rest, re.MULTILINE))
+    assert measured | unmeasured == {name.lower() for name in NOTES}
+    assert not measured & unmeasured
+
+
+def test_the_picture_of_gains_shows_each_interval() -> None:
+    told = [
+        {"arm": "a", "seconds": {"ratio": 2.0, "low": 1.0, "high": 4.0, "verdict": "faster"}},
+        {"arm": "b", "seconds": {"ratio": 0.5, "low": None, "high": None, "verdict": "slower"}},
+        {"arm": "c", "seconds": {"ratio": None, "low": None, "high": None, "verdict": "no difference shown"}},
+    ]
+    root = ET.fromstring(gains_svg("Text", told, "seconds"))
+    dots = [(float(dot.attrib["cx"]), dot.attrib["fill"]) for dot in root if dot.tag == "circle"]
+    lines = [[float(x.split(",")[0]) for x in line.attrib["points"].split()] for line in root if line.tag == "polyline"]
+    quarter, half, one, two, four = (line[0] for line in lines[:5])
+    assert quarter < half < one < two < four
+    assert dots == [(two, "var(--good)"), (half, "var(--bad)")]
+    assert lines[5] == [one, four]
+    assert lines[6][0] < quarter
+    assert lines[6][1] > four
+    assert [text.text for text in root if text.tag == "text"][-3:] == ["a", "b", "c"]
+
+
+@each_method
+def test_published_figures_say_where(kind: type[Method]) -> None:
+    published = NOTES[kind.__name__].published
+    if re.search(r"\d", published):
+        assert re.search(r"arXiv \d{4}\.\d{4,5}|\]\((https://|composer:)", published)
+    for url in re.findall(r"\]\((.*?)\)", cards.linked(published)):
+        assert re.fullmatch(r"https://[\w./-]+", url)
+
+
+def test_links_are_made_once() -> None:
+    made = cards.linked("[C](composer:sam), arXiv 2010.01412, 2007.08554 and [x](https://arxiv.org/abs/1905.04899)")
+    assert made == (
+        "[C](https://docs.mosaicml.com/projects/composer/en/stable/method_cards/sam.html), "
+        "[arXiv 2010.01412](https://arxiv.org/abs/2010.01412), [arXiv 2007.08554](https://arxiv.org/abs/2007.08554) "
+        "and [x](https://arxiv.org/abs/1905.04899)"
+    )
+
+
+@each_method
+def test_settings_to_try_first_are_taken(kind: type[Method]) -> None:
+    note = NOTES[kind.__name__]
+    for code in re.findall(r"`([^`]*=[^`]*)`", note.try_first):
+        call = ast.parse(f"f({code})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+        if "precision" in given:
+            RunConfig(budget="1ba", **given)
+        else:
+            assert dataclasses.replace(cards.instance(kind.__name__, note), **given)  # type: ignore[type-var]
 
 
 def test_pages_are_written_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -28,7 +29,7 @@ from cosmati.study.headline import Contest, headline_claims
 from cosmati.study.predictions import SMALLEST_P, outcomes_of
 from cosmati.study.statistics import holm
 from tests.study.oracles import log_quality, study
-from tools.write_headline import block, parts_of, with_block
+from tools.write_headline import PICTURED, PICTURES, ROOT, block, parts_of, picture, study_of, with_block
 
 TRIALS = tuple(TrialRecord(i, {"lr": 0.1 * i}, False, 0.25, 100, 0.5, 10, 100, 1.0) for i in range(5))
 KINDS = {"baseline": "tuned", "plain": "plain"}
@@ -302,17 +303,35 @@ def test_the_block_says_opponent_interval_and_hardware() -> None:
         "1.60×",
         "1.50 to open",
         "n\u00a0=\u00a08",
-        "two cores",
+        "On two cores.",
         "01234567",
         CLAIM.command,
         "Text: Muon, n-grams",
     ):
         assert part in text
+    assert "| **≥\u00a01.60×** | 1.50 to open, n\u00a0=\u00a08 | bits per byte 2.500 |" in text
     page = f"a\n{text}\nz"
     assert with_block(page, text, "page") == page
     for broken in ("a", page + text, page.replace("<!-- end", "<!-- no end")):
         with pytest.raises(ValueError, match="once each"):
             with_block(broken, text, "page")
+
+
+def test_a_row_has_a_figure_only_where_a_difference_is_shown() -> None:
+    assert "| no difference shown | 1.50 to open" in block((replace(CLAIM, p=0.5),), {})
+    never = block((replace(CLAIM, speed_up=None, low=None, high=None, p=None),), {})
+    assert "| it never gets there | | bits per byte 2.500 |" in never
+
+
+def test_the_picture_is_of_the_study_without_its_noise_arm() -> None:
+    drawn = picture(study_of("text"), "light")
+    labels = ["".join(one.itertext()) for one in ET.fromstring(drawn).iter() if one.tag.endswith("text")]
+    assert {"baseline", "composition", "plain"} <= set(labels)
+    assert "aa" not in labels
+    (claim,) = [one for one in committed_evidence().claims if (one.task, one.opponent) == ("text", "tuned")]  # type: ignore[union-attr]
+    assert f"{claim.speed_up:.2f} times as fast" in labels
+    for name, theme in PICTURES.items():
+        assert (ROOT / name).read_text(encoding="utf-8") == picture(study_of(PICTURED), theme)
 
 
 def test_what_the_package_claims_is_what_was_committed() -> None:
