@@ -30,7 +30,7 @@ app = typer.Typer(
     help="Who may sign which class of data: make an authority, name its people, take keys back.\n\n"
     "A ceremony in five commands: keys init, keys new, keys delegate, data sign, keys status.",
 )
-Folder = Annotated[Path, typer.Argument(metavar="AUTHORITY", help="The folder of the authority's repository.")]
+AuthorityFolder = Annotated[Path, typer.Argument(metavar="AUTHORITY", help="The folder of the authority's repository.")]
 Keys = Annotated[
     list[Path] | None,
     typer.Option("--keys", help="A folder of private keys; again for more. AUTHORITY-keys if left out."),
@@ -47,7 +47,7 @@ def _need_packages() -> None:
 
 @app.command()
 def init(
-    authority: Folder,
+    authority: AuthorityFolder,
     keys: Annotated[Path | None, typer.Option("--keys", help="Where the private keys go; AUTHORITY-keys.")] = None,
     taxonomy: Annotated[
         Path | None, typer.Option(help="YAML or JSON: name, version, classes. Software licences if left out.")
@@ -89,7 +89,7 @@ def new(
 
 @app.command()
 def delegate(
-    authority: Folder,
+    authority: AuthorityFolder,
     path: Annotated[str, typer.Argument(metavar="CLASS", help="A class, or a branch for all classes below it.")],
     to: Annotated[list[Path], typer.Option("--to", help="Somebody's public key; again for more.")],
     threshold: Annotated[int, typer.Option(help="How many of them must sign.")] = 1,
@@ -113,7 +113,7 @@ def delegate(
 
 @app.command()
 def rotate(
-    authority: Folder,
+    authority: AuthorityFolder,
     old: Annotated[
         str, typer.Argument(metavar="KEY", help="The key that goes: its id's beginning, or its public file.")
     ],
@@ -131,7 +131,7 @@ def rotate(
 
 @app.command()
 def revoke(
-    authority: Folder,
+    authority: AuthorityFolder,
     old: Annotated[
         str, typer.Argument(metavar="KEY", help="The key that goes: its id's beginning, or its public file.")
     ],
@@ -148,7 +148,7 @@ def revoke(
 
 @app.command()
 def renew(
-    authority: Folder,
+    authority: AuthorityFolder,
     classes: Annotated[
         list[str] | None, typer.Argument(metavar="[CLASS]...", help="Sources to sign anew, too.")
     ] = None,
@@ -169,7 +169,7 @@ def renew(
 
 @app.command()
 def status(
-    authority: Folder,
+    authority: AuthorityFolder,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Show who may sign what, until when, and what expires next.

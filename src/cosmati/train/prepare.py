@@ -97,8 +97,7 @@ def prepare(given: Ingredients) -> Prepared:
     refuse_times(config, budget, given.data, given.methods, scheduled)
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
     statistics = BatchNormStatistics(model)
-    losses = [turn.loss for turn in turns]
-    refuse_untrained(losses, model)
+    refuse_untrained(losses := [turn.loss for turn in turns], model)
     denied = _denied(policy, class_map)
     couplings = unrouted(statistics, regions) + find_couplings(given, scheduled, layout.weights(), model, budget)
     facts = _facts(given, feed, budget, num_microbatches, denied, turns, couplings, never_offered, statistics)

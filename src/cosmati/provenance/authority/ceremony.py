@@ -18,7 +18,7 @@ from cosmati.provenance.authority.chain import Chain, newest_taxonomy
 from cosmati.provenance.authority.errors import OutOfScopeError
 from cosmati.provenance.authority.keys import KeyRing, create_key
 from cosmati.provenance.authority.names import TOP_ROLES, SourceName, class_of_role, pattern_of, role_of
-from cosmati.provenance.authority.repository import AuthorityRepository, Change, TooFewSignaturesError
+from cosmati.provenance.authority.repository import AuthorityRepository, RepositoryChange, TooFewSignaturesError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.storage.atomic import replace_files
 
@@ -81,7 +81,9 @@ def taxonomy_of(repository: AuthorityRepository, chain: Chain) -> Taxonomy:
     return Taxonomy.from_mapping(json.loads(repository.target(newest_taxonomy(chain))))
 
 
-def delegate(change: Change, taxonomy: Taxonomy, path: str, keys: Sequence[Key], *, threshold: int = 1) -> list[str]:
+def delegate(
+    change: RepositoryChange, taxonomy: Taxonomy, path: str, keys: Sequence[Key], *, threshold: int = 1
+) -> list[str]:
     """Let keys sign a class, or each class of a branch, in place of those that may now; return the classes.
 
     Raises:
@@ -108,7 +110,7 @@ def delegate(change: Change, taxonomy: Taxonomy, path: str, keys: Sequence[Key],
     return classes
 
 
-def _drop(change: Change, role: str) -> None:
+def _drop(change: RepositoryChange, role: str) -> None:
     """Take a delegation away, and the keys that serve no other one."""
     targets = change.targets()
     roles = change.delegations().roles or {}
@@ -118,7 +120,7 @@ def _drop(change: Change, role: str) -> None:
         del roles[role]
 
 
-def replace_key(change: Change, keyid: str, new: Key | None) -> list[str]:
+def replace_key(change: RepositoryChange, keyid: str, new: Key | None) -> list[str]:
     """Put another key in a key's place wherever it may sign, or none; return the roles.
 
     What it has signed before is trusted no more; what the others have signed is, where they're enough.
@@ -157,7 +159,7 @@ def replace_key(change: Change, keyid: str, new: Key | None) -> list[str]:
     return [class_of_role(role) or role for _, role in named]
 
 
-def renew(change: Change, classes: Iterable[str] = ()) -> None:
+def renew(change: RepositoryChange, classes: Iterable[str] = ()) -> None:
     """Have the delegations and some classes' sources signed anew; snapshot and timestamp are with each change."""
     change.targets()
     for name in classes:

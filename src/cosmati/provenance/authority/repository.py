@@ -73,7 +73,7 @@ class TooFewSignaturesError(ProvenanceError):
 
 
 @dataclass(kw_only=True)
-class Change:
+class RepositoryChange:
     """What one command changes: roles as they will be, signed when it ends.
 
     Attributes:
@@ -196,7 +196,7 @@ class AuthorityRepository:
         if self._read(metadata_file("root", 1)):
             raise ProvenanceError(f"{self.folder} holds an authority's repository already. Name another folder.")
         with self._locked():
-            change = Change(chain=None, ring=ring)
+            change = RepositoryChange(chain=None, ring=ring)
             root = change.root()
             for role, publics in keys.items():
                 for key in publics:
@@ -207,7 +207,7 @@ class AuthorityRepository:
         return read_chain(self._read).first_root_sha256
 
     @contextmanager
-    def change(self, ring: KeyRing) -> Iterator[Change]:
+    def change(self, ring: KeyRing) -> Iterator[RepositoryChange]:
         """Let a caller change roles; what it has changed is signed and published when it ends without an error.
 
         Raises:
@@ -215,7 +215,7 @@ class AuthorityRepository:
         """
         self.chain()  # says at once where there's none
         with self._locked():
-            change = Change(chain=self.chain(), ring=ring)
+            change = RepositoryChange(chain=self.chain(), ring=ring)
             yield change
             self._commit(change)
 
@@ -225,7 +225,7 @@ class AuthorityRepository:
         with FileLock(self.folder / ".lock", wait=True):
             yield
 
-    def _commit(self, change: Change) -> None:
+    def _commit(self, change: RepositoryChange) -> None:
         """Sign what was changed, then which versions belong together, and put the files in place, the newest last."""
         now, chain = self.clock(), change.chain
         old = chain.root if chain else None
@@ -286,7 +286,7 @@ def sign(metadata: Metadata[Any], role: str, delegators: list[Root | Targets | N
     return metadata
 
 
-def publish_taxonomy(change: Change, taxonomy: Taxonomy) -> None:
+def publish_taxonomy(change: RepositoryChange, taxonomy: Taxonomy) -> None:
     """Let the authority sign a taxonomy: its name, version, classes and their meanings."""
     path = taxonomy_target(taxonomy.name, taxonomy.version)
     change.add_target("targets", path, rfc8785.dumps(taxonomy.to_mapping()))
