@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from cosmati.explorer.price import Price
 from cosmati.explorer.run_view import RunView
 from cosmati.explorer.wording import AXIS_NAMES, amount, number, ratio_interval_text, ratio_text
 from cosmati.records.study import StudyRecord
@@ -13,14 +14,16 @@ from cosmati.study.comparison import Comparison, SpeedUp, comparisons
 _MAX_NAMED = 2
 
 
-def opening_sentences(studies: Sequence[StudyRecord], run: RunView | None) -> tuple[str, ...]:
+def opening_sentences(
+    studies: Sequence[StudyRecord], run: RunView | None, price: Price | None = None
+) -> tuple[str, ...]:
     """Return the three sentences, drawn from the records alone; none where there's neither a study nor a run.
 
     A figure of a gain stands in them only where a difference is shown.
     """
     if not studies and run is None:
         return ()
-    return _trained(studies, run), _gained(studies, run), _cost(studies, run)
+    return _trained(studies, run), _gained(studies, run), _cost(studies, run, price)
 
 
 def _trained(studies: Sequence[StudyRecord], run: RunView | None) -> str:
@@ -72,7 +75,7 @@ def _gain_text(study: StudyRecord, one: Comparison, found: SpeedUp) -> str:
     return f"{one.arm} needs {share} to the same {study.quality_name} ({figures})"
 
 
-def _cost(studies: Sequence[StudyRecord], run: RunView | None) -> str:
+def _cost(studies: Sequence[StudyRecord], run: RunView | None, price: Price | None) -> str:
     parts = []
     for study in studies:
         trained = math.fsum(one.final.seconds for one in study.runs if math.isfinite(one.final.seconds))
@@ -88,7 +91,17 @@ def _cost(studies: Sequence[StudyRecord], run: RunView | None) -> str:
         seconds = math.fsum(value for name, value in run.record.seconds_by_part.items() if name != "evaluation")
         parts.append(f"{amount(seconds, 'seconds')} for the run by itself" if studies else amount(seconds, "seconds"))
     hardware = dict.fromkeys([*(study.hardware for study in studies), *([run.record.hardware] if run else [])])
-    return f"Cost: {_joined(parts)}, on {_joined(list(hardware))}, without evaluation."
+    text = f"Cost: {_joined(parts)}, on {_joined(list(hardware))}, without evaluation"
+    return f"{text}; {_of_policy(price)}." if price else f"{text}."
+
+
+def _of_policy(price: Price) -> str:
+    """Return what the policy costs, with figures only where a difference is shown."""
+    row, seeds = price.rows[0], _counted(len(price.seeds), "seed")
+    if row.verdict not in ("worse", "better", "differs"):
+        return f"that the policy costs {row.name} isn't shown, with {seeds}"
+    word = {"worse": "costs", "better": "costs nothing, and betters", "differs": "changes"}[row.verdict]
+    return f"the policy {word} {row.name}: {row.governed} with it, {row.ungoverned} without ({row.difference})"
 
 
 def _counted(num: int, what: str) -> str:
