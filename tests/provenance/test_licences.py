@@ -217,7 +217,9 @@ def test_compiled_libraries_of_a_wheel_are_told_and_do_not_count() -> None:
     assert "don't count: GCC runtime library (GPL-3.0-or-later WITH GCC-exception-3.1)" in finding.evidence
 
 
-@pytest.mark.parametrize("files", ["scipy/_lib/x.py", "scipy/_lib/*", "a.libs/b.so, src/c.c", "libs.py", "readme.solid"])
+@pytest.mark.parametrize(
+    "files", ["scipy/_lib/x.py", "scipy/_lib/*", "a.libs/b.so, src/c.c", "libs.py", "readme.solid"]
+)
 def test_bundled_works_that_may_be_source_count(files: str) -> None:
     finding = classify_licence(None, VAGUE, BSD + THIRD + notice("foo", files, "GPL-3.0-only"))
     assert (finding.class_path, finding.spdx) == ("open/copyleft", None)

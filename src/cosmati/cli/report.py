@@ -26,8 +26,8 @@ def report(
     and when, and who was kept out, all drawn from the ledger once that has verified. A run that was broken off, or
     that is still going, has a page too.
 
-    With --against it shows what the policy cost: pairs of runs with and without it, seed by seed. FOLDER may hold further
-    governed runs, too, with the policy of RUN and other seeds.
+    With --against it shows what the policy cost: pairs of runs with and without it, seed by seed. FOLDER may
+    hold further governed runs, too, with the policy of RUN and other seeds.
 
     A ledger that doesn't verify is shown as such, nothing is drawn from it, and the command exits with 1.
 

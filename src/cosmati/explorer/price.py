@@ -99,8 +99,9 @@ def price_of(run: RunView, others: Sequence[RunView]) -> Price:
     pairs = [(governed[seed].record, plain[seed].record) for seed in seeds]
     rows = _rows(run, pairs)
     notes = [
-        "Both were given as many steps and rows of the same data. Rows of rejected classes aren't trained on, and "
-        "others take their places. Times are those of the runs, which weren't taken in turns."
+        "Both were given as many steps and rows of the same data.",
+        "Rows of rejected classes aren't trained on, and others take their places.",
+        "Times are those of the runs, which weren't taken in turns.",
     ]
     if left := sorted(set(governed) ^ set(plain)):
         notes.append(f"Seeds {', '.join(map(str, left))} have no partner and are left out.")

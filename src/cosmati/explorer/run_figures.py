@@ -137,9 +137,7 @@ def heat_map_figure(
     return Figure(grid, label, table)
 
 
-def shares_figure(
-    facts: GovernanceFacts, palette: Palette, marks: Mapping[str, ClassMark] | None = None
-) -> Figure:
+def shares_figure(facts: GovernanceFacts, palette: Palette, marks: Mapping[str, ClassMark] | None = None) -> Figure:
     """Draw each class's share of a region's logged gradient norms; of its rows where no norm was logged.
 
     Classes without any share aren't drawn. The CSV has all.

@@ -144,7 +144,7 @@ TEXTS: tuple[tuple[ClassedLicence, dict[str, bool], str], ...] = (
     (
         (_PERMISSIVE, "ISC"),
         {r"(?i)provided that the above copyright notice and this permission notice appear in all copies": True},
-        r"(?i)permission to use, copy, modify, and(?:/or)? distribute this software for any purpose with or without fee",
+        r"(?i)permission to use, copy, modify, and(?:/or)? distribute this software for any purpose",
     ),
     ((_PERMISSIVE, "Apache-2.0"), {}, r"(?i)apache license,? version 2\.0, january 2004"),
 )

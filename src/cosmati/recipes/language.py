@@ -24,7 +24,7 @@ from cosmati.recipes.language_samples import loss_by_class
 from cosmati.recipes.recipe import Recipe
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.config import RunConfig
-from cosmati.train.evaluation import Evaluation, batches
+from cosmati.train.evaluation import AnyMetric, Evaluation, batches
 
 BASELINE_LR = 8e-3
 COMPOSED_LR = 0.06
@@ -77,7 +77,7 @@ class LanguageTask:
         chosen = torch.linspace(0, len(rows.tokens) - 1, min(self.num_validation_rows, len(rows.tokens))).long()
         tokens = rows.tokens[chosen]
         data = (tokens[:, :-1], tokens[:, 1:], rows.class_ids[chosen])
-        metrics = {"bits_per_byte": bits_per_byte, "loss": loss_by_class(library.class_names)}
+        metrics: dict[str, AnyMetric] = {"bits_per_byte": bits_per_byte, "loss": loss_by_class(library.class_names)}
         return Evaluation(batches(data, 64), metrics)
 
     def gpt(self, config: GPTConfig) -> GPTConfig:
