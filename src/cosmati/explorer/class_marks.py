@@ -33,11 +33,21 @@ class ClassMark(NamedTuple):
 
 
 def class_marks(run: RunView | None) -> dict[str, ClassMark]:
-    """Return the marks by class: those that microbatches were of first, then the policy's others."""
+    """Return the marks by class: those that microbatches were of first, those with data next, then the policy's others.
+
+    So the classes of which there are rows have a colour each, as long as there are colours.
+    """
     if run is None or run.governance is None:
         return {}
-    order = dict.fromkeys((*run.classes_seen, *run.governance.classes))
+    order = dict.fromkeys((*run.classes_seen, *classes_with_data(run), *run.governance.classes))
     return marks_of(tuple(order))
+
+
+def classes_with_data(run: RunView) -> tuple[str, ...]:
+    """Return the classes that rows are known of: microbatches came of them, or the run's program told of rows."""
+    told = {one.class_name for one in (*run.about.sources, *run.about.packages)} if run.about else set()
+    classes = run.governance.classes if run.governance else ()
+    return tuple(name for name in classes if name in told or name in run.classes_seen)
 
 
 def marks_of(names: tuple[str, ...], num_colours: int = 6) -> dict[str, ClassMark]:

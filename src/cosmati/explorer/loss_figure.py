@@ -56,9 +56,13 @@ def loss_figure(run: RunView, palette: Palette, twin: RunView | None = None, *, 
             line = {"color": palette.ink, "width": 1.8, "dash": "dot"}
             series.append(("held out, without the policy", twin.metrics[name], line, "lines+markers"))
     traces = [_trace(*one) for one in series if one[1]]
+    if twin and traces[-1]["name"].endswith("without the policy"):
+        traces[-1]["marker"] |= {"symbol": "circle-open"}
     layout = base_layout(palette, height=420)
     layout["xaxis"] |= {"title": axis_title("steps done"), "rangemode": "tozero"}
     layout["yaxis"] |= {"title": axis_title("mean loss"), "exponentformat": "power"}
+    if (frame := _frame(run)) is not None:
+        layout["yaxis"] |= {"range": frame}
     layout["showlegend"] = len(traces) > 1
     layout["margin"] |= {"b": 56 + (22 * -(-len(traces) // 3) if len(traces) > 1 else 0)}
     rows = [[label, step, value] for label, points, _, _ in series for step, value in points]
@@ -69,6 +73,32 @@ def loss_figure(run: RunView, palette: Palette, twin: RunView | None = None, *, 
         f"mean loss over the steps{parts}",
         csv_text(["rows", "step", "mean loss"], rows) if has_csv else "",
     )
+
+
+def own_metrics(run: RunView) -> dict[str, Points]:
+    """Return the metrics that are of no single class, the loss on held-out rows by a name that says so."""
+    return {
+        "loss on held-out rows" if name in LOSS else name: points
+        for name, points in run.metrics.items()
+        if class_of_metric(run, name) is None
+    }
+
+
+def _frame(run: RunView) -> list[float] | None:
+    """Return a range of losses without those of the first training steps; None where these aren't far above the rest.
+
+    Held-out rows are measured later, and an untrained model's loss would press all curves together.
+    """
+    held_out = [(s, v) for name, points in run.metrics.items() if is_in_loss_figure(run, name) for s, v in points]
+    measured = [value for _, value in held_out if value is not None]
+    if not measured:
+        return None
+    first = min(step for step, _ in held_out)
+    rest = [value for step, value in run.losses if value is not None and step >= first]
+    high, low = max(measured + rest), min(measured + rest)
+    highest = max((value for _, value in run.losses if value is not None), default=high)
+    pad = 0.08 * (high - low)
+    return [low - pad, high + pad] if highest > high + 2 * pad > high else None
 
 
 def _trace(label: str, points: Points, line: dict[str, Any], mode: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from cosmati.explorer.loss_figure import own_metrics
 from cosmati.explorer.price import Price
 from cosmati.explorer.run_view import RunView
 from cosmati.explorer.wording import AXIS_NAMES, amount, number, ratio_interval_text, ratio_text
@@ -39,7 +40,7 @@ def _trained(studies: Sequence[StudyRecord], run: RunView | None) -> str:
 
 def _gained(studies: Sequence[StudyRecord], run: RunView | None) -> str:
     if not studies:
-        last = {name: points[-1][1] for name, points in run.metrics.items() if points} if run else {}
+        last = {name: points[-1][1] for name, points in own_metrics(run).items() if points} if run else {}
         figures = ", ".join(f"{name} {number(value, 4)}" for name, value in last.items() if value is not None)
         reached = f"; it came to {figures}" if figures else ""
         return f"Gained: one run is compared with nothing, so no gain is shown{reached}."
@@ -101,7 +102,8 @@ def _of_policy(price: Price) -> str:
     if row.verdict not in ("worse", "better", "differs"):
         return f"that the policy costs {row.name} isn't shown, with {seeds}"
     word = {"worse": "costs", "better": "costs nothing, and betters", "differs": "changes"}[row.verdict]
-    return f"the policy {word} {row.name}: {row.governed} with it, {row.ungoverned} without ({row.difference})"
+    over = row.difference.replace("(", "(95 % interval ", 1)
+    return f"the policy {word} {row.name}, {row.governed} with it against {row.ungoverned} without: {over}"
 
 
 def _counted(num: int, what: str) -> str:

@@ -14,6 +14,7 @@ from cosmati.explorer.wording import amount, interval_text, number
 from cosmati.records.run import RunRecord
 from cosmati.study.statistics import LEVEL, Estimate, student_quantile
 
+_OF_TIME = {"worse": "slower", "better": "faster"}
 ONE_SEED = "one seed shows no spread"
 
 
@@ -27,7 +28,7 @@ class PriceRow:
         ungoverned: mean over the seeds, without the policy.
         governed: mean over the seeds, with it.
         difference: governed less ungoverned, with its interval and n; of a time the ratio.
-        verdict: `better`, `worse`, `differs`, `no difference shown` or `one seed`.
+        verdict: `better`, `worse`, `faster`, `slower`, `differs`, `no difference shown` or `one seed`.
     """
 
     name: str
@@ -101,7 +102,7 @@ def price_of(run: RunView, others: Sequence[RunView]) -> Price:
     notes = [
         "Both were given as many steps and rows of the same data.",
         "Rows of rejected classes aren't trained on, and others take their places.",
-        "Times are those of the runs, which weren't taken in turns.",
+        "Times are the runs' own, one after another, without evaluation.",
     ]
     if left := sorted(set(governed) ^ set(plain)):
         notes.append(f"Seeds {', '.join(map(str, left))} have no partner and are left out.")
@@ -175,7 +176,8 @@ def _time_row(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> PriceRow:
     found = paired([math.log(one / other) for one, other in seconds])
     ends = [None if end is None else math.exp(end) for end in (found.low, found.high)]
     text = f"{number(math.exp(found.value))}× ({interval_text(ends[0], ends[1], found.n)})"
-    return PriceRow("training time", "", texts[1], texts[0], text, _verdict(found, 0.0, lower_is_better=True))
+    verdict = _verdict(found, 0.0, lower_is_better=True)
+    return PriceRow("training time", "", texts[1], texts[0], text, _OF_TIME.get(verdict, verdict))
 
 
 def _seconds(record: RunRecord) -> float:
@@ -217,10 +219,11 @@ def _sentence(run: RunView, row: PriceRow, seeds: Sequence[int]) -> str:
         else f"After {run.record.num_steps:,} steps the model came to {row.name} {row.governed} under the policy, and "
         f"to {row.ungoverned} without it"
     )
+    shown = row.difference.replace("(", "(95 % interval ", 1)
     tails: Mapping[str, str] = {
-        "worse": f"The policy costs quality: {row.difference}.",
-        "better": f"The policy costs no quality here, it is better: {row.difference}.",
-        "differs": f"The difference is {row.difference}.",
+        "worse": f"The policy costs quality: {shown}.",
+        "better": f"The policy costs no quality here, it is better: {shown}.",
+        "differs": f"The difference is {shown}.",
         "one seed": f"The difference is {row.difference}; {ONE_SEED}, so this is no measure of the price.",
     }
-    return f"{head}. {tails.get(row.verdict, f'No difference is shown: {row.difference}.')}"
+    return f"{head}. {tails.get(row.verdict, f'No difference is shown: {shown}.')}"

@@ -8,9 +8,10 @@ from typing import Any
 
 from cosmati.errors import RunError
 from cosmati.explorer.about_view import licence_rows, sample_pairs, source_classes, split_exclusions
-from cosmati.explorer.class_marks import class_marks, class_of_metric
+from cosmati.explorer.class_marks import class_marks, classes_with_data
 from cosmati.explorer.evidence import Evidence, shown_claims
 from cosmati.explorer.figures import Figure, tradeoff_figure
+from cosmati.explorer.loss_figure import own_metrics
 from cosmati.explorer.opening import opening_sentences
 from cosmati.explorer.palette import PAGE
 from cosmati.explorer.price import Price
@@ -100,6 +101,7 @@ def run_context(run: RunView | None, price: Price | None = None) -> dict[str, An
         "run": run,
         "price": price,
         "marks": class_marks(run),
+        "with_data": classes_with_data(run) if run else (),
         "weighted_classes": weighted_classes,
         "grid_width_of": grid_width,
         "excluded": split_exclusions(run) if run else ((), ()),
@@ -120,8 +122,7 @@ def _headline(run: RunView) -> tuple[tuple[str, float | None, int], ...]:
 
     Metrics of single classes are left to the figures.
     """
-    found = {name: points for name, points in run.metrics.items() if class_of_metric(run, name) is None}
-    found = found or {"mean loss": run.losses}
+    found = own_metrics(run) or {"mean loss": run.losses}
     return tuple((name, points[-1][1], points[-1][0]) for name, points in found.items() if points)
 
 
