@@ -161,7 +161,7 @@ def test_minutes_scale_every_number_of_steps() -> None:
     assert (scaled.language_steps, scaled.search_steps, scaled.governed_steps, scaled.digits_steps) == (
         120,
         60,
-        100,
+        80,
         80,
     )
     assert scaled.seeds == QuickstartSize().seeds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,7 +68,7 @@ def test_a_link_and_a_huge_file_are_not_read(tmp_path: Path) -> None:
     assert "isn't read" in " ".join(read_run(folder).notes)
     (folder / ABOUT_FILE).unlink()
     (tmp_path / "elsewhere").write_text(ABOUT.to_json())
-    os.symlink(tmp_path / "elsewhere", folder / ABOUT_FILE)
+    (folder / ABOUT_FILE).symlink_to(tmp_path / "elsewhere")
     view = read_run(folder)
     assert view.about is None
     assert "is a link" in " ".join(view.notes)
@@ -167,9 +166,9 @@ def test_a_class_has_one_colour_wherever_it_stands() -> None:
             if name in found:
                 found[name].add(trace.get("marker", {}).get("color") or trace["line"]["color"])
         for text in figure.plot["layout"]["yaxis"].get("ticktext", ()):
-            for name in found:
+            for name, colours in found.items():
                 if text.replace("<br>", "").endswith(f"> {name}"):
-                    found[name].add(text.split('"color:')[1].split('"')[0])
+                    colours.add(text.split('"color:')[1].split('"')[0])
     assert found[CLASSES[0]] == {"var(--series-0)"}
     assert all(len(colours) <= 1 for colours in found.values()), found
     assert len({colour for colours in found.values() for colour in colours}) == sum(map(bool, found.values()))

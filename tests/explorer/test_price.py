@@ -65,14 +65,19 @@ def test_the_quality_comes_first_and_says_what_it_costs() -> None:
     assert price.rows[-1].difference.startswith("2.00×"), "without evaluation"
     assert "The policy costs quality: +0.103" in price.sentence
     cost = opening_sentences([], demo_run(), price)[2]
-    assert "the policy costs bits per byte, 2.537 with it against 2.433 without: +0.103 (95 % interval 0.0408 to 0.166" in cost
+    assert (
+        "the policy costs bits per byte, 2.537 with it against 2.433 without: +0.103 (95 % interval 0.0408 to 0.166"
+        in cost
+    )
 
 
 def test_where_no_difference_is_shown_the_opening_has_no_figure() -> None:
     price = priced((2.50, 2.40, 2.45), (2.45, 2.48, 2.41))
     assert price.rows[0].verdict == "no difference shown"
     assert "No difference is shown" in price.sentence
-    assert "that the policy costs bits per byte isn't shown, with 3 seeds." in opening_sentences([], demo_run(), price)[2]
+    assert (
+        "that the policy costs bits per byte isn't shown, with 3 seeds." in opening_sentences([], demo_run(), price)[2]
+    )
 
 
 def test_one_seed_is_no_measure() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
@@ -89,10 +90,7 @@ def test_losses_by_class_are_those_of_a_loop_over_rows() -> None:
     found = evaluate(
         model, Evaluation(data, metrics), Ranks.alone(), device, torch.autocast(device.type, enabled=False)
     )
-    rows = [
-        -sum(model.logits[a].log_softmax(0)[b].item() for a, b in zip(row[:-1], row[1:], strict=True)) / 5
-        for row in tokens.long()
-    ]
+    rows = [-sum(model.logits[a].log_softmax(0)[b].item() for a, b in pairwise(row)) / 5 for row in tokens.long()]
     means = {name: [rows[i] for i in range(10) if classes[i] == index] for index, name in enumerate("abc")}
     assert found == pytest.approx(
         {f"loss/{ALL}": sum(rows) / 10}

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from cosmati.explorer.palette import Palette
 from cosmati.explorer.run_view import RunView
+from cosmati.records.about import RunAbout
 
 DASHES = ("solid", "dash", "dot")
 PATTERNS = ("", "/", ".")
@@ -45,7 +46,8 @@ def class_marks(run: RunView | None) -> dict[str, ClassMark]:
 
 def classes_with_data(run: RunView) -> tuple[str, ...]:
     """Return the classes that rows are known of: microbatches came of them, or the run's program told of rows."""
-    told = {one.class_name for one in (*run.about.sources, *run.about.packages)} if run.about else set()
+    about = run.about or RunAbout()
+    told = {one.class_name for one in about.sources} | {one.class_name for one in about.packages}
     classes = run.governance.classes if run.governance else ()
     return tuple(name for name in classes if name in told or name in run.classes_seen)
 

@@ -49,7 +49,7 @@ class QuickstartSize:
 
     language_steps: int = 240
     search_steps: int = 120
-    governed_steps: int = 200
+    governed_steps: int = 160
     digits_steps: int = 160
     seeds: tuple[int, ...] = (0, 1, 2)
     language_budgets: tuple[float, ...] = (0.25, 0.5, 1.0)
