@@ -156,6 +156,16 @@ def test_the_loss_is_drawn_in_training_on_held_out_rows_and_by_class() -> None:
     assert names == ["metric-0", "metric-3"], "what the loss figure has isn't drawn again"
 
 
+def test_the_first_training_steps_do_not_press_the_curves_together() -> None:
+    run = replace(measured_run(), losses=((1, 9.0), (5, 2.1), (10, 1.4)))
+    framed = loss_figure(run, LIGHT).plot["layout"]["yaxis"]["range"]
+    assert framed[0] < 1.4
+    assert 2.2 < framed[1] < 3.0
+    assert "lie above the frame" in plain(render_report(title="t", run=run))
+    assert "range" not in loss_figure(replace(run, losses=((1, 2.2), (5, 2.1))), LIGHT).plot["layout"]["yaxis"]
+    assert "range" not in loss_figure(demo_run(), LIGHT).plot["layout"]["yaxis"]
+
+
 def test_a_class_has_one_colour_wherever_it_stands() -> None:
     run = measured_run()
     figures = run_figures(run, PAGE)

@@ -28,9 +28,10 @@ def opening_sentences(
 
 
 def _trained(studies: Sequence[StudyRecord], run: RunView | None) -> str:
-    parts = [
-        f"{_counted(len(study.runs), 'run')} of {_counted(len(study.arms), 'arm')} ({study.task})" for study in studies
-    ]
+    counts = [f"{_counted(len(study.runs), 'run')} of {_counted(len(study.arms), 'arm')}" for study in studies]
+    if len(studies) == 1 and run is None:
+        return f"Trained: {counts[0]} ({studies[0].task})."
+    parts = [f"{count} in {study.name}" for count, study in zip(counts, studies, strict=True)]
     if run is not None:
         under = "under a policy, with a ledger" if run.is_governed and run.ledger else "by itself"
         recipe, steps = run.record.recipe_name, _counted(run.num_steps, "step")
@@ -77,22 +78,29 @@ def _gain_text(study: StudyRecord, one: Comparison, found: SpeedUp) -> str:
 
 
 def _cost(studies: Sequence[StudyRecord], run: RunView | None, price: Price | None) -> str:
-    parts = []
+    """Return what was paid: the whole first, then its parts, and what the policy took."""
+    parts: list[tuple[float, str]] = []
     for study in studies:
         trained = math.fsum(one.final.seconds for one in study.runs if math.isfinite(one.final.seconds))
-        text = f"{amount(trained, 'seconds')} of training for {study.name}"
+        paid = ""
         if study.price_per_hour is not None:
-            text += f" ({number(trained / 3600 * study.price_per_hour)} $ at {study.price_per_hour:g} $ an hour)"
+            paid = f" ({number(trained / 3600 * study.price_per_hour)} $ at {study.price_per_hour:g} $ an hour)"
+        parts.append((trained, f"for {study.name}{paid}"))
         trials = [trial for arm in study.arms if arm.search for trial in arm.search.trials]
         if trials:
             searched = math.fsum(trial.seconds for trial in trials if math.isfinite(trial.seconds))
-            text += f" and {amount(searched, 'seconds')} for {_counted(len(trials), 'trial')} of its search"
-        parts.append(text)
+            parts.append((searched, f"for {_counted(len(trials), 'trial')} of its search"))
     if run is not None:
         seconds = math.fsum(value for name, value in run.record.seconds_by_part.items() if name != "evaluation")
-        parts.append(f"{amount(seconds, 'seconds')} for the run by itself" if studies else amount(seconds, "seconds"))
+        parts.append((seconds, "for the run by itself"))
+    if price is not None:
+        parts.append((price.seconds, "for the runs that it's priced by"))
     hardware = dict.fromkeys([*(study.hardware for study in studies), *([run.record.hardware] if run else [])])
-    text = f"Cost: {_joined(parts)}, on {_joined(list(hardware))}, without evaluation"
+    whole = amount(math.fsum(seconds for seconds, _ in parts), "seconds")
+    told = [f"{amount(seconds, 'seconds')} {what}" for seconds, what in parts]
+    alone = parts[0][1].partition("(")[2] if len(parts) == 1 else ""
+    detail = f" ({_joined(told)})" if len(parts) > 1 else f" ({alone}" if alone else ""
+    text = f"Cost: {whole} of training on {_joined(list(hardware))}, without evaluation{detail}"
     return f"{text}; {_of_policy(price)}." if price else f"{text}."
 
 

@@ -49,6 +49,7 @@ class Price:
         num_steps: of each run.
         sentence: what it comes to.
         notes: what else a reader must know.
+        seconds: of training all runs beside the one that is shown.
         twin: the run without the policy that has the shown run's seed, None where there's none.
     """
 
@@ -57,6 +58,7 @@ class Price:
     num_steps: int
     sentence: str
     notes: tuple[str, ...]
+    seconds: float = 0.0
     twin: RunView | None = None
 
 
@@ -106,8 +108,9 @@ def price_of(run: RunView, others: Sequence[RunView]) -> Price:
     ]
     if left := sorted(set(governed) ^ set(plain)):
         notes.append(f"Seeds {', '.join(map(str, left))} have no partner and are left out.")
-    twin = plain.get(run.record.seed)
-    return Price(rows, seeds, run.record.num_steps, _sentence(run, rows[0], seeds), tuple(notes), twin)
+    seconds = math.fsum(_seconds(one.record) for one in others)
+    twin, sentence = plain.get(run.record.seed), _sentence(run, rows[0], seeds)
+    return Price(rows, seeds, run.record.num_steps, sentence, tuple(notes), seconds, twin)
 
 
 def _refuse_unlike(record: RunRecord, other: RunView) -> None:
