@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cosmati.errors import RunError
-from cosmati.explorer.about_view import licence_rows, sample_pairs, source_classes
+from cosmati.explorer.about_view import licence_rows, plain_commands, sample_pairs, source_classes
 from cosmati.explorer.loss_figure import loss_figure
 from cosmati.explorer.palette import LIGHT, PAGE
 from cosmati.explorer.report import render_report
@@ -100,7 +100,7 @@ def test_hostile_words_stay_text() -> None:
     assert source.count("<script") == 3
     assert "<img" not in source
     assert Page(source).open == []
-    assert Page(source).text.count(HOSTILE) >= 8
+    assert Page(source).text.count(HOSTILE) >= 7
 
 
 def test_samples_stand_beside_what_was_drawn_alike() -> None:
@@ -111,6 +111,24 @@ def test_samples_stand_beside_what_was_drawn_alike() -> None:
     assert (pair.twin.text, pair.twin.seed) == ("g()", 0)
     assert sample_pairs(about_run(), None)[0].twin is None
     assert sample_pairs(demo_run(), None) == ()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rm -rf /",
+        "cosmati report x; rm -rf /",
+        "cosmati report $(rm -rf /)",
+        "cosmati report x\nrm -rf /",
+        "cosmati report x | sh",
+        "cosmati report 'x",
+        "cosmati report x\u202e",
+        "cosmati report x # rm",
+        "",
+    ],
+)
+def test_only_plain_calls_are_offered_for_pasting(command: str) -> None:
+    assert plain_commands([command, *ABOUT.commands]) == ABOUT.commands
 
 
 def test_packages_that_were_decided_alike_are_one_row() -> None:

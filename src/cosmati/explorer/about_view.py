@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -76,6 +77,22 @@ def _printable(sample: SampleRecord) -> SampleRecord:
 
 def _draws(sample: SampleRecord) -> tuple[str, int, float]:
     return sample.prompt, sample.seed, sample.temperature
+
+
+def plain_commands(commands: Sequence[str]) -> tuple[str, ...]:
+    """Return the commands that are a plain call of `cosmati`: a reader pastes them, and anybody may have written them.
+
+    What a shell would read as more than words, such as `;`, `$` or a line end, stands in quotes there, or isn't shown.
+    """
+    found = []
+    for text in commands:
+        try:
+            words = shlex.split(text)
+        except ValueError:
+            continue
+        if words[:1] == ["cosmati"] and text == shlex.join(words) and text.isprintable():
+            found.append(text)
+    return tuple(found)
 
 
 def source_classes(sources: Sequence[SourceRow]) -> tuple[SourceClass, ...]:

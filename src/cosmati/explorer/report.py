@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmati.errors import RunError
-from cosmati.explorer.about_view import licence_rows, sample_pairs, source_classes, split_exclusions
+from cosmati.explorer.about_view import licence_rows, plain_commands, sample_pairs, source_classes, split_exclusions
 from cosmati.explorer.class_marks import class_marks, classes_with_data
 from cosmati.explorer.evidence import Evidence, shown_claims
 from cosmati.explorer.figures import Figure, tradeoff_figure
@@ -107,6 +107,7 @@ def run_context(run: RunView | None, price: Price | None = None) -> dict[str, An
         "excluded": split_exclusions(run) if run else ((), ()),
         "sources": source_classes(run.governance.sources) if run and run.governance else (),
         "samples": sample_pairs(run, price.twin if price else None) if run else (),
+        "commands": plain_commands(about.commands) if about else (),
         "decided": licence_rows(about.packages) if about else (),
         "facts": run.governance if run else None,
         "decisions_text": decisions_text,

@@ -44,7 +44,7 @@ class PackageRecord:
         class_name: its rows' class.
         licence: SPDX expression, empty where nothing names it exactly.
         licence_state: `declared`, `normalised` or `unknown`.
-        evidence: what was read, word for word.
+        evidence: what was read, parts joined by semicolons, shortened where it's long.
         num_rows: of the package.
         split: `train` or `validation`.
     """
@@ -69,7 +69,7 @@ class RunAbout:
         sources: the data, grouped.
         packages: how each package's class was decided.
         samples: what the model wrote.
-        commands: what makes the run again, one a line of a shell.
+        commands: what makes the run again, each a plain call of `cosmati`; pages leave others out.
         notes: whatever a reader must know besides.
         version: of this record's form.
     """
