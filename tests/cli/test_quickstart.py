@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import io
+import math
+import shlex
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,7 +15,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cosmati.cli.main import app
-from cosmati.cli.quickstart import run_quickstart
+from cosmati.cli.quickstart import _commands, run_quickstart
+from cosmati.cli.quickstart_governed import PROMPTS
+from cosmati.explorer.price import price_of
+from cosmati.explorer.run_view import read_run
 from cosmati.explorer.wording import opponent_text
 from cosmati.ledger.verify import verify_ledger
 from cosmati.recipes.digits import DigitsTask
@@ -27,7 +33,7 @@ SIZE = QuickstartSize(
     governed_steps=8,
     digits_steps=4,
     seeds=(0, 1),
-    language_budgets=(0.5, 1.0),
+    language_budgets=(1.0,),
     digits_budgets=(1.0,),
     language=LanguageTask(
         sequence_length=32, rows_per_step=8, max_bytes=400_000, num_validation_rows=16, width=16, num_blocks=2
@@ -78,11 +84,49 @@ def test_the_live_claim_says_that_one_setting_was_searched(output: Path) -> None
     assert opponent_text(study, "composition") == told
 
 
+def test_the_policys_price_is_read_off_pairs_of_equal_runs(output: Path) -> None:
+    runs = {path.name: read_run(path, has_ledger=False) for path in (output / "price").iterdir()}
+    shown = read_run(output / "governed-run")
+    assert sorted(runs) == ["governed-1", "ungoverned-0", "ungoverned-1"]
+    assert {one.num_steps for one in (*runs.values(), shown)} == {8}
+    assert len({one.record.digests["data"] for one in (*runs.values(), shown)}) == 1
+    pairs = [(shown, runs["ungoverned-0"]), (runs["governed-1"], runs["ungoverned-1"])]
+    differences = [a.record.metrics["bits_per_byte"] - b.record.metrics["bits_per_byte"] for a, b in pairs]
+    row = price_of(shown, list(runs.values())).rows[0]
+    assert row.name == "bits per byte"
+    assert row.difference.endswith("n\u00a0=\u00a02)")
+    assert float(row.difference.split()[0].replace("−", "-")) == pytest.approx(sum(differences) / 2, rel=0.01)
+    assert len(shown.metrics["loss/all"]) == 8, "its curve"
+    assert shown.record.metrics["loss/all"] == pytest.approx(shown.record.metrics["bits_per_byte"] * math.log(2))
+
+
+def test_the_run_is_told_about(output: Path) -> None:
+    about = read_run(output / "governed-run").about
+    assert about is not None
+    assert [one.prompt for one in about.samples] == list(PROMPTS)
+    assert all(one.step == 8 for one in about.samples)
+    scipy = next((one for one in about.packages if one.name == "scipy"), None)
+    assert scipy is None or scipy.class_name == "open/permissive"
+    assert all(one.evidence for one in about.packages)
+    page = (output / "report.html").read_text(encoding="utf-8")
+    for command in about.commands:
+        assert html.escape(command) in page
+
+
+def test_the_pages_commands_say_what_was_asked(tmp_path: Path) -> None:
+    folder = tmp_path / "it's here"
+    made, verify, report = (shlex.split(one)[1:] for one in _commands(folder, 0.5))
+    assert made == ["quickstart", "--output", str(folder), "--minutes", "0.5"]
+    assert verify == ["ledger", "verify", str(folder / "governed-run")]
+    assert report == ["report", str(folder / "governed-run"), "--against", str(folder / "price")]
+    assert "--minutes" not in _commands(folder, None)[0]
+
+
 def test_studies_hold_every_run(output: Path) -> None:
     language, digits = (
         StudyRecord.from_json((output / name / "study.json").read_text()) for name in ("language-study", "digits-study")
     )
-    assert len(language.runs) == 3 * 2 * 2
+    assert len(language.runs) == 3 * 1 * 2
     assert len(digits.runs) == 6 * 1 * 2
     assert all(0 < run.final.seconds <= sum(run.seconds_by_part.values()) * 2 for run in language.runs)
 
@@ -92,6 +136,7 @@ def test_the_commands_that_it_names_work(output: Path) -> None:
     for command in (
         ["ledger", "verify", run],
         ["report", run],
+        ["report", run, "--against", str(output / "price")],
         ["ledger", "query", run, "--class", "open/psf", "--region", "embedding"],
         ["policy", "explain", "open/psf", "embedding", "--file", str(output / "policy.yaml")],
     ):
@@ -102,10 +147,13 @@ def test_the_commands_that_it_names_work(output: Path) -> None:
 def test_it_goes_on_without_repeating_what_is_done(output: Path) -> None:
     lines = {path: path.read_text() for path in output.glob("*/runs.jsonl")}
     report = verify_ledger(output / "governed-run" / "ledger")
+    attempts = {path: path.read_text() for path in output.glob("price/*/attempts.jsonl")}
     run_quickstart(output, size=SIZE, console=Console(file=io.StringIO()))
     assert len(lines) == 2
     assert all(path.read_text() == text for path, text in lines.items())
     assert verify_ledger(output / "governed-run" / "ledger") == report
+    assert len(attempts) == 3
+    assert all(path.read_text() == text for path, text in attempts.items())
 
 
 def test_minutes_scale_every_number_of_steps() -> None:
@@ -113,7 +161,7 @@ def test_minutes_scale_every_number_of_steps() -> None:
     assert (scaled.language_steps, scaled.search_steps, scaled.governed_steps, scaled.digits_steps) == (
         120,
         60,
-        100,
+        80,
         80,
     )
     assert scaled.seeds == QuickstartSize().seeds

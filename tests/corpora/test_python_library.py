@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cosmati.corpora.python_library import ByteRows, PythonLibrary, _level, load_python_library
+from cosmati.corpora.python_packages import find_packages
 from cosmati.errors import DataError
 from cosmati.provenance.taxonomy import software_licences
 
@@ -86,6 +87,26 @@ def both(library: PythonLibrary) -> ByteRows:
     joined = [torch.cat([getattr(library.train, name), getattr(library.validation, name)]) for name in fields]
     order = torch.cat([library.train.row_ids, library.validation.row_ids]).argsort()
     return ByteRows(*(tensor[order] for tensor in joined))
+
+
+@pytest.mark.parametrize("place", ["licenses/LICENSE.txt", "LICENSE.txt"])
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_licence_file_is_read_where_it_lies(tmp_path: Path, place: str, is_named: bool) -> None:
+    install(tmp_path, "alpha", {"alpha.py": code("a", 500)})
+    info = tmp_path / "alpha-1.0.dist-info"
+    file = "License-File: LICENSE.txt\nLicense-File: ../../secret\n" if is_named else ""
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.4\nName: alpha\nVersion: 1.0\nClassifier: License :: OSI Approved :: BSD License\n{file}"
+    )
+    (tmp_path.parent / "secret").write_text("GNU General Public License")
+    (info / place).parent.mkdir(exist_ok=True)
+    (info / place).write_text("Redistribution and use in source and binary forms are permitted.")
+    with (info / "RECORD").open("a") as record:
+        record.write(f"{info.name}/{place},,\n")
+    (package,) = find_packages([tmp_path])[0]
+    exact = is_named or place == "LICENSE.txt"
+    assert package.licence.spdx == ("BSD-2-Clause" if exact else None)
+    assert package.licence.class_path == "open/permissive"
 
 
 def test_packages_hold_what_is_theirs_and_verified(site: Path) -> None:

@@ -164,7 +164,7 @@ def test_predictions_stand_beside_what_came() -> None:
     assert "plain never reaches accuracy 0.9" in rows[2][2]
     page = render_report(title="t", studies=[made])
     assert "as the family <em>headlines</em> (SHA-256 <code>abcdabcdabcd</code>)" in page
-    assert "<td>≥ 6.00×</td>" in page
+    assert ">≥ 6.00×</td>" in page
     assert "Predicted before the runs, on" in page
     assert "The family has" not in page
     larger = replace(made, registration=replace(committed, num_tests=5))

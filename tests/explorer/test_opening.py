@@ -36,8 +36,8 @@ def test_what_was_trained_gained_and_paid_is_the_records() -> None:
     assert ", by a screening)" in gained, "nothing of it was registered"
     seconds = sum(run.final.seconds for run in record.runs)
     assert seconds == SECONDS * 2.5 * 5 * 4
-    assert f"{seconds / 3600:.1f}\u00a0h of training" in cost
-    assert f"{seconds / 3600 * 2.0:.1f} $ at 2 $ an hour" in cost
+    money = f"{seconds / 3600 * 2.0:.1f} $ at 2 $ an hour"
+    assert cost == f"Cost: {seconds / 3600:.1f}\u00a0h of training on {record.hardware}, without evaluation ({money})."
 
 
 def test_no_figure_stands_where_no_difference_is_shown() -> None:
@@ -47,7 +47,25 @@ def test_no_figure_stands_where_no_difference_is_shown() -> None:
     page = render_report(title="t", studies=[record], run=demo_run())
     body = page[: page.index('<script type="application/json"')]
     large = re.findall(r'<p class="big">(.*?)</p>', body)
-    assert large == ["—", "—"], "neither a ratio nor a metric is large"
+    assert large == [], "neither a dash, nor a ratio, nor a metric is large"
+
+
+def test_of_several_things_the_whole_cost_comes_first() -> None:
+    record, run = parts(both=1.5), demo_run()
+    trained, _, cost = opening_sentences([record], run)
+    assert trained.startswith(f"Trained: {len(record.runs)} runs of 4 arms in {record.name} and one run of composed ")
+    seconds = sum(one.final.seconds for one in record.runs)
+    alone = sum(run.record.seconds_by_part.values())
+    assert cost.startswith(f"Cost: {(seconds + alone) / 3600:.1f}\u00a0h of training on ")
+    assert f"({seconds / 3600:.1f}\u00a0h for {record.name} " in cost
+    assert cost.endswith(f" and {alone / 60:.2f}\u00a0min for the run by itself).")
+
+
+def test_metrics_of_single_classes_are_left_to_the_figures() -> None:
+    run = demo_run()
+    more = {**run.metrics, "loss/all": ((10, 1.5),), "loss/customer/pii": ((10, 9.0),)}
+    gained = opening_sentences([], replace(run, metrics=more))[1]
+    assert gained.endswith("it came to accuracy 0.9200, loss on held-out rows 1.500.")
 
 
 def test_slower_arms_are_no_gain() -> None:
@@ -85,4 +103,4 @@ def test_evaluation_is_no_part_of_what_a_run_cost() -> None:
     parts_of_run = {"forward": 100.0, "data": 20.0, "evaluation": 3600.0}
     timed = replace(run, record=replace(run.record, seconds_by_part=parts_of_run))
     cost = opening_sentences([], timed)[2]
-    assert cost == "Cost: 2.00\u00a0min, on one CPU core, without evaluation."
+    assert cost == "Cost: 2.00\u00a0min of training on one CPU core, without evaluation."

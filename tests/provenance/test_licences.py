@@ -189,6 +189,86 @@ def test_whole_texts_count_as_the_strictest_licence_in_them() -> None:
     assert classify_licence(None, [], mit + gpl).class_path == "open/copyleft"
 
 
+BSD = """Copyright (c) 2001 Somebody. All rights reserved.
+
+Redistribution and use in source and binary forms, with or without modification, are permitted provided that
+
+1. Redistributions of source code must retain the above copyright notice.
+2. Redistributions in binary form must reproduce the above copyright notice.
+"""
+THIRD = """3. Neither the name of the copyright holder nor the names of its contributors may be used to
+   endorse or promote products derived from this software.
+"""
+MIT = """Permission is hereby granted, free of charge, to any person obtaining a copy of this software, to deal in it.
+The above copyright notice and this permission notice shall be included in all copies.
+"""
+VAGUE = ["License :: OSI Approved :: BSD License"]
+
+
+def notice(name: str, files: str, licence: str, text: str = "") -> str:
+    return f"\nName: {name}\nFiles: {files}\nDescription: bundled\nLicense: {licence}\n{text}\n"
+
+
+def test_compiled_libraries_of_a_wheel_are_told_and_do_not_count() -> None:
+    gcc = notice("GCC runtime library", "scipy.libs/libgfortran*.so", "GPL-3.0-or-later WITH GCC-exception-3.1")
+    whole = BSD + THIRD + "This distribution can also bundle:\n" + gcc + "GNU GENERAL PUBLIC LICENSE Version 3"
+    finding = classify_licence(None, VAGUE, whole)
+    assert (finding.class_path, finding.spdx) == ("open/permissive", "BSD-3-Clause")
+    assert "don't count: GCC runtime library (GPL-3.0-or-later WITH GCC-exception-3.1)" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    "files", ["scipy/_lib/x.py", "scipy/_lib/*", "a.libs/b.so, src/c.c", "libs.py", "readme.solid"]
+)
+def test_bundled_works_that_may_be_source_count(files: str) -> None:
+    finding = classify_licence(None, VAGUE, BSD + THIRD + notice("foo", files, "GPL-3.0-only"))
+    assert (finding.class_path, finding.spdx) == ("open/copyleft", None)
+    assert "bundled source foo: GPL-3.0-only" in finding.evidence
+    assert classify_licence(None, VAGUE, BSD + notice("foo", files, "whatever")).class_path == "open/permissive"
+    assert classify_licence(None, [], BSD + notice("foo", files, "whatever")).class_path == "unknown"
+
+
+@pytest.mark.parametrize(
+    "broken", ["Name: foo\nLicense: MIT\n", "Name: foo\nFiles: a.so\n\nLicense: MIT\n", "Files: a.so\nLicense: MIT\n"]
+)
+def test_a_notice_that_is_not_whole_hides_nothing(broken: str) -> None:
+    text = f"{BSD}{THIRD}\n{broken}\nThe rest is under the GNU General Public License."
+    assert classify_licence(None, VAGUE, text).class_path == "open/copyleft"
+
+
+def test_what_stands_before_the_notices_counts() -> None:
+    text = f"Under the GNU General Public License.\n{BSD}{notice('foo', 'a.so', 'MIT')}"
+    assert classify_licence(None, VAGUE, text).class_path == "open/copyleft"
+
+
+@pytest.mark.parametrize(("text", "name"), [(BSD, "BSD-2-Clause"), (BSD + THIRD, "BSD-3-Clause")])
+def test_a_licence_file_makes_a_vague_name_exact(text: str, name: str) -> None:
+    finding = classify_licence(None, VAGUE, None, {"LICENSE.txt": text})
+    assert (finding.class_path, finding.spdx, finding.state) == ("open/permissive", name, "normalised")
+    assert finding.evidence == f"classifier: {VAGUE[0]}; text of LICENSE.txt: {name}"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"LICENSE": BSD + MIT},
+        {"LICENSE": BSD + BSD},
+        {"LICENSE": BSD, "LICENSE.other": MIT},
+        {"LICENSE": "Under the GNU General Public License"},
+        {"LICENSE": f"{BSD} or the Apache License, Version 2.0"},
+    ],
+)
+def test_a_licence_file_that_is_not_one_well_known_text_names_nothing(files: dict[str, str]) -> None:
+    finding = classify_licence(None, VAGUE, None, files)
+    assert (finding.class_path, finding.spdx) == ("open/permissive", None)
+
+
+def test_a_licence_file_never_changes_a_class() -> None:
+    gpl = ["License :: OSI Approved :: GNU General Public License (GPL)"]
+    assert classify_licence(None, gpl, None, {"LICENSE": MIT}).spdx is None
+    assert classify_licence(None, (), None, {"LICENSE": MIT}).class_path == "unknown"
+
+
 def test_several_classifiers_count_as_the_most_restrictive() -> None:
     entries = [
         f"License :: OSI Approved :: {name}" for name in ("MIT License", "GNU General Public License v2 (GPLv2)")

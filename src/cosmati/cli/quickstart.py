@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import shlex
 import time
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -16,34 +15,32 @@ import torch
 import typer
 from rich.console import Console
 
+from cosmati.cli.quickstart_governed import GOVERNED, PRICE, governed_and_priced
 from cosmati.cli.study import summary
-from cosmati.corpora.python_library import PythonLibrary
-from cosmati.errors import DivergenceError, MissingExtraError, RunError, TamperError
+from cosmati.errors import DivergenceError, MissingExtraError, RunError
 from cosmati.explorer.drawing import Theme, heat_map_svg, tradeoff_svg
 from cosmati.explorer.evidence import committed_evidence
+from cosmati.explorer.price import Price
 from cosmati.explorer.report import write_report
-from cosmati.explorer.run_view import RECORD_FILE, RunView, read_run
+from cosmati.explorer.run_view import RunView
 from cosmati.ledger.verify import verify_ledger
 from cosmati.recipes.quickstart import (
     QuickstartSize,
     Trial,
     digits_study,
-    governed_recipe,
     language_study,
     quickstart_policy_text,
     rate_search,
 )
 from cosmati.recipes.recipe import Recipe
-from cosmati.records.governance import GovernanceFacts, SourceRow
-from cosmati.records.run import RunRecord
+from cosmati.records.governance import GovernanceFacts
 from cosmati.records.study import StudyRecord
 from cosmati.routing.policy_file import load_policy
 from cosmati.study.runner import run_study
 from cosmati.train.facts import describe_hardware
 
-MINUTES = 4.5
+MINUTES = 5.5
 """What the full size takes on two cores, nearly."""
-LICENCE_NOTE = "Classes come from what packages declare about their licences. That is metadata, not legal advice."
 NEEDED = {"sklearn": "scikit-learn", "jinja2": "Jinja2", "plotly": "Plotly"}
 """Modules of extras, and what people call them."""
 _THEMES: tuple[Theme, ...] = ("light", "dark")
@@ -58,8 +55,9 @@ def quickstart(
     """Train, compare, govern and report in minutes, offline, on data that this machine has.
 
     A small language model learns from the Python source on this machine: a tuned baseline against a composition of
-    methods, at several budgets and seeds. One more run is governed by a policy and keeps a ledger. A second study tries
-    methods on handwritten digits. What was stopped goes on with the same command.
+    methods, at several budgets and seeds. One more run is governed by a policy and keeps a ledger; runs without the
+    policy show what it costs. A second study tries methods on handwritten digits. What was stopped goes on
+    with the same command.
 
     \b
     Examples:
@@ -91,34 +89,54 @@ def run_quickstart(
     size = size or QuickstartSize()
     size = size if minutes is None else size.scaled(minutes / MINUTES)
     output.mkdir(parents=True, exist_ok=True)
-    studies, run = _work(output, size, console)
+    commands = _commands(output, minutes)
+    studies, run, price = _work(output, size, console, commands)
     assert run.governance is not None, "its ledger verified"
     _draw(output, studies[0], run.governance)
     report = write_report(
-        output / "report.html", title="Cosmati quickstart", studies=studies, run=run, evidence=committed_evidence()
+        output / "report.html",
+        title="Cosmati quickstart",
+        studies=studies,
+        run=run,
+        price=price,
+        evidence=committed_evidence(),
     )
     _say_what_next(output, report, studies, time.perf_counter() - began)
     return report
 
 
-def _work(output: Path, size: QuickstartSize, console: Console) -> tuple[list[StudyRecord], RunView]:
+def _commands(output: Path, minutes: float | None) -> tuple[str, ...]:
+    """Return what makes all of it again, checks the ledger, and writes the run's own page."""
+    where = shlex.quote(str(output))
+    run, price = (shlex.quote(str(output / name)) for name in (GOVERNED, PRICE))
+    length = "" if minutes is None else f" --minutes {minutes:g}"
+    return (
+        f"cosmati quickstart --output {where}{length}",
+        f"cosmati ledger verify {run}",
+        f"cosmati report {run} --against {price}",
+    )
+
+
+def _work(
+    output: Path, size: QuickstartSize, console: Console, commands: Sequence[str]
+) -> tuple[list[StudyRecord], RunView, Price]:
     hardware = describe_hardware(torch.device("cpu"))
     policy = output / "policy.yaml"
     if not policy.exists():
         policy.write_text(quickstart_policy_text())
     console.print("1/4  Read the Python source of this machine", highlight=False)
-    library = size.language.library()
+    size.language.library()
     console.print("     and search the learning rates of the language models", highlight=False)
     trials = search_rates(size)
     console.print("2/4  Train one language model under policy.yaml, with a ledger", highlight=False)
-    folder = output / "governed-run"
-    run = run_governed(governed_recipe(size, trials, load_policy(policy)), folder, library)
+    console.print(f"     and what the policy costs: with and without it, {len(size.seeds)} seeds", highlight=False)
+    run, price = governed_and_priced(size, trials, load_policy(policy), output, commands)
     console.print("3/4  Compare language models: baseline and composition", highlight=False)
-    compare = partial(run_study, hardware=hardware, command=f"cosmati quickstart --output {output}", console=console)
+    compare = partial(run_study, hardware=hardware, command=commands[0], console=console)
     language = compare(language_study(size, trials), output / "language-study")
     console.print("4/4  Compare training methods on handwritten digits", highlight=False)
     digits = compare(digits_study(size), output / "digits-study")
-    return [language, digits], run
+    return [language, digits], run, price
 
 
 def search_rates(size: QuickstartSize) -> tuple[Trial, ...]:
@@ -139,52 +157,6 @@ def _tried(arm: str, lr: float, recipe: Recipe) -> Trial:
     return Trial(arm, lr, quality, result.clock.step, result.clock.rows, result.seconds)
 
 
-def run_governed(recipe: Recipe, folder: Path, library: PythonLibrary) -> RunView:
-    """Train a governed recipe in a folder that keeps record, checkpoints and ledger, and read the folder.
-
-    A run that the folder holds to its end, of the same plan, isn't opened again.
-
-    Raises:
-        TamperError: its ledger doesn't verify.
-    """
-    trainer = recipe.trainer(run_folder=folder)
-    path = folder / RECORD_FILE
-    record = RunRecord.from_json(path.read_text()) if path.exists() else None
-    is_done = record is not None and record.outcome == "completed" and record.digests["plan"] == trainer.plan.digest
-    if not is_done and trainer.fit().outcome == "stopped":
-        raise KeyboardInterrupt
-    run = read_run(folder)
-    if run.governance is None:
-        raise TamperError("; ".join(run.ledger.problems) if run.ledger else f"{folder} holds no ledger.")
-    notes = (*run.governance.notes, LICENCE_NOTE)
-    return replace(run, governance=replace(run.governance, sources=_sources(library), notes=notes))
-
-
-def _sources(library: PythonLibrary) -> tuple[SourceRow, ...]:
-    """Group the training packages by class and licence; the standard library's modules count as packages."""
-    groups: dict[tuple[str, str, str], list[tuple[str, int]]] = defaultdict(list)
-    for package in library.packages:
-        if package.split == "train" and package.num_rows:
-            licence = package.licence
-            key = (licence.class_path, licence.spdx or "not understood", licence.state)
-            groups[key].append((package.name, package.num_rows))
-    return tuple(
-        SourceRow(
-            class_name=class_path,
-            name=_named([name for name, _ in sorted(found, key=lambda pair: -pair[1])]),
-            num_rows=sum(rows for _, rows in found),
-            num_packages=len(found),
-            licence=expression,
-            licence_state=state,
-        )
-        for (class_path, expression, state), found in sorted(groups.items())
-    )
-
-
-def _named(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
 def _draw(output: Path, study: StudyRecord, facts: GovernanceFacts) -> None:
     for theme in _THEMES:
         (output / f"tradeoff-{theme}.svg").write_text(tradeoff_svg(study, theme))
@@ -197,17 +169,16 @@ def _say_what_next(output: Path, report: Path, studies: list[StudyRecord], secon
         typer.echo(f"\n{study.name}, {study.quality_name} against training time:")
         for line in summary(study):
             typer.echo(line)
-    run = output / "governed-run"
+    run, price = output / GOVERNED, output / PRICE
     found = verify_ledger(run / "ledger")
     if not found.has_ended:
         msg = f"The governed run in {run} hasn't ended. Run the quickstart again: it goes on from the last checkpoint."
         raise RunError(msg)
     typer.echo(f"\nLedger: {found.size} entries verify.  Done in {seconds:.0f} s.\n")
     typer.echo(f"Open the report:              {report}")
+    shown, policy = shlex.quote(str(run)), shlex.quote(str(output / "policy.yaml"))
     typer.echo("A page of any other run:      cosmati report RUN")
-    typer.echo(f"Verify the ledger yourself:   cosmati ledger verify {run}")
-    typer.echo(f"Ask it who taught what:       cosmati ledger query {run} --class open/psf --region embedding")
-    typer.echo(
-        f"Why is a cell as it is:       cosmati policy explain open/psf embedding --file {output / 'policy.yaml'}"
-    )
-    typer.echo(f"Change the policy:            edit {output / 'policy.yaml'}, remove {run}, run the quickstart again")
+    typer.echo(f"Verify the ledger yourself:   cosmati ledger verify {shown}")
+    typer.echo(f"Ask it who taught what:       cosmati ledger query {shown} --class open/psf --region embedding")
+    typer.echo(f"Why is a cell as it is:       cosmati policy explain open/psf embedding --file {policy}")
+    typer.echo(f"Change the policy:            edit {policy}, remove {run} and {price}, run the quickstart again")

@@ -7,12 +7,17 @@ from typing import Annotated
 
 import typer
 
+from cosmati.explorer.price import price_of, runs_below
 from cosmati.explorer.report import write_report
 from cosmati.explorer.run_view import read_run
 
 
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder: what --run-folder or RunConfig named.")],
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FOLDER", help="Runs of the same training without the policy; or a folder of such runs."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The HTML file; report.html in the run folder if left out.")] = None,
 ) -> None:
     """Write one page about a run that needs nothing from outside: no network, no recipe, no data, no model.
@@ -21,15 +26,20 @@ def report(
     and when, and who was kept out, all drawn from the ledger once that has verified. A run that was broken off, or
     that is still going, has a page too.
 
+    With --against it shows what the policy cost: pairs of runs with and without it, seed by seed. FOLDER may
+    hold further governed runs, too, with the policy of RUN and other seeds.
+
     A ledger that doesn't verify is shown as such, nothing is drawn from it, and the command exits with 1.
 
     \b
     Examples:
       cosmati report cosmati-quickstart/governed-run
       cosmati report runs/big-3 --out big-3.html
+      cosmati report cosmati-quickstart/governed-run --against cosmati-quickstart/price
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
     view = read_run(run)
-    page = write_report(out or run / "report.html", title=view.record.recipe_name, run=view)
+    price = price_of(view, runs_below(against)) if against else None
+    page = write_report(out or run / "report.html", title=view.record.recipe_name, run=view, price=price)
     typer.echo(str(page))
     for text in (*view.warnings, *(view.ledger.problems if view.ledger else ())):
         typer.echo(f"Warning: {text}", err=True)

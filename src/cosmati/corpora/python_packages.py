@@ -27,6 +27,8 @@ from pathlib import Path, PurePosixPath
 
 from cosmati.provenance.licences import LicenceFinding, classify_licence
 
+_LICENCE_FILE = re.compile(r"(?i)(?:licen[cs]e|copying)")
+_MAX_LICENCE_FILE = 1 << 18
 _TESTS = frozenset({"test", "tests", "idle_test"})
 _VENDORED = frozenset(
     {
@@ -126,10 +128,28 @@ def _distribution_package(distribution: Distribution, skipped: Counter[str]) -> 
         _first(metadata.get_all("License-Expression")),
         [str(entry) for entry in metadata.get_all("Classifier") or ()],
         _first(metadata.get_all("License")),
+        _licence_files(distribution),
     )
     name = re.sub(r"[-_.]+", "-", _first(metadata.get_all("Name")) or "unnamed").lower()
     files = tuple(sorted(_recorded_files(distribution, skipped), key=lambda file: file.name))
     return Package(name, _first(metadata.get_all("Version")) or "unknown", licence, files)
+
+
+def _licence_files(distribution: Distribution) -> dict[str, str]:
+    """Return the licence files in the metadata's folder: those that it names (PEP 639), else by their names."""
+    named = [str(name) for name in distribution.metadata.get_all("License-File") or ()]
+    if not named:
+        listed = csv.reader((distribution.read_text("RECORD") or "").splitlines())
+        paths = [PurePosixPath(row[0]) for row in listed if row]
+        named = [p.name for p in paths if p.parent.name.endswith(".dist-info") and _LICENCE_FILE.match(p.name)]
+    found = {}
+    for name in dict.fromkeys(named):
+        if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
+            continue
+        text = distribution.read_text(f"licenses/{name}") or distribution.read_text(name)
+        if text is not None and len(text) <= _MAX_LICENCE_FILE:
+            found[name] = text
+    return found
 
 
 def _recorded_files(distribution: Distribution, skipped: Counter[str]) -> Iterator[SourceFile]:

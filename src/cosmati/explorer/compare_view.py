@@ -17,9 +17,8 @@ from cosmati.explorer.differences import (
     groups_of,
     values_sentence,
 )
-from cosmati.explorer.figures import Figure, axis_title, base_layout, csv_text
+from cosmati.explorer.figures import Figure, averaged, axis_title, base_layout, csv_text
 from cosmati.explorer.palette import Palette
-from cosmati.explorer.run_figures import averaged
 from cosmati.explorer.run_view import Points
 from cosmati.explorer.wording import amount, number, time_unit
 from cosmati.store.summary import RunSummary

@@ -16,6 +16,7 @@ from cosmati.study.curves import available_axes
 from cosmati.study.noise import compared_arms
 
 _LEAST, _MOST = 1 / 8, 8.0
+_MAX_TICKS, _FINE = 5, (0.7, 0.8, 1.25, 1.5, 3.0)
 TextRow = tuple[str, ...]
 
 
@@ -138,11 +139,14 @@ def gains_figure(study: StudyRecord, palette: Palette) -> Figure:
     near = (0.125, 0.25, 0.5, 0.7, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0)
     far = [scale * 10.0**power for power in range(1, 7) for scale in (1, 3)]
     ticks = [tick for tick in (*(1 / one for one in reversed(far)), *near, *far) if low <= tick <= high]
+    if len(ticks) > _MAX_TICKS:  # more would lie over one another on a phone
+        ticks = [tick for tick in ticks if tick not in _FINE]
     layout["xaxis"] |= {
         "type": "log",
-        "title": axis_title(f"speed-up over {study.baseline_arm} at equal quality"),
+        "title": axis_title("speed-up at equal quality"),
         "tickvals": ticks,
         "ticktext": [f"{tick:.3g}×" for tick in ticks],
+        "tickangle": 0,
         "range": [math.log10(low), math.log10(high)],
     }
     layout["yaxis"] |= {"showgrid": False, "type": "category"}

@@ -11,7 +11,7 @@ import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from cosmati.explorer.palette import MARKERS, Palette
 from cosmati.explorer.wording import AXIS_NAMES, interval_text, number, quality_text, time_unit
@@ -29,6 +29,7 @@ from cosmati.study.curves import (
 )
 
 MAX_LINE_POINTS = 200
+T = TypeVar("T", int, float)
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,13 @@ def _curve_hover(study: StudyRecord, description: str, point: CurvePoint) -> str
     text += f" ({interval_text(found.low, found.high, found.n, 4)})<br>budget {point.budget:g}"
     diverged = f"<br>{point.num_diverged} diverged" if point.num_diverged else ""
     return f"{text}{diverged}<br>{plotly_text(description)}"
+
+
+def averaged(points: Sequence[tuple[T, float]], most: int) -> tuple[list[T], list[float]]:
+    """Return at most so many steps and values; where there are more, means over windows, each at its end."""
+    window = max(1, math.ceil(len(points) / most))
+    groups = [points[start : start + window] for start in range(0, len(points), window)]
+    return [group[-1][0] for group in groups], [math.fsum(v for _, v in group) / len(group) for group in groups]
 
 
 def plotly_text(text: str) -> str:

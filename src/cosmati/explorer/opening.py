@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from cosmati.explorer.loss_figure import own_metrics
+from cosmati.explorer.price import Price
 from cosmati.explorer.run_view import RunView
 from cosmati.explorer.wording import AXIS_NAMES, amount, number, ratio_interval_text, ratio_text
 from cosmati.records.study import StudyRecord
@@ -13,20 +15,23 @@ from cosmati.study.comparison import Comparison, SpeedUp, comparisons
 _MAX_NAMED = 2
 
 
-def opening_sentences(studies: Sequence[StudyRecord], run: RunView | None) -> tuple[str, ...]:
+def opening_sentences(
+    studies: Sequence[StudyRecord], run: RunView | None, price: Price | None = None
+) -> tuple[str, ...]:
     """Return the three sentences, drawn from the records alone; none where there's neither a study nor a run.
 
     A figure of a gain stands in them only where a difference is shown.
     """
     if not studies and run is None:
         return ()
-    return _trained(studies, run), _gained(studies, run), _cost(studies, run)
+    return _trained(studies, run), _gained(studies, run), _cost(studies, run, price)
 
 
 def _trained(studies: Sequence[StudyRecord], run: RunView | None) -> str:
-    parts = [
-        f"{_counted(len(study.runs), 'run')} of {_counted(len(study.arms), 'arm')} ({study.task})" for study in studies
-    ]
+    counts = [f"{_counted(len(study.runs), 'run')} of {_counted(len(study.arms), 'arm')}" for study in studies]
+    if len(studies) == 1 and run is None:
+        return f"Trained: {counts[0]} ({studies[0].task})."
+    parts = [f"{count} in {study.name}" for count, study in zip(counts, studies, strict=True)]
     if run is not None:
         under = "under a policy, with a ledger" if run.is_governed and run.ledger else "by itself"
         recipe, steps = run.record.recipe_name, _counted(run.num_steps, "step")
@@ -36,7 +41,7 @@ def _trained(studies: Sequence[StudyRecord], run: RunView | None) -> str:
 
 def _gained(studies: Sequence[StudyRecord], run: RunView | None) -> str:
     if not studies:
-        last = {name: points[-1][1] for name, points in run.metrics.items() if points} if run else {}
+        last = {name: points[-1][1] for name, points in own_metrics(run).items() if points} if run else {}
         figures = ", ".join(f"{name} {number(value, 4)}" for name, value in last.items() if value is not None)
         reached = f"; it came to {figures}" if figures else ""
         return f"Gained: one run is compared with nothing, so no gain is shown{reached}."
@@ -72,23 +77,41 @@ def _gain_text(study: StudyRecord, one: Comparison, found: SpeedUp) -> str:
     return f"{one.arm} needs {share} to the same {study.quality_name} ({figures})"
 
 
-def _cost(studies: Sequence[StudyRecord], run: RunView | None) -> str:
-    parts = []
+def _cost(studies: Sequence[StudyRecord], run: RunView | None, price: Price | None) -> str:
+    """Return what was paid: the whole first, then its parts, and what the policy took."""
+    parts: list[tuple[float, str]] = []
     for study in studies:
         trained = math.fsum(one.final.seconds for one in study.runs if math.isfinite(one.final.seconds))
-        text = f"{amount(trained, 'seconds')} of training for {study.name}"
+        paid = ""
         if study.price_per_hour is not None:
-            text += f" ({number(trained / 3600 * study.price_per_hour)} $ at {study.price_per_hour:g} $ an hour)"
+            paid = f" ({number(trained / 3600 * study.price_per_hour)} $ at {study.price_per_hour:g} $ an hour)"
+        parts.append((trained, f"for {study.name}{paid}"))
         trials = [trial for arm in study.arms if arm.search for trial in arm.search.trials]
         if trials:
             searched = math.fsum(trial.seconds for trial in trials if math.isfinite(trial.seconds))
-            text += f" and {amount(searched, 'seconds')} for {_counted(len(trials), 'trial')} of its search"
-        parts.append(text)
+            parts.append((searched, f"for {_counted(len(trials), 'trial')} of its search"))
     if run is not None:
         seconds = math.fsum(value for name, value in run.record.seconds_by_part.items() if name != "evaluation")
-        parts.append(f"{amount(seconds, 'seconds')} for the run by itself" if studies else amount(seconds, "seconds"))
+        parts.append((seconds, "for the run by itself"))
+    if price is not None:
+        parts.append((price.seconds, "for the runs that it's priced by"))
     hardware = dict.fromkeys([*(study.hardware for study in studies), *([run.record.hardware] if run else [])])
-    return f"Cost: {_joined(parts)}, on {_joined(list(hardware))}, without evaluation."
+    whole = amount(math.fsum(seconds for seconds, _ in parts), "seconds")
+    told = [f"{amount(seconds, 'seconds')} {what}" for seconds, what in parts]
+    alone = parts[0][1].partition("(")[2] if len(parts) == 1 else ""
+    detail = f" ({_joined(told)})" if len(parts) > 1 else f" ({alone}" if alone else ""
+    text = f"Cost: {whole} of training on {_joined(list(hardware))}, without evaluation{detail}"
+    return f"{text}; {_of_policy(price)}." if price else f"{text}."
+
+
+def _of_policy(price: Price) -> str:
+    """Return what the policy costs, with figures only where a difference is shown."""
+    row, seeds = price.rows[0], _counted(len(price.seeds), "seed")
+    if row.verdict not in ("worse", "better", "differs"):
+        return f"that the policy costs {row.name} isn't shown, with {seeds}"
+    word = {"worse": "costs", "better": "costs nothing, and betters", "differs": "changes"}[row.verdict]
+    over = row.difference.replace("(", "(95 % interval ", 1)
+    return f"the policy {word} {row.name}, {row.governed} with it against {row.ungoverned} without: {over}"
 
 
 def _counted(num: int, what: str) -> str:

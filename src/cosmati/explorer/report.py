@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from cosmati.errors import RunError
+from cosmati.explorer.about_view import licence_rows, plain_commands, sample_pairs, source_classes, split_exclusions
+from cosmati.explorer.class_marks import class_marks, classes_with_data
 from cosmati.explorer.evidence import Evidence, shown_claims
 from cosmati.explorer.figures import Figure, tradeoff_figure
+from cosmati.explorer.loss_figure import own_metrics
 from cosmati.explorer.opening import opening_sentences
 from cosmati.explorer.palette import PAGE
+from cosmati.explorer.price import Price
 from cosmati.explorer.rendering import embedded_json, plotly_source, safe_markup, template_environment
-from cosmati.explorer.run_figures import DASHES, run_figures
+from cosmati.explorer.run_figures import grid_width, run_figures, weighted_classes
 from cosmati.explorer.run_view import RunView
 from cosmati.explorer.views import (
     StudyView,
@@ -32,6 +36,7 @@ def write_report(
     title: str,
     studies: Sequence[StudyRecord] = (),
     run: RunView | None = None,
+    price: Price | None = None,
     evidence: Evidence | None = None,
 ) -> Path:
     """Write the report page and return its path.
@@ -43,12 +48,14 @@ def write_report(
         title: Title of the page.
         studies: Studies, one section each.
         run: The run whose training, plan, guarantees, policy and ledger are shown.
+        price: What the run's policy cost.
         evidence: What was measured before and committed, to stand beside the studies.
 
     Raises:
         MissingExtraError: Jinja2 or Plotly isn't installed. RunError: the file can't be written.
     """
-    page, path = render_report(title=title, studies=studies, run=run, evidence=evidence), Path(path).expanduser()
+    page = render_report(title=title, studies=studies, run=run, price=price, evidence=evidence)
+    path = Path(path).expanduser()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8")
@@ -63,6 +70,7 @@ def render_report(
     title: str,
     studies: Sequence[StudyRecord] = (),
     run: RunView | None = None,
+    price: Price | None = None,
     evidence: Evidence | None = None,
 ) -> str:
     """Return the report page as text; see `write_report`."""
@@ -70,39 +78,52 @@ def render_report(
     views = tuple(study_view(study, f"study-{index}") for index, study in enumerate(studies, start=1))
     figures = {name: figure for view in views for name, figure in study_figures(view).items()}
     if run is not None:
-        figures |= run_figures(run, PAGE)
+        figures |= run_figures(run, PAGE, twin=price.twin if price else None)
     if evidence is not None:
         figures |= {f"evidence-{task}": tradeoff_figure(study, PAGE) for task, study in evidence.studies}
     return templates.get_template("report.html").render(
         title=title,
-        opening=opening_sentences(studies, run),
+        opening=opening_sentences(studies, run, price),
         views=views,
         figures=figures,
         evidence=evidence,
         shown_evidence=shown_claims(evidence.claims) if evidence else (),
         data=safe_markup(embedded_json(page_data(views, figures))),
         plotly=safe_markup(plotly_source()),
-        **run_context(run),
+        **run_context(run, price),
     )
 
 
-def run_context(run: RunView | None) -> dict[str, Any]:
+def run_context(run: RunView | None, price: Price | None = None) -> dict[str, Any]:
     """Return what the templates about a run are given."""
+    about = run.about if run else None
     return {
         "run": run,
+        "price": price,
+        "marks": class_marks(run),
+        "with_data": classes_with_data(run) if run else (),
+        "weighted_classes": weighted_classes,
+        "grid_width_of": grid_width,
+        "excluded": split_exclusions(run) if run else ((), ()),
+        "sources": source_classes(run.governance.sources) if run and run.governance else (),
+        "samples": sample_pairs(run, price.twin if price else None) if run else (),
+        "commands": plain_commands(about.commands) if about else (),
+        "decided": licence_rows(about.packages) if about else (),
         "facts": run.governance if run else None,
         "decisions_text": decisions_text,
         "promises": promises_of(run.record) if run else (),
         "seconds": seconds_rows(run.record) if run else (),
-        "dashes": DASHES,
         "headline": _headline(run) if run else (),
         "environment": _environment(run) if run else (),
     }
 
 
 def _headline(run: RunView) -> tuple[tuple[str, float | None, int], ...]:
-    """Return the last value of each metric, and of the loss where there is no metric, with its step."""
-    found = dict(run.metrics) or {"mean loss": run.losses}
+    """Return the last value of each metric, and of the loss where there is no metric, with its step.
+
+    Metrics of single classes are left to the figures.
+    """
+    found = own_metrics(run) or {"mean loss": run.losses}
     return tuple((name, points[-1][1], points[-1][0]) for name, points in found.items() if points)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from cosmati.explorer.figures import MAX_LINE_POINTS, Figure, axis_title, base_layout, csv_text, plotly_text
+from cosmati.explorer.class_marks import PATTERNS, ClassMark, class_marks, marks_of
+from cosmati.explorer.figures import MAX_LINE_POINTS, Figure, averaged, axis_title, base_layout, csv_text, plotly_text
 from cosmati.explorer.learning import ClassSchedule
+from cosmati.explorer.loss_figure import has_loss_curve, is_in_loss_figure, loss_figure
 from cosmati.explorer.palette import Palette
 from cosmati.explorer.run_view import Points, RunView
 from cosmati.explorer.wording import number, weight_text
@@ -17,26 +19,29 @@ from cosmati.records.governance import ContributionTotal, GovernanceFacts
 
 MAX_SPANS = 64
 """Of a run's steps, in the figures that show classes over time."""
-DASHES = ("solid", "dash", "dot")
-_PATTERNS = ("", "/", ".")
 _MAX_LABEL = 26
-T = TypeVar("T", int, float)
+_GRID_FONT = 11
+GRID_LABELS, GRID_COLUMN = 104, 56
+"""Least width of a grid, in pixels: its labels, and each region. Four regions fit a phone."""
 
 
-def run_figures(run: RunView, palette: Palette, *, has_curves_csv: bool = True) -> dict[str, Figure]:
+def run_figures(
+    run: RunView, palette: Palette, *, has_curves_csv: bool = True, twin: RunView | None = None
+) -> dict[str, Figure]:
     """Return the run's figures by their id, in the order of the page.
 
     Args:
         run: what is drawn.
         palette: of the page.
         has_curves_csv: write all points of curves as CSV, too; a page that is served gives that an address.
+        twin: the same training without the policy, to draw beside it.
     """
-    csv = has_curves_csv
-    figures = {"loss": line_figure("mean loss", run.losses, palette, has_csv=csv)} if len(run.losses) > 1 else {}
+    csv, marks = has_curves_csv, class_marks(run)
+    figures = {"loss": loss_figure(run, palette, twin, has_csv=csv)} if has_loss_curve(run) else {}
     figures |= {
         f"metric-{index}": line_figure(name, points, palette, has_csv=csv)
         for index, (name, points) in enumerate(run.metrics.items())
-        if len(points) > 1
+        if len(points) > 1 and not (figures and is_in_loss_figure(run, name))
     }
     figures |= {
         f"step-{index}": line_figure(name, points, palette, has_csv=csv)
@@ -46,9 +51,11 @@ def run_figures(run: RunView, palette: Palette, *, has_curves_csv: bool = True) 
     facts = run.governance
     if facts is None:
         return figures
-    figures |= {f"policy-{index}": heat_map_figure(facts, phase, palette) for index, phase in enumerate(facts.phases)}
+    figures |= {
+        f"policy-{index}": heat_map_figure(facts, phase, palette, marks) for index, phase in enumerate(facts.phases)
+    }
     if facts.totals:
-        figures["shares"] = shares_figure(facts, palette)
+        figures["shares"] = shares_figure(facts, palette, marks)
     if run.schedule:
         figures["schedule"] = schedule_figure(run.schedule, run.classes_seen, palette)
     regions = [region for region in facts.regions if any(one.region == region for one in facts.contribution)]
@@ -86,13 +93,6 @@ def _small_layout(title: str, palette: Palette) -> dict[str, Any]:
     return layout
 
 
-def averaged(points: Sequence[tuple[T, float]], most: int) -> tuple[list[T], list[float]]:
-    """Return at most so many steps and values; where there are more, means over windows, each at its end."""
-    window = max(1, math.ceil(len(points) / most))
-    groups = [points[start : start + window] for start in range(0, len(points), window)]
-    return [group[-1][0] for group in groups], [math.fsum(v for _, v in group) / len(group) for group in groups]
-
-
 def elided(name: str, limit: int = _MAX_LABEL) -> str:
     """Return a name that fits beside a figure: its ends, where it's long."""
     half = (limit - 1) // 2
@@ -109,10 +109,22 @@ def wrapped(name: str, width: int = 11) -> list[str]:
     return lines
 
 
-def heat_map_figure(facts: GovernanceFacts, phase: str, palette: Palette) -> Figure:
-    """Draw the policy's weights of one phase, classes down, regions across, each weight in its cell."""
-    cells = [[facts.weight[name][phase][region] for region in facts.regions] for name in facts.classes]
-    hover = [[plotly_text(facts.decision[name][phase])] * len(facts.regions) for name in facts.classes]
+def weighted_classes(facts: GovernanceFacts, phase: str) -> tuple[str, ...]:
+    """Return the classes that have weight in a phase; all of them where none has."""
+    found = tuple(name for name in facts.classes if any(facts.weight[name][phase].values()))
+    return found or facts.classes
+
+
+def heat_map_figure(
+    facts: GovernanceFacts, phase: str, palette: Palette, marks: Mapping[str, ClassMark] | None = None
+) -> Figure:
+    """Draw the policy's weights of one phase, classes down, regions across, each weight in its cell.
+
+    Classes without any weight in the phase aren't drawn. The CSV has all.
+    """
+    classes = weighted_classes(facts, phase)
+    cells = [[facts.weight[name][phase][region] for region in facts.regions] for name in classes]
+    hover = [[plotly_text(facts.decision[name][phase])] * len(facts.regions) for name in classes]
     text = [[weight_text(value) for value in row] for row in cells]
     rows = [
         [name, phase, region, facts.weight[name][phase][region], facts.decision[name][phase]]
@@ -121,14 +133,18 @@ def heat_map_figure(facts: GovernanceFacts, phase: str, palette: Palette) -> Fig
     ]
     table = csv_text(["class", "phase", "region", "weight", "decision"], rows)
     label = f"Policy in the phase {phase}: which class may teach which region, as weights"
-    return Figure(_grid(facts.classes, facts.regions, cells, text, hover, palette, least_top=1.0), label, table)
+    grid = _grid(classes, facts.regions, cells, text, hover, palette, least_top=1.0, marks=marks or {})
+    return Figure(grid, label, table)
 
 
-def shares_figure(facts: GovernanceFacts, palette: Palette) -> Figure:
-    """Draw each class's share of a region's logged gradient norms; of its rows where no norm was logged."""
-    classes = list(dict.fromkeys(one.class_name for one in facts.totals))
+def shares_figure(facts: GovernanceFacts, palette: Palette, marks: Mapping[str, ClassMark] | None = None) -> Figure:
+    """Draw each class's share of a region's logged gradient norms; of its rows where no norm was logged.
+
+    Classes without any share aren't drawn. The CSV has all.
+    """
+    names = dict.fromkeys(one.class_name for one in facts.totals)
     found = {
-        (name, region): ContributionTotal(name, region, 0, 0, 0.0, 0.0) for name in classes for region in facts.regions
+        (name, region): ContributionTotal(name, region, 0, 0, 0.0, 0.0) for name in names for region in facts.regions
     }
     found |= {(one.class_name, one.region): one for one in facts.totals}
     by_norm = any(one.norm_sum for one in facts.totals)
@@ -137,16 +153,22 @@ def shares_figure(facts: GovernanceFacts, palette: Palette) -> Figure:
     def share(one: ContributionTotal) -> float:
         return one.share if by_norm else one.num_rows / max(1, rows_of[one.region])
 
+    classes = [name for name in names if any(share(found[name, region]) for region in facts.regions)] or list(names)
     cells = [[share(found[name, region]) for region in facts.regions] for name in classes]
     text = [["–" if not value else f"{100 * value:.3g} %" for value in row] for row in cells]
     hover = [[_hover(found[name, region]) for region in facts.regions] for name in classes]
     of_what = "gradient norms" if by_norm else "rows"
     rows = [[one.class_name, one.region, one.num_steps, one.num_rows, one.norm_sum, share(one)] for one in facts.totals]
     return Figure(
-        _grid(classes, facts.regions, cells, text, hover, palette, least_top=1e-9),
+        _grid(classes, facts.regions, cells, text, hover, palette, least_top=1e-9, marks=marks or {}),
         f"Share of each class in the {of_what} of each region",
         csv_text(["class", "region", "steps", "rows", "norm_sum", f"share_of_{of_what.replace(' ', '_')}"], rows),
     )
+
+
+def grid_width(facts: GovernanceFacts) -> int:
+    """Return the least width in pixels at which a grid of classes and regions can be read."""
+    return GRID_LABELS + GRID_COLUMN * len(facts.regions)
 
 
 def _hover(one: ContributionTotal) -> str:
@@ -162,6 +184,7 @@ def _grid(
     palette: Palette,
     *,
     least_top: float,
+    marks: Mapping[str, ClassMark],
 ) -> dict[str, Any]:
     """Draw a value for each class and region; the highest one, `least_top` at least, has the full colour.
 
@@ -183,7 +206,7 @@ def _grid(
         "zmax": max([least_top, *(value for row in cells for value in row)]),
         "text": text,
         "texttemplate": "%{text}",
-        "textfont": {"color": palette.ink},
+        "textfont": {"color": palette.ink, "size": 12},
         "customdata": shown,
         "hovertemplate": "%{customdata}<extra></extra>",
         "colorscale": [[0, palette.denied], [1, palette.full]],
@@ -191,22 +214,24 @@ def _grid(
         "xgap": 3,
         "ygap": 3,
     }
-    above = [wrapped(name) for name in regions]
-    head = 44 + 18 * max(len(lines) for lines in above)
+    above = [wrapped(name, 9) for name in regions]
+    small = {"tickfont": {"size": _GRID_FONT}}
+    head = 44 + 16 * max(len(lines) for lines in above)
     layout = base_layout(palette, height=head + 16 + 40 * len(classes))
-    layout["margin"] = {"l": 20, "r": 16, "t": head, "b": 16}
-    layout["xaxis"] |= {"side": "top", "showgrid": False, "fixedrange": True, "tickangle": 0}
+    layout["margin"] = {"l": 8, "r": 4, "t": head, "b": 12}
+    layout["xaxis"] |= {"side": "top", "showgrid": False, "fixedrange": True, "tickangle": 0} | small
     layout["xaxis"] |= {"tickvals": trace["x"], "ticktext": ["<br>".join(map(plotly_text, one)) for one in above]}
-    layout["yaxis"] |= {"autorange": "reversed", "showgrid": False, "fixedrange": True}
-    layout["yaxis"] |= {"tickvals": trace["y"], "ticktext": [plotly_text(elided(name)) for name in classes]}
+    layout["yaxis"] |= {"autorange": "reversed", "showgrid": False, "fixedrange": True} | small
+    labels = ["<br>".join(map(plotly_text, wrapped(name, 14))) for name in classes]
+    marked = [marks[n].label(label, palette) if n in marks else label for n, label in zip(classes, labels, strict=True)]
+    layout["yaxis"] |= {"tickvals": trace["y"], "ticktext": marked}
     return {"data": [trace], "layout": layout}
 
 
 def contribution_figure(facts: GovernanceFacts, region: str, classes: Sequence[str], palette: Palette) -> Figure:
     """Draw the gradient norms that each class left in `region` over the steps: one line for each of the classes."""
-    traces, rows = [], []
+    traces, rows, marks = [], [], marks_of(tuple(classes))
     for series in (one for one in facts.contribution if one.region == region and one.class_name in classes):
-        around, place = divmod(classes.index(series.class_name), len(palette.series))
         x, y = averaged(list(zip(series.steps, series.norms, strict=True)), MAX_SPANS)
         traces.append(
             {
@@ -215,7 +240,7 @@ def contribution_figure(facts: GovernanceFacts, region: str, classes: Sequence[s
                 "name": plotly_text(elided(series.class_name)),
                 "x": x,
                 "y": y,
-                "line": {"color": palette.series[place], "width": 1.8, "dash": DASHES[around % len(DASHES)]},
+                "line": marks[series.class_name].line(palette, 1.8),
             }
         )
         rows += [[series.class_name, region, step, norm] for step, norm in zip(x, y, strict=True)]
@@ -232,10 +257,9 @@ def schedule_figure(schedule: ClassSchedule, classes: Sequence[str], palette: Pa
     spans = [schedule[start : start + span] for start in range(0, len(schedule), span)]
     counts = [Counter(name for step in steps for name in step) for steps in spans]
     traces, rows = [], []
-    for index, name in enumerate(classes):
-        around, place = divmod(index, len(palette.series))
+    for name, (place, around) in marks_of(tuple(classes)).items():
         pattern = {
-            "shape": _PATTERNS[around % len(_PATTERNS)],
+            "shape": PATTERNS[around % len(PATTERNS)],
             "fillmode": "overlay",
             "fgcolor": palette.surface,
             "size": 5,

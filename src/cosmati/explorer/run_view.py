@@ -14,6 +14,7 @@ from cosmati.explorer.learning import ClassSchedule, governance_facts
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.tables import Tables
 from cosmati.ledger.verify import LedgerReport, verify_ledger
+from cosmati.records.about import ABOUT_FILE, RunAbout
 from cosmati.records.governance import GovernanceFacts, LedgerFacts
 from cosmati.records.run import CLOCK_FIELDS, RunRecord
 from cosmati.storage.lock import is_locked
@@ -28,6 +29,7 @@ BESIDE = {"learning_rate": "learning rate", "gradient_norm": "norm of the gradie
 """What is drawn of `steps.jsonl` beside the loss, with its words."""
 PACE = "rows a second"
 _NO_POLICY = "0" * 64
+_MAX_ABOUT = 4 << 20
 _TRIES = 3
 _MAX_BESIDE = 2000
 
@@ -46,6 +48,7 @@ class RunView:
         ledger: State of the ledger, None for a run without one.
         governance: Policy and contribution; None where there was no policy, or where nothing believable says it.
         schedule: Classes of the microbatches of each step that stands.
+        about: What the program that trained it tells besides, unsigned; None where it told nothing.
         warnings: What is wrong.
         notes: What else a reader must know, and what the folder doesn't hold.
     """
@@ -59,6 +62,7 @@ class RunView:
     ledger: LedgerFacts | None = None
     governance: GovernanceFacts | None = None
     schedule: ClassSchedule = ()
+    about: RunAbout | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -112,6 +116,8 @@ def read_run(folder: str | Path, *, has_ledger: bool = True) -> RunView:
         notes.append("The folder holds no metrics: the run had no evaluation, or never came to its first.")
     odd = [path.name for path in paths if path.exists() and not is_plain(path)]
     notes += [f"{name} is a link or no plain file, and isn't read." for name in odd]
+    about, told = _read_about(folder)
+    notes += told
     if torn or torn_too:
         notes.append(f"{torn + torn_too} damaged lines of steps.jsonl and evaluations.jsonl are left out.")
     return RunView(
@@ -122,8 +128,9 @@ def read_run(folder: str | Path, *, has_ledger: bool = True) -> RunView:
         metrics=metrics,
         beside=_beside(steps),
         ledger=read.facts,
-        governance=read.governance,
+        governance=_with_sources(read.governance, about),
         schedule=read.schedule,
+        about=about,
         warnings=read.warnings,
         notes=tuple(notes),
     )
@@ -140,6 +147,26 @@ def with_ledger_of(view: RunView, checked: RunView) -> RunView:
         warnings=checked.warnings,
         notes=tuple(dict.fromkeys((*checked.notes, *view.notes))),
     )
+
+
+def _read_about(folder: Path) -> tuple[RunAbout | None, tuple[str, ...]]:
+    """Return what `about.json` holds; where it can't be read, why."""
+    path = folder / ABOUT_FILE
+    if not path.exists():
+        return None, ()
+    try:
+        if path.stat().st_size > _MAX_ABOUT:
+            return None, (f"{ABOUT_FILE} has more than {_MAX_ABOUT:,} bytes, and isn't read.",)
+        return RunAbout.from_json(plain_bytes(path).decode()), ()
+    except (OSError, UnicodeDecodeError, RecursionError, RunError) as error:
+        return None, (f"{ABOUT_FILE} is left out: {error}",)
+
+
+def _with_sources(facts: GovernanceFacts | None, about: RunAbout | None) -> GovernanceFacts | None:
+    """Put in what the program tells of its data, and its notes."""
+    if facts is None or about is None:
+        return facts
+    return replace(facts, sources=about.sources, notes=(*facts.notes, *about.notes))
 
 
 def _read_record(folder: Path) -> RunRecord:

@@ -126,3 +126,27 @@ SENTENCES: tuple[tuple[str, ClassedLicence], ...] = (
     (r"(?i)confidential and proprietary|proprietary and confidential", (_PROPRIETARY, None)),
 )
 """Patterns to search for in a whole licence text, white space collapsed."""
+
+_REDISTRIBUTION = r"(?i)redistribution and use in source and binary forms"
+_ENDORSEMENT = r"(?i)(?:neither the names?|the names?) of .{1,300}? (?:be )?used to endorse or promote products"
+_ADVERTISING = r"(?i)all advertising materials"
+TEXTS: tuple[tuple[ClassedLicence, dict[str, bool], str], ...] = (
+    ((_PERMISSIVE, "BSD-2-Clause"), {_ENDORSEMENT: False, _ADVERTISING: False}, _REDISTRIBUTION),
+    ((_PERMISSIVE, "BSD-3-Clause"), {_ENDORSEMENT: True, _ADVERTISING: False}, _REDISTRIBUTION),
+    (
+        (_PERMISSIVE, "MIT"),
+        {
+            r"(?i)the above copyright notice and this permission notice .{0,40}shall be included": True,
+            r"(?i)except as contained in this notice": False,
+        },
+        r"(?i)permission is hereby granted, free of charge, to any person obtaining a copy",
+    ),
+    (
+        (_PERMISSIVE, "ISC"),
+        {r"(?i)provided that the above copyright notice and this permission notice appear in all copies": True},
+        r"(?i)permission to use, copy, modify, and(?:/or)? distribute this software for any purpose",
+    ),
+    ((_PERMISSIVE, "Apache-2.0"), {}, r"(?i)apache license,? version 2\.0, january 2004"),
+)
+"""Whole texts: class and identifier, what must be there (or must not), and what tells of the family and stands in a
+text once. A text in which it stands twice is of several licences."""

@@ -4,16 +4,21 @@ Metadata says it in three ways, and the best one present decides: a `License-Exp
 which stands alone; else licence classifiers and the free text of `License:` together. Where these two differ,
 and where several classifiers stand side by side, the most restrictive counts: metadata doesn't say whether
 they are a choice.
+
+A whole text in `License:` may end in notices of bundled works. Those of compiled libraries are told and don't count,
+since the class is of the source; those of any other files do. A licence file makes a vague name exact ("BSD"), where
+it speaks of the same class. It never changes the class.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from cosmati.provenance.licence_names import CLASSIFIERS, GNU_NAME, NAMES, SAY_NOTHING, SENTENCES, ClassedLicence
+from cosmati.provenance.bundled_works import BundledWork, split_bundled_works
+from cosmati.provenance.licence_names import CLASSIFIERS, GNU_NAME, NAMES, SAY_NOTHING, SENTENCES, TEXTS, ClassedLicence
 from cosmati.provenance.spdx import most_restrictive, parse_expression
 
 LicenceState = Literal["declared", "normalised", "unknown"]
@@ -42,7 +47,10 @@ class LicenceFinding:
 
 
 def classify_licence(
-    expression: str | None, classifiers: Sequence[str] = (), text: str | None = None
+    expression: str | None,
+    classifiers: Sequence[str] = (),
+    text: str | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> LicenceFinding:
     """Classify a package by its licence metadata. Never raises: unknown is a state.
 
@@ -50,6 +58,7 @@ def classify_licence(
         expression: the field `License-Expression`, or None.
         classifiers: all trove classifiers; those that don't begin with `License ::` are passed over.
         text: the field `License`, an identifier, a common name or a whole licence text; or None.
+        files: content of the licence files by their names.
     """
     if expression is not None and expression.strip():
         return _from_expression(expression.strip())
@@ -62,7 +71,19 @@ def classify_licence(
     path = most_restrictive(*(finding.class_path for finding in known))
     names = {finding.spdx for finding in known if finding.class_path == path and finding.spdx}
     spdx = names.pop() if len(names) == 1 else None
-    return LicenceFinding(path, spdx, "normalised", "; ".join(finding.evidence for finding in known))
+    finding = LicenceFinding(path, spdx, "normalised", "; ".join(finding.evidence for finding in known))
+    return finding if spdx or not files else _made_exact(finding, files)
+
+
+def _made_exact(finding: LicenceFinding, files: Mapping[str, str]) -> LicenceFinding:
+    """Name the licence by its file, where there is one that holds one well-known text of the same class."""
+    if len(files) != 1:
+        return finding
+    ((name, content),) = files.items()
+    named = exact_text(content)
+    if named is None or named[0] != finding.class_path:
+        return finding
+    return replace(finding, spdx=named[1], evidence=f"{finding.evidence}; text of {_quote(name)}: {named[1]}")
 
 
 def _from_expression(expression: str) -> LicenceFinding:
@@ -92,9 +113,15 @@ def _from_text(text: str) -> LicenceFinding | None:
     text = text.strip()
     if not text:
         return None
-    evidence = f"License: {_quote(text)}"
-    named = _short_name(text) if len(text) <= _MAX_NAME and "\n" not in text else _whole_text(text)
-    path, spdx = named or ("unknown", None)
+    if len(text) <= _MAX_NAME and "\n" not in text:
+        path, spdx = _short_name(text) or ("unknown", None)
+        evidence = f"License: {_quote(text)}"
+    else:
+        own, works = split_bundled_works(text)
+        path, spdx = _whole_text(own) or ("unknown", None)
+        evidence = f"License: {f'a whole text, {spdx}' if spdx else _quote(text)}"
+        path, spdx, told = _with_bundled(path, spdx, works)
+        evidence += told
     return LicenceFinding(path, spdx, "unknown" if path == "unknown" else "normalised", evidence)
 
 
@@ -129,10 +156,44 @@ def _whole_text(text: str) -> ClassedLicence | None:
     text, which speaks of the GPL, counts as the GPL.
     """
     plain = " ".join(text.split())
+    exact = exact_text(text)
+    if exact is not None:
+        return exact
     found = [named for pattern, named in SENTENCES if re.search(pattern, plain)]
     if not found:
         return None
     return most_restrictive(*(path for path, _ in found)), found[0][1] if len(found) == 1 else None
+
+
+def _with_bundled(path: str, spdx: str | None, works: Sequence[BundledWork]) -> tuple[str, str | None, str]:
+    """Add what bundled works ask for, but for compiled libraries; return class, identifier and what is to be told."""
+    compiled = [work for work in works if work.is_compiled]
+    source = [work for work in works if not work.is_compiled]
+    told = ""
+    for work in source:
+        found = _short_name(work.licence) or _whole_text(work.text) or ("unknown", None)
+        path, spdx = most_restrictive(path, found[0]), None
+        told += f"; bundled source {_quote(work.name)}: {_quote(work.licence)}"
+    if compiled:
+        names = ", ".join(f"{_quote(work.name)} ({_quote(work.licence)})" for work in compiled)
+        told += f"; compiled libraries that are bundled don't count: {names}"
+    return path, spdx, told
+
+
+def exact_text(text: str) -> ClassedLicence | None:
+    """Return which one well-known licence a text is, word for word in what tells it; None for others and for several.
+
+    Args:
+        text: of a licence file.
+    """
+    plain = " ".join(text.split())
+    found = [named for named, told, count in TEXTS if len(re.findall(count, plain)) == 1 and _is_told(told, plain)]
+    num_families = sum(re.search(pattern, plain) is not None for pattern, _ in SENTENCES)
+    return found[0] if len(found) == 1 and num_families == 1 else None
+
+
+def _is_told(told: Mapping[str, bool], plain: str) -> bool:
+    return all((re.search(pattern, plain) is not None) == is_there for pattern, is_there in told.items())
 
 
 def _quote(text: str) -> str:

@@ -20,10 +20,11 @@ from cosmati.methods import SeqLengthWarmup
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import WSD, AdamW, Muon
 from cosmati.provenance.taxonomy import software_licences
+from cosmati.recipes.language_samples import loss_by_class
 from cosmati.recipes.recipe import Recipe
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.config import RunConfig
-from cosmati.train.evaluation import Evaluation, batches
+from cosmati.train.evaluation import AnyMetric, Evaluation, batches
 
 BASELINE_LR = 8e-3
 COMPOSED_LR = 0.06
@@ -68,6 +69,16 @@ class LanguageTask:
         tokens = self.library().validation.tokens
         chosen = torch.linspace(0, len(tokens) - 1, min(self.num_validation_rows, len(tokens))).long()
         return Evaluation(batches(tokens[chosen], 64), {"bits_per_byte": bits_per_byte})
+
+    def evaluation_by_class(self) -> Evaluation:
+        """Return bits per byte on the same rows, and their mean loss in nats by licence class as `loss/CLASS`."""
+        library = self.library()
+        rows = library.validation
+        chosen = torch.linspace(0, len(rows.tokens) - 1, min(self.num_validation_rows, len(rows.tokens))).long()
+        tokens = rows.tokens[chosen]
+        data = (tokens[:, :-1], tokens[:, 1:], rows.class_ids[chosen])
+        metrics: dict[str, AnyMetric] = {"bits_per_byte": bits_per_byte, "loss": loss_by_class(library.class_names)}
+        return Evaluation(batches(data, 64), metrics)
 
     def gpt(self, config: GPTConfig) -> GPTConfig:
         """Return a model's options at this task's size."""

@@ -38,7 +38,7 @@ class QuickstartSize:
     Args:
         language_steps: steps at the language models' full budget.
         search_steps: steps of each trial of the learning-rate search.
-        governed_steps: steps of the governed run.
+        governed_steps: steps of each governed run, and of each without a policy that it's compared with.
         digits_steps: steps at the digits' full budget.
         seeds: of both studies.
         language_budgets: shares of the full budget.
@@ -49,7 +49,7 @@ class QuickstartSize:
 
     language_steps: int = 240
     search_steps: int = 120
-    governed_steps: int = 200
+    governed_steps: int = 160
     digits_steps: int = 160
     seeds: tuple[int, ...] = (0, 1, 2)
     language_budgets: tuple[float, ...] = (0.25, 0.5, 1.0)
@@ -243,8 +243,19 @@ def digits_study(size: QuickstartSize) -> Study:
     )
 
 
-def governed_recipe(size: QuickstartSize, trials: Sequence[Trial], policy: PolicyFile) -> Recipe:
-    """Return the composition under a policy."""
+def governed_recipe(
+    size: QuickstartSize, trials: Sequence[Trial], policy: PolicyFile | None, *, seed: int = 0
+) -> Recipe:
+    """Return the composition under a policy; with None, the same steps on the same data without one.
+
+    The first seed's runs are evaluated along the way, for their curves, the others at the end alone.
+    """
     lr = best_rate(trials, "composition")
-    recipe = python_gpt_composed(size.language, num_steps=size.governed_steps, lr=lr, policy=policy)
-    return replace(recipe, name="python-gpt-governed")
+    recipe = python_gpt_composed(size.language, num_steps=size.governed_steps, seed=seed, lr=lr, policy=policy)
+    every = "0.125dur" if seed == size.seeds[0] else None
+    return replace(
+        recipe,
+        name="python-gpt-governed" if policy else "python-gpt-ungoverned",
+        evaluation=size.language.evaluation_by_class,
+        config=replace(recipe.config, evaluate_every=every),
+    )

@@ -8,7 +8,9 @@ if (asked === "light" || asked === "dark") root.dataset.theme = asked;
 // Figures name their colours as CSS custom properties; the theme's values are put in when they are drawn.
 function coloured(value, style = getComputedStyle(root)) {
   if (typeof value === "string") {
-    return value.startsWith("var(--") ? style.getPropertyValue(value.slice(4, -1)).trim() : value;
+    if (value.startsWith("var(--")) return style.getPropertyValue(value.slice(4, -1)).trim();
+    // The mark before a name: text of others begins otherwise, since its brackets are escaped.
+    return value.replace(/^<span style="color:var\((--series-\d)\)">/, (_, name) => `<span style="color:${style.getPropertyValue(name).trim()}">`);
   }
   if (Array.isArray(value)) return value.map((item) => coloured(item, style));
   if (value === null || typeof value !== "object") return value;

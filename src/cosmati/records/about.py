@@ -1,0 +1,97 @@
+"""What the program that trained a run tells about it besides: the content of `about.json` in its folder.
+
+Nothing signs it: a run's ledger covers what was trained on and who taught what, not these words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from cosmati.records.encoding import decode_record, encode_record
+from cosmati.records.governance import SourceRow
+
+ABOUT_VERSION = 1
+ABOUT_FILE = "about.json"
+
+
+@dataclass(frozen=True)
+class SampleRecord:
+    """What a trained model wrote.
+
+    Attributes:
+        prompt: what it was given to go on from.
+        text: what it wrote after it.
+        seed: keys the draws: one model, prompt, temperature and seed always write the same.
+        temperature: that divided the logits.
+        step: of the weights.
+    """
+
+    prompt: str
+    text: str
+    seed: int
+    temperature: float
+    step: int
+
+
+@dataclass(frozen=True)
+class PackageRecord:
+    """How the class of a package's rows was decided.
+
+    Attributes:
+        name: of the package.
+        version: of it.
+        class_name: its rows' class.
+        licence: SPDX expression, empty where nothing names it exactly.
+        licence_state: `declared`, `normalised` or `unknown`.
+        evidence: what was read, parts joined by semicolons, shortened where it's long.
+        num_rows: of the package.
+        split: `train` or `validation`.
+    """
+
+    name: str
+    version: str
+    class_name: str
+    licence: str
+    licence_state: str
+    evidence: str
+    num_rows: int
+    split: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAbout:
+    """What a run's program tells of it.
+
+    Attributes:
+        quality: name of the metric that counts, empty where none was chosen.
+        higher_is_better: whether a higher one is the better one.
+        sources: the data, grouped.
+        packages: how each package's class was decided.
+        samples: what the model wrote.
+        commands: what makes the run again, each a plain call of `cosmati`; pages leave others out.
+        notes: whatever a reader must know besides.
+        version: of this record's form.
+    """
+
+    version: int = ABOUT_VERSION
+    quality: str = ""
+    higher_is_better: bool = True
+    sources: tuple[SourceRow, ...] = ()
+    packages: tuple[PackageRecord, ...] = ()
+    samples: tuple[SampleRecord, ...] = ()
+    commands: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """Return the record as JSON text."""
+        return encode_record(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a record from JSON text; `from_json(to_json(x)) == x`.
+
+        Raises:
+            RunError: not JSON, another version, or other fields or types than this version's.
+        """
+        return decode_record(cls, text, version=ABOUT_VERSION)
