@@ -7,6 +7,7 @@ tears nothing down. Tests of these begin processes of their own.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -19,11 +20,13 @@ import tempfile
 import threading
 import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess, ForkServerContext
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+_DEFAULT = multiprocessing.get_all_start_methods()[0]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor", "cosmati.train.trainer"])
 
@@ -113,12 +116,43 @@ class PythonProcess:
         self.send_signal(signal.SIGKILL)
 
 
+def preloaded(method: str | None = None) -> ForkServerContext:
+    """Return what makes processes that begin with PyTorch loaded; a test puts it in the place of `get_context`."""
+    return _CONTEXT
+
+
+class Alone:
+    """Makes forks that hold no file but their connections, as spawned processes do: they see when their parent ends.
+
+    For programs that a `PythonProcess` runs. Tests themselves have threads, and forks of a fork server.
+    """
+
+    Pipe = staticmethod(multiprocessing.Pipe)
+
+    @staticmethod
+    def Process(*, target: Callable[..., object], args: tuple[Any, ...], name: str) -> ForkProcess:  # noqa: N802
+        """Return a process that isn't begun yet."""
+        return ForkProcess(target=_alone, args=(target, args), name=name)
+
+
+def _alone(target: Callable[..., object], args: tuple[Any, ...]) -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    kept = {0, 1, 2, parent.sentinel, *(one.fileno() for one in args if isinstance(one, Connection))}
+    for number in {int(path.name) for path in Path("/proc/self/fd").iterdir()} - kept:
+        with contextlib.suppress(OSError):  # the listing's own
+            os.close(number)
+    target(*args)
+
+
 def _run(
     args: list[str], environment: dict[str, str], cwd: str, is_leader: bool, output: Connection, errors: str
 ) -> None:
     import numpy as np
     import torch
 
+    # Or its own processes, workers that read data for one, would come of a second server, which loads PyTorch again.
+    multiprocessing.set_start_method(_DEFAULT, force=True)
     if is_leader:
         os.setsid()
     os.dup2(output.fileno(), 1)
