@@ -1,4 +1,4 @@
-"""What every test runs under: one thread, laws without a deadline, and no silent skip."""
+"""What every test runs under: one thread, laws without a deadline, no wait for a disk, and no silent skip."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
+from typing import IO
 
 import pytest
 import torch
@@ -49,3 +50,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk() -> Iterator[None]:
+    """Let a sync end at once. A killed process leaves what it wrote all the same; what has to be synced, spies see."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, _only_looked_up, raising=False)
+        yield
+
+
+def _only_looked_up(file: int | IO[bytes]) -> None:
+    os.fstat(file if isinstance(file, int) else file.fileno())  # a closed one is still an error

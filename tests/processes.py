@@ -190,17 +190,13 @@ def run_python(
     return subprocess.CompletedProcess(process.args, process.wait(), said, errors)
 
 
-def launch_ranks(command: Sequence[str | Path], world: int, *, timeout: float = 280.0, **more: str) -> list[str]:
-    """Run a program on so many ranks, and return what each says.
+def begin_ranks(command: Sequence[str | Path], world: int, **more: str) -> list[PythonProcess]:
+    """Begin a program on so many ranks, each the leader of a group of processes.
 
     Args:
         command: as a `PythonProcess` has it.
         world: ranks; they're told of each other as torchrun does.
-        timeout: seconds that each has.
         more: environment variables.
-
-    Raises:
-        AssertionError: one doesn't end well; the message has all errors.
     """
     environment = {
         **os.environ,
@@ -213,9 +209,23 @@ def launch_ranks(command: Sequence[str | Path], world: int, *, timeout: float = 
         "PYTHONWARNINGS": "error",
         **more,
     }
-    ranks = [
-        PythonProcess(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(world)
-    ]
+    numbers = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+    return [PythonProcess(command, env={**environment, **number}, start_new_session=True) for number in numbers]
+
+
+def launch_ranks(command: Sequence[str | Path], world: int, *, timeout: float = 280.0, **more: str) -> list[str]:
+    """Run a program on so many ranks, and return what each says.
+
+    Args:
+        command: as a `PythonProcess` has it.
+        world: ranks.
+        timeout: seconds that each has.
+        more: environment variables.
+
+    Raises:
+        AssertionError: one doesn't end well; the message has all errors.
+    """
+    ranks = begin_ranks(command, world, **more)
     try:
         said = [rank.communicate(timeout) for rank in ranks]
     finally:
