@@ -26,6 +26,7 @@ from multiprocessing.context import ForkProcess, ForkServerContext
 from pathlib import Path
 from typing import Any, Self
 
+_OWN = ("benchmarks", "cosmati", "tests", "tools")
 _DEFAULT = multiprocessing.get_all_start_methods()[0]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor", "cosmati.train.trainer"])
@@ -39,6 +40,7 @@ class PythonProcess:
         env: its environment, whole; None for this process's.
         cwd: where it begins.
         start_new_session: whether it leads a group of processes, to be killed with `os.killpg`.
+        is_anew: whether it loads this repository's modules anew, from where its own PYTHONPATH has them.
     """
 
     def __init__(
@@ -48,13 +50,14 @@ class PythonProcess:
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         start_new_session: bool = False,
+        is_anew: bool = False,
     ) -> None:
         self.args = [str(one) for one in command]
         handle, self._errors = tempfile.mkstemp(prefix="stderr-")
         os.close(handle)
         read, write = _CONTEXT.Pipe(duplex=False)
         environment = dict(os.environ if env is None else env)
-        given = (self.args, environment, str(cwd or Path.cwd()), start_new_session, write, self._errors)
+        given = (self.args, environment, str(cwd or Path.cwd()), start_new_session, is_anew, write, self._errors)
         self._process = _CONTEXT.Process(target=_run, args=given)
         self._process.start()
         write.close()
@@ -146,7 +149,13 @@ def _alone(target: Callable[..., object], args: tuple[Any, ...]) -> None:
 
 
 def _run(
-    args: list[str], environment: dict[str, str], cwd: str, is_leader: bool, output: Connection, errors: str
+    args: list[str],
+    environment: dict[str, str],
+    cwd: str,
+    is_leader: bool,
+    is_anew: bool,
+    output: Connection,
+    errors: str,
 ) -> None:
     import numpy as np
     import torch
@@ -167,6 +176,9 @@ def _run(
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
     random.seed()
     np.random.seed()  # noqa: NPY002  (the one that forks share)
+    if is_anew:
+        for name in [name for name in sys.modules if name.partition(".")[0] in _OWN]:
+            del sys.modules[name]
     program, sys.argv = args[0], args
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [str(Path(program).parent) if program[0] != "-" else cwd, *filter(None, paths)]
@@ -182,10 +194,15 @@ def _run(
 
 
 def run_python(
-    command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, timeout: float = 280.0
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    is_anew: bool = False,
+    timeout: float = 280.0,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python process to its end, however it ends."""
-    process = PythonProcess(command, env=env)
+    process = PythonProcess(command, env=env, cwd=cwd, is_anew=is_anew)
     said, errors = process.communicate(timeout)
     return subprocess.CompletedProcess(process.args, process.wait(), said, errors)
 
