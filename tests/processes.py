@@ -29,7 +29,9 @@ from typing import Any, Self
 _OWN = ("benchmarks", "cosmati", "tests", "tools")
 _DEFAULT = multiprocessing.get_all_start_methods()[0]
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor", "cosmati.train.trainer"])
+_CONTEXT.set_forkserver_preload(
+    ["torch._dynamo", "torch.distributed.tensor", "cosmati.train.trainer", "cosmati.explorer.server.app"]
+)
 
 
 class PythonProcess:
