@@ -26,7 +26,7 @@ quickstart: $(VENV)/.with-quickstart ## install, train a first governed run and 
 	$(BIN)/cosmati quickstart
 
 test: $(VENV)/.with-test ## run the default test suite (`slow` tests left out)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 golden: $(VENV)/.with-test ## write this platform's digests of training (tests/golden): a change of bits is a decision
 	$(BIN)/python -m tests.golden.digests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -17,6 +18,7 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 torch.set_num_threads(1)
+gc.disable()  # while tests are collected: there's much to look at, and little garbage
 
 
 def _lacking() -> dict[str, str]:
@@ -33,6 +35,13 @@ def _lacking() -> dict[str, str]:
         "bench": (importlib.util.find_spec("lightning") is not None, "the extra `bench` isn't installed"),
     }
     return {marker: reason for marker, (found, reason) in present.items() if not found}
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage again, and never at what's there by now: nine thousand tests and all modules stay to the end."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
