@@ -16,7 +16,7 @@ DOCS_EXTRAS := $(QUICKSTART_EXTRAS),study,docs
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test golden bits mutants check methods bench docs
+.PHONY: help quickstart test slow golden bits mutants check methods bench docs
 .NOTPARALLEL:
 
 help: ## show this list
@@ -27,6 +27,9 @@ quickstart: $(VENV)/.with-quickstart ## install, train a first governed run and 
 
 test: $(VENV)/.with-test ## run the default test suite (`slow` tests left out)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+slow: $(VENV)/.with-test ## run the tests that the default suite leaves out: an hour and more
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 golden: $(VENV)/.with-test ## write this platform's digests of training (tests/golden): a change of bits is a decision
 	$(BIN)/python -m tests.golden.digests

@@ -316,7 +316,7 @@ def test_a_shard_in_use_isnt_evicted_until_its_reader_is_dead(tmp_path: Path) ->
         data = StreamingDataset({str(remote)!r}, cache={str(cache)!r}, columns=("number",), shuffle=False)
         data[0]
         print("reading", flush=True)
-        time.sleep(60)
+        time.sleep(600)
     """)
     reader = PythonProcess(["-c", script])
     try:

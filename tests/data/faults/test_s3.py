@@ -54,7 +54,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
         server.stop()
 
 
-def opened(bucket: dict[str, Any], cache: Path, name: str = "corpus", deadline: float = 20.0) -> StreamingDataset:
+def opened(bucket: dict[str, Any], cache: Path, name: str = "corpus", deadline: float = 200.0) -> StreamingDataset:
     options = CacheOptions(cache, deadline_seconds=deadline, storage_options=bucket["options"])
     return StreamingDataset(f"s3://bucket/{name}", columns=("number",), cache=options)
 
