@@ -20,7 +20,7 @@ OTHER_TESTS := tests/integrations tests/export/test_onnx_form.py tests/provenanc
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test extras golden bits mutants check methods bench docs
+.PHONY: help quickstart test extras slow golden bits mutants check methods bench docs
 .NOTPARALLEL:
 
 help: ## show this list
@@ -30,7 +30,10 @@ quickstart: $(VENV)/.with-quickstart ## install, train a first governed run and 
 	$(BIN)/cosmati quickstart
 
 test: $(VENV)/.with-test ## run the default test suite (`slow` tests left out)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+slow: $(VENV)/.with-test ## run the tests that the default suite leaves out: an hour and more
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 extras: $(VENV)-extras/.with-extras ## test authorities, trackers and ONNX, whose packages `test` leaves out, in an environment of their own
 	$(VENV)-extras/bin/python -m pytest -n 2 $(OTHER_TESTS)

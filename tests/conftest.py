@@ -1,11 +1,13 @@
-"""What every test runs under: one thread, laws without a deadline, and no silent skip."""
+"""What every test runs under: one thread, laws without a deadline, no wait for a disk, and no silent skip."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
+from typing import IO
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 torch.set_num_threads(1)
+gc.disable()  # while tests are collected: there's much to look at, and little garbage
 
 
 def _lacking() -> dict[str, str]:
@@ -34,6 +37,13 @@ def _lacking() -> dict[str, str]:
     return {marker: reason for marker, (found, reason) in present.items() if not found}
 
 
+def pytest_collection_finish() -> None:
+    """Look for garbage again, and never at what's there by now: nine thousand tests and all modules stay to the end."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a thing that this machine lacks, and say which."""
     lacking = _lacking()
@@ -49,3 +59,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk() -> Iterator[None]:
+    """Let a sync end at once. A killed process leaves what it wrote all the same; what has to be synced, spies see."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, _only_looked_up, raising=False)
+        yield
+
+
+def _only_looked_up(file: int | IO[bytes]) -> None:
+    os.fstat(file if isinstance(file, int) else file.fileno())  # a closed one is still an error

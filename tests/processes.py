@@ -7,6 +7,7 @@ tears nothing down. Tests of these begin processes of their own.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -19,13 +20,18 @@ import tempfile
 import threading
 import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess, ForkServerContext
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+_OWN = ("benchmarks", "cosmati", "tests", "tools")
+_DEFAULT = multiprocessing.get_all_start_methods()[0]
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor", "cosmati.train.trainer"])
+_CONTEXT.set_forkserver_preload(
+    ["torch._dynamo", "torch.distributed.tensor", "cosmati.train.trainer", "cosmati.explorer.server.app"]
+)
 
 
 class PythonProcess:
@@ -36,6 +42,7 @@ class PythonProcess:
         env: its environment, whole; None for this process's.
         cwd: where it begins.
         start_new_session: whether it leads a group of processes, to be killed with `os.killpg`.
+        is_anew: whether it loads this repository's modules anew, from where its own PYTHONPATH has them.
     """
 
     def __init__(
@@ -45,13 +52,14 @@ class PythonProcess:
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         start_new_session: bool = False,
+        is_anew: bool = False,
     ) -> None:
         self.args = [str(one) for one in command]
         handle, self._errors = tempfile.mkstemp(prefix="stderr-")
         os.close(handle)
         read, write = _CONTEXT.Pipe(duplex=False)
         environment = dict(os.environ if env is None else env)
-        given = (self.args, environment, str(cwd or Path.cwd()), start_new_session, write, self._errors)
+        given = (self.args, environment, str(cwd or Path.cwd()), start_new_session, is_anew, write, self._errors)
         self._process = _CONTEXT.Process(target=_run, args=given)
         self._process.start()
         write.close()
@@ -113,12 +121,49 @@ class PythonProcess:
         self.send_signal(signal.SIGKILL)
 
 
+def preloaded(method: str | None = None) -> ForkServerContext:
+    """Return what makes processes that begin with PyTorch loaded; a test puts it in the place of `get_context`."""
+    return _CONTEXT
+
+
+class Alone:
+    """Makes forks that hold no file but their connections, as spawned processes do: they see when their parent ends.
+
+    For programs that a `PythonProcess` runs. Tests themselves have threads, and forks of a fork server.
+    """
+
+    Pipe = staticmethod(multiprocessing.Pipe)
+
+    @staticmethod
+    def Process(*, target: Callable[..., object], args: tuple[Any, ...], name: str) -> ForkProcess:  # noqa: N802
+        """Return a process that isn't begun yet."""
+        return ForkProcess(target=_alone, args=(target, args), name=name)
+
+
+def _alone(target: Callable[..., object], args: tuple[Any, ...]) -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    kept = {0, 1, 2, parent.sentinel, *(one.fileno() for one in args if isinstance(one, Connection))}
+    for number in {int(path.name) for path in Path("/proc/self/fd").iterdir()} - kept:
+        with contextlib.suppress(OSError):  # the listing's own
+            os.close(number)
+    target(*args)
+
+
 def _run(
-    args: list[str], environment: dict[str, str], cwd: str, is_leader: bool, output: Connection, errors: str
+    args: list[str],
+    environment: dict[str, str],
+    cwd: str,
+    is_leader: bool,
+    is_anew: bool,
+    output: Connection,
+    errors: str,
 ) -> None:
     import numpy as np
     import torch
 
+    # Or its own processes, workers that read data for one, would come of a second server, which loads PyTorch again.
+    multiprocessing.set_start_method(_DEFAULT, force=True)
     if is_leader:
         os.setsid()
     os.dup2(output.fileno(), 1)
@@ -133,6 +178,9 @@ def _run(
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
     random.seed()
     np.random.seed()  # noqa: NPY002  (the one that forks share)
+    if is_anew:
+        for name in [name for name in sys.modules if name.partition(".")[0] in _OWN]:
+            del sys.modules[name]
     program, sys.argv = args[0], args
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [str(Path(program).parent) if program[0] != "-" else cwd, *filter(None, paths)]
@@ -148,25 +196,26 @@ def _run(
 
 
 def run_python(
-    command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, timeout: float = 280.0
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    is_anew: bool = False,
+    timeout: float = 280.0,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python process to its end, however it ends."""
-    process = PythonProcess(command, env=env)
+    process = PythonProcess(command, env=env, cwd=cwd, is_anew=is_anew)
     said, errors = process.communicate(timeout)
     return subprocess.CompletedProcess(process.args, process.wait(), said, errors)
 
 
-def launch_ranks(command: Sequence[str | Path], world: int, *, timeout: float = 280.0, **more: str) -> list[str]:
-    """Run a program on so many ranks, and return what each says.
+def begin_ranks(command: Sequence[str | Path], world: int, **more: str) -> list[PythonProcess]:
+    """Begin a program on so many ranks, each the leader of a group of processes.
 
     Args:
         command: as a `PythonProcess` has it.
         world: ranks; they're told of each other as torchrun does.
-        timeout: seconds that each has.
         more: environment variables.
-
-    Raises:
-        AssertionError: one doesn't end well; the message has all errors.
     """
     environment = {
         **os.environ,
@@ -179,9 +228,23 @@ def launch_ranks(command: Sequence[str | Path], world: int, *, timeout: float = 
         "PYTHONWARNINGS": "error",
         **more,
     }
-    ranks = [
-        PythonProcess(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(world)
-    ]
+    numbers = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+    return [PythonProcess(command, env={**environment, **number}, start_new_session=True) for number in numbers]
+
+
+def launch_ranks(command: Sequence[str | Path], world: int, *, timeout: float = 280.0, **more: str) -> list[str]:
+    """Run a program on so many ranks, and return what each says.
+
+    Args:
+        command: as a `PythonProcess` has it.
+        world: ranks.
+        timeout: seconds that each has.
+        more: environment variables.
+
+    Raises:
+        AssertionError: one doesn't end well; the message has all errors.
+    """
+    ranks = begin_ranks(command, world, **more)
     try:
         said = [rank.communicate(timeout) for rank in ranks]
     finally:

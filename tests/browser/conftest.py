@@ -82,7 +82,7 @@ def fresh(browser: Browser, site: ExploreServer) -> Iterator[Callable[..., Page]
         size = {"width": width, "height": height}
         options = {"color_scheme": "light", "reduced_motion": "reduce", **options}
         contexts.append(browser.new_context(base_url=site.address, viewport=size, **options))
-        contexts[-1].set_default_timeout(15_000)
+        contexts[-1].set_default_timeout(60_000)
         contexts[-1].add_init_script(NOTICE)
         found = contexts[-1].new_page()
         watched.watch(found)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +13,7 @@ import pytest
 from cosmati.store.summary import key_of
 from tests.browser.test_tour import expect
 from tests.explorer.serving import ExploreServer, child_environment
+from tests.processes import PythonProcess
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -41,24 +40,18 @@ with FileLock(folder / "lock"), (folder / "steps.jsonl").open("a") as file:
 """
 
 
-def job(folder: Path, begin: int) -> subprocess.Popen[str]:
+def job(folder: Path, begin: int) -> PythonProcess:
     """Start a job that writes ten lines a second, and wait for its first."""
-    found = subprocess.Popen(
-        [sys.executable, "-c", JOB, str(folder), str(begin)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=child_environment(),
-    )
-    assert found.stdout is not None
+    found = PythonProcess(["-c", JOB, folder, str(begin)], env=child_environment())
     found.stdout.readline()
     return found
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
-    jobs: list[subprocess.Popen[str]] = []
+def running(tmp_path: Path) -> Iterator[Callable[[int], PythonProcess]]:
+    jobs: list[PythonProcess] = []
 
-    def started(begin: int) -> subprocess.Popen[str]:
+    def started(begin: int) -> PythonProcess:
         jobs.append(job(tmp_path / "job", begin))
         return jobs[-1]
 
@@ -77,7 +70,7 @@ def last_step(page: Page) -> int:
 
 
 def test_a_job_is_followed_through_its_death_and_its_servers(
-    browser: Browser, tmp_path: Path, running: Callable[[int], subprocess.Popen[str]]
+    browser: Browser, tmp_path: Path, running: Callable[[int], PythonProcess]
 ) -> None:
     first = running(20)
     server = ExploreServer(tmp_path)

@@ -6,7 +6,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import urllib.error
@@ -18,15 +17,17 @@ from pathlib import Path
 from typing import Self
 
 from cosmati.records.study import StudyRecord
+from tests.processes import PythonProcess
 from tests.store.samples import begin_study, run_record, small_study, write_run, write_study
 from tests.study.oracles import log_quality, study
 
 SERVE = """
-import sys
+import os, sys
 from pathlib import Path
 import uvicorn, duckdb, plotly
 import cosmati.explorer.server.app
 from cosmati.explorer.server.serve import serve
+os.dup2(1, 2)
 {before}
 serve(Path(sys.argv[1]), port=int(sys.argv[2]))
 """
@@ -52,18 +53,12 @@ class ExploreServer:
     def __init__(
         self, store: Path, port: int = 0, environment: Mapping[str, str] | None = None, before: str = ""
     ) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE.format(before=before), str(store), str(port)],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            env=child_environment(**(environment or {})),
+        self.process = PythonProcess(
+            ["-c", SERVE.format(before=before), store, str(port)], env=child_environment(**(environment or {}))
         )
         self.said: list[str] = []
         self.address = ""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in self.process.stdout:
             self.said.append(line)
             if found := re.search(r"http://127\.0\.0\.1:\d+", line):
                 self.address = found[0]
@@ -73,8 +68,7 @@ class ExploreServer:
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        self.said += list(self.process.stderr)
+        self.said += list(self.process.stdout)
 
     def get(
         self, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None
@@ -90,16 +84,15 @@ class ExploreServer:
     def kill(self) -> None:
         """Take it away without a word."""
         self.process.kill()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=120)
 
     def close(self) -> str:
         """End it by Ctrl-C, as a user does, and return what it has said."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
-            self.process.wait(timeout=30)
-        self._reader.join(timeout=10)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+            self.process.wait(timeout=120)
+        self._reader.join(timeout=60)
+        self.process.stdout.close()
         return "".join(self.said)
 
     def __enter__(self) -> Self:

@@ -292,7 +292,7 @@ def test_what_only_shows_takes_nothing(served: Served) -> None:
         for method in ("POST", "PUT", "DELETE", "PATCH", "TRACE", "OPTIONS"):
             request = urllib.request.Request(served.address + path, method=method, data=b"arm=x")
             with pytest.raises(urllib.error.HTTPError) as refused:
-                urllib.request.urlopen(request, timeout=30)
+                urllib.request.urlopen(request, timeout=120)
             with refused.value as answer:
                 assert answer.status == 405, (path, method)
                 assert "script-src 'self'" in answer.headers["content-security-policy"]
@@ -303,7 +303,7 @@ def test_a_head_is_answered_without_a_body(served: Served) -> None:
     import http.client
 
     for path in ("/", "/runs", "/static/site.css", "/assets/plotly.js", "/nowhere"):
-        connection = http.client.HTTPConnection(served.address.removeprefix("http://"), timeout=30)
+        connection = http.client.HTTPConnection(served.address.removeprefix("http://"), timeout=120)
         connection.request("HEAD", path)
         answer = connection.getresponse()
         assert answer.status == (404 if path == "/nowhere" else 200), path

@@ -26,7 +26,7 @@ FRONT = ("/", "/runs", "/live", "/problems")
 STEPS = [{"step": n, "rows": 8 * n, "seconds": n / 2, "loss": 1 / n} for n in range(1, 9)]
 
 
-def soon(is_so: Callable[[], bool], seconds: float = 30.0) -> bool:
+def soon(is_so: Callable[[], bool], seconds: float = 120.0) -> bool:
     until = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > until:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from cosmati.storage.lock import is_locked
 from cosmati.store.index import RunIndex
 from cosmati.store.summary import key_of
 from tests.explorer.serving import ExploreServer, child_environment
+from tests.processes import PythonProcess, run_python
 from tests.store.samples import run_record, small_study, write_run, write_study
 
 WRITER = """
@@ -90,9 +89,8 @@ def test_it_listens_to_this_machine_alone_and_ends_by_ctrl_c(tmp_path: Path) -> 
 def test_the_command_says_that_a_port_is_in_use(tmp_path: Path) -> None:
     with ExploreServer(tmp_path) as server:
         port = server.address.rpartition(":")[2]
-        texts = [sys.executable, "-m", "cosmati", "explore", str(tmp_path), "--port", port]
         environment = child_environment(COLUMNS="200", NO_COLOR="1")
-        found = subprocess.run(texts, capture_output=True, text=True, env=environment, timeout=200, check=False)
+        found = run_python(["-m", "cosmati", "explore", tmp_path, "--port", port], env=environment)
     assert found.returncode not in (0, None)
     assert f"Port {port} can't be had" in found.stderr
     assert "--port" in found.stderr
@@ -117,13 +115,10 @@ def test_two_stores_and_two_servers_of_one_store(tmp_path: Path, stack: ExitStac
 def test_a_store_that_grows_is_followed_in_time_and_never_shrinks(tmp_path: Path, stack: ExitStack) -> None:
     server = stack.enter_context(ExploreServer(tmp_path))
     bound = lateness(server)
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=child_environment()
-    )
+    writer = PythonProcess(["-c", WRITER, tmp_path], env=child_environment())
     written: list[tuple[int, float]] = []
 
     def listen() -> None:
-        assert writer.stdout is not None
         for line in writer.stdout:
             number, at = line.split()
             written.append((int(number), float(at)))
@@ -140,7 +135,6 @@ def test_a_store_that_grows_is_followed_in_time_and_never_shrinks(tmp_path: Path
         time.sleep(0.05)
     writer.wait(timeout=60)
     listener.join()
-    assert writer.stdout is not None
     writer.stdout.close()
     counts = [count for _, _, count in seen]
     assert counts == sorted(counts)
@@ -300,16 +294,13 @@ with FileLock(folder / "lock"):
     print(1, flush=True)
     time.sleep(600)
 """
-    job = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "job")], stdout=subprocess.PIPE, text=True, env=child_environment()
-    )
+    job = PythonProcess(["-c", code, tmp_path / "job"], env=child_environment())
     try:
-        assert job.stdout is not None
         job.stdout.readline()
         server = stack.enter_context(ExploreServer(tmp_path))
         assert num_runs(server, "?status=running") == 1
         job.send_signal(signal.SIGKILL)
-        job.wait(timeout=30)
+        job.wait(timeout=120)
         assert soon(lambda: num_runs(server, "?status=broken+off") == 1, lateness(server))
         assert num_runs(server, "?status=running") == 0
         assert server.get("/runs/" + key_of("job"))[0] == 200

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from cosmati.ledger.keys import create_key, load_key
 from cosmati.ledger.verify import verify_ledger
 from cosmati.ledger.writer import LedgerWriter
 from cosmati.records.ledger import StepEntry
+from tests.processes import PythonProcess
 
 from .ledgers import ORIGIN, append_steps, run_entry, step_entry
 
@@ -72,10 +71,9 @@ def start(folder: Path) -> LedgerWriter:
     return writer
 
 
-def child(script: str, *arguments: str) -> subprocess.Popen[str]:
+def child(script: str, *arguments: str) -> PythonProcess:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-c", script, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+    return PythonProcess(["-c", script, *arguments], env=environment, cwd=ROOT)
 
 
 def test_killed_at_any_moment_nothing_flushed_is_lost(tmp_path: Path) -> None:
@@ -84,7 +82,6 @@ def test_killed_at_any_moment_nothing_flushed_is_lost(tmp_path: Path) -> None:
     chance, num_known = random.Random(5), 0
     for _ in range(8):
         with child(WRITE_FOREVER, str(tmp_path)) as process:
-            assert process.stdout is not None
             flushed = int(process.stdout.readline())
             time.sleep(chance.uniform(0, 0.08))
             process.send_signal(signal.SIGKILL)

@@ -225,6 +225,14 @@ def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(value, right[name]) for name, value in left.items())
 
 
+@cache
+def plain_end(*, is_text: bool, group_norm: bool = False, **config: Any) -> Mapping[str, Tensor]:
+    """Return what a run without methods ends with. Many tests compare with the same one: nobody may write to it."""
+    run = trainer([], is_text=is_text, group_norm=group_norm, **config)
+    run.fit()
+    return everything(run)
+
+
 class StopAt(Observer):
     """Asks for a stop as an operating system does."""
 

@@ -63,7 +63,7 @@ def rows_are_coupled(method: Method, model: nn.Module, *, is_text: bool) -> bool
     data = tuple(part[:ROWS] for part in (text() if is_text else digits()))
     for step in range(NUM_STEPS):
         before = losses_by_row(method, copy.deepcopy(model), data, step, is_text=is_text)
-        for row in range(ROWS):
+        for row in range(step % 4, ROWS, 4):  # two in each step, and every one over the steps
             for other in perturbed(data, row):
                 after = losses_by_row(method, copy.deepcopy(model), other, step, is_text=is_text)
                 moved = [r for r in (set(before) | set(after)) - {row} if _differ(before.get(r), after.get(r))]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import run_python
 from tools.list_methods import exports_of, list_of, lists_of, main
 
 ROOT = Path(__file__).parents[2]
@@ -45,9 +44,7 @@ def house(tmp_path: Path) -> Path:
 def run(house: Path, *command: str) -> str:
     """Run Python in the copy of the tree, and return what it printed."""
     environment = {**os.environ, "PYTHONPATH": str(house / "src"), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, *command], cwd=house, env=environment, capture_output=True, text=True, check=False
-    )
+    result = run_python(command, cwd=house, env=environment, is_anew=True)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
     return result.stdout
 

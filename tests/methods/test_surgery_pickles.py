@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ from cosmati.methods.building_blocks.surgery import Graft, graft
 from cosmati.models.mlp import MLP
 from tests.methods.cases import network
 from tests.methods.test_surgery_contract import SURGERY, applied, each_case, example
+from tests.processes import run_python
 
 ELSEWHERE = """
 import sys, torch
@@ -73,9 +72,9 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str
     models |= {"several": (several(), models["BlurPool"][1]), "language": (language(), models["Alibi"][1])}
     for name, pair in models.items():
         torch.save(pair, folder / f"{name}.model")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", "-c", ELSEWHERE, str(folder)]
-    subprocess.run(command, env=environment, check=True, timeout=280)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    done = run_python(["-c", ELSEWHERE, folder], env=environment, is_anew=True)
+    assert done.returncode == 0, done.stderr
     return {name: (used(*pair), torch.load(folder / f"{name}.found")) for name, pair in models.items()}
 
 

@@ -115,18 +115,18 @@ def test_learns(name: str) -> None:
 
 @each
 def test_resumes_at_every_step_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    """One run is stopped after each step, so that every step has only what a checkpoint holds."""
     whole = trainer(name)
     whole.fit()
     expected = everything(whole)
     for step in range(1, NUM_STEPS):
-        folder = tmp_path / str(step)
-        stopped = trainer(name, run_folder=folder, observers=[StopAt(step)])
+        stopped = trainer(name, run_folder=tmp_path, observers=[StopAt(step)])
         assert (stopped.fit().outcome, stopped.clock.step) == ("stopped", step)
-        resumed = trainer(name, run_folder=folder)
-        assert resumed.fit().outcome == "completed"
-        found = everything(resumed)
-        assert found.keys() == expected.keys()
-        assert [key for key in found if not torch.equal(found[key], expected[key])] == [], step
+    resumed = trainer(name, run_folder=tmp_path)
+    assert resumed.fit().outcome == "completed"
+    found = everything(resumed)
+    assert found.keys() == expected.keys()
+    assert [key for key in found if not torch.equal(found[key], expected[key])] == []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from cosmati.storage.lock import FileLock
 from cosmati.store.database import VERSION
 from cosmati.store.filters import RunFilter
 from cosmati.store.index import RunIndex
+from tests.processes import PythonProcess
 from tests.store.samples import (
     HOSTILE,
     all_runs,
@@ -59,11 +59,10 @@ with RunIndex(sys.argv[1]) as index:
 """
 
 
-def child(code: str, *arguments: object) -> subprocess.Popen[str]:
+def child(code: str, *arguments: str | Path) -> PythonProcess:
     path = os.pathsep.join(one for one in sys.path if one)
     environment = {**os.environ, "PYTHONPATH": f"{Path.cwd()}{os.pathsep}{path}"}
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    return PythonProcess(["-c", code, *arguments], env=environment)
 
 
 def test_an_empty_store_has_no_runs(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def test_a_trial_that_fails_is_the_worst_and_the_search_goes_on(tmp_path: Path, 
     assert log == []
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_a_trial_whose_start_raises_or_whose_process_dies_failed_too(tmp_path: Path) -> None:
     found = search(fails_in_its_way, tmp_path, jobs=2)
     errors = [one.error for one in found.trials if one.error]
@@ -239,6 +240,7 @@ def fast_fails_at_once(name: str, budget: float, seed: int) -> FakeRun:
     return FakeRun(budget, 1.0, seconds=0.5)
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_an_arm_that_fails_while_another_still_runs_stops_nothing(tmp_path: Path) -> None:
     arms = {name: Arm(start=partial(fast_fails_at_once, name), recipe_text=name) for name in ("baseline", "fast")}
     options = {"budgets": (0.5, 1.0), "seeds": (0, 1), "quality": "loss", "higher_is_better": False}

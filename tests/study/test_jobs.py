@@ -24,10 +24,12 @@ from cosmati.study.lines import only_one
 from cosmati.study.python_file import load_module
 from cosmati.study.runner import FAILED_FILE, LINES_FILE, Arm, Study, run_study
 from cosmati.study.search import TRIALS_FILE
+from tests.processes import PythonProcess
 from tests.study.fake_runs import STALL, FakeRun, diverging_start, dying_start, failing_start, study_start
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ARMS = ("baseline", "fast")
+quick = pytest.mark.usefixtures("quick_processes")
 
 
 def make_study(folder: Path, seconds: float = 0.0, **changes: Any) -> Study:
@@ -53,6 +55,7 @@ def slow_for_long() -> None:
     time.sleep(300)
 
 
+@quick
 def test_results_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
@@ -82,6 +85,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@quick
 def test_an_error_in_a_process_is_told_here_with_where_it_was(tmp_path: Path) -> None:
     def study(start: Any) -> Study:
         return make_study(tmp_path, arms={"baseline": Arm(start=start)}, seeds=(4,), budgets=(1.0,))
@@ -95,6 +99,7 @@ def test_an_error_in_a_process_is_told_here_with_where_it_was(tmp_path: Path) ->
     assert record.runs[0].final.quality != record.runs[0].final.quality
 
 
+@quick
 def test_what_cannot_be_sent_is_refused_before_a_run(tmp_path: Path) -> None:
     study = make_study(tmp_path, arms={"baseline": Arm(start=lambda b, s: FakeRun(b, 0.0))})
     with pytest.raises(RunError, match=r"baseline, 0.5, 0 can't be sent.*functools.partial.*jobs=1"):
@@ -102,6 +107,7 @@ def test_what_cannot_be_sent_is_refused_before_a_run(tmp_path: Path) -> None:
     assert not (tmp_path / LINES_FILE).exists()
 
 
+@quick
 def test_functions_of_a_file_outside_of_any_package_can_be_sent(tmp_path: Path) -> None:
     path = tmp_path / "outside.py"
     path.write_text("import sibling\ndef answer():\n    return sibling.VALUE\n")
@@ -111,6 +117,7 @@ def test_functions_of_a_file_outside_of_any_package_can_be_sent(tmp_path: Path) 
         assert dict(workers.results({"a": module.answer, "b": module.answer})) == {"a": 42, "b": 42}
 
 
+@quick
 def test_the_end_does_not_wait_for_what_still_runs() -> None:
     began = time.monotonic()
     with LocalProcesses(2) as workers:
@@ -127,10 +134,11 @@ def test_a_number_that_is_not_positive_is_refused() -> None:
 
 
 SCRIPT = """
-import io, signal, sys
+import io, os, signal, sys
 from functools import partial
 from pathlib import Path
 from rich.console import Console
+from cosmati.study import jobs
 from cosmati.study.runner import Arm, Study, run_study
 from cosmati.study.search import Dimension, SearchPlan, SearchedArm, search_arms
 from tests.study.fake_runs import search_start, study_start
@@ -154,17 +162,24 @@ def work(folder, seconds=SECONDS, jobs=2):
     return run_study(study, folder, hardware="machine", jobs=jobs, console=quiet)
 
 if __name__ == "__main__":
+    if "FORKED" in os.environ:
+        from tests.processes import Alone
+        jobs.get_context = lambda method: Alone
     signal.signal(signal.SIGINT, signal.default_int_handler)  # What a shell starts in the background ignores it.
     work(Path(sys.argv[1]))
 """
 
 
-def begin(folder: Path) -> subprocess.Popen[bytes]:
+def begin(folder: Path, *, is_forked: bool) -> PythonProcess | subprocess.Popen[str]:
     script = folder / "script.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    if is_forked:
+        return PythonProcess([script, folder], cwd=folder, env=environment | {"FORKED": "1"}, start_new_session=True)
     command = [sys.executable, str(script), str(folder)]
-    return subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def wait_for(number: int, path: Path) -> None:
@@ -174,23 +189,24 @@ def wait_for(number: int, path: Path) -> None:
         time.sleep(0.02)
 
 
-def end(process: subprocess.Popen[bytes], folder: Path, number: signal.Signals) -> str:
+def end(process: PythonProcess | subprocess.Popen[str], folder: Path, number: signal.Signals) -> str:
     """Kill it, wait until all that it started have gone too, and return what it said."""
     process.send_signal(number)
-    error = process.communicate(timeout=60)[1].decode()
+    error = process.communicate(timeout=120)[1]
     pids = {int(line.split()[-1]) for line in (folder / "starts.txt").read_text().splitlines()}
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < until, "a process outlived its parent"
         time.sleep(0.05)
     return error
 
 
-def test_a_killed_search_and_a_killed_study_lose_and_repeat_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_forked", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_killed_search_and_a_killed_study_lose_and_repeat_nothing(tmp_path: Path, is_forked: bool) -> None:
     kept = []
     kills = ((TRIALS_FILE, signal.SIGKILL, 3), (LINES_FILE, signal.SIGKILL, 2), (LINES_FILE, signal.SIGINT, 5))
     for name, number, num_lines in kills:
-        process = begin(tmp_path)
+        process = begin(tmp_path, is_forked=is_forked)
         wait_for(num_lines, tmp_path / name)
         if number == signal.SIGKILL:  # in the midst of long runs
             (tmp_path / STALL).touch()
@@ -236,6 +252,7 @@ def raise_two_words() -> None:
     raise TwoWordError("two", "words")
 
 
+@quick
 @pytest.mark.parametrize("num_jobs", [1, 2])
 def test_a_call_that_fails_is_given_back_and_the_others_go_on(num_jobs: int) -> None:
     calls: dict[str, Any] = {
@@ -274,6 +291,7 @@ def lazily():
 """
 
 
+@quick
 def test_modules_beside_a_studys_file_are_found_by_its_processes(tmp_path: Path) -> None:
     """A function of a helper, of a package beside the file, and a helper that is imported when it's called."""
     (tmp_path / "helped.py").write_text(HELPED)

@@ -343,6 +343,7 @@ def test_a_torn_line_inside_a_character_is_cut(tmp_path: Path) -> None:
     assert path.read_text() == text
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_two_at_a_time_give_the_same_record(tmp_path: Path) -> None:
     def arms(folder: Path) -> dict[str, SearchedArm]:
         folder.mkdir()

@@ -11,8 +11,8 @@ from cosmati.study import comparison
 from cosmati.study import statistics as intervals
 
 
-def run(folder: Path, *arguments: str) -> int:
-    return statistics.main(["--studies", "60", *arguments], folder)
+def run(folder: Path, *arguments: str, studies: int = 60) -> int:
+    return statistics.main(["--studies", str(studies), *arguments], folder)
 
 
 def test_intervals_that_are_too_narrow_are_out_of_range(
@@ -30,9 +30,10 @@ def test_intervals_that_are_too_narrow_are_out_of_range(
 def test_claims_that_nobody_adjusts_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(tmp_path, "--only", "screening") == 0
+    # Of 28 arms without an effect one is claimed in most studies, and adjusted in one of twenty: few show it.
+    assert run(tmp_path, "--only", "screening", studies=15) == 0
     monkeypatch.setattr(comparison, "holm", tuple)
-    assert run(tmp_path, "--only", "screening") == 1
+    assert run(tmp_path, "--only", "screening", studies=15) == 1
     assert "false claims in 0." in capsys.readouterr().err
 
 

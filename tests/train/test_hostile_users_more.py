@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -395,39 +392,3 @@ def test_who_steps_without_opening_is_told_where_the_run_goes_on(tmp_path: Path)
     again = trainer_of(nn.Linear(4, 3), None, tmp_path, config={"budget": "3ba"})
     with pytest.warns(UserWarning, match="goes on at step 2.*`with trainer:`"):
         again.step(batches()[again.clock.step])
-
-
-SETS = """
-from dataclasses import dataclass
-import torch
-from torch import nn
-from cosmati import Method, RunConfig, Stage, Trainer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Named(Method):
-    stage = Stage.PERTURB
-    names: frozenset = frozenset()
-
-    def batch(self, batch, at):
-        return batch
-
-
-names = frozenset({"a", "bb", "ccc", "d"})
-model = nn.Linear(2, 2)
-optimizer = torch.optim.SGD([{"params": model.parameters(), "tags": set(names)}], lr=0.1)
-config = RunConfig(budget="1ba")
-methods = [Named(names=names)]
-trainer = Trainer(model, lambda m, d: m(d).sum(), optimizers=[optimizer], methods=methods, config=config)
-print(sorted(trainer.prepared.identity.items()))
-"""
-
-
-def test_sets_are_described_alike_in_every_process() -> None:
-    def said(seed: str) -> str:
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        return subprocess.run(
-            [sys.executable, "-c", SETS], capture_output=True, text=True, check=True, env=environment
-        ).stdout
-
-    assert len({said(seed) for seed in ("1", "2", "3")}) == 1

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 from cosmati.ledger.verify import verify_ledger
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
-from tests.processes import PythonProcess
+from tests.processes import PythonProcess, begin_ranks
 from tests.train.killed_recipes import NAMES, STEPS
 
 SCRIPT = ["-m", "tests.train.killed_recipes"]
@@ -27,26 +30,32 @@ LAUNCHER = [
     "--max-restarts",
     "0",
 ]
+assert NAMES[-1] == "ranks"  # with torchrun, where all is killed
+
+
+def begin(name: str, folder: Path) -> Sequence[PythonProcess | subprocess.Popen[str]]:
+    """Begin the run: its processes, or torchrun's, each a leader of a group; the first one tells of events."""
+    if name == "torchrun":
+        command = [*LAUNCHER, *SCRIPT, "ranks", str(folder)]
+        return [subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)]
+    command = [*SCRIPT, name, str(folder)]
+    return begin_ranks(command, 2) if name == "ranks" else [PythonProcess(command, start_new_session=True)]
 
 
 def start(name: str, folder: Path, event: int | None) -> tuple[bool, int]:
     """Start the run, kill all of it when it has told of so many events; return whether it ended, and its events."""
-    command, lines = [*SCRIPT, name, str(folder)], list[str]()
-    with (
-        subprocess.Popen(
-            [*LAUNCHER, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-        if name == "ranks"
-        else PythonProcess(command, start_new_session=True)
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+    lines = list[str]()
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(process) for process in begin(name, folder)]
+        assert processes[0].stdout is not None
+        for line in processes[0].stdout:
             lines.append(line.strip())
             if len(lines) == event:
-                os.killpg(process.pid, signal.SIGKILL)
+                for process in processes:
+                    os.killpg(process.pid, signal.SIGKILL)
                 break
-        _, errors = process.communicate(timeout=250)
-    assert event is not None or process.returncode == 0, errors
+        errors = "\n".join(process.communicate(timeout=250)[1] for process in processes)
+    assert event is not None or all(process.returncode == 0 for process in processes), errors
     return "ended" in lines, len(lines)
 
 
@@ -55,7 +64,7 @@ def last(folder: Path) -> Checkpoint:
 
 
 # 200 kills, and one each of those that no other test kills.
-CASES = [pytest.param(name, 25, marks=pytest.mark.slow) for name in NAMES]
+CASES = [pytest.param(name, 25, marks=pytest.mark.slow) for name in (*NAMES[:-1], "torchrun")]
 CASES += [(name, 1) for name in ("loader", "sub-steps", "tied", "ranks")]
 
 

@@ -20,7 +20,7 @@ from cosmati.train.config import RunConfig
 from cosmati.train.observers import History
 from cosmati.train.trainer import Trainer
 
-STEPS = 50
+STEPS = 20  # the last look at what the model keeps is at step 16
 LOSS = Classification(num_classes=5)
 
 

@@ -23,7 +23,7 @@ from cosmati.train.observers import History
 from cosmati.train.trainer import Trainer
 from tests.train.test_parity import ConvNet
 
-STEPS = 50
+STEPS = 20
 LENGTH = 7
 Rows = tuple[Tensor, Tensor]
 OPTIMIZERS: dict[str, list[Optimizer]] = {

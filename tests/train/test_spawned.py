@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -13,13 +12,14 @@ from torch import nn
 from cosmati.train.identity import check_resume
 from cosmati.train.options import name_of
 from cosmati.train.user_code import is_library
+from tests.processes import run_python
 
 SCRIPT = Path(__file__).with_name("spawned_run.py")
 
 
 def test_a_run_goes_on_in_spawned_processes_and_back(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), str(tmp_path / "run"), "here", "spawned", "here"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
+    done = run_python([SCRIPT, tmp_path / "run", "here", "spawned", "here"])
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["completed 2", "completed 4", "completed 6"]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,10 +13,12 @@ import torch
 from cosmati.ledger.verify import verify_ledger
 from cosmati.records.run import RunRecord
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
-from tests.processes import launch_ranks, run_python
+from tests.processes import PythonProcess, launch_ranks, run_python
 
 # Every rank inherits it.
 STRICT = {**os.environ, "PYTHONWARNINGS": "error"}
+# The launcher is a fork with PyTorch loaded. Its workers are processes of their own.
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 RECIPE = """
 import torch
 from cosmati import Classification, InMemory, RunConfig
@@ -54,8 +54,7 @@ def test_torchrun_gives_the_bits_of_one_rank(tmp_path: Path) -> None:
     train = ["-m", "cosmati", "train", str(tmp_path / "small.py"), "--run-folder"]
     first = run_python([*train, alone])
     assert first.returncode == 0, first.stderr
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*torchrun, *train, str(together)], check=False, capture_output=True, text=True, env=STRICT)
+    done = run_python([*TORCHRUN, *train, together], env=STRICT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("small: completed after 12 steps") == 1
     one, two = _weights(alone), _weights(together)
@@ -178,9 +177,8 @@ def test_memory_that_is_short_on_one_rank_cuts_on_all(tmp_path: Path) -> None:
 def test_stopping_as_asked_restarts_nothing(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(RECIPE.replace("12ba", "100000ba"))
     folder = tmp_path / "run"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     train = ["--max-restarts", "3", "-m", "cosmati", "train", str(tmp_path / "small.py"), "--run-folder", str(folder)]
-    process = subprocess.Popen([*torchrun, *train], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = PythonProcess([*TORCHRUN, *train])
     with process:
         until = time.monotonic() + 200
         while not (folder / "steps.jsonl").exists() and time.monotonic() < until:
@@ -190,7 +188,7 @@ def test_stopping_as_asked_restarts_nothing(tmp_path: Path) -> None:
         workers = [int(child) for child in children if b"cosmati" in Path(f"/proc/{child}/cmdline").read_bytes()]
         assert len(workers) == 2
         os.kill(workers[0], signal.SIGTERM)
-        text, _ = process.communicate(timeout=100)
-    assert process.returncode == 0, text
+        text, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, text + errors
     assert text.count("small: stopped after") == 1
     assert RunRecord.from_json((folder / "run.json").read_text()).outcome == "stopped"

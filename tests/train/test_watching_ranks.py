@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cosmati.records.attempts import read_attempts
-from tests.train.test_torchrun import RECIPE, STRICT, _weights
+from tests.processes import launch_ranks, run_python
+from tests.train.test_torchrun import RECIPE, _weights
 
 SCRIPT = """
 import sys
@@ -33,14 +32,9 @@ dist.destroy_process_group()
 def test_one_rank_asks_and_all_stop(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(RECIPE)
     (tmp_path / "watch.py").write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    folder = str(tmp_path / "together")
 
     def run(bound: str) -> str:
-        call = [*torchrun, str(tmp_path / "watch.py"), folder, bound]
-        done = subprocess.run(call, check=False, capture_output=True, text=True, env=STRICT)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return "".join(launch_ranks([tmp_path / "watch.py", tmp_path / "together", bound], 2))
 
     first = run("0.5")
     assert "rank 0: stopped after 6" in first
@@ -49,7 +43,7 @@ def test_one_rank_asks_and_all_stop(tmp_path: Path) -> None:
     assert "rank 1: completed after 12" in run("2.0")
     steps = [json.loads(line)["step"] for line in (tmp_path / "together/monitors.jsonl").read_text().splitlines()]
     assert steps == [2, 4, 6, 8, 10, 12]
-    train = ["-m", "cosmati", "train", str(tmp_path / "small.py"), "--run-folder", str(tmp_path / "alone")]
-    subprocess.run([sys.executable, *train], check=True, capture_output=True)
+    alone = run_python(["-m", "cosmati", "train", tmp_path / "small.py", "--run-folder", tmp_path / "alone"])
+    assert alone.returncode == 0, alone.stderr
     one, two = _weights(tmp_path / "alone"), _weights(tmp_path / "together")
     assert all(one[name].equal(two[name]) for name in one)

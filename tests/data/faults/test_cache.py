@@ -94,7 +94,7 @@ def test_a_part_left_by_a_dead_process_is_swept_and_a_live_ones_is_not(tmp_path:
     held = cache / "sha256-11.shard.part"
     script = (
         f"import fcntl, time; f = open({str(held)!r}, 'wb'); fcntl.flock(f, fcntl.LOCK_EX); "
-        "print(1, flush=True); time.sleep(30)"
+        "print(1, flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     try:

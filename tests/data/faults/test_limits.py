@@ -8,7 +8,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from tests.data import peer
 from tests.data.faults import limited_reader
 from tests.data.faults.test_cache import one_shard
 from tests.data.shard_files import bytes_on_disk, write_data_set, write_source
-from tests.processes import run_python
+from tests.processes import PythonProcess, run_python
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -317,11 +316,10 @@ def test_a_shard_in_use_isnt_evicted_until_its_reader_is_dead(tmp_path: Path) ->
         data = StreamingDataset({str(remote)!r}, cache={str(cache)!r}, columns=("number",), shuffle=False)
         data[0]
         print("reading", flush=True)
-        time.sleep(60)
+        time.sleep(600)
     """)
-    reader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    reader = PythonProcess(["-c", script])
     try:
-        assert reader.stdout is not None
         assert reader.stdout.readline() == "reading\n"
         (directory,) = (path for path in cache.iterdir() if path.is_dir())
         limit = bytes_on_disk(cache) + size // 2

@@ -96,9 +96,9 @@ def test_one_deadline_holds_for_all_attempts(server: Server, tmp_path: Path, fau
     assert data[17]["number"] >= 11, "of the last"
     for source in data.sources:
         # From here on: opening and the other shards take their time on a busy machine.
-        source._cache._remote._deadline_seconds = 3.0  # type: ignore[union-attr]
+        source._cache._remote._deadline_seconds = 1.0  # type: ignore[union-attr]
     start = time.monotonic()
-    with pytest.raises(RemoteError, match=r"shard.00001.mds couldn't be fetched in 3 s"):
+    with pytest.raises(RemoteError, match=r"shard.00001.mds couldn't be fetched in 1 s"):
         numbers(data)
     assert time.monotonic() - start < 29, "one attempt of `hang` alone takes 30"
     assert not list((tmp_path / "cache").rglob("*.part"))
@@ -167,6 +167,6 @@ def test_a_process_that_reads_ahead_ends_on_ctrl_c_while_its_server_hangs(server
         server.fault(f"shard.{number:05d}.mds", "hang", forever=True)
     (tmp_path / "job.py").write_text(JOB)
     command = [sys.executable, str(tmp_path / "job.py"), server.url, str(tmp_path / "cache")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert ended.stderr.rstrip().endswith("KeyboardInterrupt"), ended.stderr
     assert ended.returncode == -signal.SIGINT

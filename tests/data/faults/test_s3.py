@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from cosmati.data.shards.upload import Destination
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import DataError
 from tests.data.shard_files import write_data_set
+from tests.processes import run_python
 
 pytestmark = [
     pytest.mark.s3,
@@ -55,7 +54,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
         server.stop()
 
 
-def opened(bucket: dict[str, Any], cache: Path, name: str = "corpus", deadline: float = 20.0) -> StreamingDataset:
+def opened(bucket: dict[str, Any], cache: Path, name: str = "corpus", deadline: float = 200.0) -> StreamingDataset:
     options = CacheOptions(cache, deadline_seconds=deadline, storage_options=bucket["options"])
     return StreamingDataset(f"s3://bucket/{name}", columns=("number",), cache=options)
 
@@ -138,7 +137,6 @@ def test_obstore_in_fsspecs_place(bucket: dict[str, Any], tmp_path: Path) -> Non
         "data = StreamingDataset('s3://bucket/corpus', cache=CacheOptions(Path(sys.argv[1]), storage_options=own))\n"
         "print(sorted(int(row['number']) for row in data.__getitems__(range(len(data)))))\n"
     )
-    command = [sys.executable, "-c", script, str(tmp_path), json.dumps(config)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python(["-c", script, tmp_path, json.dumps(config)])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == list(range(18))

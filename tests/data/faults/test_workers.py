@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -14,14 +12,13 @@ import pytest
 
 from tests.data.faults import slow_reader
 from tests.data.shard_files import write_source
+from tests.processes import PythonProcess
 
 pytestmark = pytest.mark.timeout(300)
 
 
-def start(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
-    command = [sys.executable, slow_reader.__file__, str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+def start(folder: Path) -> tuple[PythonProcess, list[int]]:
+    process = PythonProcess([slow_reader.__file__, folder])
     workers = [int(word) for word in process.stdout.readline().split()]
     assert len(workers) == 2
     return process, workers
@@ -59,7 +56,7 @@ def test_a_killed_job_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> 
     process, workers = start(write_source(tmp_path, [5000]))
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=120)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(map(is_running, workers)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(is_running, workers))
@@ -93,8 +90,8 @@ def test_a_worker_whose_parent_was_killed_before_it_began_ends(tmp_path: Path, m
             next(iter(loader))
         """)
     )
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.communicate(timeout=120)  # until nobody holds the pipes
+    process = PythonProcess([script])
+    process.communicate(timeout=120)  # until nobody holds the pipe
     assert process.returncode == -signal.SIGKILL
 
 
@@ -132,13 +129,12 @@ def test_a_worker_ends_with_its_killed_parent_while_a_process_forked_later_lives
             os.kill(os.getpid(), signal.SIGKILL)
         """)
     )
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    process = PythonProcess([script])
     helper, workers = int(process.stdout.readline()), [*map(int, process.stdout.readline().split())]
     try:
         process.wait(timeout=60)
         assert len(workers) == 2
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while any(map(is_running, workers)) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert is_running(helper)

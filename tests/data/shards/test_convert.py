@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from cosmati.data.shards.writer import ShardWriter
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import DataError
 from tests.data.shards.mds_reader import read_source
+from tests.processes import PythonProcess
 
 
 def put(folder: Path, tag: str, num_rows: int, *, group: int = 1000) -> None:
@@ -39,12 +38,11 @@ def to_mds(folder: Path, out: Path, **options: object) -> None:
     parquet_to_mds(folder, out, class_path="open/x", **options)  # type: ignore[arg-type]
 
 
-def run(*arguments: object) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "cosmati", "data", "convert", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+def run(*arguments: str | Path) -> PythonProcess:
+    return PythonProcess(["-m", "cosmati", "data", "convert", *arguments])
 
 
-def kill_when(process: subprocess.Popen[bytes], folder: Path, pattern: str, number: int) -> None:
+def kill_when(process: PythonProcess, folder: Path, pattern: str, number: int) -> None:
     """Kill a process once so many files are there; stop it first, so that it doesn't finish meanwhile."""
     while process.poll() is None and len(list(folder.glob(pattern))) < number:
         time.sleep(0.002)
@@ -87,8 +85,7 @@ def test_a_killed_conversion_to_mds_goes_on_to_the_same_bytes(tmp_path: Path) ->
         "parquet_to_mds(sys.argv[1], sys.argv[2], class_path='open/x', size_limit=8192, salt=bytes(32),"
         " on_shard=lambda *_: time.sleep(0.005))"
     )
-    command = [sys.executable, "-c", script, str(tmp_path / "pq"), str(tmp_path / "out")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process = PythonProcess(["-c", script, tmp_path / "pq", tmp_path / "out"])
     kill_when(process, tmp_path / "out", "*.mds", 4)
     assert not (tmp_path / "out/index.json").exists()
     kept = (tmp_path / "out/shard.00001.mds").stat()
@@ -156,5 +153,5 @@ def test_a_second_conversion_to_the_same_place_is_refused(mds: Path, tmp_path: P
             mds_to_parquet(mds, tmp_path / "pq")
     finally:
         os.kill(process.pid, signal.SIGCONT)
-    assert process.communicate()[0].count(b"30,000 rows") == 1
+    assert "".join(process.communicate()).count("30,000 rows") == 1
     assert len(StreamingDataset(tmp_path / "pq")) == 30_000

@@ -400,7 +400,7 @@ def test_a_flipped_bit_of_an_index_breaks_nothing(place: int, bit: int) -> None:
     assert index.num_shards == 1
 
 
-def test_a_hundred_thousand_shards_are_read_in_little_memory() -> None:
+def test_many_shards_are_read_in_little_memory() -> None:
     import tracemalloc
 
     one = parse_index(json.dumps(index_json()).encode(), name="x").shard(0)
@@ -409,7 +409,7 @@ def test_a_hundred_thousand_shards_are_read_in_little_memory() -> None:
         dataclasses.replace(
             one, raw=FileInfo(f"{n}.mds", 100, one.raw.hashes), zip=FileInfo(f"{n}.z", 50, one.zip.hashes)
         )
-        for n in range(100_000)
+        for n in range(20_000)
     ]
     data = dump_index(named, {})
     del named
@@ -417,6 +417,6 @@ def test_a_hundred_thousand_shards_are_read_in_little_memory() -> None:
     index = parse_index(data, name="big")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert index.num_shards == 100_000
-    assert peak < 120_000_000
-    assert Decimal(index.num_rows) == 200_000
+    assert index.num_shards == 20_000
+    assert peak < 1200 * 20_000
+    assert Decimal(index.num_rows) == 40_000

@@ -26,6 +26,7 @@ from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import DataError
 from tests.data.shards import killed_writer
 from tests.data.shards.mds_reader import read_source
+from tests.processes import PythonProcess, run_python
 
 COLUMNS = {"id": "int", "text": "str"}
 SALT = bytes(range(32))
@@ -87,13 +88,11 @@ def test_the_row_root_is_the_brute_force_one(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
-    command = [sys.executable, killed_writer.__file__]
-    whole = tmp_path / "whole"
-    subprocess.run([*command, str(whole), "12000"], check=True, capture_output=True)
+    script, whole = killed_writer.__file__, tmp_path / "whole"
+    assert run_python([script, whole, "12000"]).returncode == 0
     broken, draw, kills = tmp_path / "broken", random.Random(1), 0
     for _ in range(5):
-        process = subprocess.Popen([*command, str(broken), "12000"], stdout=subprocess.PIPE)
-        assert process.stdout is not None
+        process = PythonProcess([script, broken, "12000"])
         process.stdout.readline()
         time.sleep(draw.uniform(0.0, 0.12))
         process.send_signal(signal.SIGKILL)
@@ -101,7 +100,7 @@ def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
         kills += process.returncode == -signal.SIGKILL
         assert process.returncode != 0 or (broken / "index.json").exists()
     assert kills >= 2
-    subprocess.run([*command, str(broken), "12000"], check=True, capture_output=True)
+    assert run_python([script, broken, "12000"]).returncode == 0
     assert content(broken) == content(whole)
     assert verify_source(str(broken)).problems == ()
 

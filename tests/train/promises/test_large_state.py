@@ -5,9 +5,6 @@ from __future__ import annotations
 import array
 import copy
 import multiprocessing
-import os
-import subprocess
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +22,7 @@ from torch import Tensor, nn
 from cosmati.core.loss import Classification
 from cosmati.core.plan import Promise
 from cosmati.optim import SGD
+from cosmati.train import values
 from cosmati.train.config import RunConfig
 from cosmati.train.held import remember
 from cosmati.train.trainer import Trainer
@@ -267,13 +265,15 @@ def test_sobol_draws_are_told_by_name() -> None:
     assert "resume: forward changes the attributes engine" in str(trainer.plan)
 
 
-def test_content_is_the_same_for_the_same_and_ends() -> None:
+def test_content_is_the_same_for_the_same_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     circle: list[Any] = [1.0]
     circle.append(circle)
     wide: Any = [0]
     for _ in range(31):
         wide = [wide, wide]
-    told, is_whole = read(wide)
+    with monkeypatch.context() as patch:
+        patch.setattr(values, "MAX_VALUES", 1 << 16)
+        told, is_whole = read(wide)
     assert not is_whole, "2^31 values"
     for value in (circle, {3, 1, 2}, np.array(5.0), np.zeros((0, 3)), {"a": {1.5, "b", None}}, memoryview(b"abc")):
         assert content_of(value) == content_of(value)
@@ -281,21 +281,6 @@ def test_content_is_the_same_for_the_same_and_ends() -> None:
     assert content_of([0.0]) != content_of([-0.0])
     assert content_of([1]) != content_of([1.0]) != content_of([True])
     assert told is not None
-
-
-def test_the_content_of_sets_is_the_same_in_every_process() -> None:
-    """Ranks compare it, and Python orders a set's strings by a number that each process draws."""
-    sets = "{*'abcdefgh'}, {frozenset('abc'), frozenset('def'), frozenset('ghi')}, {*map(str, range(20_000))}"
-    code = (
-        f"from cosmati.train.values import content_of; sets = {sets}; print(*map(content_of, sets), sets[0], sep='\\n')"
-    )
-    told = []
-    for seed in ("1", "2", "3"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        told.append(subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).splitlines())
-    *contents, order = zip(*told, strict=True)
-    assert [len({*one}) for one in contents] == [1, 1, 1]
-    assert len({*order}) == 3, "the control"
 
 
 def test_what_lies_deeper_is_put_back() -> None:
