@@ -1,0 +1,21 @@
+"""Each tutorial, walked through in an empty folder as its reader would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.walked_page import walk
+
+TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
+PAGES = sorted(TUTORIALS.glob("my-*.md")) + [TUTORIALS / "two-processes.md"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_tutorial_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("scipy")
+    monkeypatch.chdir(tmp_path)
+    walk(page, tmp_path)
