@@ -16,7 +16,7 @@ DOCS_EXTRAS := $(QUICKSTART_EXTRAS),study,docs
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test golden bits mutants check methods bench docs
+.PHONY: help quickstart test tutorials golden bits mutants check methods bench docs
 .NOTPARALLEL:
 
 help: ## show this list
@@ -27,6 +27,9 @@ quickstart: $(VENV)/.with-quickstart ## install, train a first governed run and 
 
 test: $(VENV)/.with-test ## run the default test suite (`slow` tests left out)
 	$(BIN)/python -m pytest -n 2
+
+tutorials: $(VENV)/.with-test ## walk through the tutorials and recipes of the docs, each in an empty folder
+	$(BIN)/python -m pytest -n 2 -m slow tests/docs
 
 golden: $(VENV)/.with-test ## write this platform's digests of training (tests/golden): a change of bits is a decision
 	$(BIN)/python -m tests.golden.digests
@@ -48,6 +51,7 @@ check: $(VENV)/.with-check ## lint, format, types, layers, sizes and the build o
 	$(BIN)/python tools/write_headline.py --check
 	$(BIN)/python -m benchmarks.evidence_summary --check
 	$(BIN)/python tools/write_findings.py --check
+	$(BIN)/python tools/write_cli.py --check
 	rm -rf docs/api/_generated
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
 

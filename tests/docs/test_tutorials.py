@@ -9,7 +9,7 @@ import pytest
 from tests.docs.walked_page import walk
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
-PAGES = sorted(TUTORIALS.glob("my-*.md")) + [TUTORIALS / "two-processes.md"]
+PAGES = (*sorted(TUTORIALS.glob("my-*.md")), TUTORIALS / "two-processes.md")
 
 
 @pytest.mark.slow

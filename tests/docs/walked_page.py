@@ -1,9 +1,9 @@
 """A page of the docs, walked through as its reader would: files saved, code run, commands typed, results compared.
 
-    Save this as `NAME`:      the next block is written to that file
-    ```python                 run, in one session for the whole page
-    ```sh                     typed into a shell, where `cosmati` is this source
-    ```text                   what the block before it prints; `...` stands for anything
+Save this as `NAME`:      the next block is written to that file
+```python                 run, in one session for the whole page
+```sh                     typed into a shell, where `cosmati` is this source
+```text                   what the block before it prints; `...` stands for anything
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 SOURCE = Path(__file__).parents[2] / "src"
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_SAVE = re.compile(r"[Ss]ave (?:this|it) as `([^`]+)`[^\n]*:\s*\Z")
+_SAVE = re.compile(r"[Ss]ave\s+(?:this|it)\s+as\s+`([^`]+)`[^\n]*:\s*\Z")
 _COMMANDS = {"cosmati": "-m cosmati", "python": "", "torchrun": "-m torch.distributed.run"}
 _EXPLORE = "cosmati explore "
 
