@@ -50,7 +50,10 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def walk(page: Path, folder: Path) -> dict[str, Any]:
-    """Do what a page says in an empty folder, which is the current one; return the names that its code leaves."""
+    """Do what a page says in an empty folder, which is the current one; return the names that its code leaves.
+
+    Files that it saves can be imported, as in a session that was begun there.
+    """
     environment = shell_environment(folder)
     scope: dict[str, Any] = {"__name__": "page"}
     printed = ""
