@@ -1,4 +1,4 @@
-"""Each tutorial, walked through in an empty folder as its reader would."""
+"""Each tutorial, and the task recipes, walked through in an empty folder as its reader would."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.docs.walked_page import walk
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
-PAGES = (*sorted(TUTORIALS.glob("my-*.md")), TUTORIALS / "two-processes.md")
+PAGES = (*sorted(TUTORIALS.glob("my-*.md")), TUTORIALS / "two-processes.md", TUTORIALS.parent / "how-to.md")
 
 
 @pytest.mark.slow

@@ -56,10 +56,22 @@ def walk(page: Path, folder: Path) -> dict[str, Any]:
     """
     environment = shell_environment(folder)
     scope: dict[str, Any] = {"__name__": "page"}
+    sys.path.insert(0, str(folder))
+    try:
+        _walk(blocks_of(page.read_text()), page.name, scope, environment)
+    finally:
+        sys.path.remove(str(folder))
+        for name, module in list(sys.modules.items()):
+            places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+            if any(str(place).startswith(str(folder)) for place in places):
+                del sys.modules[name]
+    return scope
+
+
+def _walk(blocks: list[Block], name: str, scope: dict[str, Any], environment: Mapping[str, str]) -> None:
     printed = ""
-    blocks = blocks_of(page.read_text())
     for block, following in zip(blocks, [*blocks[1:], None], strict=True):
-        where = f"{page.name}, line {block.line}"
+        where = f"{name}, line {block.line}"
         if block.file:
             Path(block.file).parent.mkdir(parents=True, exist_ok=True)
             Path(block.file).write_text(block.text)
@@ -70,13 +82,12 @@ def walk(page: Path, folder: Path) -> dict[str, Any]:
             printed = run_commands(block.text, environment, where, fails=fails)
         elif block.language == "text":
             compare(block.text, printed, where)
-    return scope
 
 
 def shell_environment(folder: Path) -> Mapping[str, str]:
     """Return an environment in which the commands of the pages are this interpreter's, and this source's."""
     commands = folder / ".commands"
-    commands.mkdir()
+    commands.mkdir(exist_ok=True)
     for name, module in _COMMANDS.items():
         (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
         (commands / name).chmod(0o755)
