@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from cosmati.cli.commands import load_command
 from cosmati.cli.main import app
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
@@ -32,8 +33,9 @@ _VERBATIM = "\b\n"
 
 
 def commands_of(command: Any, context: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401  (classes that typer keeps private)
-    """Yield a command's own commands, each with its context, those of a group after it."""
-    for name, one in getattr(command, "commands", {}).items():
+    """Yield a group's commands, each with its context, those of a group within it after it."""
+    for name, listed in getattr(command, "commands", {}).items():
+        one = load_command(name) if context.parent is None else listed
         inner = one.context_class(one, info_name=name, parent=context)
         yield one, inner
         yield from commands_of(one, inner)
