@@ -62,8 +62,8 @@ def walk(page: Path, folder: Path) -> dict[str, Any]:
     finally:
         sys.path.remove(str(folder))
         for name, module in list(sys.modules.items()):
-            places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
-            if any(str(place).startswith(str(folder)) for place in places):
+            own = vars(module)  # not `getattr`, which modules of PyTorch answer for any name
+            if any(str(place).startswith(str(folder)) for place in (own.get("__file__"), *own.get("__path__", ()))):
                 del sys.modules[name]
     return scope
 
