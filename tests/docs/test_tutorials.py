@@ -13,6 +13,7 @@ PAGES = (*sorted(TUTORIALS.glob("my-*.md")), TUTORIALS / "two-processes.md", TUT
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # against hanging: each takes under a minute on a machine of its own
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_tutorial_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")

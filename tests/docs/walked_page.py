@@ -115,7 +115,7 @@ def run_commands(commands: str, environment: Mapping[str, str], where: str, *, f
         return look_around(commands, environment)
     done = subprocess.run(
         ["bash", "-e", "-o", "pipefail", "-c", commands],
-        env=environment, capture_output=True, text=True, check=False, timeout=240,
+        env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode != 0) == fails, f"{where}: exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stderr if fails else done.stdout
