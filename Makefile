@@ -20,7 +20,7 @@ OTHER_TESTS := tests/integrations tests/export/test_onnx_form.py tests/provenanc
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test extras slow golden bits mutants check methods bench docs
+.PHONY: help quickstart test tutorials extras slow golden bits mutants check methods bench docs
 .NOTPARALLEL:
 
 help: ## show this list
@@ -37,6 +37,9 @@ slow: $(VENV)/.with-test ## run the tests that the default suite leaves out: an 
 
 extras: $(VENV)-extras/.with-extras ## test authorities, trackers and ONNX, whose packages `test` leaves out, in an environment of their own
 	$(VENV)-extras/bin/python -m pytest -n 2 $(OTHER_TESTS)
+
+tutorials: $(VENV)/.with-test ## walk through the tutorials and recipes of the docs, each in an empty folder
+	$(BIN)/python -m pytest -n 2 -m slow tests/docs
 
 golden: $(VENV)/.with-test ## write this platform's digests of training (tests/golden): a change of bits is a decision
 	$(BIN)/python -m tests.golden.digests
@@ -58,6 +61,7 @@ check: $(VENV)/.with-check ## lint, format, types, layers, sizes, the build of t
 	$(BIN)/python tools/write_headline.py --check
 	$(BIN)/python -m benchmarks.evidence_summary --check
 	$(BIN)/python tools/write_findings.py --check
+	$(BIN)/python tools/write_cli.py --check
 	rm -rf docs/api/_generated
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
 	$(BIN)/python tools/check_links.py docs/_build/html

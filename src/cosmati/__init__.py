@@ -92,8 +92,10 @@ def __dir__() -> list[str]:
     return [*__all__, "__doc__", "__version__"]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401  (any of the names above)
-    if name not in _HOME_OF:
-        msg = f"module 'cosmati' has no attribute {name!r}"
-        raise AttributeError(msg)
-    return getattr(importlib.import_module(f"cosmati.{_HOME_OF[name]}"), name)
+if not TYPE_CHECKING:  # to whom it would say that any name is there
+
+    def __getattr__(name: str) -> Any:  # noqa: ANN401  (any of the names above)
+        if name not in _HOME_OF:
+            msg = f"module 'cosmati' has no attribute {name!r}"
+            raise AttributeError(msg)
+        return getattr(importlib.import_module(f"cosmati.{_HOME_OF[name]}"), name)

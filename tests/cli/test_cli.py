@@ -139,6 +139,7 @@ def test_train_and_the_ledger_commands_on_its_run(recipe: Path, tmp_path: Path) 
     answer = call("ledger", "query", run, "--class", "open/permissive", "--region", "low")
     assert (answer.exit_code, answer.stderr) == (1, "")
     assert answer.stdout.startswith("No. The statement is false: entry 2 (step 0)")
+    assert "cosmati ledger query RUN with --class or --region alone" in answer.stdout
 
 
 def test_a_changed_byte_in_the_ledger_is_reported(recipe: Path, tmp_path: Path) -> None:
@@ -214,6 +215,19 @@ def test_the_shipped_policy_is_sound_shown_and_explained() -> None:
     assert "open/psf in embedding, phase main: weight 0" in succeed("policy", "explain", "open/psf", "embedding")
     assert "defer" in succeed("policy", "explain", "open/weak-copyleft", "head", "--phase", "start")
     assert "no class 'open/pfs'" in refused("policy", "explain", "open/pfs", "embedding")
+
+
+def test_a_policy_over_classes_of_ones_own_is_explained_by_its_recipe(recipe: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "own.yaml"
+    policy.write_text("version: 1\ntaxonomy: own\nrules:\n  - {class: mine/notes, weight: 0.5}\ndefault: reject\n")
+    asked = ("policy", "explain", "mine/notes", "all", "--file", policy)
+    assert "--recipe FILE" in refused(*asked)
+    own = tmp_path / "own.py"
+    lines = "\n\ndef own():\n    return dataclasses.replace(recipe(), taxonomy=OWN)\n"
+    tree = '{"name": "own", "version": "1", "classes": {"mine": {"notes": "Mine."}}}'
+    head = f"import dataclasses\nfrom cosmati import Taxonomy\nOWN = Taxonomy.from_mapping({tree})\n"
+    own.write_text(head + recipe.read_text().replace("from __future__ import annotations\n", "") + lines)
+    assert "mine/notes in all, phase main: weight 0.5" in succeed(*asked, "--recipe", f"{own}:own")
 
 
 def test_a_study_runs_and_is_reported(recipe: Path, tmp_path: Path) -> None:

@@ -213,3 +213,20 @@ def test_convert_refuses_what_it_would_pass_over_and_says_how_a_data_set_is_conv
     succeed("data", "convert", source, out)
     assert "no compression" in refused("data", "convert", out, tmp_path / "back", "--compression", "lz9")
     succeed("data", "convert", out, tmp_path / "back2", "--class", "open/permissive")
+
+
+def test_labels_are_numbered_as_another_data_set_does_and_inspect_names_them(tmp_path: Path) -> None:
+    for place in ("train/ash", "train/birch", "train/oak", "test/birch", "test/oak", "new/fir"):
+        folder = tmp_path / place
+        folder.mkdir(parents=True)
+        Image.fromarray(np.zeros((4, 4), np.uint8)).save(folder / f"{folder.name}.png")
+    train, held_out, other = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    succeed("data", "write", train, tmp_path / "train", "--class", "open/trees")
+    assert "label 0 is ash\nlabel 1 is birch\nlabel 2 is oak\n" in succeed("data", "inspect", train)
+    succeed("data", "write", held_out, tmp_path / "test", "--class", "open/trees", "--labels-of", train)
+    assert rows(held_out, "label") == [("open/trees", 1), ("open/trees", 2)]
+    assert "label 1 is birch" in succeed("data", "inspect", held_out)
+    succeed("data", "write", other, tmp_path / "new", "--class", "open/trees")
+    again = ("--class", "open/trees", "--replace", "--labels-of")
+    assert "has other labels than" in refused("data", "write", other, tmp_path / "train", *again, train)
+    assert "notes no labels" in refused("data", "write", other, tmp_path / "train", *again, tmp_path / "train")

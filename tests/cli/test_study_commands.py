@@ -196,3 +196,20 @@ def test_a_page_that_cannot_be_written_is_no_traceback(file: Path, tmp_path: Pat
     assert f"{tmp_path / 'there.json'} can't be written" in said
     (folder / STUDY_FILE).write_bytes(b"\xff")
     assert "can't be read" in refused("report", folder)
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_prediction_along_no_axis_is_refused_in_one_message(tmp_path: Path, command: str) -> None:
+    (tmp_path / "study.py").write_text(
+        "from cosmati.records.study import Prediction\n"
+        "from cosmati.study.runner import Arm, RegistrationPlan, Study\n"
+        "def study():\n"
+        "    told = RegistrationPlan(family='f', predictions=(Prediction('other', 'baseline', 'steps', 1.5),))\n"
+        "    arms = {'baseline': Arm(start=None), 'other': Arm(start=None)}\n"
+        "    return Study(name='s', task='', arms=arms, budgets=(1.0,), seeds=(0,), quality='q',\n"
+        "                 higher_is_better=True, registration=told)\n"
+    )
+    result = CliRunner().invoke(app, ["study", command, str(tmp_path / "study.py"), "--folder", str(tmp_path / "s")])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: Prediction(arm='other'")
+    assert "one of the axes seconds, cpu_seconds, step, rows" in result.stderr

@@ -43,11 +43,11 @@ def test_the_documented_example_loads() -> None:
     assert policy.rules[5].decision == "defer"
 
 
-def test_a_path_is_a_file_and_a_string_is_text(tmp_path: Path) -> None:
+def test_a_path_is_a_file_and_a_string_its_name_or_the_text(tmp_path: Path) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text(documented_example(), encoding="utf-8")
-    assert load_policy(file) == load_policy(documented_example())
-    assert "To read a file, pass a Path" in refusal("policy.yaml")
+    assert load_policy(file) == load_policy(str(file)) == load_policy(documented_example())
+    assert "A file's name ends in .yaml or .yml" in refusal("policy.txt")
     with pytest.raises(PolicyError, match=r"missing\.yaml.*can't be read"):
         load_policy(tmp_path / "missing.yaml")
     file.write_bytes(b"\xff\xfe\xff")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +53,9 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
     source: Annotated[str, typer.Option(help="Name of the source; the data set's if not given.")] = "",
     pack: Annotated[int, typer.Option(help="Pack the text's bytes into rows of so many tokens; 0 keeps text.")] = 0,
     labels: Annotated[bool, typer.Option(help="Images: the folder is the label.")] = True,
+    labels_of: Annotated[
+        Path | None, typer.Option(metavar="DATASET", help="Images: number the labels as this data set does.")
+    ] = None,
     compression: Annotated[str, typer.Option(help="zstd, zstd:7, gz, br, bz2, snappy; empty for none.")] = "",
     size_limit: Annotated[int, typer.Option(help="Bytes of an uncompressed shard at most.")] = 1 << 26,
     origin: Annotated[str, typer.Option(help="For the manifest: where the data come from.")] = "",
@@ -75,6 +78,7 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
       cosmati data write corpus more/*.txt --class licensed/news --licence "contract 13" --pack 1024 --append
       cosmati data write corpus crawl.jsonl.gz --class-field class
       cosmati data write photos images/ more-images/ --class customer/pii
+      cosmati data write held-out test-images/ --class customer/pii --labels-of photos
       cosmati data write s3://bucket/corpus notes/ --class open/psf --keep corpus-secrets
       cosmati data write code --kind packages --pack 512
     """  # noqa: D301
@@ -84,7 +88,7 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
     wanted = Inputs(
         tuple(inputs or ()), kind, class_path, class_field, pack=pack, with_labels=labels, skip_bad_rows=skip_bad_rows
     )
-    rows, before = wanted.rows(noted_labels(place)), _listed(place)
+    rows, before = wanted.rows(_label_names(place, labels_of)), _listed(place)
     with ProgressDisplay("writing") as progress:
         manifests = write_dataset(
             rows,
@@ -102,6 +106,16 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
     _report(manifests, rows, before - _listed(place))
     option, argument = ("", "") if keep is None else (" --cache DIR", ", cache=...")
     typer.echo(f"Look at it:   cosmati data inspect {out}{option}\nTrain on it:  StreamingDataset({out!r}{argument})")
+
+
+def _label_names(place: Destination, like: Path | None) -> Sequence[str]:
+    """Return the labels that have their numbers: those of earlier writes, and before any those of another data set."""
+    own, other = noted_labels(place), noted_labels(Destination(str(like))) if like else ()
+    if like and not other:
+        raise DataError(f"{like} notes no labels: it's no data set of images here. Name one that `data write` wrote.")
+    if own and other and own[: len(other)] != other[: len(own)]:
+        raise DataError(f"{place.target.url} has other labels than {like} already. Write it anew, to an empty place.")
+    return max(own, other, key=len)
 
 
 def _report(manifests: Iterable[SourceManifest], rows: Rows, replaced: Iterable[str]) -> None:
@@ -124,7 +138,7 @@ def _show_shards(progress: ProgressDisplay) -> Callable[[int, int], None]:
 
 @app.command()
 def inspect(url: Url, cache: Cache = None, rows: Annotated[int, typer.Option(help="Rows to show.")] = 1) -> None:
-    """Show sources, classes, columns, sizes, and the first rows.
+    """Show sources, classes, columns, sizes, the first rows, and of images the name of each label.
 
     \b
     Example:
@@ -144,6 +158,8 @@ def inspect(url: Url, cache: Cache = None, rows: Annotated[int, typer.Option(hel
                 value = values[0].item() if isinstance(values[0], np.generic) else values[0]
                 text = repr(value).replace("\n", " ")
                 typer.echo(f"  row {row}    {name} = {text[:90]}{'…' if len(text) > 90 else ''}")
+    for number, name in enumerate(noted_labels(Destination(url)) if Path(url).is_dir() else ()):
+        typer.echo(f"label {number} is {name}")
 
 
 @app.command()

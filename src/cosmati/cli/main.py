@@ -7,25 +7,10 @@ from typing import Annotated
 import typer
 
 from cosmati import __version__
-from cosmati.cli import (
-    data,
-    explore,
-    export,
-    keys,
-    ledger,
-    policy,
-    profile,
-    quickstart,
-    report,
-    store,
-    study,
-    track,
-    train,
-)
-from cosmati.cli.errors import Teaching
+from cosmati.cli.commands import Commands
 
 app = typer.Typer(
-    cls=Teaching,
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -48,21 +33,6 @@ def _main(
     ] = False,
 ) -> None: ...
 
-
-app.command("quickstart")(quickstart.quickstart)
-app.command("train")(train.train)
-app.command("plan")(train.plan)
-app.command("profile")(profile.profile)
-app.command("report")(report.report)
-app.command("export")(export.export)
-app.command("track")(track.track)
-app.command("explore")(explore.explore)
-app.add_typer(data.app, name="data")
-app.add_typer(study.app, name="study")
-app.add_typer(store.app, name="store")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(policy.app, name="policy")
-app.add_typer(keys.app, name="keys")
 
 if __name__ == "__main__":
     app()

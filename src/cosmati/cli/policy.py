@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from cosmati.cli.files import load_recipe
+from cosmati.errors import PolicyError
 from cosmati.provenance.taxonomy import software_licences
 from cosmati.recipes.language import LanguageTask, python_gpt_composed
 from cosmati.recipes.quickstart import quickstart_policy_text
@@ -72,6 +73,10 @@ def explain(
     region: Annotated[str, typer.Argument(help="Such as embedding.")],
     phase: Annotated[str, typer.Option(help="Phase of the run; the last one if left out.")] = "",
     file: Annotated[Path | None, typer.Option(help="A policy file; the quickstart's if left out.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(metavar="FILE[:FUNCTION]", help="Its taxonomy has the classes; software licences if left out."),
+    ] = None,
 ) -> None:
     """Say which rule decides what a class may teach a region, and against which others.
 
@@ -79,9 +84,16 @@ def explain(
     Examples:
       cosmati policy explain open/psf embedding
       cosmati policy explain open/copyleft head --phase start --file policy.yaml
+      cosmati policy explain customer/tickets embedding --file policy.yaml --recipe my_model.py
     """  # noqa: D301
     policy = _load(file)
-    found = explain_cell(policy, class_name, region, phase or policy.phase_names[-1], taxonomy=software_licences())
+    taxonomy = (load_recipe(recipe, []).taxonomy if recipe else None) or software_licences()
+    if policy.taxonomy != taxonomy.name:
+        raise PolicyError(
+            f"The policy's classes are those of the taxonomy {policy.taxonomy!r}, and these are {taxonomy.name!r}. "
+            "Give the recipe that has it: --recipe FILE[:FUNCTION]."
+        )
+    found = explain_cell(policy, class_name, region, phase or policy.phase_names[-1], taxonomy=taxonomy)
     result = f"weight {found.weight:g}" if found.result == "weight" else found.result
     typer.echo(f"{found.class_path} in {found.region}, phase {found.phase}: {result}")
     typer.echo(f"  because {found.why}")

@@ -32,6 +32,7 @@ from cosmati.study.hardware import (
 )
 from cosmati.study.lines import writable
 from cosmati.study.planning import plan_lines
+from cosmati.study.registration import check_predictions
 from cosmati.study.runner import (
     STARTED_FILE,
     STUDY_FILE,
@@ -103,6 +104,7 @@ def plan(
       cosmati study plan warmup_study.py --like studies/pilot/study.json --jobs 2
     """  # noqa: D301
     study = _study_of(file)
+    check_predictions(study)
     finished = finished_runs(folder or Path(study.name))
     for line in plan_lines(study, finished=finished, like=_record_of(like) if like else None, jobs=jobs):
         typer.echo(line)
@@ -111,7 +113,7 @@ def plan(
 @app.command()
 def profile(
     file: Annotated[str, typer.Argument(metavar="FILE[:FUNCTION]", help="The study's Python file; it's run.")],
-    output: Annotated[Path, typer.Option(help="The file to write.")] = Path(PROFILE_FILE),
+    output: Annotated[Path, typer.Option("--output", "--out", help="The file to write.")] = Path(PROFILE_FILE),
     turns: Annotated[int, typer.Option(min=2, help="How many times each arm is profiled.")] = 5,
     like: Annotated[
         Path | None, typer.Option(help="The study's record (study.json): profile its recipes, with as many threads.")
@@ -194,7 +196,9 @@ def compose(
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a study.")],
-    output: Annotated[Path | None, typer.Option(help="The HTML file; report.html in the folder if left out.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "--out", help="The HTML file; report.html in the folder if left out.")
+    ] = None,
     profile: Annotated[
         Path | None, typer.Option(help="Times by what `study profile` wrote on other hardware, marked as extrapolated.")
     ] = None,

@@ -46,7 +46,7 @@ def refuse_rows(data: object) -> None:
             "DataLoader(data, batch_size=32), or DataLoader(data, batch_size=None) where each item is already a batch"
         )
     elif _is_of(data, "cosmati.", "StreamingDataset"):
-        mend = "StreamingSource(data, rows_per_step=32)"
+        mend = "StreamingSource(data, rows_per_step=32) to train on, or StreamingLoader(data, 32) to evaluate on"
     elif isinstance(data, Dataset) or _is_hugging_face(data, "Dataset"):
         mend = "DataLoader(data, batch_size=32, shuffle=True), or batch_size=None where each item is already a batch"
     else:
@@ -73,11 +73,17 @@ def refuse_shares(data: object) -> None:
     for part, (number, place) in product(_parts(data), _SHARES):
         shares = getattr(part, number, None)
         if isinstance(shares, int) and shares > 1 and hasattr(part, place):
+            mend = (
+                "StreamingSource(dataset, rows_per_step=ALL_RANKS_TOGETHER) to train on, StreamingLoader(dataset, "
+                "batch_size, rank=0, world=1) to evaluate on."
+                if _is_of(data, "cosmati.", "StreamingLoader")
+                else "DataLoader(dataset, batch_size=ALL_RANKS_TOGETHER, shuffle=True), without a distributed sampler "
+                "and not prepared by accelerate."
+            )
             msg = (
                 f"The {type(data).__name__} gives each of {shares} ranks a share of its own ({type(part).__name__}), "
                 "and the trainer, which expects the same batches on every rank, would share that out again: rows would "
-                "be left out. Give every rank the whole data: DataLoader(dataset, batch_size=ALL_RANKS_TOGETHER, "
-                "shuffle=True), without a distributed sampler and not prepared by accelerate."
+                f"be left out. Give every rank the whole data: {mend}"
             )
             raise DataError(msg)
 

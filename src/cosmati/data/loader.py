@@ -151,6 +151,17 @@ class StreamingLoader(DataLoader[Batch]):
         self._latest = begun = object()
         return self._handed_out(super().__iter__(), self._batches.position, begun)
 
+    def first_epoch(self) -> Iterator[Batch]:
+        """Yield the batches of the first epoch, wherever the loader stands; it stands there again afterwards.
+
+        What is evaluated is the same each time then, however far others have read.
+        """
+        begun, self._batches.position = (self._batches.position, self._latest), 0
+        try:
+            yield from self
+        finally:
+            self._batches.position, self._latest = begun
+
     def _handed_out(self, batches: Iterator[Any], position: int, begun: object) -> Iterator[Batch]:
         # At the first batch: an iterator that is dropped before it would leave the threads behind.
         self._ahead = ahead = self._read_ahead(position)

@@ -367,7 +367,8 @@ def direct_write_exclusions(
                         f"{route[column]} in {region!r} (gradient norm {norm})"
                     )
     if found:
-        raise RefutedError(f"The statement is false: {found}. Ask `contributions` how much there was.")
+        mend = "How much there was: cosmati ledger query RUN with --class or --region alone."
+        raise RefutedError(f"The statement is false: {found}. {mend}")
     return tuple(
         ExclusionStatement(
             class_name=class_name,

@@ -140,12 +140,17 @@ class PolicyFile(Strict):
 
 
 def load_policy(source: Path | str) -> PolicyFile:
-    """Read a policy from a file (a `Path`) or from YAML text (a `str`).
+    """Read a policy from a file, or from YAML text.
+
+    Args:
+        source: a `Path`, a file's name that ends in `.yaml` or `.yml`, or the text itself.
 
     Raises:
         PolicyError: the file can't be read, isn't the YAML that's allowed here, or has fields that are
             missing, unknown or wrong; all of them are listed.
     """
+    if isinstance(source, str) and source.endswith((".yaml", ".yml")) and "\n" not in source:
+        source = Path(source)
     where = f"Policy {str(source)!r}" if isinstance(source, Path) else "The policy"
     try:
         text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
@@ -159,7 +164,7 @@ def load_policy(source: Path | str) -> PolicyFile:
         msg = f"{where} can't be read: {error}"
         raise PolicyError(msg) from error
     if not isinstance(document, dict):
-        mend = " To read a file, pass a Path." if isinstance(document, str) else ""
+        mend = " A file's name ends in .yaml or .yml, or is a Path." if isinstance(document, str) else ""
         msg = f"{where} is {document!r:.80}, not a mapping with version, taxonomy and rules.{mend}"
         raise PolicyError(msg)
     try:

@@ -92,7 +92,7 @@ class PartPool:
         cost_budget: share of the full budget of a profiled run.
 
     Raises:
-        ValueError: no parts, names that can't be told apart, or a plan that doesn't fit.
+        PlanError: no parts, names that can't be told apart, or a plan that doesn't fit.
     """
 
     name: str
@@ -108,17 +108,17 @@ class PartPool:
         """Refuse what can't be searched."""
         if not self.parts or any("." in name or not name for name in self.parts):
             msg = f"The parts are {list(self.parts)}: give some, by names without a dot."
-            raise ValueError(msg)
+            raise PlanError(msg)
         needed, count = len(_first(self)), self.plan.rungs[0][1]
         if self.plan.max_rounds or count < needed:
             msg = (
                 f"The plan has {count} points and {self.plan.max_rounds} further rounds. Give its first rung {needed} "
                 "at least, for nothing, all and each part alone, and max_rounds=0: a composition widens no range."
             )
-            raise ValueError(msg)
+            raise PlanError(msg)
         if self.cost_turns < 1 or not 0 < self.cost_budget <= 1:
             msg = f"cost_turns={self.cost_turns}, cost_budget={self.cost_budget}: give a turn or more, a share up to 1."
-            raise ValueError(msg)
+            raise PlanError(msg)
 
     def dimensions(self) -> tuple[Dimension, ...]:
         """Return what is searched: each part on or off, and its settings as `part.setting`."""

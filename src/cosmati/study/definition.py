@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cosmati.errors import PlanError
 from cosmati.records.study import ArmRecord, ChecklistItem, Prediction, SearchRecord
 from cosmati.study.measured import Run
 
@@ -39,13 +40,13 @@ class Arm:
         """Refuse an opponent that isn't what it's called."""
         if self.opponent == "tuned" and self.search is None:
             msg = "A tuned opponent needs its `search`, as search_arms returns it."
-            raise ValueError(msg)
+            raise PlanError(msg)
         if self.opponent == "tuned" and self.search and not self.search.is_choice:
             msg = "All trials of this opponent's search have one setting, so it isn't tuned. Search more of them."
-            raise ValueError(msg)
+            raise PlanError(msg)
         if self.opponent == "plain" and not self.source:
             msg = "A plain opponent needs its `source`: where its settings are published."
-            raise ValueError(msg)
+            raise PlanError(msg)
 
     def record(self, name: str) -> ArmRecord:
         """Return what a study's record keeps of it."""
@@ -73,13 +74,13 @@ class RegistrationPlan:
         """Refuse a family without a test, and one that is smaller than its part."""
         if not self.predictions:
             msg = f"The family {self.family!r} predicts nothing. Give it predictions, or the study no registration."
-            raise ValueError(msg)
+            raise PlanError(msg)
         if self.num_tests is not None and self.num_tests < len(self.predictions):
             msg = (
                 f"The family {self.family!r} has {self.num_tests} tests, and this study alone predicts "
                 f"{len(self.predictions)}. Count all of its studies' predictions."
             )
-            raise ValueError(msg)
+            raise PlanError(msg)
 
     @property
     def family_size(self) -> int:
@@ -142,7 +143,7 @@ class Study:
         found = [text for text, is_wrong in wrong.items() if is_wrong]
         if found:
             msg = f"The study {self.name!r} can't be run: {'; '.join(found)}."
-            raise ValueError(msg)
+            raise PlanError(msg)
         object.__setattr__(self, "seeds", tuple(int(seed) for seed in seeds))
         object.__setattr__(self, "budgets", tuple(budgets))
 

@@ -18,7 +18,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 
 from cosmati.data.worker import WorkerStart
-from cosmati.errors import RunError
+from cosmati.errors import PlanError, RunError
 from cosmati.study.measured import Run, hardware_of_start
 from cosmati.study.python_file import files_behind, load_once
 
@@ -78,11 +78,11 @@ def jobs_of(num_jobs: int) -> Jobs:
     """Return what carries out so many calls at a time: one in this process, more in processes of their own.
 
     Raises:
-        ValueError: the number isn't positive.
+        PlanError: the number isn't positive.
     """
     if num_jobs < 1:
         msg = f"jobs is {num_jobs}: give how many runs go on at a time, 1 or more."
-        raise ValueError(msg)
+        raise PlanError(msg)
     return InProcess() if num_jobs == 1 else LocalProcesses(num_jobs)
 
 

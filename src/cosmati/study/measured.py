@@ -149,7 +149,7 @@ def _inference(run: Trainer) -> tuple[float, int]:
         evaluate(model, run.evaluation, a.ranks, a.device, a.config.autocast(a.device), [turn.loss for turn in a.turns])
         seconds = perf_counter() - began
     try:
-        rows = sum(count_rows(one.data if isinstance(one, Batch) else one) for one in run.evaluation.data)
+        rows = sum(count_rows(one.data if isinstance(one, Batch) else one) for one in run.evaluation.read())
     except BatchError:  # what metrics can read isn't always countable
         return 0.0, 0
     return seconds, rows

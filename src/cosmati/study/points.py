@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from cosmati.errors import MissingExtraError
+from cosmati.errors import MissingExtraError, PlanError
 from cosmati.records.study import DimensionRecord, SearchRecord, Setting
 
 EDGE = 0.05
@@ -32,7 +32,7 @@ class Dimension:
         wider: choices before and after the ordered ones, to which an optimum at an edge widens them.
 
     Raises:
-        ValueError: there is nothing to search, or a range that doesn't lie inside of the widest.
+        PlanError: there is nothing to search, or a range that doesn't lie inside of the widest.
     """
 
     name: str
@@ -51,29 +51,29 @@ class Dimension:
                 f"{self.name!r} has the choice {strange[0]!r}, which no file could give back: choices are bool, int, "
                 "finite float or str. Name it by a word, and look that up where the run is made."
             )
-            raise ValueError(msg)
+            raise PlanError(msg)
         if self.choices:
             if len(self.choices) + len(self.wider[0]) + len(self.wider[1]) == 1:
                 msg = (
                     f"{self.name!r} has one choice, {self.choices[0]!r}, so there is nothing to search: set it in the "
                     "recipe, or give two."
                 )
-                raise ValueError(msg)
+                raise PlanError(msg)
             every = [*self.wider[0], *self.choices, *self.wider[1]]
             if len(set(every)) != len(every):  # 1, 1.0 and True are the same
                 msg = f"The choices of {self.name!r} repeat one: {', '.join(map(repr, every))}."
-                raise ValueError(msg)
+                raise PlanError(msg)
         elif not (self.low < self.high < math.inf) or (self.is_log and self.low <= 0):
             msg = (
                 f"The range of {self.name!r} is {self.low:g} to {self.high:g}: let it grow, from above 0 where "
                 "is_log, or give choices."
             )
-            raise ValueError(msg)
+            raise PlanError(msg)
         elif not self.widest[0] <= self.low <= self.high <= self.widest[1]:
             msg = (
                 f"The range of {self.name!r}, {self.low:g} to {self.high:g}, isn't inside of its widest {self.widest}."
             )
-            raise ValueError(msg)
+            raise PlanError(msg)
 
     def value(self, unit: float) -> Setting:
         """Return the setting at a place between 0 and 1."""
@@ -87,16 +87,16 @@ class Dimension:
         """Return where a setting lies, 0 to 1; of a choice the middle of its part.
 
         Raises:
-            ValueError: it isn't inside.
+            PlanError: it isn't inside.
         """
         if self.choices:
             if value not in self.choices:
                 msg = f"{self.name!r} has no choice {value!r}; it has {', '.join(map(repr, self.choices))}."
-                raise ValueError(msg)
+                raise PlanError(msg)
             return (list(self.choices).index(value) + 0.5) / len(self.choices)
         if isinstance(value, str | bool) or not self.low <= value <= self.high:
             msg = f"{self.name!r} is {value!r}, which isn't from {self.low:g} to {self.high:g}."
-            raise ValueError(msg)
+            raise PlanError(msg)
         start, end = self._scaled(self.low), self._scaled(self.high)
         return (self._scaled(float(value)) - start) / (end - start)
 
@@ -166,11 +166,11 @@ class SearchSpace:
         """Return settings that somebody gives in the dimensions' order.
 
         Raises:
-            ValueError: they don't name all dimensions, or lie outside of one.
+            PlanError: they don't name all dimensions, or lie outside of one.
         """
         if set(given) != {one.name for one in self.dimensions}:
             msg = f"Known settings name {sorted(given)}, and the search {sorted(one.name for one in self.dimensions)}."
-            raise ValueError(msg)
+            raise PlanError(msg)
         for one in self.dimensions:
             one.place(given[one.name])
         return {one.name: one.as_setting(given[one.name]) for one in self.dimensions}

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cosmati.errors import RunError
+from cosmati.errors import PlanError, RunError
 from cosmati.records.encoding import decode_record, encode_record
 from cosmati.records.study import Registration, SearchRecord
 from cosmati.storage.atomic import replace_file
@@ -54,9 +54,10 @@ def register(study: Study, folder: Path, *, has_runs: bool) -> Registration | No
         has_runs: whether a run was finished in the folder.
 
     Raises:
-        ValueError: a prediction names an arm or an axis that there isn't.
+        PlanError: a prediction names an arm or an axis that there isn't.
         RunError: there are runs, and the study or its predictions were others before them; or the file was changed.
     """
+    check_predictions(study)
     path = folder / REGISTRATION_FILE
     found = _read(path) if path.exists() else None
     facts = _facts(study) if study.registration else {}
@@ -79,21 +80,29 @@ def register(study: Study, folder: Path, *, has_runs: bool) -> Registration | No
     return found.registration
 
 
-def _facts(study: Study) -> dict[str, str]:
-    plan = study.registration
-    assert plan is not None, "the caller has looked"
+def check_predictions(study: Study) -> None:
+    """Refuse predictions that no run could show.
+
+    Raises:
+        PlanError: one names an arm or an axis that there isn't.
+    """
     axes = typing.get_args(Axis)
-    for one in plan.predictions:
+    for one in study.registration.predictions if study.registration else ():
         if one.axis in UNCOUNTED:
             msg = f"{one} can't be judged: runs of a study count no {one.axis}. Predict along another axis."
-            raise ValueError(msg)
+            raise PlanError(msg)
         is_known = not {one.arm, one.opponent} - set(study.arms) and one.arm != one.opponent and one.axis in axes
         if not is_known or not 0 < one.at_least < math.inf:
             msg = (
                 f"{one} doesn't fit: two of the arms {', '.join(study.arms)}, one of the axes {', '.join(axes)}, and a "
                 "speed-up above 0."
             )
-            raise ValueError(msg)
+            raise PlanError(msg)
+
+
+def _facts(study: Study) -> dict[str, str]:
+    plan = study.registration
+    assert plan is not None, "the caller has looked"
     facts: dict[str, object] = {
         "family": plan.family,
         "predictions": [asdict(one) for one in plan.predictions],

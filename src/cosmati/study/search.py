@@ -90,7 +90,7 @@ def search_arms(
         that one are `chosen_settings` of it.
 
     Raises:
-        ValueError: dimensions, ranges or known settings don't fit. MissingExtraError: SciPy isn't installed.
+        PlanError: dimensions, ranges or known settings don't fit. MissingExtraError: SciPy isn't installed.
         RunError: every run of an arm diverged or failed at some budget, the metric isn't measured, a finished line is
             damaged or can't be written, or runs would be needed where `no_search` allows none.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cosmati.errors import PlanError
 from cosmati.records.study import settings_key
 from cosmati.study.measured import Run
 from cosmati.study.points import Dimension, PointSettings, SearchSpace
@@ -44,17 +45,17 @@ class SearchPlan:
             is_ladder = budgets == sorted(set(budgets)) and counts == sorted(counts, reverse=True)
             if not rungs or not is_ladder or budgets[0] <= 0 or counts[-1] < 1:
                 msg = f"{name} {rungs} is no ladder: let budgets grow from rung to rung, and points not."
-                raise ValueError(msg)
+                raise PlanError(msg)
         ends = {name: rungs[-1][0] for name, rungs in ladders.items()}
         if len(set(ends.values())) > 1:
             msg = f"{', '.join(f'{name} end at budget {end:g}' for name, end in ends.items())}: let all end at 1."
-            raise ValueError(msg)
+            raise PlanError(msg)
         if not 0 < self.near <= 1:
             msg = f"near is {self.near:g}: it's a share of each range, above 0 and at most 1."
-            raise ValueError(msg)
+            raise PlanError(msg)
         if not self.seeds or len(set(self.seeds)) != len(self.seeds) or self.max_rounds < 0:
             msg = f"seeds {self.seeds} and max_rounds {self.max_rounds}: give seeds, each once, and 0 rounds or more."
-            raise ValueError(msg)
+            raise PlanError(msg)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,16 +84,16 @@ def check_search(arms: Mapping[str, SearchedArm], plan: SearchPlan) -> None:
         names = [one.name for one in arm.dimensions]
         if not names or len(set(names)) != len(names):
             msg = f"The dimensions of {name!r} are {names}: give some, each once."
-            raise ValueError(msg)
+            raise PlanError(msg)
         for one in arm.dimensions:
             other, same = seen.setdefault(one.name, (name, one))
             if one != same:
                 msg = f"{other!r} and {name!r} search {one.name!r} over different ranges: {same}, {one}."
-                raise ValueError(msg)
+                raise PlanError(msg)
         if len(arm.known) > plan.rungs[0][1]:
             msg = f"{name!r} has {len(arm.known)} known settings and the plan {plan.rungs[0][1]} points: give no more."
-            raise ValueError(msg)
+            raise PlanError(msg)
         known = [settings_key(SearchSpace(tuple(arm.dimensions)).as_settings(one)) for one in arm.known]
         if len(set(known)) != len(known):
             msg = f"{name!r} has a known setting twice. Give each once."
-            raise ValueError(msg)
+            raise PlanError(msg)

@@ -16,6 +16,7 @@ from cosmati.core.loss import Loss, LossFunction
 from cosmati.core.method import Position, State
 from cosmati.core.nest import moved, select_rows
 from cosmati.data.foreign import refuse_rows, refuse_shares, shuffles
+from cosmati.data.loader import StreamingLoader
 from cosmati.errors import BatchError, DataError
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.records.run import CLOCK_FIELDS
@@ -125,6 +126,10 @@ class Evaluation:
             raise ValueError(msg)
         return _not_the_clocks(dict(zip(names, given, strict=True)))
 
+    def read(self) -> Iterable[Data]:
+        """Return the batches, the same ones each time: of a `StreamingLoader` its first epoch, wherever it stands."""
+        return self.data.first_epoch() if isinstance(self.data, StreamingLoader) else self.data
+
     @contextmanager
     def unchanged(self, batch: Data, index: int) -> Iterator[None]:
         """Look whether metrics change a batch in place, as long as the data hold it.
@@ -203,7 +208,7 @@ def evaluate(
         num_batches = 0
         for one in stateful.values():
             _start(one.metric, device)
-        for index, given in enumerate(evaluation.data):
+        for index, given in enumerate(evaluation.read()):
             num_batches += 1
             is_mine = index % ranks.world == ranks.rank
             if is_mine or stateful:

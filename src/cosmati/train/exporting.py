@@ -209,7 +209,7 @@ class ExportingTrainer(Lifecycle):
         a = self.assembly
         losses = [turn.loss for turn in a.turns]
         if self.evaluation is not None and self.evaluation.metrics:
-            first = [batch for _, batch in zip(range(1), self.evaluation.data, strict=False)]
+            first = [batch for _, batch in zip(range(1), self.evaluation.read(), strict=False)]
             with _first_call(model) as seen:
                 try_out(
                     model, Evaluation(first, self.evaluation.metrics), a.device, a.config.autocast(a.device), losses

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from cosmati.data.ingest.rows import Rows
 from cosmati.data.shards.appended import digests_of_files, records_of
 from cosmati.data.shards.commitment import Commitment, uncompressed_name
-from cosmati.data.shards.journal import Journal, first_entry
+from cosmati.data.shards.journal import Journal, first_entry, noted_entries
 from cosmati.data.shards.manifest import MANIFEST_FILE, SALT_FILE, SourceFacts, SourceManifest
 from cosmati.data.shards.sources import SOURCES_FILE, listed_sources
 from cosmati.data.shards.upload import Destination
@@ -106,11 +106,8 @@ def write_dataset(
 
 def noted_labels(out: Destination, *, column: str = "label") -> tuple[str, ...]:
     """Return the names of a data set's labels by number, as earlier writes have noted them."""
-    path = out.here / WRITES_FILE
-    if not path.exists():
-        return ()
-    with Journal(path, wait=True) as journal:
-        return max((tuple(entry["labels"].get(column, ())) for entry in journal.entries()), key=len, default=())
+    entries = noted_entries(out.here / WRITES_FILE)
+    return max((tuple(entry["labels"].get(column, ())) for entry in entries), key=len, default=())
 
 
 def _check_unchanged(rows: object, inputs: Mapping[str, str]) -> None:

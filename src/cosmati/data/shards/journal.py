@@ -104,6 +104,15 @@ def first_entry(path: Path) -> dict[str, Any] | None:
         return _parse(file.readline())
 
 
+def noted_entries(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a journal that somebody else may have open, oldest first; none if there is no file."""
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        entry = _parse(line)
+        if entry is None:
+            return
+        yield entry
+
+
 def _parse(line: bytes) -> dict[str, Any] | None:
     checksum, _, text = line.rstrip(b"\n").partition(b" ")
     if not line.endswith(b"\n") or _checksum(text).encode() != checksum:
