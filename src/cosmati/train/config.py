@@ -5,17 +5,24 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from cosmati.core.clock import Time
+from cosmati.core.named_settings import NamedSettings
 from cosmati.errors import PlanError
 
 Precision = Literal["float32", "bfloat16"]
 
 CHANGEABLE = ("policy", "budget", "schedule")
 """What a resumed run may change where it's asked for by name."""
+
+_PRECISIONS = {
+    "float32": ("fp32", "32", "32-true"),
+    "bfloat16": ("bf16", "bf16-mixed", "amp_bf16", "16-mixed", "fp16", "amp_fp16", "float16"),
+}
+"""What other tools call them; float16 has its nearest here."""
 
 
 class PathSetting:
@@ -36,7 +43,7 @@ class PathSetting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(NamedSettings):
     """How a run goes.
 
     Args:
@@ -68,6 +75,31 @@ class RunConfig:
         resume_from: `newest` checkpoint, and an error where it's damaged; or the newest one that is `whole`.
         progress: show a progress bar, or plain lines where there is no terminal.
     """
+
+    other_names: ClassVar[dict[str, str]] = {
+        "max_epochs": "budget='{}ep'",
+        "num_train_epochs": "budget='{}ep'",
+        "epochs": "budget='{}ep'",
+        "max_steps": "budget='{}ba'",
+        "max_duration": "budget",
+        "accumulate_grad_batches": "num_microbatches",
+        "gradient_accumulation_steps": "num_microbatches",
+        "default_root_dir": "run_folder",
+        "output_dir": "run_folder",
+        "save_folder": "run_folder",
+        "run_dir": "run_folder",
+        "load_path": "load_weights",
+        "bf16": "precision='bfloat16'",
+        "eval_interval": "evaluate_every",
+        "eval_every": "evaluate_every",
+        "check_val_every_n_epoch": "evaluate_every='{}ep'",
+        "val_check_interval": "evaluate_every",
+        "eval_steps": "evaluate_every='{}ba'",
+        "save_interval": "checkpoint_every",
+        "save_steps": "checkpoint_every='{}ba'",
+        "save_total_limit": "num_checkpoints",
+        "save_num_checkpoints_to_keep": "num_checkpoints",
+    }
 
     name: str = "run"
     budget: str = "1ep"
@@ -107,7 +139,9 @@ class RunConfig:
             )
             raise PlanError(msg)
         if self.precision not in ("float32", "bfloat16"):
-            msg = f"Precision {self.precision!r} is not known. Use 'float32' or 'bfloat16'."
+            found = [name for name, others in _PRECISIONS.items() if str(self.precision) in others]
+            here = f"Here the nearest is {found[0]!r}" if found else "Use 'float32' or 'bfloat16'"
+            msg = f"Precision {self.precision!r} is not known. {here}."
             raise PlanError(msg)
         if self.resume_from not in ("newest", "whole"):
             msg = f"RunConfig.resume_from = {self.resume_from!r} is not known. Use 'newest' or 'whole'."

@@ -36,6 +36,7 @@ from cosmati.train.held import remember
 from cosmati.train.ingredients import AnyOptimizer, Ingredients, listed
 from cosmati.train.marks import StepRows, with_own_containers
 from cosmati.train.observers.observer import Observer
+from cosmati.train.opening import warn_of_idle_schedulers
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.prepare import prepare
 from cosmati.train.routes import Route, empty_flags
@@ -108,6 +109,7 @@ class Trainer(ExportingTrainer):
         if self.feed is None:
             msg = "fit() needs data: Trainer(model, loss, data, ...). With step(), no data are needed."
             raise DataError(msg)
+        warn_of_idle_schedulers(self.assembly, self.observers)
         with self:
             assert self._run is not None, "entered"
             ended, take = "completed", self._take if self.feed.sees_changes else partial(self.watched, self._take)
