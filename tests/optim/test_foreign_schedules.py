@@ -122,7 +122,7 @@ def test_one_cycle_is_close() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda o: lr_scheduler.ReduceLROnPlateau(o),
+        lr_scheduler.ReduceLROnPlateau,
         lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.5**step),
         lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1),
     ],
@@ -154,7 +154,8 @@ def composers(kind: str, **attributes: Any) -> Any:
             optim.Cosine(warmup="2ep", t_max="0.8dur"),
         ),
         (composers("LinearScheduler", t_max="5ep", alpha_f=0.0), optim.Linear(t_max="5ep")),
-        (composers("MultiStepScheduler", milestones=["2ep", "4ep"], gamma=0.1), optim.MultiStep(milestones=("2ep", "4ep"))),
+        (composers("MultiStepScheduler", milestones=["2ep", "4ep"], gamma=0.1),
+         optim.MultiStep(milestones=("2ep", "4ep"))),
         (composers("StepScheduler", step_size="3ep", gamma=0.5), optim.Step(every="3ep", factor=0.5)),
         (composers("ExponentialScheduler", decay_period="1ep", gamma=0.9), optim.Exponential(every="1ep", factor=0.9)),
         (composers("PolynomialScheduler", power=3.0, t_max="1dur", alpha_f=0.0), optim.Polynomial(power=3.0)),

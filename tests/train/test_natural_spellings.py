@@ -210,7 +210,9 @@ def with_scheduler() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
 
 def test_a_scheduler_among_the_optimizers() -> None:
     model, optimizer, scheduler = with_scheduler()
-    with pytest.raises(PlanError, match=r"Write Cosine\(t_max='6ba', final=0\).*as the schedule= of cosmati\.optim\.SGD"):
+    with pytest.raises(
+        PlanError, match=r"Write Cosine\(t_max='6ba', final=0\).*as the schedule= of cosmati\.optim\.SGD"
+    ):
         Trainer(model, Classification(3), InMemory(ROWS, 8), optimizers=[optimizer, scheduler])  # type: ignore[list-item]
 
 
@@ -225,7 +227,5 @@ def test_a_scheduler_that_nobody_would_step() -> None:
     with pytest.warns(UserWarning, match=r"bound to the SGD, and fit\(\) doesn't step it"):
         trainer.fit()
     model, optimizer, scheduler = with_scheduler()
-    Trainer(
-        model, Classification(3), InMemory(ROWS, 8), optimizers=optimizer, config=config, observers=[Steps()]
-    ).fit()
+    Trainer(model, Classification(3), InMemory(ROWS, 8), optimizers=optimizer, config=config, observers=[Steps()]).fit()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)

@@ -54,7 +54,7 @@ def _lambda(scheduler: Any, _: float) -> str | None:  # noqa: ANN401
         return None
     steps = function.keywords
     kind = getattr(function.func, "__name__", "").removeprefix("_get_").partition("_schedule")[0]
-    if kind not in _WARMUPS or steps.get("num_cycles", 0.5) != 0.5:  # noqa: PLR2004  (half a cosine)
+    if kind not in _WARMUPS or steps.get("num_cycles", 0.5) != 0.5:
         return None
     told = [f"warmup='{steps['num_warmup_steps']}ba'"]
     if "num_training_steps" in steps:
@@ -67,7 +67,7 @@ def _lambda(scheduler: Any, _: float) -> str | None:  # noqa: ANN401
 def _sequence(scheduler: Any, rate: float) -> str | None:  # noqa: ANN401
     """Read a warm-up by LinearLR with one scheduler after it."""
     parts, milestones = scheduler._schedulers, scheduler._milestones  # noqa: SLF001  (PyTorch has no public names)
-    if len(parts) != 2 or type(parts[0]).__name__ != "LinearLR" or parts[0].end_factor != 1:  # noqa: PLR2004
+    if len(parts) != 2 or type(parts[0]).__name__ != "LinearLR" or parts[0].end_factor != 1:
         return None
     start, then = milestones[0], parts[1]
     if type(then).__name__ == "CosineAnnealingLR":
