@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from cosmati.core.batch import Batch, Data, count_rows, input_of, target_of
 from cosmati.core.loss import Loss, LossFunction
 from cosmati.core.method import Position, State
 from cosmati.core.nest import moved, select_rows
-from cosmati.data.foreign import refuse_rows, refuse_shares, shuffles
+from cosmati.data.foreign import refuse_part, refuse_rows, refuse_shares, shuffles
 from cosmati.errors import BatchError, DataError
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.records.run import CLOCK_FIELDS
@@ -86,14 +87,17 @@ class Evaluation:
         metrics: functions of model and batch that return `Loss(sum, weight)`, or a scalar mean of the batch; or
             stateful metrics (`Stateful`), which are given the model's output and the target where nothing else is said.
             By name; or a list of them, or one alone, which are called as their functions or classes are.
+        num_batches: measure on the first so many batches; None takes all.
 
     Raises:
-        DataError: the data give rows, can be read only once, or are this rank's share.
+        DataError: the data give rows, can be read only once, or are this rank's share; or the first batches are others
+            each time.
         ValueError: two metrics have one name, or one has none, or one that the run's clock has.
     """
 
     data: Iterable[Data]
     metrics: Mapping[str, AnyMetric] | Sequence[AnyMetric] | AnyMetric = field(default_factory=dict)
+    num_batches: int | None = None
     _written: WrittenHere = field(default_factory=WrittenHere, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -105,7 +109,12 @@ class Evaluation:
                 "list(...) of it, a DataLoader, or batches(...)."
             )
             raise DataError(msg)
+        refuse_part(self.data, self.num_batches)
         self.by_name()
+
+    def read(self) -> Iterator[Data]:
+        """Yield the batches that are measured on."""
+        return islice(self.data, self.num_batches)
 
     def by_name(self) -> Mapping[str, AnyMetric]:
         """Return the metrics by their names.
@@ -202,7 +211,7 @@ def evaluate(
         num_batches = 0
         for one in stateful.values():
             _start(one.metric, device)
-        for index, given in enumerate(evaluation.data):
+        for index, given in enumerate(evaluation.read()):
             num_batches += 1
             is_mine = index % ranks.world == ranks.rank
             if is_mine or stateful:
