@@ -17,6 +17,7 @@ from cosmati.errors import BatchError, PlanError
 from cosmati.methods import LabelSmoothing, SelectiveBackprop
 from cosmati.optim import SGD
 from cosmati.train.config import RunConfig
+from cosmati.train.evaluation import accuracy
 from cosmati.train.observers import History
 from cosmati.train.trainer import Trainer
 
@@ -211,6 +212,33 @@ def test_probabilities_of_the_users_own_where_the_model_says_what_they_are() -> 
     loss = huggingface_loss(model, data)
     logits = model(input_ids=data["input_ids"]).logits
     torch.testing.assert_close(loss.mean(), -(data["labels"] * logits.log_softmax(1)).sum(1).mean())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_accuracy_of_a_hugging_face_model_by_hand(kind: str) -> None:
+    model, data = made(kind), labelled(kind, classes_of(kind))
+    with torch.no_grad():
+        found = accuracy(model, data)
+        guesses, labels = model(**data).logits.argmax(-1), data["labels"]
+    if kind == CAUSAL:
+        guesses, labels = guesses[:, :-1], labels[:, 1:]
+    pairs = [(g, t) for g, t in zip(guesses.flatten().tolist(), labels.flatten().tolist(), strict=True) if t != -100]
+    assert (float(found.sum), float(found.weight)) == (sum(g == t for g, t in pairs), len(pairs))
+
+
+def test_accuracy_of_scores_that_are_not_of_the_labels_is_refused() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = made("BertForMaskedLM")
+
+        def forward(self, **data: Tensor) -> Any:
+            output = self.inner(**data)
+            output.logits = output.logits[:, :2]
+            return output
+
+    with pytest.raises(BatchError, match="Write a metric of your own"):
+        accuracy(Pooled(), labelled("BertForMaskedLM", VOCABULARY))
 
 
 class Weighted(nn.Module):

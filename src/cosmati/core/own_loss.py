@@ -118,6 +118,25 @@ def own_soft_loss(model: nn.Module, data: Mapping[str, Any], labels: Tensor) -> 
     return logits, labels
 
 
+def own_logits(model: nn.Module, data: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return a Hugging Face model's logits [rows, classes, ...], and the label that each is of, -100 where none is.
+
+    Raises:
+        BatchError: the model gives no logits, or others than one set for each label.
+    """
+    output, labels = model(**data), data["labels"]
+    logits = output.get("logits") if isinstance(output, Mapping) else None
+    if isinstance(logits, Tensor) and isinstance(labels, Tensor) and logits.ndim in (2, 3):
+        logits, target = _aligned(model, logits, labels)
+        if logits.shape[:1] + logits.shape[2:] == target.shape:
+            return logits, target
+    msg = (
+        f"The {type(model).__name__} doesn't give class scores for each of its labels. Write a metric of your own: a "
+        "function of model and batch that returns Loss(sum, weight)."
+    )
+    raise BatchError(msg)
+
+
 def _aligned(model: nn.Module, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits [rows, classes, ...], and the label that each of them is of."""
     if logits.ndim == 2:

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, Data, count_rows, input_of, target_of
+from cosmati.core.labels import IGNORED, with_own_labels
 from cosmati.core.loss import Loss, LossFunction
 from cosmati.core.method import Position, State
 from cosmati.core.nest import moved, select_rows
+from cosmati.core.own_loss import own_logits
 from cosmati.data.foreign import refuse_part, refuse_rows, refuse_shares, shuffles
 from cosmati.errors import BatchError, DataError
 from cosmati.optim.stepping import GroupedOptimizer
@@ -178,7 +180,10 @@ def batches(data: Data, rows: int) -> list[Data]:
 
 
 def accuracy(model: nn.Module, data: Data) -> Loss:
-    """Count the rows whose largest logit is at the target's index."""
+    """Count the rows whose largest logit is at the target's index; a Hugging Face model's labels, but for -100."""
+    if isinstance(data, Mapping) and "labels" in data and with_own_labels(model) is not None:
+        logits, labels = own_logits(model, data)
+        return Loss((logits.argmax(1) == labels).sum(), (labels != IGNORED).sum())
     hits = model(input_of(data)).argmax(1) == target_of(data)
     return Loss(hits.sum(), float(hits.numel()))
 
