@@ -34,7 +34,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(ran: tuple[Path, dic
     step = "        report = trainer.step(batch_of(trainer.clock.step))\n"
     assert PAGE.count(step) == 1
     blocks = blocks_of(PAGE)
-    broken = [block.replace(step, f"{step}        if trainer.clock.step == 33: raise RuntimeError\n") for block in blocks]
+    broken = [
+        block.replace(step, f"{step}        if trainer.clock.step == 33: raise RuntimeError\n") for block in blocks
+    ]
     with pytest.raises(RuntimeError):
         run_blocks(broken, tmp_path)
     again = run_blocks(blocks, tmp_path)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from cosmati.cli.main import app
 from cosmati.core.loss import huggingface_loss
 from cosmati.methods.label_smoothing import smooth_labels
-from tests.docs.migration_pages import blocks_of, names_are_real, run_blocks, table_of
+from tests.docs.migration_pages import STOPS, blocks_of, names_are_real, run_blocks, table_of
 
 transformers = pytest.importorskip("transformers", reason="the extra `llm` isn't installed")
 pytestmark = pytest.mark.filterwarnings("ignore:::transformers", "ignore:::torch.jit")
@@ -47,11 +47,7 @@ def test_it_learns_and_is_read_back(ran: tuple[Path, dict[str, Any]]) -> None:
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(ran: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    stops = (
-        "from cosmati import Observer\n\n\nclass Stops(Observer):\n    def on_open(self, run):\n        self.run = run\n\n"
-        "    def on_step(self, outcome):\n        if outcome.clock.step == 19: self.run.stop('enough')\n\n\n"
-    )
-    broken = stops + SCRIPT.replace("observers=[", "observers=[Stops(), ")
+    broken = STOPS + SCRIPT.replace("observers=[", "observers=[Stops(19), ")
     broken = broken.replace('    trainer.export("sentiment", to="hf")\n', "")
     assert run_script(tmp_path, broken)["trainer"].clock.step == 19
     found = run_script(tmp_path)["trainer"].model.state_dict()
