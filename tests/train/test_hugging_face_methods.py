@@ -129,14 +129,26 @@ def test_smoothed_labels_by_the_formula_in_float64(kind: str, first_seen: str) -
     assert trainer.plan.holds(Promise.RESUME), str(trainer.plan)
 
 
+def test_labels_in_a_column_are_rows_too() -> None:
+    model, data = made("BertForSequenceClassification"), labelled("BertForSequenceClassification", CLASSES)
+    with torch.no_grad():
+        flat, column = (huggingface_loss(model, data | {"labels": data["labels"].reshape(s)}) for s in ((-1,), (-1, 1)))
+    assert flat.per_row is not None
+    assert column.per_row is not None
+    assert torch.equal(flat.per_row, column.per_row)
+    assert column.per_row_weight is not None
+    assert column.per_row_weight.shape == (ROWS,)
+
+
 def classifier_rows() -> list[dict[str, Tensor]]:
     return [labelled("BertForSequenceClassification", CLASSES)] * 8
 
 
-def test_fine_tuning_with_smoothing_and_selection() -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_fine_tuning_with_smoothing_and_selection(precision: Any) -> None:
     model = made("BertForSequenceClassification")
     methods = [LabelSmoothing(smoothing=0.1), SelectiveBackprop(start=0.0, end=1.0, keep=0.5, interrupt=0)]
-    config = RunConfig(budget="8ba", num_microbatches=2)
+    config = RunConfig(budget="8ba", num_microbatches=2, precision=precision)
     trainer = Trainer(
         model, huggingface_loss, classifier_rows(), optimizers=SGD(lr=0.1), methods=methods, config=config
     )

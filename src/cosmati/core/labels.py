@@ -137,12 +137,7 @@ def count_own_labels(model: nn.Module, labels: Tensor) -> Tensor:
             "loss function that returns Loss(mean * num_labels, num_labels)."
         )
         raise BatchError(msg)
-    return own_counts(model, labels).sum()
-
-
-def own_counts(model: nn.Module, labels: Tensor) -> Tensor:
-    """Return which labels count, bool of their shape, or shorter by one where each row's first isn't predicted."""
-    return _predicted(model, labels) != IGNORED
+    return (_predicted(model, labels) != IGNORED).sum()
 
 
 def predicts_next(model: nn.Module) -> bool | None:

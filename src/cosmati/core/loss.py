@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosmati.core.batch import Data, input_of, target_of
-from cosmati.core.labels import count_own_labels, own_counts
+from cosmati.core.labels import count_own_labels
 from cosmati.core.own_loss import are_probabilities, own_rows, own_soft_loss
 from cosmati.errors import BatchError
 
@@ -260,10 +260,11 @@ def huggingface_loss(model: nn.Module, data: Data) -> Loss:
     safe = torch.where(weight > 0, labels, torch.zeros_like(labels))
     output = model(**{**data, "labels": safe})
     total = output.loss * weight
-    values = own_rows(model, output, labels)
-    if values is None:
+    found = own_rows(model, output, labels)
+    if found is None:
         return Loss(total, weight)
-    rows = _from_positions(values, own_counts(model, labels).to(values.dtype))
+    values, counts = found
+    rows = _from_positions(values, counts.to(values.dtype))
     return Loss(total, weight, rows.per_row, rows.per_row_weight)
 
 

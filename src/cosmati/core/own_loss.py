@@ -70,8 +70,8 @@ def are_probabilities(model: nn.Module, labels: Tensor) -> bool:
     return own.get_output_embeddings() is not None or type(own).__name__.endswith("ForTokenClassification")
 
 
-def own_rows(model: nn.Module, output: Any, labels: Tensor) -> Tensor | None:  # noqa: ANN401
-    """Return each label's cross-entropy, [rows] or [rows, length], 0 where one is ignored.
+def own_rows(model: nn.Module, output: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:  # noqa: ANN401
+    """Return each label's cross-entropy, [rows] or [rows, length], 0 where one is ignored; and which ones count.
 
     Args:
         model: the model, or what wraps it.
@@ -90,7 +90,8 @@ def own_rows(model: nn.Module, output: Any, labels: Tensor) -> Tensor | None:  #
     if logits.shape[:1] + logits.shape[2:] != target.shape or logits.shape[1] < 2:
         return None
     values = F.cross_entropy(logits.float(), target, reduction="none", ignore_index=IGNORED)
-    return values if _agrees(model, output, values, target != IGNORED) else None
+    counts = target != IGNORED
+    return (values, counts) if _agrees(model, output, values, counts) else None
 
 
 def own_soft_loss(model: nn.Module, data: Mapping[str, Any], labels: Tensor) -> tuple[Tensor, Tensor]:
