@@ -176,3 +176,34 @@ class RunConfig(NamedSettings):
     def autocast(self, device: torch.device) -> torch.autocast:
         """Return the context in which forward passes run."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+
+
+def _in_config() -> dict[str, str]:
+    """Return what a trainer is to be told of settings that belong into its `RunConfig`."""
+    own = {field.name: f"{field.name}={{!r}}" for field in dataclasses.fields(RunConfig)}
+    others = {name: here if "=" in here else f"{here}={{!r}}" for name, here in RunConfig.other_names.items()}
+    return {name: f"config=RunConfig({here})" for name, here in (own | others).items()}
+
+
+TRAINER_NAMES: dict[str, str] = {
+    **_in_config(),
+    "algorithms": "methods=[...]",
+    "args": "config=RunConfig(...)",
+    "callbacks": "observers=[...]",
+    "compute_metrics": "evaluation=Evaluation(data, metrics)",
+    "criterion": "loss=...",
+    "dataloader": "data=...",
+    "eval_dataloader": "evaluation=Evaluation(data, metrics)",
+    "eval_dataset": "evaluation=Evaluation(data, metrics)",
+    "logger": "observers=[Tracking(...)]",
+    "loggers": "observers=[Tracking(...)]",
+    "loss_fn": "loss=...",
+    "lr_scheduler": "optimizers=SGD(lr=..., schedule=...)",
+    "metrics": "evaluation=Evaluation(data, metrics)",
+    "optimizer": "optimizers=...",
+    "schedulers": "optimizers=SGD(lr=..., schedule=...)",
+    "train_dataloader": "data=...",
+    "train_dataset": "data=DataLoader(train_dataset, batch_size=...)",
+    "val_dataloaders": "evaluation=Evaluation(data, metrics)",
+}
+"""What other trainers call their arguments, and what they are here."""

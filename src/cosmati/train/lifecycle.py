@@ -16,9 +16,11 @@ from cosmati.core.batch import Data
 from cosmati.core.clock import Clock
 from cosmati.core.memory import freed_memory_kept
 from cosmati.core.method import Position, State
+from cosmati.core.named_settings import KnownNames
 from cosmati.core.plan import Plan, Promise
 from cosmati.errors import DivergenceError, PlanError
 from cosmati.train.applied import AppliedMethods, Trace
+from cosmati.train.config import TRAINER_NAMES
 from cosmati.train.continuity import Continuity
 from cosmati.train.cutting import Cuts
 from cosmati.train.epochs import refuse_endless
@@ -43,7 +45,7 @@ from cosmati.train.written import WRITTEN, WrittenHere
 Taken = TypeVar("Taken")
 
 
-class Lifecycle:
+class Lifecycle(KnownNames):
     """What a trainer is beside its loop; `with` opens and closes its run.
 
     Args:
@@ -51,6 +53,8 @@ class Lifecycle:
         evaluation: what is measured.
         observers: the user's.
     """
+
+    other_names = TRAINER_NAMES
 
     def __init__(self, prepared: Prepared, evaluation: Evaluations | None, observers: Sequence[Observer]) -> None:
         self.prepared = prepared
