@@ -281,6 +281,32 @@ def test_another_loss_of_the_models_own_is_found_out() -> None:
         ).fit()
 
 
+def test_a_loss_with_a_balancing_term_is_found_out() -> None:
+    """However small: an expert's is a hundredth of the loss, which rounding could hide."""
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.MixtralConfig(
+        **sizes, vocab_size=VOCABULARY, num_key_value_heads=2, num_local_experts=2, output_router_logits=True,
+        router_aux_loss_coef=1e-6,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, data = transformers.MixtralForCausalLM(config), labelled(CAUSAL, VOCABULARY)
+    with torch.no_grad():
+        assert huggingface_loss(model, data).per_row is None
+    soft = nn.functional.one_hot(data["labels"].clamp(0), VOCABULARY).float().movedim(-1, 1)
+    with pytest.raises(BatchError, match="isn't the mean cross-entropy of its logits"):
+        huggingface_loss(model, data | {"labels": soft})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_without_any_label_weigh_nothing(kind: str) -> None:
+    shape = (ROWS, classes_of(kind), LENGTH) if KINDS[kind][2] else (ROWS, CLASSES)
+    model = made(kind, problem_type="single_label_classification")
+    for labels in (torch.zeros(shape), torch.full((ROWS, *shape[2:]), -100)):
+        loss = huggingface_loss(model, labelled(kind, classes_of(kind)) | {"labels": labels})
+        assert float(loss.weight) == 0
+        assert float(loss.sum.detach()) == 0
+
+
 def test_a_model_without_classes_is_told() -> None:
     config = RunConfig(budget="1ba")
     rows = {"x": torch.ones(4, 2), "labels": torch.arange(4)}
