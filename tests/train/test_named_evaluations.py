@@ -165,6 +165,11 @@ def test_what_is_no_number_of_batches(num_batches: Any) -> None:
         Evaluation([ROWS], accuracy, num_batches=num_batches)
 
 
+def test_another_tools_name_of_it() -> None:
+    with pytest.raises(TypeError, match=r"Here it's Evaluation\(num_batches=2\)"):
+        Evaluation([ROWS], accuracy, subset_num_batches=2)  # type: ignore[call-arg]
+
+
 def test_the_first_batches_of_a_shuffled_loader_are_refused() -> None:
     loader = DataLoader(TensorDataset(*ROWS), 8, shuffle=True)
     with pytest.raises(DataError, match=r"others each time.*shuffle=False"):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from cosmati.core.batch import Batch, Data, count_rows, input_of, target_of
 from cosmati.core.labels import IGNORED, with_own_labels
 from cosmati.core.loss import Loss, LossFunction
 from cosmati.core.method import Position, State
+from cosmati.core.named_settings import KnownNames
 from cosmati.core.nest import moved, select_rows
 from cosmati.core.own_loss import own_logits
 from cosmati.data.foreign import refuse_part, refuse_rows, refuse_shares, shuffles
@@ -81,7 +82,7 @@ AnyMetric = Metric | Stateful | StatefulMetric
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(KnownNames):
     """What is measured, and on what.
 
     Args:
@@ -97,6 +98,7 @@ class Evaluation:
         ValueError: two metrics have one name, or one has none, or one that the run's clock has.
     """
 
+    other_names: ClassVar = {"subset_num_batches": "num_batches", "dataloader": "data", "metric": "metrics"}
     data: Iterable[Data]
     metrics: Mapping[str, AnyMetric] | Sequence[AnyMetric] | AnyMetric = field(default_factory=dict)
     num_batches: int | None = None
