@@ -83,6 +83,10 @@ def test_warm_up_and_cosine_in_sequence() -> None:
     ]
     schedule = written(refused(lr_scheduler.SequentialLR(optimizer, parts, milestones=[10])))
     assert schedule == optim.Cosine(warmup="10ba", t_max="40ba")
+    parts[1] = lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=20)
+    schedule = written(refused(lr_scheduler.SequentialLR(optimizer, parts, milestones=[10])))
+    assert schedule == optim.Linear(warmup="10ba", t_max="30ba", final=0.1)
+    assert written(refused(lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=10))) == optim.Constant(warmup="10ba")
 
 
 @pytest.mark.filterwarnings("ignore:::transformers")
@@ -125,6 +129,10 @@ def test_one_cycle_is_close() -> None:
         lr_scheduler.ReduceLROnPlateau,
         lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.5**step),
         lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1),
+        lambda o: lr_scheduler.LinearLR(o, 0.2, 0.8, total_iters=10),
+        lambda o: lr_scheduler.SequentialLR(
+            o, [lr_scheduler.ExponentialLR(o, 0.9), lr_scheduler.StepLR(o, 3)], milestones=[5]
+        ),
     ],
 )
 def test_what_has_no_schedule_here_is_told_the_ways_out(make: Callable[[torch.optim.Optimizer], Any]) -> None:

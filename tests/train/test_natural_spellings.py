@@ -20,7 +20,7 @@ from cosmati.core.method import Method, Stage
 from cosmati.errors import DataError, PlanError
 from cosmati.methods import ALL, EMA, LabelSmoothing
 from cosmati.optim import SGD, AdamW, Constant, Cosine, CosineWarmRestarts, Polynomial, Step
-from cosmati.train.observers import EarlyStopping
+from cosmati.train.observers import EarlyStopping, History
 
 ROWS = (torch.arange(96.0).reshape(24, 4).sin(), torch.arange(24) % 3)
 
@@ -225,7 +225,9 @@ def test_a_scheduler_that_nobody_would_step() -> None:
 
     model, optimizer, scheduler = with_scheduler()
     config = RunConfig(budget="6ba", progress=False)
-    trainer = Trainer(model, Classification(3), InMemory(ROWS, 8), optimizers=optimizer, config=config)
+    trainer = Trainer(
+        model, Classification(3), InMemory(ROWS, 8), optimizers=optimizer, config=config, observers=[History()]
+    )
     with pytest.warns(UserWarning, match=r"bound to the SGD, and fit\(\) doesn't step it"):
         trainer.fit()
     model, optimizer, scheduler = with_scheduler()

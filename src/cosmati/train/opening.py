@@ -145,8 +145,10 @@ def without_schedulers(plan: Plan, assembly: Assembly) -> Plan:
 
 
 def warn_of_idle_schedulers(assembly: Assembly, observers: Sequence[Observer]) -> None:
-    """Warn of a torch scheduler that nobody would step: `fit` steps optimizers, and there's no observer to do it."""
-    for scheduled in assembly.optimizers if not observers else ():
+    """Warn of a torch scheduler that nobody would step: `fit` doesn't, and no observer of the user's own is there."""
+    if any(not type(observer).__module__.startswith("cosmati.") for observer in observers):
+        return
+    for scheduled in assembly.optimizers:
         if getattr(scheduled.optimizer.step, "_wrapped_by_lr_sched", False):
             kind = type(scheduled.optimizer).__name__
             warnings.warn(
