@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.core.batch import TOMBSTONE, Batch, Lineage
+from cosmati.core.clock import Budget, Clock, Time
 from cosmati.core.loss import Loss, huggingface_loss, without_tombstones
+from cosmati.core.method import Position
 from cosmati.core.plan import Promise
 from cosmati.errors import BatchError, PlanError
-from cosmati.methods import LabelSmoothing, SelectiveBackprop
+from cosmati.methods import CutMix, LabelSmoothing, MixUp, SelectiveBackprop
 from cosmati.optim import SGD
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import accuracy
@@ -224,6 +226,55 @@ def test_probabilities_of_the_users_own_where_the_model_says_what_they_are() -> 
     loss = huggingface_loss(model, data)
     logits = model(input_ids=data["input_ids"]).logits
     torch.testing.assert_close(loss.mean(), -(data["labels"] * logits.log_softmax(1)).sum(1).mean())
+
+
+def image_classifier() -> tuple[Any, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.ViTConfig(
+        **sizes,
+        image_size=8,
+        patch_size=4,
+        num_labels=CLASSES,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return transformers.ViTForImageClassification(config).train(), {
+        "pixel_values": torch.randn(ROWS, 3, 8, 8, generator=torch.Generator().manual_seed(3)),
+        "labels": torch.arange(ROWS) % CLASSES,
+    }
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("interpolate_loss", [False, True])
+def test_images_are_mixed_for_transformers_too(interpolate_loss: bool, smoothing: float) -> None:
+    """Oracle: cross-entropy on the mixed pixels against both labels, in the shares that made them."""
+    model, data = image_classifier()
+    at = Position(Clock(), Budget(Time.parse("1ba")), 0, 0, model, huggingface_loss)
+    batch = Batch(data, Lineage.of_rows(0, ROWS))
+    mixed = MixUp(alpha=1.0, interpolate_loss=interpolate_loss).batch(batch, at)
+    mixed = LabelSmoothing(smoothing=smoothing).batch(mixed, at)
+    found = huggingface_loss(model, mixed.data).mean()
+    pixels, labels = mixed.data["pixel_values"], mixed.data["labels"]
+    assert not torch.equal(pixels, data["pixel_values"])
+    shares = model(pixel_values=pixels).logits.log_softmax(1)
+    if interpolate_loss:
+        whole = [one if one.ndim == 2 else nn.functional.one_hot(one, CLASSES) for one in (labels.first, labels.second)]
+        target = labels.mixing * whole[0] + (1 - labels.mixing) * whole[1]
+    else:
+        target = labels
+    torch.testing.assert_close(target.sum(1), torch.ones(ROWS))
+    torch.testing.assert_close(found, -(target * shares).sum(1).mean())
+
+
+def test_a_vision_model_is_fine_tuned_with_cutmix() -> None:
+    model, data = image_classifier()
+    config = RunConfig(budget="3ba", num_microbatches=2)
+    methods = [CutMix(alpha=1.0), LabelSmoothing(smoothing=0.1)]
+    trainer = Trainer(model, huggingface_loss, [data] * 3, optimizers=SGD(lr=0.1), methods=methods, config=config)
+    trainer.fit()
+    assert trainer.plan.holds(Promise.RESUME), str(trainer.plan)
+    assert model.config.problem_type == "single_label_classification"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Data, input_of, target_of
 from cosmati.core.labels import count_own_labels
-from cosmati.core.own_loss import are_probabilities, own_rows, own_soft_loss
+from cosmati.core.own_loss import are_probabilities, own_mixed_logits, own_rows, own_soft_logits
 from cosmati.errors import BatchError
 
 LossFunction = Callable[[nn.Module, Data], "Tensor | Loss"]
@@ -253,8 +253,11 @@ def huggingface_loss(model: nn.Module, data: Data) -> Loss:
         )
         raise BatchError(msg)
     labels = data["labels"]
+    if isinstance(labels, MixedTarget):
+        logits = own_mixed_logits(model, data, labels.first)
+        return Classification(logits.shape[1]).compare(logits, labels)
     if isinstance(labels, Tensor) and are_probabilities(model, labels):
-        return Classification(labels.shape[1]).compare(*own_soft_loss(model, data, labels))
+        return Classification(labels.shape[1]).compare(*own_soft_logits(model, data, labels))
     weight = count_own_labels(model, labels)
     # A mean over no labels is NaN, and NaN times 0 too: such rows get any labels, and weigh nothing.
     safe = torch.where(weight > 0, labels, torch.zeros_like(labels))

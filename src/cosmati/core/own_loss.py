@@ -94,7 +94,7 @@ def own_rows(model: nn.Module, output: Any, labels: Tensor) -> tuple[Tensor, Ten
     return (values, counts) if _agrees(model, output, values, counts) else None
 
 
-def own_soft_loss(model: nn.Module, data: Mapping[str, Any], labels: Tensor) -> tuple[Tensor, Tensor]:
+def own_soft_logits(model: nn.Module, data: Mapping[str, Any], labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logits and the probabilities to compare them with, each [rows, classes, ...].
 
     The model gets the likeliest classes as its labels: some make their decoder's input of them.
@@ -117,6 +117,27 @@ def own_soft_loss(model: nn.Module, data: Mapping[str, Any], labels: Tensor) -> 
     if predicts_next(model) and labels.ndim == 3:
         labels = labels[..., 1:]
     return logits, labels
+
+
+def own_mixed_logits(model: nn.Module, data: Mapping[str, Any], first: Tensor) -> Tensor:
+    """Return the logits [rows, classes] of rows that are mixed, whose labels are two of each.
+
+    Args:
+        model: the model, or what wraps it.
+        data: the batch.
+        first: one of its two labels, class indices or probabilities.
+
+    Raises:
+        BatchError: there's no such model, or its own loss isn't the cross-entropy of its logits.
+    """
+    own = with_own_labels(model)
+    if own is None:
+        msg = f"The {type(model).__name__} isn't a Hugging Face model with a loss of its own. Write a loss function."
+        raise BatchError(msg)
+    if not first.is_floating_point():
+        whole = F.one_hot(first.clamp(min=0), _num_classes(own)).movedim(-1, 1)
+        first = (whole * (first != IGNORED).unsqueeze(1)).float()
+    return own_soft_logits(model, data, first)[0]
 
 
 def own_logits(model: nn.Module, data: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
