@@ -309,7 +309,7 @@ class Batch:
 
     @property
     def input(self) -> Data:
-        """What the model reads: element 0 of a tuple, or the field named input, x, image, input_ids, tokens, pixel_values."""
+        """What the model reads: element 0 of a tuple, or the field named input, x, image, input_ids, pixel_values."""
         return input_of(self.data)
 
     @property
