@@ -58,7 +58,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(ran: tuple[Path, dic
 def test_its_export_by_the_command(ran: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = ran[0]
     monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
     (command,) = re.findall(r"```\ncosmati (.*)\n```", PAGE)
     result = CliRunner().invoke(app, shlex.split(command))
     sys.modules.pop("sentiment", None)
