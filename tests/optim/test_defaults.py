@@ -17,6 +17,8 @@ from cosmati.optim.stepping import GroupedOptimizer
 DEFAULTS: dict[str, dict[str, Any]] = {
     # torch.optim.SGD and AdamW
     "SGD": {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "decay_vectors": True, "fused": False},
+    # 1711.05101, with the options of torch.optim.SGD
+    "SGDW": {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "decay_vectors": True},
     "AdamW": {
         "betas": (0.9, 0.999),
         "eps": 1e-8,
@@ -126,14 +128,14 @@ def test_what_is_built_has_the_configurations_defaults(name: str) -> None:
     ("name", "defaults"),
     [
         ("Constant", {"warmup": "0ba"}),
-        ("Linear", {"warmup": "0ba", "final": 0.0}),
-        ("Cosine", {"warmup": "0ba", "final": 0.0}),
+        ("Linear", {"warmup": "0ba", "t_max": "1dur", "final": 0.0}),
+        ("Cosine", {"warmup": "0ba", "t_max": "1dur", "final": 0.0}),
         ("WSD", {"warmup": "0ba", "decay": "0.2dur", "final": 0.0, "shape": "linear"}),
         ("Step", {"warmup": "0ba", "factor": 0.1}),
         ("MultiStep", {"warmup": "0ba", "factor": 0.1}),
         ("Exponential", {"warmup": "0ba", "every": "1ep", "factor": 0.95}),
         ("CosineWarmRestarts", {"warmup": "0ba", "growth": 1.0, "final": 0.0}),
-        ("Polynomial", {"warmup": "0ba", "power": 2.0, "final": 0.0}),
+        ("Polynomial", {"warmup": "0ba", "t_max": "1dur", "power": 2.0, "final": 0.0}),
         ("LinearToZero", {"warmup": "0ba"}),
     ],
 )

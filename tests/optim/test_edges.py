@@ -146,7 +146,7 @@ def test_a_cycle_starts_again_where_it_ends() -> None:
     assert growing.multiplier(0.2999, budget("90sec")) == pytest.approx(0.2, abs=1e-5)
 
 
-OPTIMIZERS = ("SGD", "AdamW", "Aurora", "Lion", "Muon", "NorMuon", "ScheduleFreeAdamW", "Sophia", "SOAP")
+OPTIMIZERS = ("SGD", "SGDW", "AdamW", "Aurora", "Lion", "Muon", "NorMuon", "ScheduleFreeAdamW", "Sophia", "SOAP")
 
 
 @pytest.mark.parametrize("rate", [-1e-9, math.nan])

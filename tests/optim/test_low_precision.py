@@ -18,6 +18,7 @@ from cosmati.optim.lion import SignMomentum
 from cosmati.optim.muon import OrthogonalizedMomentum
 from cosmati.optim.normuon import RowNormalizedMuon
 from cosmati.optim.schedule_free import ScheduleFree
+from cosmati.optim.sgdw import DecoupledMomentum
 from cosmati.optim.soap import EigenbasisAdam
 from cosmati.optim.sophia import ClippedCurvature
 from tests.optim.test_optimizer_contract import StopAt, everything, trainer
@@ -81,6 +82,7 @@ MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Muon": lambda p: OrthogonalizedMomentum(p, lr=0.01),
     "NorMuon": lambda p: RowNormalizedMuon(p, lr=0.01),
     "ScheduleFree": lambda p: ScheduleFree(p, lr=0.01),
+    "SGDW": lambda p: DecoupledMomentum(p, lr=0.01, momentum=0.9, weight_decay=0.01),
     "SOAP": lambda p: EigenbasisAdam(p, lr=0.01, precondition_frequency=2),
     "Sophia": lambda p: ClippedCurvature(p, lr=0.01, update_interval=2),
 }

@@ -22,6 +22,7 @@ from cosmati.methods import SAM
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import (
     SGD,
+    SGDW,
     SOAP,
     AdamW,
     Aurora,
@@ -56,6 +57,7 @@ OPTIMIZERS: dict[str, tuple[Optimizer, ...]] = {
     "Muon": (Muon(lr=0.02, weight_decay=0.01, schedule=SCHEDULE), REST),
     "Muon, hyperball": (Muon(lr=0.02, hyperball=True, schedule=SCHEDULE), REST),
     "NorMuon": (NorMuon(lr=0.01, weight_decay=0.01, schedule=SCHEDULE), REST),
+    "SGDW": (SGDW(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3, schedule=SCHEDULE),),
     "ScheduleFreeAdamW": (ScheduleFreeAdamW(lr=3e-3, weight_decay=0.01, schedule=Constant(warmup="2ba")),),
     "Sophia": (Sophia(lr=3e-3, num_labels=240, update_interval=2, schedule=SCHEDULE),),
     "SOAP": (SOAP(lr=3e-3, precondition_frequency=2, schedule=SCHEDULE),),

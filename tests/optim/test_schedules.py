@@ -18,6 +18,12 @@ SCHEDULES = st.one_of(
     st.builds(lambda w, f: Linear(warmup=w, final=f), WARMUPS, st.sampled_from([0.0, 0.1, 2.0])),
     st.builds(lambda w, f: Cosine(warmup=w, final=f), WARMUPS, st.sampled_from([0.0, 0.1])),
     st.builds(
+        lambda kind, w, t: kind(warmup=w, t_max=t, final=0.1),
+        st.sampled_from([Linear, Cosine]),
+        WARMUPS,
+        st.sampled_from(["0.6dur", "0.9dur", "1.5dur"]),
+    ),
+    st.builds(
         lambda w, d, f: WSD(warmup=w, decay=d, final=f),
         WARMUPS,
         st.sampled_from(["0.2dur", "10ba", "0.5dur"]),

@@ -47,7 +47,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     made = Watched(Ticks(), [])
     for module in (room, timing):
         monkeypatch.setattr(module, "perf_counter", made.ticks)
-    for module, name in ((room, "evaluate"), (lifecycle, "evaluate"), (lifecycle, "try_out")):
+    for module, name in ((room, "evaluate_all"), (lifecycle, "evaluate_all"), (lifecycle, "try_out_all")):
         monkeypatch.setattr(module, name, made.watching(getattr(module, name)))
     return made
 

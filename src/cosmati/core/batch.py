@@ -39,7 +39,7 @@ __all__ = [
 TOMBSTONE = -1
 """Row id of a row that isn't there: canonical shape, content zero, weight zero."""
 
-_INPUT_NAMES = ("input", "inputs", "x", "image", "images", "input_ids", "tokens")
+_INPUT_NAMES = ("input", "inputs", "x", "image", "images", "input_ids", "tokens", "pixel_values")
 _TARGET_NAMES = ("target", "targets", "y", "label", "labels")
 
 
@@ -309,7 +309,7 @@ class Batch:
 
     @property
     def input(self) -> Data:
-        """What the model reads: element 0 of a tuple, or the field named input, x, image, input_ids, tokens."""
+        """What the model reads: element 0 of a tuple, or the field named input, x, image, input_ids, pixel_values."""
         return input_of(self.data)
 
     @property

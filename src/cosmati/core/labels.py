@@ -152,13 +152,38 @@ def predicts_next(model: nn.Module) -> bool | None:
     return _known[model]
 
 
-def _verdicts(module: nn.Module) -> set[bool | None]:
+def with_own_labels(module: nn.Module) -> Any:  # noqa: ANN401  (a model of transformers, which nothing here imports)
+    """Return the Hugging Face model that computes a loss from `labels`: a module, or the one inside that does.
+
+    None where there is none, or where there are several.
+    """
+    found = list(_labelled(module))
+    return found[0] if len(found) == 1 else None
+
+
+def _labelled(module: nn.Module) -> Iterator[nn.Module]:
+    if _own_forward(module) is not None:
+        yield module
+        return
+    for child in module.children():
+        yield from _labelled(child)
+
+
+def _own_forward(module: nn.Module) -> tuple[str, Any] | None:
+    """Return the class's name and the forward function of a Hugging Face model that takes `labels`; else None."""
     for kind in type(module).__mro__:
         forward = vars(kind).get("forward")
         if forward is not None and kind.__module__.startswith("transformers."):
             function = inspect.unwrap(forward)
             if "labels" in inspect.signature(function).parameters:
-                return {_shifts(module, kind.__name__, function)}
+                return kind.__name__, function
+    return None
+
+
+def _verdicts(module: nn.Module) -> set[bool | None]:
+    own = _own_forward(module)
+    if own is not None:
+        return {_shifts(module, *own)}
     found = set[bool | None]().union(*(_verdicts(child) for child in module.children()))
     return found or ({True} if type(module).__name__.endswith(_CAUSAL) else found)
 

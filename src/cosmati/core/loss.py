@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Data, input_of, target_of
 from cosmati.core.labels import count_own_labels
+from cosmati.core.own_loss import are_probabilities, own_mixed_logits, own_rows, own_soft_logits
 from cosmati.errors import BatchError
 
 LossFunction = Callable[[nn.Module, Data], "Tensor | Loss"]
@@ -240,10 +241,13 @@ class Regression:
 def huggingface_loss(model: nn.Module, data: Data) -> Loss:
     """Take the loss from a Hugging Face model, which has averaged it over its labels.
 
-    The weight is the label count, shifted by one position where the model, or the one that it wraps, does that.
+    The weight is the label count, shifted by one position where the model, or the one that it wraps, does that. Where
+    the loss is the mean cross-entropy of the logits, rows are told apart: a classifier's always, those of tokens where
+    no graph is kept, as when they're scored. Labels that a method has made probabilities of are compared as such.
 
     Raises:
-        BatchError: the batch has no `labels`, or over how many the model averages can't be told.
+        BatchError: the batch has no `labels`, over how many the model averages can't be told, or they are probabilities
+            and its own loss is no cross-entropy.
     """
     if not isinstance(data, Mapping) or "labels" not in data:
         msg = (
@@ -252,10 +256,22 @@ def huggingface_loss(model: nn.Module, data: Data) -> Loss:
         )
         raise BatchError(msg)
     labels = data["labels"]
+    if isinstance(labels, MixedTarget):
+        logits = own_mixed_logits(model, data, labels.first)
+        return Classification(logits.shape[1]).compare(logits, labels)
+    if isinstance(labels, Tensor) and are_probabilities(model, labels):
+        return Classification(labels.shape[1]).compare(*own_soft_logits(model, data, labels))
     weight = count_own_labels(model, labels)
     # A mean over no labels is NaN, and NaN times 0 too: such rows get any labels, and weigh nothing.
     safe = torch.where(weight > 0, labels, torch.zeros_like(labels))
-    return Loss(model(**{**data, "labels": safe}).loss * weight, weight)
+    output = model(**{**data, "labels": safe})
+    total = output.loss * weight
+    found = own_rows(model, output, labels)
+    if found is None:
+        return Loss(total, weight)
+    values, counts = found
+    rows = _from_positions(values, counts.to(values.dtype))
+    return Loss(total, weight, rows.per_row, rows.per_row_weight)
 
 
 def _from_positions(values: Tensor, weights: Tensor) -> Loss:

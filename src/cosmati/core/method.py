@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, InputKind
 from cosmati.core.clock import Budget, Clock
-from cosmati.core.loss import LossFunction
+from cosmati.core.loss import LossFunction, huggingface_loss
 from cosmati.core.named_settings import NamedSettings
+from cosmati.core.own_loss import num_own_classes
 from cosmati.core.pieces import Pieces
 from cosmati.core.rng import position_generator, row_uniform
 from cosmati.core.source import ImageSize
@@ -132,8 +133,10 @@ class Position:
         return row_uniform(self.seed, stream, self.clock.epoch, batch.lineage.row_ids, num=num)
 
     def num_classes(self, target: Tensor, method: str) -> int:
-        """Return the number of classes that integer targets index, as the loss declares it."""
+        """Return the number of classes that integer targets index, as the loss declares it, or a Hugging Face model."""
         num_classes = getattr(self.loss, "num_classes", None)
+        if self.loss is huggingface_loss:
+            num_classes = num_own_classes(self.model, target)
         if num_classes is None:
             msg = (
                 f"{method} needs the number of classes of targets {tuple(target.shape)} {target.dtype}, and the loss "

@@ -144,6 +144,25 @@ _LOOKED_AT = 100
 """Attributes or items, of which a data set's rows in a list are none."""
 
 
+def refuse_part(data: object, num_batches: int | None) -> None:
+    """Refuse to measure on the first batches of data where there are none, or others each time.
+
+    Raises:
+        DataError: it isn't a number of batches, or the loader shuffles.
+    """
+    if num_batches is None:
+        return
+    if not isinstance(num_batches, int) or num_batches < 1:
+        msg = f"num_batches={num_batches!r} is no number of batches. Give 1 or more; None takes all."
+        raise DataError(msg)
+    if shuffles(data):
+        msg = (
+            f"The first {num_batches} batches of a loader that shuffles are others each time, so that two evaluations "
+            "couldn't be compared. Give it shuffle=False, or measure on all of it."
+        )
+        raise DataError(msg)
+
+
 def shuffles(data: object) -> bool:
     """Say whether a loader draws its order."""
     return isinstance(data, DataLoader) and isinstance(_sampler(data), _SHUFFLING)

@@ -16,11 +16,13 @@ from cosmati.optim.normuon import NorMuon
 from cosmati.optim.optimizers import SGD, AdamW, Muon, Optimizer, assign_parameters, matrices
 from cosmati.optim.schedule_free import ScheduleFreeAdamW
 from cosmati.optim.schedules import WSD, Constant, Cosine, Linear, Schedule
+from cosmati.optim.sgdw import SGDW
 from cosmati.optim.soap import SOAP
 from cosmati.optim.sophia import Sophia
 
 __all__ = [
     "SGD",
+    "SGDW",
     "SOAP",
     "WSD",
     "AdamW",

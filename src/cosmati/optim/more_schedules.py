@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cosmati.core.clock import Budget, Time
 from cosmati.errors import PlanError
-from cosmati.optim.schedules import WarmedUp, check_final, progress_from, warm_up
+from cosmati.optim.schedules import Decaying, WarmedUp, check_final, progress_from, warm_up
 
 _ROUNDING = 1e-9
 """Times are quotients; a milestone that falls on a step's start is passed in spite of rounding."""
@@ -133,13 +133,13 @@ class CosineWarmRestarts(WarmedUp):
         return ramp * (self.final + (1 - self.final) * height)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Polynomial(WarmedUp):
-    """Warm up, then fall as `(1 - progress) ** power` to `final` at the end of the run.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Polynomial(Decaying):
+    """Warm up, then fall as `(1 - progress) ** power` to `final`, at the end of the run or at `t_max`.
 
     Args:
         power: > 0; 1 is a straight line.
-        final: multiplier at the end, >= 0.
+        final: multiplier where the decay ends, >= 0.
     """
 
     power: float = 2.0
@@ -154,9 +154,8 @@ class Polynomial(WarmedUp):
 
     def multiplier(self, fraction_elapsed: float, budget: Budget) -> float:
         """Return the multiplier of the step that starts at a fraction of the run."""
-        ramp, start = warm_up(self.warmup, fraction_elapsed, budget)
-        height = math.pow(1 - progress_from(fraction_elapsed, start), self.power)
-        return ramp * (self.final + (1 - self.final) * height)
+        ramp, progress = self.ramp_and_progress(fraction_elapsed, budget)
+        return ramp * (self.final + (1 - self.final) * math.pow(1 - progress, self.power))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from cosmati.core.method import Coupling
 from cosmati.core.named_settings import NamedSettings
 from cosmati.errors import PlanError
 from cosmati.optim.adamw import BoundedAdamW
+from cosmati.optim.foreign_schedules import schedule_in_place_of
 from cosmati.optim.muon import OrthogonalizedMomentum, Scale
 from cosmati.optim.schedules import Constant, Schedule
 
@@ -55,6 +56,13 @@ class Optimizer(NamedSettings):
             for moving what has no gradient. What is built is tried out at setup where PyTorch doesn't ship it.
     """
 
+    other_names: ClassVar[dict[str, str]] = {
+        "learning_rate": "lr",
+        "lr_scheduler": "schedule",
+        "scheduler": "schedule",
+        "params": "parameters",
+        "wd": "weight_decay",
+    }
     owns: ClassVar[frozenset[str]] = frozenset()
     couples: ClassVar[frozenset[Coupling]] = frozenset()
 
@@ -72,6 +80,8 @@ class Optimizer(NamedSettings):
                 "Cosine(warmup='0.1dur'), or an object with multiplier(fraction_elapsed, budget), which returns what "
                 "multiplies the learning rate."
             )
+            if words := schedule_in_place_of(self.schedule):
+                msg = f"{type(self).__name__}(schedule=...): {words}."
             raise PlanError(msg)
 
     def takes(self, name: str, parameter: Parameter) -> bool:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 from cosmati.core.clock import Budget, Time
+from cosmati.core.later import later, told_fields
 from cosmati.core.named_settings import NamedSettings
 from cosmati.errors import PlanError
 
@@ -38,10 +39,65 @@ class WarmedUp(NamedSettings):
         warmup: time string; `0ba` is off.
     """
 
+    other_names: ClassVar[dict[str, str]] = {
+        "t_warmup": "warmup",
+        "T_max": "t_max",
+        "total_iters": "t_max",
+        "alpha_f": "final",
+        "end_factor": "final",
+        "floor": "final",
+        "eta_min": "final={} / lr",
+        "gamma": "factor",
+        "step_size": "every",
+        "decay_period": "every",
+        "T_0": "cycle",
+        "t_0": "cycle",
+        "T_mult": "growth",
+        "t_mult": "growth",
+    }
+
     warmup: str = "0ba"
 
     def __post_init__(self) -> None:
         Time.parse(self.warmup)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Decaying(WarmedUp):
+    """Warm-up, then a decay that ends somewhere.
+
+    Args:
+        t_max: where the decay ends, counted from the run's start, a time string; its last value stays. Beyond the run's
+            end it's left unfinished.
+    """
+
+    t_max: str = later(default="1dur")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if Time.parse(self.t_max).value <= 0:
+            msg = f"t_max={self.t_max!r} leaves no time to decay in. Give a time > 0, such as '0.8dur' or '1000ba'."
+            raise PlanError(msg)
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{name}={value!r}" for name, value in told_fields(self).items())
+        return f"{type(self).__name__}({told})"
+
+    def ramp_and_progress(self, fraction_elapsed: float, budget: Budget) -> tuple[float, float]:
+        """Return the warm-up's ramp in [0, 1], and the fraction of the decay that has passed.
+
+        Raises:
+            PlanError: the warm-up takes the whole run, or isn't over where the decay ends.
+        """
+        ramp, start = warm_up(self.warmup, fraction_elapsed, budget)
+        end = budget.fraction_of(self.t_max)
+        if budget.fraction_of(self.warmup) >= end:
+            msg = (
+                f"Warm-up {self.warmup!r} isn't over at t_max={self.t_max!r}; both are counted from the run's start. "
+                "Shorten the one, or lengthen the other."
+            )
+            raise PlanError(msg)
+        return ramp, progress_from(fraction_elapsed, start, end)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +109,12 @@ class Constant(WarmedUp):
         return warm_up(self.warmup, fraction_elapsed, budget)[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Linear(WarmedUp):
-    """Warm up, then go straight to `final` at the end of the run.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Linear(Decaying):
+    """Warm up, then go straight to `final`, at the end of the run or at `t_max`.
 
     Args:
-        final: multiplier at the end, >= 0.
+        final: multiplier where the decay ends, >= 0.
     """
 
     final: float = 0.0
@@ -69,16 +125,16 @@ class Linear(WarmedUp):
 
     def multiplier(self, fraction_elapsed: float, budget: Budget) -> float:
         """Return the multiplier of the step that starts at a fraction of the run."""
-        ramp, start = warm_up(self.warmup, fraction_elapsed, budget)
-        return ramp * (1 - (1 - self.final) * progress_from(fraction_elapsed, start))
+        ramp, progress = self.ramp_and_progress(fraction_elapsed, budget)
+        return ramp * (1 - (1 - self.final) * progress)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cosine(WarmedUp):
-    """Warm up, then follow half a cosine to `final` at the end of the run (arXiv 1608.03983).
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Cosine(Decaying):
+    """Warm up, then follow half a cosine to `final`, at the end of the run or at `t_max` (arXiv 1608.03983).
 
     Args:
-        final: multiplier at the end, >= 0.
+        final: multiplier where the decay ends, >= 0.
     """
 
     final: float = 0.0
@@ -89,8 +145,8 @@ class Cosine(WarmedUp):
 
     def multiplier(self, fraction_elapsed: float, budget: Budget) -> float:
         """Return the multiplier of the step that starts at a fraction of the run."""
-        ramp, start = warm_up(self.warmup, fraction_elapsed, budget)
-        height = (1 + math.cos(math.pi * progress_from(fraction_elapsed, start))) / 2
+        ramp, progress = self.ramp_and_progress(fraction_elapsed, budget)
+        height = (1 + math.cos(math.pi * progress)) / 2
         return ramp * (self.final + (1 - self.final) * height)
 
 
@@ -154,6 +210,6 @@ def warm_up(warmup: str, elapsed: float, budget: Budget) -> tuple[float, float]:
     return ramp, max(0.0, length - step)
 
 
-def progress_from(elapsed: float, start: float) -> float:
-    """Return the fraction of the way from `start` to the end of the run, in [0, 1]."""
-    return min(1.0, max(0.0, (elapsed - start) / (1 - start))) if start < 1 else float(elapsed >= 1)
+def progress_from(elapsed: float, start: float, end: float = 1.0) -> float:
+    """Return the fraction of the way from `start` to `end`, by default the run's, in [0, 1]."""
+    return min(1.0, max(0.0, (elapsed - start) / (end - start))) if start < end else float(elapsed >= end)

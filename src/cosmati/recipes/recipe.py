@@ -27,7 +27,7 @@ from cosmati.optim import Optimizer
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.config import RunConfig
-from cosmati.train.evaluation import Evaluation
+from cosmati.train.named_evaluations import Evaluations
 from cosmati.train.observers import Observer
 from cosmati.train.trainer import Trainer
 
@@ -57,7 +57,7 @@ class Recipe:
     data: Callable[[], Source]
     optimizers: tuple[Optimizer, ...]
     methods: tuple[Method, ...] = ()
-    evaluation: Callable[[], Evaluation] | None = None
+    evaluation: Callable[[], Evaluations] | None = None
     config: RunConfig = _CONFIG
     policy: PolicyFile | None = None
     taxonomy: Taxonomy | None = None

@@ -350,4 +350,5 @@ def _ends_at_zero(schedule: str, options: str) -> bool:
     )
     decays = schedule in ("Linear", "Cosine") or (schedule == "WSD" and times.get("decay", (0.0, ""))[0] > 0)
     final = _FINAL.search(options)
-    return decays and is_dilated and final is not None and float(final[1]) == 0
+    is_finished = times.get("t_max", (1.0, ""))[0] <= 1
+    return decays and is_dilated and is_finished and final is not None and float(final[1]) == 0

@@ -10,13 +10,13 @@ from typing import Protocol
 
 import torch
 
-from cosmati.core.batch import Batch, count_rows
+from cosmati.core.batch import count_rows
 from cosmati.core.clock import Budget, Clock
 from cosmati.errors import BatchError, DivergenceError, RunError
 from cosmati.records.study import EvaluationPoint
 from cosmati.study.evaluated_rows import row_sample
-from cosmati.train.evaluation import evaluate
 from cosmati.train.facts import describe_hardware
+from cosmati.train.named_evaluations import batches_of, evaluate_all, held_batches
 from cosmati.train.observers import Observer
 from cosmati.train.run.environment import environment
 from cosmati.train.run.result import RunResult
@@ -131,7 +131,7 @@ def measure(arm: str, start: Callable[[], Run], quality: str, *, inference: bool
             evaluated = _inference(run)
     point = kept.point(clock, seconds, reached)
     before = [one for one in kept.points if one.step < point.step]
-    rows = row_sample(run.evaluation.data) if isinstance(run, Trainer) and run.evaluation else ()
+    rows = row_sample(held_batches(run.evaluation, quality)) if isinstance(run, Trainer) else ()
     return MeasuredRun((*before, point), dict(parts), kept.num_threads, hardware_of(run), *evaluated, rows)
 
 
@@ -146,10 +146,11 @@ def _inference(run: Trainer) -> tuple[float, int]:
     a = run.assembly
     with environment(a), run.averaged() as model:
         began = perf_counter()
-        evaluate(model, run.evaluation, a.ranks, a.device, a.config.autocast(a.device), [turn.loss for turn in a.turns])
+        losses = [turn.loss for turn in a.turns]
+        evaluate_all(model, run.evaluation, a.ranks, a.device, a.config.autocast(a.device), losses)
         seconds = perf_counter() - began
     try:
-        rows = sum(count_rows(one.data if isinstance(one, Batch) else one) for one in run.evaluation.read())
+        rows = sum(map(count_rows, batches_of(run.evaluation)))
     except BatchError:  # what metrics can read isn't always countable
         return 0.0, 0
     return seconds, rows

@@ -5,17 +5,24 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from cosmati.core.clock import Time
+from cosmati.core.named_settings import NamedSettings
 from cosmati.errors import PlanError
 
 Precision = Literal["float32", "bfloat16"]
 
 CHANGEABLE = ("policy", "budget", "schedule")
 """What a resumed run may change where it's asked for by name."""
+
+_PRECISIONS = {
+    "float32": ("fp32", "32", "32-true"),
+    "bfloat16": ("bf16", "bf16-mixed", "amp_bf16", "16-mixed", "fp16", "amp_fp16", "float16"),
+}
+"""What other tools call them; float16 has its nearest here."""
 
 
 class PathSetting:
@@ -36,7 +43,7 @@ class PathSetting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(NamedSettings):
     """How a run goes.
 
     Args:
@@ -68,6 +75,31 @@ class RunConfig:
         resume_from: `newest` checkpoint, and an error where it's damaged; or the newest one that is `whole`.
         progress: show a progress bar, or plain lines where there is no terminal.
     """
+
+    other_names: ClassVar[dict[str, str]] = {
+        "max_epochs": "budget='{}ep'",
+        "num_train_epochs": "budget='{}ep'",
+        "epochs": "budget='{}ep'",
+        "max_steps": "budget='{}ba'",
+        "max_duration": "budget",
+        "accumulate_grad_batches": "num_microbatches",
+        "gradient_accumulation_steps": "num_microbatches",
+        "default_root_dir": "run_folder",
+        "output_dir": "run_folder",
+        "save_folder": "run_folder",
+        "run_dir": "run_folder",
+        "load_path": "load_weights",
+        "bf16": "precision='bfloat16'",
+        "eval_interval": "evaluate_every",
+        "eval_every": "evaluate_every",
+        "check_val_every_n_epoch": "evaluate_every='{}ep'",
+        "val_check_interval": "evaluate_every",
+        "eval_steps": "evaluate_every='{}ba'",
+        "save_interval": "checkpoint_every",
+        "save_steps": "checkpoint_every='{}ba'",
+        "save_total_limit": "num_checkpoints",
+        "save_num_checkpoints_to_keep": "num_checkpoints",
+    }
 
     name: str = "run"
     budget: str = "1ep"
@@ -107,7 +139,9 @@ class RunConfig:
             )
             raise PlanError(msg)
         if self.precision not in ("float32", "bfloat16"):
-            msg = f"Precision {self.precision!r} is not known. Use 'float32' or 'bfloat16'."
+            found = [name for name, others in _PRECISIONS.items() if str(self.precision) in others]
+            here = f"Here the nearest is {found[0]!r}" if found else "Use 'float32' or 'bfloat16'"
+            msg = f"Precision {self.precision!r} is not known. {here}."
             raise PlanError(msg)
         if self.resume_from not in ("newest", "whole"):
             msg = f"RunConfig.resume_from = {self.resume_from!r} is not known. Use 'newest' or 'whole'."
@@ -142,3 +176,34 @@ class RunConfig:
     def autocast(self, device: torch.device) -> torch.autocast:
         """Return the context in which forward passes run."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+
+
+def _in_config() -> dict[str, str]:
+    """Return what a trainer is to be told of settings that belong into its `RunConfig`."""
+    own = {field.name: f"{field.name}={{!r}}" for field in dataclasses.fields(RunConfig)}
+    others = {name: here if "=" in here else f"{here}={{!r}}" for name, here in RunConfig.other_names.items()}
+    return {name: f"config=RunConfig({here})" for name, here in (own | others).items()}
+
+
+TRAINER_NAMES: dict[str, str] = {
+    **_in_config(),
+    "algorithms": "methods=[...]",
+    "args": "config=RunConfig(...)",
+    "callbacks": "observers=[...]",
+    "compute_metrics": "evaluation=Evaluation(data, metrics)",
+    "criterion": "loss=...",
+    "dataloader": "data=...",
+    "eval_dataloader": "evaluation=Evaluation(data, metrics)",
+    "eval_dataset": "evaluation=Evaluation(data, metrics)",
+    "logger": "observers=[Tracking(...)]",
+    "loggers": "observers=[Tracking(...)]",
+    "loss_fn": "loss=...",
+    "lr_scheduler": "optimizers=SGD(lr=..., schedule=...)",
+    "metrics": "evaluation=Evaluation(data, metrics)",
+    "optimizer": "optimizers=...",
+    "schedulers": "optimizers=SGD(lr=..., schedule=...)",
+    "train_dataloader": "data=...",
+    "train_dataset": "data=DataLoader(train_dataset, batch_size=...)",
+    "val_dataloaders": "evaluation=Evaluation(data, metrics)",
+}
+"""What other trainers call their arguments, and what they are here."""

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from itertools import islice
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, Data, count_rows, input_of, target_of
+from cosmati.core.labels import IGNORED, with_own_labels
 from cosmati.core.loss import Loss, LossFunction
 from cosmati.core.method import Position, State
+from cosmati.core.named_settings import KnownNames
 from cosmati.core.nest import moved, select_rows
-from cosmati.data.foreign import refuse_rows, refuse_shares, shuffles
+from cosmati.core.own_loss import own_logits
+from cosmati.data.foreign import refuse_part, refuse_rows, refuse_shares, shuffles
 from cosmati.data.loader import StreamingLoader
 from cosmati.errors import BatchError, DataError
 from cosmati.optim.stepping import GroupedOptimizer
@@ -79,7 +83,7 @@ AnyMetric = Metric | Stateful | StatefulMetric
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(KnownNames):
     """What is measured, and on what.
 
     Args:
@@ -87,14 +91,18 @@ class Evaluation:
         metrics: functions of model and batch that return `Loss(sum, weight)`, or a scalar mean of the batch; or
             stateful metrics (`Stateful`), which are given the model's output and the target where nothing else is said.
             By name; or a list of them, or one alone, which are called as their functions or classes are.
+        num_batches: measure on the first so many batches; None takes all.
 
     Raises:
-        DataError: the data give rows, can be read only once, or are this rank's share.
+        DataError: the data give rows, can be read only once, or are this rank's share; or the first batches are others
+            each time.
         ValueError: two metrics have one name, or one has none, or one that the run's clock has.
     """
 
+    other_names: ClassVar = {"subset_num_batches": "num_batches", "dataloader": "data", "metric": "metrics"}
     data: Iterable[Data]
     metrics: Mapping[str, AnyMetric] | Sequence[AnyMetric] | AnyMetric = field(default_factory=dict)
+    num_batches: int | None = None
     _written: WrittenHere = field(default_factory=WrittenHere, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +114,13 @@ class Evaluation:
                 "list(...) of it, a DataLoader, or batches(...)."
             )
             raise DataError(msg)
+        refuse_part(self.data, self.num_batches)
         self.by_name()
+
+    def read(self) -> Iterator[Data]:
+        """Yield what is measured on, the same batches each time: a `StreamingLoader`'s of its first epoch."""
+        data = self.data.first_epoch() if isinstance(self.data, StreamingLoader) else self.data
+        return islice(data, self.num_batches)
 
     def by_name(self) -> Mapping[str, AnyMetric]:
         """Return the metrics by their names.
@@ -125,10 +139,6 @@ class Evaluation:
             )
             raise ValueError(msg)
         return _not_the_clocks(dict(zip(names, given, strict=True)))
-
-    def read(self) -> Iterable[Data]:
-        """Return the batches, the same ones each time: of a `StreamingLoader` its first epoch, wherever it stands."""
-        return self.data.first_epoch() if isinstance(self.data, StreamingLoader) else self.data
 
     @contextmanager
     def unchanged(self, batch: Data, index: int) -> Iterator[None]:
@@ -174,7 +184,13 @@ def batches(data: Data, rows: int) -> list[Data]:
 
 
 def accuracy(model: nn.Module, data: Data) -> Loss:
-    """Count the rows whose largest logit is at the target's index; probabilities have theirs at the largest."""
+    """Count the rows whose largest logit is at the target's index; probabilities have theirs at the largest.
+
+    Of a Hugging Face model that has labels, those that count: -100 doesn't.
+    """
+    if isinstance(data, Mapping) and "labels" in data and with_own_labels(model) is not None:
+        logits, labels = own_logits(model, data)
+        return Loss((logits.argmax(1) == labels).sum(), (labels != IGNORED).sum())
     logits, target = model(input_of(data)), target_of(data)
     hits = logits.argmax(1) == (target.argmax(1) if target.shape == logits.shape else target)
     return Loss(hits.sum(), float(hits.numel()))

@@ -23,10 +23,11 @@ from cosmati.export.formats import ExportForm
 from cosmati.export.publishing import Check, Origin, Say, export_model, quiet
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.records.run import GuaranteeRecord, RunRecord
-from cosmati.train.evaluation import Evaluation, averaged_weights, evaluate, kept_state, try_out
+from cosmati.train.evaluation import averaged_weights, kept_state, try_out
 from cosmati.train.facts import facts_of
 from cosmati.train.identity import Change, changes, is_other_python
 from cosmati.train.lifecycle import Lifecycle
+from cosmati.train.named_evaluations import evaluate_all, first_batch
 from cosmati.train.probe import Probe
 from cosmati.train.ranks import Ranks
 from cosmati.train.recalibration import put_back_modes
@@ -159,7 +160,7 @@ class ExportingTrainer(Lifecycle):
             )
             inputs, where = self._example(model)
             check = Check(
-                measure=self._measure if self.evaluation is not None and self.evaluation.metrics else None,
+                measure=self._measure if first_batch(self.evaluation) is not None else None,
                 recorded=run.metrics,
                 where=where,
                 inputs=inputs,
@@ -202,18 +203,16 @@ class ExportingTrainer(Lifecycle):
         a = self.assembly
         losses = [turn.loss for turn in a.turns]
         with kept_state(model, losses), a.generators.restored():
-            return evaluate(model, self.evaluation, Ranks.alone(), a.device, a.config.autocast(a.device), losses)
+            return evaluate_all(model, self.evaluation, Ranks.alone(), a.device, a.config.autocast(a.device), losses)
 
     def _example(self, model: nn.Module) -> tuple[CallInputs | None, str]:
         """Return what the model is first called with when it's evaluated, or trained; and the data, in words."""
         a = self.assembly
         losses = [turn.loss for turn in a.turns]
-        if self.evaluation is not None and self.evaluation.metrics:
-            first = [batch for _, batch in zip(range(1), self.evaluation.read(), strict=False)]
+        first = first_batch(self.evaluation)
+        if first is not None:
             with _first_call(model) as seen:
-                try_out(
-                    model, Evaluation(first, self.evaluation.metrics), a.device, a.config.autocast(a.device), losses
-                )
+                try_out(model, first, a.device, a.config.autocast(a.device), losses)
                 if not seen:  # Metrics that make no sense of one batch were left out.
                     self._measure(model)
             low = ", under autocast in bfloat16" if a.config.precision == "bfloat16" else ""

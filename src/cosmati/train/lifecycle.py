@@ -16,16 +16,19 @@ from cosmati.core.batch import Data
 from cosmati.core.clock import Clock
 from cosmati.core.memory import freed_memory_kept
 from cosmati.core.method import Position, State
+from cosmati.core.named_settings import KnownNames
 from cosmati.core.plan import Plan, Promise
 from cosmati.errors import DivergenceError, PlanError
 from cosmati.train.applied import AppliedMethods, Trace
+from cosmati.train.config import TRAINER_NAMES
 from cosmati.train.continuity import Continuity
 from cosmati.train.cutting import Cuts
 from cosmati.train.epochs import refuse_endless
-from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, evaluate, try_out
+from cosmati.train.evaluation import averaged, averaged_weights
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.identity import Change
 from cosmati.train.marks import StepRows
+from cosmati.train.named_evaluations import Evaluations, checked, evaluate_all, try_out_all
 from cosmati.train.observers.observer import Observer, states_of
 from cosmati.train.opening import open_run, read_back, without_schedulers
 from cosmati.train.optimizer_watch import OptimizerWatch
@@ -42,7 +45,7 @@ from cosmati.train.written import WRITTEN, WrittenHere
 Taken = TypeVar("Taken")
 
 
-class Lifecycle:
+class Lifecycle(KnownNames):
     """What a trainer is beside its loop; `with` opens and closes its run.
 
     Args:
@@ -51,11 +54,13 @@ class Lifecycle:
         observers: the user's.
     """
 
-    def __init__(self, prepared: Prepared, evaluation: Evaluation | None, observers: Sequence[Observer]) -> None:
+    other_names = TRAINER_NAMES
+
+    def __init__(self, prepared: Prepared, evaluation: Evaluations | None, observers: Sequence[Observer]) -> None:
         self.prepared = prepared
         a = self.assembly = prepared.assembly
         self.feed = prepared.feed
-        self.evaluation = evaluation
+        self.evaluation = checked(evaluation)
         self.observers: list[Observer] = list(observers)
         self.trace: Trace | None = None
         self.clock = Clock()
@@ -210,7 +215,7 @@ class Lifecycle:
             self.tell("evaluate")
             with self.averaged() as model:
                 autocast, losses = a.config.autocast(a.device), [turn.loss for turn in a.turns]
-                self._metrics = evaluate(model, self.evaluation, a.ranks, a.device, autocast, losses)
+                self._metrics = evaluate_all(model, self.evaluation, a.ranks, a.device, autocast, losses)
             self._evaluated_at = self.clock
             self._run.evaluated(self.clock, self._metrics, self.stopwatch.training_seconds())
         return self._metrics
@@ -319,7 +324,7 @@ class Lifecycle:
         if self.evaluation is not None:
             with self.averaged() as model:
                 autocast, losses = a.config.autocast(a.device), [turn.loss for turn in a.turns]
-                try_out(model, self.evaluation, a.device, autocast, losses)
+                try_out_all(model, self.evaluation, a.device, autocast, losses)
         self.save()
         read_back(a)
 

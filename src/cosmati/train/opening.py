@@ -142,3 +142,18 @@ def without_schedulers(plan: Plan, assembly: Assembly) -> Plan:
             for promise in (Promise.RESUME, Promise.REPLAYABLE):
                 plan = plan.withdraw(promise, because) if plan.holds(promise) else plan
     return plan
+
+
+def warn_of_idle_schedulers(assembly: Assembly, observers: Sequence[Observer]) -> None:
+    """Warn of a torch scheduler that nobody would step: `fit` doesn't, and no observer of the user's own is there."""
+    if any(not type(observer).__module__.startswith("cosmati.") for observer in observers):
+        return
+    for scheduled in assembly.optimizers:
+        if getattr(scheduled.optimizer.step, "_wrapped_by_lr_sched", False):
+            kind = type(scheduled.optimizer).__name__
+            warnings.warn(
+                f"A torch scheduler is bound to the {kind}, and fit() doesn't step it: the learning rate would stay. "
+                f"Give a configuration with a schedule, such as cosmati.optim.SGD(lr=0.1, schedule=Cosine()), or call "
+                "its step() in an observer's on_step or a loop of your own.",
+                stacklevel=3,
+            )

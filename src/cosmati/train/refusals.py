@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from cosmati.core.loss import LossFunction
 from cosmati.core.plan import check_methods
 from cosmati.errors import PlanError
+from cosmati.optim.foreign_schedules import schedule_in_place_of
 from cosmati.optim.optimizers import Optimizer
 from cosmati.train.assembly import SubStep
 from cosmati.train.ingredients import Ingredients
@@ -69,6 +70,9 @@ def _refuse_optimizers(optimizers: object) -> None:
                 f"optimizers=[{optimizer.__name__}] names the class. Give one that is made: "
                 "cosmati.optim.AdamW(lr=1e-3), or torch.optim.AdamW(model.parameters(), lr=1e-3)."
             )
+            raise PlanError(msg)
+        if words := schedule_in_place_of(optimizer):
+            msg = f"optimizers holds no optimizer: {words}, as the schedule= of cosmati.optim.SGD or AdamW."
             raise PlanError(msg)
         if not isinstance(optimizer, Optimizer | torch.optim.Optimizer):
             msg = (

@@ -27,7 +27,6 @@ from cosmati.train.collectives import without_met
 from cosmati.train.commit import Commit
 from cosmati.train.config import RunConfig
 from cosmati.train.cutting import refuse_uncut, shortage
-from cosmati.train.evaluation import Evaluation
 from cosmati.train.exporting import ExportingTrainer
 from cosmati.train.feed import Feed, as_batch
 from cosmati.train.forward_watch import loss_roots
@@ -35,7 +34,9 @@ from cosmati.train.gradients import StepInput
 from cosmati.train.held import remember
 from cosmati.train.ingredients import AnyOptimizer, Ingredients, listed
 from cosmati.train.marks import StepRows, with_own_containers
+from cosmati.train.named_evaluations import Evaluations
 from cosmati.train.observers.observer import Observer
+from cosmati.train.opening import warn_of_idle_schedulers
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.prepare import prepare
 from cosmati.train.routes import Route, empty_flags
@@ -57,7 +58,7 @@ class Trainer(ExportingTrainer):
         methods: training methods, in any order; one, or several.
         policy: which class may teach which region.
         taxonomy: the classes that policy and data speak of.
-        evaluation: what is measured, every `config.evaluate_every`.
+        evaluation: what is measured, every `config.evaluate_every`: an `Evaluation`, or several by name.
         observers: told of every step, evaluation, checkpoint and the end.
         config: everything else.
 
@@ -79,7 +80,7 @@ class Trainer(ExportingTrainer):
         methods: Sequence[Method] | Method = (),
         policy: PolicyFile | None = None,
         taxonomy: Taxonomy | None = None,
-        evaluation: Evaluation | None = None,
+        evaluation: Evaluations | None = None,
         observers: Sequence[Observer] = (),
         config: RunConfig | None = None,
     ) -> None:
@@ -108,6 +109,7 @@ class Trainer(ExportingTrainer):
         if self.feed is None:
             msg = "fit() needs data: Trainer(model, loss, data, ...). With step(), no data are needed."
             raise DataError(msg)
+        warn_of_idle_schedulers(self.assembly, self.observers)
         with self:
             assert self._run is not None, "entered"
             ended, take = "completed", self._take if self.feed.sees_changes else partial(self.watched, self._take)

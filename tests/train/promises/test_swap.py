@@ -10,11 +10,12 @@ import pytest
 
 from cosmati.core.method import Method
 from cosmati.methods import EMA, SAM, SWA, GradientClipping, LayerFreezing
-from cosmati.optim import SGD, SOAP, AdamW, Aurora, Lion, Muon, NorMuon, Optimizer, ScheduleFreeAdamW, Sophia
+from cosmati.optim import SGD, SGDW, SOAP, AdamW, Aurora, Lion, Muon, NorMuon, Optimizer, ScheduleFreeAdamW, Sophia
 from tests.train.promises.swapped import MODELS, NUM_STEPS, leaked, promised, trained
 
 OPTIMIZERS: dict[str, Callable[[], Sequence[Optimizer]]] = {
     "SGD": lambda: [SGD(lr=0.1, momentum=0.9, weight_decay=0.01)],
+    "SGDW": lambda: [SGDW(lr=0.1, momentum=0.9, weight_decay=0.01)],
     "AdamW": lambda: [AdamW(lr=0.01)],
     "Aurora": lambda: [Aurora(lr=0.02), AdamW(lr=0.01, cautious=True)],
     "Lion": lambda: [Lion(lr=0.01)],

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from cosmati.core.clock import Budget, Clock
+from cosmati.core.named_settings import KnownNames
 from cosmati.errors import PlanError
 from cosmati.train.observers.observer import Observer, WatchedRun
 
 
-class EarlyStopping(Observer):
+class EarlyStopping(Observer, KnownNames):
     """End the run where a metric of the evaluation gets no better.
 
     The run ends after the step in progress, with a checkpoint. The same command stops at once again, as the state is in
@@ -26,6 +27,13 @@ class EarlyStopping(Observer):
     Raises:
         PlanError: a number that can't be; while it runs, an evaluation without that metric.
     """
+
+    other_names = {  # noqa: RUF012  (read, never written)
+        "monitor": "metric",
+        "mode": "higher_is_better=... in place of {!r}",
+        "early_stopping_patience": "patience",
+        "early_stopping_threshold": "min_delta",
+    }
 
     def __init__(self, metric: str, *, higher_is_better: bool, patience: int = 3, min_delta: float = 0.0) -> None:
         if patience < 1 or not min_delta >= 0:
