@@ -20,8 +20,8 @@ from cosmati.core.rng import position_key
 from cosmati.data.in_memory import InMemory
 from cosmati.optim import SGD, ScheduleFreeAdamW
 from cosmati.train.assembly import ScheduledOptimizer, Turn
+from cosmati.train.averaging import averaged, averaged_weights
 from cosmati.train.config import RunConfig
-from cosmati.train.evaluation import averaged, averaged_weights
 from cosmati.train.observers import History
 from cosmati.train.observers.progress import ProgressBar
 from cosmati.train.prepare import Ingredients, Prepared, prepare

@@ -15,23 +15,19 @@ from torch import Tensor, nn
 from cosmati.core.batch import Batch, Data, count_rows, input_of, target_of
 from cosmati.core.labels import IGNORED, with_own_labels
 from cosmati.core.loss import Loss, LossFunction
-from cosmati.core.method import Position, State
 from cosmati.core.named_settings import KnownNames
 from cosmati.core.nest import moved, select_rows
 from cosmati.core.own_loss import own_logits
 from cosmati.data.foreign import refuse_part, refuse_rows, refuse_shares, shuffles
 from cosmati.data.loader import StreamingLoader
 from cosmati.errors import BatchError, DataError
-from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.records.run import CLOCK_FIELDS
-from cosmati.train.assembly import Assembly
-from cosmati.train.feed import Feed
 from cosmati.train.forward_watch import loss_roots
 from cosmati.train.held import places_in, remember
 from cosmati.train.loss_state import loss_module
 from cosmati.train.marks import Mark, Repeated
 from cosmati.train.ranks import Ranks
-from cosmati.train.recalibration import put_back_modes, recalibrate, recalibration_passes
+from cosmati.train.recalibration import put_back_modes
 from cosmati.train.written import WRITTEN, WrittenHere
 
 Metric = Callable[[nn.Module, Data], "Loss | Tensor | float"]
@@ -342,36 +338,6 @@ def _ordered_sum(values: Tensor) -> float:
     for value in values.tolist():
         total += value
     return total
-
-
-def averaged_weights(assembly: Assembly, states: Mapping[int, State], at: Position) -> dict[str, Tensor] | None:
-    """Return the averages that a method or an optimizer keeps, by parameter name; None where none does."""
-    for index, method in enumerate(assembly.plan.methods):
-        weights = method.evaluation_weights(states[index], at)
-        if weights is not None:
-            return dict(weights)
-    names = {id(parameter): name for name, parameter in assembly.layout.pieces()}
-    found: dict[str, Tensor] = {}
-    for scheduled in assembly.optimizers:
-        if isinstance(scheduled.optimizer, GroupedOptimizer):
-            found |= {names[id(p)]: value for p, value in scheduled.optimizer.evaluation_weights().items()}
-    return found or None
-
-
-@contextmanager
-def averaged(assembly: Assembly, weights: Mapping[str, Tensor] | None, feed: Feed | None) -> Iterator[nn.Module]:
-    """Give the model with averages in place of its weights, and BatchNorm's statistics computed for them."""
-    model, losses = assembly.model, [turn.loss for turn in assembly.turns]
-    # The training data's own generators among them: a validation loader may draw from the same one.
-    drawn_from = feed.generators if feed is not None else ()
-    if weights is None:
-        with kept_state(model, losses), assembly.generators.restored(drawn_from):
-            yield model
-        return
-    with assembly.layout.replaced(weights), kept_state(model, losses), assembly.generators.restored(drawn_from):
-        if assembly.statistics.layers:
-            recalibrate(model, assembly.statistics.layers.values(), recalibration_passes(assembly, feed))
-        yield model
 
 
 def _modules_of(losses: Sequence[LossFunction]) -> Iterator[nn.Module]:

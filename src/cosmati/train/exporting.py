@@ -23,7 +23,8 @@ from cosmati.export.formats import ExportForm
 from cosmati.export.publishing import Check, Origin, Say, export_model, quiet
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.records.run import GuaranteeRecord, RunRecord
-from cosmati.train.evaluation import averaged_weights, kept_state, try_out
+from cosmati.train.averaging import averaged_weights
+from cosmati.train.evaluation import kept_state, try_out
 from cosmati.train.facts import facts_of
 from cosmati.train.identity import Change, changes, is_other_python
 from cosmati.train.lifecycle import Lifecycle

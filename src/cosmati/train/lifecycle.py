@@ -20,11 +20,11 @@ from cosmati.core.named_settings import KnownNames
 from cosmati.core.plan import Plan, Promise
 from cosmati.errors import DivergenceError, PlanError
 from cosmati.train.applied import AppliedMethods, Trace
+from cosmati.train.averaging import averaged, averaged_weights
 from cosmati.train.config import TRAINER_NAMES
 from cosmati.train.continuity import Continuity
 from cosmati.train.cutting import Cuts
 from cosmati.train.epochs import refuse_endless
-from cosmati.train.evaluation import averaged, averaged_weights
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.identity import Change
 from cosmati.train.marks import StepRows
