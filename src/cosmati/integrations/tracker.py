@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -102,7 +102,7 @@ def finite(values: Mapping[str, object]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     }
 
 
