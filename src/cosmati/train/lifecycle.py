@@ -26,7 +26,7 @@ from cosmati.train.evaluation import Evaluation, averaged, averaged_weights, eva
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.identity import Change
 from cosmati.train.marks import StepRows
-from cosmati.train.observers.observer import Observer, states_of
+from cosmati.train.observers.observer import Observer, checked, states_of
 from cosmati.train.opening import open_run, read_back, without_schedulers
 from cosmati.train.optimizer_watch import OptimizerWatch
 from cosmati.train.prepare import Prepared
@@ -51,12 +51,14 @@ class Lifecycle:
         observers: the user's.
     """
 
-    def __init__(self, prepared: Prepared, evaluation: Evaluation | None, observers: Sequence[Observer]) -> None:
+    def __init__(
+        self, prepared: Prepared, evaluation: Evaluation | None, observers: Sequence[Observer] | Observer
+    ) -> None:
         self.prepared = prepared
         a = self.assembly = prepared.assembly
         self.feed = prepared.feed
         self.evaluation = evaluation
-        self.observers: list[Observer] = list(observers)
+        self.observers = checked(observers)
         self.trace: Trace | None = None
         self.clock = Clock()
         self.stopwatch = Stopwatch()

@@ -80,7 +80,7 @@ class Trainer(ExportingTrainer):
         policy: PolicyFile | None = None,
         taxonomy: Taxonomy | None = None,
         evaluation: Evaluation | None = None,
-        observers: Sequence[Observer] = (),
+        observers: Sequence[Observer] | Observer = (),
         config: RunConfig | None = None,
     ) -> None:
         optimizers, methods = listed(optimizers, AnyOptimizer), listed(methods, Method)

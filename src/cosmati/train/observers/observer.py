@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.plain import decode, encode
+from cosmati.errors import PlanError
+from cosmati.records.run import CLOCK_FIELDS
 from cosmati.train.facts import RunFacts
 from cosmati.train.outcome import StepOutcome
 
@@ -32,7 +34,7 @@ class WatchedRun:
         stop: `stop(why)` ends the run after the step in progress, with a checkpoint. The reason stands in the run's
             result and in `attempts.jsonl`; the same command goes on.
         publish: `publish(clock, values)` tells every observer of values that were measured, and the run folder keeps
-            them in `monitors.jsonl`.
+            them in `monitors.jsonl`. Numbers of Python and NumPy, and tensors of one element.
     """
 
     facts: RunFacts
@@ -50,7 +52,7 @@ class Observer:
     """Base of observers: every call does nothing.
 
     Attributes:
-        every: call `on_step_begin` and `on_step` every so many steps.
+        every: call `on_step_begin` and `on_step` every so many steps, at least 1.
     """
 
     every: int = 1
@@ -89,6 +91,61 @@ class Observer:
 
     def on_end(self, clock: Clock, ended: str) -> None:
         """Take note that the run has ended."""
+
+
+def checked(observers: Sequence[Observer] | Observer) -> list[Observer]:
+    """Return observers as a list, seen to be such.
+
+    Raises:
+        PlanError: one is none, or its `every` is no number of steps.
+    """
+    found = [observers] if isinstance(observers, Observer) else list(observers)
+    for one in found:
+        if not isinstance(one, Observer):
+            hint = ""
+            if isinstance(one, type) and issubclass(one, Observer):
+                hint = f" It's a class: give {one.__name__}(...)."
+            elif callable(getattr(one, "measure", None)):
+                hint = f" It's a monitor: give Monitors([{type(one).__name__}(...)])."
+            msg = f"observers has {one!r}, which is no Observer.{hint} Derive yours from cosmati.Observer."
+            raise PlanError(msg)
+        refuse_odd_interval(one)
+    return found
+
+
+def refuse_odd_interval(observer: Observer) -> None:
+    """Refuse what can't be counted in steps.
+
+    Raises:
+        PlanError: `every` is no number of steps.
+    """
+    if not isinstance(observer.every, int) or observer.every < 1:
+        msg = (
+            f"{type(observer).__name__}.every is {observer.every!r}, and it is a number of steps, at least 1. For what "
+            "is counted in epochs or seconds, look at outcome.clock in on_step."
+        )
+        raise PlanError(msg)
+
+
+def plain_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return values that were measured as plain numbers; a tensor of one element is read from its device.
+
+    Raises:
+        PlanError: one is no number, or has no name.
+    """
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        try:
+            if not isinstance(name, str) or name in CLOCK_FIELDS or isinstance(value, str | bytes):
+                raise TypeError
+            found[name] = float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            msg = (
+                f"publish() is given {name!r:.80}: {value!r:.80}. It takes names, but for those of the clock "
+                f"({', '.join(CLOCK_FIELDS)}), and numbers: Python's, NumPy's, and tensors of one element."
+            )
+            raise PlanError(msg) from None
+    return found
 
 
 def states_of(observers: Sequence[Observer]) -> tuple[dict[str, Any], dict[str, Tensor]]:
