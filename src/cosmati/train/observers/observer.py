@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -16,6 +16,7 @@ from cosmati.records.run import CLOCK_FIELDS
 from cosmati.train.facts import RunFacts
 from cosmati.train.outcome import StepOutcome
 
+T = TypeVar("T")
 _BELOW = "observer/"
 
 
@@ -156,7 +157,7 @@ def states_of(observers: Sequence[Observer]) -> tuple[dict[str, Any], dict[str, 
     """
     facts: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
-    for name, observer in _named(observers).items():
+    for name, observer in named(observers).items():
         state = dict(observer.state_dict())
         if state:
             told, own = encode({name: state})
@@ -167,20 +168,21 @@ def states_of(observers: Sequence[Observer]) -> tuple[dict[str, Any], dict[str, 
 
 def restore_states(observers: Sequence[Observer], facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
     """Give observers their states back, by class and order; return the names of states that nobody took."""
-    named = _named(observers)
+    known = named(observers)
     own = {path.removeprefix(_BELOW): tensor for path, tensor in tensors.items() if path.startswith(_BELOW)}
-    for name, observer in named.items():
+    for name, observer in known.items():
         if name in facts:
             observer.load_state_dict(decode(facts[name], own))
-    return sorted(facts.keys() - named.keys())
+    return sorted(facts.keys() - known.keys())
 
 
-def _named(observers: Sequence[Observer]) -> dict[str, Observer]:
-    found: dict[str, Observer] = {}
-    for observer in observers:
-        kind = type(observer).__qualname__
+def named(watchers: Sequence[T]) -> dict[str, T]:
+    """Return observers, or monitors, by class; the second and further of a class with their number."""
+    found: dict[str, T] = {}
+    for one in watchers:
+        kind = type(one).__qualname__
         number = sum(type(other).__qualname__ == kind for other in found.values())
-        found[f"{kind} {number + 1}" if number else kind] = observer
+        found[f"{kind} {number + 1}" if number else kind] = one
     return found
 
 
