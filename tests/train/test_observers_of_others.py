@@ -16,7 +16,7 @@ from torch import nn
 
 from cosmati import Observer, StepOutcome, Trainer
 from cosmati.core.clock import Budget, Clock
-from cosmati.errors import PlanError
+from cosmati.errors import CheckpointError, PlanError
 from cosmati.records.attempts import read_attempts, read_lines
 from cosmati.train.observers import EarlyStopping, History, Threshold, WatchedRun
 from cosmati.train.observers.monitors import LossHealth
@@ -243,3 +243,28 @@ def test_an_observer_may_stop_before_the_first_step(tmp_path: Path) -> None:
     result = make(tmp_path, Never()).fit()
     assert (result.outcome, result.clock.step, result.reason) == ("stopped", 0, "not today")
     assert json.loads((tmp_path / "run.json").read_text())["outcome"] == "stopped"
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_an_outcome_that_is_kept_tells_its_own_step(num_microbatches: int) -> None:
+    class Keeps(Observer):
+        def __init__(self) -> None:
+            self.kept: list[tuple[StepOutcome, float, float]] = []
+
+        def on_step(self, outcome: StepOutcome) -> None:
+            self.kept.append((outcome, outcome.gradient_norm(), float(outcome.loss)))
+
+    keeps = Keeps()
+    make(None, keeps, num_microbatches=num_microbatches).fit()
+    assert len({norm for _, norm, _ in keeps.kept}) == 12
+    assert [(one.gradient_norm(), float(one.loss)) for one, _, _ in keeps.kept] == [own[1:] for own in keeps.kept]
+
+
+@pytest.mark.parametrize("odd", [None, 3, [("a", 1)]])
+def test_a_state_that_is_no_dictionary_is_named(odd: Any, tmp_path: Path) -> None:
+    class Odd(Observer):
+        def state_dict(self) -> Any:
+            return odd
+
+    with pytest.raises(CheckpointError, match=r"state_dict\(\) of .*Odd returned .* Return a dictionary"):
+        make(tmp_path, Odd()).fit()

@@ -391,7 +391,7 @@ class Trainer(ExportingTrainer):
         self.tell("report")
         rates = [float(scheduled.optimizer.param_groups[0]["lr"]) for scheduled in a.optimizers]
         if learnt is None or learnt:
-            outcome["gradient_norm"] = lambda: self.finite.gradient_norm
+            outcome["gradient_norm"] = self.finite.norm_later()
         done = StepOutcome(self.clock, learning_rates=rates, **outcome)
         self._run.report(done)
         self.stopwatch.lap("ledger")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.plain import decode, encode
-from cosmati.errors import PlanError
+from cosmati.errors import CheckpointError, PlanError
 from cosmati.records.run import CLOCK_FIELDS
 from cosmati.train.facts import RunFacts
 from cosmati.train.outcome import StepOutcome
@@ -153,14 +153,17 @@ def states_of(observers: Sequence[Observer]) -> tuple[dict[str, Any], dict[str, 
     """Return the states of those observers that have one, as JSON and tensors by name.
 
     Raises:
-        CheckpointError: one holds what only pickle could write, by its path.
+        CheckpointError: one is no dictionary, or holds what only pickle could write, by its path.
     """
     facts: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     for name, observer in named(observers).items():
-        state = dict(observer.state_dict())
+        state = observer.state_dict()
+        if not isinstance(state, Mapping):
+            msg = f"state_dict() of {name} returned {state!r:.80}. Return a dictionary, empty where nothing is to be kept."
+            raise CheckpointError(msg)
         if state:
-            told, own = encode({name: state})
+            told, own = encode({name: dict(state)})
             facts |= told
             tensors |= {_BELOW + path: tensor for path, tensor in own.items()}
     return facts, tensors
