@@ -160,7 +160,7 @@ def states_of(observers: Sequence[Observer]) -> tuple[dict[str, Any], dict[str, 
     for name, observer in named(observers).items():
         state = observer.state_dict()
         if not isinstance(state, Mapping):
-            msg = f"state_dict() of {name} returned {state!r:.80}. Return a dictionary, empty where nothing is to be kept."
+            msg = f"state_dict() of {name} returned {state!r:.80}. Return a dictionary, empty where it keeps nothing."
             raise CheckpointError(msg)
         if state:
             told, own = encode({name: dict(state)})
