@@ -13,19 +13,23 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cosmati import InMemory, Loss, Observer, RunConfig, StepOutcome, Trainer
-from cosmati.core.clock import Clock
+from cosmati.core.clock import Budget, Clock, Time
 from cosmati.errors import BatchError, RunError
 from cosmati.methods import SAM, GradientClipping
 from cosmati.train.observers import EarlyStopping, WatchedRun
 from cosmati.train.observers.monitors import (
+    ActivationStatistics,
+    EstimatedEnd,
     GradientNorms,
     LossHealth,
+    MemoryUse,
     Monitors,
     Throughput,
     UpdateNorms,
     flops_per_row,
 )
 from cosmati.train.profiling import profiled
+from tests.train.hand_made import outcome
 from tests.train.test_watching import ROWS, make, squared_error
 
 TARGETS = ROWS.sum(1, keepdim=True)
@@ -222,3 +226,52 @@ def test_a_profile_that_has_no_folder_is_refused_before_a_step(tmp_path: Path) -
         profiled(trains, tmp_path / "profile")
     with pytest.raises(RunError, match="at least 1, and whole"):
         profiled(trains, tmp_path / "other", num_steps=2.5)  # type: ignore[arg-type]
+
+
+def spikes(window: list[float], new: list[float]) -> float:
+    health = LossHealth(window=100)
+    health.load_state_dict({"window": window, "counts": {"loss_spikes": 0}, "waiting": []})
+    return health.judge({"losses": new}, outcome(1))["loss_spikes"]
+
+
+def test_a_spike_is_eight_robust_deviations_above_the_median() -> None:
+    window = [1.0, 2.0, 3.0, 4.0, 5.0] * 4  # its median is 3, the median of the deviations 1
+    bound = 3.0 + 8 * 1.4826
+    assert spikes(window, [bound - 0.01, bound + 0.01]) == 1
+    assert spikes(window[:19], [100.0]) == 0, "it waits for twenty"
+    assert spikes([3.0] * 20, [3.0029, 3.0031]) == 1, "by a thousandth at least, where none deviates"
+
+
+def test_before_any_progress_no_end_is_told() -> None:
+    end = EstimatedEnd()
+    end.start(Clock(), Budget(Time.parse("10ba"), None))
+    assert end.measure(outcome(0)._replace(clock=Clock())) == {"progress": 0.0}
+
+
+def test_what_a_layer_puts_out_is_seen_before_the_next_one_changes_it() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
+    with torch.no_grad():
+        model[0].weight.fill_(-1.0)
+        model[0].bias.fill_(-1.0)
+    found: list[Mapping[str, float]] = []
+
+    class Listens(Observer):
+        def on_values(self, clock: Clock, values: Mapping[str, float]) -> None:
+            found.append(values)
+
+    watching = [Monitors([ActivationStatistics()], every=1), Listens()]
+    optimizers, config = [torch.optim.SGD(model.parameters(), lr=0.0)], RunConfig(budget="1ba")
+    Trainer(
+        model, squared_error, InMemory((ROWS, TARGETS), 4), optimizers=optimizers, observers=watching, config=config
+    ).fit()
+    assert found[0]["activation/0/zeros"] == 0.0
+    assert found[0]["activation/0/max"] >= 1.0
+    assert found[0]["activation/1/zeros"] == 1.0
+
+
+def test_memory_is_that_of_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    use, told = MemoryUse(), {"allocated_bytes.all.current": 3, "num_alloc_retries": 1}
+    use._devices, use._last = [torch.device("cuda", 0), torch.device("cuda", 1)], -math.inf
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: told)
+    found = use.measure(outcome(1))
+    assert (found["device_memory_bytes"], found["device_memory_retries"]) == (6.0, 2.0)
