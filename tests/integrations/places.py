@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import sleep
 
 import pytest
 
@@ -85,13 +86,24 @@ def _records(path: Path) -> Iterator[bytes]:
             parts = []
 
 
+def _whole(path: Path) -> list[bytes]:
+    """wandb's own process writes the file, and may be at it when `finish` returns: wait for the record of the end."""
+    record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
+    for _ in range(200):
+        found = list(_records(path))
+        if found and record.FromString(found[-1]).WhichOneof("record_type") == "exit":
+            break
+        sleep(0.05)
+    return found
+
+
 def _wandb(root: Path) -> Attempts:
     record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
     found: Attempts = {}
     for path in sorted(root.glob("wandb/offline-run-*/run-*.wandb")):
         (attempt,) = re.findall(r"a(\d+)\.wandb$", path.name)
         one = found.setdefault(int(attempt), Stored())
-        for data in _records(path):
+        for data in _whole(path):
             item = record.FromString(data)
             one.words += str(item.run) + str(item.summary)
             step = item.history.step.num

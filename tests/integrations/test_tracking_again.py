@@ -123,3 +123,23 @@ def test_a_run_with_the_longest_name_is_tracked(tmp_path: Path) -> None:
     folder = tmp_path / ("ü" * 127)
     make(folder, budget="12ba").fit()
     assert track_run(folder, PLACES["tensorboard"].make(tmp_path))[0].num_lines > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_is_told_how_each_attempt_ended(tmp_path: Path) -> None:
+    for package in PLACES["mlflow"].packages:
+        pytest.importorskip(package, reason=f"{package} isn't installed", exc_type=ImportError)
+    tracker, run = PLACES["mlflow"].make(tmp_path), TrackedRun("run", "ab" * 16)
+    ends = {
+        "completed": "FINISHED",
+        "exhausted": "FINISHED",
+        "stopped": "KILLED",
+        "failed": "FAILED",
+        "killed": "FAILED",
+    }
+    ends["running"] = "RUNNING"
+    for attempt, outcome in enumerate(ends):
+        tracker.open(run, attempt, 0, {})
+        tracker.close(outcome)
+    stored = PLACES["mlflow"].read(tmp_path)
+    assert [stored[attempt].words.rpartition(" ")[2] for attempt in range(len(ends))] == list(ends.values())
