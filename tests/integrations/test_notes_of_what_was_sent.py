@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,33 @@ def test_one_rank_speaks_for_all(tmp_path: Path) -> None:
     notebook = Notebook()
     make(tmp_path, [Second(notebook)], budget="12ba").fit()
     assert notebook.calls == []
+
+
+def keys(notebook: Notebook) -> list[object]:
+    return [call[0] for call in notebook.named("open")]
+
+
+def test_a_folder_with_another_name_is_the_same_run(tmp_path: Path) -> None:
+    live, after = Notebook(), Notebook()
+    with pytest.raises(PowerCutError):
+        make(tmp_path / "old", [Tracking(live), Cut(26)]).fit()
+    (tmp_path / "old").rename(tmp_path / "new")
+    make(tmp_path / "new", [Tracking(live)]).fit()
+    after.where = "there"
+    track_run(tmp_path / "new", after)
+    assert keys(live) == keys(after)
+    assert live.named("supersede")[0][0] == keys(live)[0], "the attempt that is there is tagged"
+
+
+def test_copies_of_a_folder_that_go_on_are_two_runs(tmp_path: Path) -> None:
+    with pytest.raises(PowerCutError):
+        make(tmp_path / "one", [Cut(26)]).fit()
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    found = []
+    for name in ("one", "two"):
+        notebook = Notebook()
+        make(tmp_path / name).fit()
+        track_run(tmp_path / name, notebook)
+        found.append(keys(notebook))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] != found[1][1]

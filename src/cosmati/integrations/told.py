@@ -31,8 +31,9 @@ def run_of(folder: Path) -> tuple[RunRecord, TrackedRun]:
         raise RunError(msg) from error
     attempts = read_attempts(folder)
     begun = repr(attempts[0].started) if attempts else record.started
-    facts = json.dumps([record.run_id, record.seed, record.digests.get("model", ""), begun])
-    return record, TrackedRun(record.run_id, hashlib.sha256(facts.encode()).hexdigest())
+    facts = json.dumps([record.seed, record.digests.get("model", ""), begun])
+    starts = {one.number: one.started for one in attempts}
+    return record, TrackedRun(record.run_id, hashlib.sha256(facts.encode()).hexdigest(), starts)
 
 
 def config_of(record: RunRecord) -> Config:

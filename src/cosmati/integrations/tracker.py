@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from cosmati.errors import MissingExtraError
@@ -18,11 +20,13 @@ class TrackedRun(NamedTuple):
 
     Attributes:
         name: of its folder.
-        identity: hex digits that no other run has.
+        identity: hex digits that no other run has, whatever its folder is called.
+        starts: of its attempts, by number, in seconds since 1970: a copy of the folder that goes on has others.
     """
 
     name: str
     identity: str
+    starts: Mapping[int, float] = MappingProxyType({})
 
     def title(self, attempt: int) -> str:
         """Return the name of an attempt: the run's own for the first one."""
@@ -30,7 +34,9 @@ class TrackedRun(NamedTuple):
 
     def key(self, attempt: int) -> str:
         """Return an attempt's identity: 32 to 50 letters and digits, the same each time."""
-        return f"{self.identity[:32]}a{attempt}"
+        start = self.starts.get(attempt)
+        digest = self.identity if start is None else hashlib.sha256(f"{self.identity} {start!r}".encode()).hexdigest()
+        return f"{digest[:32]}a{attempt}"
 
 
 class Tracker(Protocol):
