@@ -101,9 +101,8 @@ class Tracking(Observer):
             config = dict(config_of(record))
         sent = {} if run.folder is None else sent_to(run.folder, self._tracker)
         for attempt, from_step in run.superseded.items():
-            if (
-                attempt not in sent
-            ):  # It isn't there: to tag it would make an empty run, and `track` would leave it out.
+            # To tag one that isn't there would make an empty run, which `track` would take for one that is.
+            if attempt not in sent:
                 continue
             if self._tracker.supersede(name, attempt, from_step):
                 self._note(run, attempt, replace(sent[attempt], superseded=from_step))
