@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -268,3 +269,16 @@ def test_a_state_that_is_no_dictionary_is_named(odd: Any, tmp_path: Path) -> Non
 
     with pytest.raises(CheckpointError, match=r"state_dict\(\) of .*Odd returned .* Return a dictionary"):
         make(tmp_path, Odd()).fit()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_after_an_observers_stop_costs_no_checkpoint(number: int, tmp_path: Path) -> None:
+    class Both(Recorder):
+        def on_step(self, outcome: StepOutcome) -> None:
+            if outcome.clock.step == 5:
+                self.run.stop("it was enough")
+                signal.raise_signal(number)
+
+    result = make(tmp_path, Both()).fit()
+    assert (result.outcome, result.clock.step, result.reason) == ("stopped", 5, "it was enough")
+    assert (tmp_path / "checkpoints/step-00000005").is_dir()
