@@ -63,6 +63,8 @@ def test_wandb_is_given_names_that_it_takes(tmp_path: Path, monkeypatch: pytest.
     options = [one.options for one in package.runs.values()]
     assert [one["name"] for one in options] == ["r" * 100, "r" * 100 + " (attempt 1)"]
     assert {one["group"] for one in options} == {"r" * 100}
+    modes = {mode: getattr(tracker_of(f"wandb:mode={mode}"), "replaces", None) for mode in ("online", "offline")}
+    assert modes == {"online": False, "offline": True}
     with pytest.raises(RunError, match=r"project=a/b has /, which W&B refuses.*another name"):
         tracker_of("wandb:project=a/b")
 

@@ -98,6 +98,21 @@ def test_what_is_written_of_a_step_after_a_replay_comes_with_the_next(at: dict[s
     assert notebook.named("summary")[-1] == ({"error": told(tmp_path)["evaluation/error", 30]},)
 
 
+def test_where_the_second_part_would_replace_the_first_all_is_sent_again(tmp_path: Path) -> None:
+    class Replacing(Notebook):
+        replaces = True
+
+    notebook = Replacing()
+    make(tmp_path, [ReplayAt(notebook, step=20)]).fit()
+    num = len(notebook.calls)
+    track_run(tmp_path, notebook)
+    notebook.calls = notebook.calls[num:]
+    assert {(name, step): value for name, step, value in values(notebook)} == told(tmp_path)
+    num = len(notebook.calls)
+    assert track_run(tmp_path, notebook)[0].note == "all of it is there"
+    assert len(notebook.calls) == num
+
+
 def test_a_run_without_a_line_is_told_its_end(tmp_path: Path) -> None:
     class Early(ReplayAt):
         def on_step_begin(self, clock: Clock) -> None:

@@ -130,9 +130,10 @@ class _Replay:
                 end = "" if sent.is_whole else ", and not to its end: another project can have all of it"
                 return self._skip(number, sent, f"it was watched live there{end}")
         elif sent is not None and not tracker.rewrites:
-            lines = [line for line in lines if line[0] > (sent.last_step or 0)]
-            if not lines and sent.outcome in ("", outcome):
+            new = [line for line in lines if line[0] > (sent.last_step or 0)]
+            if not new and sent.outcome in ("", outcome):
                 return self._skip(number, sent, "all of it is there")
+            lines = lines if getattr(tracker, "replaces", False) else new
         already = sent.last_step if sent is not None and sent.last_step is not None else attempt.first_step
         last = max((line[0] for line in lines), default=already)
         try_to_note(self.folder)

@@ -46,6 +46,8 @@ class Tracker(Protocol):
         label: as `--to` names it.
         where: what tells this destination from others of the same label.
         rewrites: what is sent again is stored once.
+
+    One may have `replaces`, too: True where a run that is opened again takes the place of what it was before.
     """
 
     @property

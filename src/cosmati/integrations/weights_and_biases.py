@@ -49,6 +49,8 @@ class WeightsAndBiases:
         self._package = require("wandb", "Weights & Biases")
         root = Path(self.folder).expanduser().absolute()
         self.label, self.rewrites = "wandb", False
+        # `wandb sync` of a second folder with a run's id drops what the first one had.
+        self.replaces = self.mode == "offline"
         self.where = f"{self.entity}/{self.project}" + (f" offline in {root}" if self.mode == "offline" else "")
 
     def _init(self, run: TrackedRun, attempt: int, **options: Any) -> Any:  # noqa: ANN401
