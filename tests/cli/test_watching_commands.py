@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,15 @@ def test_a_profile_says_what_bounds_the_step_and_where_the_trace_is(recipe: str,
     names = {event.get("name") for event in json.loads((out / "trace.json").read_text())["traceEvents"]}
     assert {"cosmati: forward", "cosmati: backward", "cosmati: optimizer"} <= names
     assert {path.name for path in tmp_path.iterdir()} <= {"profile", "small.py", "__pycache__"}, "no run is kept"
+
+
+def test_a_run_with_a_ledger_is_profiled_with_it_and_keeps_none(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "aside"))
+    (tmp_path / "aside").mkdir()
+    given = ("--steps", "2", "--warm-up", "1", "--out", str(tmp_path / "profile"), "--set", "config.ledger=true")
+    result = call("profile", recipe, *given)
+    assert result.exit_code == 0, result.output
+    assert float(re.findall(r"^ledger +([0-9.]+)", result.output, re.MULTILINE)[0]) > 0
+    assert list((tmp_path / "aside").iterdir()) == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cosmati.errors import MissingExtraError
+from cosmati.errors import MissingExtraError, RunError
 from cosmati.integrations import TRACKERS, Tracking, track_run, tracker_of
 from tests.integrations.doubles import CometPackage, WandbPackage
 from tests.integrations.runs import begun_again, told
@@ -51,8 +51,22 @@ def test_wandb_online_opens_an_earlier_attempt_to_tag_it(tmp_path: Path, monkeyp
     first, second = package.runs.values()
     assert (first.tags, second.tags) == (("superseded from step 20",), ())
     assert {one.options["group"] for one in (first, second)} == {"run"}
-    assert (first.exit_codes, second.exit_codes) == ([1, None], [0])
+    assert (first.exit_codes, second.exit_codes) == ([1, 1], [0]), "a tag leaves it failed"
     assert [step for step, values in second.history if "loss" in values] == [30]
+
+
+def test_wandb_is_given_names_that_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = WandbPackage()
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    begun_again(tmp_path / ("r" * 200))
+    track_run(tmp_path / ("r" * 200), tracker_of(f"wandb:project=small,folder={tmp_path}"))
+    options = [one.options for one in package.runs.values()]
+    assert [one["name"] for one in options] == ["r" * 100, "r" * 100 + " (attempt 1)"]
+    assert {one["group"] for one in options} == {"r" * 100}
+    modes = {mode: getattr(tracker_of(f"wandb:mode={mode}"), "replaces", None) for mode in ("online", "offline")}
+    assert modes == {"online": False, "offline": True}
+    with pytest.raises(RunError, match=r"project=a/b has /, which W&B refuses.*another name"):
+        tracker_of("wandb:project=a/b")
 
 
 @pytest.mark.parametrize("name", TRACKERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -32,9 +33,12 @@ def profile(
       cosmati profile digits.py:big --steps 20 --out profiles/big
     """  # noqa: D301
     recipe = load_recipe(file, settings or [])
-    config = dataclasses.replace(recipe.config, run_folder=None, evaluate_every=None, checkpoint_every=None)
-    recipe = dataclasses.replace(recipe, config=config, evaluation=None)
-    found = profiled(lambda observers: recipe.trainer(observers=observers), out, warm_up=warm_up, num_steps=steps)
+    has_ledger = recipe.policy is not None if recipe.config.ledger is None else recipe.config.ledger
+    with TemporaryDirectory(prefix="cosmati-profile-") as aside:
+        folder = Path(aside) / "run" if has_ledger else None  # It's a part of the step, and has to lie somewhere.
+        config = dataclasses.replace(recipe.config, run_folder=folder, evaluate_every=None, checkpoint_every=None)
+        recipe = dataclasses.replace(recipe, config=config, evaluation=None)
+        found = profiled(lambda observers: recipe.trainer(observers=observers), out, warm_up=warm_up, num_steps=steps)
     typer.echo(str(found))
     for path in found.files:
         typer.echo(f"Wrote {path}")

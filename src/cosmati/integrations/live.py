@@ -7,16 +7,19 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from cosmati.core.clock import Budget, Clock
-from cosmati.errors import CosmatiError
-from cosmati.integrations.told import Sent, config_of, note_sent, run_of
+from cosmati.errors import CosmatiError, RunError
+from cosmati.integrations.catalogue import tracker_of
+from cosmati.integrations.told import Sent, config_of, note_sent, run_of, sent_to, try_to_note
 from cosmati.integrations.tracker import TrackedRun, Tracker, finite
 from cosmati.train.observers import Observer, StepOutcome, WatchedRun
 
 _LOG = logging.getLogger("cosmati")
+_CALLS = ("label", "where", "rewrites", "open", "log", "summary", "artifact", "supersede", "close")
 
 
 class Tracking(Observer):
@@ -26,38 +29,49 @@ class Tracking(Observer):
     are dropped and counted; where the tracker fails, this is logged once, and tracking ends. Neither ends the run.
 
     Args:
-        tracker: where to.
+        tracker: where to; or in words, as `tracker_of` reads them.
         every: steps between losses; each reads loss and gradient norm from the device.
         capacity: of the queue, in calls.
         patience_seconds: how long the end of the run waits for what is still in the queue.
 
     Attributes:
-        num_dropped: calls that found the queue full.
+        num_dropped: calls of the last run that found the queue full.
         problem: what ended tracking, empty where nothing did.
 
     Raises:
         ValueError: a number that can't be.
+        RunError: no tracker.
     """
 
     def __init__(
-        self, tracker: Tracker, *, every: int = 10, capacity: int = 1000, patience_seconds: float = 30.0
+        self, tracker: Tracker | str, *, every: int = 10, capacity: int = 1000, patience_seconds: float = 30.0
     ) -> None:
-        if every < 1 or capacity < 1 or patience_seconds < 0:
+        if not (every >= 1 and capacity >= 1 and 0 <= patience_seconds <= threading.TIMEOUT_MAX):
             msg = (
                 f"Tracking(every={every}, capacity={capacity}, patience_seconds={patience_seconds}): every and "
-                "capacity are at least 1, and patience_seconds isn't negative."
+                "capacity are at least 1, and patience_seconds isn't negative, and finite."
             )
             raise ValueError(msg)
+        tracker = tracker_of(tracker) if isinstance(tracker, str) else tracker
+        missing = [name for name in _CALLS if not hasattr(tracker, name)]
+        if missing or isinstance(tracker, type):
+            msg = (
+                f"Tracking({tracker!r}) is given no tracker: it has no {', '.join(missing) or 'instance'}. Give one of "
+                "cosmati.integrations, tracker_of('tensorboard') for one, or see cosmati.integrations.Tracker."
+            )
+            raise RunError(msg)
         self.every = every
         self.num_dropped = 0
         self.problem = ""
         self._tracker = tracker
         self._patience = patience_seconds
+        self._capacity = capacity
         self._calls: queue.Queue[Callable[[], object] | None] = queue.Queue(capacity)
         self._thread: threading.Thread | None = None
+        self._is_on = False
         self._run: WatchedRun | None = None
         self._metrics: Mapping[str, float] = {}
-        self._zero = 0.0
+        self._first_seconds = 0.0
 
     def on_open(self, run: WatchedRun) -> None:
         """Keep the run; one rank speaks for all."""
@@ -67,8 +81,16 @@ class Tracking(Observer):
         """Start the thread, open the attempt, and say which earlier ones it supersedes."""
         if self._run is None:
             return
-        self._zero = self._run.started - clock.seconds
-        self._thread = threading.Thread(target=self._work, name=f"cosmati-{self._tracker.label}", daemon=True)
+        self.num_dropped, self.problem, self._metrics = 0, "", {}
+        if self._thread is not None and self._thread.is_alive():
+            self._tell("a call of the run before hasn't returned yet")
+            return
+        self._is_on, self._first_seconds = True, clock.seconds
+        self._calls = queue.Queue(self._capacity)
+        given = (self._calls,)
+        self._thread = threading.Thread(
+            target=self._work, args=given, name=f"cosmati-{self._tracker.label}", daemon=True
+        )
         self._thread.start()
         self._put(partial(self._open, self._run, clock.step))
 
@@ -77,9 +99,13 @@ class Tracking(Observer):
         if run.folder is not None:
             record, name = run_of(run.folder)
             config = dict(config_of(record))
+        sent = {} if run.folder is None else sent_to(run.folder, self._tracker)
         for attempt, from_step in run.superseded.items():
+            # To tag one that isn't there would make an empty run, which `track` would take for one that is.
+            if attempt not in sent:
+                continue
             if self._tracker.supersede(name, attempt, from_step):
-                self._note(attempt, is_whole=True, superseded=from_step)
+                self._note(run, attempt, replace(sent[attempt], superseded=from_step))
             else:
                 _LOG.warning(
                     "%s can't be told here that attempt %d was superseded from step %d: `cosmati track` into another "
@@ -88,13 +114,14 @@ class Tracking(Observer):
                     attempt,
                     from_step,
                 )
-        self._note(run.attempt, is_whole=False)
+        if run.folder is not None:
+            try_to_note(run.folder)
         self._tracker.open(name, run.attempt, first_step, config)
+        self._note(run, run.attempt, Sent(last_step=None, is_whole=False))
 
-    def _note(self, attempt: int, *, is_whole: bool, superseded: int | None = None) -> None:
-        if self._run is not None and self._run.folder is not None:
-            sent = Sent(last_step=None, is_whole=is_whole, superseded=superseded)
-            note_sent(self._run.folder, self._tracker, attempt, sent)
+    def _note(self, run: WatchedRun, attempt: int, sent: Sent) -> None:
+        if run.folder is not None:
+            note_sent(run.folder, self._tracker, attempt, sent)
 
     def on_step(self, outcome: StepOutcome) -> None:
         """Send loss, learning rate and gradient norm."""
@@ -124,12 +151,12 @@ class Tracking(Observer):
 
     def on_end(self, clock: Clock, ended: str) -> None:
         """Wait for the thread, for as long as patience lasts."""
-        if self._thread is None:
+        if self._thread is None or self._run is None or not self._is_on:
             return
         until = time.monotonic() + self._patience
         if not self._is_off():
             try:
-                self._calls.put(partial(self._close, ended), timeout=self._patience)
+                self._calls.put(partial(self._close, self._run, ended), timeout=self._patience)
                 self._calls.put(None, timeout=max(0.0, until - time.monotonic()))
             except queue.Full:
                 self._tell("it took nothing any more")
@@ -138,19 +165,21 @@ class Tracking(Observer):
             self._tell(f"it hadn't ended {self._patience:g} s after the run")
         if self.num_dropped:
             _LOG.warning("%s was too slow: %d calls were dropped.", self._tracker.label, self.num_dropped)
-        self._thread = None
+        self._is_on = False
 
-    def _close(self, ended: str) -> None:
+    def _close(self, run: WatchedRun, ended: str) -> None:
         self._tracker.summary(finite(self._metrics))
         self._tracker.close(ended)
-        if self._run is not None:
-            self._note(self._run.attempt, is_whole=True)
+        self._note(run, run.attempt, Sent(last_step=None, is_whole=True))
 
     def _is_off(self) -> bool:
-        return self._thread is None or bool(self.problem)
+        return not self._is_on or bool(self.problem)
 
     def _log(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        self._put(partial(self._send, step, values, self._zero + seconds))
+        if self._run is not None:
+            # As `track` works it out, to the last bit: MLflow knows a value that is sent twice by its time.
+            at = self._run.started + max(0.0, seconds - self._first_seconds)
+            self._put(partial(self._send, step, values, at))
 
     def _send(self, step: int, values: Mapping[str, float], at: float) -> None:
         self._tracker.log(step, finite(values), at)
@@ -161,8 +190,8 @@ class Tracking(Observer):
         except queue.Full:
             self.num_dropped += 1
 
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
+    def _work(self, calls: queue.Queue[Callable[[], object] | None]) -> None:
+        while (call := calls.get()) is not None:
             try:
                 call()
             except BaseException as error:  # noqa: BLE001  (a tool of somebody else's; some raise SystemExit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from cosmati.integrations.tracker import Config, TrackedRun, require, tag_of
 
 _BATCH = 100
 """Parameters a request; MLflow's own limit."""
-_MAX_TEXT = 500
+_MAX_TEXT, _MAX_NAME = 500, 250
 _KEY = "cosmati.key"
 
 
@@ -112,5 +113,12 @@ class MLflow:
 
 
 def _name(text: str) -> str:
-    """Return a name of the characters that MLflow takes."""
-    return re.sub(r"[^\w\-./ ]", "_", text)
+    """Return a name that MLflow takes; where that's another one, with a few digits of the text's digest.
+
+    Without them two names would become one, and two curves be drawn as one.
+    """
+    name = "/".join(part for part in re.sub(r"[^\w\-./ ]", "_", text).split("/") if part.strip("."))
+    if name == text and 0 < len(name) <= _MAX_NAME:
+        return name
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:6]
+    return f"{name[: _MAX_NAME - 7]}-{digest}".lstrip("-")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cosmati.errors import RunError
-from cosmati.integrations.told import Sent, config_of, note_sent, run_of, sent_to
+from cosmati.errors import CosmatiError, RunError
+from cosmati.integrations.told import Sent, config_of, note_sent, run_of, sent_to, try_to_note
 from cosmati.integrations.tracker import TrackedRun, Tracker, finite
 from cosmati.records.attempts import (
     SUPERSEDED_FILE,
@@ -58,11 +60,17 @@ def track_run(folder: Path, tracker: Tracker) -> list[Replayed]:
         What was sent, by attempt.
 
     Raises:
-        RunError: the folder holds no run, or an earlier replay to there was cut short.
+        RunError: the folder holds no run, an earlier replay to there was cut short, or the tracker fails.
     """
+    goes_on = is_locked(folder / "lock")  # Looked at first: where the run has ended, all that's read is final.
+    newest = max((line["step"] for line in read_lines(folder / "steps.jsonl") if _has_step(line)), default=0)
     record, run = run_of(folder)
     attempts = read_attempts(folder) or [_only_attempt(record)]
     lines = _lines_by_attempt(folder, attempts)
+    running = attempts[-1].number if goes_on else None
+    if running is not None:
+        # Of the newest step more may be written, and what is sent up to a step isn't looked at again.
+        lines[running] = [line for line in lines.get(running, []) if line[0] < newest]
     sent = sent_to(folder, tracker)
     for number, was in sent.items():
         if was.last_step is not None and not (was.is_whole or tracker.rewrites):
@@ -71,8 +79,8 @@ def track_run(folder: Path, tracker: Tracker) -> list[Replayed]:
                 "it sent isn't known: sent again, its values would stand there twice. Choose another project."
             )
             raise RunError(msg)
-    replay = _Replay(folder, record, run, tracker, superseded_from(folder), attempts[-1].number)
-    return [replay.send(one, lines.get(one.number, []), sent.get(one.number)) for one in attempts]
+    replay = _Replay(folder, record, run, tracker, superseded_from(folder), attempts[-1].number, running)
+    return [replay.told(one, lines.get(one.number, []), sent.get(one.number)) for one in attempts]
 
 
 def _only_attempt(record: RunRecord) -> RunAttempt:
@@ -93,20 +101,45 @@ class _Replay:
     tracker: Tracker
     superseded: Mapping[int, int]
     last_number: int
+    running: int | None
 
-    def send(self, attempt: RunAttempt, lines: list[_Line], sent: Sent | None) -> Replayed:
+    def told(self, attempt: RunAttempt, lines: list[_Line], sent: Sent | None) -> Replayed:
+        """Send an attempt; whatever the tool raises is told as its own failure."""
+        try:
+            return self._send(attempt, lines, sent)
+        except CosmatiError:
+            raise
+        except (Exception, SystemExit) as error:
+            tracker, now = self.tracker, sent_to(self.folder, self.tracker).get(attempt.number)
+            is_cut = now is not None and now.last_step is not None and not (now.is_whole or tracker.rewrites)
+            mend = "send it to another project, as some of it may be here" if is_cut else "run the command again"
+            msg = (
+                f"{tracker.label} ({tracker.where}) failed at attempt {attempt.number}: {type(error).__name__}: "
+                f"{error}. The run's folder has everything. Mend that, and {mend}."
+            )
+            raise RunError(msg) from error
+
+    def _send(self, attempt: RunAttempt, lines: list[_Line], sent: Sent | None) -> Replayed:
         tracker, number = self.tracker, attempt.number
-        if sent is not None and not tracker.rewrites:
-            if sent.last_step is None:
-                return self._skip(number, sent, "it was watched live there")
-            lines = [line for line in lines if line[0] > (sent.last_step or 0)]
-            if not lines:
+        goes_on = number == self.running
+        outcome = "running" if goes_on else attempt.outcome or "killed"
+        if sent is not None and sent.last_step is None:
+            if goes_on and not sent.is_whole:
+                return self._skip(number, sent, "it is being watched live there")
+            if not tracker.rewrites:
+                end = "" if sent.is_whole else ", and not to its end: another project can have all of it"
+                return self._skip(number, sent, f"it was watched live there{end}")
+        elif sent is not None and not tracker.rewrites:
+            new = [line for line in lines if line[0] > (sent.last_step or 0)]
+            if not new and sent.outcome in ("", outcome):
                 return self._skip(number, sent, "all of it is there")
-        last = max((line[0] for line in lines), default=attempt.first_step)
-        note_sent(self.folder, tracker, number, Sent(last_step=last, is_whole=False))
-        goes_on = number == self.last_number and is_locked(self.folder / "lock")
-        outcome = attempt.outcome or ("running" if goes_on else "killed")
+            lines = lines if getattr(tracker, "replaces", False) else new
+        already = sent.last_step if sent is not None and sent.last_step is not None else attempt.first_step
+        last = max((line[0] for line in lines), default=already)
+        try_to_note(self.folder)
+        # What can't be opened was sent nothing, and the same command may be tried again.
         tracker.open(self.run, number, attempt.first_step, config_of(self.record))
+        note_sent(self.folder, tracker, number, Sent(last_step=last, is_whole=False))
         try:
             for step, seconds, values in lines:
                 tracker.log(step, values, attempt.started + seconds)
@@ -115,9 +148,13 @@ class _Replay:
                 for path, digest in _checkpoints(self.folder):
                     tracker.artifact(path, digest)
             told, note = self._supersede(number, None)
-        finally:
-            tracker.close(outcome)
-        note_sent(self.folder, tracker, number, Sent(last_step=last, is_whole=True, superseded=told))
+        except BaseException:
+            with suppress(Exception):  # What failed first is told.
+                tracker.close(outcome)
+            raise
+        tracker.close(outcome)
+        told_of = Sent(last_step=last, is_whole=True, superseded=told, outcome=outcome)
+        note_sent(self.folder, tracker, number, told_of)
         return Replayed(attempt=number, num_lines=len(lines), note=note)
 
     def _skip(self, number: int, sent: Sent, why: str) -> Replayed:
@@ -156,8 +193,9 @@ def _lines_by_attempt(folder: Path, attempts: list[RunAttempt]) -> dict[int, lis
 def _told(folder: Path, attempts: list[RunAttempt]) -> Iterator[tuple[int, str, dict[str, Any]]]:
     known = {one.number for one in attempts}
     for line in read_lines(folder / SUPERSEDED_FILE):
-        own = line.get("line")
-        if line.get("file") in _PREFIXES and line.get("attempt") in known and isinstance(own, dict) and _has_step(own):
+        number, name, own = line.get("attempt"), line.get("file"), line.get("line")
+        is_known = isinstance(number, int) and number in known and isinstance(name, str) and name in _PREFIXES
+        if is_known and isinstance(own, dict) and _has_step(own):
             yield line["attempt"], line["file"], own
     for name in _PREFIXES:
         for line in read_lines(folder / name):
@@ -166,7 +204,8 @@ def _told(folder: Path, attempts: list[RunAttempt]) -> Iterator[tuple[int, str, 
 
 
 def _has_step(line: Mapping[str, object]) -> bool:
-    return isinstance(line.get("step"), int) and isinstance(line.get("seconds", 0.0), int | float)
+    seconds = line.get("seconds", 0.0)
+    return isinstance(line.get("step"), int) and isinstance(seconds, int | float) and 0 <= seconds < math.inf
 
 
 def _values(name: str, line: Mapping[str, object]) -> dict[str, float]:

@@ -12,6 +12,9 @@ from typing import Any
 
 from cosmati.integrations.tracker import Config, TrackedRun, require, tag_of
 
+_MAX_NAME = 200
+"""Bytes; a folder's name has 255 at most."""
+
 
 @dataclass(kw_only=True)
 class TensorBoard:
@@ -37,7 +40,8 @@ class TensorBoard:
         self.label, self.where, self.rewrites = "tensorboard", str(self._root), True
 
     def _folder(self, run: TrackedRun, attempt: int) -> str:
-        return str(self._root / f"{run.name}-{run.identity[:6]}" / f"attempt-{attempt}")
+        name = run.name.encode(errors="surrogateescape")[:_MAX_NAME].decode(errors="ignore")
+        return str(self._root / f"{name}-{run.identity[:6]}" / f"attempt-{attempt}")
 
     def open(self, run: TrackedRun, attempt: int, first_step: int, config: Config) -> None:
         """Open the attempt's folder."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from cosmati.errors import RunError
 from cosmati.integrations.tracker import Config, TrackedRun, Tracker
-from cosmati.records.attempts import read_attempts, read_lines
+from cosmati.records.attempts import append_lines, read_attempts, read_lines
 from cosmati.records.run import RunRecord
 
 TRACKED_FILE = "tracked.jsonl"
@@ -25,13 +26,14 @@ def run_of(folder: Path) -> tuple[RunRecord, TrackedRun]:
     """
     try:
         record = RunRecord.from_json((folder / "run.json").read_text(encoding="utf-8"))
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         msg = f"{folder} holds no run: run.json can't be read ({error}). Give the folder of one run."
         raise RunError(msg) from error
     attempts = read_attempts(folder)
     begun = repr(attempts[0].started) if attempts else record.started
-    facts = json.dumps([record.run_id, record.seed, record.digests.get("model", ""), begun])
-    return record, TrackedRun(record.run_id, hashlib.sha256(facts.encode()).hexdigest())
+    facts = json.dumps([record.seed, record.digests.get("model", ""), begun])
+    starts = {one.number: one.started for one in attempts}
+    return record, TrackedRun(record.run_id, hashlib.sha256(facts.encode()).hexdigest(), starts)
 
 
 def config_of(record: RunRecord) -> Config:
@@ -67,31 +69,44 @@ class Sent:
         last_step: up to here, by replays; None where the attempt was watched live.
         is_whole: whether that came to its end.
         superseded: from which step it was told to be superseded, None where it wasn't.
+        outcome: that it was told; empty where it was watched live.
     """
 
     last_step: int | None
     is_whole: bool
     superseded: int | None = None
+    outcome: str = ""
 
 
 def sent_to(folder: Path, tracker: Tracker) -> dict[int, Sent]:
-    """Return what a tracker was sent of a run, by attempt."""
+    """Return what a tracker was sent of a run, by attempt. Odd lines are left out."""
     found: dict[int, Sent] = {}
     for line in read_lines(folder / TRACKED_FILE):
-        if (line.get("to"), line.get("where")) == (tracker.label, tracker.where):
-            told: dict[str, Any] = {field.name: line.get(field.name) for field in fields(Sent)}
-            found[int(line.get("attempt", 0))] = Sent(**told)
+        attempt = line.get("attempt")
+        if (line.get("to"), line.get("where")) == (tracker.label, tracker.where) and isinstance(attempt, int):
+            told: dict[str, Any] = {field.name: line[field.name] for field in fields(Sent) if field.name in line}
+            steps = [told.get("last_step"), told.get("superseded")]
+            if "last_step" in told and all(step is None or isinstance(step, int) for step in steps):
+                found[attempt] = Sent(**{"is_whole": False, **told})
     return found
 
 
 def note_sent(folder: Path, tracker: Tracker, attempt: int, sent: Sent) -> None:
     """Note what a tracker is about to be sent, or was."""
-    told = {"to": tracker.label, "where": tracker.where, "attempt": attempt, **asdict(sent)}
+    with _refusals_named(folder / TRACKED_FILE) as path:
+        append_lines(path, {"to": tracker.label, "where": tracker.where, "attempt": attempt, **asdict(sent)})
+
+
+def try_to_note(folder: Path) -> None:
+    """See whether notes can be written, before anything is sent."""
+    with _refusals_named(folder / TRACKED_FILE) as path:
+        path.open("a").close()
+
+
+@contextmanager
+def _refusals_named(path: Path) -> Iterator[Path]:
     try:
-        with (folder / TRACKED_FILE).open("a") as file:
-            file.write(json.dumps(told) + "\n")
+        yield path
     except OSError as error:
-        msg = (
-            f"{folder / TRACKED_FILE} can't be written ({error}), and without it nobody knows what was sent. Mend that."
-        )
+        msg = f"{path} can't be written ({error}), and without it nobody knows what was sent. Mend that."
         raise RunError(msg) from error

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from cosmati.errors import MissingExtraError
@@ -18,11 +20,13 @@ class TrackedRun(NamedTuple):
 
     Attributes:
         name: of its folder.
-        identity: hex digits that no other run has.
+        identity: hex digits that no other run has, whatever its folder is called.
+        starts: of its attempts, by number, in seconds since 1970: a copy of the folder that goes on has others.
     """
 
     name: str
     identity: str
+    starts: Mapping[int, float] = MappingProxyType({})
 
     def title(self, attempt: int) -> str:
         """Return the name of an attempt: the run's own for the first one."""
@@ -30,7 +34,9 @@ class TrackedRun(NamedTuple):
 
     def key(self, attempt: int) -> str:
         """Return an attempt's identity: 32 to 50 letters and digits, the same each time."""
-        return f"{self.identity[:32]}a{attempt}"
+        start = self.starts.get(attempt)
+        digest = self.identity if start is None else hashlib.sha256(f"{self.identity} {start!r}".encode()).hexdigest()
+        return f"{digest[:32]}a{attempt}"
 
 
 class Tracker(Protocol):
@@ -40,6 +46,8 @@ class Tracker(Protocol):
         label: as `--to` names it.
         where: what tells this destination from others of the same label.
         rewrites: what is sent again is stored once.
+
+    One may have `replaces`, too: True where a run that is opened again takes the place of what it was before.
     """
 
     @property
@@ -102,7 +110,7 @@ def finite(values: Mapping[str, object]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     }
 
 

@@ -42,7 +42,7 @@ class Trackio:
             return self._package.init(
                 project=self.project,
                 # Runs are known by their names alone.
-                name=f"{run.title(attempt)} {run.identity[:6]}",
+                name=f"{run.title(attempt)} {run.key(attempt)[:6]}",
                 group=run.name,
                 space_id=self.space or None,
                 resume="allow",

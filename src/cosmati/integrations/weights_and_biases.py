@@ -10,6 +10,10 @@ from typing import Any, Literal
 from cosmati.errors import RunError
 from cosmati.integrations.tracker import Config, TrackedRun, require, tag_of
 
+_NOT_IN_PROJECT = "/\\#?%:"
+_MAX_NAME = 100
+"""Characters; W&B takes 128, and the attempt's number comes to it."""
+
 
 @dataclass(kw_only=True)
 class WeightsAndBiases:
@@ -23,7 +27,7 @@ class WeightsAndBiases:
 
     Raises:
         MissingExtraError: wandb isn't installed.
-        RunError: no such mode.
+        RunError: no such mode, or a project with a character that W&B refuses.
     """
 
     project: str = "cosmati"
@@ -37,9 +41,16 @@ class WeightsAndBiases:
         if self.mode not in ("online", "offline"):
             msg = f"wandb: mode={self.mode} is not known. Use online or offline."
             raise RunError(msg)
+        if odd := [one for one in _NOT_IN_PROJECT if one in self.project]:
+            msg = (
+                f"wandb: project={self.project} has {' '.join(odd)}, which W&B refuses in a project. Give another name."
+            )
+            raise RunError(msg)
         self._package = require("wandb", "Weights & Biases")
         root = Path(self.folder).expanduser().absolute()
         self.label, self.rewrites = "wandb", False
+        # `wandb sync` of a second folder with a run's id drops what the first one had.
+        self.replaces = self.mode == "offline"
         self.where = f"{self.entity}/{self.project}" + (f" offline in {root}" if self.mode == "offline" else "")
 
     def _init(self, run: TrackedRun, attempt: int, **options: Any) -> Any:  # noqa: ANN401
@@ -51,8 +62,8 @@ class WeightsAndBiases:
             project=self.project,
             entity=self.entity or None,
             id=run.key(attempt),
-            name=run.title(attempt),
-            group=run.name,
+            name=run._replace(name=run.name[:_MAX_NAME]).title(attempt),
+            group=run.name[:_MAX_NAME],
             mode=self.mode,
             dir=str(folder),
             settings=settings,
@@ -86,7 +97,8 @@ class WeightsAndBiases:
             return False
         earlier = self._init(run, attempt, resume="allow")
         _tag(earlier, from_step)
-        earlier.finish()
+        # It came to no checkpoint; without a code W&B would show it as finished from now on.
+        earlier.finish(exit_code=1)
         return True
 
     def close(self, outcome: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ def read_attempts(folder: Path) -> list[RunAttempt]:
                 found[number] = RunAttempt(
                     number=number,
                     first_step=int(line["first_step"]),
-                    started=float(line["started"]),
-                    first_seconds=float(line["first_seconds"]),
+                    started=_finite(line["started"]),
+                    first_seconds=_finite(line["first_seconds"]),
                 )
             else:
                 found[number] = dataclasses.replace(
@@ -58,6 +59,12 @@ def read_attempts(folder: Path) -> list[RunAttempt]:
         except (KeyError, TypeError, ValueError, OverflowError):
             continue
     return [found[number] for number in sorted(found)]
+
+
+def _finite(number: float) -> float:
+    if not math.isfinite(number):
+        raise ValueError(number)
+    return float(number)
 
 
 def attempt_of(step: int, attempts: Sequence[RunAttempt]) -> int:
@@ -73,6 +80,19 @@ def superseded_from(folder: Path) -> dict[int, int]:
         if isinstance(number, int) and isinstance(step, int):
             found[number] = min(found.get(number, step), step)
     return found
+
+
+def append_lines(path: Path, *lines: Mapping[str, object]) -> None:
+    """Append lines to a file of JSON objects; after a torn line, on a line of their own.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    if lines:
+        with path.open("ab+") as file:
+            file.seek(max(0, file.seek(0, 2) - 1))
+            torn = file.read(1) not in (b"", b"\n")
+            file.write(b"\n" * torn + "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -41,7 +41,12 @@ class FiniteCheck:
     @property
     def gradient_norm(self) -> float:
         """Norm of all gradients that were looked at last; NaN where there were none. Waits for an accelerator."""
-        return math.sqrt(sum(norm * norm for norm in _numbers(self._norms))) if self._norms else math.nan
+        return self.norm_later()()
+
+    def norm_later(self) -> Callable[[], float]:
+        """Return what says that norm, whenever it's asked: also after further steps have been looked at."""
+        norms = self._norms
+        return lambda: math.sqrt(sum(norm * norm for norm in _numbers(norms))) if norms else math.nan
 
     def check(
         self, loss: Tensor, step: int, gradients: list[Tensor] | None = None, statistics: Sequence[Tensor] = ()

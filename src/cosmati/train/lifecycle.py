@@ -29,7 +29,7 @@ from cosmati.train.finite import FiniteCheck
 from cosmati.train.identity import Change
 from cosmati.train.marks import StepRows
 from cosmati.train.named_evaluations import Evaluations, checked, evaluate_all, try_out_all
-from cosmati.train.observers.observer import Observer, states_of
+from cosmati.train.observers.observer import Observer, checked_observers, states_of
 from cosmati.train.opening import open_run, read_back, without_schedulers
 from cosmati.train.optimizer_watch import OptimizerWatch
 from cosmati.train.prepare import Prepared
@@ -56,12 +56,14 @@ class Lifecycle(KnownNames):
 
     other_names = TRAINER_NAMES
 
-    def __init__(self, prepared: Prepared, evaluation: Evaluations | None, observers: Sequence[Observer]) -> None:
+    def __init__(
+        self, prepared: Prepared, evaluation: Evaluations | None, observers: Sequence[Observer] | Observer
+    ) -> None:
         self.prepared = prepared
         a = self.assembly = prepared.assembly
         self.feed = prepared.feed
         self.evaluation = checked(evaluation)
-        self.observers: list[Observer] = list(observers)
+        self.observers = checked_observers(observers)
         self.trace: Trace | None = None
         self.clock = Clock()
         self.stopwatch = Stopwatch()

@@ -177,10 +177,15 @@ def profiled(
         num_steps: steps that are measured, and as many under the profiler.
 
     Raises:
-        RunError: the run ends before that, or a number isn't possible.
+        RunError: the run ends before that, a number isn't possible, or the folder can't be made.
     """
-    if warm_up < 1 or num_steps < 1:
-        raise RunError(f"A profile of {num_steps} steps after {warm_up}: both have to be at least 1.")
+    if not (isinstance(warm_up, int) and isinstance(num_steps, int) and warm_up >= 1 and num_steps >= 1):
+        raise RunError(f"A profile of {num_steps} steps after {warm_up}: both have to be at least 1, and whole.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"{folder} can't be made ({error}). Give the folder for the trace, --out profile for one."
+        raise RunError(msg) from error
     watch = _Profiling(warm_up, num_steps)
     trainer = trainer_of([watch])
     watch.stopwatch = trainer.stopwatch
@@ -191,7 +196,6 @@ def profiled(
             "longer budget, --set config.budget=100ba, or take fewer steps."
         )
         raise RunError(msg)
-    folder.mkdir(parents=True, exist_ok=True)
     trace = folder / "trace.json"
     watch.profiler.export_chrome_trace(str(trace))
     _rename(trace, watch.names)

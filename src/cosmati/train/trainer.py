@@ -81,7 +81,7 @@ class Trainer(ExportingTrainer):
         policy: PolicyFile | None = None,
         taxonomy: Taxonomy | None = None,
         evaluation: Evaluations | None = None,
-        observers: Sequence[Observer] = (),
+        observers: Sequence[Observer] | Observer = (),
         config: RunConfig | None = None,
     ) -> None:
         optimizers, methods = listed(optimizers, AnyOptimizer), listed(methods, Method)
@@ -393,7 +393,7 @@ class Trainer(ExportingTrainer):
         self.tell("report")
         rates = [float(scheduled.optimizer.param_groups[0]["lr"]) for scheduled in a.optimizers]
         if learnt is None or learnt:
-            outcome["gradient_norm"] = lambda: self.finite.gradient_norm
+            outcome["gradient_norm"] = self.finite.norm_later()
         done = StepOutcome(self.clock, learning_rates=rates, **outcome)
         self._run.report(done)
         self.stopwatch.lap("ledger")

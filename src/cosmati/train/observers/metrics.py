@@ -74,7 +74,7 @@ class MetricsFile(Observer):
         """Append what monitors have measured."""
         told = {name: _finite(value) for name, value in values.items()}
         time = {"step": clock.step, "seconds": clock.seconds}
-        self._append("monitors.jsonl", {**time, **told, **time})  # whatever somebody's observer calls its own
+        self._append("monitors.jsonl", {**time, **told})
 
     def _append(self, name: str, content: Mapping[str, object]) -> None:
         path = self._folder / name

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.plain import decode, encode
+from cosmati.errors import CheckpointError, PlanError
+from cosmati.records.run import CLOCK_FIELDS
 from cosmati.train.facts import RunFacts
 from cosmati.train.outcome import StepOutcome
 
+T = TypeVar("T")
 _BELOW = "observer/"
 
 
@@ -32,7 +35,7 @@ class WatchedRun:
         stop: `stop(why)` ends the run after the step in progress, with a checkpoint. The reason stands in the run's
             result and in `attempts.jsonl`; the same command goes on.
         publish: `publish(clock, values)` tells every observer of values that were measured, and the run folder keeps
-            them in `monitors.jsonl`.
+            them in `monitors.jsonl`. Numbers of Python and NumPy, and tensors of one element.
     """
 
     facts: RunFacts
@@ -50,7 +53,7 @@ class Observer:
     """Base of observers: every call does nothing.
 
     Attributes:
-        every: call `on_step_begin` and `on_step` every so many steps.
+        every: call `on_step_begin` and `on_step` every so many steps, at least 1.
     """
 
     every: int = 1
@@ -91,18 +94,76 @@ class Observer:
         """Take note that the run has ended."""
 
 
+def checked_observers(observers: Sequence[Observer] | Observer) -> list[Observer]:
+    """Return observers as a list, seen to be such.
+
+    Raises:
+        PlanError: one is none, or its `every` is no number of steps.
+    """
+    found = [observers] if isinstance(observers, Observer) else list(observers)
+    for one in found:
+        if not isinstance(one, Observer):
+            hint = ""
+            if isinstance(one, type) and issubclass(one, Observer):
+                hint = f" It's a class: give {one.__name__}(...)."
+            elif callable(getattr(one, "measure", None)):
+                hint = f" It's a monitor: give Monitors([{type(one).__name__}(...)])."
+            msg = f"observers has {one!r}, which is no Observer.{hint} Derive yours from cosmati.Observer."
+            raise PlanError(msg)
+        refuse_odd_interval(one)
+    return found
+
+
+def refuse_odd_interval(observer: Observer) -> None:
+    """Refuse what can't be counted in steps.
+
+    Raises:
+        PlanError: `every` is no number of steps.
+    """
+    if not isinstance(observer.every, int) or observer.every < 1:
+        msg = (
+            f"{type(observer).__name__}.every is {observer.every!r}, and it is a number of steps, at least 1. For what "
+            "is counted in epochs or seconds, look at outcome.clock in on_step."
+        )
+        raise PlanError(msg)
+
+
+def plain_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return values that were measured as plain numbers; a tensor of one element is read from its device.
+
+    Raises:
+        PlanError: one is no number, or has no name.
+    """
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        try:
+            if not isinstance(name, str) or name in CLOCK_FIELDS or isinstance(value, str | bytes):
+                raise TypeError
+            found[name] = float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            msg = (
+                f"publish() is given {name!r:.80}: {value!r:.80}. It takes names, but for those of the clock "
+                f"({', '.join(CLOCK_FIELDS)}), and numbers: Python's, NumPy's, and tensors of one element."
+            )
+            raise PlanError(msg) from None
+    return found
+
+
 def states_of(observers: Sequence[Observer]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the states of those observers that have one, as JSON and tensors by name.
 
     Raises:
-        CheckpointError: one holds what only pickle could write, by its path.
+        CheckpointError: one is no dictionary, or holds what only pickle could write, by its path.
     """
     facts: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
-    for name, observer in _named(observers).items():
-        state = dict(observer.state_dict())
+    for name, observer in named(observers).items():
+        state = observer.state_dict()
+        if not isinstance(state, Mapping):
+            msg = f"state_dict() of {name} returned {state!r:.80}. Return a dictionary, empty where it keeps nothing."
+            raise CheckpointError(msg)
         if state:
-            told, own = encode({name: state})
+            told, own = encode({name: dict(state)})
             facts |= told
             tensors |= {_BELOW + path: tensor for path, tensor in own.items()}
     return facts, tensors
@@ -110,20 +171,21 @@ def states_of(observers: Sequence[Observer]) -> tuple[dict[str, Any], dict[str, 
 
 def restore_states(observers: Sequence[Observer], facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
     """Give observers their states back, by class and order; return the names of states that nobody took."""
-    named = _named(observers)
+    known = named(observers)
     own = {path.removeprefix(_BELOW): tensor for path, tensor in tensors.items() if path.startswith(_BELOW)}
-    for name, observer in named.items():
+    for name, observer in known.items():
         if name in facts:
             observer.load_state_dict(decode(facts[name], own))
-    return sorted(facts.keys() - named.keys())
+    return sorted(facts.keys() - known.keys())
 
 
-def _named(observers: Sequence[Observer]) -> dict[str, Observer]:
-    found: dict[str, Observer] = {}
-    for observer in observers:
-        kind = type(observer).__qualname__
+def named(watchers: Sequence[T]) -> dict[str, T]:
+    """Return observers, or monitors, by class; the second and further of a class with their number."""
+    found: dict[str, T] = {}
+    for one in watchers:
+        kind = type(one).__qualname__
         number = sum(type(other).__qualname__ == kind for other in found.values())
-        found[f"{kind} {number + 1}" if number else kind] = observer
+        found[f"{kind} {number + 1}" if number else kind] = one
     return found
 
 

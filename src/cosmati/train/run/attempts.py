@@ -6,13 +6,19 @@ one goes on is moved to `superseded.jsonl`, so that nobody has to guess why a cu
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from cosmati.core.clock import Clock
-from cosmati.records.attempts import ATTEMPTS_FILE, SUPERSEDED_FILE, RunAttempt, attempt_of, read_attempts
+from cosmati.records.attempts import (
+    ATTEMPTS_FILE,
+    SUPERSEDED_FILE,
+    RunAttempt,
+    append_lines,
+    attempt_of,
+    read_attempts,
+)
 from cosmati.train.observers.metrics import FILES, cut_after, refusals_named
 
 
@@ -50,9 +56,5 @@ def end_attempt(folder: Path, number: int, clock: Clock, outcome: str, reason: s
 
 
 def _append(path: Path, *lines: Mapping[str, object]) -> None:
-    if lines:
-        with refusals_named(path), path.open("ab+") as file:
-            # After a torn line, the next one begins on a line of its own.
-            file.seek(max(0, file.seek(0, 2) - 1))
-            torn = file.read(1) not in (b"", b"\n")
-            file.write(b"\n" * torn + "".join(json.dumps(line) + "\n" for line in lines).encode())
+    with refusals_named(path):
+        append_lines(path, *lines)

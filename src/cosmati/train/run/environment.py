@@ -73,10 +73,15 @@ def _require_workspace(device: torch.device) -> None:
 
 
 class StopSignal:
-    """Turns Ctrl-C and SIGTERM into a stop after the step in progress; a second Ctrl-C interrupts at once."""
+    """Turns Ctrl-C and SIGTERM into a stop after the step in progress; a second Ctrl-C interrupts at once.
+
+    Attributes:
+        is_set: whether to stop: somebody may set it who isn't a signal.
+    """
 
     def __init__(self) -> None:
         self.is_set = False
+        self._was_signalled = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -88,6 +93,6 @@ class StopSignal:
             yield
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.is_set:
+        if self._was_signalled:
             raise KeyboardInterrupt
-        self.is_set = True
+        self.is_set = self._was_signalled = True

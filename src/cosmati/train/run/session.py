@@ -18,7 +18,7 @@ from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
 from cosmati.train.observers.ledger import LedgerObserver
 from cosmati.train.observers.metrics import MetricsFile
-from cosmati.train.observers.observer import Observer, WatchedRun
+from cosmati.train.observers.observer import Observer, WatchedRun, plain_numbers, refuse_odd_interval
 from cosmati.train.observers.progress import ProgressBar
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
@@ -121,15 +121,19 @@ class OpenRun:
             self.observers.append(LedgerObserver(path, self._facts, self._ranks, self._digest, changed, state_digest))
         if self._config.progress and self._ranks.rank == 0:
             self.observers.append(ProgressBar())
-        self._open_observers(clock)
-        for observer in self.observers:
-            observer.on_start(clock, self._budget)
+        with ExitStack() as undone:
+            self._open_observers(clock, undone)
+            for observer in self.observers:
+                observer.on_start(clock, self._budget)
+                undone.callback(observer.on_end, clock, "failed")
+            undone.pop_all()
 
-    def _open_observers(self, clock: Clock) -> None:
+    def _open_observers(self, clock: Clock, undone: ExitStack) -> None:
         superseded, started = dict[int, int](), time()
         if self._folder is not None:
             attempt, superseded = begin_attempt(self._folder.path, clock)
             self._attempt, started = attempt.number, attempt.started
+            undone.callback(end_attempt, self._folder.path, self._attempt, clock, "failed", "")
         run = WatchedRun(
             facts=self._facts,
             model=self._model,
@@ -143,6 +147,7 @@ class OpenRun:
         )
         for observer in self.observers:
             observer.on_open(run)
+            refuse_odd_interval(observer)
         # Most don't ask, and a step of 100 us notices each call.
         self._beginning = [one for one in self.observers if type(one).on_step_begin is not Observer.on_step_begin]
 
@@ -162,13 +167,14 @@ class OpenRun:
     def ask_to_stop(self, why: str = "") -> None:
         """End the run after the step in progress; the first reason is told."""
         if not self._stop.is_set:
-            self.stop_reason = why
+            self.stop_reason = "" if why is None else str(why)
         self._stop.is_set = True
 
     def publish(self, clock: Clock, values: Mapping[str, float]) -> None:
         """Tell observers of values that one of them has measured."""
+        told = plain_numbers(values)
         for observer in self.observers:
-            observer.on_values(clock, values)
+            observer.on_values(clock, dict(told))  # What one of them does to it is its own affair.
 
     def close(self, result: RunResult, plan: Plan) -> None:
         """Tell everybody that the run has ended, also where one of them fails, and write its record."""
@@ -195,7 +201,7 @@ class OpenRun:
     def evaluated(self, clock: Clock, metrics: Mapping[str, float], seconds: float) -> None:
         """Tell observers of metrics."""
         for observer in self.observers:
-            observer.on_evaluation(clock, metrics, seconds)
+            observer.on_evaluation(clock, dict(metrics), seconds)
 
     def save(self, clock: Clock, make: Callable[[], Checkpoint]) -> None:
         """Publish a checkpoint, unless there is one of this step: the ledger covers it before it's published.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosmati.core.clock import Budget, Clock
 from cosmati.train.observers.monitors.monitor import Measured, Monitor
 from cosmati.train.observers.observer import WatchedRun
 from cosmati.train.outcome import StepOutcome
@@ -36,18 +37,27 @@ class LossHealth(Monitor):
     """
 
     def __init__(self, *, window: int = 100, deviations: float = 8.0) -> None:
-        if window < _FEWEST or deviations <= 0:
+        if window < _FEWEST or not 0 < deviations < math.inf:
             msg = f"LossHealth(window={window}, deviations={deviations}): at least {_FEWEST} losses, and more than 0."
             raise ValueError(msg)
         self._deviations = deviations
         self._window: deque[float] = deque(maxlen=window)
         self._copies = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._window.clear()
         self._new: list[Tensor | float] = []
         self._counts = {"loss_spikes": 0, "losses_not_finite": 0, "steps_left_out": 0}
 
     def open(self, run: WatchedRun) -> None:
         """See where losses are."""
         self._copies = any(parameter.device.type != "cpu" for parameter in run.model.parameters())
+
+    def start(self, clock: Clock, budget: Budget) -> None:
+        """Begin anew with a run that begins: it may have watched another one."""
+        if not clock.step:
+            self._forget()
 
     def note(self, outcome: StepOutcome) -> None:
         """Keep the loss where it is."""
@@ -90,6 +100,7 @@ class LossHealth(Monitor):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with them."""
+        self._forget()
         self._window.extend(state["window"])
         self._counts, self._new = dict(state["counts"]), list(state["waiting"])
 

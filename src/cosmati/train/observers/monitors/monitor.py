@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cosmati.core.clock import Budget, Clock
-from cosmati.train.observers.observer import Observer, WatchedRun
+from cosmati.train.observers.observer import Observer, WatchedRun, named
 from cosmati.train.outcome import StepOutcome
 
 Measured = Mapping[str, "float | Tensor"]
@@ -59,14 +59,21 @@ class Monitors(Observer):
         every: steps between measurements.
 
     Raises:
-        ValueError: `every` isn't at least 1.
+        ValueError: `every` isn't at least 1, or one is no monitor.
     """
 
-    def __init__(self, monitors: Sequence[Monitor], *, every: int = 10) -> None:
-        if every < 1:
-            msg = f"Monitors(every={every}): it is a number of steps, at least 1."
+    def __init__(self, monitors: Sequence[Monitor] | Monitor, *, every: int = 10) -> None:
+        if not isinstance(every, int) or every < 1:
+            msg = f"Monitors(every={every!r}): it is a number of steps, at least 1."
             raise ValueError(msg)
-        self.monitors = tuple(monitors)
+        self.monitors = (monitors,) if isinstance(monitors, Monitor) else tuple(monitors)
+        for one in self.monitors:
+            if not isinstance(one, Monitor):
+                msg = (
+                    f"Monitors is given {one!r}, which is no Monitor: give instances, GradientNorms() for one. An "
+                    "observer goes to the trainer: Trainer(..., observers=[...])."
+                )
+                raise ValueError(msg)  # noqa: TRY004  (as for the other argument)
         self.interval = every
         # Every step notices a call that does nothing.
         self._noting = [one.note for one in self.monitors if type(one).note is not Monitor.note]
@@ -119,14 +126,14 @@ class Monitors(Observer):
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the monitors' states."""
-        states = [dict(one.state_dict()) for one in self.monitors]
-        return {type(one).__qualname__: state for one, state in zip(self.monitors, states, strict=True) if state}
+        states = {name: dict(one.state_dict()) for name, one in named(self.monitors).items()}
+        return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Hand each its own."""
-        for one in self.monitors:
-            if type(one).__qualname__ in state:
-                one.load_state_dict(state[type(one).__qualname__])
+        for name, one in named(self.monitors).items():
+            if name in state:
+                one.load_state_dict(state[name])
 
 
 def _read(measured: Sequence[Measured]) -> list[dict[str, float | list[float]]]:

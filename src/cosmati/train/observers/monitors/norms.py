@@ -44,7 +44,9 @@ def _part(name: str, depth: int) -> str:
 def _norms(tensors: Sequence[Tensor]) -> Tensor:
     """Return the norm of each, on their device."""
     dense = [tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor for tensor in tensors]
-    return torch.stack(torch._foreach_norm(dense, 2, torch.float32))  # noqa: SLF001
+    real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in dense]
+    wide = any(tensor.dtype is torch.float64 for tensor in real)  # PyTorch narrows none by itself.
+    return torch.stack(torch._foreach_norm(real, 2, torch.float64 if wide else torch.float32))  # noqa: SLF001
 
 
 def _joined(what: str, regions: Sequence[str], norms: float | Sequence[float]) -> dict[str, float]:

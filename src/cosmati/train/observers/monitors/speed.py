@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 from time import monotonic
 
 import torch
@@ -11,8 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cosmati.core.batch import Data, count_rows_and_tokens
 from cosmati.core.clock import Budget, Clock
-from cosmati.core.loss import Loss, LossFunction
+from cosmati.core.loss import Loss, LossFunction, as_loss
 from cosmati.core.rng import DefaultGenerators
+from cosmati.errors import BatchError
 from cosmati.train.observers.monitors.monitor import Measured, Monitor
 from cosmati.train.outcome import StepOutcome
 
@@ -20,18 +23,28 @@ from cosmati.train.outcome import StepOutcome
 def flops_per_row(model: nn.Module, loss: LossFunction, data: Data) -> float:
     """Return the floating-point operations of a row's forward and backward pass, counted on a copy of the model.
 
-    PyTorch counts products of matrices, convolutions and attention; a multiplication with its addition is two.
+    The batch is copied, too, and a loss with parameters. PyTorch counts products of matrices, convolutions and
+    attention; a multiplication with its addition is two.
 
     Args:
         model: as it trains.
         loss: likewise.
         data: a batch, on the model's device.
+
+    Raises:
+        BatchError: the batch has no rows, or the loss isn't one that can be trained on.
     """
+    num_rows = count_rows_and_tokens(data)[0]
+    if not num_rows:
+        raise BatchError("flops_per_row() is given a batch without rows. Give one as it's trained on.")
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    with DefaultGenerators(device).restored(), FlopCounterMode(display=False) as counter:
-        result = loss(copy.deepcopy(model), data)
+    # Copied together: a loss may be a method of the model.
+    is_copied = isinstance(loss, nn.Module) or inspect.ismethod(loss)
+    own_model, own_data, own_loss = copy.deepcopy((model, data, loss if is_copied else None))
+    with DefaultGenerators(device).restored(), torch.enable_grad(), FlopCounterMode(display=False) as counter:
+        result = as_loss((own_loss or loss)(own_model, own_data))
         (result.mean() if isinstance(result, Loss) else result).backward()
-    return float(counter.get_total_flops()) / count_rows_and_tokens(data)[0]
+    return float(counter.get_total_flops()) / num_rows
 
 
 class Throughput(Monitor):
@@ -49,11 +62,11 @@ class Throughput(Monitor):
     """
 
     def __init__(self, *, flops_per_row: float | None = None, peak_flops_per_second: float | None = None) -> None:
-        wrong = [value for value in (flops_per_row, peak_flops_per_second) if value is not None and value <= 0]
+        wrong = [v for v in (flops_per_row, peak_flops_per_second) if v is not None and not 0 < v < math.inf]
         if wrong or (peak_flops_per_second is not None and flops_per_row is None):
             msg = (
                 f"Throughput(flops_per_row={flops_per_row}, peak_flops_per_second={peak_flops_per_second}): both are "
-                "positive, and a utilization needs both. Count with flops_per_row(model, loss, batch)."
+                "positive and finite, and a utilization needs both. Count with flops_per_row(model, loss, batch)."
             )
             raise ValueError(msg)
         self._flops, self._peak = flops_per_row, peak_flops_per_second
