@@ -40,6 +40,14 @@ def test_help_loads_no_pytorch(given: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_commands_that_read_what_runs_have_left_load_no_pytorch() -> None:
+    code = "import sys\nfrom cosmati.cli.commands import load_command\n"
+    code += "for name in ('explore', 'ledger', 'report', 'store'):\n    load_command(name)\n"
+    code += "print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200)
+    assert done.stdout == "False\n"
+
+
 def completed(words: str, shell: str = "bash") -> list[str]:
     """Return what a shell is told to complete a line to."""
     place = len(words.split(" ")) - 1

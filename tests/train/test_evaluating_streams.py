@@ -53,6 +53,17 @@ def test_where_the_loader_stands_is_left_alone(rows: StreamingDataset) -> None:
     assert loader.state_dict()["position"] == NUM_ROWS
 
 
+def test_who_reads_by_workers_that_persist_is_told_that_they_were_taken(rows: StreamingDataset) -> None:
+    loader = StreamingLoader(rows, 4, num_workers=1, persistent_workers=True)
+    begun = iter(loader)
+    next(begun)
+    before = loader.state_dict()
+    assert measured(Evaluation(loader, {"mean": mean})) == {"mean": sum(range(NUM_ROWS)) / NUM_ROWS}
+    assert loader.state_dict() == before
+    with pytest.raises(DataError, match="taken its persistent workers over"):
+        next(begun)
+
+
 def test_what_is_chosen_is_the_same_each_time(rows: StreamingDataset) -> None:
     some = rows.choose({"open/permissive": 3})
     loader = StreamingLoader(some, 2)

@@ -267,24 +267,6 @@ def test_a_budget_is_kept_where_a_method_has_acted_by_it(tmp_path: Path) -> None
         recipe(tmp_path / "run", **given, config={"budget": "8ba", "change": ("budget",)})[0].fit()
 
 
-def test_a_budget_may_grow_under_an_average_that_counts_steps(tmp_path: Path) -> None:
-    longer = {"budget": "8ba"}
-    for times in ({"half_life": "2ba"}, {"smoothing": 0.5, "ema_start": "1ba", "update_interval": "2ba"}):
-        folder, given = tmp_path / times.get("half_life", "smoothing"), {"methods": [EMA(**times)]}
-        recipe(folder / "parts", **given)[0].fit()
-        trainer, _ = recipe(folder / "parts", **given, config=longer | {"change": ("budget",)})
-        trainer.fit()
-        whole, _ = recipe(folder / "whole", stop_at=-1, **given, config=longer)
-        whole.fit()
-        averages = [one.methods.states[0] for one in (trainer, whole)]
-        assert averages[0].keys() == averages[1].keys()
-        assert all(torch.equal(averages[0][name], averages[1][name]) for name in averages[0])
-    share = {"methods": [EMA(half_life="0.5dur")]}
-    recipe(tmp_path / "share", **share)[0].fit()
-    with pytest.raises(CheckpointError, match="a method has acted by how far the run was"):
-        recipe(tmp_path / "share", **share, config=longer | {"change": ("budget",)})[0].fit()
-
-
 def test_code_that_no_digest_sees_is_found_by_what_it_computes(tmp_path: Path) -> None:
     recipe(tmp_path / "run", model=lambda: Scaled(lambda x: x * 1.0))[0].fit()
     trainer, _ = recipe(tmp_path / "run", model=lambda: Scaled(lambda x: x * 1.001))

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from cosmati.cli.errors import Answering
-from cosmati.cli.weights import check_weights, named_weights
 from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger.proof import check_inclusion, prove_inclusion
 from cosmati.ledger.query import (
@@ -185,6 +184,8 @@ def check_weights_of(
       cosmati ledger check-weights RUN --weights delivered/model.safetensors
     """  # noqa: D301
     directory = _ledger(folder)
+    from cosmati.cli.weights import check_weights, named_weights  # needs PyTorch, and nothing else here does
+
     path = weights or named_weights(folder, directory)
     found = check_weights(VerifiedLedger(directory, vkey), path)
     typer.echo(f"Yes. {path} holds the weights after {found.step} steps.")

@@ -105,11 +105,6 @@ class Position:
         return self._budget
 
     @property
-    def ratio(self) -> float:
-        """By how much the run's steps are dilated, whatever its length."""
-        return self._budget.ratio
-
-    @property
     def elapsed(self) -> float:
         """Fraction of the run that has passed, in [0, 1].
 

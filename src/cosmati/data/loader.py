@@ -156,11 +156,14 @@ class StreamingLoader(DataLoader[Batch]):
 
         What is evaluated is the same each time then, however far others have read.
         """
-        begun, self._batches.position = (self._batches.position, self._latest), 0
+        position, latest = self._batches.position, self._latest
+        self._batches.position = 0
         try:
             yield from self
         finally:
-            self._batches.position, self._latest = begun
+            self._batches.position = position
+            if not self.persistent_workers:  # these have been taken from who was reading, and he's told so
+                self._latest = latest
 
     def _handed_out(self, batches: Iterator[Any], position: int, begun: object) -> Iterator[Batch]:
         # At the first batch: an iterator that is dropped before it would leave the threads behind.

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from cosmati.core.clock import Time
+from cosmati.core.clock import Budget, Time
 from cosmati.core.method import Method, Position, Stage, State
 from cosmati.core.pieces import Pieces
 from cosmati.errors import PlanError
@@ -18,9 +18,10 @@ from cosmati.methods.building_blocks.averaging import (
     approach,
     averages_of,
     check_times,
+    interval_of,
     note_moved,
     start_averages,
-    steps_at,
+    steps_of,
 )
 
 __all__ = ["EMA", "compute_ema"]
@@ -110,15 +111,15 @@ class EMA(Method):
         """Return the state with the averages moved towards the weights, where an update is due."""
         if self._is_off:
             return state
-        interval = self._interval(at)
-        is_due = at.clock.step % interval == 0 and at.clock.step >= steps_at(self.ema_start, at)
+        interval = self._interval(at.budget)
+        is_due = at.clock.step % interval == 0 and at.clock.step >= steps_of(self.ema_start, at.budget)
         with torch.no_grad():
             if not state:
                 return start_averages(weights, interval) if is_due else state
             state, chosen = note_moved(state, learnt, is_due=is_due)
             if chosen:
                 averages = averages_of(state)
-                share = 1.0 - self._smoothing(at, interval)
+                share = 1.0 - self._smoothing(at.budget, interval)
                 approach([averages[name] for name in chosen], [weights.tensors[name] for name in chosen], share)
             return state
 
@@ -126,12 +127,12 @@ class EMA(Method):
         """Return the averages by parameter name; None before they start."""
         return averages_of(state) or None
 
-    def _interval(self, at: Position) -> int:
+    def _interval(self, budget: Budget) -> int:
         default = "1ep" if self.smoothing is None and str(self.half_life).strip().endswith("ep") else "1ba"
-        return max(1, round(steps_at(self.update_interval or default, at)))
+        return interval_of(self.update_interval or default, budget)
 
-    def _smoothing(self, at: Position, interval: int) -> float:
+    def _smoothing(self, budget: Budget, interval: int) -> float:
         if self.smoothing is not None:
             return self.smoothing
         assert self.half_life is not None, "checked"
-        return math.pow(2.0, -interval / steps_at(self.half_life, at))
+        return math.pow(2.0, -interval / steps_of(self.half_life, budget))

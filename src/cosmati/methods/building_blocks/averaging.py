@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cosmati.core.clock import Budget, Time, Unit
-from cosmati.core.method import Position, State
+from cosmati.core.method import State
 from cosmati.core.pieces import Pieces
 from cosmati.errors import PlanError
 
@@ -39,16 +39,6 @@ def steps_of(text: str, budget: Budget) -> float:
     num_steps = budget.num_steps
     # A run whose length in steps isn't known is refused by step_of.
     return float(budget.step_of(time)) if num_steps is None else budget.fraction_of(time) * num_steps
-
-
-def steps_at(text: str, at: Position) -> float:
-    """Return a span in steps, and ask for the run's length only where the span hangs on it.
-
-    A run that was never asked for its length may be given a longer one.
-    """
-    time = Time.parse(text)
-    hangs_on_length = time.value != 0 and time.unit is not Unit.STEP
-    return steps_of(text, at.budget) if hangs_on_length else time.value * at.ratio
 
 
 def interval_of(text: str, budget: Budget) -> int:
