@@ -32,7 +32,7 @@ quickstart: $(VENV)/.with-quickstart ## install, train a first governed run and 
 test: $(VENV)/.with-test ## run the default test suite (`slow` tests left out)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-slow: $(VENV)/.with-test ## run the tests that the default suite leaves out: an hour and more
+slow: $(VENV)/.with-test ## run the tests that the default suite leaves out
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 extras: $(VENV)-extras/.with-extras ## test authorities, trackers and ONNX, whose packages `test` leaves out, in an environment of their own
