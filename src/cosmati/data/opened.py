@@ -189,8 +189,12 @@ class OpenedSource:
             path, lease = self._cache.hold(files)
             try:
                 if self._checked is not None:
-                    self._checked.check(number, path)
-                return self._made(path, info, lease, known, [offsets for offsets, _ in held])
+                    self._checked.check(number, path, info)
+                made = self._made(path, info, lease, known, [offsets for offsets, _ in held])
+                is_mapped = known is None and isinstance(made, MdsShard)
+                if self._checked is not None and is_mapped and not self._checked.is_same(number, made.status):
+                    raise ChangedShardError(f"{path} was replaced between its check and its reading. Open it again.")
+                return made
             except FileNotFoundError as error:
                 # Somebody who heeds no lease removed it between its opening and its mapping.
                 if attempt == 2:
@@ -342,6 +346,8 @@ def open_sources(
 
 def open_all(urls: Iterable[str | Path], **options: Any) -> list[OpenedSource]:  # noqa: ANN401  (of open_sources)
     """Open several data sets, with the options of `open_sources`; a cache that is too small for them is refused."""
+    if options.get("authority") is not None:
+        options["authority"].refresh()  # what it signed when it was asked last may be revoked by now
     sources = [source for url in urls for source in open_sources(url, **options)]
     refuse_small_cache(sources)
     return sources
