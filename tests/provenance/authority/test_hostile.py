@@ -1,4 +1,4 @@
-"""What a hostile reader of docs/authorities.md tried: planted signatures, crashes, races, names, and keys that get lost."""
+"""What a hostile reader of docs/authorities.md tried: planted signatures, crashes, races, and names."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _delegates(signed: Any, people: People) -> None:
 
 @pytest.mark.parametrize("plant", [_far, _ended, _delegates])
 def test_a_planted_pending_file_is_signed_by_nobody(people: People, plant: Any) -> None:
-    """Its targets are those that Ada means to sign; all else in it is somebody's who has a key of the class, or none."""
+    """Its targets are those that Ada means to sign; all else in it is somebody's own."""
     people.sign(NEWS, "bob")
     planted = Metadata.from_bytes(pending(people).read_bytes())
     plant(planted.signed, people)
