@@ -37,7 +37,7 @@ def create_key(folder: Path, name: str, *, passphrase: str = "") -> Key:
     """
     if not _NAME.fullmatch(name):
         msg = (
-            f"The name of a key is {name[:80]!r}, and a file can't be called so. Use letters, digits, '.', '-', '_' and "
+            f"The name of a key is {name[:80]!r}, which is no file's. Use letters, digits, '.', '-', '_' and "
             "'@', at most 128, and begin with a letter or a digit."
         )
         raise ProvenanceError(msg)
