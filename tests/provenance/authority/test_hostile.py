@@ -193,6 +193,32 @@ def test_a_state_folder_that_cannot_be_written_is_told(people: People) -> None:
         Authority(people.folder, people.pin, state=people.root / "file").refresh()
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("", "address is empty"), ("bogus://authority", "bogus"), ("unreadable", "can't be fetched: .*[a-z]")],
+)
+def test_an_address_that_leads_nowhere_is_told(people: People, url: str, said: str, monkeypatch: Any) -> None:
+    if url == "unreadable":
+        monkeypatch.setattr(Path, "open", _denied)
+    with pytest.raises(ProvenanceError, match=said):
+        Authority(url, people.pin, state=people.root / "seen").refresh()
+
+
+def _denied(path: Path, *_: object) -> Any:
+    raise PermissionError(13, "Permission denied", str(path))
+
+
+def test_an_address_may_begin_at_home(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(people.root))
+    assert Authority("~/authority", people.pin, state=people.root / "seen").refresh()
+
+
+@pytest.mark.parametrize("root", [None, "", "f" * 63])
+def test_without_its_digest_no_authority_is_trusted(people: People, root: Any) -> None:
+    with pytest.raises(ProvenanceError, match="SHA-256 in hex"):
+        Authority(people.folder, root)
+
+
 def test_an_older_state_between_two_readings_is_not_taken(people: People) -> None:
     """Who answers shows the client the newest snapshot, and our own reading another one that was signed too."""
     authority = Authority(people.folder, people.pin, state=people.root / "seen")

@@ -52,7 +52,11 @@ class Authority:
     """
 
     def __init__(self, url: str | Path, root: str, *, state: str | Path | None = None) -> None:
-        self.url, self.root = str(url).rstrip("/"), root.removeprefix("sha256:")
+        if not str(url):
+            raise ProvenanceError("The authority's address is empty. Give its folder, or https://...")
+        place = str(url).rstrip("/")
+        self.url = place if "://" in place else str(Path(place).expanduser())
+        self.root = str(root).removeprefix("sha256:")
         if not _HEX.fullmatch(self.root):
             msg = (
                 f"{root!r} isn't a SHA-256 in hex. It's the digest of the authority's first root, which `cosmati keys "
@@ -177,6 +181,8 @@ class FileFetcher(FetcherInterface):
                     yield data
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise tuf.DownloadHTTPError(f"{url} isn't there", 404) from error
+        except (OSError, ValueError) as error:  # a client takes its own errors alone
+            raise tuf.DownloadError(f"{url}: {error}") from error
 
 
 def fetcher_of(url: str) -> FetcherInterface:
@@ -227,4 +233,6 @@ def _told(error: Exception, url: str) -> ProvenanceError:
     if isinstance(error, tuf.DownloadHTTPError) and error.status_code in (403, 404):
         msg = f"{url} isn't whole: {error}. Other metadata name that file: ask the authority to restore it."
         return InconsistentMetadataError(msg)
-    return UnreachableAuthorityError(f"{url} can't be fetched: {error}. Check the address and the connection.")
+    return UnreachableAuthorityError(
+        f"{url} can't be fetched: {str(error) or type(error).__name__}. Check the address and the connection."
+    )
