@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 
 pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
 
+from cosmati.data import vouching
 from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.shards.manifest import SourceFacts
 from cosmati.data.shards.mds import MdsShard
@@ -18,7 +22,7 @@ from cosmati.data.shards.remote import EnvironmentFaultError
 from cosmati.data.shards.upload import Destination
 from cosmati.data.signing import sign_sources
 from cosmati.data.streaming import StreamingDataset
-from cosmati.data.vouching import TamperedIndexError, TamperedShardError
+from cosmati.data.vouching import LicenceExpiredError, TamperedIndexError, TamperedShardError
 from cosmati.provenance.authority import ceremony, errors
 from cosmati.provenance.authority.trusted import Authority
 from tests.provenance.authority.people import NEWS, People
@@ -109,3 +113,47 @@ def test_data_opened_again_are_asked_for_again(people: People) -> None:
         ceremony.replace_key(change, people.keys["ada"].keyid, None)
     with pytest.raises(errors.OutOfScopeError):
         opened(people, authority)
+
+
+@pytest.mark.parametrize(("name", "value"), [("class", "public-domain"), ("band", 3)])
+def test_an_index_says_what_was_signed(people: People, name: str, value: object) -> None:
+    path = people.root / "corpus" / NEWS / "index.json"
+    index = json.loads(path.read_text())
+    index["cosmati"][name] = value
+    path.write_text(json.dumps(index))
+    with pytest.raises(TamperedIndexError, match=f"says {name}"):
+        opened(people)
+
+
+@pytest.mark.parametrize(("day", "holds"), [(30, True), (31, True), (32, False)])
+def test_a_licence_holds_through_its_last_day(people: People, monkeypatch: Any, day: int, *, holds: bool) -> None:
+    folder = people.root / "licensed"
+    write_dataset(
+        [{"number": 1}],
+        Destination(str(folder)),
+        {"number": "int"},
+        class_of=lambda _row: NEWS,
+        source="licensed",
+        facts=SourceFacts(licence="contract 12", licence_valid_until="2026-01-31"),
+    )
+    list(sign_sources(str(folder), people.folder, people.ring("ada")))
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime(2026, 1, 1, 12, tzinfo=tz) + timedelta(days=day - 1)
+
+    monkeypatch.setattr(vouching, "datetime", Clock)
+    authority = Authority(people.folder, people.pin, state=people.root / "seen")
+    with contextlib.nullcontext() if holds else pytest.raises(LicenceExpiredError, match="2026-01-31"):
+        assert len(StreamingDataset(folder, authority=authority)) == 1
+
+
+def test_sources_were_opened_when_the_first_was(people: People) -> None:
+    (source,) = opened(people).sources
+    assert source.vouched is not None
+    times = ("2026-01-01T00:00:00+00:00", "2026-01-01T00:00:05+00:00")
+    both = vouching.vouched_data([dataclasses.replace(source.vouched, opened=one) for one in reversed(times)])
+    assert both is not None
+    assert (both.opened, len(both.vouchers)) == (times[0], 2)
+    assert vouching.vouched_data([None]) is None

@@ -140,6 +140,13 @@ def test_a_resume_that_asks_for_the_first_time_says_nothing_of_before(people: Pe
     assert f"from step 2 on, firm/{NEWS}/corpus/1, signed by" in said
 
 
+def _name_another_file(facts: dict[str, Any]) -> None:
+    """The archive holds it as it says, and it's no manifest that the signers have signed."""
+    digest = next(digest for name, digest in facts["archive"].items() if "root.json" in name)
+    facts["archive"][f"manifests/{digest}.json"] = digest
+    facts["sources"][0]["manifest_sha256"] = digest
+
+
 FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "no source": lambda facts: facts.update(sources=[]),
     "no archive": lambda facts: facts.pop("archive"),
@@ -152,6 +159,8 @@ FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "another key": lambda facts: facts["sources"][0].update(keyids=["0" * 64]),
     "another root": lambda facts: facts["sources"][0].update(root="0" * 64),
     "another class": lambda facts: facts["sources"][0].update(target="firm/customer/pii/corpus/1"),
+    "no manifest": lambda facts: [facts["archive"].pop(name) for name in [*facts["archive"]] if "manifests/" in name],
+    "one that nobody signed": _name_another_file,
     "another manifest": lambda facts: facts["sources"][0].update(manifest_sha256="0" * 64),
 }
 

@@ -18,7 +18,9 @@ from tuf.api.metadata import DelegatedRole, Delegations, Metadata
 from cosmati.cli.main import app
 from cosmati.errors import ProvenanceError
 from cosmati.provenance.authority import ceremony, errors, repository
+from cosmati.provenance.authority.chain import read_chain
 from cosmati.provenance.authority.keys import KeyRing, create_key, read_public_key
+from cosmati.provenance.authority.names import SourceName
 from cosmati.provenance.authority.trusted import Authority
 from cosmati.provenance.taxonomy import Taxonomy
 from tests.provenance.authority.people import NEWS, PII, TAXONOMY, People, name_of
@@ -314,3 +316,48 @@ def test_a_ring_without_its_private_half_says_so(tmp_path: Path) -> None:
     key = create_key(tmp_path, "ada")
     (tmp_path / "ada.key.pem").unlink()
     assert not KeyRing([tmp_path]).num_of([key.keyid])
+
+
+def test_a_chain_of_ones_own_below_the_trusted_root_is_refused(people: People, tmp_path: Path) -> None:
+    """All of it is signed, by the keys that its second root names; the first root's keys never signed that one."""
+    other = People(tmp_path / "other").begin()
+    with other.repository.change(other.ring()) as change:
+        change.root()
+    files = dict(other.repository.chain().files)
+    files["metadata/1.root.json"] = (people.folder / "metadata/1.root.json").read_bytes()
+    with pytest.raises(errors.UnsignedMetadataError, match="'root'"):
+        read_chain(files.get, root_sha256=people.pin)
+
+
+def test_a_root_needs_its_own_keys_too(people: People) -> None:
+    files = dict(people.repository.chain().files)
+    root = Metadata.from_bytes(files["metadata/1.root.json"])
+    root.signed.version = 2
+    root.signed.add_key(people.person("eve"), "root")
+    root.signed.roles["root"].threshold = 4
+    root.signatures.clear()
+    for signer in people.ring().signers(root.signed.roles["root"].keyids):
+        root.sign(signer, append=True)
+    files["metadata/2.root.json"] = root.to_bytes()
+    with pytest.raises(errors.UnsignedMetadataError, match="'root'"):
+        read_chain(files.get)
+
+
+def test_a_target_of_another_taxonomy_is_outside(people: People) -> None:
+    elsewhere = SourceName("another", NEWS, "s", "1")
+    with people.repository.change(people.ring("ada", "bob")) as change:
+        change.add_target(ROLE, elsewhere.target, b"manifest")
+    with pytest.raises(errors.OutOfScopeError):
+        people.repository.chain().source(elsewhere)
+
+
+def test_what_has_expired_is_signed_anew_by_the_same_command(tmp_path: Path) -> None:
+    people = People(tmp_path, days=-400).begin()
+    people.delegate(NEWS, "ada")
+    people.sign(NEWS, "ada")
+    assert people.sign(NEWS, "ada") == "was signed already"
+    people.days = 0
+    assert people.sign(NEWS, "ada") == "signed"
+    assert people.repository.chain().targets[ROLE].signed.expires > datetime.now(UTC)
+    with pytest.raises(ProvenanceError, match="was signed with another manifest"):
+        people.sign(NEWS, "ada", data=b"another")
