@@ -89,7 +89,7 @@ def test_a_shard_swapped_before_it_is_mapped_is_not_read(people: People, monkeyp
     data = opened(people)
     (path,) = (people.root / "corpus" / NEWS).glob("*.mds")
     whole, made = path.read_bytes(), MdsShard.__init__
-    has_swapped = []
+    has_swapped: list[bool] = []
 
     def swap(self: MdsShard, at: Path, *rest: Any, **options: Any) -> None:
         if not has_swapped:
@@ -140,7 +140,7 @@ def test_a_licence_holds_through_its_last_day(people: People, monkeypatch: Any, 
 
     class Clock(datetime):
         @classmethod
-        def now(cls, tz: Any = None) -> datetime:
+        def now(cls, tz: Any = None) -> Any:
             return datetime(2026, 1, 1, 12, tzinfo=tz) + timedelta(days=day - 1)
 
     monkeypatch.setattr(vouching, "datetime", Clock)

@@ -23,6 +23,7 @@ from cosmati.provenance.authority.keys import KeyRing, create_key, read_public_k
 from cosmati.provenance.authority.names import SourceName
 from cosmati.provenance.authority.trusted import Authority
 from cosmati.provenance.taxonomy import Taxonomy
+from cosmati.storage import atomic
 from tests.provenance.authority.people import NEWS, PII, TAXONOMY, People, name_of
 
 ROLE = "class.licensed.news"
@@ -127,7 +128,7 @@ def test_a_crash_between_the_files_of_a_root_is_mended_by_the_next_command(
     """The new root names another key for the timestamp, and the timestamp was not written yet."""
     people.person("carol")
     old = read_public_key(people.root / "own" / "timestamp.pub.pem")
-    whole = repository.replace_files
+    whole = atomic.replace_files
 
     def cut(folder: Path, contents: Any) -> None:
         if "metadata/timestamp.json" in contents:
