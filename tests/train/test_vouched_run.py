@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,12 +26,17 @@ from cosmati.data.streaming import StreamingDataset
 from cosmati.ledger.verify import verify_ledger
 from cosmati.optim.optimizers import SGD
 from cosmati.provenance.authority import ceremony
+from cosmati.provenance.authority.audit import audit
 from cosmati.provenance.authority.trusted import Authority
 from tests.provenance.authority.people import NEWS, People
 
 
 @pytest.fixture
 def people(tmp_path: Path) -> People:
+    return made_in(tmp_path)
+
+
+def made_in(tmp_path: Path) -> People:
     made = People(tmp_path).begin()
     made.delegate(NEWS, "ada")
     write_dataset(
@@ -113,6 +120,63 @@ def test_a_resume_says_what_is_vouched_for_then(people: People) -> None:
     assert before["sources"][0]["keyids"] == [people.keys["ada"].keyid]
     assert after["sources"][0]["keyids"] == [people.keys["carol"].keyid]
     assert verify(folder)[0] == 0, "both archives stand"
+
+
+def test_a_resume_that_asks_nobody_is_told(people: People) -> None:
+    folder = train(people, "2ba")
+    train(people, "4ba", is_signed=False)
+    code, said = verify(folder)
+    assert code == 0, said
+    assert f"firm/{NEWS}/corpus/1, signed by" in said
+    assert "from step 2 on, declared" in said
+
+
+def test_a_resume_that_asks_for_the_first_time_says_nothing_of_before(people: People) -> None:
+    folder = train(people, "2ba", is_signed=False)
+    train(people, "4ba")
+    code, said = verify(folder)
+    assert code == 0, said
+    assert "declared" in said.partition("signed by")[0], "what the first steps learned from nobody has signed"
+    assert f"from step 2 on, firm/{NEWS}/corpus/1, signed by" in said
+
+
+def _name_another_file(facts: dict[str, Any]) -> None:
+    """The archive holds it as it says, and it's no manifest that the signers have signed."""
+    digest = next(digest for name, digest in facts["archive"].items() if "root.json" in name)
+    facts["archive"][f"manifests/{digest}.json"] = digest
+    facts["sources"][0]["manifest_sha256"] = digest
+
+
+FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no source": lambda facts: facts.update(sources=[]),
+    "no archive": lambda facts: facts.pop("archive"),
+    "time": lambda facts: facts.update(opened="soon"),
+    "no zone": lambda facts: facts.update(opened="2026-01-01T00:00:00"),
+    "outside": lambda facts: facts["archive"].update({"x": "../../run.json"}),
+    "source": lambda facts: facts["sources"][0].pop("keyids"),
+    "type": lambda facts: facts.update(sources={"a": 1}),
+    "years later": lambda facts: facts.update(opened="2126-01-01T00:00:00+00:00"),
+    "another key": lambda facts: facts["sources"][0].update(keyids=["0" * 64]),
+    "another root": lambda facts: facts["sources"][0].update(root="0" * 64),
+    "another class": lambda facts: facts["sources"][0].update(target="firm/customer/pii/corpus/1"),
+    "no manifest": lambda facts: [facts["archive"].pop(name) for name in [*facts["archive"]] if "manifests/" in name],
+    "one that nobody signed": _name_another_file,
+    "another manifest": lambda facts: facts["sources"][0].update(manifest_sha256="0" * 64),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(made_in(tmp_path_factory.mktemp("forged")), "1ba")
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_what_a_ledger_claims_is_borne_out(trained: Path, what: str) -> None:
+    (facts,) = verify_ledger(trained / "ledger").provenance
+    archive, forged = trained / "ledger" / "provenance", json.loads(json.dumps(facts))
+    assert not audit(archive, facts)
+    FORGED[what](forged)
+    assert audit(archive, forged)
 
 
 def test_resumed_and_unbroken_runs_have_the_same_bits(people: People, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -17,7 +17,6 @@ from cosmati.provenance.taxonomy import Taxonomy, software_licences
 try:
     from cosmati.provenance.authority import ceremony
     from cosmati.provenance.authority.keys import PUBLIC, KeyRing, create_key, read_public_key
-    from cosmati.provenance.authority.names import role_of
     from cosmati.provenance.authority.repository import AuthorityRepository
 except ImportError as _error:  # told when a command is asked for
     _MISSING: ImportError | None = _error
@@ -150,20 +149,22 @@ def revoke(
 def renew(
     authority: AuthorityFolder,
     classes: Annotated[
-        list[str] | None, typer.Argument(metavar="[CLASS]...", help="Sources to sign anew, too.")
+        list[str] | None,
+        typer.Argument(metavar="[CLASS]...", help="What to sign anew, too: sources of a class; `targets`, `root`."),
     ] = None,
     keys: Keys = None,
 ) -> None:
-    """Sign anew what expires: the timestamp every week, by a timer.
+    """Sign anew what expires: the timestamp every week, by a timer; the rest once a year, with its own people's keys.
 
     \b
-    Example:
+    Examples:
       cosmati keys renew authority
+      cosmati keys renew authority root targets --keys authority-keys --keys ~/root-1 --keys ~/root-2
+      cosmati keys renew authority open/permissive --keys authority-keys --keys ~/keys
     """  # noqa: D301
     repository = AuthorityRepository(authority)
     with repository.change(ring_of(authority, keys)) as change:
-        for name in classes or ():
-            change.targets(role_of(name))
+        ceremony.renew(change, classes or ())
     _show(repository)
 
 
@@ -224,11 +225,21 @@ def _keyid(repository: AuthorityRepository, text: str) -> str:
     return found[0]
 
 
+class _Words(yaml.BaseLoader):
+    """YAML whose words stay words, and where no key takes another one's place."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if twice := sorted({str(key) for key in keys if keys.count(key) > 1}):
+            raise yaml.constructor.ConstructorError(None, None, f"it has {twice[0]!r} twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def _taxonomy(path: Path | None) -> Taxonomy:
     if path is None:
         return software_licences()
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # noqa: S506  (strings alone)
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Words)  # noqa: S506  (strings alone)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ProvenanceError(f"The taxonomy {path} can't be read: {error}. It has name, version, classes.") from error
     if not isinstance(content, dict):

@@ -97,30 +97,31 @@ def verify(
     for amendment in report.amendments:
         for name, was, now in amendment.changes:
             typer.echo(f"  from step {amendment.step} on, {name}: {now}, was {was}")
-    _say_provenance(directory, report.provenance)
+    _say_provenance(directory, report.provenance_from)
     if report.num_unsigned:
         typer.echo(f"  {report.num_unsigned} further entries aren't signed yet, and weren't checked")
     if report.diverged_steps:
         typer.echo(f"  steps that came out differently when run again: {list(report.diverged_steps)}")
 
 
-def _say_provenance(directory: Path, told: Sequence[Mapping[str, Any]]) -> None:
-    """Say who vouched for the data, and look whether the archive bears it out."""
-    if not told:
-        typer.echo("  data      declared: nobody vouches for their classes")
-        return
-    try:
-        from cosmati.provenance.authority.audit import audit
-    except ImportError as error:
-        typer.echo(f"  data      vouched for; not checked without {error.name}: pip install 'cosmati[authority]'")
-        return
-    for facts in told:
+def _say_provenance(directory: Path, told: Sequence[tuple[int, Mapping[str, Any] | None]]) -> None:
+    """Say who vouched for the data, from which step on, and look whether the archive bears it out."""
+    for number, (step, facts) in enumerate(told):
+        since = f"  data      {f'from step {step} on, ' if number else ''}"
+        if facts is None:
+            typer.echo(f"{since}declared: nobody vouches for their classes")
+            continue
+        try:
+            from cosmati.provenance.authority.audit import audit
+        except ImportError as error:
+            typer.echo(f"{since}vouched for; not checked without {error.name}: pip install 'cosmati[authority]'")
+            continue
         if problems := audit(directory / FOLDER, facts):
             msg = f"Who vouched for the data of {directory} doesn't hold: " + "; ".join(problems)
             raise RefutedError(msg)
         for source in facts["sources"]:
             keys = ", ".join(keyid[:12] for keyid in source["keyids"])
-            typer.echo(f"  data      {source['target']}, signed by {keys} of {source['root'][:12]}, {facts['opened']}")
+            typer.echo(f"{since}{source['target']}, signed by {keys} of {source['root'][:12]}, {facts['opened']}")
 
 
 @app.command()

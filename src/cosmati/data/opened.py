@@ -188,9 +188,7 @@ class OpenedSource:
             held = [self._cache.hold(one) for one in meta]
             path, lease = self._cache.hold(files)
             try:
-                if self._checked is not None:
-                    self._checked.check(number, path)
-                return self._made(path, info, lease, known, [offsets for offsets, _ in held])
+                return self._compared(number, path, info, lease, known, [offsets for offsets, _ in held])
             except FileNotFoundError as error:
                 # Somebody who heeds no lease removed it between its opening and its mapping.
                 if attempt == 2:
@@ -200,6 +198,20 @@ class OpenedSource:
                 if attempt == 2 or not isinstance(error.__cause__, OSError) or not MAPPED.clear():
                     raise
         raise AssertionError("the loop returns or raises")
+
+    def _compared(
+        self, number: int, path: Path, info: ShardInfo, lease: Lease | None, known: Shard | None, meta: Sequence[Path]
+    ) -> Shard:
+        """Return a shard that is what was signed, if anything was."""
+        if self._checked is None:
+            return self._made(path, info, lease, known, meta)
+        self._checked.check(number, path, info)
+        made = self._made(path, info, lease, known, meta)
+        if known is None and isinstance(made, MdsShard) and not self._checked.is_same(number, made.status):
+            raise ChangedShardError(
+                f"{path} was replaced between its check and its reading. Leave data alone meanwhile."
+            )
+        return made
 
     def _leave_to_fetcher(self, files: ShardFiles) -> None:
         """Give the process that fetches ahead a moment: it's connected already, which takes several round trips."""
@@ -342,6 +354,8 @@ def open_sources(
 
 def open_all(urls: Iterable[str | Path], **options: Any) -> list[OpenedSource]:  # noqa: ANN401  (of open_sources)
     """Open several data sets, with the options of `open_sources`; a cache that is too small for them is refused."""
+    if options.get("authority") is not None:
+        options["authority"].refresh()  # what it signed when it was asked last may be revoked by now
     sources = [source for url in urls for source in open_sources(url, **options)]
     refuse_small_cache(sources)
     return sources

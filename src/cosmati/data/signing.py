@@ -9,7 +9,7 @@ from cosmati.data.shards.manifest import MANIFEST_FILE, SourceManifest
 from cosmati.data.shards.remote import Remote
 from cosmati.data.shards.verify import MAX_INDEX_BYTES, source_urls
 from cosmati.errors import DataError
-from cosmati.provenance.authority.ceremony import sign_source, taxonomy_of
+from cosmati.provenance.authority.ceremony import sign_sources_of_class, taxonomy_of
 from cosmati.provenance.authority.keys import KeyRing
 from cosmati.provenance.authority.names import SourceName
 from cosmati.provenance.authority.repository import AuthorityRepository
@@ -28,6 +28,7 @@ def sign_sources(url: str, authority: Path, ring: KeyRing) -> Iterator[tuple[Sou
         ProvenanceError: the taxonomy has no such class, nobody may sign it, or a key isn't here.
     """
     repository = AuthorityRepository(authority)
+    by_class: dict[str, dict[SourceName, bytes]] = {}
     taxonomy = taxonomy_of(repository, repository.chain())
     for source in source_urls(url):
         remote = Remote(source)
@@ -37,4 +38,6 @@ def sign_sources(url: str, authority: Path, ring: KeyRing) -> Iterator[tuple[Sou
         manifest = SourceManifest.from_bytes(data, name=f"{source}/{MANIFEST_FILE}")
         taxonomy.id_of(manifest.class_path)  # says which are near where there's none
         name = SourceName(taxonomy.name, manifest.class_path, manifest.source, manifest.source_version)
-        yield name, sign_source(repository, ring, name, data)
+        by_class.setdefault(manifest.class_path, {})[name] = data
+    for class_path, manifests in by_class.items():
+        yield from sign_sources_of_class(repository, ring, class_path, manifests).items()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Protocol
 
-from cosmati.data.shards.index import ShardIndex
+from cosmati.data.shards.index import ShardIndex, ShardInfo
 from cosmati.data.shards.manifest import SourceManifest
 from cosmati.data.shards.remote import EnvironmentFaultError
 from cosmati.errors import DataError
@@ -30,6 +32,10 @@ class TamperedShardError(EnvironmentFaultError):
 
 class Vouches(Protocol):
     """Who vouches for sources: an `Authority`."""
+
+    def refresh(self) -> object:
+        """Ask anew what is signed now: once for all sources that are opened together."""
+        ...
 
     def vouch(self, manifest: bytes, *, class_path: str, source: str, version: str) -> Voucher:
         """Return that a source's manifest was signed; raise a `ProvenanceError` where nobody has who may."""
@@ -59,21 +65,49 @@ class VouchedShards:
     opened: str
     archive: Mapping[str, bytes]
 
-    def check_shard(self, number: int, path: Path) -> None:
-        """Read a shard's file whole, and compare it with what was signed.
+    def check_shard(self, number: int, path: Path, info: ShardInfo) -> os.stat_result:
+        """Read a shard's file whole, and compare it with what was signed; return which file that was.
+
+        Args:
+            number: of the shard.
+            path: of its file.
+            info: how the index, which nobody has signed, says that it's read.
 
         Raises:
-            TamperedShardError: it's another.
+            TamperedShardError: it's another, or the index gives it other columns than it has.
         """
         wanted = self.manifest.shards[number]
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            found, status = hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno())
+            file.seek(0)
+            columns = _columns(file.read) if found == wanted.sha256 else None
         if found != wanted.sha256:
             msg = (
                 f"{path} isn't the shard {wanted.name} that was signed: its SHA-256 is {found[:16]}, and "
                 f"{wanted.sha256[:16]} was signed. Fetch it again, or have the source signed anew."
             )
             raise TamperedShardError(msg)
+        if columns != [[column.name, column.encoding, column.size] for column in info.columns]:
+            told = ", ".join(f"{column.name} ({column.encoding})" for column in info.columns)
+            msg = (
+                f"The index of {path} gives it the columns {told}, and others were signed with its rows. Restore "
+                "index.json."
+            )
+            raise TamperedShardError(msg)
+        return status
+
+
+def _columns(read: Callable[[int], bytes]) -> list[list[object]] | None:
+    """Return name, encoding and bytes of each column, as an MDS shard's own header says; None where it says nothing."""
+    num_rows = int.from_bytes(read(4), "little")
+    offsets = read(4 * (num_rows + 1))
+    start = 4 + len(offsets)
+    try:
+        head = json.loads(read(max(0, int.from_bytes(offsets[:4], "little") - start)))
+        named = zip(head["column_names"], head["column_encodings"], head["column_sizes"], strict=True)
+        return [list(one) for one in named]
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def vouched_shards(authority: Vouches, url: str, data: bytes, index: object, sizes: Sizes) -> VouchedShards:
@@ -135,6 +169,10 @@ def _check_index(url: str, manifest: SourceManifest, index: ShardIndex, sizes: S
     files = []
     for number, shard in enumerate(manifest.shards):
         info = index.shard(number)
+        if info.format != "mds":
+            # Its rows would be cut by a file of offsets that nobody has signed.
+            msg = f"{url}/index.json says that shard {number} is {info.format}, and only MDS is signed. Restore it."
+            raise TamperedIndexError(msg)
         if (info.raw.basename, info.num_rows) != (shard.name, shard.rows):
             msg = (
                 f"{url}/index.json lists {info.raw.basename} with {info.num_rows} rows as shard {number}, and "
@@ -159,14 +197,15 @@ class CheckedOnce:
         self._vouched = vouched
         self._checked: dict[int, tuple[int, ...]] = {}
 
-    def check(self, number: int, path: Path) -> None:
+    def check(self, number: int, path: Path, info: ShardInfo) -> None:
         """Compare a shard before its first row is read, and again where another file has taken its place."""
-        is_now = _identity(path)
-        if self._checked.get(number) != is_now:
-            self._vouched.check_shard(number, path)
-            self._checked[number] = is_now
+        if self._checked.get(number) != _identity(path.stat()):
+            self._checked[number] = _identity(self._vouched.check_shard(number, path, info))
+
+    def is_same(self, number: int, mapped: os.stat_result) -> bool:
+        """Return whether the file that was mapped is the one that was compared, and no other that came in between."""
+        return self._checked.get(number) == _identity(mapped)
 
 
-def _identity(path: Path) -> tuple[int, ...]:
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -46,7 +46,8 @@ class LedgerReport:
         num_unsigned: Entries beyond the checkpoint in the write-ahead log: not signed, not checked.
         pinned_size: Size of the earlier checkpoint that was found to be a prefix, None without one.
         evidence_level: What the report shows at most.
-        provenance: Who vouched for the data, as entry 0 and each amendment say it: without those where nobody did.
+        provenance_from: From which step on who vouched for the data, as entry 0 and each amendment that changes it say
+            it, in the order of the log; None where nobody was asked.
     """
 
     origin: str
@@ -63,7 +64,12 @@ class LedgerReport:
     num_unsigned: int
     pinned_size: int | None
     evidence_level: str
-    provenance: tuple[Mapping[str, Any], ...] = ()
+    provenance_from: tuple[tuple[int, Mapping[str, Any] | None], ...] = ()
+
+    @property
+    def provenance(self) -> tuple[Mapping[str, Any], ...]:
+        """Who vouched for the data, where somebody did."""
+        return tuple(facts for _, facts in self.provenance_from if facts is not None)
 
 
 def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead | str | None = None) -> LedgerReport:
@@ -89,11 +95,13 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         roots.append(wal.head)
     scan = Scan(directory, head, roots)
     covered = {} if wal is None else wal.entries
-    amendments, provenance = [], list[Mapping[str, Any]]()
+    amendments, provenance = [], list[tuple[int, Mapping[str, Any] | None]]()
     for item, tables in in_force(scan):
         check_overlap(covered, item.index, item.data)
-        if isinstance(item.entry, RunEntry | AmendEntry) and "provenance" in tables.details:
-            provenance.append(tables.details["provenance"])
+        if isinstance(item.entry, RunEntry | AmendEntry):
+            step, facts = getattr(item.entry, "step", 0), tables.details.get("provenance")
+            if not provenance or provenance[-1][1] != facts:
+                provenance.append((step, facts))
         if isinstance(item.entry, AmendEntry):
             amendments.append(Amendment(item.entry.step, tables.changes))
     history = scan.history
@@ -112,7 +120,7 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         num_unsigned=sum(index >= head.size for index in covered),
         pinned_size=None if earlier is None else earlier.size,
         evidence_level=LEVEL_0,
-        provenance=tuple(provenance),
+        provenance_from=tuple(provenance),
     )
 
 

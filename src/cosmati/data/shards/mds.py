@@ -132,6 +132,11 @@ class MdsShard:
             raise self._broken(f"has {self._status.st_size} bytes")
         return view
 
+    @property
+    def status(self) -> os.stat_result:
+        """Which file was mapped."""
+        return self._status
+
     def unmapped(self) -> MdsShard:
         """Return what is known of the shard, without mapping and lease: `at` says where it may be read."""
         known = copy.copy(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -12,16 +13,28 @@ from cosmati.errors import ProvenanceError
 from cosmati.provenance.authority.chain import Chain, read_chain
 from cosmati.provenance.authority.names import SourceName, role_of
 
+_HEX = re.compile(r"[0-9a-f]{64}")
+
 
 def audit(folder: Path, facts: Mapping[str, Any]) -> list[str]:
     """Return what doesn't hold, a line each, of the archive in a folder.
 
     Args:
         folder: of the archive.
-        facts: what the ledger's entry says (`VouchedData.facts`).
+        facts: what the ledger's entry says (`VouchedData.facts`); whoever wrote the ledger may have made it up.
     """
+    try:
+        return _problems(folder, facts)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return [f"what the ledger says of it isn't of the form that runs write: {error!r}"]
+
+
+def _problems(folder: Path, facts: Mapping[str, Any]) -> list[str]:
     found, problems = dict[str, bytes](), list[str]()
     for name, digest in facts["archive"].items():
+        if not _HEX.fullmatch(digest):
+            problems.append(f"{name} of the archive is named by no SHA-256")
+            continue
         try:
             data = (folder / digest).read_bytes()
         except OSError as error:
@@ -32,6 +45,9 @@ def audit(folder: Path, facts: Mapping[str, Any]) -> list[str]:
         found[name] = data
     at = datetime.fromisoformat(facts["opened"])
     chains = dict[str, Chain]()
+    if at.tzinfo is None or not facts["sources"]:
+        problems.append("the ledger names no source" if at.tzinfo else "the ledger names a time without its zone")
+        return problems
     for source in facts["sources"]:
         root = str(source["root"])
         try:

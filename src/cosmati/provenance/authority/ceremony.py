@@ -6,23 +6,31 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from securesystemslib.signer import Key
-from tuf.api.metadata import DelegatedRole, Metadata, Root, Targets
+from tuf.api.metadata import DelegatedRole, Metadata, Root, TargetFile, Targets
 
 from cosmati.errors import ProvenanceError
 from cosmati.provenance.authority.chain import Chain, newest_taxonomy
 from cosmati.provenance.authority.errors import OutOfScopeError
 from cosmati.provenance.authority.keys import KeyRing, create_key
-from cosmati.provenance.authority.names import TOP_ROLES, SourceName, class_of_role, pattern_of, role_of
+from cosmati.provenance.authority.names import (
+    TOP_ROLES,
+    SourceName,
+    check_taxonomy,
+    class_of_role,
+    pattern_of,
+    role_of,
+)
 from cosmati.provenance.authority.repository import AuthorityRepository, RepositoryChange, TooFewSignaturesError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.storage.atomic import replace_files
 
 ROOT_KEYS, ROOT_THRESHOLD = 3, 2
+_CLOCKS_DIFFER = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -66,10 +74,13 @@ def init(
     Raises:
         ProvenanceError: there's an authority already, or keys of these names.
     """
+    repository = repository or AuthorityRepository(folder)
+    repository.refuse_one()
+    check_taxonomy(taxonomy)
     made = {"root": [create_key(keys, f"root-{n}", passphrase=passphrase) for n in range(1, ROOT_KEYS + 1)]}
     made |= {role: [create_key(keys, role, passphrase=passphrase)] for role in TOP_ROLES if role != "root"}
     ring = KeyRing([keys], passphrase=passphrase)
-    return (repository or AuthorityRepository(folder)).create(taxonomy, made, root_threshold=ROOT_THRESHOLD, ring=ring)
+    return repository.create(taxonomy, made, root_threshold=ROOT_THRESHOLD, ring=ring)
 
 
 def taxonomy_of(repository: AuthorityRepository, chain: Chain) -> Taxonomy:
@@ -159,11 +170,34 @@ def replace_key(change: RepositoryChange, keyid: str, new: Key | None) -> list[s
     return [class_of_role(role) or role for _, role in named]
 
 
-def renew(change: RepositoryChange, classes: Iterable[str] = ()) -> None:
-    """Have the delegations and some classes' sources signed anew; snapshot and timestamp are with each change."""
-    change.targets()
-    for name in classes:
-        change.targets(role_of(name))
+def renew(change: RepositoryChange, names: Iterable[str] = ()) -> None:
+    """Have what some people sign signed anew, to hold longer; snapshot and timestamp are with each change.
+
+    Args:
+        change: of the repository.
+        names: of classes, and of the authority's own roles.
+
+    Raises:
+        ProvenanceError: nobody signs one of them, or nothing that it has signed is trusted.
+    """
+    chain = change.chain
+    assert chain is not None
+    for name in names:
+        # A class may be called as one of the roles: then both are.
+        roles = [role for role in (name if name in TOP_ROLES else "", role_of(name)) if role in _signed_roles(chain)]
+        if not roles:
+            why = chain.problems.get(role_of(name), "it has signed nothing yet")
+            msg = f"What signs {name!r} can't be renewed: {why}. `cosmati keys status` shows who signs what."
+            raise ProvenanceError(msg)
+        for role in roles:
+            if role == "root":
+                change.root()
+            elif role not in {"snapshot", "timestamp"}:
+                change.targets(role)
+
+
+def _signed_roles(chain: Chain) -> set[str]:
+    return {*chain.root.roles, *chain.targets}
 
 
 def status(repository: AuthorityRepository) -> list[RoleStatus]:
@@ -195,43 +229,68 @@ def status(repository: AuthorityRepository) -> list[RoleStatus]:
 
 
 def sign_source(repository: AuthorityRepository, ring: KeyRing, name: SourceName, manifest: bytes) -> str:
-    """Sign a source with the keys at hand, and publish it once enough people have; return what came of it.
+    """Sign one source: see `sign_sources_of_class`."""
+    return sign_sources_of_class(repository, ring, name.class_path, {name: manifest})[name]
+
+
+def sign_sources_of_class(
+    repository: AuthorityRepository, ring: KeyRing, class_path: str, manifests: Mapping[SourceName, bytes]
+) -> dict[SourceName, str]:
+    """Sign sources of a class with the keys at hand, and publish them once enough people have; return what came of it.
+
+    They're signed together: what one person has signed of them waits for the next one as a whole.
 
     Raises:
         OutOfScopeError: nobody may sign the class, or none of the keys at hand may.
-        ProvenanceError: another manifest was signed under this version, or the repository's own keys aren't here.
+        ProvenanceError: another manifest was signed under a version, or the repository's own keys aren't here.
     """
-    role = role_of(name.class_path)
-    chain = repository.chain()
-    delegated = (chain.delegations.delegations.roles or {}) if chain.delegations.delegations else {}
-    if role not in delegated:
-        raise OutOfScopeError(f"Nobody may sign {name.class_path!r} yet. Run `cosmati keys delegate` for it.")
-    if not ring.num_of(delegated[role].keyids):
-        may = ", ".join(keyid[:12] for keyid in delegated[role].keyids)
-        raise OutOfScopeError(
-            f"None of the keys here may sign {name.class_path!r}: {may} may. Give theirs with --keys."
-        )
-    before = chain.targets[role].signed.targets.get(name.target) if role in chain.targets else None
-    digest = hashlib.sha256(manifest).hexdigest()
-    if before is not None and before.hashes["sha256"] != digest:
+    role, chain = role_of(class_path), repository.chain()
+    delegation = _delegation(chain, class_path, ring)
+    now = repository.clock()
+    metadata = chain.targets.get(role)
+    before = metadata.signed.targets if metadata else {}
+    for name, manifest in manifests.items():
+        _refuse_another(before.get(name.target), name, manifest)
+    holds = metadata is not None and not metadata.signed.is_expired(now)
+    new = {name: data for name, data in manifests.items() if not holds or name.target not in before}
+    states = dict.fromkeys(manifests, "was signed already")
+    if not new:
+        return states
+    pending = repository.folder / "pending" / f"{role}.json"
+    until = repository.lifetimes.until(role, now) + _CLOCKS_DIFFER
+    try:
+        with repository.change(ring) as change:
+            for name, data in new.items():
+                change.add_target(role, name.target, data)
+            change.take_over(role, pending, now=now, until=until)
+    except TooFewSignaturesError as error:
+        if error.role != role:
+            raise
+        replace_files(repository.folder, {f"pending/{role}.json": error.metadata.to_bytes()})
+        have = f"{len(error.metadata.signatures)} of {delegation.threshold} signatures"
+        return states | dict.fromkeys(new, f"{have}; the next one runs the same command")
+    pending.unlink(missing_ok=True)
+    lost = chain.problems.get(role)
+    said = "signed" if lost is None else f"signed, and nothing that was signed before in its class: {lost}"
+    return states | dict.fromkeys(new, said)
+
+
+def _delegation(chain: Chain, class_path: str, ring: KeyRing) -> DelegatedRole:
+    """Return who may sign a class, of whom one has a key here."""
+    delegations = chain.delegations.delegations
+    found = (delegations.roles or {}).get(role_of(class_path)) if delegations else None
+    if found is None:
+        raise OutOfScopeError(f"Nobody may sign {class_path!r} yet. Run `cosmati keys delegate` for it.")
+    if not ring.num_of(found.keyids):
+        may = ", ".join(keyid[:12] for keyid in found.keyids)
+        raise OutOfScopeError(f"None of the keys here may sign {class_path!r}: {may} may. Give theirs with --keys.")
+    return found
+
+
+def _refuse_another(before: TargetFile | None, name: SourceName, manifest: bytes) -> None:
+    if before is not None and before.hashes["sha256"] != hashlib.sha256(manifest).hexdigest():
         msg = (
             f"{name.source} {name.version} was signed with another manifest ({before.hashes['sha256'][:16]}). What was "
             "signed stays: write the changed source under a new version."
         )
         raise ProvenanceError(msg)
-    if before is not None and role not in chain.problems:
-        return "was signed already"
-    pending = repository.folder / "pending" / f"{role}.json"
-    try:
-        with repository.change(ring) as change:
-            change.add_target(role, name.target, manifest)
-            change.take_over(role, pending)
-    except TooFewSignaturesError as error:
-        if error.role != role:
-            raise
-        replace_files(repository.folder, {f"pending/{role}.json": error.metadata.to_bytes()})
-        need, have = delegated[role].threshold, len(error.metadata.signatures)
-        return f"{have} of {need} signatures; the next one runs the same command"
-    pending.unlink(missing_ok=True)
-    lost = chain.problems.get(role)
-    return "signed" if lost is None else f"signed, and nothing that was signed before in its class: {lost}"

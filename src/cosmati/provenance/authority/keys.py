@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,19 +26,28 @@ from cosmati.errors import ProvenanceError
 from cosmati.storage.atomic import create_secret, replace_file
 
 PRIVATE, PUBLIC = ".key.pem", ".pub.pem"
+_NAME = re.compile(r"\w[\w.@-]{0,127}", re.ASCII)
 
 
 def create_key(folder: Path, name: str, *, passphrase: str = "") -> Key:
     """Write a new key as `NAME.key.pem` (mode 0600) and its public half as `NAME.pub.pem`, and return that half.
 
     Raises:
-        ProvenanceError: the files are there already, or can't be written.
+        ProvenanceError: the files are there already, or can't be written; the name is no file's.
     """
+    if not _NAME.fullmatch(name):
+        msg = (
+            f"The name of a key is {name[:80]!r}, which is no file's. Use letters, digits, '.', '-', '_' and "
+            "'@', at most 128, and begin with a letter or a digit."
+        )
+        raise ProvenanceError(msg)
     private = ec.generate_private_key(ec.SECP256R1())
     lock = BestAvailableEncryption(passphrase.encode()) if passphrase else NoEncryption()
     path = folder / f"{name}{PRIVATE}"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (folder / f"{name}{PUBLIC}").exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))  # of a key whose other half is elsewhere
         create_secret(path, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, lock))
         public = private.public_key()
         pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

@@ -6,13 +6,16 @@ import re
 from dataclasses import dataclass
 
 from cosmati.errors import ProvenanceError
+from cosmati.provenance.taxonomy import Taxonomy
 
 METADATA, TARGETS = "metadata", "targets"
 """The repository's folders, as TUF clients expect them below its address."""
 TOP_ROLES = ("root", "targets", "snapshot", "timestamp")
 TAXONOMY_PATH = "taxonomy"
 """What stands before the name and version of a published taxonomy."""
-_SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_MAX_SEGMENT, _MAX_CLASS_PATH = 128, 180
+"""Characters: files are called by them, with digests before and endings behind, and have 255 at most."""
+_SEGMENT = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_MAX_SEGMENT - 1}}}")
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,8 @@ class SourceName:
     version: str
 
     def __post_init__(self) -> None:
-        for what, text in (("source", self.source), ("version", self.version)):
-            if not _SEGMENT.fullmatch(text):
-                msg = (
-                    f"The {what} {text!r} can't stand in a signed path. Use letters, digits, '.', '_' and '-', and "
-                    "begin with a letter or a digit."
-                )
-                raise ProvenanceError(msg)
+        check_segment("source", self.source)
+        check_segment("version", self.version)
 
     @property
     def target(self) -> str:
@@ -59,6 +57,41 @@ class SourceName:
         if len(parts) < 4 or not all(parts):
             raise ProvenanceError(f"{path!r} names no source. It has the form TAXONOMY/CLASS/SOURCE/VERSION.")
         return cls(parts[0], "/".join(parts[1:-2]), *parts[-2:])
+
+
+def check_segment(what: str, text: str) -> None:
+    """Refuse what can't be one segment of a target's path, or a file's name.
+
+    Raises:
+        ProvenanceError: it can't.
+    """
+    if not _SEGMENT.fullmatch(text):
+        msg = (
+            f"The {what} {text[:200]!r} can't stand in a signed path. Use letters, digits, '.', '_' and '-', at most "
+            f"{_MAX_SEGMENT}, and begin with a letter or a digit."
+        )
+        raise ProvenanceError(msg)
+
+
+def check_taxonomy(taxonomy: Taxonomy) -> None:
+    """Refuse a taxonomy whose names no files can have.
+
+    Raises:
+        ProvenanceError: its name, its version or a class's path is too long, or the version isn't one segment.
+    """
+    check_segment("taxonomy's name", taxonomy.name)
+    check_segment("taxonomy's version", taxonomy.version)
+    for path in taxonomy.classes:
+        if len(path) > _MAX_CLASS_PATH:
+            msg = f"The class {path[:40]!r}... has {len(path)} characters. Use at most {_MAX_CLASS_PATH}."
+            raise ProvenanceError(msg)
+
+
+def is_repository_file(name: str) -> bool:
+    """Return whether a path is one of a repository's files: below its two folders, and no way out of them."""
+    folder, *parts = name.split("/")
+    depth = len(parts) == 1 if folder == METADATA else folder == TARGETS and len(parts) > 1
+    return depth and all(part[:1].isalnum() and "\\" not in part and "\0" not in part for part in parts)
 
 
 def role_of(class_path: str) -> str:

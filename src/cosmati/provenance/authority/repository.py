@@ -5,13 +5,16 @@ metadata/N.targets.json                 the taxonomy, and which keys sign which 
 metadata/N.class.open.permissive.json   the sources of a class, signed by its own people
 metadata/N.snapshot.json                which versions of these belong together
 metadata/timestamp.json                 which snapshot is the newest; written last, so a change is there or isn't
+change.json                             a new root's files, while they're put in place: the next command ends that
 targets/...                             taxonomies and manifests, by digest and name
 """
 
 from __future__ import annotations
 
+import base64
 import copy
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -32,12 +35,20 @@ from tuf.api.metadata import (
 
 from cosmati.errors import ProvenanceError
 from cosmati.provenance.authority.chain import Chain, checked, parsed, read_chain
-from cosmati.provenance.authority.errors import TamperedManifestError
+from cosmati.provenance.authority.errors import InconsistentMetadataError, TamperedManifestError
 from cosmati.provenance.authority.keys import KeyRing
-from cosmati.provenance.authority.names import TOP_ROLES, metadata_file, target_file, taxonomy_target
+from cosmati.provenance.authority.names import (
+    TOP_ROLES,
+    is_repository_file,
+    metadata_file,
+    target_file,
+    taxonomy_target,
+)
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.storage.atomic import replace_files
 from cosmati.storage.lock import FileLock
+
+_CHANGE = "change.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,17 +126,28 @@ class RepositoryChange:
             self.roles[role].version = last + 1
         return self.roles[role]
 
-    def take_over(self, role: str, pending: Path) -> None:
-        """Go on with what others have signed already, where that is exactly this change.
+    def take_over(self, role: str, pending: Path, *, now: datetime, until: datetime) -> None:
+        """Go on with what others have signed already, where that is exactly this change; else it's begun anew.
 
-        Raises:
-            ProvenanceError: the file isn't metadata.
+        Args:
+            role: of a class.
+            pending: file that anybody may have put there.
+            now: its metadata hold now.
+            until: and no longer than this.
         """
-        if not pending.exists():
+        try:
+            found = parsed(pending.name, pending.read_bytes(), Targets)
+        except (FileNotFoundError, InconsistentMetadataError):
             return
-        found = parsed(pending.name, pending.read_bytes(), Targets)
-        mine = self.targets(role)
-        if found.signed.version == mine.version and found.signed.targets == mine.targets:
+        mine = copy.deepcopy(self.targets(role))
+        mine.expires = found.signed.expires
+        if found.signed != mine or not now < mine.expires <= until:
+            return
+        # A signature that doesn't hold would stand in the way of the person's own.
+        delegator = self.roles.get("targets") or (self.chain.delegations if self.chain else Targets())
+        valid = delegator.get_verification_result(role, found.signed_bytes, found.signatures).signed
+        found.signatures = {keyid: one for keyid, one in found.signatures.items() if keyid in valid}
+        if valid:
             self.signed[role] = found
 
     def add_target(self, role: str, path: str, data: bytes) -> None:
@@ -159,10 +181,31 @@ class AuthorityRepository:
         Raises:
             ProvenanceError: there's no repository, or it doesn't verify.
         """
+        self._refuse_none()
+        try:
+            return read_chain(self._read)
+        except ProvenanceError as error:
+            if not (self.folder / _CHANGE).exists():
+                raise
+            msg = (
+                f"A new root of {self.folder} was broken off half-way. Run `cosmati keys renew {self.folder}`: it puts "
+                "the rest in place."
+            )
+            raise ProvenanceError(msg) from error
+
+    def _refuse_none(self) -> None:
         if not self._read(metadata_file("root", 1)):
             msg = f"{self.folder} holds no authority's repository. Make one with `cosmati keys init {self.folder}`."
             raise ProvenanceError(msg)
-        return read_chain(self._read)
+
+    def refuse_one(self) -> None:
+        """Refuse to make another repository where there's one.
+
+        Raises:
+            ProvenanceError: there is.
+        """
+        if self._read(metadata_file("root", 1)):
+            raise ProvenanceError(f"{self.folder} holds an authority's repository already. Name another folder.")
 
     def _read(self, name: str) -> bytes | None:
         try:
@@ -193,9 +236,8 @@ class AuthorityRepository:
         Raises:
             ProvenanceError: there's one already, or a key is missing.
         """
-        if self._read(metadata_file("root", 1)):
-            raise ProvenanceError(f"{self.folder} holds an authority's repository already. Name another folder.")
         with self._locked():
+            self.refuse_one()
             change = RepositoryChange(chain=None, ring=ring)
             root = change.root()
             for role, publics in keys.items():
@@ -213,7 +255,7 @@ class AuthorityRepository:
         Raises:
             TooFewSignaturesError: keys are missing; nothing is published.
         """
-        self.chain()  # says at once where there's none
+        self._refuse_none()
         with self._locked():
             change = RepositoryChange(chain=self.chain(), ring=ring)
             yield change
@@ -223,7 +265,31 @@ class AuthorityRepository:
     def _locked(self) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / ".lock", wait=True):
+            self._end_change()
             yield
+
+    def _end_change(self) -> None:
+        """Put the rest of a new root's files in place, where somebody was killed over that."""
+        path = self.folder / _CHANGE
+        if not path.exists():
+            return
+        try:
+            files = {
+                name: base64.b64decode(text, validate=True) for name, text in json.loads(path.read_bytes()).items()
+            }
+            strange = [name for name in files if not is_repository_file(name)]
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ProvenanceError(f"{path} isn't a change that was broken off: {error}. Remove it.") from error
+        if strange:
+            raise ProvenanceError(f"{path} names {strange[0]!r}, which is no file of a repository. Remove it.")
+        self._put(files)
+
+    def _put(self, files: Mapping[str, bytes]) -> None:
+        """Put files in place, the timestamp last: until then everybody sees the state before."""
+        last = metadata_file("timestamp", None)
+        replace_files(self.folder, {name: data for name, data in files.items() if name != last})
+        replace_files(self.folder, {name: data for name, data in files.items() if name == last})
+        (self.folder / _CHANGE).unlink(missing_ok=True)
 
     def _commit(self, change: RepositoryChange) -> None:
         """Sign what was changed, then which versions belong together, and put the files in place, the newest last."""
@@ -248,9 +314,14 @@ class AuthorityRepository:
         files[metadata_file("snapshot", snapshot.version)] = newest.to_bytes()
         version = chain.timestamp.signed.version + 1 if chain else 1
         timestamp = Timestamp(version, snapshot_meta=MetaFile(snapshot.version))
-        last = self._signed("timestamp", timestamp, [root], change.ring, now).to_bytes()
-        replace_files(self.folder, files)
-        replace_files(self.folder, {metadata_file("timestamp", None): last})
+        files[metadata_file("timestamp", None)] = self._signed(
+            "timestamp", timestamp, [root], change.ring, now
+        ).to_bytes()
+        if "root" in change.roles:
+            # A root is seen at once, and may name other keys than those of the timestamp that is there.
+            text = json.dumps({name: base64.b64encode(data).decode() for name, data in files.items()})
+            replace_files(self.folder, {_CHANGE: text.encode()})
+        self._put(files)
 
     def _signed(self, role: str, signed: Any, delegators: list[Any], ring: KeyRing, now: datetime) -> Metadata[Any]:  # noqa: ANN401
         signed.expires = self.lifetimes.until(role, now)

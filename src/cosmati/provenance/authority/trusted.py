@@ -29,6 +29,7 @@ from cosmati.provenance.authority.errors import (
 from cosmati.provenance.authority.names import METADATA, SourceName, metadata_file, role_of, target_file
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.provenance.voucher import Voucher
+from cosmati.storage.lock import FileLock
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MAX_BYTES = 5_000_000
@@ -51,7 +52,11 @@ class Authority:
     """
 
     def __init__(self, url: str | Path, root: str, *, state: str | Path | None = None) -> None:
-        self.url, self.root = str(url).rstrip("/"), root.removeprefix("sha256:")
+        if not str(url):
+            raise ProvenanceError("The authority's address is empty. Give its folder, or https://...")
+        place = str(url).rstrip("/")
+        self.url = place if "://" in place else str(Path(place).expanduser())
+        self.root = str(root).removeprefix("sha256:")
         if not _HEX.fullmatch(self.root):
             msg = (
                 f"{root!r} isn't a SHA-256 in hex. It's the digest of the authority's first root, which `cosmati keys "
@@ -69,19 +74,30 @@ class Authority:
         Raises:
             ProvenanceError: one of `cosmati.provenance.authority.errors`: each wrong has its own.
         """
-        self._state.mkdir(parents=True, exist_ok=True)
         first = self._first_root()
         try:
-            updater = Updater(str(self._state), f"{self.url}/{METADATA}", fetcher=self._fetcher, bootstrap=first)
-            updater.refresh()
-        except (tuf.RepositoryError, tuf.DownloadError, OSError) as error:
+            self._state.mkdir(parents=True, exist_ok=True)
+            with FileLock(self._state / ".lock", wait=True):  # all ranks of a machine share it
+                Updater(str(self._state), f"{self.url}/{METADATA}", fetcher=self._fetcher, bootstrap=first).refresh()
+                # The client has settled which state is the newest: that is read, and the classes along with it.
+                self._chain = read_chain(self._settled, at=datetime.now(UTC), root_sha256=self.root)
+        except (tuf.RepositoryError, tuf.DownloadError) as error:
             raise _told(error, self.url) from error
-        # The client has settled which state is the newest. Our own reading takes the classes along, for the archive.
-        self._chain = read_chain(self._read, at=datetime.now(UTC), root_sha256=self.root)
-        newest = int(updater._trusted_set.timestamp.version)  # noqa: SLF001
-        if self._chain.timestamp.signed.version < newest:
-            raise RolledBackError(f"{self.url} went back to timestamp {self._chain.timestamp.signed.version}.")
+        except OSError as error:
+            msg = f"What was seen of {self.url} can't be kept in {self._state}: {error}. Name another folder: state=."
+            raise ProvenanceError(msg) from error
         return self._chain
+
+    def _settled(self, name: str) -> bytes | None:
+        """Return metadata as the client keeps them; those of the classes, which it doesn't, from the repository."""
+        file = name.removeprefix(f"{METADATA}/")
+        role = file if file == "timestamp.json" else file.partition(".")[2]
+        if role == "root.json":
+            path = self._state / "root_history" / file
+            return path.read_bytes() if path.exists() else None
+        if role in {"timestamp.json", "snapshot.json", "targets.json"}:
+            return (self._state / role).read_bytes()
+        return self._read(name)
 
     @property
     def chain(self) -> Chain:
@@ -163,8 +179,10 @@ class FileFetcher(FetcherInterface):
             with _opened(url) as file:
                 while data := file.read(_CHUNK_BYTES):
                     yield data
-        except (FileNotFoundError, NotADirectoryError) as error:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise tuf.DownloadHTTPError(f"{url} isn't there", 404) from error
+        except (OSError, ValueError) as error:  # a client takes its own errors alone
+            raise tuf.DownloadError(f"{url}: {error}") from error
 
 
 def fetcher_of(url: str) -> FetcherInterface:
@@ -215,4 +233,6 @@ def _told(error: Exception, url: str) -> ProvenanceError:
     if isinstance(error, tuf.DownloadHTTPError) and error.status_code in (403, 404):
         msg = f"{url} isn't whole: {error}. Other metadata name that file: ask the authority to restore it."
         return InconsistentMetadataError(msg)
-    return UnreachableAuthorityError(f"{url} can't be fetched: {error}. Check the address and the connection.")
+    return UnreachableAuthorityError(
+        f"{url} can't be fetched: {str(error) or type(error).__name__}. Check the address and the connection."
+    )
