@@ -19,8 +19,8 @@ from cosmati.export.formats import check_form, describe_files
 from cosmati.export.publishing import NOTES, Origin
 from cosmati.export.weights_alone import export_weights
 from cosmati.recipes.recipe import Recipe
-from cosmati.records.attempts import read_lines
-from cosmati.records.run import CLOCK_FIELDS, RunRecord
+from cosmati.records.attempts import metrics_at
+from cosmati.records.run import RunRecord
 from cosmati.storage.lock import FileLock
 from cosmati.train.continuity import CHECKPOINT_VERSION
 from cosmati.train.exporting import RecordedRun, other_model, structure_digest
@@ -178,11 +178,10 @@ def _held(folder: Path) -> Iterator[None]:
 
 def _recorded(folder: Path, record: RunRecord, step: int) -> dict[str, float] | None:
     """Return the metrics that a run recorded at a step; None where it evaluated at others."""
-    lines = [line for line in read_lines(folder / "evaluations.jsonl") if line.get("step") == step]
-    found = {name: value for name, value in lines[-1].items() if name not in CLOCK_FIELDS} if lines else {}
-    if not lines and record.num_steps == step:
-        found = dict(record.metrics or {})
-    return {name: math.nan if value is None else value for name, value in found.items()} or None
+    found = metrics_at(folder, step)
+    if not found and record.num_steps == step:
+        found = {name: math.nan if value is None else value for name, value in (record.metrics or {}).items()}
+    return found or None
 
 
 def _recalled(recipe: Recipe, checkpoint: Checkpoint, place: Path) -> Trainer:

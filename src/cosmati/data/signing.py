@@ -10,6 +10,7 @@ from cosmati.data.shards.remote import Remote
 from cosmati.data.shards.verify import MAX_INDEX_BYTES, source_urls
 from cosmati.errors import DataError
 from cosmati.provenance.authority.ceremony import sign_sources_of_class, taxonomy_of
+from cosmati.provenance.authority.errors import OutOfScopeError
 from cosmati.provenance.authority.keys import KeyRing
 from cosmati.provenance.authority.names import SourceName
 from cosmati.provenance.authority.repository import AuthorityRepository
@@ -39,5 +40,12 @@ def sign_sources(url: str, authority: Path, ring: KeyRing) -> Iterator[tuple[Sou
         taxonomy.id_of(manifest.class_path)  # says which are near where there's none
         name = SourceName(taxonomy.name, manifest.class_path, manifest.source, manifest.source_version)
         by_class.setdefault(manifest.class_path, {})[name] = data
+    refused: list[OutOfScopeError] = []
     for class_path, manifests in by_class.items():
-        yield from sign_sources_of_class(repository, ring, class_path, manifests).items()
+        try:
+            yield from sign_sources_of_class(repository, ring, class_path, manifests).items()
+        except OutOfScopeError as error:  # somebody else's to sign
+            refused.append(error)
+            yield from dict.fromkeys(manifests, f"not signed: {error}").items()
+    if refused and len(refused) == len(by_class):
+        raise refused[0]

@@ -176,7 +176,7 @@ def tokenize(rows: Rows, tokenizer: Tokenizer, *, column: str = "text", keep: Se
     """
     if rows.columns.get(column) not in {"str", "bytes"}:
         there = ", ".join(f"{name} ({encoding})" for name, encoding in rows.columns.items())
-        raise DataError(f"Column {column!r} holds no text to tokenize. There is {there}.")
+        raise DataError(f"Column {column!r} holds no text to tokenize. There is {there}. Rename one.")
     wanted = list(rows.columns if keep is None else keep)
     unknown = [name for name in wanted if name not in rows.columns]
     if unknown or ("tokens" in wanted and column != "tokens"):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cosmati.records.run import CLOCK_FIELDS
+
 ATTEMPTS_FILE, SUPERSEDED_FILE = "attempts.jsonl", "superseded.jsonl"
 
 
@@ -80,6 +82,13 @@ def superseded_from(folder: Path) -> dict[int, int]:
         if isinstance(number, int) and isinstance(step, int):
             found[number] = min(found.get(number, step), step)
     return found
+
+
+def metrics_at(folder: Path, step: int) -> dict[str, float]:
+    """Return what a run measured last after so many steps; nothing where it didn't. What isn't finite is NaN."""
+    lines = [line for line in read_lines(folder / "evaluations.jsonl") if line.get("step") == step]
+    found = lines[-1].items() if lines else ()
+    return {name: math.nan if value is None else value for name, value in found if name not in CLOCK_FIELDS}
 
 
 def append_lines(path: Path, *lines: Mapping[str, object]) -> None:

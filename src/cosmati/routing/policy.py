@@ -216,19 +216,22 @@ def _resolve_phases(policy: PolicyFile, num_steps: int, resolve: Callable[[str],
 def _decide_cells(policy: PolicyFile, classes: Iterable[str], regions: Iterable[str]) -> Outcomes:
     """Return what the winning rule says about each cell (class, region, phase); without one, `reject`."""
     outcomes: Outcomes = {}
-    conflicts: dict[tuple[str, str], list[str]] = {}
+    conflicts: dict[tuple[str, str, str], list[str]] = {}
     for cell in product(classes, regions, policy.phase_names):
         ahead = front(matching_rules(policy.rules, *cell))
         outcomes[cell] = ahead[0].outcome if ahead else _UNDECIDED
         pair = disagreement(ahead)
         if pair:
-            conflicts.setdefault((str(pair[0]), str(pair[1])), []).append(f"({', '.join(cell)})")
+            # A class is deferred as a whole, so that no rule can decide single regions of these cells.
+            is_deferred = "defer" in (pair[0].outcome[0], pair[1].outcome[0])
+            mend = "Name the phases that the other rule is for" if is_deferred else "Add a rule for these cells"
+            conflicts.setdefault((str(pair[0]), str(pair[1]), mend), []).append(f"({', '.join(cell)})")
     _refuse(
         [
             f"{one} and {other} disagree on {cells[0]}"
             + (f" and {len(cells) - 1} more cells" if len(cells) > 1 else "")
-            + ": neither is more specific. Add a rule for these cells"
-            for (one, other), cells in conflicts.items()
+            + f": neither is more specific. {mend}"
+            for (one, other, mend), cells in conflicts.items()
         ],
         "is ambiguous",
     )

@@ -19,6 +19,7 @@ from cosmati.core.method import Position, State
 from cosmati.core.named_settings import KnownNames
 from cosmati.core.plan import Plan, Promise
 from cosmati.errors import DivergenceError, PlanError
+from cosmati.records.attempts import metrics_at
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.averaging import averaged, averaged_weights
 from cosmati.train.config import TRAINER_NAMES
@@ -309,6 +310,9 @@ class Lifecycle(KnownNames):
             if self.clock.step == 0 and opened.states is None:
                 self._try_out()
             self.stopwatch.start(self.clock.seconds)
+            if self.clock.step and a.config.run_folder is not None:
+                # A run that has nothing left to do still has what it measured.
+                self._metrics = self._metrics or metrics_at(a.config.run_folder, self.clock.step)
             self._opened = stack.pop_all()
         if self._is_bare and self.clock.step:
             warnings.warn(

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter, process_time
 
+EARLIER = "earlier attempts"
+
 
 class Stopwatch:
     """Seconds by part, and seconds of training: evaluation and checkpoints left out.
@@ -17,7 +19,7 @@ class Stopwatch:
     such as a loader's workers.
 
     Attributes:
-        seconds: by part.
+        seconds: by part; of earlier attempts at the run together, whose parts this process doesn't know.
         on_lap: told of each part as it ends; None tells nobody.
     """
 
@@ -27,6 +29,7 @@ class Stopwatch:
         self._last = perf_counter()
         self._before = 0.0
         self._since: float | None = None
+        self._has_started = False
         self._cpu_before: float | None = 0.0
         self._cpu_since = 0.0
 
@@ -42,6 +45,9 @@ class Stopwatch:
             self._before = training_seconds
             # What an earlier process has spent isn't on record.
             self._cpu_before = None if training_seconds else 0.0
+            if training_seconds and not self._has_started:
+                self.seconds[EARLIER] = training_seconds
+        self._has_started = True
 
     def stop(self) -> None:
         """Stop counting training."""

@@ -125,3 +125,21 @@ def test_a_signer_that_is_killed_leaves_a_repository_that_holds(tmp_path: Path) 
         signed = chain.targets["class.licensed.news"].signed.targets
         assert {name_of(NEWS, version=one).target for one in versions if one} <= signed.keys()
     assert people.sign(NEWS, "ada", version="last") == "signed"
+
+
+def test_each_signs_what_is_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"text": "a", "class": "public-domain"}\n{"text": "b", "class": "proprietary"}\n')
+    run("keys", "init", "authority")
+    for name, path in (("ada", "public-domain"), ("bob", "proprietary")):
+        run("keys", "new", name, "--keys", name)
+        run("keys", "delegate", "authority", path, "--to", f"{name}/{name}.pub.pem")
+    run("data", "write", "corpus", "rows.jsonl", "--class-field", "class")
+    ring = ("--authority", "authority", "--keys", "authority-keys", "--keys")
+    said = run("data", "sign", "corpus", *ring, "bob")
+    assert re.search(r"proprietary +corpus 1: signed\n", said)
+    assert re.search(r"public-domain +corpus 1: not signed: None of the keys here may sign", said)
+    said = run("data", "sign", "corpus", *ring, "ada")
+    assert re.search(r"public-domain +corpus 1: signed\n", said)
+    run("keys", "new", "eve", "--keys", "eve")
+    assert "None of the keys here may sign" in run("data", "sign", "corpus", *ring, "eve", code=1)

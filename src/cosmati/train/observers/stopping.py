@@ -87,7 +87,8 @@ class EarlyStopping(Observer, KnownNames):
     def _stop_if_due(self) -> None:
         if self.num_worse >= self._patience:
             best = "was never finite" if self.best is None else f"was {self.best:g} after step {self.best_step}"
-            self._run.stop(f"{self._metric} {best}, and none of {self.num_worse} evaluations since is better")
+            by = f" by more than {self._min_delta:g}" if self._min_delta else ""
+            self._run.stop(f"{self._metric} {best}, and none of {self.num_worse} evaluations since is better{by}")
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the best and the count, and of what."""
