@@ -59,7 +59,7 @@ def seconds_of(folder: Path) -> tuple[float, float, float]:
         (run,) = index.runs()
     last = json.loads((folder / "evaluations.jsonl").read_text().splitlines()[-1])
     return (
-        math.fsum(value for name, value in parts.items() if name != "evaluation"),
+        math.fsum(value for name, value in parts.items() if name not in ("evaluation", "checkpoint")),
         run.seconds or 0.0,
         last["seconds"],
     )
@@ -73,7 +73,7 @@ def test_the_time_of_a_resumed_run_is_of_all_its_attempts(tmp_path: Path) -> Non
     assert train(tmp_path / "run").outcome == "completed"
     whole, in_store, clock = seconds_of(tmp_path / "run")
     assert in_store == pytest.approx(whole)
-    assert whole == pytest.approx(clock, rel=0.2)
+    assert whole == pytest.approx(clock, rel=0.1)
     assert whole > 0.24, "24 steps of 10 ms"
     parts = json.loads((tmp_path / "run" / "run.json").read_text())["seconds_by_part"]
     assert parts["earlier attempts"] == read_attempts(tmp_path / "run")[-1].first_seconds > 0.16
@@ -84,7 +84,7 @@ def test_the_same_command_again_changes_no_figure(tmp_path: Path) -> None:
     before, _, _ = seconds_of(tmp_path / "run")
     again = train(tmp_path / "run")
     after, in_store, _ = seconds_of(tmp_path / "run")
-    assert after == pytest.approx(before, rel=0.2)
+    assert after == pytest.approx(before, rel=0.1)
     assert in_store == pytest.approx(after)
     assert again.metrics == once.metrics
 

@@ -9,6 +9,7 @@ from cosmati.explorer.loss_figure import own_metrics
 from cosmati.explorer.price import Price
 from cosmati.explorer.run_view import RunView
 from cosmati.explorer.wording import AXIS_NAMES, amount, number, ratio_interval_text, ratio_text
+from cosmati.records.run import training_seconds
 from cosmati.records.study import StudyRecord
 from cosmati.study.comparison import Comparison, SpeedUp, comparisons
 
@@ -91,8 +92,7 @@ def _cost(studies: Sequence[StudyRecord], run: RunView | None, price: Price | No
             searched = math.fsum(trial.seconds for trial in trials if math.isfinite(trial.seconds))
             parts.append((searched, f"for {_counted(len(trials), 'trial')} of its search"))
     if run is not None:
-        seconds = math.fsum(value for name, value in run.record.seconds_by_part.items() if name != "evaluation")
-        parts.append((seconds, "for the run by itself"))
+        parts.append((training_seconds(run.record.seconds_by_part), "for the run by itself"))
     if price is not None:
         parts.append((price.seconds, "for the runs that it's priced by"))
     hardware = dict.fromkeys([*(study.hardware for study in studies), *([run.record.hardware] if run else [])])

@@ -11,7 +11,7 @@ from cosmati.errors import RunError
 from cosmati.explorer.class_marks import ALL_ROWS
 from cosmati.explorer.run_view import RECORD_FILE, RunView, read_run
 from cosmati.explorer.wording import amount, interval_text, number
-from cosmati.records.run import RunRecord
+from cosmati.records.run import RunRecord, training_seconds
 from cosmati.study.statistics import LEVEL, Estimate, student_quantile
 
 _OF_TIME = {"worse": "slower", "better": "faster"}
@@ -108,7 +108,7 @@ def price_of(run: RunView, others: Sequence[RunView]) -> Price:
     ]
     if left := sorted(set(governed) ^ set(plain)):
         notes.append(f"Seeds {', '.join(map(str, left))} have no partner and are left out.")
-    seconds = math.fsum(_seconds(one.record) for one in others)
+    seconds = math.fsum(training_seconds(one.record.seconds_by_part) for one in others)
     twin, sentence = plain.get(run.record.seed), _sentence(run, rows[0], seeds)
     return Price(rows, seeds, run.record.num_steps, sentence, tuple(notes), seconds, twin)
 
@@ -171,7 +171,7 @@ def _metric_row(
 
 
 def _time_row(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> PriceRow:
-    seconds = [[_seconds(one) for one in pair] for pair in pairs]
+    seconds = [[training_seconds(one.seconds_by_part) for one in pair] for pair in pairs]
     means = [math.fsum(column) / len(seconds) for column in zip(*seconds, strict=True)]
     texts = [amount(value, "seconds") for value in means]
     if not all(value > 0 for pair in seconds for value in pair):
@@ -181,10 +181,6 @@ def _time_row(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> PriceRow:
     text = f"{number(math.exp(found.value))}× ({interval_text(ends[0], ends[1], found.n)})"
     verdict = _verdict(found, 0.0, lower_is_better=True)
     return PriceRow("training time", "", texts[1], texts[0], text, _OF_TIME.get(verdict, verdict))
-
-
-def _seconds(record: RunRecord) -> float:
-    return math.fsum(value for name, value in record.seconds_by_part.items() if name != "evaluation")
 
 
 def paired(differences: Sequence[float]) -> Estimate:

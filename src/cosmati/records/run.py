@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -12,8 +13,15 @@ RUN_VERSION = 1
 
 CLOCK_FIELDS = ("step", "rows", "tokens", "seconds")
 """What lines of `steps.jsonl` and its kin say besides what was measured; no measure is called so."""
+PAUSES = ("evaluation", "checkpoint")
+"""Parts of a run's time in which it doesn't train."""
 TIME_PARTS = ("data", "forward", "backward", "optimizer", "method", "ledger", "evaluation", "other")
 """The usual parts of a run's time, in the order in which a step goes through them."""
+
+
+def training_seconds(seconds_by_part: Mapping[str, float]) -> float:
+    """Return the seconds in which a run trained, of those of its parts."""
+    return math.fsum(seconds for name, seconds in seconds_by_part.items() if name not in PAUSES)
 
 
 @dataclass(frozen=True)

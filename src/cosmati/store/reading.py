@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from cosmati.errors import RunError
-from cosmati.records.run import CLOCK_FIELDS, RUN_VERSION
+from cosmati.records.run import CLOCK_FIELDS, RUN_VERSION, training_seconds
 from cosmati.records.study import STUDY_VERSION, StudyRecord
 from cosmati.storage.lock import is_locked
 from cosmati.store.scan import (
@@ -156,7 +156,7 @@ def _run(folder: Path, path: str) -> RunSummary:
     metrics = {name: finite(value) for name, value in (record.metrics or last).items() if name not in CLOCK_FIELDS}
     facts = flat(_json_or_text(record.recipe_text))
     quality_name = next(iter(metrics), "")
-    parts = [finite(value) or 0.0 for name, value in record.seconds_by_part.items() if name != "evaluation"]
+    trained = training_seconds({name: finite(value) or 0.0 for name, value in record.seconds_by_part.items()})
     return RunSummary(
         key=key_of(path),
         path=path,
@@ -173,7 +173,7 @@ def _run(folder: Path, path: str) -> RunSummary:
         steps=max(record.num_steps, _whole(step.get("step")) or 0, _whole(last.get("step")) or 0),
         rows=_whole(step.get("rows")) or _whole(last.get("rows")),
         tokens=_whole(last.get("tokens")),
-        seconds=finite(sum(parts)) if any(parts) else finite(last.get("seconds")),
+        seconds=finite(trained) if trained else finite(last.get("seconds")),
         cost=finite(record.cost),
         quality_name=quality_name,
         higher_is_better=points_up(quality_name),
