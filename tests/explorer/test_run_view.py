@@ -348,3 +348,14 @@ def test_what_is_no_run_folder_says_where_one_is(governed: tuple[Path, Trainer, 
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(RunError, match="version"):
         read_run(tmp_path)
+
+
+def test_a_folder_that_goes_while_it_is_looked_through_is_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_folder: Path, _pattern: str) -> list[Path]:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "glob", gone)
+    with pytest.raises(RunError, match="is no run folder"):
+        read_run(tmp_path)

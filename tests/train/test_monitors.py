@@ -300,7 +300,9 @@ def evaluated(observer: EarlyStopping, values: Sequence[float]) -> list[str]:
 def test_patience_counts_evaluations_without_a_better_one() -> None:
     up = EarlyStopping("accuracy", higher_is_better=True, patience=2, min_delta=0.01)
     assert evaluated(up, [0.5, 0.6, 0.605, 0.62, 0.625]) == []
-    assert evaluated(up, [math.nan]) == ["accuracy was 0.62 after step 30, and none of 2 evaluations since is better"]
+    assert evaluated(up, [math.nan]) == [
+        "accuracy was 0.62 after step 30, and none of 2 evaluations since is better by more than 0.01"
+    ]
     down = EarlyStopping("accuracy", higher_is_better=False, patience=1)
     assert evaluated(down, [0.5, 0.4]) == []
     assert len(evaluated(down, [0.4])) == 1

@@ -185,7 +185,10 @@ def _mend(folder: Path) -> str:
     """Say which folder was probably meant."""
     if folder.name == RECORD_FILE or (folder.parent / RECORD_FILE).exists():
         return f"Give {folder.parent}."
-    runs = sorted(path.parent.name for path in folder.glob(f"*/{RECORD_FILE}"))
+    try:
+        runs = sorted(path.parent.name for path in folder.glob(f"*/{RECORD_FILE}"))
+    except OSError:  # somebody removes it while it's looked through
+        runs = []
     if runs:
         return f"It holds {len(runs)} of them; give one: {', '.join(runs[:4])}{', ...' if len(runs) > 4 else ''}."
     return "Give the folder that RunConfig(run_folder=...) or `cosmati train --run-folder` named."

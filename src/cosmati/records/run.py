@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -21,7 +20,8 @@ TIME_PARTS = ("data", "forward", "backward", "optimizer", "method", "ledger", "e
 
 def training_seconds(seconds_by_part: Mapping[str, float]) -> float:
     """Return the seconds in which a run trained, of those of its parts."""
-    return math.fsum(seconds for name, seconds in seconds_by_part.items() if name not in PAUSES)
+    # Not `fsum`, which raises where a sum of the largest numbers is infinite.
+    return sum(seconds for name, seconds in seconds_by_part.items() if name not in PAUSES)
 
 
 @dataclass(frozen=True)
