@@ -14,6 +14,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -314,24 +315,12 @@ def open_sources(
         raise DataError("A data set's place is empty. Give a directory, here or remote.")
     folder, pattern = _split_pattern(root, options)
     opening = Opening(folder, options, pattern)
+    opened = partial(OpenedSource, options=options, opening=opening, authority=authority)
     if pattern is not None:
-        return [
-            OpenedSource(
-                folder, class_path=class_path, options=options, pattern=pattern, opening=opening, authority=authority
-            )
-        ]
+        return [opened(folder, class_path=class_path, pattern=pattern)]
     listed = opening.sources()
     if listed is None:
-        return [
-            OpenedSource(
-                root,
-                class_path=class_path,
-                options=options,
-                allow_pickle=allow_pickle,
-                opening=opening,
-                authority=authority,
-            )
-        ]
+        return [opened(root, class_path=class_path, allow_pickle=allow_pickle)]
     for entry in listed:
         if class_path not in (None, entry["class"]) and entry["class"] != UNKNOWN_CLASS:
             raise DataError(
@@ -339,14 +328,11 @@ def open_sources(
                 "A class is what the data say: leave class_path out, or write the source again with its right class."
             )
     return [
-        OpenedSource(
+        opened(
             f"{root}/{entry['path']}",
             class_path=class_path or entry["class"],
-            options=options,
             index_sha256=entry["index_sha256"],
             allow_pickle=allow_pickle,
-            opening=opening,
-            authority=authority,
         )
         for entry in listed
     ]

@@ -67,6 +67,7 @@ class Authority:
         self._state = Path(state) if state is not None else cache / self.root[:32]
         self._fetcher = fetcher_of(self.url)
         self._chain: Chain | None = None
+        self._taxonomy: Taxonomy | None = None
 
     def refresh(self) -> Chain:
         """Fetch what is new, and return all of it, verified as of now.
@@ -86,6 +87,7 @@ class Authority:
         except OSError as error:
             msg = f"What was seen of {self.url} can't be kept in {self._state}: {error}. Name another folder: state=."
             raise ProvenanceError(msg) from error
+        self._taxonomy = None
         return self._chain
 
     def _settled(self, name: str) -> bytes | None:
@@ -107,13 +109,16 @@ class Authority:
     @property
     def taxonomy(self) -> Taxonomy:
         """The taxonomy that the authority has published last."""
+        if self._taxonomy is not None:
+            return self._taxonomy  # asked for each source
         info = newest_taxonomy(self.chain)
         data = self._read(target_file(info.path, info.hashes["sha256"]))
         if data is None:
             raise TamperedManifestError(
                 f"{info.path} was signed, and its file is missing in {self.url}. Fetch it again."
             )
-        return Taxonomy.from_mapping(json.loads(checked(data, info)))
+        self._taxonomy = Taxonomy.from_mapping(json.loads(checked(data, info)))
+        return self._taxonomy
 
     def vouch(self, manifest: bytes, *, class_path: str, source: str, version: str) -> Voucher:
         """Return that a source's manifest was signed, and by whom.
