@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from typing import IO
 
@@ -59,6 +60,18 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_modules_of_others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget what a test has imported from a folder of its own, and the folder: another's file may have that name."""
+    folder, before, path = str(tmp_path_factory.getbasetemp()), set(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in sys.modules.keys() - before:
+        # Not `getattr`, which modules of PyTorch answer for any name.
+        if str(vars(sys.modules[name]).get("__file__")).startswith(folder):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session", autouse=True)
