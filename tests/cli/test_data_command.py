@@ -171,7 +171,11 @@ def test_a_mixed_file_is_packed_by_class(tmp_path: Path) -> None:
 
 def test_packs_are_made_from_the_field_that_is_named_whatever_else_rows_have(tmp_path: Path) -> None:
     lines, out, usual = tmp_path / "posts.jsonl", tmp_path / "packed", tmp_path / "usual.jsonl"
-    posts = [{"id": 1, "body": "first"}, {"id": None, "body": "second", "tags": ["a"]}, {"body": "third", "text": 3}]
+    posts: list[dict[str, Any]] = [
+        {"id": 1, "body": "first"},
+        {"id": None, "body": "second", "tags": ["a"]},
+        {"body": "third", "text": 3},
+    ]
     lines.write_text("".join(json.dumps(one) + "\n" for one in posts))
     usual.write_text("".join(json.dumps({"text": one["body"]}) + "\n" for one in posts))
     said = refused("data", "write", out, lines, *MIT, "--pack", 8)

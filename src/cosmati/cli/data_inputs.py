@@ -134,6 +134,6 @@ class Inputs:
                     f"The rows have no field {name!r}. They have {', '.join(map(repr, there))}: name one with {option}."
                 )
         if there[text] != "str":
-            names = ", ".join(repr(name) for name, kind in there.items() if kind == "str")
-            raise DataError(f"Field {text!r} holds no text. Text is in {names or 'no field'}: name it with --text-field.")
+            others = ", ".join(repr(name) for name, kind in there.items() if kind == "str") or "no field"
+            raise DataError(f"Field {text!r} holds no text. Text is in {others}: name it with --text-field.")
         return {name: there[name] for name in (text, self.class_field) if name}
