@@ -187,6 +187,20 @@ def test_plan_shows_methods_and_guarantees(recipe: Path) -> None:
     assert "no_direct_write(open/psf, low)" in succeed("plan", f"{recipe}:governed")
 
 
+def test_a_plan_says_of_the_ledger_what_the_run_will_do(recipe: Path, tmp_path: Path) -> None:
+    for name, has_policy in (("governed", True), ("recipe", False)):
+        folder, without = tmp_path / name, succeed("plan", f"{recipe}:{name}")
+        planned = succeed("plan", f"{recipe}:{name}", "--run-folder", folder)
+        assert not folder.exists()
+        succeed("train", f"{recipe}:{name}", "--run-folder", folder)
+        kept = {one["name"]: one["holds"] for one in json.loads((folder / "run.json").read_text())["guarantees"]}
+        assert ("holds   replayable" in planned) is kept["replayable"] is (folder / "ledger").exists() is has_policy
+        assert "broken  replayable: no ledger is kept" in without
+        assert ("With --run-folder the run keeps a ledger" in without) is has_policy
+        assert "With --run-folder" not in planned
+    assert "With --run-folder" not in succeed("plan", f"{recipe}:governed", "--set", "config.ledger=false")
+
+
 def test_bad_inputs_are_one_clean_message(recipe: Path, tmp_path: Path) -> None:
     assert "no Python file" in refused("train", tmp_path / "nothing.py")
     assert "has no function 'other'. It has" in refused("train", f"{recipe}:other")
