@@ -48,6 +48,7 @@ class RunConfig(NamedSettings):
 
     Args:
         name: of the recipe, for the record.
+        task: what is learnt from what, in words: runs of one task are compared. Empty, the name stands for it.
         budget: length of the run, as a time string (`10ep`, `500ba`, `1e9tok`, `90sec`).
         seed: keys every draw.
         num_microbatches: V, a power of two; None takes 1, or 8 for an elastic or governed run.
@@ -102,6 +103,7 @@ class RunConfig(NamedSettings):
     }
 
     name: str = "run"
+    task: str = ""
     budget: str = "1ep"
     seed: int = 0
     num_microbatches: int | None = None
