@@ -87,16 +87,7 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
     if append and replace:
         raise DataError("--append keeps what is there, and --replace doesn't. Give one of them.")
     place = Destination(out, keep)
-    wanted = Inputs(
-        tuple(inputs or ()),
-        kind,
-        class_path,
-        class_field,
-        "" if text_field == "text" else text_field,
-        pack=pack,
-        with_labels=labels,
-        skip_bad_rows=skip_bad_rows,
-    )
+    wanted = Inputs(tuple(inputs or ()), kind, class_path, class_field, text_field, pack, labels, skip_bad_rows)
     rows, before = wanted.rows(_label_names(place, labels_of)), _listed(place)
     with ProgressDisplay("writing") as progress:
         manifests = write_dataset(

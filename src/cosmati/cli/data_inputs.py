@@ -76,7 +76,7 @@ class Inputs:
             "kind": str(self.kind),
             "class": self.class_path,
             "class field": self.class_field,
-            "text field": self.text_field,
+            "text field": "" if self.text_field == "text" else self.text_field,
             "pack": str(self.pack or ""),
             "labels": "" if self.with_labels else "none",
             "bad rows": "left out" if self.skip_bad_rows else "",
