@@ -23,7 +23,7 @@ RecipeArgument = Annotated[
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting: config.seed=3.")
 ]
-RunFolder = Annotated[
+FolderOption = Annotated[
     Path | None, typer.Option(help="Where record, checkpoints and ledger go; the same folder goes on.")
 ]
 
@@ -31,7 +31,7 @@ RunFolder = Annotated[
 def train(
     file: RecipeArgument,
     settings: Settings = None,
-    run_folder: RunFolder = None,
+    run_folder: FolderOption = None,
     trackers: Annotated[
         list[str] | None, typer.Option("--track", metavar="TRACKER", help=f"Watch it live. {TRACKER_HELP}")
     ] = None,
@@ -76,7 +76,7 @@ def train(
         raise typer.Exit(STOPPED)
 
 
-def plan(file: RecipeArgument, settings: Settings = None, run_folder: RunFolder = None) -> None:
+def plan(file: RecipeArgument, settings: Settings = None, run_folder: FolderOption = None) -> None:
     """Show what a recipe would do, and what it may promise, without training.
 
     A run keeps a ledger in its run folder only: give the one that `cosmati train` is to have. Nothing is written.
