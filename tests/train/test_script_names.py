@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import runpy
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from cosmati.errors import CheckpointError
 from cosmati.study.python_file import load_module
+from cosmati.train.exporting import other_model
 from cosmati.train.identity import check_resume
 
 PORT = """
@@ -102,6 +104,20 @@ def test_another_file_of_the_same_names_is_another_program(first: Start, then: S
     first(files[0], tmp_path / "run", "2ba")
     with pytest.raises(CheckpointError, match=r"is .*\bloss, was (file_)?one_of_two\.loss"):
         then(files[1], tmp_path / "run", "4ba")
+
+
+def test_a_run_of_an_imported_file_is_exported_by_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "file_port", types.ModuleType("file_port"))
+    name = "model.options.(model).act.is"
+    for was, now, is_other in (
+        ("port.double", "file_port.double", False),
+        ("file_port.double", "port.double", False),
+        ("__main__.double", "file_port.double", False),
+        ("port.double", "file_port.triple", True),
+        ("ship.double", "file_port.double", True),
+    ):
+        found = other_model({name: was}, {name: now}, is_elsewhere=False)
+        assert [change.name for change in found] == [name] * is_other, (was, now)
 
 
 def test_a_scripts_things_are_all_of_one_file() -> None:
