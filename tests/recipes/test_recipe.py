@@ -87,6 +87,7 @@ def test_a_recipe_says_its_task_in_the_record_and_in_nothing_that_makes_it_anoth
     assert {one.digests["plan"] for one in told} == {plain.digests["plan"]}
     assert [json.loads(one.recipe_text).get("task") for one in (plain, *told)] == [None, "Even or odd", "Even or odd"]
     assert small(task="Even or odd").text == small().text
+    assert small(config=RunConfig(budget="3ba", task="Even or odd")).text == small().text
     with indexed(tmp_path) as index:
         tasks = {run.name: run.task for run in all_runs(index).values()}
     assert tasks == {"plain": "plain", "own": "Even or odd", "set": "Even or odd"}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from cosmati.core.clock import Budget
 from cosmati.core.method import Method, Position, Stage, State
 from cosmati.core.pieces import Pieces
 from cosmati.errors import CheckpointError
-from cosmati.methods import EMA, SWA
+from cosmati.methods import EMA, SWA, GradientClipping
 from cosmati.train.run.checkpoints import list_checkpoints
 from tests.train.test_other_run import recipe
 
@@ -47,13 +49,17 @@ def test_averages_that_take_the_same_from_a_longer_budget_go_on_as_if_it_had_bee
     recipe(tmp_path / "run", **given, stop_at=99, config=LONGER | {"budget": "9ba"})[0].fit()
 
 
+@dataclass(frozen=True, kw_only=True)
 class Peeking(Method):
     """Reads the run's length, and doesn't say what for."""
 
-    stage = Stage.AVERAGE
+    stage: ClassVar[Stage] = Stage.AVERAGE
+
+    last_step: int = 99
 
     def after(self, state: State, weights: Pieces, at: Position, learnt: frozenset[str] | None) -> State:
-        assert at.budget.num_steps
+        if at.clock.step <= self.last_step:
+            assert at.budget.num_steps
         return state
 
 
@@ -61,13 +67,23 @@ class Peeking(Method):
     "methods",
     [
         [EMA(half_life="2ba", ema_start="0.1dur")],
-        [EMA(half_life="0.5dur")],
+        [GradientClipping(clipping_type="norm", clipping_threshold=9.0), EMA(half_life="0.5dur")],
         [EMA(half_life="2ba"), Peeking()],
+        [Peeking(), EMA(half_life="2ba")],
+        [EMA(half_life="2ba"), Peeking(last_step=1)],
         [SWA(swa_start="0.2dur", swa_end="5ba", update_interval="1ba", schedule_swa_lr=False)],
     ],
 )
 def test_averages_that_would_have_been_others_keep_the_budget(methods: Sequence[Method], tmp_path: Path) -> None:
     recipe(tmp_path / "run", methods=methods)[0].fit()
+    with pytest.raises(CheckpointError, match="a method has acted by how far the run was"):
+        recipe(tmp_path / "run", methods=methods, config=LONGER)[0].fit()
+
+
+def test_what_was_read_before_a_resume_is_not_forgotten(tmp_path: Path) -> None:
+    methods = [EMA(half_life="2ba"), Peeking(last_step=1)]
+    for stop_at in (3, 5):
+        recipe(tmp_path / "run", methods=methods, stop_at=stop_at)[0].fit()
     with pytest.raises(CheckpointError, match="a method has acted by how far the run was"):
         recipe(tmp_path / "run", methods=methods, config=LONGER)[0].fit()
 
