@@ -48,7 +48,6 @@ class RunConfig(NamedSettings):
 
     Args:
         name: of the recipe, for the record.
-        task: what is learnt from what, in words: runs of one task are compared. Empty, the name stands for it.
         budget: length of the run, as a time string (`10ep`, `500ba`, `1e9tok`, `90sec`).
         seed: keys every draw.
         num_microbatches: V, a power of two; None takes 1, or 8 for an elastic or governed run.
@@ -75,6 +74,7 @@ class RunConfig(NamedSettings):
         load_weights: start from the weights of another run: its folder, one of its checkpoints, or a safetensors file.
         resume_from: `newest` checkpoint, and an error where it's damaged; or the newest one that is `whole`.
         progress: show a progress bar, or plain lines where there is no terminal.
+        task: what is learnt from what, in words: runs of one task are compared. Empty, the name stands for it.
     """
 
     other_names: ClassVar[dict[str, str]] = {
@@ -103,7 +103,6 @@ class RunConfig(NamedSettings):
     }
 
     name: str = "run"
-    task: str = ""
     budget: str = "1ep"
     seed: int = 0
     num_microbatches: int | None = None
@@ -127,6 +126,7 @@ class RunConfig(NamedSettings):
     load_weights: PathSetting = PathSetting()
     resume_from: Literal["newest", "whole"] = "newest"
     progress: bool = False
+    task: str = ""
 
     def __post_init__(self) -> None:
         for time in (self.budget, self.checkpoint_every, self.evaluate_every):
