@@ -22,8 +22,8 @@ HEAD = """# Commands
 <!-- Written by tools/write_cli.py from the commands: change their help, and run it. -->
 
 `cosmati COMMAND --help` says the same in the terminal. What goes wrong is one message on standard error, which begins
-with `Error:`, and exit status 1. Commands that ask (`cosmati ledger`) exit with 0 for yes, 1 for no, and 2 where
-nothing could be read to answer from. A run that Ctrl-C has stopped exits with 130.
+with `Error:`, and exit status 1. Commands that ask (`cosmati ledger`, `cosmati policy explain`) exit with 0 for yes, 1
+for no, and 2 where nothing could be read to answer from. A run that Ctrl-C has stopped exits with 130.
 
 `cosmati --install-completion` lets your shell (bash, zsh, fish, PowerShell) complete commands, options and paths, from
 the next one on.

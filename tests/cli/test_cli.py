@@ -187,6 +187,20 @@ def test_plan_shows_methods_and_guarantees(recipe: Path) -> None:
     assert "no_direct_write(open/psf, low)" in succeed("plan", f"{recipe}:governed")
 
 
+def test_a_plan_says_of_the_ledger_what_the_run_will_do(recipe: Path, tmp_path: Path) -> None:
+    for name, has_policy in (("governed", True), ("recipe", False)):
+        folder, without = tmp_path / name, succeed("plan", f"{recipe}:{name}")
+        planned = succeed("plan", f"{recipe}:{name}", "--run-folder", folder)
+        assert not folder.exists()
+        succeed("train", f"{recipe}:{name}", "--run-folder", folder)
+        kept = {one["name"]: one["holds"] for one in json.loads((folder / "run.json").read_text())["guarantees"]}
+        assert ("holds   replayable" in planned) is kept["replayable"] is (folder / "ledger").exists() is has_policy
+        assert "broken  replayable: no ledger is kept" in without
+        assert ("With --run-folder the run keeps a ledger" in without) is has_policy
+        assert "With --run-folder" not in planned
+    assert "With --run-folder" not in succeed("plan", f"{recipe}:governed", "--set", "config.ledger=false")
+
+
 def test_bad_inputs_are_one_clean_message(recipe: Path, tmp_path: Path) -> None:
     assert "no Python file" in refused("train", tmp_path / "nothing.py")
     assert "has no function 'other'. It has" in refused("train", f"{recipe}:other")
@@ -214,14 +228,43 @@ def test_the_shipped_policy_is_sound_shown_and_explained() -> None:
     assert "phase main, steps 25 to 100" in shown
     assert "open/psf in embedding, phase main: weight 0" in succeed("policy", "explain", "open/psf", "embedding")
     assert "defer" in succeed("policy", "explain", "open/weak-copyleft", "head", "--phase", "start")
-    assert "no class 'open/pfs'" in refused("policy", "explain", "open/pfs", "embedding")
+    assert "no class 'open/pfs'" in refused("policy", "explain", "open/pfs", "embedding", code=2)
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ("- {class: open/psf, region: low, weight: 0}\n  - {class: open/psf, phase: main, weight: 1}", "is ambiguous"),
+        ("- {class: open/gpl, weight: 1}", "no class 'open/gpl'"),
+        ("- {class: open/psf, weight: 0}", "admitted in phase start with weight 0 for every region"),
+        ("- {class: open/psf, decision: defer}", "no later phase admits it"),
+        ("- {class: open/psf, weight: 1, phase: maim}", "no phase 'maim'"),
+    ],
+)
+def test_a_policy_that_is_refused_is_not_explained(rules: str, said: str, tmp_path: Path) -> None:
+    text = """
+version: 1
+taxonomy: software-licences
+regions: {low: {params: ["*.0.*"]}, high: {params: ["*"]}}
+phases: [{name: start, until: 3ep}, {name: main}]
+rules:
+  - {class: open/permissive, weight: 0.5}
+"""
+    policy = tmp_path / "wrong.yaml"
+    asked = ("policy", "explain", "open/permissive", "low", "--file", policy)
+    policy.write_text(text)
+    assert "phase main: weight 0.5" in succeed(*asked)
+    policy.write_text(f"{text}  {rules}\n")
+    assert said in refused(*asked, code=2)
+    policy.unlink()
+    assert "can't be read" in refused(*asked, code=2)
 
 
 def test_a_policy_over_classes_of_ones_own_is_explained_by_its_recipe(recipe: Path, tmp_path: Path) -> None:
     policy = tmp_path / "own.yaml"
     policy.write_text("version: 1\ntaxonomy: own\nrules:\n  - {class: mine/notes, weight: 0.5}\ndefault: reject\n")
     asked = ("policy", "explain", "mine/notes", "all", "--file", policy)
-    assert "--recipe FILE" in refused(*asked)
+    assert "--recipe FILE" in refused(*asked, code=2)
     own = tmp_path / "own.py"
     lines = "\n\ndef own():\n    return dataclasses.replace(recipe(), taxonomy=OWN)\n"
     tree = '{"name": "own", "version": "1", "classes": {"mine": {"notes": "Mine."}}}'

@@ -169,6 +169,39 @@ def test_a_mixed_file_is_packed_by_class(tmp_path: Path) -> None:
     assert len(data.sources) == 3
 
 
+def test_packs_are_made_from_the_field_that_is_named_whatever_else_rows_have(tmp_path: Path) -> None:
+    lines, out, usual = tmp_path / "posts.jsonl", tmp_path / "packed", tmp_path / "usual.jsonl"
+    posts: list[dict[str, Any]] = [
+        {"id": 1, "body": "first"},
+        {"id": None, "body": "second", "tags": ["a"]},
+        {"body": "third", "text": 3},
+    ]
+    lines.write_text("".join(json.dumps(one) + "\n" for one in posts))
+    usual.write_text("".join(json.dumps({"text": one["body"]}) + "\n" for one in posts))
+    said = refused("data", "write", out, lines, *MIT, "--pack", 8)
+    assert "no field 'text'. They have 'id', 'body': name one with --text-field" in said
+    said = refused("data", "write", out, lines, *MIT, "--pack", 8, "--text-field", "id")
+    assert "'id' holds no text. Text is in 'body': name it with --text-field" in said
+    said = refused("data", "write", out, lines, "--class-field", "of", "--pack", 8, "--text-field", "body")
+    assert "no field 'of'" in said
+    assert "--class-field" in said
+    assert "keep all fields" in refused("data", "write", out, lines, *MIT, "--text-field", "body")
+    assert not out.exists()
+    succeed("data", "write", out, lines, *MIT, "--pack", 8, "--text-field", "body")
+    succeed("data", "write", tmp_path / "as-ever", usual, *MIT, "--pack", 8, "--text-field", "text")
+    succeed("data", "write", tmp_path / "as-ever", usual, *MIT, "--pack", 8)
+    data = [StreamingDataset(one, columns=("tokens",), shuffle=False) for one in (out, tmp_path / "as-ever")]
+    tokens = [[np.asarray(row["tokens"]).tolist() for row in one.__getitems__(range(len(one)))] for one in data]
+    assert tokens[0] == tokens[1]
+    assert b"first" in bytes(t for row in tokens[0] for t in row if t < 256)
+    assert "text field" in refused("data", "write", out, usual, *MIT, "--pack", 8)
+
+
+def test_a_text_field_is_of_json_lines(notes: Path, tmp_path: Path) -> None:
+    said = refused("data", "write", tmp_path / "out", notes, *MIT, "--text-field", "body", "--pack", 8)
+    assert "these are text" in said
+
+
 def image(seed: int) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(np.random.default_rng(seed).integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(stream, "JPEG")

@@ -113,6 +113,23 @@ def test_where_the_second_part_would_replace_the_first_all_is_sent_again(tmp_pat
     assert len(notebook.calls) == num
 
 
+def test_how_much_was_there_is_counted_where_all_is_sent_again(tmp_path: Path) -> None:
+    notebook = Notebook()
+    notebook.rewrites = True
+    make(tmp_path, [ReplayAt(notebook, step=20)]).fit()
+    there = len(notebook.named("log"))
+    (again,) = track_run(tmp_path, notebook)
+    assert 0 < there < again.num_lines
+    assert again.note == f"{there} of them were there, and are written anew"
+
+
+def test_a_live_attempt_that_is_sent_again_says_so(tmp_path: Path) -> None:
+    notebook = Notebook()
+    notebook.rewrites = True
+    make(tmp_path, [Tracking(notebook)], budget="12ba").fit()
+    assert track_run(tmp_path, notebook)[0].note == "it was watched live there, and is written anew"
+
+
 def test_a_run_without_a_line_is_told_its_end(tmp_path: Path) -> None:
     class Early(ReplayAt):
         def on_step_begin(self, clock: Clock) -> None:

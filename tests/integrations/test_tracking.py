@@ -150,7 +150,21 @@ def test_a_replay_that_was_cut_short_is_not_repeated_blindly(tmp_path: Path) -> 
         track_run(tmp_path, Notebook())
     rewriting = Notebook()
     rewriting.rewrites = True
-    assert track_run(tmp_path, rewriting)[0].num_lines > 0
+    (sent,) = track_run(tmp_path, rewriting)
+    assert (sent.num_lines > 0, sent.note) == (True, ""), "what was there isn't known"
+
+
+def test_what_is_sent_again_says_what_was_there(tmp_path: Path) -> None:
+    notebook = Notebook()
+    notebook.rewrites = True
+    with pytest.raises(PowerCutError):
+        make(tmp_path, [Cut(26)]).fit()
+    assert [one.note for one in track_run(tmp_path, notebook)] == [""]
+    (again,) = track_run(tmp_path, notebook)
+    assert (again.num_lines > 0, again.note) == (True, "all of it was there, and is written anew")
+    make(tmp_path).fit()
+    first, second = track_run(tmp_path, notebook)
+    assert (first.note, second.note) == ("all of it was there, and is written anew", "")
 
 
 def test_a_live_attempt_is_not_sent_again(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from functools import partial
 from pathlib import Path
@@ -30,12 +31,14 @@ from cosmati.recipes.quickstart import (
     search_record,
 )
 from cosmati.recipes.recipe import Recipe, parse_setting
+from cosmati.records.run import RunRecord
 from cosmati.records.study import ChecklistItem, StudyRecord
 from cosmati.routing.policy import compile_policy
 from cosmati.routing.regions import partition_parameters
 from cosmati.study.checks import checks_of, is_as_hard
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, accuracy
+from tests.store.samples import all_runs, indexed
 
 
 def rows() -> InMemory:
@@ -72,6 +75,29 @@ def test_a_recipe_trains_in_its_folder(tmp_path: Path) -> None:
     trainer = small().trainer(run_folder=tmp_path / "run")
     assert trainer.fit().clock.step == 3
     assert (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_recipe_says_its_task_in_the_record_and_in_nothing_that_makes_it_another(tmp_path: Path) -> None:
+    def run_of(name: str, **changes: object) -> RunRecord:
+        small(name=name, **changes).trainer(run_folder=tmp_path / name).fit()
+        return RunRecord.from_json((tmp_path / name / "run.json").read_text())
+
+    plain = run_of("plain")
+    told = [run_of("own", task="Even or odd"), run_of("set", config=RunConfig(budget="3ba", task="Even or odd"))]
+    assert {one.digests["plan"] for one in told} == {plain.digests["plan"]}
+    assert [json.loads(one.recipe_text).get("task") for one in (plain, *told)] == [None, "Even or odd", "Even or odd"]
+    assert small(task="Even or odd").text == small().text
+    assert small(config=RunConfig(budget="3ba", task="Even or odd")).text == small().text
+    with indexed(tmp_path) as index:
+        tasks = {run.name: run.task for run in all_runs(index).values()}
+    assert tasks == {"plain": "plain", "own": "Even or odd", "set": "Even or odd"}
+
+
+def test_the_quickstarts_studies_and_their_runs_have_one_task() -> None:
+    size = QuickstartSize()
+    trials = [Trial(arm, 0.1, 1.0) for arm in ("baseline", "composition")]
+    assert language_study(size, trials).task == python_gpt_composed(size.language).task
+    assert digits_study(size).task == digits_baseline(size.digits).task
 
 
 def test_settings_change_what_they_name_and_nothing_else() -> None:

@@ -155,6 +155,9 @@ def test_merge_keys_are_an_unknown_field() -> None:
         ),
         (f"{HEAD}rules: []\nphases: [{{name: a}}, {{name: b}}]", "phase 'a' needs `until`"),
         (f"{HEAD}rules: []\nphases: [{{name: a, until: 1ba}}]", "leave out `until`"),
+        (f"{HEAD}rules: []\nphases: [{{name: a, until: 0.3}}, {{name: b}}]", "until: 0.3 has no unit: write 0.3dur"),
+        (f"{HEAD}rules: []\nphases: [{{name: a, until: 300}}, {{name: b}}]", "until: 300 has no unit"),
+        (f"{HEAD}rules: []\nphases: [{{name: a, until: true}}, {{name: b}}]", "until: Input should be a valid string"),
         (f"{HEAD}rules: []\nphases: [{{name: a, until: 1ba}}, {{name: a}}]", "phase 'a' is given twice"),
     ],
 )

@@ -8,11 +8,13 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cosmati.errors import PolicyError
-from tests.routing.samples import CLASSES, MERGED, PHASES, REGIONS, compiled, refusal
+from cosmati.routing.policy import check_rules
+from tests.routing.samples import CLASSES, MERGED, PHASES, REGIONS, TAXONOMY, compiled, policy_of, refusal
 
 PATTERN_RANK = {"**": 0, "a/**": 1, "a/b/**": 2}
 COVERS = {
@@ -98,6 +100,16 @@ def test_every_cell_agrees_with_the_oracle(rules: list[dict[str, object]]) -> No
             said = oracle(rules, (CLASSES[c], region, PHASES[p]))
             weights = [entry for entry in said if isinstance(entry, float)]
             assert policy.weight[c][p][r] == (weights[0] if weights else 0.0)
+
+
+@given(RULES)
+def test_without_a_model_the_same_policies_are_refused(rules: list[dict[str, object]]) -> None:
+    policy = policy_of(rules)
+    if oracle_table(rules) is None:
+        with pytest.raises(PolicyError):
+            check_rules(policy, taxonomy=TAXONOMY)
+    else:
+        check_rules(policy, taxonomy=TAXONOMY)
 
 
 @given(RULES, st.randoms())

@@ -246,6 +246,17 @@ def test_a_query_cannot_write(tmp_path: Path) -> None:
         index.query("DELETE FROM runs")
 
 
+def test_a_run_has_the_task_that_its_recipe_says_or_the_recipes_name(tmp_path: Path) -> None:
+    said = {"said": "Digits", "empty": "", "odd": ["a"], "hostile": "<script>alert(1)</script>"}
+    for name, task in said.items():
+        write_run(tmp_path / name, run_record(name, recipe_text=json.dumps({"task": task})))
+    write_run(tmp_path / "silent", run_record("silent"))
+    with indexed(tmp_path) as index:
+        found = {run.name: run.task for run in all_runs(index).values()}
+    names = dict.fromkeys(("empty", "odd", "silent"), "digits")
+    assert found == names | {"said": "Digits", "hostile": said["hostile"]}
+
+
 def test_hostile_names_are_found_and_kept_as_they_are(tmp_path: Path) -> None:
     for number, name in enumerate(HOSTILE):
         record = small_study(name, seeds=[0])

@@ -45,6 +45,7 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
     ] = None,
     class_path: Annotated[str, typer.Option("--class", help="Class of all rows, such as open/permissive.")] = "",
     class_field: Annotated[str, typer.Option(help="JSON Lines: the field that holds each row's class.")] = "",
+    text_field: Annotated[str, typer.Option(help="JSON Lines: the field of text to pack; `text` if not given.")] = "",
     append: Annotated[bool, typer.Option("--append", help="Add new inputs, under facts of their own.")] = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="Write all of the classes anew; what is there stays until they're whole.")
@@ -77,6 +78,7 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
       cosmati data write corpus notes/*.txt --class licensed/news --licence "contract 12" --pack 1024
       cosmati data write corpus more/*.txt --class licensed/news --licence "contract 13" --pack 1024 --append
       cosmati data write corpus crawl.jsonl.gz --class-field class
+      cosmati data write corpus posts.jsonl --class open/permissive --text-field body --pack 1024
       cosmati data write photos images/ more-images/ --class customer/pii
       cosmati data write held-out test-images/ --class customer/pii --labels-of photos
       cosmati data write s3://bucket/corpus notes/ --class open/psf --keep corpus-secrets
@@ -85,9 +87,7 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
     if append and replace:
         raise DataError("--append keeps what is there, and --replace doesn't. Give one of them.")
     place = Destination(out, keep)
-    wanted = Inputs(
-        tuple(inputs or ()), kind, class_path, class_field, pack=pack, with_labels=labels, skip_bad_rows=skip_bad_rows
-    )
+    wanted = Inputs(tuple(inputs or ()), kind, class_path, class_field, text_field, pack, labels, skip_bad_rows)
     rows, before = wanted.rows(_label_names(place, labels_of)), _listed(place)
     with ProgressDisplay("writing") as progress:
         manifests = write_dataset(

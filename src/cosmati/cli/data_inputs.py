@@ -10,6 +10,7 @@ from typing import Literal
 
 from cosmati.corpora.python_rows import read_python_packages
 from cosmati.data.ingest import Kind, Rows, class_by_field, kind_of_files, read_image_folder, read_jsonl, read_text
+from cosmati.data.ingest.jsonl import infer_columns
 from cosmati.data.packing import Packing, pack_rows
 from cosmati.data.tokens import ByteTokenizer, tokenize
 from cosmati.errors import DataError
@@ -25,6 +26,7 @@ class Inputs:
         said: the kind, if it was said.
         class_path: of all rows, or empty.
         class_field: the field that holds each row's class, or empty.
+        text_field: the field that holds the text to pack, or empty for `text`.
         pack: tokens of a pack, or 0.
         with_labels: give images the labels of their folders.
         skip_bad_rows: leave them out.
@@ -37,6 +39,7 @@ class Inputs:
     said: Kind | None
     class_path: str
     class_field: str
+    text_field: str
     pack: int
     with_labels: bool
     skip_bad_rows: bool
@@ -52,6 +55,9 @@ class Inputs:
             raise DataError(f"Rows have no class. Give --class open/permissive, say{hint}.")
         if self.class_field and kind is not Kind.JSONL:
             raise DataError(f"--class-field names a field of JSON Lines, and these are {kind}. Use --class.")
+        if self.text_field and (kind is not Kind.JSONL or not self.pack):
+            why = "rows that aren't packed keep all fields" if kind is Kind.JSONL else f"these are {kind}"
+            raise DataError(f"--text-field says which field of JSON Lines --pack reads, and {why}. Leave it out.")
         if self.pack and kind is Kind.IMAGES:
             raise DataError("--pack packs text, and these are images. Leave it out.")
 
@@ -70,6 +76,7 @@ class Inputs:
             "kind": str(self.kind),
             "class": self.class_path,
             "class field": self.class_field,
+            "text field": "" if self.text_field == "text" else self.text_field,
             "pack": str(self.pack or ""),
             "labels": "" if self.with_labels else "none",
             "bad rows": "left out" if self.skip_bad_rows else "",
@@ -85,7 +92,7 @@ class Inputs:
         rows = self._read(label_names)
         if not self.pack:
             return rows
-        column = "content" if self.kind is Kind.PACKAGES else "text"
+        column = "content" if self.kind is Kind.PACKAGES else self.text_field or "text"
         if self.kind is Kind.PACKAGES:
             classes: Sequence[str] = software_licences().classes
         else:
@@ -100,7 +107,7 @@ class Inputs:
             case Kind.PACKAGES:
                 return read_python_packages(self.paths or None, on_error=on_error)
             case Kind.JSONL:
-                return read_jsonl(self.paths, class_of=class_of, on_error=on_error)
+                return read_jsonl(self.paths, self._fields_to_pack(), class_of=class_of, on_error=on_error)
             case Kind.IMAGES:
                 return read_image_folder(
                     self.paths,
@@ -111,3 +118,22 @@ class Inputs:
                 )
             case Kind.TEXT:
                 return read_text(self.paths, class_of=class_of, on_error=on_error)
+
+    def _fields_to_pack(self) -> dict[str, str] | None:
+        """Return the fields of JSON Lines that packs are made from, whatever else rows have; None keeps all of them.
+
+        Raises:
+            DataError: the first row has no such field, or no text in it.
+        """
+        if not self.pack:
+            return None
+        there, text = infer_columns(self.paths), self.text_field or "text"
+        for name, option in ((text, "--text-field"), (self.class_field, "--class-field")):
+            if name and name not in there:
+                raise DataError(
+                    f"The rows have no field {name!r}. They have {', '.join(map(repr, there))}: name one with {option}."
+                )
+        if there[text] != "str":
+            others = ", ".join(repr(name) for name, kind in there.items() if kind == "str") or "no field"
+            raise DataError(f"Field {text!r} holds no text. Text is in {others}: name it with --text-field.")
+        return {name: there[name] for name in (text, self.class_field) if name}

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from cosmati.cli.errors import Question
 from cosmati.cli.files import load_recipe
 from cosmati.errors import PolicyError
 from cosmati.provenance.taxonomy import software_licences
 from cosmati.recipes.language import LanguageTask, python_gpt_composed
 from cosmati.recipes.quickstart import quickstart_policy_text
-from cosmati.routing.policy import CompiledPolicy, compile_policy
+from cosmati.routing.policy import CompiledPolicy, check_rules, compile_policy
 from cosmati.routing.policy_analysis import explain as explain_cell
 from cosmati.routing.policy_analysis import heat_map_text
 from cosmati.routing.policy_file import PolicyFile, load_policy
@@ -67,7 +68,7 @@ def show(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps = 
     typer.echo("\n\n".join(heat_map_text(compiled, phase.name) for phase in compiled.phases))
 
 
-@app.command()
+@app.command(cls=Question)
 def explain(
     class_name: Annotated[str, typer.Argument(metavar="CLASS", help="Such as open/psf.")],
     region: Annotated[str, typer.Argument(help="Such as embedding.")],
@@ -79,6 +80,8 @@ def explain(
     ] = None,
 ) -> None:
     """Say which rule decides what a class may teach a region, and against which others.
+
+    A policy that would be refused before a run isn't explained: exit status 2, and what is wrong with it.
 
     \b
     Examples:
@@ -94,6 +97,7 @@ def explain(
             "Give the recipe that has it: --recipe FILE[:FUNCTION]."
         )
     found = explain_cell(policy, class_name, region, phase or policy.phase_names[-1], taxonomy=taxonomy)
+    check_rules(policy, taxonomy=taxonomy)
     result = f"weight {found.weight:g}" if found.result == "weight" else found.result
     typer.echo(f"{found.class_path} in {found.region}, phase {found.phase}: {result}")
     typer.echo(f"  because {found.why}")

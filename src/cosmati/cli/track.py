@@ -19,7 +19,7 @@ def track(
     """Send a run to a tracker after the fact: losses, what monitors measured, metrics, checkpoints' digests.
 
     Each start of the run is a run of its own there, in one group; one that a restart has superseded says so. The same
-    command again sends only what is new.
+    command again sends only what is new; TensorBoard and MLflow, which keep the same line once, are sent all of it.
 
     \b
     tensorboard  folder=tensorboard

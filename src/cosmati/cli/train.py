@@ -23,14 +23,15 @@ RecipeArgument = Annotated[
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting: config.seed=3.")
 ]
+FolderOption = Annotated[
+    Path | None, typer.Option(help="Where record, checkpoints and ledger go; the same folder goes on.")
+]
 
 
 def train(
     file: RecipeArgument,
     settings: Settings = None,
-    run_folder: Annotated[
-        Path | None, typer.Option(help="Where record, checkpoints and ledger go; the same folder goes on.")
-    ] = None,
+    run_folder: FolderOption = None,
     trackers: Annotated[
         list[str] | None, typer.Option("--track", metavar="TRACKER", help=f"Watch it live. {TRACKER_HELP}")
     ] = None,
@@ -75,12 +76,18 @@ def train(
         raise typer.Exit(STOPPED)
 
 
-def plan(file: RecipeArgument, settings: Settings = None) -> None:
+def plan(file: RecipeArgument, settings: Settings = None, run_folder: FolderOption = None) -> None:
     """Show what a recipe would do, and what it may promise, without training.
+
+    A run keeps a ledger in its run folder only: give the one that `cosmati train` is to have. Nothing is written.
 
     \b
     Examples:
       cosmati plan digits.py
-      cosmati plan digits.py --set config.num_microbatches=4
+      cosmati plan digits.py --set config.num_microbatches=4 --run-folder runs/digits
     """  # noqa: D301
-    typer.echo(str(load_recipe(file, settings or []).trainer().plan))
+    recipe = load_recipe(file, settings or [])
+    trainer = recipe.trainer(run_folder=run_folder)
+    typer.echo(str(trainer.plan))
+    if recipe.policy is not None and trainer.assembly.config.run_folder is None and recipe.config.ledger is None:
+        typer.echo("With --run-folder the run keeps a ledger, as it has a policy.")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Data, input_of, target_of
 from cosmati.core.labels import count_own_labels
+from cosmati.core.out_of_range import look_once, refuse_index
 from cosmati.core.own_loss import are_probabilities, own_mixed_logits, own_rows, own_soft_logits
 from cosmati.errors import BatchError
 
@@ -166,8 +167,15 @@ class Classification:
     ignore_index: int = -100
 
     def __call__(self, model: nn.Module, data: Data) -> Loss:
-        """Return the summed cross-entropy, weighted by rows."""
-        return self.compare(model(input_of(data)), target_of(data))
+        """Return the summed cross-entropy, weighted by rows.
+
+        Raises:
+            BatchError: targets don't fit the logits. Labels on an accelerator are looked at in the first batch only.
+        """
+        logits, target = model(input_of(data)), target_of(data)
+        if isinstance(target, Tensor) and not target.is_cpu and not target.is_floating_point():
+            look_once(model, logits, target, self.ignore_index)
+        return self.compare(logits, target)
 
     def compare(self, logits: Tensor, target: Tensor | MixedTarget) -> Loss:
         """Return the loss of logits [rows, classes, ...] against a target."""
@@ -186,7 +194,19 @@ class Classification:
             per_row = F.cross_entropy(logits, target, reduction="none")
             # A position without any probability is an ignored one.
             return _from_positions(per_row, (target != 0).any(dim=1).to(per_row.dtype))
-        per_row = F.cross_entropy(logits, target, reduction="none", ignore_index=self.ignore_index)
+        target = target if target.dtype in (torch.int64, torch.uint8) else target.long()
+        positions = logits.shape[:1] + logits.shape[2:]
+        if logits.ndim > 1 and target.shape != positions:
+            msg = (
+                f"Labels {tuple(target.shape)} don't fit logits {tuple(logits.shape)}, [rows, classes, ...]: give one "
+                f"for each row or position, {tuple(positions)}."
+            )
+            raise BatchError(msg)
+        try:
+            per_row = F.cross_entropy(logits, target, reduction="none", ignore_index=self.ignore_index)
+        except IndexError as error:
+            refuse_index(error)
+            raise
         return _from_positions(per_row, (target != self.ignore_index).to(per_row.dtype))
 
 

@@ -85,7 +85,7 @@ class Position:
         microbatch: int,
         model: nn.Module,
         loss: LossFunction,
-        on_budget: Callable[[], None] | None = None,
+        on_budget: Callable[..., None] | None = None,
         image_size: ImageSize | None = None,
     ) -> None:
         self.clock = clock
@@ -101,7 +101,14 @@ class Position:
     def budget(self) -> Budget:
         """The run's length. Who has read it has acted by it: another budget would change what is past."""
         if self._on_budget is not None:
-            self._on_budget()
+            self._on_budget(is_told=False)
+        return self._budget
+
+    @property
+    def budget_told(self) -> Budget:
+        """The run's length, for a method that says in `taken_from` all that it takes from it."""
+        if self._on_budget is not None:
+            self._on_budget(is_told=True)
         return self._budget
 
     @property
@@ -244,6 +251,14 @@ class Method(NamedSettings):
             budget: the run's length.
         """
         return scheduled(elapsed)
+
+    def taken_from(self, budget: Budget) -> object:
+        """Return all that the hooks take from the run's length by `at.budget_told`, to be compared.
+
+        A run goes on with another budget where this is the same for both: its past would have been, too. What reads
+        `at.budget` or `at.elapsed` doesn't say what it does with it, and keeps the run's budget as it is.
+        """
+        return None
 
     def init(self, weights: Pieces) -> State:
         """Return the state at step 0.

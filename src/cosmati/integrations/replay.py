@@ -35,7 +35,7 @@ class Replayed:
     Attributes:
         attempt: its number.
         num_lines: lines sent.
-        note: why nothing was, or what couldn't be told; empty otherwise.
+        note: why nothing was, how much of it was there already, or what couldn't be told; empty otherwise.
     """
 
     attempt: int
@@ -155,7 +155,8 @@ class _Replay:
         tracker.close(outcome)
         told_of = Sent(last_step=last, is_whole=True, superseded=told, outcome=outcome)
         note_sent(self.folder, tracker, number, told_of)
-        return Replayed(attempt=number, num_lines=len(lines), note=note)
+        notes = [one for one in (_sent_again(lines, sent), note) if one]
+        return Replayed(attempt=number, num_lines=len(lines), note="; ".join(notes))
 
     def _skip(self, number: int, sent: Sent, why: str) -> Replayed:
         """Send nothing of an attempt, but that it was superseded since."""
@@ -172,6 +173,18 @@ class _Replay:
         if self.tracker.supersede(self.run, number, step):
             return step, ""
         return told, f"{self.tracker.label} can't be told that it was superseded from step {step}"
+
+
+def _sent_again(lines: list[_Line], sent: Sent | None) -> str:
+    """Return how much of what was sent was there before: a tool that stores it once is sent all of it each time."""
+    if sent is None or not sent.is_whole:
+        return ""
+    if sent.last_step is None:
+        return "it was watched live there, and is written anew"
+    num = sum(line[0] <= sent.last_step for line in lines)
+    if num == len(lines):
+        return "all of it was there, and is written anew"
+    return f"{num} of them were there, and are written anew" if num else ""
 
 
 def _lines_by_attempt(folder: Path, attempts: list[RunAttempt]) -> dict[int, list[_Line]]:

@@ -111,17 +111,24 @@ class EMA(Method):
         """Return the state with the averages moved towards the weights, where an update is due."""
         if self._is_off:
             return state
-        interval = self._interval(at.budget)
-        is_due = at.clock.step % interval == 0 and at.clock.step >= steps_of(self.ema_start, at.budget)
+        interval = self._interval(at.budget_told)
+        is_due = at.clock.step % interval == 0 and at.clock.step >= steps_of(self.ema_start, at.budget_told)
         with torch.no_grad():
             if not state:
                 return start_averages(weights, interval) if is_due else state
             state, chosen = note_moved(state, learnt, is_due=is_due)
             if chosen:
                 averages = averages_of(state)
-                share = 1.0 - self._smoothing(at.budget, interval)
+                share = 1.0 - self._smoothing(at.budget_told, interval)
                 approach([averages[name] for name in chosen], [weights.tensors[name] for name in chosen], share)
             return state
+
+    def taken_from(self, budget: Budget) -> object:
+        """Return interval, start and smoothing: only what is a fraction of the run depends on its length."""
+        if self._is_off:
+            return None
+        interval = self._interval(budget)
+        return interval, steps_of(self.ema_start, budget), self._smoothing(budget, interval)
 
     def evaluation_weights(self, state: State, at: Position) -> Mapping[str, Tensor] | None:
         """Return the averages by parameter name; None before they start."""

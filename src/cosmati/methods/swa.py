@@ -105,9 +105,10 @@ class SWA(Method):
         """Return the state with the weights taken into the mean, where a moment has come."""
         if self.is_off:
             return state
-        interval = interval_of(self.update_interval, at.budget)
+        budget = at.budget_told
+        interval = interval_of(self.update_interval, budget)
         step = at.clock.step
-        is_within = steps_of(self.swa_start, at.budget) <= step <= steps_of(self.swa_end, at.budget)
+        is_within = steps_of(self.swa_start, budget) <= step <= steps_of(self.swa_end, budget)
         is_due = step % interval == 0 and is_within
         with torch.no_grad():
             if not state:
@@ -125,6 +126,12 @@ class SWA(Method):
                 [1 / taken[name] for name in chosen],
             )
             return {**state, _COUNTS: counts}
+
+    def taken_from(self, budget: Budget) -> object:
+        """Return interval, start and end; what happens to learning rates is compared by itself."""
+        if self.is_off:
+            return None
+        return tuple(steps_of(one, budget) for one in (self.update_interval, self.swa_start, self.swa_end))
 
     def evaluation_weights(self, state: State, at: Position) -> Mapping[str, Tensor] | None:
         """Return the means by parameter name; None before the first weights are taken."""

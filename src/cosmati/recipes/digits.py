@@ -38,6 +38,11 @@ class DigitsTask:
     rows_per_step: int = 64
     widths: tuple[int, ...] = (16, 32, 64)
 
+    @property
+    def in_words(self) -> str:
+        """What is learnt from what."""
+        return f"Handwritten digits, {self.label_fraction:.0%} of the training labels, {self.size} pixels a side"
+
     def digits(self) -> Digits:
         """Return the images; read once a process."""
         return _digits(self.size, self.label_fraction)
@@ -90,6 +95,7 @@ def digits_baseline(task: DigitsTask | None = None, *, num_steps: int = 120, see
         ),
         evaluation=task.evaluation,
         config=RunConfig(budget=f"{num_steps}ba", seed=seed, evaluate_every="0.5dur"),
+        task=task.in_words,
     )
 
 

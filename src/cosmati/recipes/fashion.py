@@ -138,6 +138,7 @@ def fashion_resnet(
         methods=(ChannelsLast(), *methods),
         evaluation=evaluation or FashionEvaluation(),
         config=RunConfig(budget=f"{num_steps}ba", seed=seed, precision="bfloat16"),
+        task="Clothes of Fashion-MNIST",
     )
 
 

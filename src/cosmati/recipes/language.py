@@ -26,6 +26,8 @@ from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import AnyMetric, Evaluation, batches
 
+LANGUAGE = "Next-byte prediction on the Python source of this machine; packages are held out whole"
+"""What the recipes of this file learn."""
 BASELINE_LR = 8e-3
 COMPOSED_LR = 0.06
 """Muon's."""
@@ -127,6 +129,7 @@ def python_gpt_baseline(
         optimizers=(AdamW(lr=lr, betas=(0.9, 0.98), decay_vectors=False, schedule=schedule),),
         evaluation=task.evaluation,
         config=RunConfig(budget=f"{num_steps}ba", seed=seed, evaluate_every="0.5dur"),
+        task=LANGUAGE,
     )
 
 
@@ -178,4 +181,5 @@ def python_gpt_composed(
         ),
         policy=policy,
         taxonomy=software_licences() if policy else None,
+        task=LANGUAGE,
     )

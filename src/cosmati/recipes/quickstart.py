@@ -10,7 +10,7 @@ from importlib.resources import files
 from cosmati.core.plan import describe
 from cosmati.optim import AdamW
 from cosmati.recipes.digits import ARM_METHODS, DigitsTask, digits_baseline, digits_with
-from cosmati.recipes.language import LanguageTask, python_gpt_baseline, python_gpt_composed
+from cosmati.recipes.language import LANGUAGE, LanguageTask, python_gpt_baseline, python_gpt_composed
 from cosmati.recipes.recipe import Recipe
 from cosmati.records.study import ChecklistItem, DimensionRecord, SearchRecord, TrialRecord
 from cosmati.routing.policy_file import PolicyFile, load_policy
@@ -157,7 +157,7 @@ def language_study(size: QuickstartSize, trials: Sequence[Trial]) -> Study:
     )
     return Study(
         name="python-language-model",
-        task="Next-byte prediction on the Python source of this machine; packages are held out whole",
+        task=LANGUAGE,
         arms={
             "baseline": adamw,
             "aa": _arm(
@@ -232,7 +232,7 @@ def digits_study(size: QuickstartSize) -> Study:
         arms[name] = _arm(partial(digits_with, methods, task, name=name), full, f"The baseline with {added}")
     return Study(
         name="digits",
-        task=f"Handwritten digits, {task.label_fraction:.0%} of the training labels, {task.size} pixels a side",
+        task=task.in_words,
         arms=arms,
         budgets=size.digits_budgets,
         seeds=size.seeds,

@@ -32,6 +32,7 @@ from cosmati.train.observers import Observer
 from cosmati.train.trainer import Trainer
 
 _CONFIG = RunConfig()
+_NOT_OF_THE_TEXT = ("seed", "run_folder", "task")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class Recipe:
         config: the settings of the run.
         policy: which class may teach which region.
         taxonomy: the classes that policy and data speak of.
+        task: what is learnt from what, in words, for the record; empty takes the one in `config`.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Recipe:
     config: RunConfig = _CONFIG
     policy: PolicyFile | None = None
     taxonomy: Taxonomy | None = None
+    task: str = ""
 
     def trainer(self, *, run_folder: str | Path | None = None, observers: Sequence[Observer] = ()) -> Trainer:
         """Return a trainer for this recipe.
@@ -69,7 +72,12 @@ class Recipe:
             run_folder: where record, checkpoints and ledger go; None takes the one in `config`.
             observers: told of every step, evaluation, checkpoint and the end.
         """
-        config = dataclasses.replace(self.config, name=self.name, run_folder=run_folder or self.config.run_folder)
+        config = dataclasses.replace(
+            self.config,
+            name=self.name,
+            task=self.task or self.config.task,
+            run_folder=run_folder or self.config.run_folder,
+        )
         return Trainer(
             self.build_model(),
             self.loss,
@@ -115,7 +123,7 @@ class Recipe:
             "evaluation": _label(self.evaluation) if self.evaluation else None,
             "optimizers": [_call(optimizer) for optimizer in self.optimizers],
             "methods": [describe(method) for method in self.methods],
-            "config": {k: v for k, v in dataclasses.asdict(self.config).items() if k not in ("seed", "run_folder")},
+            "config": {k: v for k, v in dataclasses.asdict(self.config).items() if k not in _NOT_OF_THE_TEXT},
             "policy": self.policy.digest.hex() if self.policy else None,
         }
         return json.dumps(facts, indent=1, default=str)

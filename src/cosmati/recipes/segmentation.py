@@ -184,6 +184,7 @@ def segmentation_unet(
         methods=methods,
         evaluation=SegmentationEvaluation(items=items, rows=rows, plan=plan),
         config=RunConfig(budget=f"{num_steps}ba", seed=seed),
+        task=f"Which item each pixel shows: {items} placed in images of {plan.size} pixels a side",
     )
 
 

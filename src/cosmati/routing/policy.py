@@ -164,6 +164,21 @@ def compile_policy(
     )
 
 
+def check_rules(policy: PolicyFile, *, taxonomy: Taxonomy) -> None:
+    """Refuse a policy that no model and no length of the run would make sound.
+
+    Raises:
+        PolicyError: as `compile_policy`, but for what only the model or the run tells: the parameters of regions, the
+            steps at which phases end.
+    """
+    names = tuple(sorted(policy.regions)) or ("all",)
+    regions = Regions(names, ((),) * len(names), tuple((name,) for name in names), declared=names)
+    ends = iter(range(1, 1 + len(policy.phases)))
+    compile_policy(
+        policy, taxonomy=taxonomy, regions=regions, num_steps=1 + len(policy.phases), resolve=lambda _: next(ends)
+    )
+
+
 def resolve_time(text: str, *, num_steps: int, steps_per_epoch: int | None = None) -> int:
     """Return the step at which a span from the start of the run ends, fractions of a step rounded down.
 

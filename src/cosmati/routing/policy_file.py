@@ -50,7 +50,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import rfc8785
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from cosmati.errors import PolicyError
 from cosmati.routing.selectors import Names, RegionName, RegionSelector, Strict
@@ -58,11 +58,19 @@ from cosmati.routing.selectors import Names, RegionName, RegionSelector, Strict
 _MAX_CHARACTERS = 1_000_000
 
 
+def _with_unit(until: object) -> object:
+    """Refuse a number: pydantic would only say that it's no string."""
+    if isinstance(until, int | float) and not isinstance(until, bool):
+        msg = f"{until} has no unit: write 0.3dur (part of the run), 300ba (steps) or 3ep (epochs)"
+        raise ValueError(msg)  # noqa: TRY004  (pydantic's way)
+    return until
+
+
 class PhaseSpec(Strict):
     """A span of the run, from the end of the phase before to `until`, a time string; the last has none."""
 
     name: RegionName
-    until: str | None = None
+    until: Annotated[str | None, BeforeValidator(_with_unit)] = None
 
 
 class Rule(Strict):

@@ -163,7 +163,7 @@ def _run(folder: Path, path: str) -> RunSummary:
         kind="run",
         name=record.run_id,
         arm=record.recipe_name,
-        task=record.recipe_name,
+        task=task if isinstance(task := facts.get("task"), str) and task else record.recipe_name,
         methods=tuple(line.method.partition("(")[0] for line in record.plan),
         hardware=record.hardware,
         seed=record.seed,

@@ -76,9 +76,8 @@ class ScheduledOptimizer:
             )
             raise PlanError(msg)
         if self.schedule is not None:
-            multiplier = self.multiplier(clock, budget)
-            for group, rate in zip(self.optimizer.param_groups, self.base_rates, strict=True):
-                group["lr"] = rate * multiplier if self.method is None else self._changed(rate, clock, budget)
+            for group, rate in zip(self.optimizer.param_groups, self.rates(clock, budget), strict=True):
+                group["lr"] = rate
         self.optimizer.step()
         # As zero_grad does, without its profiling scope: 8 us less.
         for group in self.optimizer.param_groups:
@@ -88,6 +87,13 @@ class ScheduledOptimizer:
     def multiplier(self, clock: Clock, budget: Budget) -> float:
         """Return what the schedule multiplies rates by in the step that starts at the clock."""
         return 1.0 if self.schedule is None else self.schedule.multiplier(budget.elapsed(clock), budget)
+
+    def rates(self, clock: Clock, budget: Budget) -> list[float]:
+        """Return each group's learning rate in the step that starts at the clock."""
+        if self.schedule is not None and self.method is not None:
+            return [self._changed(rate, clock, budget) for rate in self.base_rates]
+        multiplier = self.multiplier(clock, budget)
+        return [rate * multiplier for rate in self.base_rates]
 
     def _changed(self, rate: float, clock: Clock, budget: Budget) -> float:
         assert self.schedule is not None, "checked by setup"

@@ -35,7 +35,7 @@ def check_past(assembly: Assembly, checkpoint: Checkpoint, *, schedule_is_new: b
         wrong.append(f"the learning rate of step {step} would have been another one (RunConfig.change: add 'schedule')")
     if "policy" not in assembly.config.change and _other_phase(facts["phases"], assembly, clock.step):
         wrong.append("the policy's phases would have begun at other steps")
-    if facts["budget_was_read"]:
+    if facts["budget_was_read"] and not (facts.get("budget_use_is_told") and _is_taken_alike(assembly, was)):
         wrong.append("a method has acted by how far the run was")
     if wrong:
         msg = (
@@ -54,9 +54,14 @@ def _other_rate(assembly: Assembly, was: Budget, clock: Clock) -> int | None:
             # What a past step had seen is in proportion: steps have equally many rows.
             part = step / clock.step
             at = Clock(step, int(part * clock.epoch), 0, int(part * clock.rows), int(part * clock.tokens))
-            if scheduled.multiplier(at, was) != scheduled.multiplier(at, assembly.budget):
+            if scheduled.rates(at, was) != scheduled.rates(at, assembly.budget):
                 return step
     return None
+
+
+def _is_taken_alike(assembly: Assembly, was: Budget) -> bool:
+    """Say whether the methods take the same from both budgets."""
+    return all(method.taken_from(was) == method.taken_from(assembly.budget) for method in assembly.plan.methods)
 
 
 def _other_phase(was: Sequence[Sequence[Any]], assembly: Assembly, done: int) -> bool:

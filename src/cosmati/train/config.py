@@ -74,6 +74,7 @@ class RunConfig(NamedSettings):
         load_weights: start from the weights of another run: its folder, one of its checkpoints, or a safetensors file.
         resume_from: `newest` checkpoint, and an error where it's damaged; or the newest one that is `whole`.
         progress: show a progress bar, or plain lines where there is no terminal.
+        task: what is learnt from what, in words: runs of one task are compared. Empty, the name stands for it.
     """
 
     other_names: ClassVar[dict[str, str]] = {
@@ -125,6 +126,7 @@ class RunConfig(NamedSettings):
     load_weights: PathSetting = PathSetting()
     resume_from: Literal["newest", "whole"] = "newest"
     progress: bool = False
+    task: str = ""
 
     def __post_init__(self) -> None:
         for time in (self.budget, self.checkpoint_every, self.evaluate_every):

@@ -37,6 +37,7 @@ class Continuity:
         initial_root: as given, or as the checkpoint has it.
         changed: what the last resume changed, for the record.
         budget_was_read: whether a method has asked how far the run is: another budget would then change its past.
+        budget_use_is_told: whether each that has says what it took (`Method.taken_from`), so that it can be compared.
         never_finite: names, as checkpoints have them, of what began with infinities (masks, say).
         has_seen: whether `see` was called.
     """
@@ -49,7 +50,7 @@ class Continuity:
         self._environment = {name: environment.get(name, "") for name in SURROUNDINGS}
         self.initial_root = initial_root
         self.changed: list[Change] = []
-        self.budget_was_read = False
+        self.budget_was_read, self.budget_use_is_told = False, True
         self._probe = Probe()
         self._expected: list[str | None] | None = None
         self._where = ""
@@ -90,6 +91,7 @@ class Continuity:
             "past_policies": with_span(self._past, policy, self._since, step),
             "broken_pairs": with_broken(self._broken, plan, policy, self._since, step),
             "budget_was_read": self.budget_was_read,
+            "budget_use_is_told": self.budget_use_is_told,
             # From the recipe's own. None: nobody knows.
             "modes": changed if keep_modes else None,
             "probe": {"specs": self._probe.specs, "losses": self._losses() if compare_code else None},
@@ -123,6 +125,8 @@ class Continuity:
             check_past(self._a, checkpoint, schedule_is_new="schedule" in config.change)
         self.initial_root = bytes.fromhex(facts["initial_root"])
         self.budget_was_read = facts["budget_was_read"]
+        # Of an earlier release, nobody knows.
+        self.budget_use_is_told = facts.get("budget_use_is_told", not self.budget_was_read)
         self._probe, self._expected = Probe(facts["probe"]["specs"]), facts["probe"]["losses"]
         if around:
             self._expected = None  # Other kernels, other bits.

@@ -17,6 +17,7 @@ from cosmati.core.labels import IGNORED, with_own_labels
 from cosmati.core.loss import Loss, LossFunction
 from cosmati.core.named_settings import KnownNames
 from cosmati.core.nest import moved, select_rows
+from cosmati.core.out_of_range import refuse_index
 from cosmati.core.own_loss import own_logits
 from cosmati.data.foreign import refuse_part, refuse_rows, refuse_shares, shuffles
 from cosmati.data.loader import StreamingLoader
@@ -249,10 +250,14 @@ def _read_by(metrics: Mapping[str, Metric | Stateful], model: nn.Module, data: D
     batch, found = Repeated([data]), list[float]()
     for name, metric in metrics.items():
         (own,) = batch.given_to(f"The metric {name!r}")
-        if isinstance(metric, Stateful):
-            metric.metric.update(*metric.outputs(model, own))
-        else:
-            found += _measure(name, metric(model, own), data)
+        try:
+            if isinstance(metric, Stateful):
+                metric.metric.update(*metric.outputs(model, own))
+            else:
+                found += _measure(name, metric(model, own), data)
+        except IndexError as error:
+            refuse_index(error)
+            raise
     return found
 
 

@@ -273,8 +273,7 @@ def other_model(was: Mapping[str, Any], now: Mapping[str, Any], *, is_elsewhere:
         now: identity of the trainer.
         is_elsewhere: another PyTorch or processor may compute a model's tables to other bits.
     """
-    facts = [
-        _wherever_it_ran({n: v for n, v in one.items() if n in _ROWS or n.startswith(_HEADS)}) for one in (was, now)
-    ]
-    found = [change for change in changes(*facts) if not is_other_python(change)]
+    facts = [{n: v for n, v in one.items() if n in _ROWS or n.startswith(_HEADS)} for one in (was, now)]
+    others = {change.name for change in changes(*facts)}
+    found = [c for c in changes(*map(_wherever_it_ran, facts)) if c.name in others and not is_other_python(c)]
     return [change for change in found if not (is_elsewhere and change.name.startswith(_TABLES))]

@@ -38,6 +38,7 @@ class RunFacts:
         parameters: names of each region's parameters.
         policy_text: the policy as its digest covers it; None without one.
         vouched: who vouched for the data; None where nobody was asked.
+        task: what is learnt from what, in words; empty where nobody has said it.
     """
 
     recipe: str
@@ -55,6 +56,7 @@ class RunFacts:
     parameters: tuple[tuple[str, ...], ...] = ()
     policy_text: Mapping[str, Any] | None = None
     vouched: VouchedData | None = None
+    task: str = ""
 
 
 def facts_of(
@@ -82,6 +84,7 @@ def facts_of(
         parameters=a.regions.parameters,
         policy_text=policy.to_mapping() if policy else None,
         vouched=vouched,
+        task=a.config.task,
     )
 
 

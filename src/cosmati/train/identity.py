@@ -29,7 +29,8 @@ from cosmati.errors import CheckpointError
 from cosmati.train.config import CHANGEABLE
 from cosmati.train.content import content_digest
 from cosmati.train.options import DECLARED, Described, name_of
-from cosmati.train.user_code import HOOKS, SPAWNED, functions_within, names_said, names_written
+from cosmati.train.script_names import by_file
+from cosmati.train.user_code import HOOKS, functions_within, names_said, names_written
 
 Identity = Mapping[str, Any]
 """Facts of a run: dotted name, and value as JSON holds it."""
@@ -77,16 +78,13 @@ class Change:
 
 
 def changes(was: Identity, now: Identity) -> list[Change]:
-    """Return what differs, in the order of names."""
-    was, now = _as_one_script(was), _as_one_script(now)
+    """Return what differs, in the order of names; the user's files may have been started or imported."""
+    then, today = by_file(was, now)
     return [
-        Change(name, was.get(name), now.get(name)) for name in sorted({**was, **now}) if was.get(name) != now.get(name)
+        Change(name, was.get(name), now.get(name))
+        for name in sorted({**was, **now})
+        if then.get(name) != today.get(name)
     ]
-
-
-def _as_one_script(facts: Identity) -> Identity:
-    """Name the script as where it was started: earlier releases kept the name that it has in spawned processes."""
-    return {name: fact.replace(SPAWNED, "__main__") if isinstance(fact, str) else fact for name, fact in facts.items()}
 
 
 def kind_of(name: str) -> str:

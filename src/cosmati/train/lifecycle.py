@@ -153,9 +153,10 @@ class Lifecycle(KnownNames):
         seed, loss = a.config.seed, a.turns[0].loss
         return Position(self.clock, a.budget, seed, microbatch, a.model, loss, self._note_budget_read, a.image_size)
 
-    def _note_budget_read(self) -> None:
+    def _note_budget_read(self, *, is_told: bool) -> None:
         if self._continuity is not None:
             self._continuity.budget_was_read = True
+            self._continuity.budget_use_is_told &= is_told
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:

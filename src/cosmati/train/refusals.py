@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.core.loss import LossFunction
+from cosmati.core.out_of_range import refuse_index
 from cosmati.core.plan import check_methods
 from cosmati.errors import PlanError
 from cosmati.optim.foreign_schedules import schedule_in_place_of
@@ -134,7 +135,13 @@ def refuse_unsavable(model: nn.Module, loss: LossFunction | Sequence[SubStep]) -
 
 
 def explain(error: BaseException | None, model: nn.Module) -> None:
-    """Add to an error of a loss's first call what a loss is given, where it took the model for the model's output."""
+    """Add to an error of a loss's first call what a loss is given, where it took the model for the model's output.
+
+    Raises:
+        BatchError: instead of PyTorch's error of a label or an id that is out of range.
+    """
+    if isinstance(error, IndexError):
+        refuse_index(error)
     kind = type(model).__name__
     if isinstance(error, TypeError | AttributeError) and f"{kind}" in str(error):
         error.add_note(f"A loss is given the {kind} itself, and not what it returns. {_EXAMPLE}.")

@@ -43,6 +43,7 @@ def settings_of(given: Ingredients, budget: Budget, num_microbatches: int) -> di
 
 _NEUTRAL = (
     "name",
+    "task",
     "run_folder",
     "progress",
     "max_ranks",

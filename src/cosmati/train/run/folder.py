@@ -149,6 +149,8 @@ def describe_run(facts: RunFacts, plan: Plan, clock: Clock, *, run_id: str, mode
         model_digest: Merkle root of the model before its first step, hex.
     """
     recipe = {"methods": [describe(m) for m in plan.methods], **plan.facts.settings}
+    if facts.task:
+        recipe["task"] = facts.task
     return RunRecord(
         run_id=run_id,
         recipe_name=facts.recipe,

@@ -1,0 +1,61 @@
+"""Labels that no class has, and ids that no embedding has: PyTorch names one of them, and not what it was held against.
+
+An accelerator names nothing: it stops in an assertion, and the process with it. So its first labels are looked at.
+"""
+
+from __future__ import annotations
+
+from traceback import walk_tb
+from weakref import WeakSet
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cosmati.errors import BatchError
+
+_seen: WeakSet[nn.Module] = WeakSet()
+"""Models whose first labels on an accelerator were looked at: that waits for it."""
+
+
+def refuse_index(error: IndexError) -> None:
+    """Say which labels or ids it was and how many there may be, where PyTorch's losses and embeddings raised an error.
+
+    Raises:
+        BatchError: they did. Another error is left to the caller.
+    """
+    for frame, _ in reversed(list(walk_tb(error.__traceback__))):
+        held = frame.f_locals
+        if frame.f_code in (F.cross_entropy.__code__, F.nll_loss.__code__):
+            raise BatchError(_of_labels(held["input"], held["target"], held["ignore_index"])) from error
+        if frame.f_code is F.embedding.__code__:
+            raise BatchError(_of_ids(held["input"], held["weight"].shape[0])) from error
+
+
+def look_once(model: nn.Module, logits: Tensor, target: Tensor, ignored: int) -> None:
+    """Look at the first labels [rows, ...] of a model on an accelerator, for its logits [rows, classes, ...].
+
+    Raises:
+        BatchError: some have no class.
+    """
+    if model in _seen or logits.ndim < 2:
+        return
+    _seen.add(model)
+    if bool(((target != ignored) & ((target < 0) | (target >= logits.shape[1]))).any()):
+        raise BatchError(_of_labels(logits, target, ignored))
+
+
+def _of_labels(logits: Tensor, target: Tensor, ignored: int) -> str:
+    num = logits.shape[1 if logits.ndim > 1 else 0]
+    counted = target[target != ignored]
+    low, high = int(counted.min()), int(counted.max())
+    mend = f"Give it {high + 1} outputs, or number the labels from 0." if high >= num else "Number the labels from 0."
+    if low < 0:
+        mend += f" What has no label has {ignored}, or what the loss is told as ignore_index."
+    return f"Labels from {low} to {high} in this batch, and the model gives {num} classes: 0 to {num - 1}. {mend}"
+
+
+def _of_ids(ids: Tensor, num: int) -> str:
+    return (
+        f"Ids from {int(ids.min())} to {int(ids.max())} in this batch, and the model's embedding has {num} rows: 0 to "
+        f"{num - 1}. Give the model a vocabulary as large as the tokenizer's, or take the tokenizer that it's for."
+    )

@@ -1,0 +1,100 @@
+"""Labels and ids that a model has no place for: a sentence with the label, how many there may be, and the mend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cosmati.core.batch import Data
+from cosmati.core.loss import Classification, LanguageModel
+from cosmati.core.out_of_range import look_once
+from cosmati.data.in_memory import InMemory
+from cosmati.errors import BatchError
+from cosmati.optim import SGD
+from cosmati.train.config import RunConfig
+from cosmati.train.evaluation import Evaluation
+from cosmati.train.trainer import Trainer
+
+Rows = tuple[Tensor, Tensor]
+
+
+def _rows(labels: Sequence[int]) -> Rows:
+    return torch.ones(len(labels), 4), torch.tensor(labels)
+
+
+def _own(model: nn.Module, data: Data) -> Tensor:
+    return F.cross_entropy(model(data[0]), data[1])
+
+
+def _of_logs(model: nn.Module, data: Data) -> Tensor:
+    return F.nll_loss(F.log_softmax(model(data[0]), 1), data[1], ignore_index=-7)
+
+
+def _fit(
+    loss: Callable[..., object], rows: Rows, held_out: Rows | None = None, num_outputs: int = 5, pieces: int = 1
+) -> None:
+    evaluation = None if held_out is None else Evaluation([held_out], {"own": _own})
+    config = RunConfig(budget="1ba", num_microbatches=pieces)
+    data = InMemory(rows, rows_per_step=len(rows[1]))
+    model = nn.Linear(4, num_outputs)
+    Trainer(model, loss, data, optimizers=SGD(lr=0.1), evaluation=evaluation, config=config).fit()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("loss", [Classification(5), _own, _of_logs])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_labels_beyond_the_models_classes(loss: Callable[..., object], pieces: int) -> None:
+    with pytest.raises(BatchError, match=r"Labels from [02] to 9 .* 5 classes: 0 to 4\. Give it 10 outputs"):
+        _fit(loss, _rows([0, 9, 2, 9]), pieces=pieces)
+
+
+def test_labels_below_0_are_told_of_the_ignored_one() -> None:
+    with pytest.raises(BatchError, match=r"Labels from -1 to 3 .*number the labels from 0\. .* has -100"):
+        _fit(_own, _rows([0, -1, 3, -100]), num_outputs=3)
+    _fit(Classification(3, ignore_index=-1), _rows([0, -1, 2, -1]), num_outputs=3)
+
+
+def test_labels_that_only_an_evaluation_has() -> None:
+    with pytest.raises(BatchError, match="Labels from 0 to 7"):
+        _fit(Classification(5), _rows([0, 1]), _rows([0, 7]))
+
+
+def test_ids_beyond_the_vocabulary() -> None:
+    model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8))
+    config = RunConfig(budget="1ba")
+    tokens = torch.tensor([[0, 1, 11, 2], [3, 4, 5, 6]])
+    trainer = Trainer(model, LanguageModel(8), InMemory(tokens, 2), optimizers=SGD(lr=0.1), config=config)
+    with pytest.raises(BatchError, match=r"Ids from 0 to 11 .* has 8 rows: 0 to 7"):
+        trainer.fit()
+
+
+def test_an_index_error_of_ones_own_stays_what_it_is() -> None:
+    def loss(model: nn.Module, data: Data) -> Tensor:
+        return torch.as_tensor(model(data[0]).sum() * data[2])
+
+    with pytest.raises(IndexError, match="tuple index out of range"):
+        _fit(loss, _rows([0, 1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.uint8])
+def test_any_integers_are_labels(dtype: torch.dtype) -> None:
+    logits, target = torch.randn(4, 3), torch.tensor([0, 2, 1, 1])
+    want = F.cross_entropy(logits, target)
+    torch.testing.assert_close(Classification(3).compare(logits, target.to(dtype)).mean(), want)
+
+
+def test_labels_of_another_shape_are_told_which_one() -> None:
+    with pytest.raises(BatchError, match=r"Labels \(4, 1\) don't fit logits \(4, 3\).* \(4,\)"):
+        Classification(3).compare(torch.randn(4, 3), torch.tensor([[0], [2], [1], [1]]))
+
+
+def test_an_accelerators_labels_are_looked_at_once() -> None:
+    model, logits = nn.Linear(4, 5), torch.randn(3, 5)
+    look_once(model, logits, torch.tensor([0, 4, -100]), -100)
+    look_once(model, logits, torch.tensor([0, 9, -100]), -100)
+    for wrong in (5, -1):
+        with pytest.raises(BatchError, match="the model gives 5 classes"):
+            look_once(nn.Linear(4, 5), logits, torch.tensor([0, wrong, -100]), -100)
