@@ -178,7 +178,11 @@ def test_composers_schedulers_are_told_their_names_here(given: Any, expected: Sc
     ("given", "expected", "peak"),
     [
         (composers("LinearScheduler", alpha_i=0.5, alpha_f=0.1, t_max="1dur"), optim.Linear(final=0.2), "0.5"),
-        (composers("LinearScheduler", alpha_i=0.0, alpha_f=2.0, t_max="0.25dur"), optim.Constant(warmup="0.25dur"), "2"),
+        (
+            composers("LinearScheduler", alpha_i=0.0, alpha_f=2.0, t_max="0.25dur"),
+            optim.Constant(warmup="0.25dur"),
+            "2",
+        ),
         (composers("ConstantWithWarmupScheduler", t_warmup="10ba", alpha=3.0), optim.Constant(warmup="10ba"), "3"),
     ],
 )

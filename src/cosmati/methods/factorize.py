@@ -276,8 +276,8 @@ class Factorize(Method):
             value = getattr(self, name)
             if not 0 <= value < math.inf or (value == 0 and name.startswith("latent")):
                 msg = (
-                    f"Factorize can't use {name}={value}. Give a positive size, of which one below 1 is a fraction where "
-                    "it's latent; a smallest size of 0 leaves no layer out."
+                    f"Factorize can't use {name}={value}. Give a positive size: a latent one below 1 is a fraction, "
+                    "and a smallest one may be 0, which leaves no layer out."
                 )
                 raise PlanError(msg)
 

@@ -330,7 +330,7 @@ def test_a_loss_function_that_takes_no_reduction_is_told_what_is_missing() -> No
 )
 def test_no_layer_is_too_small_for_a_smallest_size_of_zero(method: Method) -> None:
     model = method.apply(nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.Flatten(), nn.Linear(4, 4)))
-    assert type(model[0]) is not nn.Conv2d
+    assert type(next(model.children())) is not nn.Conv2d
     assert model(torch.ones(2, 3, 3, 3)).shape == (2, 4)
 
 
