@@ -15,8 +15,9 @@ from cosmati import Classification
 from cosmati.core.batch import Batch, Lineage
 from cosmati.core.clock import Budget, Clock, Time
 from cosmati.core.method import Position
+from cosmati.core.pieces import Pieces
 from cosmati.errors import BatchError, PlanError
-from cosmati.methods import AugMix, RandAugment
+from cosmati.methods import EMA, SWA, AugMix, LayerFreezing, ProgressiveResizing, RandAugment, SeqLengthWarmup
 from cosmati.methods.factorize import FactorizedLinear
 from cosmati.models.gpt import GPTConfig
 from cosmati.optim import Linear
@@ -188,3 +189,84 @@ def test_surgery_is_exported_without_torch_script() -> None:
     x = torch.randn(2, 3, 8, 8)
     program = torch.export.export(model.eval(), (x,)).module()
     torch.testing.assert_close(program(x), model(x))
+
+
+def test_colout_leaves_a_pixel() -> None:
+    assert cf.colout_batch(torch.rand(1, 3, 8, 8), 0.99, 0.99).shape == (1, 3, 1, 1)
+    with pytest.raises(BatchError, match="an image needs a pixel"):
+        cf.colout_batch(torch.rand(1, 3, 8, 8), 1.0)
+
+
+@pytest.mark.parametrize("length", [4, 8, 16])
+def test_labels_of_rows_are_refused_whether_or_not_sequences_are_cut(length: int) -> None:
+    with pytest.raises(BatchError, match="share their length"):
+        cf.set_batch_sequence_length({"input_ids": torch.ones(2, 8).long(), "labels": torch.ones(2)}, length)
+
+
+def test_a_smoothing_overrides_the_half_life() -> None:
+    at = Position(Clock(step=1), Budget(Time.parse("10ba")), 0, 0, nn.Identity(), Classification(2))
+    old, new = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
+    given = EMA(smoothing=0.75)
+    assert given.half_life == "1000ba"
+    state = given.after(given.after({}, Pieces(old), at, None), Pieces(new), at, None)
+    averages = given.evaluation_weights(state, at)
+    assert averages is not None
+    assert float(averages["w"]) == 0.25
+
+
+def test_swa_anneals_to_the_rate_that_is_given() -> None:
+    given = SWA(swa_start="0.5dur", update_interval="10ba", schedule_swa_lr=True, anneal_steps=2, swa_lr=0.2)
+    budget = Budget(Time.parse("100ba"))
+    rates = [given.learning_rate(lambda _: 1.0, elapsed, budget) for elapsed in (0.4, 0.6, 0.7, 0.9)]
+    assert rates == pytest.approx([1.0, 0.6, 0.2, 0.2])
+    with pytest.raises(PlanError, match="schedule_swa_lr=True"):
+        SWA(swa_lr=0.2)
+
+
+def test_ignored_targets_stay_ignored_when_labels_are_smoothed() -> None:
+    smoothed = cf.smooth_labels(torch.zeros(2, 4), torch.tensor([1, -100]), 0.2)
+    torch.testing.assert_close(smoothed, torch.tensor([[0.05, 0.85, 0.05, 0.05], [0.0] * 4]))
+
+
+def test_counters_are_copied_into_an_average() -> None:
+    model, average = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    model(torch.randn(4, 2))
+    cf.compute_ema(model, average, 0.5)
+    assert int(average.num_batches_tracked) == 1, "half of it is 0 in whole numbers"  # type: ignore[arg-type]
+
+
+def test_layers_are_frozen_within_an_epoch() -> None:
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(5)])
+    names, budget = [name for name, _ in model.named_parameters()], Budget(Time.parse("1ep"), steps_per_epoch=8)
+    frozen = [
+        len(LayerFreezing().frozen(names, Position(Clock(step=step), budget, 0, 0, model, Classification(2))))
+        for step in range(8)
+    ]
+    assert frozen == [0, 0, 0, 0, 0, 2, 4, 6]
+
+
+def test_images_grow_in_multiples_on_both_sides_to_a_size_of_their_own() -> None:
+    given = ProgressiveResizing(size_increment=4)
+    assert given.size(23, 30, given.scale(0.0)) == (12, 16)
+    assert given.size(23, 30, given.scale(0.9)) == (23, 30), "no multiples of 4"
+
+
+def test_sequences_grow_in_equal_parts() -> None:
+    given = SeqLengthWarmup(duration=0.5, min_seq_length=8, max_seq_length=64, step_size=8)
+    lengths = [given.length(step / 20) for step in range(20)]
+    assert lengths == [8, 8, 16, 24, 24, 32, 40, 40, 48, 56] + [64] * 10
+    few = [given.length(step / 4) for step in range(4)]
+    assert few == [8, 32, 64, 64], "fewer steps than lengths"
+
+
+def test_sequences_are_cut_up_without_a_remainder() -> None:
+    given = SeqLengthWarmup(duration=0.5, min_seq_length=3, max_seq_length=12, step_size=1, truncate=False)
+    at = Position(Clock(step=2), Budget(Time.parse("10ba")), 0, 0, nn.Identity(), Classification(2))
+    tokens = torch.arange(48).view(4, 12)
+    batch = given.batch(Batch({"input_ids": tokens}, Lineage.of_rows(0, 4)), at)
+    assert given.length(at.elapsed) == 6
+    cut: Any = batch.data
+    assert cut["input_ids"].shape == (8, 6)
+    assert torch.equal(cut["input_ids"].flatten(), tokens.flatten())
+    odd = given.batch(Batch({"input_ids": tokens[:, :10]}, Lineage.of_rows(0, 4)), at)
+    assert odd.num_rows == 8, "5 divides 10, and 6 doesn't"
