@@ -20,7 +20,7 @@ from cosmati.errors import BatchError, PlanError
 from cosmati.methods import EMA, SWA, AugMix, LayerFreezing, ProgressiveResizing, RandAugment, SeqLengthWarmup
 from cosmati.methods.factorize import FactorizedLinear
 from cosmati.models.gpt import GPTConfig
-from cosmati.optim import Linear
+from cosmati.optim import AdamW, Linear
 
 
 class Bottleneck(nn.Module):
@@ -270,3 +270,29 @@ def test_sequences_are_cut_up_without_a_remainder() -> None:
     assert torch.equal(cut["input_ids"].flatten(), tokens.flatten())
     odd = given.batch(Batch({"input_ids": tokens[:, :10]}, Lineage.of_rows(0, 4)), at)
     assert odd.num_rows == 8, "5 divides 10, and 6 doesn't"
+
+
+def decoupled_adamw(weights: Tensor, gradients: list[Tensor], rates: list[float], decay: float) -> Tensor:
+    """Composer's documented step in float64: its default betas, a decay times the schedule and not the rate."""
+    first, second, w = torch.zeros_like(weights), torch.zeros_like(weights), weights.clone()
+    for step, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.95 * second + 0.05 * gradient**2
+        w = w * (1 - rate / rates[0] * decay)
+        w = w - rate * (first / (1 - 0.9**step)) / ((second / (1 - 0.95**step)).sqrt() + 1e-8)
+    return w
+
+
+@pytest.mark.parametrize(("rate", "decay"), [(0.1, 0.02), (0.01, 1e-5)])
+def test_the_row_for_decoupled_adamw_is_its_step(rate: float, decay: float) -> None:
+    torch.manual_seed(0)
+    start = torch.randn(6, dtype=torch.float64)
+    gradients = [torch.randn(6, dtype=torch.float64) for _ in range(8)]
+    rates = [rate * (1 - step / 10) for step in range(8)]
+    weights = nn.Parameter(start.clone())
+    own = AdamW(lr=rate, weight_decay=decay / rate, betas=(0.9, 0.95)).build([("w", weights)])
+    for gradient, now in zip(gradients, rates, strict=True):
+        own.param_groups[0]["lr"] = now
+        weights.grad = gradient
+        own.step()
+    torch.testing.assert_close(weights.detach(), decoupled_adamw(start, gradients, rates, decay))
