@@ -18,6 +18,7 @@ from cosmati.core.method import Position
 from cosmati.core.pieces import Pieces
 from cosmati.errors import BatchError, PlanError
 from cosmati.methods import EMA, SWA, AugMix, LayerFreezing, ProgressiveResizing, RandAugment, SeqLengthWarmup
+from cosmati.methods.building_blocks.image_operations import augment, operation_names
 from cosmati.methods.factorize import FactorizedLinear
 from cosmati.models.gpt import GPTConfig
 from cosmati.optim import AdamW, Linear
@@ -296,3 +297,23 @@ def test_the_row_for_decoupled_adamw_is_its_step(rate: float, decay: float) -> N
         weights.grad = gradient
         own.step()
     torch.testing.assert_close(weights.detach(), decoupled_adamw(start, gradients, rates, decay))
+
+
+def test_no_image_is_enhanced_more_than_to_19_tenths() -> None:
+    image = torch.full((400, 3, 1, 1), 0.2)  # Of one grey, so that only brightness and solarization change its value.
+    draws = torch.rand(400, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    values = augment(image, draws, 10, "all")[:, 0, 0, 0]
+    enhanced = values[values < 0.75]
+    assert 0.3 < float(enhanced.max()) <= 0.38 + 1e-6
+    torch.testing.assert_close(values[values >= 0.75].unique(), torch.tensor([0.8]))
+
+
+@pytest.mark.parametrize("operation", [1, 2])
+def test_shears_keep_the_middle(operation: int) -> None:
+    image = torch.zeros(1, 1, 9, 9)
+    image[..., 4, 4] = 1
+    which = (operation + 0.5) / len(operation_names("all"))
+    sheared = augment(image.clone(), torch.tensor([[which, 0.99, 0.99]], dtype=torch.float64), 10, "all")
+    assert float(sheared[0, 0, 4, 4]) == pytest.approx(1)
+    lines = torch.ones(1, 1, 9, 9).tril()
+    assert not torch.equal(augment(lines.clone(), torch.tensor([[which, 0.99, 0.99]]).double(), 10, "all"), lines)
