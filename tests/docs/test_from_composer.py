@@ -45,5 +45,5 @@ def test_names_on_the_page_are_real() -> None:
     assert {"MixUp", "ScaleSchedule", "RunConfig", "Cosine", "LabelSmoothing", "Evaluation", "AdamW"} <= names
     for name in names:
         assert any(hasattr(place, name) for place in places), name
-    for name in re.findall(r"cf\.(\w+)\(|`(\w+_batch)", PAGE):
+    for name in re.findall(r"cf\.(\w+)\(|`(\w+_batch)\b", PAGE):
         assert hasattr(cf, "".join(name)), name

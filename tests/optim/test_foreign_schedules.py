@@ -174,6 +174,30 @@ def test_composers_schedulers_are_told_their_names_here(given: Any, expected: Sc
     assert written(refused(given)) == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "expected", "peak"),
+    [
+        (composers("LinearScheduler", alpha_i=0.5, alpha_f=0.1, t_max="1dur"), optim.Linear(final=0.2), "0.5"),
+        (
+            composers("LinearScheduler", alpha_i=0.0, alpha_f=2.0, t_max="0.25dur"),
+            optim.Constant(warmup="0.25dur"),
+            "2",
+        ),
+        (composers("ConstantWithWarmupScheduler", t_warmup="10ba", alpha=3.0), optim.Constant(warmup="10ba"), "3"),
+    ],
+)
+def test_the_peak_of_composers_schedulers_goes_into_the_rate(given: Any, expected: Schedule, peak: str) -> None:
+    message = refused(given)
+    assert written(message) == expected
+    assert f" with lr times {peak}" in message
+
+
+@pytest.mark.parametrize("attributes", [{"alpha_f": 0.0}, {"alpha_f": 1.0, "t_warmup": "10ba"}])
+def test_composers_lines_from_zero_that_have_no_name_here(attributes: dict[str, Any]) -> None:
+    message = refused(composers("LinearWithWarmupScheduler", alpha_i=0.0, t_max="1dur", **attributes))
+    assert "multiplier(fraction_elapsed, budget)" in message
+
+
 def test_anything_else_is_no_schedule() -> None:
     assert "is no schedule" in refused(0.1)
     assert "is no schedule" in refused(type("CosineAnnealingScheduler", (), {})())

@@ -194,8 +194,8 @@ class BlurPool(Method):
 
     def __post_init__(self) -> None:
         """Check the number of channels."""
-        if not self.min_channels >= 1:
-            msg = f"min_channels={self.min_channels}: a convolution has at least one. Use 1 to blur all."
+        if not self.min_channels >= 0:
+            msg = f"min_channels={self.min_channels} counts no channels. Use 0 to blur all."
             raise PlanError(msg)
 
     def apply(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()) -> nn.Module:

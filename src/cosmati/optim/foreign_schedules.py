@@ -29,7 +29,7 @@ def schedule_in_place_of(given: object) -> str:
             ", with 'ep' in place of 'ba' if its step() was called once an epoch" if "ba'" in call else ""
         )
     if name in _COMPOSERS and type(given).__module__.startswith("composer."):
-        return f"Composer's {name} needs Composer's state. Write {_call(*_COMPOSERS[name], scheduler)}"
+        return f"Composer's {name} needs Composer's state. Write {_composers(name, scheduler)}"
     return ""
 
 
@@ -127,9 +127,20 @@ _COMPOSERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 }
 
 
-def _call(kind: str, names: Mapping[str, str], scheduler: Any) -> str:  # noqa: ANN401
-    told = [f"{ours}={_plain(getattr(scheduler, own))!r}" for own, ours in names.items() if hasattr(scheduler, own)]
-    return f"{kind}({', '.join(told)})"
+def _composers(name: str, scheduler: Any) -> str:  # noqa: ANN401
+    """Return the call that gives a Composer scheduler's curve; one here begins at 1, so its peak goes into the rate."""
+    kind, names = _COMPOSERS[name]
+    peak = getattr(scheduler, "alpha_i", getattr(scheduler, "alpha", 1.0))
+    final = getattr(scheduler, "alpha_f", 0.0)
+    if peak == 0:
+        if not final or hasattr(scheduler, "t_warmup"):
+            return "what it does as an object with multiplier(fraction_elapsed, budget): no schedule here begins at 0"
+        kind, names, peak = "Constant", {"t_max": "warmup"}, final  # A line that rises from 0 is a warm-up.
+    values = {ours: _plain(getattr(scheduler, own)) for own, ours in names.items() if hasattr(scheduler, own)}
+    if "final" in values:
+        values["final"] = final / peak
+    call = f"{kind}({', '.join(f'{ours}={value!r}' for ours, value in values.items())})"
+    return call if peak == 1 else f"{call} with lr times {peak:g}"
 
 
 def _plain(value: Any) -> object:  # noqa: ANN401

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import enum
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from cosmati.core.clock import Budget, Clock, Time, Unit
 from cosmati.core.loss import MixedTarget
 from cosmati.core.method import Method, Position
 from cosmati.errors import BatchError, PlanError
-from cosmati.methods import CutMix, LabelSmoothing, MixUp
+from cosmati.methods import BlurPool, CutMix, Factorize, LabelSmoothing, MixUp, SqueezeExcite
 from cosmati.methods.factorize import FactorizedConv2d, FactorizedLinear
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import SGD, Constant, Cosine
@@ -287,3 +288,55 @@ def test_a_box_and_a_length_at_once_are_refused() -> None:
 def test_why_no_block_is_always_skipped() -> None:
     with pytest.raises(PlanError, match=r"drop_rate=1\.0.*never learns"):
         cf.apply_stochastic_depth(network(), "ResidualUnit", drop_rate=1.0)
+
+
+class Precision(enum.Enum):
+    """Composer's page on low-precision norms gives its own enumeration's members."""
+
+    AMP_BF16 = "amp_bf16"
+    FP32 = "fp32"
+    AMP_FP8 = "amp_fp8"
+
+
+def test_precisions_may_be_members_of_an_enumeration() -> None:
+    norm: Any = cf.apply_low_precision_layernorm(nn.LayerNorm(4), cast("Any", Precision.AMP_BF16))
+    assert norm(torch.randn(2, 4)).dtype == torch.float32, "without autocast the native layer"
+    with torch.autocast("cpu", torch.float16):
+        assert norm(torch.randn(2, 4)).dtype == torch.bfloat16
+    with pytest.warns(UserWarning, match="changes nothing"):
+        cf.apply_low_precision_groupnorm(nn.GroupNorm(2, 4), cast("Any", Precision.FP32))
+    with pytest.raises(PlanError, match="knows no precision='amp_fp8'"):
+        cf.apply_low_precision_groupnorm(nn.GroupNorm(2, 4), cast("Any", Precision.AMP_FP8))
+
+
+def test_a_loss_function_that_takes_no_reduction_is_told_what_is_missing() -> None:
+    with pytest.raises(TypeError, match="must take a keyword argument `reduction`"):
+        cf.select_using_loss(torch.ones(2, 1), torch.zeros(2).long(), nn.Linear(1, 2), lambda output, _: output.mean())
+
+    def broken(*_: Tensor, **__: str) -> Tensor:
+        raise TypeError("something else")
+
+    with pytest.raises(TypeError, match=r"^something else$"):
+        cf.select_using_loss(torch.ones(2, 1), torch.zeros(2).long(), nn.Linear(1, 2), broken)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        BlurPool(min_channels=0),
+        SqueezeExcite(latent_channels=2, min_channels=0),
+        Factorize(min_channels=0, min_features=0, latent_channels=1, latent_features=1),
+    ],
+)
+def test_no_layer_is_too_small_for_a_smallest_size_of_zero(method: Method) -> None:
+    model = method.apply(nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.Flatten(), nn.Linear(4, 4)))
+    assert type(next(model.children())) is not nn.Conv2d
+    assert model(torch.ones(2, 3, 3, 3)).shape == (2, 4)
+
+
+def test_factorized_layers_know_their_sizes() -> None:
+    layer: Any = cf.apply_factorization(nn.Linear(12, 10), min_features=1, latent_features=3)
+    assert (layer.in_features, layer.latent_features, layer.out_features) == (12, 3, 10)
+    conv: Any = cf.apply_factorization(nn.Conv2d(8, 6, 3, stride=2), min_channels=1, latent_channels=0.5)
+    assert (conv.in_channels, conv.latent_channels, conv.out_channels) == (8, 3, 6)
+    assert conv(torch.ones(1, conv.in_channels, 7, 7)).shape == (1, conv.out_channels, 3, 3)
