@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +18,9 @@ from cosmati.provenance.taxonomy import Taxonomy, software_licences
 
 try:
     from cosmati.provenance.authority import ceremony
-    from cosmati.provenance.authority.keys import PUBLIC, KeyRing, create_key, read_public_key
+    from cosmati.provenance.authority.keys import PUBLIC, KeyRing, create_key, create_token_key, read_public_key
     from cosmati.provenance.authority.repository import AuthorityRepository
+    from cosmati.provenance.authority.tokens import TokenKey
 except ImportError as _error:  # told when a command is asked for
     _MISSING: ImportError | None = _error
 else:
@@ -75,14 +78,31 @@ def init(
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What the key is called: a person, or a role.")],
     keys: Annotated[Path, typer.Option("--keys", help="The folder that it's written into.")] = Path("keys"),
+    pkcs11: Annotated[
+        Path | None, typer.Option(help="A token's PKCS#11 library: the key is made on the token, and stays there.")
+    ] = None,
+    token: Annotated[str, typer.Option(help="The token's label, where the library knows more than one.")] = "",
+    number: Annotated[
+        int | None, typer.Option("--id", min=1, help="Take the key with this id, which is there already.")
+    ] = None,
 ) -> None:
     """Make a key of one's own. Its public half goes to the authority, the other one nowhere.
 
+    With --pkcs11 the file in --keys names the token, and holds no secret. The token's PIN is taken from COSMATI_PIN, or
+    asked for.
+
     \b
-    Example:
+    Examples:
       cosmati keys new ada --keys ~/keys
+      cosmati keys new ada --keys ~/keys --pkcs11 /usr/lib/softhsm/libsofthsm2.so --token bank
+      cosmati keys new ada --keys ~/keys --pkcs11 /usr/lib/libykcs11.so --id 2
     """  # noqa: D301
-    key = create_key(keys, name, passphrase=_passphrase())
+    if pkcs11 is None and (token or number):
+        raise ProvenanceError("--token and --id are of a key on a token. Name its library, too: --pkcs11.")
+    if pkcs11 is None:
+        key = create_key(keys, name, passphrase=_passphrase())
+    else:
+        key = create_token_key(keys, name, TokenKey(str(pkcs11), token, number or 0), _ask_pin)
     typer.echo(f"{keys / name}{PUBLIC}  {key.keyid[:12]}")
 
 
@@ -257,7 +277,7 @@ def ring_of(authority: Path, keys: list[Path] | None) -> KeyRing:
     for folder in folders:
         if not folder.is_dir():
             raise ProvenanceError(f"There's no folder {folder} of keys. Name the ones that hold yours with --keys.")
-    return KeyRing(folders, passphrase=_passphrase())
+    return KeyRing(folders, passphrase=_passphrase(), ask_pin=_ask_pin)
 
 
 def _beside(authority: Path) -> Path:
@@ -266,3 +286,12 @@ def _beside(authority: Path) -> Path:
 
 def _passphrase() -> str:
     return os.environ.get("COSMATI_PASSPHRASE", "")
+
+
+def _ask_pin(token: str) -> str:
+    """Return a token's PIN: never an argument, which everybody on the machine could read."""
+    if pin := os.environ.get("COSMATI_PIN"):
+        return pin
+    if not sys.stdin.isatty():
+        raise ProvenanceError(f"The token {token!r} wants its PIN. Give it in COSMATI_PIN, or run this in a terminal.")
+    return getpass.getpass(f"PIN of the token {token!r}: ")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import rfc8785
+from tuf.api.exceptions import UnsignedMetadataError
 from tuf.api.metadata import (
     Delegations,
     Metadata,
@@ -343,7 +344,12 @@ def sign(metadata: Metadata[Any], role: str, delegators: list[Root | Targets | N
     there = [one for one in delegators if one is not None]
     wanted = dict.fromkeys(keyid for one in there for keyid in one.get_delegated_role(role).keyids)
     for signer in ring.signers(keyid for keyid in wanted if keyid not in metadata.signatures):
-        metadata.sign(signer, append=True)
+        try:
+            metadata.sign(signer, append=True)
+        except UnsignedMetadataError as error:  # in which TUF wraps what a token says
+            if isinstance(error.__cause__, ProvenanceError):
+                raise error.__cause__ from error
+            raise
     for one in there:
         found = one.get_verification_result(role, metadata.signed_bytes, metadata.signatures)
         if not found:
