@@ -131,6 +131,45 @@ def delegate(
 
 
 @app.command()
+def publish(
+    authority: AuthorityFolder,
+    taxonomy: Annotated[Path, typer.Argument(metavar="FILE", help="YAML or JSON: name, version, classes.")],
+    withdraw: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLASS", help="It lacks this class, as is meant; again for more."),
+    ] = None,
+    reword: Annotated[
+        list[str] | None, typer.Option(metavar="CLASS", help="It has other words for this class; again for more.")
+    ] = None,
+    keys: Keys = None,
+) -> None:
+    """Publish a new version of the taxonomy.
+
+    What was signed of a class that stays is vouched for as before. A class that goes, or gets another meaning, has to
+    be named: nobody opens data of a withdrawn class with this authority any more. A move is both: withdrawn and added.
+
+    \b
+    Examples:
+      cosmati keys publish authority classes-2.yaml
+      cosmati keys publish authority classes-3.yaml --withdraw customer/pii
+    """  # noqa: D301
+    repository, new = AuthorityRepository(authority), _taxonomy(taxonomy)
+    with repository.change(ring_of(authority, keys)) as change:
+        chain = repository.chain()
+        before = ceremony.taxonomy_of(repository, chain)
+        found = ceremony.publish(change, before, new, withdraw=withdraw or (), reword=reword or ())
+    typer.echo(f"{new.name} {new.version} is published, in place of {before.version}.")
+    for name in found.added:
+        typer.echo(f"  added      {name}: nobody signs it before `cosmati keys delegate`")
+    for name in found.withdrawn:
+        to = f"; it has moved to {found.moved[name]}, to be written and signed anew" if name in found.moved else ""
+        num = ceremony.num_signed(chain, name)
+        typer.echo(f"  withdrawn  {name}: signed sources, not vouched for any more: {num}{to}")
+    for name in found.reworded:
+        typer.echo(f"  reworded   {name}: signed sources, which stay so: {ceremony.num_signed(chain, name)}")
+
+
+@app.command()
 def rotate(
     authority: AuthorityFolder,
     old: Annotated[

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl, quote, quote_from_bytes, unquote, unquote_to_bytes
 
-from securesystemslib.signer import HSMSigner, Key, Signature, SSlibKey
+from securesystemslib.signer import HSMSigner, Signature, SSlibKey
 
 from cosmati.errors import MissingExtraError, ProvenanceError
 
@@ -62,7 +62,7 @@ class TokenKey:
         return cls(asked["module-path"], unquote(named["token"]), int.from_bytes(number, "big"))
 
 
-def find_key(place: TokenKey, ask_pin: AskPin) -> tuple[TokenKey, Key]:
+def find_key(place: TokenKey, ask_pin: AskPin) -> tuple[TokenKey, SSlibKey]:
     """Return where a key on a token is, by the token's own label, and its public half.
 
     Raises:
@@ -78,7 +78,7 @@ def find_key(place: TokenKey, ask_pin: AskPin) -> tuple[TokenKey, Key]:
     return place, key
 
 
-def generate_key(place: TokenKey, name: str, ask_pin: AskPin) -> tuple[TokenKey, Key]:
+def generate_key(place: TokenKey, name: str, ask_pin: AskPin) -> tuple[TokenKey, SSlibKey]:
     """Make a key on a token, which it can't leave, under the lowest free number; return both as `find_key` does.
 
     Raises:
