@@ -78,7 +78,7 @@ def test_a_missing_or_cut_shard_is_refused_at_opening(people: People, web: Web) 
 
 @pytest.mark.parametrize("packs", [False, True])
 def test_where_nobody_says_fetching_tells(people: People, web: Web, *, packs: bool) -> None:
-    """A server without HEAD, or one that compresses on its way: data open, and a longer shard is told when it's read."""
+    """A server without HEAD, or one that compresses on its way: data open, and a long shard is told when it's read."""
     first, last = shards(web)[0], shards(web)[-1]
     last.write_bytes(last.read_bytes() + b"!")
     if packs:

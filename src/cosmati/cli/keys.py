@@ -6,7 +6,6 @@ import getpass
 import json
 import os
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +16,18 @@ from cosmati.errors import MissingExtraError, ProvenanceError
 from cosmati.provenance.taxonomy import Taxonomy, software_licences
 
 try:
+    from cosmati.cli.keys_status import as_mapping, show_standing
     from cosmati.provenance.authority import ceremony
-    from cosmati.provenance.authority.keys import PUBLIC, KeyRing, create_key, create_token_key, read_public_key
+    from cosmati.provenance.authority.keys import (
+        PUBLIC,
+        KeyRing,
+        create_key,
+        create_token_key,
+        public_names,
+        read_public_key,
+    )
     from cosmati.provenance.authority.repository import AuthorityRepository
+    from cosmati.provenance.authority.standing import standing
     from cosmati.provenance.authority.tokens import TokenKey
 except ImportError as _error:  # told when a command is asked for
     _MISSING: ImportError | None = _error
@@ -37,7 +45,6 @@ Keys = Annotated[
     list[Path] | None,
     typer.Option("--keys", help="A folder of private keys; again for more. AUTHORITY-keys if left out."),
 ]
-WARN_DAYS = 14
 
 
 @app.callback()
@@ -224,44 +231,36 @@ def renew(
     repository = AuthorityRepository(authority)
     with repository.change(ring_of(authority, keys)) as change:
         ceremony.renew(change, classes or ())
-    _show(repository)
+    _show(repository, keys)
 
 
 @app.command()
 def status(
     authority: AuthorityFolder,
+    keys: Annotated[
+        list[Path] | None,
+        typer.Option("--keys", help="A folder of keys, for their names; again for more. Public halves do."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Show who may sign what, until when, and what expires next.
 
     \b
-    Example:
+    Examples:
       cosmati keys status authority
+      cosmati keys status authority --keys people --json
     """  # noqa: D301
     repository = AuthorityRepository(authority)
-    if not as_json:
-        _show(repository)
-        return
-    found = [
-        {**vars(one), "expires": one.expires.isoformat() if one.expires else None}
-        for one in ceremony.status(repository)
-    ]
-    typer.echo(json.dumps({"root": repository.chain().first_root_sha256, "roles": found}, indent=2))
+    if as_json:
+        names = public_names([_beside(authority), *(keys or ())])
+        typer.echo(json.dumps(as_mapping(standing(repository), names), indent=2))
+    else:
+        _show(repository, keys)
 
 
-def _show(repository: AuthorityRepository) -> None:
-    now = datetime.now(UTC)
-    typer.echo(f"root {repository.chain().first_root_sha256}")
-    typer.echo(f"{'signs':<28} {'must sign':<10} {'version':>7} {'sources':>8}  {'expires':<16}  keys")
-    for one in ceremony.status(repository):
-        left = None if one.expires is None else (one.expires - now).days
-        until = "not signed yet" if one.expires is None else f"{one.expires:%Y-%m-%d %H:%M}"
-        flag = "" if left is None or left >= WARN_DAYS else " expired" if left < 0 else f" in {left} days"
-        need, version = f"{one.threshold} of {len(one.keyids)}", "" if one.version is None else one.version
-        names = ", ".join(keyid[:12] for keyid in one.keyids)
-        typer.echo(f"{one.role:<28} {need:<10} {version:>7} {one.num_targets:>8,}  {until:<16}  {names}{flag}")
-        if one.problem:
-            typer.echo(f"  {one.problem}", err=True)
+def _show(repository: AuthorityRepository, keys: list[Path] | None) -> None:
+    names = public_names([_beside(repository.folder), *(keys or ())])
+    show_standing(repository, standing(repository), names)
 
 
 def _replace(authority: Path, old: str, to: Path | None, keys: list[Path] | None) -> None:
@@ -270,7 +269,7 @@ def _replace(authority: Path, old: str, to: Path | None, keys: list[Path] | None
     with repository.change(ring_of(authority, keys)) as change:
         changed = ceremony.replace_key(change, keyid, read_public_key(to) if to else None)
     typer.echo(f"{keyid[:12]} signs no more: {', '.join(changed)}.")
-    _show(repository)
+    _show(repository, keys)
 
 
 def _keyid(repository: AuthorityRepository, text: str) -> str:

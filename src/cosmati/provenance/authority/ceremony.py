@@ -51,6 +51,7 @@ class RoleStatus:
         expires: when they expire.
         num_targets: sources or taxonomies that they sign.
         problem: why they aren't trusted, empty where they are.
+        is_class: whether it's a class, which may be called as a top role is.
     """
 
     role: str
@@ -60,6 +61,7 @@ class RoleStatus:
     expires: datetime | None
     num_targets: int = 0
     problem: str = ""
+    is_class: bool = False
 
 
 def init(
@@ -291,7 +293,8 @@ def status(repository: AuthorityRepository) -> list[RoleStatus]:
         version, expires = (one.signed.version, one.signed.expires) if one is not None else (None, None)
         problem = str(chain.problems.get(role, ""))
         name = class_of_role(role) or role
-        found.append(RoleStatus(name, tuple(named.keyids), named.threshold, version, expires, num, problem))
+        is_class = bool(class_of_role(role))
+        found.append(RoleStatus(name, tuple(named.keyids), named.threshold, version, expires, num, problem, is_class))
     return sorted(
         found, key=lambda one: (one.expires is None, one.expires or datetime.max.replace(tzinfo=UTC), one.role)
     )

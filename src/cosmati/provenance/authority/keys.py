@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -108,6 +109,16 @@ def read_public_key(path: Path) -> Key:
     if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
         raise ProvenanceError(f"{path} holds a key that isn't EC P-256. Make one with `cosmati keys new`.")
     return SSlibKey.from_crypto(public)
+
+
+def public_names(folders: Iterable[Path]) -> dict[str, str]:
+    """Return the names of the public keys that lie in some folders, by their ids; what can't be read is left out."""
+    found = {}
+    for folder in folders:
+        for path in sorted(folder.glob(f"*{PUBLIC}")):
+            with suppress(ProvenanceError):
+                found[str(read_public_key(path).keyid)] = path.name.removesuffix(PUBLIC)
+    return found
 
 
 class KeyRing:
