@@ -107,3 +107,10 @@ def test_elsewhere_one_list_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Remote("memory://lengths").sizes([*SHARDS, "other.mds"], sure=SURE)
     assert found == {name: size for name, size in SHARDS.items() if name != "shard.5.mds"}
     assert len(looks) == 1
+
+
+def test_here_each_file_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    for name, size in {"a": 3, "deep/b": 0}.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    assert Remote(str(tmp_path)).sizes(["a", "deep/b", "c", "deep/d"], sure=SURE) == {"a": 3, "deep/b": 0}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cosmati.data.shards.attempt import Attempt
-from cosmati.data.shards.lengths import lengths_over_http
+from cosmati.data.shards.lengths import lengths_here, lengths_over_http
 from cosmati.data.shards.one_request import Take, stream_whole
 from cosmati.errors import DataError, MissingExtraError
 
@@ -165,8 +165,7 @@ class Remote:
             RemoteError: the directory can't be listed.
         """
         if self.local is not None:
-            found = {path: self.marker(path) for path in paths}
-            return {path: int(marker.partition(" ")[0]) for path, marker in found.items() if marker}
+            return lengths_here(self.local, paths)
         if self.url.startswith("http"):
             return lengths_over_http(*self._open_files(), paths, sure=sure, seconds=self._deadline_seconds)
 
