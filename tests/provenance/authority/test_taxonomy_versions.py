@@ -105,6 +105,8 @@ def test_a_withdrawn_class_is_refused_and_the_others_open(people: People) -> Non
     publish(people, version("3"))  # it comes back, and is anybody's to sign whom the authority names
     with pytest.raises(errors.OutOfScopeError, match="lets nobody sign"):
         opened(people, pii)
+    people.delegate(PII, "bob")
+    assert opened(people, pii).class_names == (PII,)
 
 
 def test_a_moved_class_is_signed_anew_under_its_new_name(people: People) -> None:
