@@ -28,7 +28,7 @@ def show_standing(repository: AuthorityRepository, found: Standing, names: Mappi
         found: how it stands.
         names: of keys, by their ids; others are shown by the beginning of theirs.
     """
-    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False, markup=False, emoji=False)
     classes = f"taxonomy {found.taxonomy.name} {found.taxonomy.version}" if found.taxonomy else "no taxonomy"
     console.print(Text.assemble((str(repository.folder), "bold"), f", {classes}"))
     console.print(Text.assemble(("root ", _DIM), found.root), soft_wrap=True)
@@ -100,10 +100,10 @@ def _to_do(repository: AuthorityRepository, found: Standing) -> Iterator[tuple[s
             if those:
                 named = "" if those is machines else "".join(f" {one.role}" for one in those)
                 whose = "" if those is machines else ", with the keys of their people"
-                words = "has expired" if has_expired else "expires soon"
+                words = "Expired" if has_expired else "Expires soon"
                 roles = ", ".join(one.role for one in those)
                 command = f"cosmati keys renew {shlex.quote(str(repository.folder))}{named}"
-                yield style, f"{mark} {roles}: {words}. Renew it{whose}: {command}"
+                yield style, f"{mark} {words}: {roles}. Renew{whose}: {command}"
 
 
 def _roles(repository: AuthorityRepository, found: Standing, names: Mapping[str, str], *, is_class: bool) -> Table:

@@ -51,7 +51,7 @@ def test_the_page_says_what_wants_doing(people: People) -> None:
         f"{people.folder}, taxonomy firm 1",
         f"root {people.pin}",
         f"✗ {PII}: what was signed isn't trusted, since nobody may sign it any more: cosmati keys delegate",
-        f"✗ {NEWS}: has expired. Renew it, with the keys of their people: cosmati keys renew {people.folder} {NEWS}",
+        f"✗ Expired: {NEWS}. Renew, with the keys of their people: cosmati keys renew {people.folder} {NEWS}",
         "Next to expire: timestamp, in 6 days.",
         "Nobody may sign: customer/pii, public-domain",
         f"eve {people.keys['eve'].keyid[:12]} nothing any more: revoked or rotated",
@@ -93,6 +93,20 @@ def test_what_expires_soon_is_told_in_time(tmp_path: Path, role: str, days: int)
     for short, due in ((days, True), (days + 1, False)):
         assert is_due(one, one.expires - timedelta(days=short, seconds=-5), people.repository) == due
     assert is_due(one, one.expires + timedelta(days=1), people.repository)
+
+
+def test_names_of_files_are_words(people: People) -> None:
+    (people.root / "own" / "targets.pub.pem").rename(people.root / "own" / "[red]:smile:.pub.pem")
+    assert re.search(r"^targets 1 of 1 \[red\]:smile: ", page(people), re.MULTILINE)
+
+
+def test_a_page_of_what_has_all_expired(tmp_path: Path) -> None:
+    people = People(tmp_path, days=-800).begin()
+    said = page(people)
+    assert "Next to expire" not in said
+    assert "✗ Expired: timestamp, snapshot. Renew: cosmati keys renew" in said
+    assert f"cosmati keys renew {people.folder} root targets" in said
+    assert json.loads(page(people, "--json"))["next"] is None
 
 
 def test_times_in_words() -> None:

@@ -121,6 +121,18 @@ def test_a_key_that_is_there_is_taken(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not Path("bob").exists()
 
 
+def test_another_curve_is_told(tmp_path: Path) -> None:
+    with pkcs11.lib(str(MODULE)).get_token(token_label="bank").open(rw=True, user_pin=PIN) as session:
+        for number, curve in ((b"\x7e", "secp384r1"), (b"\x7f", "secp521r1")):
+            domain = {pkcs11.Attribute.EC_PARAMS: pkcs11.util.ec.encode_named_curve_parameters(curve)}
+            made = session.create_domain_parameters(pkcs11.KeyType.EC, domain, local=True)
+            made.generate_keypair(id=number, label=curve, store=True)
+    for number, why in ((0x7E, "nistp384. Make one that's EC P-256"), (0x7F, "not a supported EC curve")):
+        with pytest.raises(ProvenanceError, match=why):
+            create_token_key(tmp_path, "ada", TokenKey(str(MODULE), "bank", number), lambda _: PIN)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_a_token_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "Multiple PKCS#11 tokens" in new("ada", token="", code=1)

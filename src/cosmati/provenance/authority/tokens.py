@@ -135,7 +135,10 @@ def _id_bytes(number: int) -> bytes:
 
 
 def _token(place: TokenKey) -> Any:  # noqa: ANN401  (python-pkcs11 has a class for it, where it's installed)
-    return HSMSigner._find_token(place.token or None)  # noqa: SLF001  (the one that will sign)
+    found = HSMSigner._find_token(place.token or None)  # noqa: SLF001  (the one that will sign)
+    if not found.label:
+        raise ProvenanceError(f"The token of {place.module} has no label. Give it one with its own tool.")
+    return found
 
 
 def _has_id(thing: Any) -> bool:  # noqa: ANN401
