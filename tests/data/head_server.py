@@ -22,7 +22,7 @@ class Web:
         packs: names of what it compresses on its way, whether it was asked to or not.
         gate: what answers about shards wait at; None where they don't.
         heads: how often each file was asked for.
-        most: answers that were on their way at once.
+        negotiates: whether it compresses whatever who asks would take compressed.
     """
 
     folder: Path
@@ -32,12 +32,12 @@ class Web:
     packs: set[str] = field(default_factory=set)
     gate: threading.Barrier | None = None
     heads: Counter[str] = field(default_factory=Counter)
-    most: int = 0
+    negotiates: bool = False
 
 
 @contextmanager
 def serve(web: Web) -> Iterator[Web]:
-    lock, now = threading.Lock(), [0]
+    lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -52,7 +52,7 @@ def serve(web: Web) -> Iterator[Web]:
             status = status if path.is_file() else 404
             body = path.read_bytes() if status == 200 else b""
             self.send_response(status)
-            if name in web.packs:
+            if name in web.packs or (web.negotiates and "gzip" in self.headers.get("Accept-Encoding", "")):
                 body = gzip.compress(body)
                 self.send_header("Content-Encoding", "gzip")
             length = web.says.get(name, len(body)) if not has_body else len(body)
@@ -66,12 +66,8 @@ def serve(web: Web) -> Iterator[Web]:
             name = self.path.rpartition("/")[2]
             with lock:
                 web.heads[name] += 1
-                now[0] += 1
-                web.most = max(web.most, now[0])
             if web.gate is not None and name.endswith(".mds"):
                 web.gate.wait(30)
-            with lock:
-                now[0] -= 1
             self.answer(has_body=False)
 
         def do_GET(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -73,13 +74,30 @@ def test_no_length_is_not_known(web: Web) -> None:
 def test_the_length_of_what_is_compressed_on_its_way_is_not_the_files(web: Web) -> None:
     web.packs = {SURE[0], "shard.1.mds"}
     assert asked(web) == {**SHARDS, "shard.1.mds": None}
+    web.packs, web.negotiates = set(), True
+    assert asked(web) == SHARDS, "nothing compressed was asked for"
 
 
-def test_many_are_asked_for_at_once_and_not_too_many(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lengths, "AT_ONCE", 4)
+def test_many_are_asked_for_at_once(web: Web) -> None:
     web.gate = threading.Barrier(4)  # no answer before four have come
     assert asked(web) == SHARDS
-    assert web.most == 4
+
+
+def test_not_too_many_are_asked_for_at_once(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, most = 0, 0
+
+    async def head(_files: object, path: str) -> tuple[int, int]:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0)
+        now -= 1
+        return 200, FILES[path.rpartition("/")[2]]
+
+    monkeypatch.setattr(lengths, "_head", head)
+    monkeypatch.setattr(lengths, "AT_ONCE", 3)
+    assert asked(web) == SHARDS
+    assert most == 3
 
 
 def test_very_many_are_not_asked_for(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from cosmati.errors import CheckpointError, ProvenanceError
 from cosmati.optim.optimizers import SGD
 from cosmati.provenance.authority import ceremony, errors
 from cosmati.provenance.authority.audit import audit
+from cosmati.provenance.authority.repository import publish_taxonomy
 from cosmati.provenance.authority.taxonomies import compare
 from cosmati.provenance.authority.trusted import Authority
 from cosmati.provenance.taxonomy import Taxonomy
@@ -171,6 +173,25 @@ def test_the_archive_says_what_the_classes_meant(people: People) -> None:
     assert json.loads(data.archive[name]) == TAXONOMY.to_mapping()
     facts = {**data.facts, "archive": {one: sha for one, sha in data.facts["archive"].items() if one != name}}
     assert audit(folder, facts) == [f"firm/{NEWS}/s/1: taxonomy/firm/1.json isn't in the archive"]
+
+
+def test_an_auditor_is_told_of_a_class_that_was_withdrawn_by_then(people: People) -> None:
+    """Its signers may sign still, in an archive that somebody has put together: the taxonomy hasn't the class."""
+    vouched = opened(people, write(people, NEWS, "ada")).sources[0].vouched
+    assert vouched is not None
+    less = version("2", licensed_news=None)
+    with people.repository.change(people.ring()) as change:
+        publish_taxonomy(change, less)
+    newer = Authority(people.folder, people.pin, state=people.root / "seen")
+    assert newer.taxonomy == less
+    data = vouched_data([dataclasses.replace(vouched, archive={**vouched.archive, **newer.archive()})])
+    assert data is not None
+    folder = people.root / "archive"
+    folder.mkdir()
+    for name, content in data.files.items():
+        (folder / name).write_bytes(content)
+    (problem,) = audit(folder, data.facts)
+    assert "has no class 'licensed/news'" in problem
 
 
 def test_a_person_publishes(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
