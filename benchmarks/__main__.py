@@ -15,6 +15,7 @@ from benchmarks import (
     remote,
     routing_cost,
     streaming,
+    vouching,
     watching,
 )
 
@@ -30,6 +31,7 @@ BENCHMARKS = {
     "composed": composed.run,
     "decoding": decoding.run,
     "watching": watching.run,
+    "vouching": vouching.run,
 }
 
 

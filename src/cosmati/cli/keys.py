@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
-from datetime import UTC, datetime
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +16,19 @@ from cosmati.errors import MissingExtraError, ProvenanceError
 from cosmati.provenance.taxonomy import Taxonomy, software_licences
 
 try:
+    from cosmati.cli.keys_status import as_mapping, show_standing
     from cosmati.provenance.authority import ceremony
-    from cosmati.provenance.authority.keys import PUBLIC, KeyRing, create_key, read_public_key
+    from cosmati.provenance.authority.keys import (
+        PUBLIC,
+        KeyRing,
+        create_key,
+        create_token_key,
+        public_names,
+        read_public_key,
+    )
     from cosmati.provenance.authority.repository import AuthorityRepository
+    from cosmati.provenance.authority.standing import standing
+    from cosmati.provenance.authority.tokens import TokenKey
 except ImportError as _error:  # told when a command is asked for
     _MISSING: ImportError | None = _error
 else:
@@ -34,7 +45,6 @@ Keys = Annotated[
     list[Path] | None,
     typer.Option("--keys", help="A folder of private keys; again for more. AUTHORITY-keys if left out."),
 ]
-WARN_DAYS = 14
 
 
 @app.callback()
@@ -75,14 +85,31 @@ def init(
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What the key is called: a person, or a role.")],
     keys: Annotated[Path, typer.Option("--keys", help="The folder that it's written into.")] = Path("keys"),
+    pkcs11: Annotated[
+        Path | None, typer.Option(help="A token's PKCS#11 library: the key is made on the token, and stays there.")
+    ] = None,
+    token: Annotated[str, typer.Option(help="The token's label, where the library knows more than one.")] = "",
+    number: Annotated[
+        int | None, typer.Option("--id", min=1, help="Take the key with this id, which is there already.")
+    ] = None,
 ) -> None:
     """Make a key of one's own. Its public half goes to the authority, the other one nowhere.
 
+    With --pkcs11 the file in --keys names the token, and holds no secret. The token's PIN is taken from COSMATI_PIN, or
+    asked for.
+
     \b
-    Example:
+    Examples:
       cosmati keys new ada --keys ~/keys
+      cosmati keys new ada --keys ~/keys --pkcs11 /usr/lib/softhsm/libsofthsm2.so --token bank
+      cosmati keys new ada --keys ~/keys --pkcs11 /usr/lib/libykcs11.so --id 2
     """  # noqa: D301
-    key = create_key(keys, name, passphrase=_passphrase())
+    if pkcs11 is None and (token or number):
+        raise ProvenanceError("--token and --id are of a key on a token. Name its library, too: --pkcs11.")
+    if pkcs11 is None:
+        key = create_key(keys, name, passphrase=_passphrase())
+    else:
+        key = create_token_key(keys, name, TokenKey(str(pkcs11), token, number or 0), _ask_pin)
     typer.echo(f"{keys / name}{PUBLIC}  {key.keyid[:12]}")
 
 
@@ -108,6 +135,45 @@ def delegate(
         classes = ceremony.delegate(change, taxonomy, path, publics, threshold=threshold)
     for name in classes:
         typer.echo(f"{name:<28} {threshold} of {', '.join(key.keyid[:12] for key in publics)}")
+
+
+@app.command()
+def publish(
+    authority: AuthorityFolder,
+    taxonomy: Annotated[Path, typer.Argument(metavar="FILE", help="YAML or JSON: name, version, classes.")],
+    withdraw: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLASS", help="It lacks this class, as is meant; again for more."),
+    ] = None,
+    reword: Annotated[
+        list[str] | None, typer.Option(metavar="CLASS", help="It has other words for this class; again for more.")
+    ] = None,
+    keys: Keys = None,
+) -> None:
+    """Publish a new version of the taxonomy.
+
+    What was signed of a class that stays is vouched for as before. A class that goes, or gets another meaning, has to
+    be named: nobody opens data of a withdrawn class with this authority any more. A move is both: withdrawn and added.
+
+    \b
+    Examples:
+      cosmati keys publish authority classes-2.yaml
+      cosmati keys publish authority classes-3.yaml --withdraw customer/pii
+    """  # noqa: D301
+    repository, new = AuthorityRepository(authority), _taxonomy(taxonomy)
+    with repository.change(ring_of(authority, keys)) as change:
+        chain = repository.chain()
+        before = ceremony.taxonomy_of(repository, chain)
+        found = ceremony.publish(change, before, new, withdraw=withdraw or (), reword=reword or ())
+    typer.echo(f"{new.name} {new.version} is published, in place of {before.version}.")
+    for name in found.added:
+        typer.echo(f"  added      {name}: nobody signs it before `cosmati keys delegate`")
+    for name in found.withdrawn:
+        to = f"; it has moved to {found.moved[name]}, to be written and signed anew" if name in found.moved else ""
+        num = ceremony.num_signed(chain, name)
+        typer.echo(f"  withdrawn  {name}: signed sources, not vouched for any more: {num}{to}")
+    for name in found.reworded:
+        typer.echo(f"  reworded   {name}: signed sources, which stay so: {ceremony.num_signed(chain, name)}")
 
 
 @app.command()
@@ -165,44 +231,36 @@ def renew(
     repository = AuthorityRepository(authority)
     with repository.change(ring_of(authority, keys)) as change:
         ceremony.renew(change, classes or ())
-    _show(repository)
+    _show(repository, keys)
 
 
 @app.command()
 def status(
     authority: AuthorityFolder,
+    keys: Annotated[
+        list[Path] | None,
+        typer.Option("--keys", help="A folder of keys, for their names; again for more. Public halves do."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Show who may sign what, until when, and what expires next.
 
     \b
-    Example:
+    Examples:
       cosmati keys status authority
+      cosmati keys status authority --keys people --json
     """  # noqa: D301
     repository = AuthorityRepository(authority)
-    if not as_json:
-        _show(repository)
-        return
-    found = [
-        {**vars(one), "expires": one.expires.isoformat() if one.expires else None}
-        for one in ceremony.status(repository)
-    ]
-    typer.echo(json.dumps({"root": repository.chain().first_root_sha256, "roles": found}, indent=2))
+    if as_json:
+        names = public_names([_beside(authority), *(keys or ())])
+        typer.echo(json.dumps(as_mapping(standing(repository), names), indent=2))
+    else:
+        _show(repository, keys)
 
 
-def _show(repository: AuthorityRepository) -> None:
-    now = datetime.now(UTC)
-    typer.echo(f"root {repository.chain().first_root_sha256}")
-    typer.echo(f"{'signs':<28} {'must sign':<10} {'version':>7} {'sources':>8}  {'expires':<16}  keys")
-    for one in ceremony.status(repository):
-        left = None if one.expires is None else (one.expires - now).days
-        until = "not signed yet" if one.expires is None else f"{one.expires:%Y-%m-%d %H:%M}"
-        flag = "" if left is None or left >= WARN_DAYS else " expired" if left < 0 else f" in {left} days"
-        need, version = f"{one.threshold} of {len(one.keyids)}", "" if one.version is None else one.version
-        names = ", ".join(keyid[:12] for keyid in one.keyids)
-        typer.echo(f"{one.role:<28} {need:<10} {version:>7} {one.num_targets:>8,}  {until:<16}  {names}{flag}")
-        if one.problem:
-            typer.echo(f"  {one.problem}", err=True)
+def _show(repository: AuthorityRepository, keys: list[Path] | None) -> None:
+    names = public_names([_beside(repository.folder), *(keys or ())])
+    show_standing(repository, standing(repository), names)
 
 
 def _replace(authority: Path, old: str, to: Path | None, keys: list[Path] | None) -> None:
@@ -211,7 +269,7 @@ def _replace(authority: Path, old: str, to: Path | None, keys: list[Path] | None
     with repository.change(ring_of(authority, keys)) as change:
         changed = ceremony.replace_key(change, keyid, read_public_key(to) if to else None)
     typer.echo(f"{keyid[:12]} signs no more: {', '.join(changed)}.")
-    _show(repository)
+    _show(repository, keys)
 
 
 def _keyid(repository: AuthorityRepository, text: str) -> str:
@@ -257,7 +315,7 @@ def ring_of(authority: Path, keys: list[Path] | None) -> KeyRing:
     for folder in folders:
         if not folder.is_dir():
             raise ProvenanceError(f"There's no folder {folder} of keys. Name the ones that hold yours with --keys.")
-    return KeyRing(folders, passphrase=_passphrase())
+    return KeyRing(folders, passphrase=_passphrase(), ask_pin=_ask_pin)
 
 
 def _beside(authority: Path) -> Path:
@@ -266,3 +324,12 @@ def _beside(authority: Path) -> Path:
 
 def _passphrase() -> str:
     return os.environ.get("COSMATI_PASSPHRASE", "")
+
+
+def _ask_pin(token: str) -> str:
+    """Return a token's PIN: never an argument, which everybody on the machine could read."""
+    if pin := os.environ.get("COSMATI_PIN"):
+        return pin
+    if not sys.stdin.isatty():
+        raise ProvenanceError(f"The token {token!r} wants its PIN. Give it in COSMATI_PIN, or run this in a terminal.")
+    return getpass.getpass(f"PIN of the token {token!r}: ")

@@ -100,7 +100,8 @@ class OpenedSource:
         self.band = band
         self.vouched: VouchedShards | None = None
         if authority is not None:
-            self.vouched = vouched_shards(authority, url, opening.manifest(url), self.index, opening.sizes(url))
+            manifest = opening.manifest(url)
+            self.vouched = vouched_shards(authority, url, manifest, self.index, opening.sizes(url, manifest))
             self.class_path, self.band = self.vouched.manifest.class_path, self.vouched.manifest.band
         self._version = opening.version(url, self.index)
         self.fetcher: int | None = None

@@ -14,6 +14,7 @@ from cosmati.provenance.authority.errors import OutOfScopeError
 from cosmati.provenance.authority.keys import KeyRing
 from cosmati.provenance.authority.names import SourceName
 from cosmati.provenance.authority.repository import AuthorityRepository
+from cosmati.provenance.authority.taxonomies import read_taxonomies, refuse_other_class
 
 
 def sign_sources(url: str, authority: Path, ring: KeyRing) -> Iterator[tuple[SourceName, str]]:
@@ -30,14 +31,15 @@ def sign_sources(url: str, authority: Path, ring: KeyRing) -> Iterator[tuple[Sou
     """
     repository = AuthorityRepository(authority)
     by_class: dict[str, dict[SourceName, bytes]] = {}
-    taxonomy = taxonomy_of(repository, repository.chain())
+    chain = repository.chain()
+    taxonomy = taxonomy_of(repository, chain)
     for source in source_urls(url):
         remote = Remote(source)
         if not remote.exists(MANIFEST_FILE):
             raise DataError(f"{source} has no {MANIFEST_FILE}, so there's nothing to sign. `cosmati data write` does.")
         data = remote.read(MANIFEST_FILE, max_bytes=MAX_INDEX_BYTES)
         manifest = SourceManifest.from_bytes(data, name=f"{source}/{MANIFEST_FILE}")
-        taxonomy.id_of(manifest.class_path)  # says which are near where there's none
+        refuse_other_class(taxonomy, manifest.class_path, lambda: read_taxonomies(chain, repository.target))
         name = SourceName(taxonomy.name, manifest.class_path, manifest.source, manifest.source_version)
         by_class.setdefault(manifest.class_path, {})[name] = data
     refused: list[OutOfScopeError] = []

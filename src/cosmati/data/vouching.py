@@ -46,7 +46,7 @@ class Vouches(Protocol):
         ...
 
 
-Sizes = Callable[[Sequence[str]], Mapping[str, int] | None]
+Sizes = Callable[[Sequence[str]], Mapping[str, int | None] | None]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ def vouched_shards(authority: Vouches, url: str, data: bytes, index: object, siz
         url: of the source, for messages.
         data: its manifest as it lies there.
         index: of its shards.
-        sizes: of the shards' files where they lie, by their names; returns None where nobody can say.
+        sizes: of the shards' files where they lie, by their names, without those that aren't there; returns None where
+            nobody can say, and so of a single file.
 
     Raises:
         ProvenanceError: nobody who may has signed the manifest.
@@ -184,9 +185,9 @@ def _check_index(url: str, manifest: SourceManifest, index: ShardIndex, sizes: S
     if there is None:
         return
     for file in files:
-        size = there.get(file.basename)
-        if size != file.num_bytes:
-            what = "is missing" if size is None else f"has {size:,} bytes in place of {file.num_bytes:,}"
+        size = there.get(file.basename, -1)
+        if size not in (None, file.num_bytes):
+            what = "is missing" if size == -1 else f"has {size:,} bytes in place of {file.num_bytes:,}"
             raise TamperedShardError(f"{url}/{file.basename} {what}. Fetch the source again.")
 
 

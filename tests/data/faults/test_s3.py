@@ -13,7 +13,7 @@ from cosmati.data.loader import StreamingLoader
 from cosmati.data.opened import CacheOptions
 from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.shards.manifest import SourceFacts
-from cosmati.data.shards.remote import RemoteError
+from cosmati.data.shards.remote import Remote, RemoteError
 from cosmati.data.shards.upload import Destination
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import DataError
@@ -114,6 +114,13 @@ def test_what_isnt_there_is_told_at_once(bucket: dict[str, Any], tmp_path: Path)
     data = opened(bucket, tmp_path, "partial")
     with pytest.raises(RemoteError, match="isn't there"):
         data.__getitems__(range(18))
+
+
+def test_one_list_tells_the_lengths(bucket: dict[str, Any]) -> None:
+    remote = Remote("s3://bucket/corpus/unknown", options=bucket["options"])
+    shard = "shard.00000.mds"
+    head = bucket["client"].head_object(Bucket="bucket", Key=f"corpus/unknown/{shard}")
+    assert remote.sizes([shard, "other.mds"], sure=("index.json", 0)) == {shard: head["ContentLength"]}
 
 
 def test_obstore_in_fsspecs_place(bucket: dict[str, Any], tmp_path: Path) -> None:

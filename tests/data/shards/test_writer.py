@@ -17,9 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cosmati.data.shards.dataset import write_dataset
-from cosmati.data.shards.manifest import SourceFacts, SourceManifest
+from cosmati.data.shards.manifest import Custody, ShardDigest, SourceFacts, SourceManifest
 from cosmati.data.shards.verify import source_urls, verify_source
 from cosmati.data.shards.writer import ShardWriter, merge_sources
 from cosmati.data.streaming import StreamingDataset
@@ -348,6 +350,24 @@ def test_manifests_are_canonical_and_strict() -> None:
         SourceManifest.from_bytes(data.replace(b'"num_rows":0', b'"num_rows":-1'))
     with pytest.raises(DataError, match="source manifest"):
         SourceManifest.from_bytes(data[:-1] + b',"more":1}')
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+@given(texts=st.lists(TEXTS, min_size=4, max_size=4), num=st.integers(0, 2**53 - 1))
+def test_what_is_written_canonically_is_read_and_nothing_else(texts: list[str], num: int) -> None:
+    """Whatever the words are, reading takes the bytes of RFC 8785, which another library writes, and no others."""
+    source, origin, name, note = texts
+    facts = SourceFacts(origin=origin, annotators=(note, name), custody=(Custody(holder=name, since="2026", did=note),))
+    shards = (ShardDigest(name=name, sha256="a" * 64, rows=num),)
+    row_root = salt = "0" * 64
+    fields = {"source": source, "source_version": "1", "class_path": "a/b", "num_rows": num, "num_bytes": 0}
+    manifest = SourceManifest(**fields, shards=shards, row_root=row_root, salt_commitment=salt, facts=facts)
+    data = manifest.to_bytes()
+    assert SourceManifest.from_bytes(data) == manifest
+    with pytest.raises(DataError, match="canonical"):
+        SourceManifest.from_bytes(json.dumps(json.loads(data), sort_keys=True).encode())
 
 
 @pytest.mark.parametrize(

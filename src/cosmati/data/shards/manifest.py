@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import secrets
 from pathlib import Path
 from typing import Literal
@@ -122,7 +123,10 @@ class SourceManifest(_Model):
             raise DataError(
                 f"{name} isn't a source manifest: {error.errors()[0]['msg']} in {error.errors()[0]['loc']}."
             ) from error
-        if found.to_bytes() != data:
+        # What `to_bytes` writes, at a fifth of its time: there may be 100,000 shards. Keys are ASCII and no value is a
+        # float, so that Python's order of keys and its escapes are RFC 8785's.
+        fields = found.model_dump(mode="json")
+        if json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() != data:
             raise DataError(f"{name} isn't canonical JSON, so its digest isn't its content's. Write the source again.")
         return found
 

@@ -6,6 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +188,11 @@ class Opening:
         self._keep(url, MANIFEST_FILE, data)
         return data
 
-    def sizes(self, url: str) -> Callable[[Sequence[str]], Mapping[str, int] | None]:
-        """Return what asks for the sizes of a source's files where they lie."""
-        return (lambda _names: None) if self._why_unreachable else remote_of(url, self._options).sizes
+    def sizes(self, url: str, manifest: bytes) -> Callable[[Sequence[str]], Mapping[str, int | None] | None]:
+        """Return what asks for the sizes of a source's files where they lie, beside a manifest that was read there."""
+        if self._why_unreachable:
+            return lambda _names: None
+        return partial(remote_of(url, self._options).sizes, sure=(MANIFEST_FILE, len(manifest)))
 
     def version(self, url: str, index: ShardIndex | ParquetIndex) -> RemoteVersion:
         """Return what tells this version of a source from others, where its files have no hashes; say so, once.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cosmati.data.shards.attempt import Attempt
+from cosmati.data.shards.lengths import lengths_here, lengths_over_http
 from cosmati.data.shards.one_request import Take, stream_whole
 from cosmati.errors import DataError, MissingExtraError
 
@@ -155,17 +156,18 @@ class Remote:
         listed = self._attempts("", ask)
         return {path: listed[path] for path in paths if path in listed}
 
-    def sizes(self, paths: Sequence[str]) -> dict[str, int] | None:
-        """Return the lengths in bytes of those files that are there, by one look; None of HTTP, which has no lists.
+    def sizes(self, paths: Sequence[str], *, sure: tuple[str, int]) -> Mapping[str, int | None] | None:
+        """Return the lengths in bytes of those files that are there; None where it isn't known before they're fetched.
+
+        One look at the directory tells all. HTTP has no lists: `lengths_over_http` asks for each.
 
         Raises:
             RemoteError: the directory can't be listed.
         """
         if self.local is not None:
-            found = {path: self.marker(path) for path in paths}
-            return {path: int(marker.partition(" ")[0]) for path, marker in found.items() if marker}
+            return lengths_here(self.local, paths)
         if self.url.startswith("http"):
-            return None
+            return lengths_over_http(*self._open_files(), paths, sure=sure, seconds=self._deadline_seconds)
 
         def ask(_: Attempt) -> dict[str, int]:
             files, root = self._open_files()

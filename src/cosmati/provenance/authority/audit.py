@@ -6,12 +6,17 @@ import hashlib
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tuf.api.metadata import TargetFile
+
 from cosmati.errors import ProvenanceError
-from cosmati.provenance.authority.chain import Chain, read_chain
-from cosmati.provenance.authority.names import SourceName, role_of
+from cosmati.provenance.authority.chain import Chain, checked, read_chain
+from cosmati.provenance.authority.names import SourceName, role_of, target_file
+from cosmati.provenance.authority.taxonomies import read_taxonomies
+from cosmati.provenance.taxonomy import Taxonomy
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -44,7 +49,7 @@ def _problems(folder: Path, facts: Mapping[str, Any]) -> list[str]:
             problems.append(f"{name} of the archive isn't the file that the ledger names")
         found[name] = data
     at = datetime.fromisoformat(facts["opened"])
-    chains = dict[str, Chain]()
+    chains, taxonomies = dict[str, Chain](), dict[str, Taxonomy]()
     if at.tzinfo is None or not facts["sources"]:
         problems.append("the ledger names no source" if at.tzinfo else "the ledger names a time without its zone")
         return problems
@@ -53,8 +58,10 @@ def _problems(folder: Path, facts: Mapping[str, Any]) -> list[str]:
         try:
             if root not in chains:
                 own = {name.removeprefix(f"{root}/"): data for name, data in found.items()}
-                chains[root] = read_chain(own.get, at=at, root_sha256=root)
-            problems += _differences(chains[root], source)
+                chain = read_chain(own.get, at=at, root_sha256=root)
+                taxonomies[root] = next(read_taxonomies(chain, partial(_content, own)))
+                chains[root] = chain
+            problems += _differences(chains[root], taxonomies[root], source)
             if f"manifests/{source['manifest_sha256']}.json" not in found:
                 problems.append(f"{source['target']}: its manifest isn't in the archive")
         except ProvenanceError as error:
@@ -62,8 +69,16 @@ def _problems(folder: Path, facts: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _differences(chain: Chain, source: Mapping[str, Any]) -> list[str]:
+def _content(files: Mapping[str, bytes], info: TargetFile) -> bytes:
+    data = files.get(target_file(info.path, info.hashes["sha256"]))
+    if data is None:
+        raise ProvenanceError(f"{info.path} isn't in the archive")
+    return checked(data, info)
+
+
+def _differences(chain: Chain, taxonomy: Taxonomy, source: Mapping[str, Any]) -> list[str]:
     name = SourceName.of_target(source["target"])
+    taxonomy.id_of(name.class_path)
     signed, problems = chain.source(name), list[str]()
     if signed.hashes["sha256"] != source["manifest_sha256"]:
         problems.append(f"{source['target']}: the archive's signers have signed another manifest")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +13,7 @@ from securesystemslib.signer import Key
 from tuf.api.metadata import DelegatedRole, Metadata, Root, TargetFile, Targets
 
 from cosmati.errors import ProvenanceError
-from cosmati.provenance.authority.chain import Chain, newest_taxonomy
+from cosmati.provenance.authority.chain import Chain
 from cosmati.provenance.authority.errors import OutOfScopeError
 from cosmati.provenance.authority.keys import KeyRing, create_key
 from cosmati.provenance.authority.names import (
@@ -24,8 +23,15 @@ from cosmati.provenance.authority.names import (
     class_of_role,
     pattern_of,
     role_of,
+    taxonomy_target,
 )
-from cosmati.provenance.authority.repository import AuthorityRepository, RepositoryChange, TooFewSignaturesError
+from cosmati.provenance.authority.repository import (
+    AuthorityRepository,
+    RepositoryChange,
+    TooFewSignaturesError,
+    publish_taxonomy,
+)
+from cosmati.provenance.authority.taxonomies import TaxonomyChange, compare, read_taxonomies
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.storage.atomic import replace_files
 
@@ -45,6 +51,7 @@ class RoleStatus:
         expires: when they expire.
         num_targets: sources or taxonomies that they sign.
         problem: why they aren't trusted, empty where they are.
+        is_class: whether it's a class, which may be called as a top role is.
     """
 
     role: str
@@ -54,6 +61,7 @@ class RoleStatus:
     expires: datetime | None
     num_targets: int = 0
     problem: str = ""
+    is_class: bool = False
 
 
 def init(
@@ -89,7 +97,70 @@ def taxonomy_of(repository: AuthorityRepository, chain: Chain) -> Taxonomy:
     Raises:
         ProvenanceError: its file is missing, or isn't the one that was signed.
     """
-    return Taxonomy.from_mapping(json.loads(repository.target(newest_taxonomy(chain))))
+    return next(read_taxonomies(chain, repository.target))
+
+
+def publish(
+    change: RepositoryChange,
+    before: Taxonomy,
+    after: Taxonomy,
+    *,
+    withdraw: Collection[str] = (),
+    reword: Collection[str] = (),
+) -> TaxonomyChange:
+    """Publish a new version of the taxonomy; return what is different in it.
+
+    Nobody signs a withdrawn class any more, and what was signed of it isn't vouched for. What was signed of the others
+    stays as it is, whichever version it was signed under.
+
+    Args:
+        change: of the repository.
+        before: the newest version.
+        after: the one that takes its place.
+        withdraw: the classes that it lacks: said, since whoever has data of them can't open them any more.
+        reword: the classes that it gives other words: said, since their signers signed the old ones.
+
+    Raises:
+        ProvenanceError: it has another name, or a version that was published; others are withdrawn or reworded than it
+            was said.
+    """
+    assert change.chain is not None
+    check_taxonomy(after)
+    path = taxonomy_target(after.name, after.version)
+    if after.name != before.name:
+        msg = f"The authority's taxonomy is called {before.name!r}, and not {after.name!r}. Keep its name."
+        raise ProvenanceError(msg)
+    if path in change.targets().targets:
+        raise ProvenanceError(f"{after.name} {after.version} was published already. Give the new one another version.")
+    difference = compare(before, after)
+    _refuse_unsaid("withdraw", difference.withdrawn, withdraw, change.chain)
+    _refuse_unsaid("reword", difference.reworded, reword, change.chain)
+    change.delegations()
+    for name in difference.withdrawn:
+        _drop(change, role_of(name))
+    publish_taxonomy(change, after)
+    return difference
+
+
+def _refuse_unsaid(option: str, found: Sequence[str], said: Collection[str], chain: Chain) -> None:
+    for name in said:
+        if name not in found:
+            raise ProvenanceError(f"The new version doesn't {option} {name!r}. Leave --{option} {name} out.")
+    unsaid = [name for name in found if name not in said]
+    if unsaid:
+        named = ", ".join(f"{name} (signed sources: {num_signed(chain, name)})" for name in unsaid)
+        options = " ".join(f"--{option} {name}" for name in unsaid)
+        why = {
+            "withdraw": "lacks classes, whose data nobody can open with this authority any more",
+            "reword": "has other words for classes, and their signers have signed the old ones",
+        }[option]
+        raise ProvenanceError(f"The new version {why}: {named}. Restore them, or say that it's meant: {options}.")
+
+
+def num_signed(chain: Chain, class_path: str) -> int:
+    """Return how many sources of a class are signed."""
+    found = chain.targets.get(role_of(class_path))
+    return len(found.signed.targets) if found else 0
 
 
 def delegate(
@@ -222,7 +293,8 @@ def status(repository: AuthorityRepository) -> list[RoleStatus]:
         version, expires = (one.signed.version, one.signed.expires) if one is not None else (None, None)
         problem = str(chain.problems.get(role, ""))
         name = class_of_role(role) or role
-        found.append(RoleStatus(name, tuple(named.keyids), named.threshold, version, expires, num, problem))
+        is_class = bool(class_of_role(role))
+        found.append(RoleStatus(name, tuple(named.keyids), named.threshold, version, expires, num, problem, is_class))
     return sorted(
         found, key=lambda one: (one.expires is None, one.expires or datetime.max.replace(tzinfo=UTC), one.role)
     )

@@ -26,7 +26,7 @@ from cosmati.provenance.authority.errors import (
     UnsignedMetadataError,
     UntrustedRootError,
 )
-from cosmati.provenance.authority.names import TAXONOMY_PATH, SourceName, metadata_file, role_of
+from cosmati.provenance.authority.names import SourceName, metadata_file, role_of
 
 Reader = Callable[[str], bytes | None]
 """Returns a file of a repository by its name below it, None where it isn't there."""
@@ -219,18 +219,6 @@ def _verify(delegator: Root | Targets, role: str, metadata: Metadata[Any]) -> No
     except (RepositoryError, ValueError) as error:
         msg = f"The metadata of {role!r} aren't signed by the keys that may: {error}. Nothing in them is trusted."
         raise UnsignedMetadataError(msg) from error
-
-
-def newest_taxonomy(chain: Chain) -> TargetFile:
-    """Return the taxonomy that an authority has signed last.
-
-    Raises:
-        InconsistentMetadataError: it has signed none.
-    """
-    signed = [info for path, info in chain.delegations.targets.items() if path.startswith(f"{TAXONOMY_PATH}/")]
-    if not signed:
-        raise InconsistentMetadataError("The authority has published no taxonomy. Ask it to make its repository anew.")
-    return signed[-1]
 
 
 def checked(data: bytes, info: TargetFile) -> bytes:

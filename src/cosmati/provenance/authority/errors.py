@@ -29,6 +29,14 @@ class OutOfScopeError(ProvenanceError):
     """Nobody who may sign the class has signed this source."""
 
 
+class UnknownClassError(ProvenanceError):
+    """The authority's taxonomy has no such class, and never had."""
+
+
+class WithdrawnClassError(ProvenanceError):
+    """An earlier version of the authority's taxonomy had the class, and the newest hasn't."""
+
+
 class TamperedManifestError(ProvenanceError):
     """A manifest isn't the one that was signed."""
 

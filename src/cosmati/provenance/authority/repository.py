@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import rfc8785
+from tuf.api.exceptions import UnsignedMetadataError
 from tuf.api.metadata import (
     Delegations,
     Metadata,
@@ -44,6 +45,7 @@ from cosmati.provenance.authority.names import (
     target_file,
     taxonomy_target,
 )
+from cosmati.provenance.authority.taxonomies import NUMBER, number_of, published
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.storage.atomic import replace_files
 from cosmati.storage.lock import FileLock
@@ -150,9 +152,11 @@ class RepositoryChange:
         if valid:
             self.signed[role] = found
 
-    def add_target(self, role: str, path: str, data: bytes) -> None:
-        """Let a role sign a target."""
+    def add_target(self, role: str, path: str, data: bytes, **custom: int | str) -> None:
+        """Let a role sign a target, and what is said of it besides."""
         info = TargetFile.from_data(path, data, ["sha256"])
+        if custom:
+            info.unrecognized_fields["custom"] = custom
         self.targets(role).targets[path] = info
         self.target_files[target_file(path, info.hashes["sha256"])] = data
 
@@ -343,7 +347,12 @@ def sign(metadata: Metadata[Any], role: str, delegators: list[Root | Targets | N
     there = [one for one in delegators if one is not None]
     wanted = dict.fromkeys(keyid for one in there for keyid in one.get_delegated_role(role).keyids)
     for signer in ring.signers(keyid for keyid in wanted if keyid not in metadata.signatures):
-        metadata.sign(signer, append=True)
+        try:
+            metadata.sign(signer, append=True)
+        except UnsignedMetadataError as error:  # in which TUF wraps what a token says
+            if isinstance(error.__cause__, ProvenanceError):
+                raise error.__cause__ from error
+            raise
     for one in there:
         found = one.get_verification_result(role, metadata.signed_bytes, metadata.signatures)
         if not found:
@@ -360,4 +369,5 @@ def sign(metadata: Metadata[Any], role: str, delegators: list[Root | Targets | N
 def publish_taxonomy(change: RepositoryChange, taxonomy: Taxonomy) -> None:
     """Let the authority sign a taxonomy: its name, version, classes and their meanings."""
     path = taxonomy_target(taxonomy.name, taxonomy.version)
-    change.add_target("targets", path, rfc8785.dumps(taxonomy.to_mapping()))
+    number = max(map(number_of, published(change.targets())), default=0) + 1
+    change.add_target("targets", path, rfc8785.dumps(taxonomy.to_mapping()), **{NUMBER: number})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -12,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from tuf.api import exceptions as tuf
+from tuf.api.metadata import TargetFile
 from tuf.ngclient import Updater
 from tuf.ngclient.fetcher import FetcherInterface
 
 from cosmati.errors import MissingExtraError, ProvenanceError
-from cosmati.provenance.authority.chain import Chain, checked, newest_taxonomy, read_chain
+from cosmati.provenance.authority.chain import Chain, checked, read_chain
 from cosmati.provenance.authority.errors import (
     ExpiredMetadataError,
     InconsistentMetadataError,
@@ -27,6 +27,7 @@ from cosmati.provenance.authority.errors import (
     UntrustedRootError,
 )
 from cosmati.provenance.authority.names import METADATA, SourceName, metadata_file, role_of, target_file
+from cosmati.provenance.authority.taxonomies import read_taxonomies, refuse_other_class
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.provenance.voucher import Voucher
 from cosmati.storage.lock import FileLock
@@ -68,6 +69,7 @@ class Authority:
         self._fetcher = fetcher_of(self.url)
         self._chain: Chain | None = None
         self._taxonomy: Taxonomy | None = None
+        self._taxonomy_files: dict[str, bytes] = {}
 
     def refresh(self) -> Chain:
         """Fetch what is new, and return all of it, verified as of now.
@@ -88,6 +90,7 @@ class Authority:
             msg = f"What was seen of {self.url} can't be kept in {self._state}: {error}. Name another folder: state=."
             raise ProvenanceError(msg) from error
         self._taxonomy = None
+        self._taxonomy_files = {}
         return self._chain
 
     def _settled(self, name: str) -> bytes | None:
@@ -111,14 +114,22 @@ class Authority:
         """The taxonomy that the authority has published last."""
         if self._taxonomy is not None:
             return self._taxonomy  # asked for each source
-        info = newest_taxonomy(self.chain)
-        data = self._read(target_file(info.path, info.hashes["sha256"]))
+        self._taxonomy = next(self.taxonomies())
+        return self._taxonomy
+
+    def taxonomies(self) -> Iterator[Taxonomy]:
+        """Fetch all versions that the authority has published, the newest first."""
+        return read_taxonomies(self.chain, self._target)
+
+    def _target(self, info: TargetFile) -> bytes:
+        name = target_file(info.path, info.hashes["sha256"])
+        data = self._read(name)
         if data is None:
             raise TamperedManifestError(
                 f"{info.path} was signed, and its file is missing in {self.url}. Fetch it again."
             )
-        self._taxonomy = Taxonomy.from_mapping(json.loads(checked(data, info)))
-        return self._taxonomy
+        self._taxonomy_files[name] = checked(data, info)
+        return data
 
     def vouch(self, manifest: bytes, *, class_path: str, source: str, version: str) -> Voucher:
         """Return that a source's manifest was signed, and by whom.
@@ -130,10 +141,11 @@ class Authority:
             version: of its content that it says.
 
         Raises:
-            ProvenanceError: there's no such class, nobody who may has signed the source, or another manifest of it.
+            ProvenanceError: there's no such class, or none any more; nobody who may has signed the source, or another
+                manifest of it.
         """
         taxonomy = self.taxonomy
-        taxonomy.id_of(class_path)  # says which are near where there's none
+        refuse_other_class(taxonomy, class_path, self.taxonomies)
         name = SourceName(taxonomy.name, class_path, source, version)
         role, signed = role_of(class_path), self.chain.source(name).hashes["sha256"]
         found = hashlib.sha256(manifest).hexdigest()
@@ -148,7 +160,8 @@ class Authority:
 
     def archive(self) -> dict[str, bytes]:
         """Return the files that bear out what was vouched for, by `ROOT/FILE`."""
-        return {f"{self.root}/{name}": data for name, data in self.chain.files.items()}
+        files = {**self.chain.files, **self._taxonomy_files}
+        return {f"{self.root}/{name}": data for name, data in files.items()}
 
     def _first_root(self) -> bytes:
         data = self._read(metadata_file("root", 1))
