@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import signal
 import textwrap
@@ -9,7 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from cosmati.data.loader import StreamingLoader
+from cosmati.data.rows import RowBatch
+from cosmati.data.source import StreamingSource
+from cosmati.data.streaming import StreamingDataset
+from cosmati.errors import DataError
 from tests.data.faults import slow_reader
 from tests.data.shard_files import write_source
 from tests.processes import PythonProcess
@@ -143,3 +151,42 @@ def test_a_worker_ends_with_its_killed_parent_while_a_process_forked_later_lives
         process.stdout.close()
         for pid in (helper, *filter(is_running, workers)):
             os.kill(pid, signal.SIGKILL)
+
+
+def refuse_seven(batch: RowBatch) -> torch.Tensor:
+    if 7 in batch.columns["number"]:
+        raise ValueError("seven")
+    return batch.tensor("number")
+
+
+@pytest.mark.parametrize("reader", ["loader", "source", "error"])
+def test_workers_in_a_cycle_that_is_collected_are_told_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    gc.collect()  # what other tests have left
+    before = set(multiprocessing.active_children())
+    data = StreamingDataset(write_source(tmp_path, [20]), columns=("number",), transform=refuse_seven, shuffle=False)
+    cycle: list[object] = []
+    cycle.append(cycle)
+    if reader == "source":
+        order = StreamingSource(data, 4, num_workers=1).order(seed=0, num_microbatches=1, route_pure=False)
+        order.expect(0, (0,))
+        order.microbatch(0, 0)
+        cycle.append(order)
+        del order
+    else:
+        batches = iter(StreamingLoader(data, 4, num_workers=1))
+        next(batches)
+        if reader == "loader":
+            cycle.append(batches)
+        else:
+            with pytest.raises(DataError, match="row 7 is bad: ValueError: seven"):
+                next(batches)
+        del batches
+    [worker] = set(multiprocessing.active_children()) - before
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 30.0)
+    terminated = []
+    monkeypatch.setattr(worker, "terminate", lambda: (terminated.append(worker.pid), worker.kill()))
+    del cycle
+    gc.collect()
+    assert (worker.exitcode, terminated) == (0, []), "what isn't told in time PyTorch terminates"
