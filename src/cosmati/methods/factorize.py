@@ -45,21 +45,6 @@ class FactorizedLinear(nn.Module):
         self.expand = nn.Linear(rank, out_features, bias=bias)
 
     @property
-    def in_features(self) -> int:
-        """Features of the input, as of `nn.Linear`."""
-        return self.reduce.in_features
-
-    @property
-    def out_features(self) -> int:
-        """Features of the output, as of `nn.Linear`."""
-        return self.expand.out_features
-
-    @property
-    def latent_features(self) -> int:
-        """Features between the two layers: the rank."""
-        return self.reduce.out_features
-
-    @property
     def weight(self) -> Tensor:
         """The product, [out_features, in_features], for code that reads a linear layer's weight."""
         return self.expand.weight @ self.reduce.weight
@@ -118,21 +103,6 @@ class FactorizedConv2d(nn.Module):
         _check_smaller("latent_channels", rank, out_channels, in_channels * math.prod(_pair(kernel_size)))
         self.reduce = nn.Conv2d(in_channels, rank, kernel_size, stride, padding, dilation, bias=False)
         self.expand = nn.Conv2d(rank, out_channels, 1, bias=bias)
-
-    @property
-    def in_channels(self) -> int:
-        """Channels of the input, as of `nn.Conv2d`."""
-        return self.reduce.in_channels
-
-    @property
-    def out_channels(self) -> int:
-        """Channels of the output, as of `nn.Conv2d`."""
-        return self.expand.out_channels
-
-    @property
-    def latent_channels(self) -> int:
-        """Channels between the two convolutions: the rank."""
-        return self.reduce.out_channels
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the output of an input [rows, in_channels, height, width]."""

@@ -70,8 +70,7 @@ def apply_low_precision_layernorm(
 
     Args:
         model: the model; the root itself may be a norm.
-        precision: "amp_bf16", "amp_fp16", an enumeration's member of that value, or the type itself; None takes
-            autocast's; "fp32" changes nothing.
+        precision: "amp_bf16", "amp_fp16" or the type itself; None takes autocast's; "fp32" changes nothing.
         optimizers: needs no change; taken so that calls of the functional interface fit.
 
     Returns:
@@ -131,7 +130,6 @@ def _apply(
 ) -> nn.Module:
     why = f"{type(model).__name__} has no {native.__name__}"
     found = False
-    precision = getattr(precision, "value", precision)  # Composer's own are members of an enumeration.
     if precision in _FULL:
         why = f"precision={precision} is what norms are computed in anyway"
     elif precision not in _PRECISIONS:

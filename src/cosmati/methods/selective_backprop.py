@@ -67,23 +67,12 @@ def select_using_loss(
 
     Raises:
         BatchError: keep, scale_factor or the input's shape is out of range, or the losses aren't per row.
-        TypeError: the loss function takes no `reduction`.
     """
     if not 0 < keep <= 1:
         msg = f"keep={keep} is not a share of the rows. Give a number above 0, up to 1."
         raise BatchError(msg)
     with torch.no_grad():
-        output = model(_scaled(input, scale_factor))
-        try:
-            losses = loss_fun(output, target, reduction="none")
-        except TypeError as error:
-            if "'reduction'" not in str(error):
-                raise
-            msg = (
-                "The loss function must take a keyword argument `reduction`, to be asked for one loss a row. Give one "
-                "such as torch.nn.functional.cross_entropy, or write def loss_fun(output, target, reduction='none')."
-            )
-            raise TypeError(msg) from error
+        losses = loss_fun(model(_scaled(input, scale_factor)), target, reduction="none")
     if losses.ndim == 0 or losses.shape[0] != input.shape[0]:
         msg = f"Losses {tuple(losses.shape)} of {input.shape[0]} rows: the loss function must honour reduction='none'."
         raise BatchError(msg)
