@@ -6,7 +6,10 @@ import gc
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator
 from typing import IO
 
 import pytest
@@ -16,6 +19,8 @@ from hypothesis import settings
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+_READING = ("cosmati-ahead", "cosmati-fetch", "cosmati-read")
 
 torch.set_num_threads(1)
 gc.disable()  # while tests are collected: there's much to look at, and little garbage
@@ -51,6 +56,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in lacking.items():
             if item.get_closest_marker(marker) is not None:
                 item.add_marker(pytest.mark.skip(reason=f"{marker}: {reason}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Leave the path of imports as it was: a study's file leaves its folder there, where others' modules may lie."""
+    before = list(sys.path)
+    try:
+        return (yield)
+    finally:
+        sys.path[:] = before
+
+
+@pytest.fixture
+def alone() -> None:
+    """Begin when no thread reads any more for an earlier test: for what counts, or patches, what all threads share."""
+    until = time.monotonic() + 1.0  # one that a fixture of a wider scope holds waits, and does nothing
+    gc.collect()
+    while any(one.name in _READING for one in threading.enumerate()) and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="session", autouse=True)

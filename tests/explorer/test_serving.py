@@ -16,7 +16,7 @@ import pytest
 from cosmati.storage.lock import is_locked
 from cosmati.store.index import RunIndex
 from cosmati.store.summary import key_of
-from tests.explorer.serving import ExploreServer, child_environment
+from tests.explorer.serving import OFTEN, ExploreServer, child_environment
 from tests.processes import PythonProcess, run_python
 from tests.store.samples import run_record, small_study, write_run, write_study
 
@@ -61,9 +61,6 @@ def soon(true: Callable[[], bool], seconds: float) -> bool:
         time.sleep(0.1)
     return False
 
-
-OFTEN = "from cosmati.explorer.server import site; site._SOONEST = 0.3"
-"""What a server begins with that looks for changes several times a second."""
 
 HELD = """
 import os, time
