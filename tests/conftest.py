@@ -7,7 +7,9 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Generator, Iterator
 from typing import IO
 
 import pytest
@@ -17,6 +19,8 @@ from hypothesis import settings
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+_READING = ("cosmati-ahead", "cosmati-fetch", "cosmati-read")
 
 torch.set_num_threads(1)
 gc.disable()  # while tests are collected: there's much to look at, and little garbage
@@ -54,6 +58,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"{marker}: {reason}"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Leave the path of imports as it was: a study's file leaves its folder there, where others' modules may lie."""
+    before = list(sys.path)
+    try:
+        return (yield)
+    finally:
+        sys.path[:] = before
+
+
+@pytest.fixture
+def alone() -> None:
+    """Begin when no thread reads any more for an earlier test: for what counts, or patches, what all threads share."""
+    until = time.monotonic() + 1.0  # one that a fixture of a wider scope holds waits, and does nothing
+    gc.collect()
+    while any(one.name in _READING for one in threading.enumerate()) and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what recipes cache out of the user's own cache."""
@@ -64,10 +87,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_modules_of_others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Forget what a test has imported from a folder of its own, and the folder: another's file may have that name."""
-    folder, before, path = str(tmp_path_factory.getbasetemp()), set(sys.modules), list(sys.path)
+    """Forget what a test has imported from a folder of its own: another's file may have that name."""
+    folder, before = str(tmp_path_factory.getbasetemp()), set(sys.modules)
     yield
-    sys.path[:] = path
     for name in sys.modules.keys() - before:
         # Not `getattr`, which modules of PyTorch answer for any name.
         if str(vars(sys.modules[name]).get("__file__")).startswith(folder):

@@ -128,6 +128,7 @@ def test_without_cutting_pieces_go_where_they_leave_least_room(lengths: list[int
     assert all(lengths[row] > length for row in cut)
 
 
+@pytest.mark.usefixtures("alone")
 def test_packing_is_lazy_and_holds_no_more_than_its_open_packs() -> None:
     def endless() -> Iterator[dict[str, Any]]:
         number = 0

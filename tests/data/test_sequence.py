@@ -22,6 +22,7 @@ from cosmati.data.rows import RowBatch
 from cosmati.data.shards.writer import ShardWriter
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
+from cosmati.data.worker import ending_in_cycles
 from cosmati.errors import DataError
 from tests.data.shard_files import write_data_set, write_source
 
@@ -398,9 +399,9 @@ def test_a_bad_row_is_named_where_nobody_can_leave_it_out(tmp_path: Path, how: s
     plain: Any = StreamingDataset(tmp_path, on_bad_row=how, transform=refuse_five)  # type: ignore[arg-type]
     reads = [
         lambda: list(picky),
-        lambda: list(DataLoader(picky, 3, num_workers=workers)),
-        lambda: list(DataLoader(picky, 1, num_workers=workers)),
-        lambda: list(DataLoader(plain, 3, num_workers=workers, collate_fn=plain.collate)),
+        lambda: list(ending_in_cycles(iter(DataLoader(picky, 3, num_workers=workers)))),
+        lambda: list(ending_in_cycles(iter(DataLoader(picky, 1, num_workers=workers)))),
+        lambda: list(ending_in_cycles(iter(DataLoader(plain, 3, num_workers=workers, collate_fn=plain.collate)))),
     ]
     for read in reads:
         with pytest.raises(DataError, match=r"shard\.00001\.mds, row 1 is bad: ValueError: broken.*StreamingLoader"):

@@ -31,6 +31,8 @@ os.dup2(1, 2)
 {before}
 serve(Path(sys.argv[1]), port=int(sys.argv[2]))
 """
+OFTEN = "from cosmati.explorer.server import site; site._SOONEST = 0.3"
+"""What a server begins with that looks for changes several times a second."""
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script></script>\"'=cmd()"
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from cosmati.explorer.server import site
 from cosmati.explorer.server.app import make_app
 from cosmati.store.index import RunIndex
 from cosmati.store.summary import key_of
@@ -36,7 +37,8 @@ def soon(is_so: Callable[[], bool], seconds: float = 120.0) -> bool:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(site, "_SOONEST", 0.3)
     write_run(tmp_path / "store" / "one", run_record("one"), STEPS)
     found = Served(tmp_path / "store")
     watcher = threading.Thread(target=found.site.watch, daemon=True)
@@ -70,7 +72,7 @@ def test_a_server_outlives_its_index_and_its_store(served: Served, tmp_path: Pat
 
 def test_looks_that_fail_are_told_with_their_time_until_one_succeeds(served: Served, tmp_path: Path) -> None:
     assert soon(lambda: has_one(served))
-    assert "Last look" not in served.get("/runs")[1]
+    assert soon(lambda: "Last look" not in served.get("/runs")[1])
     lock = tmp_path / "store" / ".cosmati" / "index.lock"
     lock.unlink()
     lock.mkdir()  # as a full or broken disk refuses it

@@ -16,7 +16,7 @@ import pytest
 from cosmati.storage.lock import is_locked
 from cosmati.store.index import RunIndex
 from cosmati.store.summary import key_of
-from tests.explorer.serving import ExploreServer, child_environment
+from tests.explorer.serving import OFTEN, ExploreServer, child_environment
 from tests.processes import PythonProcess, run_python
 from tests.store.samples import run_record, small_study, write_run, write_study
 
@@ -62,6 +62,24 @@ def soon(true: Callable[[], bool], seconds: float) -> bool:
     return False
 
 
+HELD = """
+import os, time
+from cosmati.store import index
+hold, read, num_read = Path(os.environ["HOLD"]), index.read_source, 0
+
+def held(root, source):
+    global num_read
+    num_read += hold.exists()
+    if num_read == 10:
+        hold.write_text("now")
+        time.sleep(600)
+    return read(root, source)
+
+index.read_source = held
+"""
+"""What a server begins with that once `HOLD` is there stops amid its look, and says so there."""
+
+
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as found:
@@ -100,8 +118,7 @@ def test_the_command_says_that_a_port_is_in_use(tmp_path: Path) -> None:
 def test_two_stores_and_two_servers_of_one_store(tmp_path: Path, stack: ExitStack) -> None:
     for name, seeds in (("a", 2), ("b", 3)):
         write_study(tmp_path / name / "study", small_study(name, seeds=range(seeds)))
-    first, second = (stack.enter_context(ExploreServer(tmp_path / name)) for name in ("a", "b"))
-    third = stack.enter_context(ExploreServer(tmp_path / "a"))
+    first, second, third = (stack.enter_context(ExploreServer(tmp_path / name, before=OFTEN)) for name in "aba")
     assert [num_runs(one) for one in (first, second, third)] == [8, 12, 8]
     assert third.get("/runs/" + key_of("study", "fast", 1.0, 2))[0] == 404
     assert second.get("/runs/" + key_of("study", "fast", 1.0, 2))[0] == 200
@@ -155,7 +172,7 @@ def test_what_is_removed_or_replaced_while_it_is_read_breaks_nothing(tmp_path: P
     steps = [{"step": n, "rows": n, "loss": 1 / (n + 1)} for n in range(2000)]
     write_run(tmp_path / "run", run_record(), steps)
     write_study(tmp_path / "study", small_study())
-    server = stack.enter_context(ExploreServer(tmp_path))
+    server = stack.enter_context(ExploreServer(tmp_path, before=OFTEN))
     is_over, answers = threading.Event(), list[tuple[str, int, str]]()
     pages = ("/runs/" + key_of("run"), "/studies/study", "/", "/runs", "/runs/" + key_of("study", "fast", 1.0, 1))
 
@@ -174,7 +191,7 @@ def test_what_is_removed_or_replaced_while_it_is_read_breaks_nothing(tmp_path: P
         write_run(tmp_path / "run", run_record("run", seed=number), steps[: 100 * number])
         write_study(tmp_path / "study", small_study(seeds=range(1 + number % 3)))
         (tmp_path / "run" / "steps.jsonl").write_bytes(b'{"step": 1, "loss": ' * (number % 2))
-        time.sleep(0.2)
+        time.sleep(0.1)
     is_over.set()
     for reader in readers:
         reader.join(timeout=60)
@@ -186,27 +203,26 @@ def test_what_is_removed_or_replaced_while_it_is_read_breaks_nothing(tmp_path: P
 
 
 def test_a_server_that_is_killed_while_it_reads_leaves_a_store_that_opens(tmp_path: Path, stack: ExitStack) -> None:
-    for number in range(60):
-        write_study(tmp_path / f"s{number}", small_study(f"s{number}", seeds=range(10)))
-    first = stack.enter_context(ExploreServer(tmp_path))
-    assert num_runs(first) == 2400
-    lock, times_locked = tmp_path / ".cosmati" / "index.lock", 0
+    store, hold = tmp_path / "store", tmp_path / "hold"
+    for number in range(20):
+        write_study(store / f"s{number}", small_study(f"s{number}", seeds=range(10)))
+    first = stack.enter_context(ExploreServer(store, environment={"HOLD": str(hold)}, before=OFTEN + HELD))
+    assert num_runs(first) == 800
     first.process.send_signal(signal.SIGSTOP)  # between two looks, so that the next one sees all
-    while is_locked(lock):
+    while is_locked(store / ".cosmati" / "index.lock"):
         first.process.send_signal(signal.SIGCONT)
         time.sleep(0.01)
         first.process.send_signal(signal.SIGSTOP)
-    for number in range(60):
-        write_study(tmp_path / f"s{number}", small_study(f"s{number}", seeds=range(12)))
+    for number in range(20):
+        write_study(store / f"s{number}", small_study(f"s{number}", seeds=range(12)))
+    hold.touch()
     first.process.send_signal(signal.SIGCONT)
-    while times_locked < 5:  # a look that finds nothing takes less
-        times_locked = times_locked + 1 if is_locked(lock) else 0
-        time.sleep(0.01)
+    assert soon(lambda: hold.read_text() == "now", 12)
     first.kill()
-    with RunIndex(tmp_path) as index:
-        assert index.count() == 2400, "it died with its work undone, and nothing of that stands"
-    second = stack.enter_context(ExploreServer(tmp_path))
-    assert num_runs(second) == 60 * 48
+    with RunIndex(store) as index:
+        assert index.count() == 800, "it died with its work undone, and nothing of that stands"
+    second = stack.enter_context(ExploreServer(store))
+    assert num_runs(second) == 20 * 48
     assert second.get("/problems")[1].count("can't be read") <= 1
     assert "Traceback" not in second.close()
 
@@ -216,7 +232,7 @@ def test_damage_is_named_while_the_rest_goes_on_and_its_mend_is_seen(tmp_path: P
     write_study(tmp_path / "study", small_study(seeds=(0,)))
     (tmp_path / "run" / "steps.parquet").write_bytes(b"PAR1" + b"junk" * 99 + b"PAR1")
     (tmp_path / "run" / "evaluations.parquet").write_bytes(b"")
-    server = stack.enter_context(ExploreServer(tmp_path))
+    server = stack.enter_context(ExploreServer(tmp_path, before=OFTEN))
     page = "/runs/" + key_of("run")
     status, text, _ = server.get(page)
     assert status == 200, text[-2000:]
@@ -297,7 +313,7 @@ with FileLock(folder / "lock"):
     job = PythonProcess(["-c", code, tmp_path / "job"], env=child_environment())
     try:
         job.stdout.readline()
-        server = stack.enter_context(ExploreServer(tmp_path))
+        server = stack.enter_context(ExploreServer(tmp_path, before=OFTEN))
         assert num_runs(server, "?status=running") == 1
         job.send_signal(signal.SIGKILL)
         job.wait(timeout=120)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -207,13 +208,14 @@ def test_the_button_verifies_again_and_no_other_site_may_press_it(served: Served
 
 
 def test_a_check_that_takes_long_is_waited_for_by_nobody(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = checks.read_run
-    monkeypatch.setattr(checks, "read_run", lambda folder: (time.sleep(1.0), real(folder))[1])
+    real, may_end = checks.read_run, threading.Event()
+    monkeypatch.setattr(checks, "read_run", lambda folder: (may_end.wait(60), real(folder))[1])
     asked, folder = LedgerChecks(), Path(served.index.root) / "governed"
     found, going = asked.ask(folder)
     assert found is None
     assert going is not None
     assert asked.ask(folder)[0] is None, "the same check goes on"
+    may_end.set()
     found, going = asked.ask(folder, wait=30)
     assert found is not None
     assert found.view is not None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from typer.testing import CliRunner, Result
 import cosmati
 from cosmati.cli.main import app
 from cosmati.storage.lock import FileLock
+from tests.processes import run_python
 
 RECIPE = """
 from dataclasses import dataclass
@@ -226,7 +225,8 @@ def test_a_run_of_a_script_is_exported_with_the_script_as_recipe(tmp_path: Path)
     text += "if __name__ == '__main__':\n    script().trainer(run_folder='run').fit()\n"
     (tmp_path / "script.py").write_text(text.replace("EMA, BlurPool,", "EMA, BlurPool, StochasticDepth,"))
     environment = {**os.environ, "PYTHONPATH": str(Path(cosmati.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=280, env=environment)
+    done = run_python([tmp_path / "script.py"], cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
     recipe, out = f"{tmp_path}/script.py:script", tmp_path / "out"
     result = run("export", tmp_path / "run", "--recipe", recipe, "--to", "safetensors", "--out", out)
     assert result.exit_code == 0, result.output

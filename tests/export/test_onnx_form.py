@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -58,6 +59,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.export.save(torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes), f"{f}.pt2")
         Path(f"{f}.pt2").rename(f)
 
+    # What exporting loads looks whether onnxruntime is there, and a stand-in would leave it half loaded.
+    torch.export.save(torch.export.export(nn.Identity(), (torch.zeros(1),)), io.BytesIO())
     runtime = ModuleType("onnxruntime")
     runtime.InferenceSession = Session  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "onnxruntime", runtime)

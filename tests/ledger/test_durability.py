@@ -76,7 +76,7 @@ class ForgetfulDisk:
 
 
 @pytest.fixture
-def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForgetfulDisk]:
+def forgetful(monkeypatch: pytest.MonkeyPatch, alone: None) -> Iterator[ForgetfulDisk]:
     def published(target: Path) -> None:
         if target.name == "checkpoint":
             assert watched.unsynced == set(), "the head covers entries that aren't on disk"

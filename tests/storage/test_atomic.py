@@ -13,7 +13,7 @@ from cosmati.storage.atomic import create_secret, draft_of, publish, replace_fil
 
 
 @pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: None) -> list[tuple[str, str]]:
     """What is asked of the kernel for the disk, in order: (call, name of the file or folder)."""
     seen: list[tuple[str, str]] = []
     fsync, replace = os.fsync, Path.replace

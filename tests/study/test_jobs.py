@@ -208,9 +208,8 @@ def test_a_killed_search_and_a_killed_study_lose_and_repeat_nothing(tmp_path: Pa
     for name, number, num_lines in kills:
         process = begin(tmp_path, is_forked=is_forked)
         wait_for(num_lines, tmp_path / name)
-        if number == signal.SIGKILL:  # in the midst of long runs
-            (tmp_path / STALL).touch()
-            time.sleep(0.5)
+        (tmp_path / STALL).touch()  # in the midst of long runs
+        time.sleep(0.5)
         error = end(process, tmp_path, number)
         assert ("KeyboardInterrupt" in error) == (number == signal.SIGINT)
         (tmp_path / STALL).unlink(missing_ok=True)

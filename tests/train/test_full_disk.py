@@ -43,7 +43,7 @@ def test_the_run_stops_with_a_reason_and_goes_on_to_the_same_end(tmp_path: Path,
 def test_two_processes_in_one_folder_are_refused(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from tests.train.full_disk_run import trainer\n"
-        "with trainer(Path(sys.argv[1])): print('open', flush=True); time.sleep(30)\n"
+        "with trainer(Path(sys.argv[1])): print('open', flush=True); time.sleep(600)\n"
     )
     holder = PythonProcess(["-c", script, tmp_path])
     try:

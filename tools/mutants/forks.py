@@ -18,7 +18,7 @@ from typing import Any
 BROKEN = 97
 """Status of a run that ended before pytest did."""
 
-SLOW = ("numpy", "torch", "pydantic", "cryptography", "pytest", "rich.console", "safetensors.torch")
+SLOW = ("numpy", "torch", "pydantic", "cryptography", "pytest", "hypothesis", "rich.console", "safetensors.torch")
 
 
 def run(request: dict[str, Any]) -> int:

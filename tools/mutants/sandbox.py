@@ -24,7 +24,10 @@ ENVIRONMENT = {
     "CI": "1",  # laws are tried on the same examples each time
     "OMP_NUM_THREADS": "1",
     "PYTHONHASHSEED": "0",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # pytest compiles them anew in each process, where it may write nothing
 }
+
+PLUGINS = ("xdist.plugin", "pytest_timeout", "_hypothesis_pytestplugin", "tools.mutants.plugin")
 
 
 class Sandbox:
@@ -70,7 +73,7 @@ class Sandbox:
         self, arguments: Sequence[str], variables: Mapping[str, str], *, seconds: float | None = None
     ) -> int | None:
         """Run pytest in the copy; its exit status, or none where it took longer than `seconds`."""
-        options = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "tools.mutants.plugin"]
+        options = ["-q", "-p", "no:cacheprovider", *(word for name in PLUGINS for word in ("-p", name))]
         return self._ask({"pytest": [*options, *arguments], "variables": dict(variables)}, seconds)
 
     def imports(self, *modules: str) -> bool:

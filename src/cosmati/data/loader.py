@@ -14,7 +14,7 @@ from cosmati.data.parcel import in_worker, out_of_worker
 from cosmati.data.read_ahead import ReadAhead, fetch_from_here
 from cosmati.data.states import Growth, check_state, state_of
 from cosmati.data.streaming import StreamingDataset
-from cosmati.data.worker import WorkerStart
+from cosmati.data.worker import WorkerStart, ending_in_cycles
 from cosmati.errors import DataError
 
 LoaderTail = Literal["keep", "drop", "carry"]
@@ -149,7 +149,10 @@ class StreamingLoader(DataLoader[Batch]):
                 fetch_from_here(self._rows.sources)
         # Begun here, not at the first batch: two that are begun together read the same epoch.
         self._latest = begun = object()
-        return self._handed_out(super().__iter__(), self._batches.position, begun)
+        batches = super().__iter__()
+        if self.num_workers:
+            ending_in_cycles(batches)
+        return self._handed_out(batches, self._batches.position, begun)
 
     def first_epoch(self) -> Iterator[Batch]:
         """Yield the batches of the first epoch, wherever the loader stands; it stands there again afterwards.

@@ -28,7 +28,7 @@ from cosmati.data.parcel import in_worker, out_of_worker
 from cosmati.data.read_ahead import ReadAhead, fetch_from_here
 from cosmati.data.streaming import StreamingDataset
 from cosmati.data.vouching import vouched_data
-from cosmati.data.worker import WorkerStart
+from cosmati.data.worker import WorkerStart, ending_in_cycles
 from cosmati.errors import DataError
 from cosmati.provenance.voucher import VouchedData
 
@@ -334,5 +334,5 @@ class StreamingOrder:
             prefetch_factor=max(1, -(-num_ahead // self._source.num_workers)),
             worker_init_fn=WorkerStart(),
         )
-        self._stream, self._numbers = iter(loader), iter(numbers)
+        self._stream, self._numbers = ending_in_cycles(iter(loader)), iter(numbers)
         self._next = next(self._numbers)

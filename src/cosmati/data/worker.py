@@ -1,13 +1,35 @@
-"""What a worker process of a DataLoader does first."""
+"""What a worker process of a DataLoader does first, and how it's told to end."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import threading
+import weakref
 from collections.abc import Callable
+from typing import TypeVar
 
 _LOOK_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+def ending_in_cycles(batches: T) -> T:
+    """Have the workers of a DataLoader's iterator end at once where it's part of a cycle that is collected.
+
+    A collection ends the queues, which have weak references, before it ends the iterator. Its workers would never hear
+    that they're to end, and be waited for 5 seconds each; an error that a worker raised makes such a cycle by itself.
+
+    Args:
+        batches: the iterator; returned as it is.
+    """
+    # What is referred to from outside of the cycle isn't collected with it.
+    weakref.finalize(batches, _let_go, getattr(batches, "_index_queues", None)).atexit = False
+    return batches
+
+
+def _let_go(_queues: object) -> None:
+    """Hold them no longer."""
 
 
 class WorkerStart:

@@ -1,6 +1,10 @@
-"""Reads a whole data set through a cache, and prints its rows' numbers: `python reader.py URL CACHE [MAX_BYTES]`."""
+"""Reads a whole data set through a cache, and prints its rows' numbers: `python reader.py URL CACHE [MAX_BYTES]`.
+
+With `wait` as a fourth word it waits at the end to be killed.
+"""
 
 import sys
+import time
 from pathlib import Path
 
 from cosmati.data.opened import CacheOptions
@@ -16,4 +20,6 @@ if __name__ == "__main__":
     for start in range(0, len(data), 4):
         batch = data.__getitems__(range(start, min(start + 4, len(data))))
         numbers += [row["number"] for row in batch]
+    if sys.argv[4:]:
+        time.sleep(600)
     sys.stdout.write(" ".join(map(str, numbers)) + "\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import signal
 import textwrap
@@ -9,7 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from cosmati.data.loader import StreamingLoader
+from cosmati.data.rows import RowBatch
+from cosmati.data.source import StreamingSource
+from cosmati.data.streaming import StreamingDataset
+from cosmati.errors import DataError
 from tests.data.faults import slow_reader
 from tests.data.shard_files import write_source
 from tests.processes import PythonProcess
@@ -65,9 +73,15 @@ def test_a_killed_job_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> 
     assert left == set()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+# Forked workers hold each other's pipes; others don't, and each of them loads PyTorch anew.
+METHODS = pytest.mark.parametrize(("method", "num_workers"), [("fork", 2), ("spawn", 1), ("forkserver", 1)])
+
+
+@METHODS
 @pytest.mark.parametrize("has_read", [True, False])
-def test_a_worker_whose_parent_was_killed_before_it_began_ends(tmp_path: Path, method: str, has_read: bool) -> None:
+def test_a_worker_whose_parent_was_killed_before_it_began_ends(
+    tmp_path: Path, method: str, num_workers: int, has_read: bool
+) -> None:
     write_source(tmp_path / "data", [500])
     script = tmp_path / "job.py"
     script.write_text(
@@ -86,8 +100,8 @@ def test_a_worker_whose_parent_was_killed_before_it_began_ends(tmp_path: Path, m
         if __name__ == "__main__":
             data = StreamingDataset({str(tmp_path / "data")!r}, columns=("number",))
             context = multiprocessing.get_context({method!r})
-            loader = StreamingLoader(data, 4, num_workers=2, worker_init_fn=begin, multiprocessing_context=context)
-            next(iter(loader))
+            options = dict(num_workers={num_workers}, worker_init_fn=begin, multiprocessing_context=context)
+            next(iter(StreamingLoader(data, 4, **options)))
         """)
     )
     process = PythonProcess([script])
@@ -95,8 +109,10 @@ def test_a_worker_whose_parent_was_killed_before_it_began_ends(tmp_path: Path, m
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_worker_ends_with_its_killed_parent_while_a_process_forked_later_lives(tmp_path: Path, method: str) -> None:
+@METHODS
+def test_a_worker_ends_with_its_killed_parent_while_a_process_forked_later_lives(
+    tmp_path: Path, method: str, num_workers: int
+) -> None:
     write_source(tmp_path / "data", [500])
     script = tmp_path / "job.py"
     script.write_text(
@@ -115,16 +131,16 @@ def test_a_worker_ends_with_its_killed_parent_while_a_process_forked_later_lives
         if __name__ == "__main__":
             data = StreamingDataset(FOLDER / "data", columns=("number",))
             context = multiprocessing.get_context({method!r})
-            loader = StreamingLoader(data, 4, num_workers=2, worker_init_fn=begin, multiprocessing_context=context)
-            batches = iter(loader)
+            options = dict(num_workers={num_workers}, worker_init_fn=begin, multiprocessing_context=context)
+            batches = iter(StreamingLoader(data, 4, **options))
             helper = os.fork()
             if helper == 0:
                 time.sleep(100)
                 os._exit(0)
             print(helper, flush=True)
-            while len(list(FOLDER.glob("*.begun"))) < 2:
+            while len(list(FOLDER.glob("*.begun"))) < {num_workers}:
                 time.sleep(0.05)
-            time.sleep(2.5)  # a parent that lives is seen
+            time.sleep(1.5)  # a parent that lives is seen
             print(*(path.stem for path in FOLDER.glob("*.begun") if Path("/proc", path.stem).exists()), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         """)
@@ -133,7 +149,7 @@ def test_a_worker_ends_with_its_killed_parent_while_a_process_forked_later_lives
     helper, workers = int(process.stdout.readline()), [*map(int, process.stdout.readline().split())]
     try:
         process.wait(timeout=60)
-        assert len(workers) == 2
+        assert len(workers) == num_workers
         deadline = time.monotonic() + 60
         while any(map(is_running, workers)) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -143,3 +159,42 @@ def test_a_worker_ends_with_its_killed_parent_while_a_process_forked_later_lives
         process.stdout.close()
         for pid in (helper, *filter(is_running, workers)):
             os.kill(pid, signal.SIGKILL)
+
+
+def refuse_seven(batch: RowBatch) -> torch.Tensor:
+    if 7 in batch.columns["number"]:
+        raise ValueError("seven")
+    return batch.tensor("number")
+
+
+@pytest.mark.parametrize("reader", ["loader", "source", "error"])
+def test_workers_in_a_cycle_that_is_collected_are_told_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    gc.collect()  # what other tests have left
+    before = set(multiprocessing.active_children())
+    data = StreamingDataset(write_source(tmp_path, [20]), columns=("number",), transform=refuse_seven, shuffle=False)
+    cycle: list[object] = []
+    cycle.append(cycle)
+    if reader == "source":
+        order = StreamingSource(data, 4, num_workers=1).order(seed=0, num_microbatches=1, route_pure=False)
+        order.expect(0, (0,))
+        order.microbatch(0, 0)
+        cycle.append(order)
+        del order
+    else:
+        batches = iter(StreamingLoader(data, 4, num_workers=1))
+        next(batches)
+        if reader == "loader":
+            cycle.append(batches)
+        else:
+            with pytest.raises(DataError, match="row 7 is bad: ValueError: seven"):
+                next(batches)
+        del batches
+    [worker] = set(multiprocessing.active_children()) - before
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 30.0)
+    terminated = []
+    monkeypatch.setattr(worker, "terminate", lambda: (terminated.append(worker.pid), worker.kill()))
+    del cycle
+    gc.collect()
+    assert (worker.exitcode, terminated) == (0, []), "what isn't told in time PyTorch terminates"

@@ -51,6 +51,7 @@ def test_cutting_is_splitting_for_every_chunk_and_bound(
     assert found == split_oracle(content, separator, max_bytes)
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_record_beyond_the_bound_is_never_held_in_memory() -> None:
     class Endless(io.RawIOBase):
         """A line of 64 MiB, whose longest held part would show in the chunks asked for."""

@@ -129,6 +129,7 @@ def test_an_index_that_is_not_of_the_source_is_refused(index: int, shuffle: bool
         order.locate(0, np.asarray([3, index]))
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_hundred_thousand_shards_take_memory_for_shards_only() -> None:
     tracemalloc.start()
     order = ShardOrder(np.full(100_000, 4000), seed=0)

@@ -1,6 +1,7 @@
-"""Writes a source row by row, slowly enough to be killed: `python killed_writer.py OUT NUM_ROWS`."""
+"""Writes a source row by row: `python killed_writer.py OUT NUM_ROWS [LAST]`. It waits at row LAST to be killed."""
 
 import sys
+import time
 from pathlib import Path
 
 from cosmati.data.shards.writer import ShardWriter
@@ -11,7 +12,7 @@ def row(number: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    out, num_rows = Path(sys.argv[1]), int(sys.argv[2])
+    out, num_rows, last = Path(sys.argv[1]), int(sys.argv[2]), int([*sys.argv, "-1"][3])
     with ShardWriter(
         out,
         {"id": "int", "text": "str"},
@@ -25,4 +26,6 @@ if __name__ == "__main__":
         sys.stdout.write(f"{writer.num_written}\n")
         sys.stdout.flush()
         for number in range(writer.num_written, num_rows):
+            if number == last:
+                time.sleep(600)
             writer.write(row(number))

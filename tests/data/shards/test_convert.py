@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -38,15 +36,29 @@ def to_mds(folder: Path, out: Path, **options: object) -> None:
     parquet_to_mds(folder, out, class_path="open/x", **options)  # type: ignore[arg-type]
 
 
-def run(*arguments: str | Path) -> PythonProcess:
-    return PythonProcess(["-m", "cosmati", "data", "convert", *arguments])
+CONVERT = """
+import sys, time
+from pathlib import Path
+from cosmati.data.shards.convert import mds_to_parquet, parquet_to_mds
+
+def wait(done, _all):
+    if done == {number}:
+        print("waits", flush=True)
+        while not Path(sys.argv[2] + ".go").exists():
+            time.sleep(0.01)
+
+{call}
+"""
 
 
-def kill_when(process: PythonProcess, folder: Path, pattern: str, number: int) -> None:
-    """Kill a process once so many files are there; stop it first, so that it doesn't finish meanwhile."""
-    while process.poll() is None and len(list(folder.glob(pattern))) < number:
-        time.sleep(0.002)
-    assert process.poll() is None
+def begun(call: str, number: int, source: Path, out: Path) -> PythonProcess:
+    """Return a process that converts, and waits after so many parts until the file `OUT.go` is there."""
+    process = PythonProcess(["-c", CONVERT.format(call=call, number=number), source, out])
+    assert process.stdout.readline() == "waits\n", process.communicate()
+    return process
+
+
+def kill(process: PythonProcess) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
 
@@ -80,13 +92,9 @@ def test_what_isnt_this_conversions_is_refused(tmp_path: Path) -> None:
 
 def test_a_killed_conversion_to_mds_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     put(tmp_path / "pq", "row", 9000, group=30)
-    script = (
-        "import sys, time\nfrom cosmati.data.shards.convert import parquet_to_mds\n"
-        "parquet_to_mds(sys.argv[1], sys.argv[2], class_path='open/x', size_limit=8192, salt=bytes(32),"
-        " on_shard=lambda *_: time.sleep(0.005))"
-    )
-    process = PythonProcess(["-c", script, tmp_path / "pq", tmp_path / "out"])
-    kill_when(process, tmp_path / "out", "*.mds", 4)
+    options = "class_path='open/x', size_limit=8192, salt=bytes(32)"
+    call = f"parquet_to_mds(sys.argv[1], sys.argv[2], {options}, on_shard=wait)"
+    kill(begun(call, 100, tmp_path / "pq", tmp_path / "out"))
     assert not (tmp_path / "out/index.json").exists()
     kept = (tmp_path / "out/shard.00001.mds").stat()
     for name in ("out", "whole"):
@@ -108,23 +116,26 @@ def test_parquet_that_changes_while_it_is_converted_is_refused(tmp_path: Path) -
     assert not (tmp_path / "out/index.json").exists()
 
 
+TO_PARQUET = "print(mds_to_parquet(sys.argv[1], sys.argv[2], on_shard=wait))"
+
+
 @pytest.fixture
 def mds(tmp_path: Path) -> Path:
     with ShardWriter(
         tmp_path / "mds", {"n": "int"}, class_path="open/x", source="n", size_limit=6000, salt=bytes(32)
     ) as writer:
-        for number in range(30_000):
+        for number in range(6_000):
             writer.write({"n": number})
     return tmp_path / "mds"
 
 
 def test_a_killed_conversion_to_parquet_leaves_nothing_that_reads_as_whole(mds: Path, tmp_path: Path) -> None:
     out, draft = tmp_path / "pq", tmp_path / ".pq.unfinished"
-    kill_when(run(mds, out), draft, "*.parquet", 3)
-    assert list(draft.glob("*.parquet"))
+    kill(begun(TO_PARQUET, 4, mds, out))
+    assert len(list(draft.glob("*.parquet"))) == 4
     with pytest.raises(DataError):
         StreamingDataset(out)
-    assert mds_to_parquet(mds, out) == 30_000
+    assert mds_to_parquet(mds, out) == 6_000
     assert verify_source(out).problems == ()
     names = {f"shard.{number:05}.parquet" for number in range(len(list(mds.glob("*.mds"))))}
     assert {path.name for path in out.iterdir()} == {*names, "manifest.json", "salt.key"}
@@ -143,15 +154,12 @@ def test_a_conversion_to_parquet_that_fails_leaves_nothing(mds: Path, tmp_path: 
 
 
 def test_a_second_conversion_to_the_same_place_is_refused(mds: Path, tmp_path: Path) -> None:
-    process = run(mds, tmp_path / "pq")
-    while process.poll() is None and not list((tmp_path / ".pq.unfinished").glob("*.parquet")):
-        time.sleep(0.002)
-    os.kill(process.pid, signal.SIGSTOP)
+    process = begun(TO_PARQUET, 1, mds, tmp_path / "pq")
     assert list((tmp_path / ".pq.unfinished").glob("*.parquet"))
     try:
         with pytest.raises(DataError, match="another process"):
             mds_to_parquet(mds, tmp_path / "pq")
     finally:
-        os.kill(process.pid, signal.SIGCONT)
-    assert "".join(process.communicate()).count("30,000 rows") == 1
-    assert len(StreamingDataset(tmp_path / "pq")) == 30_000
+        (tmp_path / "pq.go").touch()
+    assert process.communicate() == ("6000\n", "")
+    assert len(StreamingDataset(tmp_path / "pq")) == 6_000

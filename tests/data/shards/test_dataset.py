@@ -62,6 +62,7 @@ def slow(start: int, stop: int) -> Iterator[dict[str, Any]]:
     for row in rows(start, stop):
         time.sleep(0.0005)
         yield row
+    time.sleep(600)  # until it's killed, however late that comes
 
 
 def kill_when(process: multiprocessing.context.ForkProcess, path: Path) -> None:

@@ -400,6 +400,7 @@ def test_a_flipped_bit_of_an_index_breaks_nothing(place: int, bit: int) -> None:
     assert index.num_shards == 1
 
 
+@pytest.mark.usefixtures("alone")
 def test_many_shards_are_read_in_little_memory() -> None:
     import tracemalloc
 

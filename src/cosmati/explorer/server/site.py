@@ -43,6 +43,8 @@ STUDY_FILES = (STUDY_FILE, STARTED_FILE, PLANNED_FILE, LINES_FILE)
 FolderState = tuple[tuple[str, int, int], ...]
 _SLOWEST_SHARE = 0.05
 """Of the time, at most, that goes into looking for changes."""
+_SOONEST = 2.0
+"""Seconds between looks for changes, at least."""
 _LOOKED_AT = 60.0
 """Seconds after the last page in which somebody may still ask for the next one."""
 
@@ -126,7 +128,7 @@ class Site:
     @property
     def interval(self) -> float:
         """Seconds between looks for changes: two, and more where a look takes long."""
-        return max(2.0, (self.last.seconds if self.last else 0.0) / _SLOWEST_SHARE)
+        return max(_SOONEST, (self.last.seconds if self.last else 0.0) / _SLOWEST_SHARE)
 
     @property
     def lateness(self) -> float:
