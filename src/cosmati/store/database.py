@@ -8,7 +8,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -195,9 +195,18 @@ def _null_safe(function: Callable[[float], float]) -> Callable[[float | None], f
     return lambda value: None if value is None else function(value)
 
 
+class _Connection(sqlite3.Connection):
+    """A connection that is closed with the thread whose own it is, by whichever thread sees to that."""
+
+    def __del__(self) -> None:
+        with suppress(sqlite3.ProgrammingError):  # one that couldn't be opened
+            self.close()
+
+
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
     """Return a connection; `rw` doesn't make the file."""
-    database = sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode={mode}", timeout=30, uri=True)
+    name = f"file:{quote(os.fsencode(path))}?mode={mode}"
+    database = sqlite3.connect(name, timeout=30, uri=True, factory=_Connection, check_same_thread=False)
     for name, function in (("ln", math.log), ("exp", math.exp)):
         try:
             database.execute(f"SELECT {name}(1.0)")
