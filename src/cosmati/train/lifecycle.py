@@ -19,6 +19,7 @@ from cosmati.core.method import Position, State
 from cosmati.core.named_settings import KnownNames
 from cosmati.core.plan import Plan, Promise
 from cosmati.errors import DivergenceError, PlanError
+from cosmati.provenance.authority.errors import NoLongerVouchedError
 from cosmati.records.attempts import metrics_at
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.averaging import averaged, averaged_weights
@@ -44,6 +45,17 @@ from cosmati.train.timing import Stopwatch
 from cosmati.train.written import WRITTEN, WrittenHere
 
 Taken = TypeVar("Taken")
+
+_MEND = (
+    "Have the authority renew what it has signed, or have the source signed anew, and start the run again: it goes on "
+    "from its checkpoint. Or begin another run without that source."
+)
+
+
+def _ended_by(kind: type[BaseException]) -> str:
+    if issubclass(kind, NoLongerVouchedError):
+        return "stopped"
+    return "diverged" if issubclass(kind, DivergenceError) else "failed"
 
 
 class Lifecycle(KnownNames):
@@ -182,6 +194,23 @@ class Lifecycle(KnownNames):
             )
             raise PlanError(msg)
 
+    def _heed(self) -> None:
+        """Go by what those who vouch for the data have taken back, before a step is taken.
+
+        Raises:
+            NoLongerVouchedError: the run has come to where it stops for it; there's a checkpoint of that step.
+        """
+        watch, run = self.prepared.watch, self._run
+        if watch is None or run is None:
+            return
+        if (news := watch.heed(self.clock)) is not None:
+            facts = {"withdrawn": news.withdrawn, "policy": news.policy}
+            run.amend(self.clock, news.changes, **facts | ({"vouched": news.vouched} if news.vouched else {}))
+        if why := watch.refuse(self.clock.step):
+            run.ask_to_stop(why)
+            self.save()
+            raise NoLongerVouchedError(f"{why} {_MEND}")
+
     def halve_microbatches(self, why: str, *, state_moves: bool) -> None:
         """Cut each microbatch in two from this step on, on record, before it's taken anew.
 
@@ -300,6 +329,9 @@ class Lifecycle(KnownNames):
             self.cuts = opened.cuts
             self._is_training = a.model.training
             stack.push(self._close_run)
+            if self.prepared.watch is not None:
+                stack.callback(self.prepared.watch.close)
+                self.prepared.watch.start()
             if self._is_stopped:
                 self.stop()
             if opened.states is not None:
@@ -343,7 +375,7 @@ class Lifecycle(KnownNames):
             return
         with opened:
             if kind is not None:
-                self._ended = "diverged" if issubclass(kind, DivergenceError) else "failed"
+                self._ended = _ended_by(kind)
                 explain(error, self.assembly.model)
             elif self._ended is None:
                 # The user's own loop ends where its `with` does.
@@ -362,7 +394,7 @@ class Lifecycle(KnownNames):
         run, self._run = self._run, None
         self.stopwatch.stop()
         if kind is not None:
-            self._ended = "diverged" if issubclass(kind, DivergenceError) else "failed"
+            self._ended = _ended_by(kind)
         assert run is not None, "opened"
         assert self._ended is not None, "by itself or by an error"
         reason = run.stop_reason if self._ended == "stopped" else ""

@@ -118,6 +118,7 @@ class Trainer(ExportingTrainer):
                     if self._run.stop_is_asked():
                         ended = "stopped"
                         break
+                    self._heed()
                     data = self._next(self.feed)
                     if data is None:
                         ended = "completed" if self.assembly.budget.is_over(self.clock) else "exhausted"
@@ -161,6 +162,7 @@ class Trainer(ExportingTrainer):
         with numerics(a) if self._is_bare else nullcontext():
             if self._opened is None:
                 self._open()
+            self._heed()
             if self.is_plain and isinstance(batch, Batch):
                 batch.check()
             return self.watched(self._take, *((batch, None) if self.is_plain else self._split(batch)))

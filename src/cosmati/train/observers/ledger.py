@@ -10,8 +10,9 @@ import hashlib
 import math
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,11 +21,13 @@ from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.method import Stage
 from cosmati.errors import CheckpointError, LedgerError
+from cosmati.ledger.details import decode_details
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
 from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
+from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.ledger.writer import LedgerWriter, details_digest
-from cosmati.provenance.voucher import FOLDER
+from cosmati.provenance.voucher import FOLDER, Withdrawn
 from cosmati.records.ledger import (
     DIGEST_SIZE,
     AmendEntry,
@@ -109,8 +112,9 @@ class LedgerObserver(Observer):
 
     def _keep_archive(self) -> None:
         """Put what bears out the data's provenance beside the ledger, before an entry names it."""
-        if self._facts.vouched is not None:
-            replace_files(self._directory / FOLDER, self._facts.vouched.files)
+        for part in (self._facts.vouched, self._facts.withdrawn):
+            if part is not None:
+                replace_files(self._directory / FOLDER, part.files)
 
     def _resume(self, clock: Clock) -> None:
         """Say from which step the run goes on, and what it commits to from now on where that has changed."""
@@ -144,28 +148,34 @@ class LedgerObserver(Observer):
         """Return the tables with which the entries that follow are read, and who vouched for the data."""
         facts, policy = self._facts, self._facts.policy
         vouched = {} if facts.vouched is None else {"provenance": facts.vouched.facts}
-        return vouched | {
-            "run_id": self._origin.removeprefix("cosmati/"),
-            "seed": facts.seed,
-            "classes": list(policy.classes if policy else ("all",)),
-            "regions": list(facts.regions),
-            "routes": [list(route) for route in policy.routes] if policy else [[1.0] * len(facts.regions)],
-            "phases": [[p.name, p.start_step, p.end_step] for p in policy.phases]
-            if policy
-            else [["main", 0, facts.num_steps or 0]],
-            "policy": [
-                [list(map(list, policy.weight[c])), list(policy.decision[c])] for c in range(len(policy.classes))
-            ]
-            if policy
-            else [],
-            "plan": list(facts.plan.lines),
-            "environment": dict(facts.environment),
-            "num_microbatches": facts.num_microbatches,
-            "rows_version": ROWS_VERSION,
-            "parameters": [list(names) for names in facts.parameters],
-            "policy_text": facts.policy_text,
-            "recipe": {name: _text(value) for name, value in facts.identity.items()},
-        }
+        withdrawn = {} if facts.withdrawn is None else {"withdrawn": facts.withdrawn.facts}
+        return (
+            vouched
+            | withdrawn
+            | {
+                "run_id": self._origin.removeprefix("cosmati/"),
+                "seed": facts.seed,
+                "classes": list(policy.classes if policy else ("all",)),
+                "regions": list(facts.regions),
+                "routes": [list(route) for route in policy.routes] if policy else [[1.0] * len(facts.regions)],
+                "phases": [[p.name, p.start_step, p.end_step] for p in policy.phases]
+                if policy
+                else [["main", 0, facts.num_steps or 0]],
+                "policy": [
+                    [list(map(list, policy.weight[c])), list(policy.decision[c])] for c in range(len(policy.classes))
+                ]
+                if policy
+                else [],
+                "plan": list(facts.plan.lines),
+                "environment": dict(facts.environment),
+                "num_microbatches": facts.num_microbatches,
+                "rows_version": ROWS_VERSION,
+                "parameters": [list(names) for names in facts.parameters],
+                "policy_text": facts.policy_text,
+                "signed": dict(facts.plan.facts.provenance),
+                "recipe": {name: _text(value) for name, value in facts.identity.items()},
+            }
+        )
 
     def _commitments(self) -> dict[str, bytes]:
         facts = self._facts
@@ -181,16 +191,20 @@ class LedgerObserver(Observer):
             "taxonomy": facts.policy.taxonomy_digest if facts.policy else _NO_POLICY,
         }
 
-    def amend(self, clock: Clock, change: Change) -> None:
-        """Say that the step at which the clock stands is taken anew, and what is different from there on."""
+    def amend(self, clock: Clock, changes: Sequence[Change], facts: RunFacts) -> None:
+        """Say what is different from the step on at which the clock stands; it's on disk, and signed, on return."""
+        self._facts = facts
         if self._is_writer:
+            self._keep_archive()
             self._attempt = self._writer.next_attempt()
             self._writer.append(self._writer.resume_entry(clock.step))
-            details = self._details() | {"changes": [[change.name, _text(change.was), _text(change.now)]]}
-            details["num_microbatches"] = change.now
+            details = self._details() | {"changes": [[c.name, _text(c.was), _text(c.now)] for c in changes]}
             in_force = self._writer.in_force
             assert in_force is not None, "there is an entry 0"
-            self._writer.append(AmendEntry(clock.step, in_force.commitments, details_digest(details)), details)
+            vouched = {} if facts.vouched is None else {"provenance": details_digest(facts.vouched.facts)}
+            commitments = tuple(sorted((dict(in_force.commitments) | vouched).items()))
+            self._writer.append(AmendEntry(clock.step, commitments, details_digest(details)), details)
+            self._writer.checkpoint()
 
     def on_step(self, outcome: StepOutcome) -> None:
         """Append the entry of a commit."""
@@ -252,6 +266,29 @@ class LedgerObserver(Observer):
                     self._writer.append(EndEntry(clock.step, ended, root))
             finally:
                 self._writer.close()
+
+
+def withdrawn_in(run_folder: Path | None) -> Withdrawn | None:
+    """Return what a run's ledger says was withdrawn from it; None for nothing.
+
+    What a crash has left unsigned is signed first: it's in force, too.
+
+    Raises:
+        TamperError: the ledger doesn't verify.
+    """
+    if run_folder is None or not (run_folder / "ledger" / "checkpoint").exists():
+        return None
+    directory, found = run_folder / "ledger", None
+    key = read_verifier_key(directory)
+    head = read_head(directory, key)
+    if (directory / WAL_FILE).exists() and any(index >= head.size for index in read_wal(directory).entries):
+        operator = load_or_create_key(run_folder / "private" / "operator.key", name=key.name)
+        LedgerWriter.open(directory, key=operator).close()
+        head = read_head(directory, key)
+    for item in Scan(directory, head):
+        if isinstance(item.entry, RunEntry | AmendEntry) and item.details is not None:
+            found = decode_details(item.details).get("withdrawn")
+    return None if found is None else Withdrawn.of_facts(cast("Mapping[str, Any]", found))
 
 
 def _cells(outcome: StepOutcome, table: Tensor) -> tuple[MicrobatchCell, ...]:
