@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from cosmati.errors import ProvenanceError
 from cosmati.ledger.details import decode_details
@@ -28,7 +29,8 @@ def kept_vouchers(run: Path) -> tuple[VouchedData, ...]:
         return ()
     for item in Scan(directory, read_head(directory, read_verifier_key(directory))):
         details = decode_details(item.details) if isinstance(item.entry, RunEntry | AmendEntry) and item.details else {}
-        if (facts := details.get("provenance")) is None or (found and found[-1].facts == facts):
+        facts: Any = details.get("provenance")
+        if facts is None or (found and found[-1].facts == facts):
             continue
         if problems := audit(directory / FOLDER, facts):
             msg = (

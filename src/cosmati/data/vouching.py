@@ -222,7 +222,7 @@ def vouched_shards(authority: AskedAuthority, url: str, data: bytes, index: obje
         msg = f"{url} holds Parquet, whose files no manifest lists. Convert it to MDS to have it vouched for."
         raise TamperedIndexError(msg)
     _check_index(url, manifest, index, sizes)
-    return vouched
+    return replace(vouched, voucher=replace(vouched.voucher, index_sha256=index.digest))
 
 
 def _vouched(asked: AskedAuthority, url: str, manifest: SourceManifest) -> VouchedShards:
@@ -270,7 +270,7 @@ def look_again(sources: Sequence[VouchedShards]) -> VouchedData:
         found = list[Voucher]()
         wrongs = list(one.asked.wrongs(one.url, one.manifest, found))
         lost += [one.asked.lost(one.voucher.target, error) for error in wrongs]
-        vouchers += [] if wrongs else found
+        vouchers += [] if wrongs else [replace(found[0], index_sha256=one.voucher.index_sha256)]
         archive |= one.asked.archive(one.manifest)
     seen = min(asked.authority.now() for asked in everyone.values()).isoformat(timespec="seconds")
     return VouchedData(seen, tuple(vouchers), archive, tuple(lost))

@@ -24,6 +24,7 @@ class Voucher:
         manifest_sha256: of its manifest, in hex.
         keyids: of the keys that have signed it.
         expires: when that holds no longer, ISO 8601.
+        index_sha256: of the index by which the source's shards are read, in hex; empty where nobody has said.
     """
 
     root: str
@@ -31,6 +32,7 @@ class Voucher:
     manifest_sha256: str
     keyids: tuple[str, ...]
     expires: str
+    index_sha256: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -25,6 +25,7 @@ from cosmati.routing.tightening import without_class
 from cosmati.train.assembly import Assembly
 from cosmati.train.identity import Change
 from cosmati.train.ingredients import Ingredients
+from cosmati.train.run.session import OpenRun
 from cosmati.train.signed import vouched_of
 
 LOOK_EVERY = 4
@@ -32,6 +33,7 @@ LOOK_EVERY = 4
 _PATIENCE_SECONDS = 60.0
 """For who doesn't answer: so long at least, and as long as from one time to the next."""
 _END_SECONDS = 1.0
+_MEND = "There's a checkpoint of this step: once that is mended, start the run again, and it goes on."
 
 
 class News(NamedTuple):
@@ -89,8 +91,8 @@ class AuthorityWatch:
         folder = assembly.config.run_folder
         if vouched.lost and any(one.authority.run != folder for one in asked):
             msg = (
-                f"{vouched.lost[0].because} What {asked[0].authority.run} has kept of it is for going on with that run: "
-                f"run_folder is {folder}."
+                f"{vouched.lost[0].because} What {asked[0].authority.run} has kept of it is for going on with that "
+                f"run, and run_folder is {folder}."
             )
             raise NoLongerVouchedError(msg)
 
@@ -115,11 +117,33 @@ class AuthorityWatch:
         lost = {(one.target, one.reason): one for one in seen.lost}
         kept = [one for one in before if one.action == "reject" or (one.target, one.reason) in lost]
         known = {(one.target, one.reason) for one in kept}
+        if self._base is None and any(one.action == "reject" for one in kept):
+            msg = f"The ledger says that {kept[0]}. Without a policy its rows would be taken again: resume with one."
+            raise NoLongerVouchedError(msg)
         new = self._answers([one for key, one in lost.items() if key not in known], kept, clock.step)
-        changes = [_change(one) for one in new]
+        changes = self._changes(new)
         changes += [Change("provenance", str(one), "vouched for again") for one in before if one not in kept]
         self._withdrawn = recorded
         return self._agreed([*kept, *new], changes, seen)
+
+    def before_step(self, run: OpenRun, clock: Clock, save: Callable[[], object]) -> None:
+        """Put on record what has changed, and stop the run where that is due. All ranks ask, before each step.
+
+        Args:
+            run: is told.
+            clock: stands at the step.
+            save: writes a checkpoint.
+
+        Raises:
+            NoLongerVouchedError: it stops here; there's a checkpoint of this step.
+        """
+        if (news := self.heed(clock)) is not None:
+            facts = {"withdrawn": news.withdrawn, "policy": news.policy}
+            run.amend(clock, news.changes, **facts | ({"vouched": news.vouched} if news.vouched else {}))
+        if why := self.refuse(clock.step):
+            run.ask_to_stop(why)
+            save()
+            raise NoLongerVouchedError(f"{why} {_MEND}")
 
     def heed(self, clock: Clock) -> News | None:
         """Return what has changed since, at the border of a step; nearly always nothing. All ranks ask.
@@ -139,7 +163,7 @@ class AuthorityWatch:
         lost = [one for one in found.lost if (one.target, one.reason) not in known]
         new = self._answers(lost, self.withdrawals, clock.step + 1)
         if new:
-            return self._agreed([*self.withdrawals, *new], [_change(one) for one in new], found)
+            return self._agreed([*self.withdrawals, *new], self._changes(new), found)
         holds = {voucher.target: _holds(voucher) for voucher in found.vouchers}
         other = {target: text for target, text in holds.items() if self._known.get(target) != text}
         changes = [Change("provenance", f"{t}: {self._known.get(t)}", f"{t}: {text}") for t, text in other.items()]
@@ -161,6 +185,9 @@ class AuthorityWatch:
             # Nothing would be left to learn from: as good as a stop, and it says why.
             found = [Withdrawal(o.target, o.reason, o.because, "stop", o.step) for o in found]
         return found
+
+    def _changes(self, new: Sequence[Withdrawal]) -> list[Change]:
+        return [Change("provenance", f"{one.target}: {self._known[one.target]}", str(one)) for one in new]
 
     def _steps(self, span: str) -> int:
         return resolve_time(span, num_steps=self._a.budget.num_steps or 0)
@@ -251,10 +278,6 @@ class AuthorityWatch:
 
 def _holds(voucher: Voucher) -> str:
     return f"signed by {', '.join(keyid[:12] for keyid in voucher.keyids)} until {voucher.expires}"
-
-
-def _change(one: Withdrawal) -> Change:
-    return Change("provenance", f"{one.target} was vouched for", str(one))
 
 
 def watch_of(given: Ingredients, assembly: Assembly) -> AuthorityWatch | None:

@@ -157,9 +157,6 @@ class RunConfig(NamedSettings):
         for name in ("change", "trusted_roots"):
             if isinstance(given := getattr(self, name), str):
                 object.__setattr__(self, name, tuple(one.strip() for one in given.split(",")))
-        if self.trusted_roots and not self.require_signed:
-            msg = "RunConfig.trusted_roots says whom to trust, and nothing asks them. Give require_signed=True too."
-            raise PlanError(msg)
         if unknown := sorted({*self.change} - {*CHANGEABLE}):
             msg = f"RunConfig.change names {', '.join(unknown)}. What may change is {', '.join(CHANGEABLE)}."
             raise PlanError(msg)

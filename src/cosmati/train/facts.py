@@ -39,6 +39,7 @@ class RunFacts:
         policy_text: the policy as its digest covers it; None without one.
         vouched: who vouched for the data; None where nobody was asked.
         withdrawn: what they have taken back since; None for nothing.
+        data_text: what the data's digest is of, where somebody vouches for them.
     """
 
     recipe: str
@@ -57,6 +58,7 @@ class RunFacts:
     policy_text: Mapping[str, Any] | None = None
     vouched: VouchedData | None = None
     withdrawn: Withdrawn | None = None
+    data_text: str = ""
 
 
 def facts_of(
@@ -65,6 +67,7 @@ def facts_of(
     identity: Mapping[str, Any] | None = None,
     policy: PolicyFile | None = None,
     vouched: VouchedData | None = None,
+    data_text: str = "",
 ) -> RunFacts:
     """Gather the facts of a run that is about to start; the model's root is taken where a folder keeps it."""
     a = assembly
@@ -84,6 +87,7 @@ def facts_of(
         parameters=a.regions.parameters,
         policy_text=policy.to_mapping() if policy else None,
         vouched=vouched,
+        data_text=data_text,
     )
 
 

@@ -18,8 +18,7 @@ from cosmati.core.memory import freed_memory_kept
 from cosmati.core.method import Position, State
 from cosmati.core.named_settings import KnownNames
 from cosmati.core.plan import Plan, Promise
-from cosmati.errors import DivergenceError, PlanError
-from cosmati.provenance.authority.errors import NoLongerVouchedError
+from cosmati.errors import PlanError
 from cosmati.records.attempts import metrics_at
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.averaging import averaged, averaged_weights
@@ -38,24 +37,13 @@ from cosmati.train.prepare import Prepared
 from cosmati.train.refusals import explain
 from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.run.environment import numerics
-from cosmati.train.run.result import RunResult
+from cosmati.train.run.result import RunResult, outcome_of
 from cosmati.train.run.session import OpenRun
 from cosmati.train.snapshot import snapshot
 from cosmati.train.timing import Stopwatch
 from cosmati.train.written import WRITTEN, WrittenHere
 
 Taken = TypeVar("Taken")
-
-_MEND = (
-    "Have the authority renew what it has signed, or have the source signed anew, and start the run again: it goes on "
-    "from its checkpoint. Or begin another run without that source."
-)
-
-
-def _ended_by(kind: type[BaseException]) -> str:
-    if issubclass(kind, NoLongerVouchedError):
-        return "stopped"
-    return "diverged" if issubclass(kind, DivergenceError) else "failed"
 
 
 class Lifecycle(KnownNames):
@@ -194,22 +182,12 @@ class Lifecycle(KnownNames):
             )
             raise PlanError(msg)
 
-    def _heed(self) -> None:
-        """Go by what those who vouch for the data have taken back, before a step is taken.
-
-        Raises:
-            NoLongerVouchedError: the run has come to where it stops for it; there's a checkpoint of that step.
-        """
-        watch, run = self.prepared.watch, self._run
-        if watch is None or run is None:
-            return
-        if (news := watch.heed(self.clock)) is not None:
-            facts = {"withdrawn": news.withdrawn, "policy": news.policy}
-            run.amend(self.clock, news.changes, **facts | ({"vouched": news.vouched} if news.vouched else {}))
-        if why := watch.refuse(self.clock.step):
-            run.ask_to_stop(why)
-            self.save()
-            raise NoLongerVouchedError(f"{why} {_MEND}")
+    def _get_ready(self) -> None:
+        """Open the run if it isn't yet, and go by what those who vouch for the data say since, before each step."""
+        if self._opened is None:
+            self._open()
+        if self.prepared.watch is not None and self._run is not None:
+            self.prepared.watch.before_step(self._run, self.clock, self.save)
 
     def halve_microbatches(self, why: str, *, state_moves: bool) -> None:
         """Cut each microbatch in two from this step on, on record, before it's taken anew.
@@ -375,7 +353,7 @@ class Lifecycle(KnownNames):
             return
         with opened:
             if kind is not None:
-                self._ended = _ended_by(kind)
+                self._ended = outcome_of(kind)
                 explain(error, self.assembly.model)
             elif self._ended is None:
                 # The user's own loop ends where its `with` does.
@@ -394,7 +372,7 @@ class Lifecycle(KnownNames):
         run, self._run = self._run, None
         self.stopwatch.stop()
         if kind is not None:
-            self._ended = _ended_by(kind)
+            self._ended = outcome_of(kind)
         assert run is not None, "opened"
         assert self._ended is not None, "by itself or by an error"
         reason = run.stop_reason if self._ended == "stopped" else ""

@@ -62,7 +62,8 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
         PlanError: ranks hold different models.
     """
     a = prepared.assembly
-    facts = facts_of(a, prepared.data_digest, prepared.identity, prepared.policy, prepared.vouched)
+    p = prepared
+    facts = facts_of(a, p.data_digest, p.identity, p.policy, p.vouched, p.data_text)
     run = OpenRun(facts, a.config, a.budget, a.ranks, observers, a.layout.digest, a.model)
     continuity = Continuity(a, prepared.identity, facts.environment, facts.model_root)
     states = None

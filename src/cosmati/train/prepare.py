@@ -45,7 +45,7 @@ from cosmati.train.ranks import Ranks
 from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_unsavable
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
-from cosmati.train.signed import provenance_of, refuse_declared, vouched_of
+from cosmati.train.signed import digest_text_of, provenance_of, refuse_declared, vouched_of, wants_ledger
 from cosmati.train.warm_start import place
 
 
@@ -60,6 +60,7 @@ class Prepared:
         identity: what makes the run this one, by name.
         policy: as given.
         vouched: who vouched for the data; None where nobody was asked.
+        data_text: what their digest is of, where somebody vouches for them.
         watch: asks them again as the run goes on; None where nobody is to be asked.
     """
 
@@ -69,6 +70,7 @@ class Prepared:
     identity: Mapping[str, Any]
     policy: PolicyFile | None
     vouched: VouchedData | None
+    data_text: str
     watch: AuthorityWatch | None
 
 
@@ -129,7 +131,8 @@ def prepare(given: Ingredients) -> Prepared:
         image_size=ask_for_sizes(feed, plan, budget),
     )
     digest, vouched = str(getattr(given.data, "digest", "")), vouched_of(given.data)
-    return Prepared(assembly, feed, digest, identity, given.policy, vouched, watch_of(given, assembly))
+    text, watch = digest_text_of(given.data), watch_of(given, assembly)
+    return Prepared(assembly, feed, digest, identity, given.policy, vouched, text, watch)
 
 
 def _facts(
@@ -171,14 +174,6 @@ def _input_kind(given: Ingredients, feed: Feed | None) -> InputKind | None:
         return "tokens" if isinstance(given.loss, LanguageModel) else None
     first = feed.whole(Clock())
     return kind_of_input(first.data if isinstance(first, Batch) else first)
-
-
-def wants_ledger(config: RunConfig, *governed_by: object) -> bool:
-    """Say whether a run keeps a ledger; unasked it does where it has a policy, or data that somebody vouches for."""
-    if config.ledger and config.run_folder is None:
-        msg = "RunConfig(ledger=True) needs a run_folder to keep the ledger in."
-        raise PlanError(msg)
-    return config.run_folder is not None and (any(governed_by) if config.ledger is None else config.ledger)
 
 
 def _surgery(given: Ingredients) -> nn.Module:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from cosmati.core.source import Source
 from cosmati.data.vouching import vouched_data, vouched_sources
+from cosmati.errors import PlanError
 from cosmati.provenance.authority.errors import DeclaredOnlyError, UntrustedRootError
 from cosmati.provenance.voucher import VouchedData
+from cosmati.train.config import RunConfig
 from cosmati.train.ingredients import Ingredients
 
 _NO_CLASSES = (("all",), ("unknown",))
@@ -15,6 +19,12 @@ _NO_CLASSES = (("all",), ("unknown",))
 def vouched_of(data: object) -> VouchedData | None:
     """Return who vouched for data; None where nobody was asked."""
     return vouched_data(vouched_sources(data))
+
+
+def digest_text_of(data: object) -> str:
+    """Return what the digest of signed data is of, so that a ledger ties them to it; empty where nobody has signed."""
+    text = str(getattr(getattr(data, "dataset", None), "digest_text", "")) if vouched_sources(data) else ""
+    return text if hashlib.sha256(text.encode()).hexdigest() == getattr(data, "digest", "") else ""
 
 
 def provenance_of(given: Ingredients) -> dict[str, str]:
@@ -39,6 +49,9 @@ def refuse_declared(given: Ingredients) -> None:
         UntrustedRootError: they're signed by others than those who are trusted.
     """
     if not given.config.require_signed:
+        if given.config.trusted_roots:
+            msg = "RunConfig.trusted_roots says whom to trust, and nobody is asked. Give require_signed=True too."
+            raise PlanError(msg)
         return
     vouched = vouched_of(given.data)
     if vouched is None:
@@ -66,6 +79,14 @@ def refuse_declared(given: Ingredients) -> None:
             "if it's the same."
         )
         raise UntrustedRootError(msg)
+
+
+def wants_ledger(config: RunConfig, *governed_by: object) -> bool:
+    """Say whether a run keeps a ledger; unasked it does where it has a policy, or data that somebody vouches for."""
+    if config.ledger and config.run_folder is None:
+        msg = "RunConfig(ledger=True) needs a run_folder to keep the ledger in."
+        raise PlanError(msg)
+    return config.run_folder is not None and (any(governed_by) if config.ledger is None else config.ledger)
 
 
 def _policy_root(given: Ingredients) -> str:

@@ -123,6 +123,8 @@ class LedgerObserver(Observer):
         self._writer.append(self._writer.resume_entry(clock.step))
         earlier = self._writer.in_force
         assert earlier is not None, "there is an entry 0"
+        if isinstance(earlier, AmendEntry):
+            _refuse_readmission(self._directory.parent, self._facts.withdrawn)
         was = dict(earlier.commitments)
         # Where no checkpoint was written, the run begins anew, from weights of its own.
         begins = self._state_digest is None and clock.step == 0
@@ -147,7 +149,7 @@ class LedgerObserver(Observer):
     def _details(self) -> dict[str, object]:
         """Return the tables with which the entries that follow are read, and who vouched for the data."""
         facts, policy = self._facts, self._facts.policy
-        vouched = {} if facts.vouched is None else {"provenance": facts.vouched.facts}
+        vouched = {} if facts.vouched is None else {"provenance": facts.vouched.facts, "data_text": facts.data_text}
         withdrawn = {} if facts.withdrawn is None else {"withdrawn": facts.withdrawn.facts}
         return (
             vouched
@@ -266,6 +268,18 @@ class LedgerObserver(Observer):
                     self._writer.append(EndEntry(clock.step, ended, root))
             finally:
                 self._writer.close()
+
+
+def _refuse_readmission(run_folder: Path, now: Withdrawn | None) -> None:
+    """Refuse to go on with classes that the ledger has rejected since nobody vouches for them."""
+    before, here = withdrawn_in(run_folder), {one.class_path for one in now.in_force} if now is not None else set()
+    for one in before.in_force if before is not None else ():
+        if one.action == "reject" and one.class_path not in here:
+            msg = (
+                f"The ledger says that {one}. The run can't take its rows again: resume with the data's authority "
+                "(StreamingDataset(..., authority=...)), or begin another run."
+            )
+            raise LedgerError(msg)
 
 
 def withdrawn_in(run_folder: Path | None) -> Withdrawn | None:
