@@ -44,10 +44,12 @@ class World:
     Attributes:
         people: of the authority.
         ahead: by how much the clock of who trusts them is.
+        ask: whether runs ask them at all.
     """
 
     people: People
     ahead: timedelta = timedelta()
+    ask: bool = True
 
     @classmethod
     def made_in(cls, root: Path, *, news_until: str = "") -> World:
@@ -60,19 +62,20 @@ class World:
                 [{"number": number} for number in range(24)],
                 Destination(str(root / "data" / name)),
                 {"number": "int"},
-                class_of=lambda _row, path=path: path,
+                class_of=lambda _row, path=path: path,  # type: ignore[misc]
                 source=name,
                 facts=facts,
             )
             list(sign_sources(str(root / "data" / name), people.folder, people.ring(name)))
+        (root / "pin").write_text(people.pin)
         return cls(people)
 
     @classmethod
     def found_in(cls, root: Path) -> World:
-        """Return one that another process has made; what is signed then needs its authority's own keys alone."""
-        made = People(root)
-        made.pin = (root / "pin").read_text()
-        return cls(made)
+        """Return one that lies there already."""
+        people = People(root)
+        people.pin = (root / "pin").read_text()
+        return cls(people)
 
     def now(self) -> datetime:
         return datetime.now(UTC) + self.ahead
@@ -81,7 +84,7 @@ class World:
         people = self.people
         trusted = Authority(people.folder, people.pin, state=people.root / "seen", clock=self.now, **authority)
         urls = [people.root / "data" / name for name in PEOPLE.values()]
-        return StreamingSource(StreamingDataset(urls, columns=("number",), authority=trusted), 8)
+        return StreamingSource(StreamingDataset(urls, columns=("number",), authority=trusted if self.ask else None), 8)
 
     def trainer(self, folder: Path, events: Events, *, grace: str = "", budget: str = "24ba", **more: Any) -> Trainer:
         """Return a run's trainer.
@@ -89,13 +92,14 @@ class World:
         Args:
             folder: of the run.
             events: what happens after how many steps; whoever asks then finds it.
-            grace: of the policy; None for a run without one.
+            grace: of the policy.
             budget: of the run.
-            more: settings of the run, and of the authority as it's opened (`run`, `refresh`).
+            more: settings of the run; the `policy` as text; and how the authority is opened (`run`, `refresh`).
         """
         torch.manual_seed(0)
         own = {name: more.pop(name) for name in ("run", "refresh") if name in more}
-        policy = load_policy(f"{POLICY}{grace and 'grace: ' + grace}") if grace is not None else None
+        text = more.pop("policy", POLICY)
+        policy = load_policy(f"{text}{grace and 'grace: ' + grace}") if text else None
         settings = {"budget": budget, "num_threads": 1, "num_microbatches": 4, "checkpoint_every": "3ba"}
         seen = Happening(self, events)
         seen.trainer = Trainer(
@@ -126,9 +130,9 @@ class Happening(Observer):
     def on_step(self, outcome: StepOutcome) -> None:
         if outcome.clock.step in self._events:
             self._events[outcome.clock.step](self._world)
-            assert self.trainer is not None
-            assert self.trainer.prepared.watch is not None
-            self.trainer.prepared.watch.look()
+            watch = self.trainer.prepared.watch if self.trainer is not None else None
+            assert watch is not None
+            watch.look()
 
 
 def revoke(path: str) -> Callable[[World], None]:

@@ -134,14 +134,8 @@ def _columns(read: Callable[[int], bytes]) -> list[list[object]] | None:
         return None
 
 
-_NOT_LEARNT = (
-    errors.ExpiredMetadataError,
-    errors.UnreachableAuthorityError,
-    errors.RolledBackError,
-    errors.InconsistentMetadataError,
-    errors.UntrustedRootError,
-)
-"""These say nothing of a source, and only that nothing new was learnt that is trusted."""
+_REVOKED = (errors.OutOfScopeError, errors.TamperedManifestError, errors.UnsignedMetadataError)
+"""Of a source, these say that who may sign its class has taken it back. Others say that nothing new was learnt."""
 
 
 class AskedAuthority:
@@ -188,11 +182,11 @@ class AskedAuthority:
 
     def lost(self, target: str, error: Exception) -> LostVoucher:
         """Return what a wrong means for a source."""
-        reason: Reason = "revocation"
+        reason: Reason = "expiry"
         if isinstance(error, LicenceExpiredError):
             reason = "licence"
-        elif error is self.failed or isinstance(error, _NOT_LEARNT):
-            reason = "expiry"
+        elif error is not self.failed and isinstance(error, _REVOKED):
+            reason = "revocation"
         return LostVoucher(target, reason, str(error))
 
     def archive(self, manifest: SourceManifest) -> dict[str, bytes]:

@@ -117,9 +117,6 @@ class AuthorityWatch:
         lost = {(one.target, one.reason): one for one in seen.lost}
         kept = [one for one in before if one.action == "reject" or (one.target, one.reason) in lost]
         known = {(one.target, one.reason) for one in kept}
-        if self._base is None and any(one.action == "reject" for one in kept):
-            msg = f"The ledger says that {kept[0]}. Without a policy its rows would be taken again: resume with one."
-            raise NoLongerVouchedError(msg)
         new = self._answers([one for key, one in lost.items() if key not in known], kept, clock.step)
         changes = self._changes(new)
         changes += [Change("provenance", str(one), "vouched for again") for one in before if one not in kept]

@@ -17,7 +17,7 @@ from cosmati.train.assembly import Assembly
 from cosmati.train.continuity import Continuity
 from cosmati.train.cutting import Cuts
 from cosmati.train.facts import facts_of
-from cosmati.train.observers.ledger import withdrawn_in
+from cosmati.train.observers.ledger_checks import withdrawn_in
 from cosmati.train.observers.observer import Observer, restore_states
 from cosmati.train.prepare import Prepared
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint

@@ -45,7 +45,7 @@ from cosmati.train.ranks import Ranks
 from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_unsavable
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
-from cosmati.train.signed import digest_text_of, provenance_of, refuse_declared, vouched_of, wants_ledger
+from cosmati.train.signed import digests_of, provenance_of, vouched_of, wants_ledger
 from cosmati.train.warm_start import place
 
 
@@ -83,7 +83,6 @@ def prepare(given: Ingredients) -> Prepared:
         DataError: the data can't be put in order.
     """
     refuse_misgiven(given)
-    refuse_declared(given)
     config = given.config
     ranks = Ranks()
     num_microbatches = config.resolve_microbatches(governed=given.policy is not None)
@@ -130,9 +129,8 @@ def prepare(given: Ingredients) -> Prepared:
         device=device,
         image_size=ask_for_sizes(feed, plan, budget),
     )
-    digest, vouched = str(getattr(given.data, "digest", "")), vouched_of(given.data)
-    text, watch = digest_text_of(given.data), watch_of(given, assembly)
-    return Prepared(assembly, feed, digest, identity, given.policy, vouched, text, watch)
+    digest, text, vouched = digests_of(given.data)
+    return Prepared(assembly, feed, digest, identity, given.policy, vouched, text, watch_of(given, assembly))
 
 
 def _facts(

@@ -21,10 +21,11 @@ def vouched_of(data: object) -> VouchedData | None:
     return vouched_data(vouched_sources(data))
 
 
-def digest_text_of(data: object) -> str:
-    """Return what the digest of signed data is of, so that a ledger ties them to it; empty where nobody has signed."""
-    text = str(getattr(getattr(data, "dataset", None), "digest_text", "")) if vouched_sources(data) else ""
-    return text if hashlib.sha256(text.encode()).hexdigest() == getattr(data, "digest", "") else ""
+def digests_of(data: object) -> tuple[str, str, VouchedData | None]:
+    """Return the data's digest, and where somebody vouches for them what it is of, and who does."""
+    digest, vouched = str(getattr(data, "digest", "")), vouched_of(data)
+    text = "" if vouched is None else str(getattr(getattr(data, "dataset", None), "digest_text", ""))
+    return digest, text if hashlib.sha256(text.encode()).hexdigest() == digest else "", vouched
 
 
 def provenance_of(given: Ingredients) -> dict[str, str]:

@@ -10,9 +10,8 @@ import hashlib
 import math
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,14 +19,12 @@ from torch import Tensor
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.method import Stage
-from cosmati.errors import CheckpointError, LedgerError
-from cosmati.ledger.details import decode_details
+from cosmati.errors import LedgerError
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
 from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
-from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.ledger.writer import LedgerWriter, details_digest
-from cosmati.provenance.voucher import FOLDER, Withdrawn
+from cosmati.provenance.voucher import FOLDER
 from cosmati.records.ledger import (
     DIGEST_SIZE,
     AmendEntry,
@@ -40,6 +37,7 @@ from cosmati.records.ledger import (
 from cosmati.storage.atomic import create_secret, replace_files
 from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
+from cosmati.train.observers.ledger_checks import rare_entries, refuse_readmission, refuse_unsigned
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
@@ -87,8 +85,11 @@ class LedgerObserver(Observer):
     def on_start(self, clock: Clock, budget: Budget) -> None:
         """Open the ledger: with entry 0, or saying from which step the run goes on."""
         if self._is_writer:
-            if self._state_digest is not None and (self._directory / "checkpoint").exists():
-                _refuse_unsigned(self._directory, clock.step, self._state_digest)
+            if (self._directory / "checkpoint").exists():
+                entries = list(rare_entries(self._directory))
+                if self._state_digest is not None:
+                    refuse_unsigned(entries, clock.step, self._state_digest)
+                refuse_readmission(entries, self._facts.withdrawn)
             self._writer = self._open()
             self._keep_archive()
             if self._writer.size == 0:
@@ -123,8 +124,6 @@ class LedgerObserver(Observer):
         self._writer.append(self._writer.resume_entry(clock.step))
         earlier = self._writer.in_force
         assert earlier is not None, "there is an entry 0"
-        if isinstance(earlier, AmendEntry):
-            _refuse_readmission(self._directory.parent, self._facts.withdrawn)
         was = dict(earlier.commitments)
         # Where no checkpoint was written, the run begins anew, from weights of its own.
         begins = self._state_digest is None and clock.step == 0
@@ -149,35 +148,35 @@ class LedgerObserver(Observer):
     def _details(self) -> dict[str, object]:
         """Return the tables with which the entries that follow are read, and who vouched for the data."""
         facts, policy = self._facts, self._facts.policy
-        vouched = {} if facts.vouched is None else {"provenance": facts.vouched.facts, "data_text": facts.data_text}
-        withdrawn = {} if facts.withdrawn is None else {"withdrawn": facts.withdrawn.facts}
-        return (
-            vouched
-            | withdrawn
-            | {
-                "run_id": self._origin.removeprefix("cosmati/"),
-                "seed": facts.seed,
-                "classes": list(policy.classes if policy else ("all",)),
-                "regions": list(facts.regions),
-                "routes": [list(route) for route in policy.routes] if policy else [[1.0] * len(facts.regions)],
-                "phases": [[p.name, p.start_step, p.end_step] for p in policy.phases]
-                if policy
-                else [["main", 0, facts.num_steps or 0]],
-                "policy": [
-                    [list(map(list, policy.weight[c])), list(policy.decision[c])] for c in range(len(policy.classes))
-                ]
-                if policy
-                else [],
-                "plan": list(facts.plan.lines),
-                "environment": dict(facts.environment),
-                "num_microbatches": facts.num_microbatches,
-                "rows_version": ROWS_VERSION,
-                "parameters": [list(names) for names in facts.parameters],
-                "policy_text": facts.policy_text,
-                "signed": dict(facts.plan.facts.provenance),
-                "recipe": {name: _text(value) for name, value in facts.identity.items()},
-            }
-        )
+        governed: dict[str, object] = {}
+        if facts.vouched is not None:
+            governed |= {"provenance": facts.vouched.facts, "data_text": facts.data_text}
+        if facts.withdrawn is not None:
+            governed["withdrawn"] = facts.withdrawn.facts
+        if facts.plan.facts.provenance:
+            governed["signed"] = dict(facts.plan.facts.provenance)
+        return governed | {
+            "run_id": self._origin.removeprefix("cosmati/"),
+            "seed": facts.seed,
+            "classes": list(policy.classes if policy else ("all",)),
+            "regions": list(facts.regions),
+            "routes": [list(route) for route in policy.routes] if policy else [[1.0] * len(facts.regions)],
+            "phases": [[p.name, p.start_step, p.end_step] for p in policy.phases]
+            if policy
+            else [["main", 0, facts.num_steps or 0]],
+            "policy": [
+                [list(map(list, policy.weight[c])), list(policy.decision[c])] for c in range(len(policy.classes))
+            ]
+            if policy
+            else [],
+            "plan": list(facts.plan.lines),
+            "environment": dict(facts.environment),
+            "num_microbatches": facts.num_microbatches,
+            "rows_version": ROWS_VERSION,
+            "parameters": [list(names) for names in facts.parameters],
+            "policy_text": facts.policy_text,
+            "recipe": {name: _text(value) for name, value in facts.identity.items()},
+        }
 
     def _commitments(self) -> dict[str, bytes]:
         facts = self._facts
@@ -270,41 +269,6 @@ class LedgerObserver(Observer):
                 self._writer.close()
 
 
-def _refuse_readmission(run_folder: Path, now: Withdrawn | None) -> None:
-    """Refuse to go on with classes that the ledger has rejected since nobody vouches for them."""
-    before, here = withdrawn_in(run_folder), {one.class_path for one in now.in_force} if now is not None else set()
-    for one in before.in_force if before is not None else ():
-        if one.action == "reject" and one.class_path not in here:
-            msg = (
-                f"The ledger says that {one}. The run can't take its rows again: resume with the data's authority "
-                "(StreamingDataset(..., authority=...)), or begin another run."
-            )
-            raise LedgerError(msg)
-
-
-def withdrawn_in(run_folder: Path | None) -> Withdrawn | None:
-    """Return what a run's ledger says was withdrawn from it; None for nothing.
-
-    What a crash has left unsigned is signed first: it's in force, too.
-
-    Raises:
-        TamperError: the ledger doesn't verify.
-    """
-    if run_folder is None or not (run_folder / "ledger" / "checkpoint").exists():
-        return None
-    directory, found = run_folder / "ledger", None
-    key = read_verifier_key(directory)
-    head = read_head(directory, key)
-    if (directory / WAL_FILE).exists() and any(index >= head.size for index in read_wal(directory).entries):
-        operator = load_or_create_key(run_folder / "private" / "operator.key", name=key.name)
-        LedgerWriter.open(directory, key=operator).close()
-        head = read_head(directory, key)
-    for item in Scan(directory, head):
-        if isinstance(item.entry, RunEntry | AmendEntry) and item.details is not None:
-            found = decode_details(item.details).get("withdrawn")
-    return None if found is None else Withdrawn.of_facts(cast("Mapping[str, Any]", found))
-
-
 def _cells(outcome: StepOutcome, table: Tensor) -> tuple[MicrobatchCell, ...]:
     """Return the cells; the table has a commitment and a band for each microbatch."""
     rows, bands = [bytes(row[:-1]) for row in table.tolist()], table[:, -1].tolist()
@@ -351,17 +315,6 @@ def _details(outcome: StepOutcome, step: int, num_regions: int) -> dict[str, obj
         **_sub_steps(outcome, num_regions),
         **({"left_out": outcome.left_out} if outcome.left_out else {}),
     }
-
-
-def _refuse_unsigned(ledger: Path, step: int, state_digest: bytes) -> None:
-    """Compare a checkpoint with what the ledger has signed: `digests.json` can be made anew, a signature can't."""
-    entries = (item.entry for item in Scan(ledger, read_head(ledger, read_verifier_key(ledger))))
-    if not any(isinstance(e, CheckpointEntry) and (e.step, e.state_digest) == (step, state_digest) for e in entries):
-        msg = (
-            f"The checkpoint of step {step} isn't one that the ledger has signed: weights or state were exchanged. Put "
-            "the run's own checkpoint back, or go on from an earlier one."
-        )
-        raise CheckpointError(msg)
 
 
 def _text(value: object) -> str:
