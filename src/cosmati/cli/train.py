@@ -60,10 +60,10 @@ def train(
       torchrun --nproc-per-node 2 -m cosmati train digits.py --set config.num_microbatches=4
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
     recipe = load_recipe(file, settings or [])
-    signed = {"require_signed": True, "trusted_roots": tuple(roots or ()) or recipe.config.trusted_roots}
-    if roots and not require_signed:
-        raise typer.BadParameter("--root says whom to trust, and nobody is asked: add --require-signed.")
-    config = dataclasses.replace(recipe.config, progress=True, **signed if require_signed else {})
+    config = dataclasses.replace(recipe.config, progress=True)
+    if require_signed or roots:  # whom to trust alone would ask nobody, and is refused
+        is_required, trusted = require_signed or config.require_signed, tuple(roots or ()) or config.trusted_roots
+        config = dataclasses.replace(config, require_signed=is_required, trusted_roots=trusted)
     recipe = dataclasses.replace(recipe, config=config)
     observers: list[Observer] = [Tracking(tracker_of(one)) for one in trackers or []]
     trainer = recipe.trainer(run_folder=run_folder, observers=[*observers, *([all_monitors()] if monitor else [])])

@@ -236,8 +236,9 @@ def _vouched(asked: AskedAuthority, url: str, manifest: SourceManifest) -> Vouch
 
 def vouched_sources(data: object) -> list[VouchedShards]:
     """Return the sources of a data set, a source or a loader that are vouched for."""
-    sources = getattr(getattr(data, "dataset", data), "sources", ())
-    found = [getattr(source, "vouched", None) for source in sources if sources]
+    while not hasattr(data, "sources") and hasattr(data, "dataset"):
+        data = data.dataset  # what is put around a data set, a DataLoader say
+    found = [getattr(source, "vouched", None) for source in getattr(data, "sources", ())]
     return [one for one in found if isinstance(one, VouchedShards)]
 
 
@@ -267,7 +268,7 @@ def look_again(sources: Sequence[VouchedShards]) -> VouchedData:
         vouchers += [] if wrongs else [replace(found[0], index_sha256=one.voucher.index_sha256)]
         archive |= one.asked.archive(one.manifest)
     seen = min(asked.authority.now() for asked in everyone.values()).isoformat(timespec="seconds")
-    return VouchedData(seen, tuple(vouchers), archive, tuple(lost))
+    return VouchedData(seen, tuple(vouchers), archive, lost=tuple(lost))
 
 
 def _check_index(url: str, manifest: SourceManifest, index: ShardIndex, sizes: Sizes) -> None:

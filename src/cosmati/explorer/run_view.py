@@ -109,7 +109,7 @@ def read_run(folder: str | Path, *, has_ledger: bool = True) -> RunView:
     tries = _TRIES if status == "still going" else 1
     read = _read_ledger(folder, record, tries=tries) if has_ledger else _LedgerReading(None)
     logged = [_step(line) for line in (*steps, *evaluations)]
-    notes = [*read.notes]
+    notes = [*_signed(record), *read.notes]
     if not losses and "imported from" not in record.environment:
         notes.append("The folder holds no losses: steps.jsonl has a line for each tenth step.")
     if not metrics:
@@ -134,6 +134,14 @@ def read_run(folder: str | Path, *, has_ledger: bool = True) -> RunView:
         warnings=read.warnings,
         notes=tuple(notes),
     )
+
+
+def _signed(record: RunRecord) -> tuple[str, ...]:
+    """Say whether the classes of the data are signed, where they have any."""
+    root = record.digests.get("data_root")
+    if root in (None, "declared"):
+        return ("The classes of the data are declared: nobody has signed them.",) if root else ()
+    return (f"The data were signed, of the authority {root[:12]}; `cosmati ledger verify` follows the signatures.",)
 
 
 def with_ledger_of(view: RunView, checked: RunView) -> RunView:

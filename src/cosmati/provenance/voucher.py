@@ -65,7 +65,7 @@ class VouchedData:
     opened: str
     vouchers: tuple[Voucher, ...]
     archive: Mapping[str, bytes]
-    lost: tuple[LostVoucher, ...] = ()
+    lost: tuple[LostVoucher, ...] = field(default=(), kw_only=True)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -270,7 +270,7 @@ class AuthorityWatch:
         asked = next(one.asked for one in self._sources if one.asked is not None)
         now = asked.authority.now().isoformat(timespec="seconds")
         lost = tuple(LostVoucher(one.voucher.target, "expiry", why) for one in self._sources)
-        return VouchedData(now, (), {}, lost)
+        return VouchedData(now, (), {}, lost=lost)
 
 
 def _holds(voucher: Voucher) -> str:
