@@ -128,11 +128,11 @@ class Happening(Observer):
         self.trainer: Trainer | None = None
 
     def on_step(self, outcome: StepOutcome) -> None:
-        if outcome.clock.step in self._events:
+        assert self.trainer is not None
+        if outcome.clock.step in self._events and self.trainer.assembly.ranks.rank == 0:
             self._events[outcome.clock.step](self._world)
-            watch = self.trainer.prepared.watch if self.trainer is not None else None
-            assert watch is not None
-            watch.look()
+            assert self.trainer.prepared.watch is not None
+            self.trainer.prepared.watch.look()
 
 
 def revoke(path: str) -> Callable[[World], None]:

@@ -150,6 +150,7 @@ class AskedAuthority:
 
     def __init__(self, authority: Vouches) -> None:
         self.authority = authority
+        self._was_reached = False
         self.failed: ProvenanceError | None = None
         self.refresh()
         if self.failed is not None and authority.run is None:
@@ -160,6 +161,7 @@ class AskedAuthority:
         self.failed = None
         try:
             self.authority.refresh()
+            self._was_reached = True
         except ProvenanceError as error:
             self.failed = error
 
@@ -190,8 +192,9 @@ class AskedAuthority:
         return LostVoucher(target, reason, str(error))
 
     def archive(self, manifest: SourceManifest) -> dict[str, bytes]:
-        """Return what bears out what was found last."""
-        return {**self.authority.archive(), f"manifests/{manifest.digest}.json": manifest.to_bytes()}
+        """Return what bears out what was found last: nothing of an authority that was never reached."""
+        own = {} if self.failed is not None and not self._was_reached else self.authority.archive()
+        return {**own, f"manifests/{manifest.digest}.json": manifest.to_bytes()}
 
 
 def vouched_shards(authority: AskedAuthority, url: str, data: bytes, index: object, sizes: Sizes) -> VouchedShards:

@@ -12,6 +12,7 @@ from typing import Any
 
 from cosmati.errors import ProvenanceError
 from cosmati.provenance.authority.chain import Chain, read_chain
+from cosmati.provenance.authority.errors import ExpiredMetadataError
 from cosmati.provenance.authority.names import SourceName, role_of
 
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -55,16 +56,19 @@ def _borne_out(one: Mapping[str, Any], found: Mapping[str, bytes], at: datetime,
         if until and datetime.fromisoformat(until).date() < at.date():
             return f"{says}: the manifest says until {until}", False
         return f"{says}: the manifest says {f'until {until}' if until else 'nothing of the kind'}", True
+    wrongs, signed = list[ProvenanceError](), list[str]()
     for root in {name.partition("/")[0] for name in found if _HEX.fullmatch(name.partition("/")[0])}:
         own = {name.removeprefix(f"{root}/"): data for name, data in found.items()}
         try:
-            signed = read_chain(own.get, at=at, root_sha256=root).source(SourceName.of_target(one["target"]))
-        except ProvenanceError:
-            continue
-        if signed.hashes["sha256"] == manifest and one["reason"] == "expiry":
-            return f"{says}: nobody could be asked, so the operator says", False
-        if signed.hashes["sha256"] == manifest:
-            return f"{says}: it's still signed in the archive", True
+            info = read_chain(own.get, at=at, root_sha256=root).source(SourceName.of_target(one["target"]))
+            signed.append(info.hashes["sha256"])
+        except ProvenanceError as error:
+            wrongs.append(error)
+    had_expired = any(isinstance(error, ExpiredMetadataError) for error in wrongs)
+    if one["reason"] == "expiry":
+        return f"{says}: {'it had expired' if had_expired else 'nobody could be asked, so the operator says'}", False
+    if manifest in signed or had_expired or not (wrongs or signed):
+        return f"{says}: the archive says nothing of the kind", True
     return f"{says}: it isn't signed any more in the archive", False
 
 
