@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cosmati.core.clock import Clock
 from cosmati.data.vouching import VouchedShards, look_again, vouched_sources
@@ -50,6 +50,12 @@ class News(NamedTuple):
     vouched: VouchedData | None
     withdrawn: Withdrawn | None
     policy: CompiledPolicy | None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The run's facts that are others now."""
+        vouched = {} if self.vouched is None else {"vouched": self.vouched}
+        return {"withdrawn": self.withdrawn, "policy": self.policy, **vouched}
 
 
 class AuthorityWatch:
@@ -120,8 +126,10 @@ class AuthorityWatch:
         new = self._answers([one for key, one in lost.items() if key not in known], kept, clock.step)
         changes = self._changes(new)
         changes += [Change("provenance", str(one), "vouched for again") for one in before if one not in kept]
+        other = self._other_keys(seen)
         self._withdrawn = recorded
-        return self._agreed([*kept, *new], changes, seen)
+        news = self._agreed([*kept, *new], [*changes, *other], seen)
+        return news._replace(vouched=seen) if news is not None and other else news
 
     def before_step(self, run: OpenRun, clock: Clock, save: Callable[[], object]) -> None:
         """Put on record what has changed, and stop the run where that is due. All ranks ask, before each step.
@@ -135,8 +143,7 @@ class AuthorityWatch:
             NoLongerVouchedError: it stops here; there's a checkpoint of this step.
         """
         if (news := self.heed(clock)) is not None:
-            facts = {"withdrawn": news.withdrawn, "policy": news.policy}
-            run.amend(clock, news.changes, **facts | ({"vouched": news.vouched} if news.vouched else {}))
+            run.amend(clock, news.changes, **news.facts)
         if why := self.refuse(clock.step):
             run.ask_to_stop(why)
             save()
@@ -161,12 +168,17 @@ class AuthorityWatch:
         new = self._answers(lost, self.withdrawals, clock.step + 1)
         if new:
             return self._agreed([*self.withdrawals, *new], self._changes(new), found)
-        holds = {voucher.target: _holds(voucher) for voucher in found.vouchers}
-        other = {target: text for target, text in holds.items() if self._known.get(target) != text}
-        changes = [Change("provenance", f"{t}: {self._known.get(t)}", f"{t}: {text}") for t, text in other.items()]
-        self._known |= other
-        news = self._agreed(self.withdrawals if changes else (), changes, found)
+        other = self._other_keys(found)
+        news = self._agreed(self.withdrawals if other else (), other, found)
         return news._replace(vouched=found) if news is not None else None
+
+    def _other_keys(self, found: VouchedData) -> list[Change]:
+        """Return which sources are signed by others than before, or until another day; from now on that is known."""
+        holds = {voucher.target: _holds(voucher) for voucher in found.vouchers}
+        other = {target: text for target, text in holds.items() if self._known[target] != text}
+        changes = [Change("provenance", f"{t}: {self._known[t]}", f"{t}: {text}") for t, text in other.items()]
+        self._known |= other
+        return changes
 
     def refuse(self, step: int) -> str:
         """Return why the run stops before a step, empty where it doesn't."""

@@ -83,7 +83,7 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
             recorded = withdrawn_in(a.config.run_folder) if a.ranks.rank == 0 else None
             news = prepared.watch.resume(recorded, clock)
             if news is not None:
-                run.restate(withdrawn=news.withdrawn, policy=news.policy)
+                run.restate(**news.facts)
                 continuity.changed += news.changes
         run.start(clock, continuity.changed, plan, None if checkpoint is None else checkpoint.signed_digest)
     return Opened(run, continuity, plan, clock, states, cuts)
