@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
 
 from cosmati.errors import ProvenanceError
-from cosmati.ledger.details import decode_details
-from cosmati.ledger.reader import Scan, read_head, read_verifier_key
-from cosmati.provenance.voucher import FOLDER, VouchedData, Voucher
-from cosmati.records.ledger import AmendEntry, RunEntry
+from cosmati.provenance.voucher import FOLDER, KEPT_FILE, VouchedData, Voucher
+from cosmati.storage.atomic import replace_file
+
+
+def keep_vouchers(run: Path, vouched: VouchedData) -> None:
+    """Note in a run's folder who vouches for its data from now on; what bears it out has to be in the archive."""
+    path = run / KEPT_FILE
+    try:
+        told = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        told = []
+    if vouched.facts not in told:
+        replace_file(path, json.dumps([*told, vouched.facts]).encode())
 
 
 def kept_vouchers(run: Path) -> tuple[VouchedData, ...]:
-    """Return what a run's ledger says of them, oldest first, each borne out by its archive; nothing without a ledger.
+    """Return what a run's folder has of them, oldest first, each borne out by its archive; nothing where there's none.
+
+    Nobody has signed the list, and nobody needs to: who has signed the data is in the archive.
 
     Args:
         run: the run's folder.
 
     Raises:
-        TamperError: the ledger doesn't verify.
         ProvenanceError: the archive doesn't bear it out.
     """
     from cosmati.provenance.authority.audit import audit
 
-    directory, found = run / "ledger", list[VouchedData]()
-    if not (directory / "checkpoint").exists():
+    archive, found = run / "ledger" / FOLDER, list[VouchedData]()
+    try:
+        told = json.loads((run / KEPT_FILE).read_bytes())
+        for facts in told:
+            if problems := audit(archive, facts):
+                raise ProvenanceError("; ".join(problems))
+            vouchers = tuple(Voucher(**{**one, "keyids": tuple(one["keyids"])}) for one in facts["sources"])
+            files = {name: (archive / digest).read_bytes() for name, digest in facts["archive"].items()}
+            found.append(VouchedData(facts["opened"], vouchers, files))
+    except FileNotFoundError:
         return ()
-    for item in Scan(directory, read_head(directory, read_verifier_key(directory))):
-        details = decode_details(item.details) if isinstance(item.entry, RunEntry | AmendEntry) and item.details else {}
-        facts: Any = details.get("provenance")
-        if facts is None or (found and found[-1].facts == facts):
-            continue
-        if problems := audit(directory / FOLDER, facts):
-            msg = (
-                f"What {run} has kept of those who vouched for its data doesn't hold: {'; '.join(problems)}. Restore "
-                "the run's ledger folder."
-            )
-            raise ProvenanceError(msg)
-        vouchers = tuple(Voucher(**{**one, "keyids": tuple(one["keyids"])}) for one in facts["sources"])
-        archive = {name: (directory / FOLDER / digest).read_bytes() for name, digest in facts["archive"].items()}
-        found.append(VouchedData(facts["opened"], vouchers, archive))
+    except (ValueError, TypeError, KeyError) as error:  # an error of provenance is one of them
+        msg = f"What {run} has kept of those who vouched for its data doesn't hold: {error}. Restore the run's folder."
+        raise ProvenanceError(msg) from error
     return tuple(found)

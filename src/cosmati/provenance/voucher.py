@@ -13,6 +13,9 @@ Reason = Literal["expiry", "revocation", "licence"]
 FOLDER = "provenance"
 """Where the archive lies, in a run's ledger: each file under its SHA-256, so that what a resume adds stands beside."""
 
+KEPT_FILE = "vouched.json"
+"""In a run's folder: the facts of who vouched for its data, oldest first, for who resumes it."""
+
 
 @dataclass(frozen=True)
 class Voucher:

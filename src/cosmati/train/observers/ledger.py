@@ -19,6 +19,7 @@ from torch import Tensor
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.method import Stage
+from cosmati.data.kept_vouchers import keep_vouchers
 from cosmati.errors import LedgerError
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
@@ -116,6 +117,8 @@ class LedgerObserver(Observer):
         for part in (self._facts.vouched, self._facts.withdrawn):
             if part is not None:
                 replace_files(self._directory / FOLDER, part.files)
+        if self._facts.vouched is not None:
+            keep_vouchers(self._directory.parent, self._facts.vouched)
 
     def _resume(self, clock: Clock) -> None:
         """Say from which step the run goes on, and what it commits to from now on where that has changed."""
