@@ -18,6 +18,7 @@ from cosmati import InMemory, RunConfig, Trainer
 from cosmati.cli.main import app
 from cosmati.data.loader import StreamingLoader
 from cosmati.errors import PlanError
+from cosmati.explorer.report import render_report
 from cosmati.explorer.run_view import read_run
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.optim.optimizers import SGD
@@ -60,7 +61,8 @@ def test_what_is_declared_says_so_everywhere(world: World, tmp_path: Path) -> No
         "policy": "declared",
     }
     assert "declared" in CliRunner().invoke(app, ["ledger", "verify", str(tmp_path / "run")]).output
-    assert any("declared" in note for note in read_run(tmp_path / "run").notes)
+    page = render_report(title="Run", run=read_run(tmp_path / "run"))
+    assert "The classes of the data are declared" in page
 
 
 def test_what_is_signed_says_by_whom(world: World, tmp_path: Path) -> None:
@@ -68,7 +70,12 @@ def test_what_is_signed_says_by_whom(world: World, tmp_path: Path) -> None:
     trainer.fit()
     assert data_root(tmp_path / "run") == world.people.pin
     assert f"data: signed, of the authority {world.people.pin[:12]}" in str(trainer.plan)
-    assert any("signed" in note for note in read_run(tmp_path / "run").notes)
+    run = read_run(tmp_path / "run")
+    assert not run.warnings
+    assert f"signed, of the authority {world.people.pin[:12]}" in render_report(title="Run", run=run)
+    record = tmp_path / "run" / "run.json"
+    record.write_text(record.read_text().replace(world.people.pin, "declared"))
+    assert any("who has signed the data" in one for one in read_run(tmp_path / "run").warnings)
 
 
 def test_who_has_no_classes_reads_nothing_of_it() -> None:
