@@ -15,16 +15,18 @@ from typer.testing import CliRunner
 pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
 
 from cosmati.cli.main import app
+from cosmati.core.state import parameter_root
 from cosmati.errors import LedgerError, ProvenanceError
+from cosmati.explorer.report import render_report
+from cosmati.explorer.run_view import read_run
 from cosmati.ledger.verify import verify_ledger
-from cosmati.provenance.authority import ceremony
 from cosmati.provenance.authority.audit import audit_withdrawn
 from cosmati.provenance.authority.errors import NoLongerVouchedError
 from cosmati.provenance.authority.trusted import Authority
 from cosmati.train import authority_watch
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from tests.provenance.authority.people import NEWS, PII
-from tests.train.vouched_world import OPEN, POLICY, Events, World, go_on, hide, revoke, rows_by_step, show
+from tests.train.vouched_world import OPEN, POLICY, Events, World, go_on, hide, revoke, rotate, rows_by_step, show
 
 LICENCE_DAYS = 3
 STEPS = 24
@@ -217,19 +219,12 @@ def test_without_a_ledger_nothing_is_rejected(world: World, tmp_path: Path) -> N
 
 
 def test_other_keys_are_an_entry_and_no_more(world: World, tmp_path: Path, undisturbed: str) -> None:
-    def rotate(world: World) -> None:
-        people = world.people
-        (keyid,) = next(one.keyids for one in ceremony.status(people.repository) if one.role == PII)
-        with people.repository.change(people.ring("dora")) as change:
-            ceremony.replace_key(change, keyid, dora)
-
-    dora = world.people.person("dora")
-    world.trainer(tmp_path / "run", {5: rotate}).fit()
+    world.trainer(tmp_path / "run", {5: rotate(PII)}).fit()
     assert weights(tmp_path / "run") == undisturbed
     before, after = verify_ledger(tmp_path / "run" / "ledger").provenance
     assert [one["target"] for one in before["sources"]] == [one["target"] for one in after["sources"]]
     keys = {one["target"]: one["keyids"] for one in after["sources"]}
-    assert keys[f"firm/{PII}/bob/1"] == [dora.keyid]
+    assert keys[f"firm/{PII}/bob/1"] == [world.people.keys["dora"].keyid]
     verify(tmp_path / "run")
 
 
@@ -241,6 +236,41 @@ def test_two_classes_are_taken_back_one_after_the_other(world: World, tmp_path: 
     assert [bool(rows) for rows in rows_by_step(tmp_path / "run", NEWS)] == [True] * 17 + [False] * 7
     assert all(rows_by_step(tmp_path / "run", OPEN))
     assert verify(tmp_path / "run").count("withdrawn") >= 2
+
+
+def test_one_class_is_signed_again_while_another_is_lost(world: World, tmp_path: Path) -> None:
+    grace = "{revocation: reject, licence: reject}"
+    events: Events = {5: revoke(PII), 9: rotate(NEWS), 14: lambda _world: first.stop()}
+    first = world.trainer(tmp_path / "run", events, grace=grace)
+    assert first.fit().outcome == "stopped"
+    assert [len(one["sources"]) for one in verify_ledger(tmp_path / "run" / "ledger").provenance] == [3, 2]
+    people = world.people
+    people.delegate(PII, "dora")
+    manifest = next((people.root / "data" / "bob").rglob("manifest.json")).read_bytes()
+    people.sign(PII, "dora", source="bob", data=manifest)
+    world.ahead = timedelta(days=LICENCE_DAYS + 1)
+    world.trainer(tmp_path / "run", {}, grace=grace, run=tmp_path / "run").fit()
+    assert in_force(tmp_path / "run") == [(PII, "revocation", "reject", 9), (NEWS, "licence", "reject", 14)]
+    assert not any(rows_by_step(tmp_path / "run", PII)[9:]), "signed again, and rejected for good"
+    verify(tmp_path / "run")
+
+
+def test_without_a_folder_it_is_the_same(world: World, tmp_path: Path, made: Path) -> None:
+    kept = world.trainer(tmp_path / "run", {9: revoke(PII)}, grace="{revocation: reject}")
+    kept.fit()
+    other = World.found_in(Path(shutil.copytree(made, tmp_path / "other")))
+    free = other.trainer(None, {9: revoke(PII)}, grace="{revocation: reject}")
+    free.fit()
+    assert parameter_root(dict(free.model.state_dict())) == parameter_root(dict(kept.model.state_dict()))
+
+
+def test_the_page_of_such_a_run(world: World, tmp_path: Path) -> None:
+    world.trainer(tmp_path / "run", {9: revoke(PII)}, grace="{revocation: reject}").fit()
+    run = read_run(tmp_path / "run")
+    assert not run.warnings
+    assert run.governance is not None
+    assert run.governance.decision[PII] == {"main": "admit", "main from 13": "reject"}
+    assert "rejected from step 13 on" in render_report(title="Run", run=run)
 
 
 def test_who_asks_nobody_is_not_watched(world: World, tmp_path: Path) -> None:

@@ -86,6 +86,12 @@ def test_who_has_no_classes_reads_nothing_of_it() -> None:
     assert "data: declared" in str(bare(two).plan)
 
 
+def test_a_loop_of_ones_own_is_refused_beside_signed_data(world: World) -> None:
+    trainer = bare(world.sources(), require_signed=True)
+    with pytest.raises(DeclaredOnlyError, match=r"fit\(\)"):
+        trainer.step(torch.arange(8))
+
+
 @pytest.mark.parametrize(
     "data", [None, InMemory(torch.arange(16.0), 8), [torch.arange(8.0)]], ids=["own loop", "in memory", "a list"]
 )

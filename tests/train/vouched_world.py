@@ -86,7 +86,9 @@ class World:
         urls = [people.root / "data" / name for name in PEOPLE.values()]
         return StreamingSource(StreamingDataset(urls, columns=("number",), authority=trusted if self.ask else None), 8)
 
-    def trainer(self, folder: Path, events: Events, *, grace: str = "", budget: str = "24ba", **more: Any) -> Trainer:
+    def trainer(
+        self, folder: Path | None, events: Events, *, grace: str = "", budget: str = "24ba", **more: Any
+    ) -> Trainer:
         """Return a run's trainer.
 
         Args:
@@ -100,7 +102,8 @@ class World:
         own = {name: more.pop(name) for name in ("run", "refresh") if name in more}
         text = more.pop("policy", POLICY)
         policy = load_policy(f"{text}{grace and 'grace: ' + grace}") if text else None
-        settings = {"budget": budget, "num_threads": 1, "num_microbatches": 4, "checkpoint_every": "3ba"}
+        settings: Any = {"budget": budget, "num_threads": 1, "num_microbatches": 4, "run_folder": folder}
+        settings |= {} if folder is None else {"checkpoint_every": "3ba"}
         seen = Happening(self, events)
         seen.trainer = Trainer(
             nn.Linear(1, 1),
@@ -110,7 +113,7 @@ class World:
             policy=policy,
             taxonomy=TAXONOMY,
             observers=seen,
-            config=RunConfig(**settings | {"run_folder": folder} | more),
+            config=RunConfig(**settings | more),
         )
         return seen.trainer
 
@@ -143,6 +146,19 @@ def revoke(path: str) -> Callable[[World], None]:
         (keyid,) = next(one.keyids for one in ceremony.status(people.repository) if one.role == path)
         with people.repository.change(people.ring()) as change:
             ceremony.replace_key(change, keyid, None)
+
+    return act
+
+
+def rotate(path: str) -> Callable[[World], None]:
+    """Return what puts Dora's key in the place of that of a class's signer."""
+
+    def act(world: World) -> None:
+        people = world.people
+        (keyid,) = next(one.keyids for one in ceremony.status(people.repository) if one.role == path)
+        dora = people.person("dora")
+        with people.repository.change(people.ring("dora")) as change:
+            ceremony.replace_key(change, keyid, dora)
 
     return act
 

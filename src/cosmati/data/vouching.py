@@ -86,8 +86,8 @@ class VouchedShards:
     kept: tuple[VouchedData, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out who is asked: connections and locks belong to one process."""
-        return {**self.__dict__, "asked": None}
+        """Leave out who is asked, whose connections and locks belong to one process, and what they have said."""
+        return {**self.__dict__, "asked": None, "archive": {}, "kept": ()}
 
     def check_shard(self, number: int, path: Path, info: ShardInfo) -> os.stat_result:
         """Read a shard's file whole, and compare it with what was signed; return which file that was.

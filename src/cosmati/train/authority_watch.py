@@ -80,7 +80,7 @@ class AuthorityWatch:
     ) -> None:
         self._sources, self._vouched, self._a = sources, vouched, assembly
         self._grace = grace or Grace()
-        self._known = {voucher.target: _holds(voucher) for voucher in vouched.vouchers}
+        self._known = {one.voucher.target: _holds(one.voucher) for one in sources}
         self._base = assembly.policy
         self._withdrawn: Withdrawn | None = None
         self._found: SimpleQueue[VouchedData] = SimpleQueue()
@@ -92,10 +92,11 @@ class AuthorityWatch:
         if len(asked) < len(sources):
             msg = "Signed data were opened in another process, and who vouches for them can't be asked again from here."
             raise NoLongerVouchedError(f"{msg} Open them in the process that trains.")
-        self._every = min(one.authority.refresh_seconds for one in asked)
+        self._every = min(threading.TIMEOUT_MAX, *(one.authority.refresh_seconds for one in asked))
         self._starts = {phase.start_step for phase in assembly.policy.phases[1:]} if assembly.policy else set()
         folder = assembly.config.run_folder
-        if vouched.lost and any(one.authority.run != folder for one in asked):
+        kept = {one.authority.run.resolve() for one in asked if one.authority.run is not None}
+        if vouched.lost and (folder is None or kept != {folder.resolve()}):
             msg = (
                 f"{vouched.lost[0].because} What {asked[0].authority.run} has kept of it is for going on with that "
                 f"run, and run_folder is {folder}."

@@ -39,6 +39,7 @@ from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.run.environment import numerics
 from cosmati.train.run.result import RunResult, outcome_of
 from cosmati.train.run.session import OpenRun
+from cosmati.train.signed import refuse_own_rows
 from cosmati.train.snapshot import snapshot
 from cosmati.train.timing import Stopwatch
 from cosmati.train.written import WRITTEN, WrittenHere
@@ -182,8 +183,14 @@ class Lifecycle(KnownNames):
             )
             raise PlanError(msg)
 
-    def _get_ready(self) -> None:
-        """Open the run if it isn't yet, and go by what those who vouch for the data say since, before each step."""
+    def _get_ready(self, *, is_own: bool = False) -> None:
+        """Open the run if it isn't yet, and go by what those who vouch for the data say since, before each step.
+
+        Args:
+            is_own: the step's rows come from a loop of the user's own.
+        """
+        if is_own:
+            refuse_own_rows(self.assembly.config)
         if self._opened is None:
             self._open()
         if self.prepared.watch is not None and self._run is not None:

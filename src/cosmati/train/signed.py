@@ -82,6 +82,17 @@ def refuse_declared(given: Ingredients) -> None:
         raise UntrustedRootError(msg)
 
 
+def refuse_own_rows(config: RunConfig) -> None:
+    """Refuse rows of a loop of the user's own where a run takes only what is signed: nobody has vouched for them.
+
+    Raises:
+        DeclaredOnlyError: it does.
+    """
+    if config.require_signed:
+        msg = "require_signed=True, and the rows that step() is given are only declared. Call fit(), over signed data."
+        raise DeclaredOnlyError(msg)
+
+
 def wants_ledger(config: RunConfig, *governed_by: object) -> bool:
     """Say whether a run keeps a ledger; unasked it does where it has a policy, or data that somebody vouches for."""
     if config.ledger and config.run_folder is None:

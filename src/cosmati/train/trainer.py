@@ -159,7 +159,7 @@ class Trainer(ExportingTrainer):
         self._is_bare = self._is_bare or self._opened is None
         # Where nobody says when this loop ends, the process is between its steps as the user left it.
         with numerics(a) if self._is_bare else nullcontext():
-            self._get_ready()
+            self._get_ready(is_own=True)
             if self.is_plain and isinstance(batch, Batch):
                 batch.check()
             return self.watched(self._take, *((batch, None) if self.is_plain else self._split(batch)))
