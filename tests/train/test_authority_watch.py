@@ -124,7 +124,9 @@ def test_a_run_stops_with_a_checkpoint(world: World, tmp_path: Path, event: Any,
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (record["outcome"], record["num_steps"]) == ("stopped", 9)
     assert {(kind, action, step) for _, kind, action, step in in_force(tmp_path / "run")} >= {(reason, "stop", 9)}
-    verify(tmp_path / "run")
+    shown = {"licence": "the manifest says until", "revocation": "it isn't signed any more", "expiry": "it had expired"}
+    unreachable = "nobody could be asked, so the operator says"
+    assert (unreachable if event is hide else shown[reason]) in verify(tmp_path / "run")
 
 
 def test_a_run_may_finish_what_it_was_given_for(world: World, tmp_path: Path) -> None:
@@ -178,6 +180,18 @@ def test_a_resume_goes_by_what_the_run_has_kept(world: World, rejected: Path) ->
     assert trainer.fit().outcome == "completed"
     assert not any(rows_by_step(rejected, PII)[9:])
     verify(rejected)
+
+
+@pytest.mark.parametrize("change", [{"opened": "2126-01-01T00:00:00+00:00"}, {"sources": [3]}, {"archive": {}}, {}])
+def test_what_was_kept_has_to_be_borne_out(world: World, rejected: Path, change: dict[str, Any]) -> None:
+    path = rejected / "vouched.json"
+    facts = [one | change for one in json.loads(path.read_text())] if change else "no list"
+    path.write_text(json.dumps(facts))
+    with pytest.raises(ProvenanceError, match="Restore the run's folder"):
+        world.trainer(rejected, {}, grace="{revocation: reject}", run=rejected)
+    path.unlink()
+    with pytest.raises(ProvenanceError, match="keys delegate"):
+        world.trainer(rejected, {}, grace="{revocation: reject}", run=rejected)
 
 
 def test_no_other_run_goes_by_it(world: World, rejected: Path, tmp_path: Path) -> None:
