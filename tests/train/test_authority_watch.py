@@ -295,22 +295,57 @@ def test_who_asks_nobody_is_not_watched(world: World, tmp_path: Path) -> None:
         assert not [one for one in threading.enumerate() if one.name == "cosmati-authority"]
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever finds nothing asks again without a pause."""
+    monkeypatch.setattr(authority_watch, "_AGAIN_SECONDS", (0.001, 0.001))
+
+
+@pytest.mark.usefixtures("at_once")
 def test_the_authority_is_asked_every_so_often(world: World, tmp_path: Path) -> None:
-    hidden = threading.Event()
     trainer = world.trainer(tmp_path / "run", {}, refresh=0.01, budget="1000000ba", checkpoint_every=None)
     hide(world)
     with pytest.raises(NoLongerVouchedError):
         trainer.fit()
-    assert not hidden.is_set()
     assert not [one for one in threading.enumerate() if one.name == "cosmati-authority"], "it ends with the run"
 
 
+@pytest.mark.usefixtures("at_once")
 def test_the_authority_is_asked_at_each_phase(world: World, tmp_path: Path) -> None:
     policy = PHASED.format(step=6, path=OPEN)
     trainer = world.trainer(tmp_path / "run", {}, policy=policy, budget="1000000ba", checkpoint_every=None)
     hide(world)
     with pytest.raises(NoLongerVouchedError):
         trainer.fit()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_data_that_were_opened_long_ago_are_looked_at_first(world: World, tmp_path: Path) -> None:
+    trainer = world.trainer(tmp_path / "run", {}, policy="", budget="1000000ba", checkpoint_every=None)
+    go_on(8)(world)
+    with pytest.raises(NoLongerVouchedError, match="expiry"):
+        trainer.fit()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_one_failure_is_none(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that breaks, and a repository that is read while it's changed, are asked again."""
+    answers, found = threading.Event(), authority_watch.look_again
+    asked = list[int]()
+
+    def look(sources: Any) -> Any:
+        asked.append(len(asked))
+        if len(asked) == 1:
+            raise OSError("a blip")
+        answers.set()
+        return found(sources)
+
+    monkeypatch.setattr(authority_watch, "look_again", look)
+    trainer = world.trainer(tmp_path / "run", {}, refresh=0.001)
+    with trainer:
+        assert answers.wait(60)
+        assert trainer.fit().outcome == "completed"
+    assert not in_force(tmp_path / "run")
 
 
 def test_who_does_not_answer_vouches_for_nothing(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple
@@ -30,8 +31,10 @@ from cosmati.train.signed import vouched_of
 
 LOOK_EVERY = 4
 """Steps between looks at what has come: on several ranks each look is a small exchange."""
-_PATIENCE_SECONDS = 60.0
-"""For who doesn't answer: so long at least, and as long as from one time to the next."""
+_PATIENCE_SECONDS = 300.0
+"""For who doesn't answer."""
+_AGAIN_SECONDS = (2.0, 15.0)
+"""After which it's asked again where nothing trusted came: a connection fails, a repository is being changed."""
 _END_SECONDS = 1.0
 _MEND = "There's a checkpoint of this step: once that is mended, start the run again, and it goes on."
 
@@ -238,6 +241,7 @@ class AuthorityWatch:
         """Begin to ask, on the first rank."""
         if self._a.ranks.rank == 0 and self._thread is None:
             self._is_closed = False
+            self._wake.clear()
             self._thread = threading.Thread(target=self._ask, daemon=True, name="cosmati-authority")
             self._thread.start()
 
@@ -250,21 +254,40 @@ class AuthorityWatch:
             thread.join(_END_SECONDS)
 
     def _ask(self) -> None:
-        while not self._is_closed:
-            self._wake.wait(self._every)
+        pause = self._every if self._seconds_open() < self._every else 0.0
+        while True:
+            self._wake.wait(pause)
             self._wake.clear()
-            if not self._is_closed:
-                self.look()
+            if self._is_closed:
+                return
+            found = self._asked()
+            for again in _AGAIN_SECONDS:
+                if all(one.reason != "expiry" for one in found.lost):
+                    break
+                self._wake.wait(again)
+                if self._is_closed:
+                    return
+                found = self._asked()
+            self._found.put(found)
+            pause = self._every
+
+    def _seconds_open(self) -> float:
+        """Return how long ago the data were opened, and those who vouch for them asked."""
+        now = min(one.asked.authority.now() for one in self._sources if one.asked is not None)
+        return (now - min(datetime.fromisoformat(one.opened) for one in self._sources)).total_seconds()
 
     def look(self) -> None:
         """Ask now; what is found is heeded at the next step at which it is looked for."""
+        self._found.put(self._asked())
+
+    def _asked(self) -> VouchedData:
         self._asked_since = monotonic()
         try:
             found = look_again(self._sources)
         except Exception as error:  # noqa: BLE001  (whatever stands between the run and those who vouch: nothing holds)
             found = self._nothing(f"it can't be asked: {error or type(error).__name__}")
         self._asked_since = None
-        self._found.put(found)
+        return found
 
     def _newest(self) -> VouchedData | None:
         """Return what was found last; where nobody has answered for long, that nothing holds."""
@@ -274,9 +297,9 @@ class AuthorityWatch:
                 found = self._found.get_nowait()
         except Empty:
             pass
-        since, patience = self._asked_since, max(_PATIENCE_SECONDS, self._every)
-        if found is None and since is not None and monotonic() - since > patience:
-            return self._nothing(f"it hasn't answered for {patience:.0f} seconds")
+        since = self._asked_since
+        if found is None and since is not None and monotonic() - since > _PATIENCE_SECONDS:
+            return self._nothing(f"it hasn't answered for {_PATIENCE_SECONDS:.0f} seconds")
         return found
 
     def _nothing(self, why: str) -> VouchedData:
