@@ -16,6 +16,7 @@ pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
 
 from cosmati.cli.main import app
 from cosmati.core.state import parameter_root
+from cosmati.data.signing import sign_sources
 from cosmati.errors import LedgerError, ProvenanceError
 from cosmati.explorer.report import render_report
 from cosmati.explorer.run_view import read_run
@@ -25,8 +26,20 @@ from cosmati.provenance.authority.errors import NoLongerVouchedError
 from cosmati.provenance.authority.trusted import Authority
 from cosmati.train import authority_watch
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
-from tests.provenance.authority.people import NEWS, PII
-from tests.train.vouched_world import OPEN, POLICY, Events, World, go_on, hide, revoke, rotate, rows_by_step, show
+from tests.provenance.authority.people import NEWS, PII, People
+from tests.train.vouched_world import (
+    OPEN,
+    PEOPLE,
+    POLICY,
+    Events,
+    World,
+    go_on,
+    hide,
+    revoke,
+    rotate,
+    rows_by_step,
+    show,
+)
 
 LICENCE_DAYS = 3
 STEPS = 24
@@ -192,6 +205,20 @@ def test_what_was_kept_has_to_be_borne_out(world: World, rejected: Path, change:
     path.unlink()
     with pytest.raises(ProvenanceError, match="keys delegate"):
         world.trainer(rejected, {}, grace="{revocation: reject}", run=rejected)
+
+
+def test_what_was_kept_of_others_is_not_taken(world: World, tmp_path: Path) -> None:
+    """Who has a run of an authority of their own, over the same data, has nothing of the one that is trusted."""
+    others = World(People(tmp_path / "others").begin())
+    for path, name in PEOPLE.items():
+        others.people.delegate(path, name)
+        shutil.copytree(world.people.root / "data" / name, others.people.root / "data" / name)
+        list(sign_sources(str(others.people.root / "data" / name), others.people.folder, others.people.ring(name)))
+    first = others.trainer(tmp_path / "run", {6: lambda _w: first.stop()}, grace="{revocation: reject}")
+    first.fit()
+    revoke(PII)(world)
+    with pytest.raises(ProvenanceError, match="keys delegate"):
+        world.trainer(tmp_path / "run", {}, grace="{revocation: reject}", run=tmp_path / "run")
 
 
 def test_no_other_run_goes_by_it(world: World, rejected: Path, tmp_path: Path) -> None:

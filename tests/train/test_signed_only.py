@@ -135,6 +135,20 @@ def test_a_loader_of_signed_data_is_signed(world: World) -> None:
         bare(StreamingLoader(world.sources().dataset, batch_size=8), require_signed=True)
 
 
+class Odd(list[torch.Tensor]):
+    """The user's own data, that call something of theirs so."""
+
+    def __init__(self, sources: object) -> None:
+        super().__init__([torch.arange(8.0)])
+        self.sources = sources
+        self.dataset = self
+
+
+@pytest.mark.parametrize("sources", [3, "abc", [None, 1], {"a": 1}, lambda: None])
+def test_what_others_call_sources_is_theirs(sources: object) -> None:
+    assert bare(Odd(sources)).prepared.watch is None
+
+
 def test_nothing_of_it_changes_the_run(world: World, tmp_path: Path) -> None:
     """Neither is a fact of the run: it may be asked for at a resume."""
     first = world.trainer(tmp_path / "run", {4: lambda _w: first.stop()}, policy="", budget="8ba", ledger=True)

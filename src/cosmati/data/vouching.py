@@ -36,11 +36,13 @@ class Vouches(Protocol):
     """Who vouches for sources: an `Authority`.
 
     Attributes:
+        root: SHA-256 of its first root, in hex.
         refresh_seconds: how often a run asks again.
         run: folder of the run that the sources are opened for, which may go on from what it has kept.
         now: says what time it is.
     """
 
+    root: str
     refresh_seconds: float
     run: Path | None
     now: Callable[[], datetime]
@@ -58,6 +60,7 @@ class Vouches(Protocol):
         ...
 
 
+_MAX_AROUND = 8
 Sizes = Callable[[Sequence[str]], Mapping[str, int] | None]
 
 
@@ -230,7 +233,8 @@ def _vouched(asked: AskedAuthority, url: str, manifest: SourceManifest) -> Vouch
         return VouchedShards(manifest, found[0], opened, asked.archive(manifest), url, asked)
     run = asked.authority.run
     kept = kept_vouchers(run) if run is not None else ()
-    before = [one for data in kept for one in data.vouchers if one.manifest_sha256 == manifest.digest]
+    whose = asked.authority.root, manifest.digest
+    before = [one for data in kept for one in data.vouchers if (one.root, one.manifest_sha256) == whose]
     if not before:
         raise wrongs[0]
     lost = tuple(asked.lost(before[-1].target, error) for error in wrongs)
@@ -239,9 +243,11 @@ def _vouched(asked: AskedAuthority, url: str, manifest: SourceManifest) -> Vouch
 
 def vouched_sources(data: object) -> list[VouchedShards]:
     """Return the sources of a data set, a source or a loader that are vouched for."""
-    while not hasattr(data, "sources") and hasattr(data, "dataset"):
-        data = data.dataset  # what is put around a data set, a DataLoader say
-    found = [getattr(source, "vouched", None) for source in getattr(data, "sources", ())]
+    around = 0  # what is put around a data set: a DataLoader, say
+    while not hasattr(data, "sources") and hasattr(data, "dataset") and around < _MAX_AROUND:
+        data, around = data.dataset, around + 1
+    sources = getattr(data, "sources", ())  # the user's own data may call anything so
+    found = [getattr(source, "vouched", None) for source in sources] if isinstance(sources, list | tuple) else []
     return [one for one in found if isinstance(one, VouchedShards)]
 
 

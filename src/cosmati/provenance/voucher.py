@@ -60,8 +60,7 @@ class VouchedData:
     Attributes:
         opened: when that was, ISO 8601; the operator's clock says so.
         vouchers: one for each source that holds; at opening, for each.
-        archive: the authorities' files by `ROOT/FILE`, the manifests as `manifests/SHA256.json`, and the indices as
-            `indices/SHA256.json`.
+        archive: the authorities' files by `ROOT/FILE`, and the manifests as `manifests/SHA256.json`.
         lost: what holds no longer.
     """
 

@@ -255,21 +255,21 @@ class AuthorityWatch:
 
     def _ask(self) -> None:
         pause = self._every if self._seconds_open() < self._every else 0.0
-        while True:
-            self._wake.wait(pause)
-            self._wake.clear()
-            if self._is_closed:
-                return
+        while not self._ends(pause):
             found = self._asked()
             for again in _AGAIN_SECONDS:
-                if all(one.reason != "expiry" for one in found.lost):
+                if self._is_closed or all(one.reason != "expiry" for one in found.lost) or self._ends(again):
                     break
-                self._wake.wait(again)
-                if self._is_closed:
-                    return
                 found = self._asked()
-            self._found.put(found)
+            if not self._is_closed:
+                self._found.put(found)
             pause = self._every
+
+    def _ends(self, seconds: float) -> bool:
+        """Wait for so long, or until it's to be asked at once; return whether nothing is to be asked any more."""
+        self._wake.wait(seconds)
+        self._wake.clear()
+        return self._is_closed
 
     def _seconds_open(self) -> float:
         """Return how long ago the data were opened, and those who vouch for them asked."""
