@@ -13,7 +13,7 @@ from cosmati.errors import TamperError
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.verify import verify_ledger
 from cosmati.ledger.writer import details_digest
-from cosmati.records.ledger import ResumeEntry, RunEntry
+from cosmati.records.ledger import AmendEntry, ResumeEntry, RunEntry
 
 from .ledgers import ORIGIN, digest
 from .test_amend import Policy
@@ -137,13 +137,30 @@ SOURCES = [
 
 def run_with(text: object, sources: object, *, committed: str = TEXT) -> Item:
     details = BEFORE.details | {"data_text": text, "provenance": {"sources": sources}}
-    data = hashlib.sha256(hashlib.sha256(committed.encode()).hexdigest().encode()).digest()
-    return RunEntry("r", (("data", data), ("policy", digest("p"))), details_digest(details)), details
+    return RunEntry("r", commitments(committed), details_digest(details)), details
+
+
+def commitments(text: str) -> tuple[tuple[str, bytes], ...]:
+    data = hashlib.sha256(hashlib.sha256(text.encode()).hexdigest().encode()).digest()
+    return (("data", data), ("policy", digest("p")))
 
 
 def test_the_data_are_those_that_were_vouched_for(tmp_path: Path) -> None:
     write_signed(tmp_path / "l", [run_with(TEXT, SOURCES)], KEY)
     verify_ledger(tmp_path / "l")
+
+
+def test_what_is_lost_needs_no_voucher_any_more(tmp_path: Path) -> None:
+    """And what else stands is the run's data still."""
+    for name, sources in (("lost", SOURCES[1:]), ("moved", [{**SOURCES[1], "index_sha256": "33"}])):
+        told = {"data_text": TEXT, "provenance": {"sources": sources}, "changes": []} | withdrawn(taken())
+        details = WITHOUT_A.details | told
+        amend = AmendEntry(3, commitments(TEXT), details_digest(details)), details
+        if name == "lost":
+            write_signed(tmp_path / name, ledger(amend), KEY)
+            verify_ledger(tmp_path / name)
+        else:
+            assert "isn't among the data" in refused(tmp_path, ledger(amend))
 
 
 OTHERS: dict[str, tuple[object, object, str]] = {
