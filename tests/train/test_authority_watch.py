@@ -269,6 +269,21 @@ def test_other_keys_are_an_entry_and_no_more(world: World, tmp_path: Path, undis
     verify(tmp_path / "run")
 
 
+def test_another_version_is_an_entry_and_no_more(world: World, tmp_path: Path, undisturbed: str) -> None:
+    def sign(world: World) -> None:
+        world.people.sign(PII, "bob", source="bob", version="2")
+        world.people.sign(PII, "bob", source="bobby", version="3")
+
+    world.trainer(tmp_path / "run", {5: sign}).fit()
+    assert weights(tmp_path / "run") == undisturbed
+    before, after = verify_ledger(tmp_path / "run" / "ledger").provenance
+    others = [
+        {one["target"]: one["others"] for one in facts["sources"]}[f"firm/{PII}/bob/1"] for facts in (before, after)
+    ]
+    assert others == [[], ["2"]]
+    assert "as version 2 is" in verify(tmp_path / "run")
+
+
 def test_two_classes_are_taken_back_one_after_the_other(world: World, tmp_path: Path) -> None:
     events: Events = {5: revoke(PII), 13: go_on(LICENCE_DAYS + 1)}
     world.trainer(tmp_path / "run", events, grace="{revocation: reject, licence: reject}").fit()

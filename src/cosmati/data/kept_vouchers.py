@@ -40,7 +40,8 @@ def kept_vouchers(run: Path) -> tuple[VouchedData, ...]:
         for facts in told:
             if problems := audit(archive, facts):
                 raise ProvenanceError("; ".join(problems))
-            vouchers = tuple(Voucher(**{**one, "keyids": tuple(one["keyids"])}) for one in facts["sources"])
+            sources = [one | {name: tuple(one[name]) for name in ("keyids", "others")} for one in facts["sources"]]
+            vouchers = tuple(Voucher(**one) for one in sources)
             files = {name: (archive / digest).read_bytes() for name, digest in facts["archive"].items()}
             found.append(VouchedData(facts["opened"], vouchers, files))
     except FileNotFoundError:

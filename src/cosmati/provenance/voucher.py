@@ -28,6 +28,7 @@ class Voucher:
         keyids: of the keys that have signed it.
         expires: when that holds no longer, ISO 8601.
         index_sha256: of the index by which the source's shards are read, in hex; empty where nobody has said.
+        others: other versions of the source that are signed, too.
     """
 
     root: str
@@ -36,6 +37,7 @@ class Voucher:
     keyids: tuple[str, ...]
     expires: str
     index_sha256: str = ""
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class VouchedData:
     @property
     def facts(self) -> dict[str, Any]:
         """What entry 0 says: vouchers, and the digests of the archive's files."""
-        vouchers = [asdict(one) | {"keyids": list(one.keyids)} for one in self.vouchers]
+        vouchers = [asdict(one) | {"keyids": list(one.keyids), "others": list(one.others)} for one in self.vouchers]
         return {"opened": self.opened, "sources": vouchers, "archive": self.digests}
 
     @property

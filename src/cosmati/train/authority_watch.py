@@ -177,7 +177,7 @@ class AuthorityWatch:
         return news._replace(vouched=found) if news is not None else None
 
     def _other_keys(self, found: VouchedData) -> list[Change]:
-        """Return which sources are signed by others than before, or until another day; from now on that is known."""
+        """Return which sources are signed by others than before, for longer, or in another version; it's known now."""
         holds = {voucher.target: _holds(voucher) for voucher in found.vouchers}
         other = {target: text for target, text in holds.items() if self._known[target] != text}
         changes = [Change("provenance", f"{t}: {self._known[t]}", f"{t}: {text}") for t, text in other.items()]
@@ -310,7 +310,8 @@ class AuthorityWatch:
 
 
 def _holds(voucher: Voucher) -> str:
-    return f"signed by {', '.join(keyid[:12] for keyid in voucher.keyids)} until {voucher.expires}"
+    besides = f", as version {', '.join(voucher.others)} is" if voucher.others else ""
+    return f"signed by {', '.join(keyid[:12] for keyid in voucher.keyids)} until {voucher.expires}{besides}"
 
 
 def watch_of(given: Ingredients, assembly: Assembly) -> AuthorityWatch | None:

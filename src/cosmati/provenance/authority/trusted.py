@@ -166,7 +166,8 @@ class Authority:
             )
             raise TamperedManifestError(msg)
         expires = self.chain.targets[role].signed.expires.isoformat()
-        return Voucher(self.root, name.target, found, self.chain.signers(role), expires)
+        others = self.chain.other_versions(name)
+        return Voucher(self.root, name.target, found, self.chain.signers(role), expires, others=others)
 
     def archive(self) -> dict[str, bytes]:
         """Return the files that bear out what was vouched for, by `ROOT/FILE`."""
