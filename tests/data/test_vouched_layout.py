@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def test_an_index_says_what_was_signed(people: People, name: str, value: object)
 
 
 @pytest.mark.parametrize(("day", "holds"), [(30, True), (31, True), (32, False)])
-def test_a_licence_holds_through_its_last_day(people: People, monkeypatch: Any, day: int, *, holds: bool) -> None:
+def test_a_licence_holds_through_its_last_day(people: People, day: int, *, holds: bool) -> None:
     folder = people.root / "licensed"
     write_dataset(
         [{"number": 1}],
@@ -137,14 +137,8 @@ def test_a_licence_holds_through_its_last_day(people: People, monkeypatch: Any, 
         facts=SourceFacts(licence="contract 12", licence_valid_until="2026-01-31"),
     )
     list(sign_sources(str(folder), people.folder, people.ring("ada")))
-
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            return datetime(2026, 1, 1, 12, tzinfo=tz) + timedelta(days=day - 1)
-
-    monkeypatch.setattr(vouching, "datetime", Clock)
-    authority = Authority(people.folder, people.pin, state=people.root / "seen")
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC) + timedelta(days=day - 1)
+    authority = Authority(people.folder, people.pin, state=people.root / "seen", clock=lambda: noon)
     with contextlib.nullcontext() if holds else pytest.raises(LicenceExpiredError, match="2026-01-31"):
         assert len(StreamingDataset(folder, authority=authority)) == 1
 
@@ -156,4 +150,4 @@ def test_sources_were_opened_when_the_first_was(people: People) -> None:
     both = vouching.vouched_data([dataclasses.replace(source.vouched, opened=one) for one in reversed(times)])
     assert both is not None
     assert (both.opened, len(both.vouchers)) == (times[0], 2)
-    assert vouching.vouched_data([None]) is None
+    assert vouching.vouched_data([]) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from cosmati.ledger.query import (
     direct_write_exclusion,
     regions_of_class,
 )
-from cosmati.ledger.verify import verify_ledger
+from cosmati.ledger.verify import LedgerReport, verify_ledger
 from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.provenance.voucher import FOLDER
 from cosmati.records.ledger import StepEntry
@@ -97,16 +97,17 @@ def verify(
     for amendment in report.amendments:
         for name, was, now in amendment.changes:
             typer.echo(f"  from step {amendment.step} on, {name}: {now}, was {was}")
-    _say_provenance(directory, report.provenance_from)
+    _say_provenance(directory, report)
+    _say_withdrawn(directory, report)
     if report.num_unsigned:
         typer.echo(f"  {report.num_unsigned} further entries aren't signed yet, and weren't checked")
     if report.diverged_steps:
         typer.echo(f"  steps that came out differently when run again: {list(report.diverged_steps)}")
 
 
-def _say_provenance(directory: Path, told: Sequence[tuple[int, Mapping[str, Any] | None]]) -> None:
+def _say_provenance(directory: Path, report: LedgerReport) -> None:
     """Say who vouched for the data, from which step on, and look whether the archive bears it out."""
-    for number, (step, facts) in enumerate(told):
+    for number, (step, facts) in enumerate(report.provenance_from):
         since = f"  data      {f'from step {step} on, ' if number else ''}"
         if facts is None:
             typer.echo(f"{since}declared: nobody vouches for their classes")
@@ -122,6 +123,24 @@ def _say_provenance(directory: Path, told: Sequence[tuple[int, Mapping[str, Any]
         for source in facts["sources"]:
             keys = ", ".join(keyid[:12] for keyid in source["keyids"])
             typer.echo(f"{since}{source['target']}, signed by {keys} of {source['root'][:12]}, {facts['opened']}")
+
+
+def _say_withdrawn(directory: Path, report: LedgerReport) -> None:
+    """Say what was withdrawn since, and look whether the archive bears it out: each against that of its own time."""
+    sources = [source for facts in report.provenance for source in facts["sources"]]
+    manifests = {source["target"]: source["manifest_sha256"] for source in sources}
+    known = list[Mapping[str, Any]]()
+    for facts in report.withdrawn:
+        try:
+            from cosmati.provenance.authority.audit import audit_withdrawn
+        except ImportError:
+            return  # said above
+        new = [one for one in facts["in_force"] if one not in known]
+        known = facts["in_force"]
+        for words, is_refuted in audit_withdrawn(directory / FOLDER, {**facts, "in_force": new}, manifests):
+            if is_refuted:
+                raise RefutedError(f"What was withdrawn from the run in {directory} doesn't hold: {words}.")
+            typer.echo(f"  withdrawn {words}")
 
 
 @app.command()

@@ -35,6 +35,13 @@ def train(
     trackers: Annotated[
         list[str] | None, typer.Option("--track", metavar="TRACKER", help=f"Watch it live. {TRACKER_HELP}")
     ] = None,
+    require_signed: Annotated[
+        bool, typer.Option("--require-signed", help="Refuse data and a policy that are only declared.")
+    ] = False,
+    roots: Annotated[
+        list[str] | None,
+        typer.Option("--root", metavar="DIGEST", help="With --require-signed: trust this authority's first root."),
+    ] = None,
     monitor: Annotated[
         bool, typer.Option("--monitor", help="Measure norms, speed, memory, activations and more, every 10 steps.")
     ] = False,
@@ -49,11 +56,16 @@ def train(
     Examples:
       cosmati train digits.py
       cosmati train digits.py --run-folder runs/one --monitor --track tensorboard
+      cosmati train licensed.py --require-signed --root 3f9c...
       cosmati train digits.py:big --set config.seed=3 --set methods.0.alpha=0.3 --run-folder runs/big-3
       torchrun --nproc-per-node 2 -m cosmati train digits.py --set config.num_microbatches=4
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
     recipe = load_recipe(file, settings or [])
-    recipe = dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, progress=True))
+    config = dataclasses.replace(recipe.config, progress=True)
+    if require_signed or roots:  # whom to trust alone would ask nobody, and is refused
+        is_required, trusted = require_signed or config.require_signed, tuple(roots or ()) or config.trusted_roots
+        config = dataclasses.replace(config, require_signed=is_required, trusted_roots=trusted)
+    recipe = dataclasses.replace(recipe, config=config)
     observers: list[Observer] = [Tracking(tracker_of(one)) for one in trackers or []]
     trainer = recipe.trainer(run_folder=run_folder, observers=[*observers, *([all_monitors()] if monitor else [])])
     result = trainer.fit()

@@ -75,6 +75,7 @@ class Facts:
         never_offered: deferred microbatches for which the run has no room later, by class, in words.
         has_ledger: the run keeps a ledger.
         num_sub_steps: alternating losses.
+        provenance: whether data and policy are signed, or declared by whoever wrote them, in words.
         owned: what optimizers own that only one part of a run may hold, with the owner's name.
         settings: everything else that determines the run's bits, for the digest.
     """
@@ -94,6 +95,7 @@ class Facts:
     never_offered: tuple[str, ...] = ()
     has_ledger: bool = False
     num_sub_steps: int = 1
+    provenance: Mapping[str, str] = field(default_factory=dict)
     owned: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
 
@@ -136,7 +138,8 @@ class Plan:
         head = [f"{shape}; rows are coupled by: {', '.join(coupled) or 'nothing'}"]
         methods = [f"{method.stage.name.lower():>8}  {describe(method)}" for method in self.methods]
         left = [f"never offered, being deferred: {'; '.join(facts.never_offered)}"] if facts.never_offered else []
-        return (*head, *methods, *left, *(str(guarantee) for guarantee in self.guarantees))
+        signed = [f"{name}: {state}" for name, state in facts.provenance.items()]
+        return (*head, *methods, *left, *signed, *(str(guarantee) for guarantee in self.guarantees))
 
     def __str__(self) -> str:
         return "\n".join(self.lines)

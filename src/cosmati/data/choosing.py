@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Self
 
 import numpy as np
@@ -21,6 +23,7 @@ class Choosable:
     seed: int
     sources: list[OpenedSource]
     selections: tuple[Selection | None, ...]
+    repeats: Mapping[str, Fraction]
     _class_of: NDArray[np.int64]
     _earlier: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     _first_row: NDArray[np.int64]
@@ -28,6 +31,21 @@ class Choosable:
     @abstractmethod
     def _arrange(self) -> None:
         """Lay out an epoch of what is visited."""
+
+    @property
+    @abstractmethod
+    def order_facts(self) -> list[object]:
+        """What the order depends on beside the rows and their repeats."""
+
+    @property
+    def digest_text(self) -> str:
+        """What the digest is of, as JSON: of each source the index, class, band, repeats; and the order's options."""
+        facts = [
+            [source.index.digest, source.class_path, source.band, str(self.repeats[source.class_path])]
+            + ([] if selection is None else [selection.digest(source.index.num_shards)])
+            for source, selection in zip(self.sources, self.selections, strict=True)
+        ]
+        return json.dumps([facts, self.order_facts])
 
     def filter(self, predicate: Predicate) -> Self:
         """Return these data with only the rows that a predicate takes; each is read once, now.

@@ -86,14 +86,14 @@ class _Batches(Dataset[Batch]):
     """Whole batches by their positions, tensors already."""
 
     def __init__(self, rows: StreamingDataset) -> None:
-        self._rows = rows
+        self.dataset = rows
         self.growth: Growth | None = None
 
     def __getitems__(self, positions: list[int]) -> Any:  # noqa: ANN401  (DataLoader's name; it says a list)
         growth = self.growth
         if growth is not None:
-            return in_worker(growth.rows.batch(growth.locate(self._rows, positions)))
-        return in_worker(self._rows.batch(self._rows.locate(positions)))
+            return in_worker(growth.rows.batch(growth.locate(self.dataset, positions)))
+        return in_worker(self.dataset.batch(self.dataset.locate(positions)))
 
 
 def _as_it_is(batch: Any) -> Any:  # noqa: ANN401  (what the data set returns)

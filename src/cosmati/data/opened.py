@@ -32,7 +32,7 @@ from cosmati.data.shards.opening import CacheOptions, Opening, cache_directory, 
 from cosmati.data.shards.parquet import ParquetIndex, ParquetShard
 from cosmati.data.shards.remote import EnvironmentFaultError, disk_error, local_path
 from cosmati.data.shards.split import SplitShard
-from cosmati.data.vouching import CheckedOnce, VouchedShards, Vouches, vouched_shards
+from cosmati.data.vouching import AskedAuthority, CheckedOnce, VouchedShards, vouched_shards
 from cosmati.errors import DataError
 from cosmati.storage.lease import Lease
 
@@ -72,7 +72,7 @@ class OpenedSource:
         pattern: str | None = None,
         allow_pickle: bool = False,
         opening: Opening | None = None,
-        authority: Vouches | None = None,
+        authority: AskedAuthority | None = None,
     ) -> None:
         options = options or CacheOptions()
         self.url = url
@@ -302,7 +302,7 @@ def open_sources(
     class_path: str | None = None,
     options: CacheOptions | None = None,
     allow_pickle: bool = False,
-    authority: Vouches | None = None,
+    authority: AskedAuthority | None = None,
 ) -> list[OpenedSource]:
     """Open a data set, or a single source.
 
@@ -341,8 +341,8 @@ def open_sources(
 
 def open_all(urls: Iterable[str | Path], **options: Any) -> list[OpenedSource]:  # noqa: ANN401  (of open_sources)
     """Open several data sets, with the options of `open_sources`; a cache that is too small for them is refused."""
-    if options.get("authority") is not None:
-        options["authority"].refresh()  # what it signed when it was asked last may be revoked by now
+    if options.get("authority") is not None:  # what it signed when it was asked last may be revoked by now
+        options["authority"] = AskedAuthority(options["authority"])
     sources = [source for url in urls for source in open_sources(url, **options)]
     refuse_small_cache(sources)
     return sources

@@ -27,7 +27,7 @@ from cosmati.data.order.plan import RoutePlan, Tail
 from cosmati.data.parcel import in_worker, out_of_worker
 from cosmati.data.read_ahead import ReadAhead, fetch_from_here
 from cosmati.data.streaming import StreamingDataset
-from cosmati.data.vouching import vouched_data
+from cosmati.data.vouching import vouched_data, vouched_sources
 from cosmati.data.worker import WorkerStart, ending_in_cycles
 from cosmati.errors import DataError
 from cosmati.provenance.voucher import VouchedData
@@ -67,7 +67,7 @@ class StreamingSource:
     @property
     def vouched(self) -> VouchedData | None:
         """Who vouched for the sources; None where nobody was asked."""
-        return vouched_data([source.vouched for source in self.dataset.sources])
+        return vouched_data(vouched_sources(self))
 
     def order(
         self, *, seed: int, num_microbatches: int, route_pure: bool, classes: Collection[int] | None = None

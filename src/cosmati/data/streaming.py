@@ -8,7 +8,6 @@ Everything but the reading is a pure function of the seed and the position, so t
 from __future__ import annotations
 
 import hashlib
-import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -160,13 +159,8 @@ class StreamingDataset(Choosable, Dataset[Any]):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what is visited, and how: every index, its class, its repeats, and the order's options."""
-        facts = [
-            [source.index.digest, source.class_path, source.band, str(self.repeats[source.class_path])]
-            + ([] if selection is None else [selection.digest(source.index.num_shards)])
-            for source, selection in zip(self.sources, self.selections, strict=True)
-        ]
-        return hashlib.sha256(json.dumps([facts, self.order_facts]).encode()).hexdigest()
+        """SHA-256 of what is visited, and how, in hex: see `digest_text`."""
+        return hashlib.sha256(self.digest_text.encode()).hexdigest()
 
     @property
     def order_facts(self) -> list[object]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from cosmati.data.kept_vouchers import kept_vouchers
 from cosmati.data.shards.index import ShardIndex, ShardInfo
 from cosmati.data.shards.manifest import SourceManifest
 from cosmati.data.shards.remote import EnvironmentFaultError
-from cosmati.errors import DataError
-from cosmati.provenance.voucher import VouchedData, Voucher
+from cosmati.errors import DataError, ProvenanceError
+from cosmati.provenance.authority import errors
+from cosmati.provenance.voucher import LostVoucher, Reason, VouchedData, Voucher
 
 
 class LicenceExpiredError(DataError):
@@ -31,7 +33,19 @@ class TamperedShardError(EnvironmentFaultError):
 
 
 class Vouches(Protocol):
-    """Who vouches for sources: an `Authority`."""
+    """Who vouches for sources: an `Authority`.
+
+    Attributes:
+        root: SHA-256 of its first root, in hex.
+        refresh_seconds: how often a run asks again.
+        run: folder of the run that the sources are opened for, which may go on from what it has kept.
+        now: says what time it is.
+    """
+
+    root: str
+    refresh_seconds: float
+    run: Path | None
+    now: Callable[[], datetime]
 
     def refresh(self) -> object:
         """Ask anew what is signed now: once for all sources that are opened together."""
@@ -46,6 +60,7 @@ class Vouches(Protocol):
         ...
 
 
+_MAX_AROUND = 8
 Sizes = Callable[[Sequence[str]], Mapping[str, int | None] | None]
 
 
@@ -58,12 +73,24 @@ class VouchedShards:
         voucher: that it was.
         opened: when that was found, ISO 8601.
         archive: what bears it out.
+        url: of the source, for messages.
+        asked: who vouches, to be asked again; it stays in the process that has opened the source.
+        lost: why it holds no longer; a run that is resumed has then been given what it has `kept`.
+        kept: all that the run had kept, where that was needed.
     """
 
     manifest: SourceManifest
     voucher: Voucher
     opened: str
     archive: Mapping[str, bytes]
+    url: str = ""
+    asked: AskedAuthority | None = field(default=None, repr=False, compare=False)
+    lost: tuple[LostVoucher, ...] = ()
+    kept: tuple[VouchedData, ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out who is asked, whose connections and locks belong to one process, and what they have said."""
+        return {**self.__dict__, "asked": None, "archive": {}, "kept": ()}
 
     def check_shard(self, number: int, path: Path, info: ShardInfo) -> os.stat_result:
         """Read a shard's file whole, and compare it with what was signed; return which file that was.
@@ -110,7 +137,70 @@ def _columns(read: Callable[[int], bytes]) -> list[list[object]] | None:
         return None
 
 
-def vouched_shards(authority: Vouches, url: str, data: bytes, index: object, sizes: Sizes) -> VouchedShards:
+_REVOKED = (errors.OutOfScopeError, errors.TamperedManifestError, errors.UnsignedMetadataError)
+"""Of a source, these say that who may sign its class has taken it back. Others say that nothing new was learnt."""
+
+
+class AskedAuthority:
+    """An authority that was asked once for all sources that are opened together.
+
+    Args:
+        authority: it; where it can't be asked, a run that is resumed goes by what it has kept.
+
+    Raises:
+        ProvenanceError: it can't be asked, and nothing was kept.
+    """
+
+    def __init__(self, authority: Vouches) -> None:
+        self.authority = authority
+        self._was_reached = False
+        self.failed: ProvenanceError | None = None
+        self.refresh()
+        if self.failed is not None and authority.run is None:
+            raise self.failed
+
+    def refresh(self) -> None:
+        """Ask anew; that it failed is then told of each source."""
+        self.failed = None
+        try:
+            self.authority.refresh()
+            self._was_reached = True
+        except ProvenanceError as error:
+            self.failed = error
+
+    def wrongs(self, url: str, manifest: SourceManifest, found: list[Voucher]) -> Iterator[Exception]:
+        """Yield why the authority doesn't vouch for a source now, and append the voucher where it does."""
+        names = {"class_path": manifest.class_path, "source": manifest.source, "version": manifest.source_version}
+        try:
+            if self.failed is not None:
+                raise self.failed
+            found.append(self.authority.vouch(manifest.to_bytes(), **names))
+        except ProvenanceError as error:
+            yield error
+        until = manifest.facts.licence_valid_until
+        if until and date.fromisoformat(until) < self.authority.now().date():
+            msg = (
+                f"The licence of {url} ({manifest.facts.licence or 'not named'}) was valid until {until}. Leave the "
+                "source out, or have it signed with the new licence."
+            )
+            yield LicenceExpiredError(msg)
+
+    def lost(self, target: str, error: Exception) -> LostVoucher:
+        """Return what a wrong means for a source."""
+        reason: Reason = "expiry"
+        if isinstance(error, LicenceExpiredError):
+            reason = "licence"
+        elif error is not self.failed and isinstance(error, _REVOKED):
+            reason = "revocation"
+        return LostVoucher(target, reason, str(error))
+
+    def archive(self, manifest: SourceManifest) -> dict[str, bytes]:
+        """Return what bears out what was found last: nothing of an authority that was never reached."""
+        own = {} if self.failed is not None and not self._was_reached else self.authority.archive()
+        return {**own, f"manifests/{manifest.digest}.json": manifest.to_bytes()}
+
+
+def vouched_shards(authority: AskedAuthority, url: str, data: bytes, index: object, sizes: Sizes) -> VouchedShards:
     """Return a source that an authority vouches for; nothing of it is read but small files.
 
     Args:
@@ -128,32 +218,67 @@ def vouched_shards(authority: Vouches, url: str, data: bytes, index: object, siz
         TamperedShardError: a shard is missing, or is of another size.
     """
     manifest = SourceManifest.from_bytes(data, name=f"{url}/manifest.json")
-    voucher = authority.vouch(
-        data, class_path=manifest.class_path, source=manifest.source, version=manifest.source_version
-    )
-    now = datetime.now(UTC)
-    until = manifest.facts.licence_valid_until
-    if until and date.fromisoformat(until) < now.date():
-        msg = (
-            f"The licence of {url} ({manifest.facts.licence or 'not named'}) was valid until {until}. Leave the source "
-            "out, or have it signed with the new licence."
-        )
-        raise LicenceExpiredError(msg)
+    vouched = _vouched(authority, url, manifest)
     if not isinstance(index, ShardIndex):
         msg = f"{url} holds Parquet, whose files no manifest lists. Convert it to MDS to have it vouched for."
         raise TamperedIndexError(msg)
     _check_index(url, manifest, index, sizes)
-    archive = {**authority.archive(), f"manifests/{voucher.manifest_sha256}.json": data}
-    return VouchedShards(manifest, voucher, now.isoformat(timespec="seconds"), archive)
+    return replace(vouched, voucher=replace(vouched.voucher, index_sha256=index.digest))
 
 
-def vouched_data(sources: Sequence[VouchedShards | None]) -> VouchedData | None:
+def _vouched(asked: AskedAuthority, url: str, manifest: SourceManifest) -> VouchedShards:
+    """Return that a source is vouched for now, or was when the run that is resumed has begun."""
+    opened, found = asked.authority.now().isoformat(timespec="seconds"), list[Voucher]()
+    wrongs = list(asked.wrongs(url, manifest, found))
+    if not wrongs:
+        return VouchedShards(manifest, found[0], opened, asked.archive(manifest), url, asked)
+    run = asked.authority.run
+    kept = kept_vouchers(run) if run is not None else ()
+    whose = asked.authority.root, manifest.digest
+    before = [one for data in kept for one in data.vouchers if (one.root, one.manifest_sha256) == whose]
+    if not before:
+        raise wrongs[0]
+    lost = tuple(asked.lost(before[-1].target, error) for error in wrongs)
+    return VouchedShards(manifest, before[-1], opened, kept[-1].archive, url, asked, lost, kept)
+
+
+def vouched_sources(data: object) -> list[VouchedShards]:
+    """Return the sources of a data set, a source or a loader that are vouched for."""
+    around = 0  # what is put around a data set: a DataLoader, say
+    while not hasattr(data, "sources") and hasattr(data, "dataset") and around < _MAX_AROUND:
+        data, around = data.dataset, around + 1
+    sources = getattr(data, "sources", ())  # the user's own data may call anything so
+    found = [getattr(source, "vouched", None) for source in sources] if isinstance(sources, list | tuple) else []
+    return [one for one in found if isinstance(one, VouchedShards)]
+
+
+def vouched_data(sources: Sequence[VouchedShards]) -> VouchedData | None:
     """Return what a run keeps of those who vouched for its sources; None where nobody did."""
-    found = [one for one in sources if one is not None]
-    if not found:
+    if not sources:
         return None
-    archive = {name: data for one in found for name, data in one.archive.items()}
-    return VouchedData(min(one.opened for one in found), tuple(one.voucher for one in found), archive)
+    lost = tuple(one for source in sources for one in source.lost)
+    kept = next((source.kept for source in sources if source.kept), ())
+    if kept:
+        return replace(kept[-1], lost=lost)  # what the ledger says of them stands
+    archive = {name: data for one in sources for name, data in one.archive.items()}
+    return VouchedData(min(one.opened for one in sources), tuple(one.voucher for one in sources), archive)
+
+
+def look_again(sources: Sequence[VouchedShards]) -> VouchedData:
+    """Ask those who vouch for sources anew, and return what holds now and what doesn't; no error is raised for it."""
+    everyone = {id(one.asked): one.asked for one in sources if one.asked is not None}
+    for asked in everyone.values():
+        asked.refresh()
+    vouchers, lost, archive = list[Voucher](), list[LostVoucher](), dict[str, bytes]()
+    for one in sources:
+        assert one.asked is not None, "asked in the process that has opened them"
+        found = list[Voucher]()
+        wrongs = list(one.asked.wrongs(one.url, one.manifest, found))
+        lost += [one.asked.lost(one.voucher.target, error) for error in wrongs]
+        vouchers += [] if wrongs else [replace(found[0], index_sha256=one.voucher.index_sha256)]
+        archive |= one.asked.archive(one.manifest)
+    seen = min(asked.authority.now() for asked in everyone.values()).isoformat(timespec="seconds")
+    return VouchedData(seen, tuple(vouchers), archive, lost=tuple(lost))
 
 
 def _check_index(url: str, manifest: SourceManifest, index: ShardIndex, sizes: Sizes) -> None:

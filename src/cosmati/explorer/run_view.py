@@ -72,6 +72,14 @@ class RunView:
         return bool(self.record.digests.get("policy"))
 
     @property
+    def data_signed(self) -> str:
+        """Whether the classes of the data are signed, in words; empty where they have none."""
+        root = self.record.digests.get("data_root", "")
+        if root in ("", "declared"):
+            return root and "The classes of the data are declared: nobody has signed them."
+        return f"The data were signed, of the authority {root[:12]}: the command follows the signatures."
+
+    @property
     def is_imported(self) -> bool:
         """Whether another tool kept the run: it has no plan, and nobody says whether it had a policy."""
         return "imported from" in self.record.environment
@@ -290,12 +298,22 @@ def _contradictions(tables: Tables, record: RunRecord) -> tuple[str, ...]:
     """Compare the record, which nobody signed, with the ledger's last commitments: entry 0's or amended ones."""
     committed = {name: digest.hex() for name, digest in tables.entry.commitments}
     given = {name: record.digests.get(name) or _NO_POLICY for name in ("plan", "model", "policy")}
-    return tuple(
+    signed = tables.details.get("provenance") is not None
+    other = record.digests.get("data_root") not in ((None, "declared") if not signed else (_root_of(tables),))
+    told = (f"{RECORD_FILE} contradicts the ledger: it says otherwise who has signed the data.",) if other else ()
+    return told + tuple(
         f"{RECORD_FILE} contradicts the ledger: it names the {name} {digest[:16]}…, and entry {tables.index} commits "
         f"to {committed[name][:16]}…. What stands here from {RECORD_FILE} isn't what this ledger is about."
         for name, digest in given.items()
         if committed.get(name, digest) != digest
     )
+
+
+def _root_of(tables: Tables) -> str:
+    try:
+        return ",".join(sorted({str(one["root"]) for one in tables.details["provenance"]["sources"]}))
+    except (TypeError, KeyError):  # whoever wrote the ledger may have made it up
+        return ""
 
 
 def _notes(report: LedgerReport) -> tuple[str, ...]:

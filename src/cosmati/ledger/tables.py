@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 from cosmati.errors import TamperError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.reader import ScannedEntry
+from cosmati.ledger.vouched import Taken, problem_with, problem_with_data, read_withdrawals
 from cosmati.records.ledger import AmendEntry, MicrobatchCell, RunEntry, StepEntry
 
 RouteWeights = tuple[float, ...]
@@ -34,6 +35,7 @@ class Tables:
         phases: First step and end of each phase of the policy, none without a policy.
         policy: By class and phase, the weights and the decision; empty without a policy.
         changes: What an amendment changed: name, was, now.
+        withdrawn: What nobody vouches for any more, and what is done about it.
     """
 
     index: int
@@ -45,6 +47,7 @@ class Tables:
     phases: tuple[tuple[int, int], ...]
     policy: tuple[tuple[tuple[RouteWeights, str], ...], ...]
     changes: tuple[tuple[str, str, str], ...]
+    withdrawn: tuple[Taken, ...] = ()
 
     def class_of(self, cell: MicrobatchCell, item: ScannedEntry) -> str:
         """Return the name of a cell's class.
@@ -77,7 +80,8 @@ def in_force(items: Iterable[ScannedEntry]) -> Iterator[tuple[ScannedEntry, Tabl
     tables: Tables | None = None
     for item in items:
         if isinstance(item.entry, RunEntry | AmendEntry):
-            tables = _read_tables(item, item.entry)
+            before, tables = tables, _read_tables(item, item.entry)
+            _check_vouched(item, tables, before)
         assert tables is not None, "the history refuses anything else than a run entry as entry 0"
         if isinstance(item.entry, StepEntry):
             _check_step(tables, item, item.entry)
@@ -96,6 +100,10 @@ def is_number(value: object) -> bool:
 
 def _check_step(tables: Tables, item: ScannedEntry, entry: StepEntry) -> None:
     """Check each cell against the policy. Without one its route has to be there, and classes say nothing."""
+    if any(one.action == "stop" and one.step <= entry.step for one in tables.withdrawn):
+        raise broken(
+            item, f"it is step {entry.step}, and the run should have stopped before it: see entry {tables.index}"
+        )
     for number, cell in enumerate(entry.microbatches):
         tables.route(cell, item)
         if not tables.policy:
@@ -120,6 +128,15 @@ def _check_step(tables: Tables, item: ScannedEntry, entry: StepEntry) -> None:
             )
 
 
+def _check_vouched(item: ScannedEntry, tables: Tables, before: Tables | None) -> None:
+    decisions = tuple(tuple(kind for _, kind in one) for one in tables.policy)
+    earlier = before.withdrawn if before is not None else ()
+    problem = problem_with(tables.withdrawn, earlier, tables.classes, tables.phases, decisions)
+    problem = problem or problem_with_data(tables.details, dict(tables.entry.commitments).get("data"))
+    if problem:
+        raise broken(item, problem)
+
+
 def _read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry) -> Tables:
     details = decode_details(item.details) if item.details is not None else {}
     classes, regions = (_names(item, details.get(name)) for name in ("classes", "regions"))
@@ -130,6 +147,10 @@ def _read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry) -> Tables:
     if not isinstance(changes, list) or not all(_is_change(change) for change in changes):
         raise broken(item, "its details don't say what was changed: name, was, now")
     phases, policy = _read_policy(item, details, classes, regions)
+    try:
+        withdrawn = read_withdrawals(details)
+    except ValueError as error:
+        raise broken(item, str(error)) from error
     return Tables(
         index=item.index,
         entry=entry,
@@ -140,6 +161,7 @@ def _read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry) -> Tables:
         phases=phases,
         policy=policy,
         changes=tuple((name, was, now) for name, was, now in changes),
+        withdrawn=withdrawn,
     )
 
 

@@ -16,6 +16,8 @@ from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.records.ledger import AmendEntry, RunEntry
 
 LEVEL_0 = "L0: consistent in itself, operator-asserted"
+Told = tuple[int, Mapping[str, Any] | None]
+"""From which step on what is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class LedgerReport:
         evidence_level: What the report shows at most.
         provenance_from: From which step on who vouched for the data, as entry 0 and each amendment that changes it say
             it, in the order of the log; None where nobody was asked.
+        withdrawn_from: Likewise, what was withdrawn since; None where nothing is in force.
     """
 
     origin: str
@@ -64,12 +67,18 @@ class LedgerReport:
     num_unsigned: int
     pinned_size: int | None
     evidence_level: str
-    provenance_from: tuple[tuple[int, Mapping[str, Any] | None], ...] = ()
+    provenance_from: tuple[Told, ...] = ()
+    withdrawn_from: tuple[Told, ...] = ()
 
     @property
     def provenance(self) -> tuple[Mapping[str, Any], ...]:
         """Who vouched for the data, where somebody did."""
         return tuple(facts for _, facts in self.provenance_from if facts is not None)
+
+    @property
+    def withdrawn(self) -> tuple[Mapping[str, Any], ...]:
+        """What was withdrawn, where something was."""
+        return tuple(facts for _, facts in self.withdrawn_from if facts is not None)
 
 
 def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead | str | None = None) -> LedgerReport:
@@ -95,13 +104,15 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         roots.append(wal.head)
     scan = Scan(directory, head, roots)
     covered = {} if wal is None else wal.entries
-    amendments, provenance = [], list[tuple[int, Mapping[str, Any] | None]]()
+    amendments, provenance, withdrawn = [], list[Told](), list[Told]()
     for item, tables in in_force(scan):
         check_overlap(covered, item.index, item.data)
         if isinstance(item.entry, RunEntry | AmendEntry):
-            step, facts = getattr(item.entry, "step", 0), tables.details.get("provenance")
-            if not provenance or provenance[-1][1] != facts:
-                provenance.append((step, facts))
+            step = getattr(item.entry, "step", 0)
+            for told, name in ((provenance, "provenance"), (withdrawn, "withdrawn")):
+                facts = tables.details.get(name)
+                if not told or told[-1][1] != facts:
+                    told.append((step, facts))
         if isinstance(item.entry, AmendEntry):
             amendments.append(Amendment(item.entry.step, tables.changes))
     history = scan.history
@@ -121,6 +132,7 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         pinned_size=None if earlier is None else earlier.size,
         evidence_level=LEVEL_0,
         provenance_from=tuple(provenance),
+        withdrawn_from=tuple(withdrawn),
     )
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Reason = Literal["expiry", "revocation", "licence"]
+"""Why an authority vouches for a source no longer; that it can't be asked is as if what it signed had expired."""
 
 FOLDER = "provenance"
 """Where the archive lies, in a run's ledger: each file under its SHA-256, so that what a resume adds stands beside."""
+
+KEPT_FILE = "vouched.json"
+"""In a run's folder: the facts of who vouched for its data, oldest first, for who resumes it."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,8 @@ class Voucher:
         manifest_sha256: of its manifest, in hex.
         keyids: of the keys that have signed it.
         expires: when that holds no longer, ISO 8601.
+        index_sha256: of the index by which the source's shards are read, in hex; empty where nobody has said.
+        others: other versions of the source that are signed, too.
     """
 
     root: str
@@ -28,33 +36,118 @@ class Voucher:
     manifest_sha256: str
     keyids: tuple[str, ...]
     expires: str
+    index_sha256: str = ""
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LostVoucher:
+    """That an authority vouches for a source no longer.
+
+    Attributes:
+        target: path under which the source was signed.
+        reason: why.
+        because: the same in words.
+    """
+
+    target: str
+    reason: Reason
+    because: str
 
 
 @dataclass(frozen=True)
 class VouchedData:
-    """All sources of a run, as they were vouched for when they were opened.
+    """All sources of a run, as they were vouched for when they were opened, or when it was asked again.
 
     Attributes:
         opened: when that was, ISO 8601; the operator's clock says so.
-        vouchers: one for each source.
+        vouchers: one for each source that holds; at opening, for each.
         archive: the authorities' files by `ROOT/FILE`, and the manifests as `manifests/SHA256.json`.
+        lost: what holds no longer.
     """
 
     opened: str
     vouchers: tuple[Voucher, ...]
     archive: Mapping[str, bytes]
+    lost: tuple[LostVoucher, ...] = field(default=(), kw_only=True)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What entry 0 says: vouchers, and the digests of the archive's files."""
-        digests = {name: _sha256(data) for name, data in sorted(self.archive.items())}
-        vouchers = [asdict(one) | {"keyids": list(one.keyids)} for one in self.vouchers]
-        return {"opened": self.opened, "sources": vouchers, "archive": digests}
+        vouchers = [asdict(one) | {"keyids": list(one.keyids), "others": list(one.others)} for one in self.vouchers]
+        return {"opened": self.opened, "sources": vouchers, "archive": self.digests}
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the archive's files in hex, by their names."""
+        return {name: _sha256(data) for name, data in sorted(self.archive.items())}
 
     @property
     def files(self) -> dict[str, bytes]:
         """The archive by its files' SHA-256 in hex."""
         return {_sha256(data): data for data in self.archive.values()}
+
+
+@dataclass(frozen=True)
+class Withdrawal:
+    """What a run does about a source that isn't vouched for any more, and from which step on.
+
+    Attributes:
+        target: path under which the source was signed.
+        reason: why it isn't.
+        because: the same in words.
+        action: `stop`, or `reject` the rows of its class.
+        step: the first at which that is so.
+    """
+
+    target: str
+    reason: Reason
+    because: str
+    action: Literal["stop", "reject"]
+    step: int
+
+    @property
+    def class_path(self) -> str:
+        """The source's class."""
+        return class_of_target(self.target)
+
+    def __str__(self) -> str:
+        what = "the run stops" if self.action == "stop" else f"rows of {self.class_path} are rejected"
+        return f"{what} from step {self.step} on, {self.target} being withdrawn ({self.reason}): {self.because}"
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """All that was withdrawn from a run so far.
+
+    Attributes:
+        seen: when the last of it was found, ISO 8601.
+        in_force: what is done about it.
+        archive: SHA-256 of the files that bear it out, by their names.
+        files: those of them that may not be kept yet, by their SHA-256.
+    """
+
+    seen: str
+    in_force: tuple[Withdrawal, ...]
+    archive: Mapping[str, str]
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the ledger says of it."""
+        in_force = [asdict(one) | {"class": one.class_path} for one in self.in_force]
+        return {"seen": self.seen, "in_force": in_force, "archive": dict(self.archive)}
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> Withdrawn:
+        """Read what a ledger says."""
+        told = [{name: value for name, value in one.items() if name != "class"} for one in facts["in_force"]]
+        return cls(facts["seen"], tuple(Withdrawal(**one) for one in told), facts["archive"])
+
+
+def class_of_target(target: str) -> str:
+    """Return a source's class: what the path says under which it was signed."""
+    return "/".join(target.split("/")[1:-2])
 
 
 def _sha256(data: bytes) -> str:

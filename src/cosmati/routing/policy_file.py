@@ -18,6 +18,7 @@
       - {class: public-domain, weight: 1}
       - {class: public-domain, phase: warm, decision: defer}
     default: reject                   # what holds where no rule does; it can't be anything else
+    grace: {revocation: reject}       # what a run does when nobody vouches for a class any more; without it: stop
     allow: {amplify: false, tied: false}
 
 *Rules.* A rule covers the cells (class, region, phase) that it names. `class` is a class, `branch/**` or
@@ -53,6 +54,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from cosmati.errors import PolicyError
+from cosmati.routing.grace import Finish, Grace
 from cosmati.routing.selectors import Names, RegionName, RegionSelector, Strict
 
 _MAX_CHARACTERS = 1_000_000
@@ -110,6 +112,7 @@ class PolicyFile(Strict):
     rules: tuple[Rule, ...]
     default: Literal["reject"] = "reject"
     allow: Allow = Allow()
+    grace: Grace | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> PolicyFile:
@@ -197,7 +200,7 @@ def _problem(entry: Any) -> str:  # noqa: ANN401  (pydantic's ErrorDetails)
 
 _FIELDS = [
     field.alias or name
-    for model in (PolicyFile, Rule, PhaseSpec, Allow, RegionSelector)
+    for model in (PolicyFile, Rule, PhaseSpec, Allow, Grace, Finish, RegionSelector)
     for name, field in model.model_fields.items()
 ]
 

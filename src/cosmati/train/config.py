@@ -62,7 +62,7 @@ class RunConfig(NamedSettings):
         checkpoint_every: time string, `600sec` of the wall clock too; None keeps the first and the last state.
         num_checkpoints: how many to keep.
         evaluate_every: time string; None evaluates at the end only.
-        ledger: keep a ledger; None keeps one where there is a policy and a run folder.
+        ledger: keep a ledger; None keeps one where there is a run folder, and a policy or signed data.
         details_every: steps between the ledger's gradient norms by class and region, which cost a pass over each
             microbatch's gradients.
         update_norm_every: steps between the ledger's update norms, which cost a copy of the parameters.
@@ -72,6 +72,9 @@ class RunConfig(NamedSettings):
         change: what may differ from the checkpoint that the run resumes from: `policy`, `budget`, `schedule`, or
             several with commas between them.
         load_weights: start from the weights of another run: its folder, one of its checkpoints, or a safetensors file.
+        require_signed: refuse data and a policy that nobody vouches for: those that are only declared.
+        trusted_roots: digests of the authorities' first roots, of whom alone `require_signed` takes it; without any, of
+            those whom the data's own `Authority` names.
         resume_from: `newest` checkpoint, and an error where it's damaged; or the newest one that is `whole`.
         progress: show a progress bar, or plain lines where there is no terminal.
         task: what is learnt from what, in words: runs of one task are compared. Empty, the name stands for it.
@@ -124,6 +127,8 @@ class RunConfig(NamedSettings):
     on_divergence: Literal["stop", "skip"] = "stop"
     change: tuple[str, ...] | str = ()
     load_weights: PathSetting = PathSetting()
+    require_signed: bool = False
+    trusted_roots: tuple[str, ...] | str = ()
     resume_from: Literal["newest", "whole"] = "newest"
     progress: bool = False
     task: str = ""
@@ -151,8 +156,9 @@ class RunConfig(NamedSettings):
         if self.on_divergence not in ("stop", "skip"):
             msg = f"RunConfig.on_divergence = {self.on_divergence!r} is not known. Use 'stop' or 'skip'."
             raise PlanError(msg)
-        if isinstance(self.change, str):
-            object.__setattr__(self, "change", tuple(name.strip() for name in self.change.split(",")))
+        for name in ("change", "trusted_roots"):
+            if isinstance(given := getattr(self, name), str):
+                object.__setattr__(self, name, tuple(one.strip() for one in given.split(",")))
         if unknown := sorted({*self.change} - {*CHANGEABLE}):
             msg = f"RunConfig.change names {', '.join(unknown)}. What may change is {', '.join(CHANGEABLE)}."
             raise PlanError(msg)

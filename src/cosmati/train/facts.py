@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from cosmati.core.plan import Plan
-from cosmati.provenance.voucher import VouchedData
+from cosmati.provenance.voucher import VouchedData, Withdrawn
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import Assembly
@@ -39,6 +39,8 @@ class RunFacts:
         policy_text: the policy as its digest covers it; None without one.
         vouched: who vouched for the data; None where nobody was asked.
         task: what is learnt from what, in words; empty where nobody has said it.
+        withdrawn: what they have taken back since; None for nothing.
+        data_text: what the data's digest is of, where somebody vouches for them.
     """
 
     recipe: str
@@ -57,6 +59,8 @@ class RunFacts:
     policy_text: Mapping[str, Any] | None = None
     vouched: VouchedData | None = None
     task: str = ""
+    withdrawn: Withdrawn | None = None
+    data_text: str = ""
 
 
 def facts_of(
@@ -65,6 +69,7 @@ def facts_of(
     identity: Mapping[str, Any] | None = None,
     policy: PolicyFile | None = None,
     vouched: VouchedData | None = None,
+    data_text: str = "",
 ) -> RunFacts:
     """Gather the facts of a run that is about to start; the model's root is taken where a folder keeps it."""
     a = assembly
@@ -85,6 +90,7 @@ def facts_of(
         policy_text=policy.to_mapping() if policy else None,
         vouched=vouched,
         task=a.config.task,
+        data_text=data_text,
     )
 
 

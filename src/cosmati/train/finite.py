@@ -17,6 +17,9 @@ _MEND = (
     "step. RunConfig(on_divergence='skip') leaves such steps out instead of stopping."
 )
 
+MAX_LEFT_OUT = 20
+"""Steps in a row that may be left out: after that, what isn't finite is the run's own."""
+
 
 class FiniteCheck:
     """Looks at loss and gradients before each commit; on an accelerator every `check_every` commits.

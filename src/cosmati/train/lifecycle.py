@@ -18,7 +18,7 @@ from cosmati.core.memory import freed_memory_kept
 from cosmati.core.method import Position, State
 from cosmati.core.named_settings import KnownNames
 from cosmati.core.plan import Plan, Promise
-from cosmati.errors import DivergenceError, PlanError
+from cosmati.errors import PlanError
 from cosmati.records.attempts import metrics_at
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.averaging import averaged, averaged_weights
@@ -37,8 +37,9 @@ from cosmati.train.prepare import Prepared
 from cosmati.train.refusals import explain
 from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.run.environment import numerics
-from cosmati.train.run.result import RunResult
+from cosmati.train.run.result import RunResult, outcome_of
 from cosmati.train.run.session import OpenRun
+from cosmati.train.signed import refuse_own_rows
 from cosmati.train.snapshot import snapshot
 from cosmati.train.timing import Stopwatch
 from cosmati.train.written import WRITTEN, WrittenHere
@@ -183,6 +184,19 @@ class Lifecycle(KnownNames):
             )
             raise PlanError(msg)
 
+    def _get_ready(self, *, is_own: bool = False) -> None:
+        """Open the run if it isn't yet, and go by what those who vouch for the data say since, before each step.
+
+        Args:
+            is_own: the step's rows come from a loop of the user's own.
+        """
+        if is_own:
+            refuse_own_rows(self.assembly.config)
+        if self._opened is None:
+            self._open()
+        if self.prepared.watch is not None and self._run is not None:
+            self.prepared.watch.before_step(self._run, self.clock, self.save)
+
     def halve_microbatches(self, why: str, *, state_moves: bool) -> None:
         """Cut each microbatch in two from this step on, on record, before it's taken anew.
 
@@ -301,6 +315,9 @@ class Lifecycle(KnownNames):
             self.cuts = opened.cuts
             self._is_training = a.model.training
             stack.push(self._close_run)
+            if self.prepared.watch is not None:
+                stack.callback(self.prepared.watch.close)
+                self.prepared.watch.start()
             if self._is_stopped:
                 self.stop()
             if opened.states is not None:
@@ -344,7 +361,7 @@ class Lifecycle(KnownNames):
             return
         with opened:
             if kind is not None:
-                self._ended = "diverged" if issubclass(kind, DivergenceError) else "failed"
+                self._ended = outcome_of(kind)
                 explain(error, self.assembly.model)
             elif self._ended is None:
                 # The user's own loop ends where its `with` does.
@@ -363,7 +380,7 @@ class Lifecycle(KnownNames):
         run, self._run = self._run, None
         self.stopwatch.stop()
         if kind is not None:
-            self._ended = "diverged" if issubclass(kind, DivergenceError) else "failed"
+            self._ended = outcome_of(kind)
         assert run is not None, "opened"
         assert self._ended is not None, "by itself or by an error"
         reason = run.stop_reason if self._ended == "stopped" else ""

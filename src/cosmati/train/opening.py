@@ -17,6 +17,7 @@ from cosmati.train.assembly import Assembly
 from cosmati.train.continuity import Continuity
 from cosmati.train.cutting import Cuts
 from cosmati.train.facts import facts_of
+from cosmati.train.observers.ledger_checks import withdrawn_in
 from cosmati.train.observers.observer import Observer, restore_states
 from cosmati.train.prepare import Prepared
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
@@ -61,7 +62,8 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
         PlanError: ranks hold different models.
     """
     a = prepared.assembly
-    facts = facts_of(a, prepared.data_digest, prepared.identity, prepared.policy, prepared.vouched)
+    p = prepared
+    facts = facts_of(a, p.data_digest, p.identity, p.policy, p.vouched, p.data_text)
     run = OpenRun(facts, a.config, a.budget, a.ranks, observers, a.layout.digest, a.model)
     continuity = Continuity(a, prepared.identity, facts.environment, facts.model_root)
     states = None
@@ -77,6 +79,12 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
         if a.ranks.is_parallel:
             _compare_ranks(prepared)
         cuts = Cuts.found(a.config.run_folder, made, clock.step)
+        if prepared.watch is not None:
+            recorded = withdrawn_in(a.config.run_folder) if a.ranks.rank == 0 else None
+            news = prepared.watch.resume(recorded, clock)
+            if news is not None:
+                run.restate(**news.facts)
+                continuity.changed += news.changes
         run.start(clock, continuity.changed, plan, None if checkpoint is None else checkpoint.signed_digest)
     return Opened(run, continuity, plan, clock, states, cuts)
 

@@ -30,6 +30,7 @@ from cosmati.routing.policy import CompiledPolicy, compile_policy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
 from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_turns
+from cosmati.train.authority_watch import AuthorityWatch, watch_of
 from cosmati.train.buffers import BatchNormStatistics, unrouted
 from cosmati.train.collectives import without_named
 from cosmati.train.config import RunConfig
@@ -44,6 +45,7 @@ from cosmati.train.ranks import Ranks
 from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_unsavable
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
+from cosmati.train.signed import digests_of, provenance_of, vouched_of, wants_ledger
 from cosmati.train.warm_start import place
 
 
@@ -58,6 +60,8 @@ class Prepared:
         identity: what makes the run this one, by name.
         policy: as given.
         vouched: who vouched for the data; None where nobody was asked.
+        data_text: what their digest is of, where somebody vouches for them.
+        watch: asks them again as the run goes on; None where nobody is to be asked.
     """
 
     assembly: Assembly
@@ -66,6 +70,8 @@ class Prepared:
     identity: Mapping[str, Any]
     policy: PolicyFile | None
     vouched: VouchedData | None
+    data_text: str
+    watch: AuthorityWatch | None
 
 
 def prepare(given: Ingredients) -> Prepared:
@@ -123,8 +129,8 @@ def prepare(given: Ingredients) -> Prepared:
         device=device,
         image_size=ask_for_sizes(feed, plan, budget),
     )
-    digest, vouched = str(getattr(given.data, "digest", "")), getattr(given.data, "vouched", None)
-    return Prepared(assembly, feed, digest, identity, given.policy, vouched)
+    digest, text, vouched = digests_of(given.data)
+    return Prepared(assembly, feed, digest, identity, given.policy, vouched, text, watch_of(given, assembly))
 
 
 def _facts(
@@ -152,10 +158,11 @@ def _facts(
         deterministic=config.deterministic,
         couplings=couplings,
         denied=denied,
-        has_ledger=wants_ledger(config, given.policy),
+        has_ledger=wants_ledger(config, given.policy, vouched_of(given.data)),
         num_sub_steps=len(turns),
         owned={thing: type(o).__name__ for o in given.optimizers for thing in getattr(o, "owns", ())},
         never_offered=never_offered,
+        provenance=provenance_of(given),
         settings=settings_of(given, budget, num_microbatches),
     )
 
@@ -165,14 +172,6 @@ def _input_kind(given: Ingredients, feed: Feed | None) -> InputKind | None:
         return "tokens" if isinstance(given.loss, LanguageModel) else None
     first = feed.whole(Clock())
     return kind_of_input(first.data if isinstance(first, Batch) else first)
-
-
-def wants_ledger(config: RunConfig, policy: PolicyFile | None) -> bool:
-    """Say whether a run keeps a ledger."""
-    if config.ledger and config.run_folder is None:
-        msg = "RunConfig(ledger=True) needs a run_folder to keep the ledger in."
-        raise PlanError(msg)
-    return config.run_folder is not None and (config.ledger if config.ledger is not None else policy is not None)
 
 
 def _surgery(given: Ingredients) -> nn.Module:

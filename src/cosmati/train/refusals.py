@@ -18,6 +18,7 @@ from cosmati.optim.optimizers import Optimizer
 from cosmati.train.assembly import SubStep
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.loss_state import loss_module
+from cosmati.train.signed import refuse_declared
 
 _OF_A_CRITERION = frozenset(
     "input inputs output outputs logits pred preds prediction predictions y_pred y_hat".split()  # noqa: SIM905
@@ -30,11 +31,13 @@ _EXAMPLE = (
 
 
 def refuse_misgiven(given: Ingredients) -> None:
-    """Refuse models, optimizers, methods and losses that are of another kind than a trainer takes.
+    """Refuse models, optimizers, methods and losses of another kind than a trainer takes, and what is to be signed.
 
     Raises:
         PlanError: with what, why and the mend.
+        ProvenanceError: data or a policy aren't signed, or by others, where the run takes only what is.
     """
+    refuse_declared(given)
     _refuse_wrapped(given.model)
     _refuse_optimizers(given.optimizers)
     check_methods(given.methods)

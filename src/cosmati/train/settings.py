@@ -51,6 +51,8 @@ _NEUTRAL = (
     "change",
     "load_weights",
     "resume_from",
+    "require_signed",
+    "trusted_roots",
 )
 """Settings that say where a run is kept and how it's handled, and no more."""
 

@@ -29,6 +29,7 @@ from cosmati.train.config import RunConfig
 from cosmati.train.cutting import refuse_uncut, shortage
 from cosmati.train.exporting import ExportingTrainer
 from cosmati.train.feed import Feed, as_batch
+from cosmati.train.finite import MAX_LEFT_OUT
 from cosmati.train.forward_watch import loss_roots
 from cosmati.train.gradients import StepInput
 from cosmati.train.held import remember
@@ -42,9 +43,6 @@ from cosmati.train.prepare import prepare
 from cosmati.train.routes import Route, empty_flags
 from cosmati.train.run.environment import numerics
 from cosmati.train.run.result import RunResult
-
-MAX_LEFT_OUT = 20
-"""Steps in a row that may be left out: after that, what isn't finite is the run's own."""
 
 
 class Trainer(ExportingTrainer):
@@ -105,6 +103,7 @@ class Trainer(ExportingTrainer):
 
         Raises:
             DivergenceError: a loss or a gradient isn't finite; nothing of that step is kept.
+            NoLongerVouchedError: an authority has taken back what the run learns from, and it stops with a checkpoint.
         """
         if self.feed is None:
             msg = "fit() needs data: Trainer(model, loss, data, ...). With step(), no data are needed."
@@ -118,6 +117,7 @@ class Trainer(ExportingTrainer):
                     if self._run.stop_is_asked():
                         ended = "stopped"
                         break
+                    self._get_ready()
                     data = self._next(self.feed)
                     if data is None:
                         ended = "completed" if self.assembly.budget.is_over(self.clock) else "exhausted"
@@ -159,8 +159,7 @@ class Trainer(ExportingTrainer):
         self._is_bare = self._is_bare or self._opened is None
         # Where nobody says when this loop ends, the process is between its steps as the user left it.
         with numerics(a) if self._is_bare else nullcontext():
-            if self._opened is None:
-                self._open()
+            self._get_ready(is_own=True)
             if self.is_plain and isinstance(batch, Batch):
                 batch.check()
             return self.watched(self._take, *((batch, None) if self.is_plain else self._split(batch)))

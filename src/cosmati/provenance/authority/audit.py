@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -14,6 +15,7 @@ from tuf.api.metadata import TargetFile
 
 from cosmati.errors import ProvenanceError
 from cosmati.provenance.authority.chain import Chain, checked, read_chain
+from cosmati.provenance.authority.errors import ExpiredMetadataError
 from cosmati.provenance.authority.names import SourceName, role_of, target_file
 from cosmati.provenance.authority.taxonomies import read_taxonomies
 from cosmati.provenance.taxonomy import Taxonomy
@@ -34,9 +36,51 @@ def audit(folder: Path, facts: Mapping[str, Any]) -> list[str]:
         return [f"what the ledger says of it isn't of the form that runs write: {error!r}"]
 
 
-def _problems(folder: Path, facts: Mapping[str, Any]) -> list[str]:
+def audit_withdrawn(folder: Path, facts: Mapping[str, Any], manifests: Mapping[str, str]) -> list[tuple[str, bool]]:
+    """Return in words how each withdrawal is borne out by the archive in a folder, and whether it's refuted.
+
+    Args:
+        folder: of the archive.
+        facts: what the ledger's entry says (`Withdrawn.facts`); whoever wrote the ledger may have made it up.
+        manifests: SHA-256 of each source's manifest by its target, as the ledger has said before.
+    """
+    try:
+        found, problems = _archived(folder, facts["archive"])
+        at = datetime.fromisoformat(facts["seen"])
+        told = [_borne_out(one, found, at, manifests.get(one["target"], "")) for one in facts["in_force"]]
+        return [(problem, True) for problem in problems] + told
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return [(f"what the ledger says was withdrawn isn't of the form that runs write: {error!r}", True)]
+
+
+def _borne_out(one: Mapping[str, Any], found: Mapping[str, bytes], at: datetime, manifest: str) -> tuple[str, bool]:
+    """Return how one withdrawal is borne out as of a time, and whether it's refuted."""
+    says = f"{one['target']} ({one['reason']}), {one['action']} from step {one['step']} on"
+    if one["reason"] == "licence":
+        until = json.loads(found[f"manifests/{manifest}.json"])["facts"]["licence_valid_until"]
+        if until and datetime.fromisoformat(until).date() < at.date():
+            return f"{says}: the manifest says until {until}", False
+        return f"{says}: the manifest says {f'until {until}' if until else 'nothing of the kind'}", True
+    wrongs, signed = list[ProvenanceError](), list[str]()
+    for root in {name.partition("/")[0] for name in found if _HEX.fullmatch(name.partition("/")[0])}:
+        own = {name.removeprefix(f"{root}/"): data for name, data in found.items()}
+        try:
+            info = read_chain(own.get, at=at, root_sha256=root).source(SourceName.of_target(one["target"]))
+            signed.append(info.hashes["sha256"])
+        except ProvenanceError as error:
+            wrongs.append(error)
+    had_expired = any(isinstance(error, ExpiredMetadataError) for error in wrongs)
+    if one["reason"] == "expiry":
+        return f"{says}: {'it had expired' if had_expired else 'nobody could be asked, so the operator says'}", False
+    if manifest in signed or had_expired or not (wrongs or signed):
+        return f"{says}: the archive says nothing of the kind", True
+    return f"{says}: it isn't signed any more in the archive", False
+
+
+def _archived(folder: Path, archive: Mapping[str, str]) -> tuple[dict[str, bytes], list[str]]:
+    """Return the archive's files that can be read, and what is wrong with it."""
     found, problems = dict[str, bytes](), list[str]()
-    for name, digest in facts["archive"].items():
+    for name, digest in archive.items():
         if not _HEX.fullmatch(digest):
             problems.append(f"{name} of the archive is named by no SHA-256")
             continue
@@ -48,6 +92,11 @@ def _problems(folder: Path, facts: Mapping[str, Any]) -> list[str]:
         if hashlib.sha256(data).hexdigest() != digest:
             problems.append(f"{name} of the archive isn't the file that the ledger names")
         found[name] = data
+    return found, problems
+
+
+def _problems(folder: Path, facts: Mapping[str, Any]) -> list[str]:
+    found, problems = _archived(folder, facts["archive"])
     at = datetime.fromisoformat(facts["opened"])
     chains, taxonomies = dict[str, Chain](), dict[str, Taxonomy]()
     if at.tzinfo is None or not facts["sources"]:

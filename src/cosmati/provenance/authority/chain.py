@@ -95,6 +95,12 @@ class Chain:
             raise OutOfScopeError(msg)
         return found
 
+    def other_versions(self, name: SourceName) -> tuple[str, ...]:
+        """Return the versions of a source that its class's signers have signed beside one of them."""
+        start, role = name.target.removesuffix(name.version), role_of(name.class_path)
+        signed = [path.removeprefix(start) for path in self.targets[role].signed.targets if path.startswith(start)]
+        return tuple(sorted({*signed} - {name.version}))
+
     def signers(self, role: str) -> tuple[str, ...]:
         """Return the ids of the keys whose signatures of a role's metadata hold."""
         metadata = self.targets[role]

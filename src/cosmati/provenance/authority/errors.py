@@ -43,3 +43,11 @@ class TamperedManifestError(ProvenanceError):
 
 class UnreachableAuthorityError(ProvenanceError):
     """The repository can't be fetched."""
+
+
+class DeclaredOnlyError(ProvenanceError):
+    """A run takes only what is signed, and its data or its policy are declared."""
+
+
+class NoLongerVouchedError(ProvenanceError):
+    """What a run learns from isn't vouched for any more, and it stops."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,12 @@ from cosmati.storage.lock import FileLock
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MAX_BYTES = 5_000_000
 _CHUNK_BYTES = 1 << 16
+_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(sec|s|m|h|d)")
+_SECONDS = {"sec": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 class Authority:
@@ -47,12 +53,25 @@ class Authority:
         root: SHA-256 of its first root in hex, as `cosmati keys init` has said it. It comes from the authority itself,
             and not from where its repository lies.
         state: folder for what was seen; None is one below the user's cache.
+        refresh: how often a run asks again what is signed: seconds, or a time string (`10m`, `600sec`, `1h`).
+        run: folder of the run that the data are opened for. Where what it began with holds no longer, it can go on from
+            what it has kept, as its policy's `grace` says; nothing else can.
+        clock: says what time it is.
 
     Raises:
-        ProvenanceError: `root` is no digest.
+        ProvenanceError: `root` is no digest, or `refresh` no time.
     """
 
-    def __init__(self, url: str | Path, root: str, *, state: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        url: str | Path,
+        root: str,
+        *,
+        state: str | Path | None = None,
+        refresh: float | str = "10m",
+        run: str | Path | None = None,
+        clock: Callable[[], datetime] = _now,
+    ) -> None:
         if not str(url):
             raise ProvenanceError("The authority's address is empty. Give its folder, or https://...")
         place = str(url).rstrip("/")
@@ -64,6 +83,9 @@ class Authority:
                 "init` has said and `cosmati keys status` says: ask the authority for it."
             )
             raise ProvenanceError(msg)
+        self.refresh_seconds = _seconds(refresh)
+        self.run = None if run is None else Path(run).expanduser().absolute()
+        self.now = clock
         cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "cosmati" / "authorities"
         self._state = Path(state) if state is not None else cache / self.root[:32]
         self._fetcher = fetcher_of(self.url)
@@ -83,7 +105,7 @@ class Authority:
             with FileLock(self._state / ".lock", wait=True):  # all ranks of a machine share it
                 Updater(str(self._state), f"{self.url}/{METADATA}", fetcher=self._fetcher, bootstrap=first).refresh()
                 # The client has settled which state is the newest: that is read, and the classes along with it.
-                self._chain = read_chain(self._settled, at=datetime.now(UTC), root_sha256=self.root)
+                self._chain = read_chain(self._settled, at=self.now(), root_sha256=self.root)
         except (tuf.RepositoryError, tuf.DownloadError) as error:
             raise _told(error, self.url) from error
         except OSError as error:
@@ -156,7 +178,8 @@ class Authority:
             )
             raise TamperedManifestError(msg)
         expires = self.chain.targets[role].signed.expires.isoformat()
-        return Voucher(self.root, name.target, found, self.chain.signers(role), expires)
+        others = self.chain.other_versions(name)
+        return Voucher(self.root, name.target, found, self.chain.signers(role), expires, others=others)
 
     def archive(self) -> dict[str, bytes]:
         """Return the files that bear out what was vouched for, by `ROOT/FILE`."""
@@ -187,6 +210,15 @@ class Authority:
         except tuf.DownloadError as error:
             raise _told(error, self.url) from error
         return data
+
+
+def _seconds(span: float | str) -> float:
+    match = _SPAN.fullmatch(span.strip()) if isinstance(span, str) else None
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else span
+    if not isinstance(seconds, int | float) or isinstance(span, bool) or not 0 < seconds < float("inf"):
+        msg = f"refresh={span!r} is no time. Give seconds, or '10m' (minutes), '600sec', '1h'; 10 minutes are usual."
+        raise ProvenanceError(msg)
+    return float(seconds)
 
 
 class FileFetcher(FetcherInterface):

@@ -19,7 +19,8 @@ from torch import Tensor
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.method import Stage
-from cosmati.errors import CheckpointError, LedgerError
+from cosmati.data.kept_vouchers import keep_vouchers
+from cosmati.errors import LedgerError
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
 from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
@@ -37,6 +38,7 @@ from cosmati.records.ledger import (
 from cosmati.storage.atomic import create_secret, replace_files
 from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
+from cosmati.train.observers.ledger_checks import rare_entries, refuse_readmission, refuse_unsigned
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
@@ -84,8 +86,11 @@ class LedgerObserver(Observer):
     def on_start(self, clock: Clock, budget: Budget) -> None:
         """Open the ledger: with entry 0, or saying from which step the run goes on."""
         if self._is_writer:
-            if self._state_digest is not None and (self._directory / "checkpoint").exists():
-                _refuse_unsigned(self._directory, clock.step, self._state_digest)
+            if (self._directory / "checkpoint").exists():
+                entries = list(rare_entries(self._directory))
+                if self._state_digest is not None:
+                    refuse_unsigned(entries, clock.step, self._state_digest)
+                refuse_readmission(entries, self._facts.withdrawn)
             self._writer = self._open()
             self._keep_archive()
             if self._writer.size == 0:
@@ -109,8 +114,11 @@ class LedgerObserver(Observer):
 
     def _keep_archive(self) -> None:
         """Put what bears out the data's provenance beside the ledger, before an entry names it."""
+        for part in (self._facts.vouched, self._facts.withdrawn):
+            if part is not None:
+                replace_files(self._directory / FOLDER, part.files)
         if self._facts.vouched is not None:
-            replace_files(self._directory / FOLDER, self._facts.vouched.files)
+            keep_vouchers(self._directory.parent, self._facts.vouched)
 
     def _resume(self, clock: Clock) -> None:
         """Say from which step the run goes on, and what it commits to from now on where that has changed."""
@@ -143,8 +151,14 @@ class LedgerObserver(Observer):
     def _details(self) -> dict[str, object]:
         """Return the tables with which the entries that follow are read, and who vouched for the data."""
         facts, policy = self._facts, self._facts.policy
-        vouched = {} if facts.vouched is None else {"provenance": facts.vouched.facts}
-        return vouched | {
+        governed: dict[str, object] = {}
+        if facts.vouched is not None:
+            governed |= {"provenance": facts.vouched.facts, "data_text": facts.data_text}
+        if facts.withdrawn is not None:
+            governed["withdrawn"] = facts.withdrawn.facts
+        if facts.plan.facts.provenance:
+            governed["signed"] = dict(facts.plan.facts.provenance)
+        return governed | {
             "run_id": self._origin.removeprefix("cosmati/"),
             "seed": facts.seed,
             "classes": list(policy.classes if policy else ("all",)),
@@ -181,16 +195,20 @@ class LedgerObserver(Observer):
             "taxonomy": facts.policy.taxonomy_digest if facts.policy else _NO_POLICY,
         }
 
-    def amend(self, clock: Clock, change: Change) -> None:
-        """Say that the step at which the clock stands is taken anew, and what is different from there on."""
+    def amend(self, clock: Clock, changes: Sequence[Change], facts: RunFacts) -> None:
+        """Say what is different from the step on at which the clock stands; it's on disk, and signed, on return."""
+        self._facts = facts
         if self._is_writer:
+            self._keep_archive()
             self._attempt = self._writer.next_attempt()
             self._writer.append(self._writer.resume_entry(clock.step))
-            details = self._details() | {"changes": [[change.name, _text(change.was), _text(change.now)]]}
-            details["num_microbatches"] = change.now
+            details = self._details() | {"changes": [[c.name, _text(c.was), _text(c.now)] for c in changes]}
             in_force = self._writer.in_force
             assert in_force is not None, "there is an entry 0"
-            self._writer.append(AmendEntry(clock.step, in_force.commitments, details_digest(details)), details)
+            vouched = {} if facts.vouched is None else {"provenance": details_digest(facts.vouched.facts)}
+            commitments = tuple(sorted((dict(in_force.commitments) | vouched).items()))
+            self._writer.append(AmendEntry(clock.step, commitments, details_digest(details)), details)
+            self._writer.checkpoint()
 
     def on_step(self, outcome: StepOutcome) -> None:
         """Append the entry of a commit."""
@@ -300,17 +318,6 @@ def _details(outcome: StepOutcome, step: int, num_regions: int) -> dict[str, obj
         **_sub_steps(outcome, num_regions),
         **({"left_out": outcome.left_out} if outcome.left_out else {}),
     }
-
-
-def _refuse_unsigned(ledger: Path, step: int, state_digest: bytes) -> None:
-    """Compare a checkpoint with what the ledger has signed: `digests.json` can be made anew, a signature can't."""
-    entries = (item.entry for item in Scan(ledger, read_head(ledger, read_verifier_key(ledger))))
-    if not any(isinstance(e, CheckpointEntry) and (e.step, e.state_digest) == (step, state_digest) for e in entries):
-        msg = (
-            f"The checkpoint of step {step} isn't one that the ledger has signed: weights or state were exchanged. Put "
-            "the run's own checkpoint back, or go on from an earlier one."
-        )
-        raise CheckpointError(msg)
 
 
 def _text(value: object) -> str:

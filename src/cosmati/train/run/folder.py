@@ -138,6 +138,10 @@ class RunFolder:
         )
 
 
+def _data_root(facts: RunFacts) -> str:
+    return ",".join(sorted({one.root for one in facts.vouched.vouchers})) if facts.vouched else "declared"
+
+
 def describe_run(facts: RunFacts, plan: Plan, clock: Clock, *, run_id: str, model_digest: str) -> RunRecord:
     """Return the record of a run as it stands, without times and metrics.
 
@@ -160,7 +164,8 @@ def describe_run(facts: RunFacts, plan: Plan, clock: Clock, *, run_id: str, mode
             "model": model_digest,
             "data": facts.data_digest,
             "policy": facts.policy.policy_digest.hex() if facts.policy else "",
-        },
+        }
+        | ({"data_root": _data_root(facts)} if "data" in plan.facts.provenance else {}),
         environment=facts.environment,
         plan=tuple(
             PlanLine(m.stage.name.lower(), describe(m), (type(m).__doc__ or "").strip().partition("\n")[0])

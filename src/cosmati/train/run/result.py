@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosmati.core.clock import Clock
+from cosmati.errors import DivergenceError
+from cosmati.provenance.authority.errors import NoLongerVouchedError
+
+
+def outcome_of(error: type[BaseException]) -> str:
+    """Return how a run has ended that an error has ended."""
+    if issubclass(error, NoLongerVouchedError):
+        return "stopped"
+    return "diverged" if issubclass(error, DivergenceError) else "failed"
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from time import monotonic, time
+from typing import Any
 
 from torch import nn
 
@@ -155,10 +157,20 @@ class OpenRun:
         """Put on record that the microbatches are cut, before the step at which the clock stands is taken anew."""
         if self._folder is not None:
             cuts.keep(self._folder.path)
-            self._folder.note(clock, [change])
+        self.amend(clock, [change], num_microbatches=change.now)
+
+    def restate(self, **facts: Any) -> None:  # noqa: ANN401  (fields of RunFacts)
+        """Let some of the run's facts be others, before it starts."""
+        self._facts = dataclasses.replace(self._facts, **facts)
+
+    def amend(self, clock: Clock, changes: Sequence[Change], **facts: Any) -> None:  # noqa: ANN401  (see `restate`)
+        """Put on record what is different from the step on at which the clock stands."""
+        self.restate(**facts)
+        if self._folder is not None:
+            self._folder.note(clock, changes)
         for observer in self.observers:
             if isinstance(observer, LedgerObserver):
-                observer.amend(clock, change)
+                observer.amend(clock, changes, self._facts)
 
     def listening(self) -> AbstractContextManager[None]:
         """Take Ctrl-C and SIGTERM as a request to stop, for as long as `fit` runs: a loop of the user's has its own."""

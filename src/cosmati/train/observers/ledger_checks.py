@@ -1,0 +1,71 @@
+"""What a resume asks of a run's ledger before it goes on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from cosmati.errors import CheckpointError, LedgerError
+from cosmati.ledger.details import decode_details
+from cosmati.ledger.keys import load_or_create_key
+from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_key
+from cosmati.ledger.wal import WAL_FILE, read_wal
+from cosmati.ledger.writer import LedgerWriter
+from cosmati.provenance.voucher import Withdrawn
+from cosmati.records.ledger import AmendEntry, CheckpointEntry, StepEntry
+
+
+def rare_entries(ledger: Path) -> Iterator[ScannedEntry]:
+    """Yield what a ledger has signed but for its steps."""
+    for item in Scan(ledger, read_head(ledger, read_verifier_key(ledger))):
+        if not isinstance(item.entry, StepEntry):
+            yield item
+
+
+def refuse_unsigned(items: Sequence[ScannedEntry], step: int, state_digest: bytes) -> None:
+    """Compare a checkpoint with what the ledger has signed: `digests.json` can be made anew, a signature can't."""
+    entries = (item.entry for item in items)
+    if not any(isinstance(e, CheckpointEntry) and (e.step, e.state_digest) == (step, state_digest) for e in entries):
+        msg = (
+            f"The checkpoint of step {step} isn't one that the ledger has signed: weights or state were exchanged. Put "
+            "the run's own checkpoint back, or go on from an earlier one."
+        )
+        raise CheckpointError(msg)
+
+
+def refuse_readmission(items: Sequence[ScannedEntry], now: Withdrawn | None) -> None:
+    """Refuse to go on with classes that the ledger has rejected since nobody vouches for them."""
+    before, here = _last_withdrawn(items), {one.class_path for one in now.in_force} if now is not None else set()
+    for one in before.in_force if before is not None else ():
+        if one.action == "reject" and one.class_path not in here:
+            msg = (
+                f"The ledger says that {one}. The run can't take its rows again: resume with the data's authority "
+                "(StreamingDataset(..., authority=...)), or begin another run."
+            )
+            raise LedgerError(msg)
+
+
+def withdrawn_in(run_folder: Path | None) -> Withdrawn | None:
+    """Return what a run's ledger says was withdrawn from it; None for nothing.
+
+    What a crash has left unsigned is signed first: it's in force, too.
+
+    Raises:
+        TamperError: the ledger doesn't verify.
+    """
+    if run_folder is None or not (run_folder / "ledger" / "checkpoint").exists():
+        return None
+    directory = run_folder / "ledger"
+    key = read_verifier_key(directory)
+    size = read_head(directory, key).size
+    if (directory / WAL_FILE).exists() and any(index >= size for index in read_wal(directory).entries):
+        operator = load_or_create_key(run_folder / "private" / "operator.key", name=key.name)
+        LedgerWriter.open(directory, key=operator).close()
+    return _last_withdrawn(list(rare_entries(directory)))
+
+
+def _last_withdrawn(items: Sequence[ScannedEntry]) -> Withdrawn | None:
+    amendments = [item.details for item in items if isinstance(item.entry, AmendEntry) and item.details is not None]
+    found = decode_details(amendments[-1]).get("withdrawn") if amendments else None
+    return None if found is None else Withdrawn.of_facts(cast("Mapping[str, Any]", found))
