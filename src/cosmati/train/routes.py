@@ -11,7 +11,7 @@ from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.errors import PlanError
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.regions import Regions
-from cosmati.train.token_routes import TokenRoute, combined, count_tokens
+from cosmati.train.token_routes import TokenRoute, count_tokens
 
 
 class Route(NamedTuple):
@@ -98,16 +98,18 @@ class Router:
         return Route(policy.route_id(own, phase), phase, own, policy.route(own, step), offered)
 
     def _route_of_packs(self, policy: CompiledPolicy, step: int, tokens: Sequence[float]) -> Route:
-        phase = policy.phase_at(step)
+        """Combine the routes of the classes that a microbatch has tokens of."""
+        phase, none = policy.phase_at(step), (0.0,) * len(self._regions.names)
         present = [c for c, num in enumerate(tokens) if num]
         offered = [c for c in present if policy.decision[self._class_map[c]][phase] in ("admit", "gate")]
-        if not offered:
-            return Route(-1, phase, -1, (0.0,) * len(self._regions.names), offered=False)
-        rows = [policy.weight[own][phase] for own in self._class_map]
-        table = torch.tensor([*rows, (0.0,) * len(self._regions.names)], dtype=torch.float64)
-        withheld = [c for c in present if c not in offered]
-        weights, tokens = combined(table, present, withheld)
-        return Route(-1, phase, -1, weights, offered=True, tokens=tokens)
+        table = torch.tensor([*(policy.weight[own][phase] for own in self._class_map), none], dtype=torch.float64)
+        chosen = table[present or [-1]]
+        differ = (chosen != chosen[:1]).any(0)
+        mixed = frozenset(differ.nonzero().flatten().tolist())
+        withheld = tuple(c for c in present if c not in offered)
+        cells = tuple((own, policy.route_id(own, phase)) for own in self._class_map)
+        weights = tuple(torch.where(differ, 1.0, chosen[0]).tolist())
+        return Route(-1, phase, -1, weights, bool(offered), TokenRoute(table, mixed, withheld, cells))
 
     def class_of(self, batch: Batch) -> int | None:
         """Return the class of a microbatch that the user has made; rows without lineage are of class `unknown`.

@@ -27,11 +27,13 @@ class TokenRoute(NamedTuple):
         weights: by the source's class and region, float64 [classes + 1, regions]; the last is padding's, 0.
         mixed: regions that its classes may not teach alike.
         withheld: classes whose tokens are left out before the forward pass: rejected ones.
+        cells: the policy's class and route id of each of the source's classes.
     """
 
     weights: Tensor
     mixed: frozenset[int]
     withheld: tuple[int, ...]
+    cells: tuple[tuple[int, int], ...]
 
     def teachers(self, labels: Tensor) -> Tensor:
         """Return how many labels may teach each region, float64 [regions].
@@ -40,21 +42,6 @@ class TokenRoute(NamedTuple):
             labels: of each class, float64 [classes].
         """
         return (labels[:, None] * (self.weights[:-1] != 0).to(labels.device)).sum(0)
-
-
-def combined(weights: Tensor, present: Sequence[int], withheld: Sequence[int]) -> tuple[tuple[float, ...], TokenRoute]:
-    """Return a microbatch's weight in each region, 1 where its tokens' differ, and its route by token.
-
-    Args:
-        weights: by the source's class and region, float64 [classes + 1, regions].
-        present: classes that it has tokens of.
-        withheld: those of them that aren't offered.
-    """
-    own = weights[list(present)]
-    differ = (own != own[:1]).any(0)
-    mixed = frozenset(differ.nonzero().flatten().tolist())
-    together = torch.where(differ, 1.0, own[0])
-    return tuple(together.tolist()), TokenRoute(weights, mixed, tuple(withheld))
 
 
 def count_tokens(mine: Sequence[Batch], num_classes: int, device: torch.device) -> Tensor:
