@@ -3,7 +3,7 @@
 While `TokenMasks` is on, a layer that reads a masked parameter gives it the gradient of each token times that token's
 weight. What flows on towards the input stays as it is, so that what one region learns doesn't follow from what another
 one may. A masked parameter is detached for the layer itself, and a *tap* behind the layer's output computes its
-gradient: the only way by which gradients may reach it. `refuse_untapped` walks the graph and finds any other.
+gradient: the only way by which gradients may reach it. `differentiating` walks the graph and refuses any other.
 
 Known are linear layers, embeddings, layer and RMS norms, one-dimensional convolutions, and products and sums with a
 parameter. Tokens have to be the second dimension, after rows (the last one of a convolution): nothing is guessed.
@@ -11,7 +11,9 @@ parameter. Tokens have to be the second dimension, after rows (the last one of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -227,6 +229,7 @@ class TokenMasks(TorchFunctionMode):
         super().__init__()
         self._names = {id(parameters[name]): name for name in masks}
         self._masks = {id(parameters[name]): mask for name, mask in masks.items()}
+        self._parameters = [parameters[name] for name in masks]
         self._own = frozenset(self._masks)
         self._held: list[Tensor] = []
         self._unread: dict[str, str] = {}
@@ -242,6 +245,8 @@ class TokenMasks(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401  (whatever the function gives)
         """Run a function of PyTorch's, and tap what it makes of tokens with a masked parameter."""
         kwargs = kwargs or {}
+        if func in (Tensor.backward, torch.autograd.backward) and len(args) == 1:
+            return self._differentiate(args[0], **kwargs)
         if not any(id(one) in self._masks for one in (*args, *kwargs.values())):
             return func(*args, **kwargs)
         layer = _LAYERS.get(func)
@@ -252,8 +257,31 @@ class TokenMasks(TorchFunctionMode):
             if id(tokens) not in self._masks:
                 return self._read(_OPERATORS[func][0], _OPERATORS[func][1], {"input": tokens, "other": parameter})
         result = func(*args, **kwargs)
-        self._follow(result, [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)])
+        self._follow(result, [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)], func.__name__)
         return result
+
+    def _differentiate(
+        self,
+        roots: Tensor | tuple[Tensor, ...],
+        *,
+        inputs: Iterable[Tensor] | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        **gradients: Any,  # noqa: ANN401  (by either function's name)
+    ) -> None:
+        """Do what `torch.autograd.backward` does, and stay on in it: what is checkpointed is computed anew there."""
+        roots = (roots,) if isinstance(roots, Tensor) else tuple(roots)
+        given = next((one for one in gradients.values() if one is not None), [torch.ones_like(root) for root in roots])
+        with self:
+            torch.autograd.Variable._execution_engine.run_backward(  # noqa: SLF001
+                roots,
+                (given,) if isinstance(given, Tensor) else tuple(given),
+                create_graph if retain_graph is None else retain_graph,
+                create_graph,
+                () if inputs is None else tuple([inputs] if isinstance(inputs, Tensor) else inputs),
+                allow_unreachable=True,
+                accumulate_grad=True,
+            )
 
     def _read(self, func: Callable[..., Any], layer: Layer, given: dict[str, Any]) -> Tensor:
         """Run a layer, and tap its output for each masked parameter that it reads."""
@@ -275,23 +303,47 @@ class TokenMasks(TorchFunctionMode):
                 self.tapped.append(Tapped(known, given["input"].detach(), output, layer.axis))
         return output
 
-    def _follow(self, result: object, read: list[Tensor]) -> None:
+    def _follow(self, result: object, read: list[Tensor], by: str) -> None:
         """Take what is made of one region's parameters alone (a part, another type) for a parameter of it."""
+        if any(id(one) not in self._masks for one in read):
+            for one in read:
+                self._unread.setdefault(self._names.get(id(one), ""), by)
         masks = {id(self._masks.get(id(one))): self._masks.get(id(one)) for one in read}
         mask = masks.popitem()[1] if len(masks) == 1 else None
-        for one in result if isinstance(result, list | tuple) else [result]:
-            if mask is not None and isinstance(one, Tensor) and one.requires_grad and id(one) not in self._masks:
-                self._held.append(one)  # An id is a tensor's as long as that lives.
-                self._masks[id(one)], self._names[id(one)] = mask, self._names[id(read[0])]
+        for made in result if isinstance(result, list | tuple) else [result]:
+            if mask is not None and isinstance(made, Tensor) and made.requires_grad and id(made) not in self._masks:
+                self._held.append(made)  # An id is a tensor's as long as that lives.
+                self._masks[id(made)], self._names[id(made)] = mask, self._names[id(read[0])]
 
-    def refuse_untapped(self, objective: Tensor) -> None:
-        """Refuse gradients that would reach a masked parameter whole.
+    @contextmanager
+    def differentiating(self, objective: Tensor) -> Iterator[None]:
+        """Stand around the backward pass: gradients that would reach a masked parameter whole are refused.
 
         Args:
             objective: what is differentiated.
 
         Raises:
-            PlanError: they would; the message names parameters and functions.
+            PlanError: the graph has such gradients, or a backward within the backward gives some; names are told.
+        """
+        if not objective.requires_grad:
+            yield
+            return
+        self._refuse_untapped(objective)
+        own: list[int] = []
+        handles = [objective.register_hook(lambda _: own.append(_current_pass()))]
+        handles += [p.register_hook(partial(_refuse_hidden, own, self._names[id(p)])) for p in self._parameters]
+        try:
+            with self:  # What is checkpointed is computed anew.
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _refuse_untapped(self, objective: Tensor) -> None:
+        """Walk the graph.
+
+        Raises:
+            PlanError: it leads to a masked parameter otherwise than by a tap.
         """
         found: dict[str, str] = {}
         waiting = [objective.grad_fn]
@@ -317,6 +369,20 @@ class TokenMasks(TorchFunctionMode):
                 "or give these parameters a region that all classes may teach alike."
             )
             raise PlanError(msg)
+
+
+def _refuse_hidden(own: list[int], name: str, _: Tensor) -> None:
+    if _current_pass() not in own:
+        msg = (
+            f"The gradient of {name} comes from a backward within the backward, where nobody sees whether tokens of "
+            "several classes are told apart. With torch.utils.checkpoint, pass use_reentrant=False."
+        )
+        raise PlanError(msg)
+
+
+def _current_pass() -> int:
+    """Return the number of the backward pass that is under way."""
+    return torch._C._current_graph_task_id()  # noqa: SLF001
 
 
 def _behind(output: Tensor, parameter: Tensor, tokens: Tensor, read: Read) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from cosmati.train.layout.layout import Layout, Slot
 from cosmati.train.marks import Repeated
 from cosmati.train.routes import Route
 from cosmati.train.timing import Stopwatch
-from cosmati.train.token_routes import count_labels_by_class, masking, within
+from cosmati.train.token_routes import count_labels_by_class, masking
 from cosmati.train.token_watch import leak_between_documents
 
 BoundLoss = Callable[[LossFunction, Position], LossFunction]
@@ -232,9 +233,7 @@ class StepPasses:
         self._tell("forward")
         self._stopwatch.lap("forward")
         objective, loss, weight = _objective(result, scale)
-        if masks is not None:
-            masks.refuse_untapped(objective)
-        with a.ranks.counting(), within(masks):  # What is checkpointed is computed anew.
+        with a.ranks.counting(), nullcontext() if masks is None else masks.differentiating(objective):
             slot.backward(objective)
         labels = LabelCount(0.0, 0.0) if isinstance(result, Loss) else count_labels(a.model, batch.data)
         by_class = count_labels_by_class(a.model, batch, a.router.num_classes) if route.tokens else None
@@ -246,7 +245,7 @@ class StepPasses:
         """Run one microbatch forward."""
         a = self._a
         a.generators.seed(position_key(a.config.seed, "forward", position.clock.step, position.microbatch))
-        with a.ranks.counting(), a.config.autocast(a.device), within(masks):
+        with a.ranks.counting(), a.config.autocast(a.device), masks or nullcontext():
             return without_tombstones(as_loss(self._bound(turn.loss, position)(a.model, batch.data)), batch.present)
 
     def _scale(self, step: StepInput) -> float | None:

@@ -7,7 +7,6 @@ that none may teach is absent. Only where they differ are gradients masked by to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -104,11 +103,6 @@ def masking(
     masks = {region: TokenMask.of(route.weights[ids][..., region]).to(device) for region in route.mixed}
     chosen = [p for p in parameters if p.region in masks]
     return TokenMasks({p.name: masks[p.region] for p in chosen}, {p.name: p.tensor for p in chosen}, keep=keep)
-
-
-def within(masks: TokenMasks | None) -> AbstractContextManager[object]:
-    """Return what stands around a forward or a backward pass."""
-    return nullcontext() if masks is None else masks
 
 
 def token_classes(batch: Batch) -> Tensor:

@@ -52,8 +52,12 @@ def leak_between_documents(
         assert masks is not None, "some regions' classes differ"
         value = objective(one, masks)
         taps, masks.tapped = masks.tapped, []
-        found = torch.autograd.grad(value, [tap.output for tap in taps], allow_unused=True)
-        return [_Trace(t.name, t.axis, t.tokens, t.output.detach(), g) for t, g in zip(taps, found, strict=True)]
+        if taps and value.requires_grad:
+            for tap in taps:
+                tap.output.retain_grad()
+            with masks.differentiating(value):
+                torch.autograd.backward(value, inputs=[tap.output for tap in taps])
+        return [_Trace(t.name, t.axis, t.tokens, t.output.detach(), t.output.grad) for t in taps]
 
     try:
         before, after = traced(batch), traced(other)
