@@ -141,7 +141,7 @@ def test_only_some_parameters_of_a_layer_may_be_masked() -> None:
 def test_what_comes_behind_may_work_in_place() -> None:
     for module in (nn.Linear(WIDTH, OUT), nn.Linear(WIDTH, OUT, bias=False)):
         tokens, weights = torch.randn(2, 3, WIDTH), torch.tensor([[1.0, 0.0, 0.5], [1.0, 0.0, 1.0]])
-        expected = by_token(lambda t, m=module: F.relu(m(t)), tokens, weights, named(module))
+        expected = by_token(nn.Sequential(module, nn.ReLU()), tokens, weights, named(module))
         with TokenMasks(dict.fromkeys(named(module), TokenMask.of(weights)), named(module)):
             F.relu_(module(tokens)).sin().sum().backward()
         for name, parameter in module.named_parameters():
@@ -189,6 +189,11 @@ class Squared(torch.autograd.Function):
         return found
 
 
+def squared(weight: Tensor) -> Tensor:
+    found: Tensor = Squared.apply(weight)  # type: ignore[no-untyped-call]
+    return found
+
+
 def flattened(weight: Tensor, tokens: Tensor) -> Tensor:
     return F.linear(tokens.flatten(0, 1), weight).sum()
 
@@ -200,7 +205,7 @@ WAYS_AROUND: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "a product of matrices": (lambda w, t: (t @ w).sum(), "matmul"),
     "einsum": (lambda w, t: torch.einsum("rtd,de->rte", t, w).sum(), "einsum"),
     "a penalty": (lambda w, t: F.linear(t, w).sum() + w.square().sum(), "add"),
-    "a function of one's own": (lambda w, t: F.linear(t, Squared.apply(w)).sum(), "Squared"),
+    "a function of one's own": (lambda w, t: F.linear(t, squared(w)).sum(), "Squared"),
     "among others in a list": (lambda w, t: F.linear(t, torch.cat([w, w])).sum(), "Cat"),
     "as tokens": (lambda w, t: F.linear(w[None], t[0]).sum(), "."),
     "a product with the wrong shape": (lambda w, t: (w * t[:, None]).sum(), r"mul gives \[2, 1, 3, 3\]"),

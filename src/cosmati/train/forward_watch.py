@@ -63,6 +63,7 @@ class ForwardWatch:
         self._ranks = ranks
         self._repeated = repeated
         self._leaks: list[str] = []
+        self._has_seen_packs = False
         self._moved: dict[str, Place] = {}
         self._changed: dict[str, Place] = {}
         self._unseen: dict[str, Place] = {}
@@ -74,10 +75,17 @@ class ForwardWatch:
         self.has_moved = False
         self._begun_at: int | None = None
 
-    def step_begins(self, step: int) -> None:
-        """Say which step comes; steps 0, 1, 2, 4, 8 ... are looked at, and the first one after a resume."""
+    def step_begins(self, step: int, *, has_packs: bool = False) -> None:
+        """Say which step comes; steps 0, 1, 2, 4, 8 ... are looked at, and the first one after a resume.
+
+        Args:
+            step: its number.
+            has_packs: some regions' gradients are masked by token; the first such step is looked at, too.
+        """
         self._begun_at = step if self._begun_at is None else self._begun_at
-        self.is_on = step & (step - 1) == 0 or step == self._begun_at or self._looks_again
+        is_first = has_packs and not self._has_seen_packs
+        self._has_seen_packs |= has_packs
+        self.is_on = step & (step - 1) == 0 or step == self._begun_at or self._looks_again or is_first
 
     def note(self, leak: str) -> None:
         """Take note of how documents of a pack reach one another, in words; of nothing where it's empty."""

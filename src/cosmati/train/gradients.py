@@ -20,6 +20,7 @@ from cosmati.core.labels import LabelCount, count_labels
 from cosmati.core.loss import Loss, LossFunction, as_loss, without_tombstones
 from cosmati.core.method import Method, Position
 from cosmati.core.pieces import Pieces
+from cosmati.core.plan import row_couplings
 from cosmati.core.rng import position_key
 from cosmati.errors import BatchError, OutOfMemoryError
 from cosmati.routing.token_masks import TokenMasks
@@ -31,7 +32,7 @@ from cosmati.train.layout.layout import Layout, Slot
 from cosmati.train.marks import Repeated
 from cosmati.train.routes import Route
 from cosmati.train.timing import Stopwatch
-from cosmati.train.token_routes import count_labels_by_class, masking
+from cosmati.train.token_routes import count_labels_by_class, masking, refuse_compiled
 from cosmati.train.token_watch import leak_between_documents
 
 BoundLoss = Callable[[LossFunction, Position], LossFunction]
@@ -220,15 +221,13 @@ class StepPasses:
     ) -> Seen:
         """Run one microbatch forward and backward."""
         a = self._a
+        by_class = count_labels_by_class(a.model, batch, a.router.num_classes) if route.tokens else None
         masks = masking(route.tokens, batch, a.layout.parameters)
-        is_new = self.watch.is_on and self._looked_at != position.clock.step
-        if masks is not None and route.tokens is not None and is_new and not a.statistics.layers:
+        if masks is not None and a.config.compile_blocks:
+            refuse_compiled()
+        if masks is not None and self.watch.is_on and self._looked_at != position.clock.step:
             self._looked_at = position.clock.step
-
-            def probed(one: Batch, own: TokenMasks) -> Tensor:
-                return _objective(self._forward(one, position, turn, own), scale)[0]
-
-            self.watch.note(leak_between_documents(probed, batch, route.tokens, a.layout.parameters))
+            self._look_at_packs(batch, position, turn, scale, route)
         result = self._forward(batch, position, turn, masks)
         self._tell("forward")
         self._stopwatch.lap("forward")
@@ -236,10 +235,22 @@ class StepPasses:
         with a.ranks.counting(), nullcontext() if masks is None else masks.differentiating(objective):
             slot.backward(objective)
         labels = LabelCount(0.0, 0.0) if isinstance(result, Loss) else count_labels(a.model, batch.data)
-        by_class = count_labels_by_class(a.model, batch, a.router.num_classes) if route.tokens else None
         present = batch.present
         num_rows = float(batch.num_rows if present is None else int(present.sum()))
         return Seen(loss, weight, num_rows, *labels, labels=by_class)
+
+    def _look_at_packs(self, batch: Batch, position: Position, turn: Turn, scale: float | None, route: Route) -> None:
+        """See whether documents are kept apart, and note it where they aren't."""
+        a = self._a
+        assert route.tokens is not None, "it's masked"
+        couplings = row_couplings(a.plan.methods, a.plan.facts)
+
+        def probed(one: Batch, own: TokenMasks) -> Tensor:
+            return _objective(self._forward(one, position, turn, own), scale)[0]
+
+        # BatchNorm would be taught by what is looked at, and couples rows anyway.
+        found = couplings[0] if couplings else leak_between_documents(probed, batch, route.tokens, a.layout.parameters)
+        self.watch.note(found)
 
     def _forward(self, batch: Batch, position: Position, turn: Turn, masks: TokenMasks | None) -> Tensor | Loss:
         """Run one microbatch forward."""

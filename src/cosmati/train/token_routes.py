@@ -6,8 +6,8 @@ that none may teach is absent. Only where they differ are gradients masked by to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,25 @@ from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.labels import IGNORED, predicts_next
 from cosmati.errors import BatchError, PlanError
 from cosmati.routing.token_masks import TokenMask, TokenMasks
-from cosmati.train.layout.layout import Parameter
+
+
+class Learner(Protocol):
+    """A parameter of the layout, which stands above."""
+
+    @property
+    def name(self) -> str:
+        """The user's own."""
+        ...
+
+    @property
+    def region(self) -> int:
+        """Index of its region."""
+        ...
+
+    @property
+    def tensor(self) -> Tensor:
+        """What the model reads."""
+        ...
 
 
 class TokenRoute(NamedTuple):
@@ -79,15 +97,28 @@ def count_labels_by_class(model: nn.Module, batch: Batch, num_classes: int) -> T
             "length of packs can't be used under a policy: leave it out, or pack to the length that is wanted."
         )
         raise PlanError(msg)
-    if predicts_next(model):
+    if isinstance(batch.data, Mapping) and "labels" in batch.data and predicts_next(model):  # It shifts them itself.
         is_label = is_label & (torch.arange(is_label.shape[1], device=is_label.device) > 0)
     # Sums of ones: exact in any order. Padding counts into a place of its own.
     counts = torch.zeros(num_classes + 1, dtype=torch.float64, device=is_label.device)
     return counts.index_add_(0, ids.to(is_label.device).flatten() + 1, is_label.flatten().double())[1:]
 
 
+def refuse_compiled() -> NoReturn:
+    """Refuse compiled blocks where gradients are masked: what is compiled shows no layer.
+
+    Raises:
+        PlanError: always.
+    """
+    msg = (
+        "Compiled blocks show no layer whose gradients could be masked by token, and packs of several classes need "
+        "that under this policy. Use compile_blocks=False, or pack each class by itself."
+    )
+    raise PlanError(msg)
+
+
 def masking(
-    route: TokenRoute | None, batch: Batch, parameters: Sequence[Parameter], *, keep: bool = False
+    route: TokenRoute | None, batch: Batch, parameters: Sequence[Learner], *, keep: bool = False
 ) -> TokenMasks | None:
     """Return what masks a microbatch's gradients, None where no region needs it.
 

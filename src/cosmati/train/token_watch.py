@@ -17,8 +17,7 @@ from cosmati.core.batch import Batch
 from cosmati.core.labels import IGNORED
 from cosmati.routing.token_masks import TokenMasks
 from cosmati.train.cutting import shortage
-from cosmati.train.layout.layout import Parameter
-from cosmati.train.token_routes import TokenRoute, masking, token_classes
+from cosmati.train.token_routes import Learner, TokenRoute, masking, token_classes
 
 Objective = Callable[[Batch, TokenMasks], Tensor]
 """Runs a microbatch forward under masks, always with the same draws; returns what is differentiated."""
@@ -32,9 +31,7 @@ class _Trace(NamedTuple):
     gradient: Tensor | None
 
 
-def leak_between_documents(
-    objective: Objective, batch: Batch, route: TokenRoute, parameters: Sequence[Parameter]
-) -> str:
+def leak_between_documents(objective: Objective, batch: Batch, route: TokenRoute, parameters: Sequence[Learner]) -> str:
     """Say how tokens of one class reach others in a microbatch of packs; empty where they don't.
 
     Args:

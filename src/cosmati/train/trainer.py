@@ -304,7 +304,7 @@ class Trainer(ExportingTrainer):
             a.router.check(batch, class_ids[at.microbatch])
         moved = [batch.to(a.device) for batch in mine]
         routes = self._routes(moved, class_ids)
-        self._commit.watch.step_begins(self.clock.step)
+        self._commit.watch.step_begins(self.clock.step, has_packs=any(r.tokens and r.tokens.mixed for r in routes))
         frozen = self.methods.frozen(positions[0])
         follow = a.policy is not None and self._is_due(a.config.update_norm_every) and any(r.offered for r in routes)
         self.stopwatch.lap("data")
