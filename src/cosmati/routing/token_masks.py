@@ -60,9 +60,8 @@ class TokenMask(NamedTuple):
         """
         shape = [1] * gradient.ndim
         shape[0], shape[axis] = self.admits.shape
-        if self.scale is not None:
-            gradient = gradient * self.scale.to(gradient.dtype).view(shape)
-        return torch.where(self.admits.view(shape), gradient, 0.0)
+        found = torch.where(self.admits.view(shape), gradient, 0.0)
+        return found if self.scale is None else found.mul_(self.scale.to(found.dtype).view(shape))
 
 
 class Read(NamedTuple):
