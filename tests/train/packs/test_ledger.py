@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,32 @@ import numpy as np
 import pytest
 import torch
 
+from cosmati.core.batch import Batch, Lineage
 from cosmati.core.labels import IGNORED
+from cosmati.data.in_memory import InMemory
+from cosmati.data.packed import PackedSource, pack_tensors
 from cosmati.errors import RefutedError
 from cosmati.ledger.query import VerifiedLedger, contributions, direct_write_exclusion
 from cosmati.ledger.rows import commit_rows, derive_blinds, hash_rows
 from cosmati.ledger.verify import verify_ledger
+from cosmati.optim import SGD
+from cosmati.train.assembly import SubStep
+from cosmati.train.config import RunConfig
 from cosmati.train.token_routes import TokenRoute
-from tests.train.packs.samples import CLASSES, REGIONS, WEIGHTS, documents, model, policy, source, trainer
+from cosmati.train.trainer import Trainer
+from tests.train.packs.samples import (
+    CLASSES,
+    REGIONS,
+    TAXONOMY,
+    WEIGHTS,
+    documents,
+    exact,
+    first_step,
+    model,
+    policy,
+    source,
+    trainer,
+)
 
 STEPS = 3
 REJECTING = {name: row for name, row in WEIGHTS.items() if name != "personal"}
@@ -80,6 +100,41 @@ def test_queries_count_tokens(tmp_path: Path) -> None:
     assert statement.num_steps_scanned == STEPS
     with pytest.raises(RefutedError, match="false"):
         direct_write_exclusion(ledger, "personal", "lower")
+
+
+def test_steps_of_packs_and_of_one_class_with_sub_steps(tmp_path: Path) -> None:
+    """Cells are by microbatch and class, and what each sub-step taught is by cell."""
+    data = PackedSource(InMemory(pack_tensors(documents()), 4), TAXONOMY.classes)
+    first, second = first_step(data)
+    pure = Batch(second.data, Lineage(second.lineage.row_ids, torch.full((2,), 2)), 2)
+    batches = {"packed": first, "pure": pure}
+    made = Trainer(
+        model(),
+        [SubStep("near the input", exact, "[e]*"), SubStep("beyond", exact, "[!e]*")],
+        optimizers=[SGD(lr=0.1, parameters="[e]*"), SGD(lr=0.1, parameters="[!e]*")],
+        policy=policy(),
+        taxonomy=TAXONOMY,
+        config=RunConfig(budget="1ba", num_microbatches=2, num_threads=1, run_folder=tmp_path / "run"),
+    )
+    with made:
+        made.step_microbatches([pure, first], [2, None])
+    ((item, entry, tables),) = VerifiedLedger(tmp_path / "run" / "ledger").steps()
+    details = json.loads(item.details or b"")
+    labels = {name: (batch.target != IGNORED).sum().item() for name, batch in batches.items()}
+    ids: Any = first.lineage.token_class_ids
+    own = [int(((first.target != IGNORED) & (ids == c)).sum()) for c in range(3)]
+    assert details["cell_microbatches"] == [0, 1, 1, 1]
+    assert [tables.class_of(c, item) for c in entry.microbatches] == ["personal", *TAXONOMY.classes]
+    assert [c.weight for c in entry.microbatches] == pytest.approx([labels["pure"], *own])
+    assert list(details["gradient_norm"]) == ["0"]
+    assert list(details["packed_gradient_norm"]) == ["1"]
+    near, beyond = details["sub_steps"]
+    assert near["weights"] == beyond["weights"] == pytest.approx([labels["pure"], *own])
+    found = {(c.class_name, c.region): c for c in contributions(tmp_path / "run" / "ledger").cells}
+    embedding = found["personal", "embedding"]
+    assert embedding.weight == pytest.approx(WEIGHTS["personal"]["embedding"] * (labels["pure"] + own[2]))
+    assert embedding.num_norms == 1
+    assert not found["doubtful", "embedding"].num_microbatches
 
 
 def test_a_region_without_a_label_that_may_teach_rests(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from cosmati.data.packing import Packing, pack, pack_columns
 from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
-from cosmati.errors import DataError, PlanError
+from cosmati.errors import CosmatiError, DataError, PlanError
 from cosmati.ledger.verify import verify_ledger
 from cosmati.methods import LabelSmoothing, LayerFreezing, SelectiveBackprop, SeqLengthWarmup
 from cosmati.optim import SGD, AdamW
@@ -112,6 +112,17 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     report = verify_ledger(half / "ledger")
     assert report.num_steps == 5
     assert not report.diverged_steps
+
+
+def test_a_run_that_goes_on_with_packs_read_otherwise_is_refused(tmp_path: Path) -> None:
+    config = {"run_folder": tmp_path / "run"}
+    packs = pack_tensors(documents(60))
+    for tail in ("pad", "drop"):
+        made = trainer(model(), PackedSource(InMemory(packs, 4, tail=tail), CLASSES), policy(), config=config)  # type: ignore[arg-type]
+        if tail == "pad":
+            made.fit()
+    with pytest.raises(CosmatiError, match="tail drop, was pad"):
+        made.fit()
 
 
 class Short:
@@ -259,6 +270,51 @@ def test_an_own_loop_gives_packs_and_rows_of_one_class_in_one_step() -> None:
 def test_compiled_blocks_are_refused_by_name() -> None:
     with pytest.raises(PlanError, match="compile_blocks=False"):
         trainer(model(), source(documents()), policy(), config={"compile_blocks": True}).fit()
+
+
+def test_in_bfloat16_masked_gradients_are_those_of_float32_up_to_rounding() -> None:
+    found = []
+    for precision in ("float32", "bfloat16"):
+        network = model()
+        before = values(network)
+        trainer(network, source(documents()), policy(), config={"precision": precision}).fit()
+        found.append({name: before[name] - tensor for name, tensor in values(network).items()})
+    for name, exactly in found[0].items():
+        assert (found[1][name] - exactly).norm() <= 0.05 * exactly.norm() + 1e-6
+
+
+class Encoder(nn.Module):
+    """PyTorch's own layers, which read parameters in functions of many layers at once."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.layer: Any = nn.LSTM(8, 8, batch_first=True) if kind == "LSTM" else layer
+        self.head = nn.Linear(8, VOCABULARY)
+
+    def forward(self, tokens: Tensor, documents: Tensor) -> Tensor:
+        del documents
+        found = self.layer(self.embedding(tokens))
+        logits: Tensor = self.head(found[0] if isinstance(found, tuple) else found)
+        return logits
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "attention"])
+def test_layers_that_arent_known_are_refused_by_name(kind: str) -> None:
+    regions = {"embedding": "[embedding.*]", "lower": "['layer.*']", "upper": "[head.bias]", "head": "[head.weight]"}
+    with pytest.raises(PlanError, match=r"layer\."):
+        trainer(Encoder(kind), source(documents()), policy(regions=regions)).fit()
+
+
+def test_what_isnt_known_may_be_in_a_region_that_all_classes_teach_alike() -> None:
+    regions = {"embedding": "[embedding.*]", "lower": "[head.bias]", "upper": "[head.weight]", "head": "['layer.*']"}
+    made = trainer(Encoder("LSTM"), source(documents()), policy(regions=regions))
+    made.fit()
+    # It has a state that goes across borders, which the plan tells.
+    broken = [g.because for g in made.plan.guarantees if g.promise is Promise.NO_DIRECT_WRITE]
+    assert broken
+    assert all("reads, at one document's tokens" in because for because in broken)
 
 
 def test_without_a_policy_packs_train_as_any_rows() -> None:
