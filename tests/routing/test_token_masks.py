@@ -207,6 +207,7 @@ WAYS_AROUND: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "a penalty": (lambda w, t: F.linear(t, w).sum() + w.square().sum(), "add"),
     "a function of one's own": (lambda w, t: F.linear(t, squared(w)).sum(), "Squared"),
     "among others in a list": (lambda w, t: F.linear(t, torch.cat([w, w])).sum(), "Cat"),
+    "mixed with tokens in place": (lambda w, t: F.linear(t, w.clone().add_(t[0])).sum(), "add_"),
     "as tokens": (lambda w, t: F.linear(w[None], t[0]).sum(), "."),
     "a product with the wrong shape": (lambda w, t: (w * t[:, None]).sum(), r"mul gives \[2, 1, 3, 3\]"),
 }

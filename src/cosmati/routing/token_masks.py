@@ -304,15 +304,21 @@ class TokenMasks(TorchFunctionMode):
 
     def _follow(self, result: object, read: list[Tensor], by: str) -> None:
         """Take what is made of one region's parameters alone (a part, another type) for a parameter of it."""
+        made = list(result) if isinstance(result, list | tuple) else [result]
         if any(id(one) not in self._masks for one in read):
             for one in read:
                 self._unread.setdefault(self._names.get(id(one), ""), by)
+            for changed in made:  # In place, by something else: it's no parameter's any more.
+                if id(changed) not in self._own:
+                    self._masks.pop(id(changed), None)
+            return
         masks = {id(self._masks.get(id(one))): self._masks.get(id(one)) for one in read}
         mask = masks.popitem()[1] if len(masks) == 1 else None
-        for made in result if isinstance(result, list | tuple) else [result]:
-            if mask is not None and isinstance(made, Tensor) and made.requires_grad and id(made) not in self._masks:
-                self._held.append(made)  # An id is a tensor's as long as that lives.
-                self._masks[id(made)], self._names[id(made)] = mask, self._names[id(read[0])]
+        for tensor in made:
+            if mask is not None and isinstance(tensor, Tensor) and tensor.requires_grad:
+                self._held.append(tensor)  # An id is a tensor's as long as that lives.
+                self._masks.setdefault(id(tensor), mask)
+                self._names.setdefault(id(tensor), self._names[id(read[0])])
 
     @contextmanager
     def differentiating(self, objective: Tensor) -> Iterator[None]:

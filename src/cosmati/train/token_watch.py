@@ -89,12 +89,11 @@ def _exchanged(batch: Batch, changed: Tensor) -> Batch:
 
 
 def _other(tokens: Tensor, places: Tensor) -> Tensor:
-    """Return tokens with other ones in some places, of those that the microbatch has."""
+    """Return tokens with another one in some places: of those in the microbatch, the one that's rarest there."""
     places, tokens = places.to(tokens.device), tokens.clone()
-    own = tokens[places]
     known = tokens[tokens >= 0].unique()
-    # Each becomes the next larger one that there is, the largest the smallest.
-    tokens[places] = known[(torch.searchsorted(known, own.contiguous()) + 1) % len(known)]
+    numbers = torch.bincount(torch.searchsorted(known, tokens[places]), minlength=len(known))
+    tokens[places] = known[numbers.argmin()]
     return tokens
 
 

@@ -56,15 +56,23 @@ def model(**options: Any) -> GPT:
     return GPT(config)
 
 
-def documents(number: int = 24, *, swapped: Sequence[int] = (), seed: int = 0) -> list[Pack]:
-    """Return packs of documents whose classes take turns; those of the classes swapped have other tokens."""
+def documents(number: int = 24, *, swapped: Sequence[int] = (), seed: int = 0, turns: int = 1) -> list[Pack]:
+    """Return packs of documents whose classes take turns; those of the classes swapped have other tokens.
+
+    Args:
+        number: of documents.
+        swapped: classes.
+        seed: of the tokens and lengths.
+        turns: documents of one class in a row.
+    """
     generator = np.random.default_rng(seed)
     rows = []
     for index in range(number):
         tokens = generator.integers(0, VOCABULARY, int(generator.integers(2, 7)))
-        if index % 3 in swapped:
+        class_id = index // turns % 3
+        if class_id in swapped:
             tokens = (tokens + 3) % VOCABULARY
-        rows.append({"tokens": tokens, "row_id": index, "class_id": index % 3})
+        rows.append({"tokens": tokens, "row_id": index, "class_id": class_id})
     return list(pack(rows, Packing(LENGTH, class_pure=False)))
 
 

@@ -43,7 +43,7 @@ REJECTING = {name: row for name, row in WEIGHTS.items() if name != "personal"}
 
 
 def trained(folder: Path, weights: Any = WEIGHTS) -> Any:
-    data = source(documents(48))
+    data = source(documents(48, turns=2))
     config = {"run_folder": folder, "details_every": 1}
     made = trainer(model(), data, policy(weights), budget=f"{STEPS}ba", config=config)
     made.fit()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, Lineage
+from cosmati.core.labels import IGNORED
 from cosmati.core.loss import LanguageModel, Loss
 from cosmati.core.plan import Promise
 from cosmati.core.source import Source
@@ -29,6 +30,7 @@ from cosmati.methods import LabelSmoothing, LayerFreezing, SelectiveBackprop, Se
 from cosmati.optim import SGD, AdamW
 from cosmati.routing.policy_file import load_policy
 from cosmati.train.config import RunConfig
+from cosmati.train.token_routes import count_labels_by_class, count_tokens
 from cosmati.train.trainer import Trainer
 from tests.train.packs.samples import (
     CLASSES,
@@ -118,7 +120,7 @@ def test_a_run_that_goes_on_with_packs_read_otherwise_is_refused(tmp_path: Path)
     config = {"run_folder": tmp_path / "run"}
     packs = pack_tensors(documents(60))
     for tail in ("pad", "drop"):
-        made = trainer(model(), PackedSource(InMemory(packs, 4, tail=tail), CLASSES), policy(), config=config)  # type: ignore[arg-type]
+        made = trainer(model(), PackedSource(InMemory(packs, 4, tail=tail), CLASSES), policy(), config=config)
         if tail == "pad":
             made.fit()
     with pytest.raises(CosmatiError, match="tail drop, was pad"):
@@ -264,6 +266,46 @@ def test_an_own_loop_gives_packs_and_rows_of_one_class_in_one_step() -> None:
         made.step_microbatches([first, pure], [None, 1])
     for name, parameter in network.named_parameters():
         torch.testing.assert_close(before[name] - parameter.detach(), expected[name], rtol=1e-12, atol=1e-14)
+
+
+def test_packs_that_arent_there_teach_nothing() -> None:
+    """Padding of an epoch's last step, and rows of a user's own whose lineage still has their tokens' classes."""
+    data = source(documents(12)[:3])
+    network, batches = model().double(), first_step(data)
+    gone = next(batch for batch in batches if batch.present is not None)
+    assert gone.present is not None
+    assert (gone.lineage.token_class_ids[~gone.present] == -1).all()  # type: ignore[index]
+    assert (gone.target[~gone.present] == IGNORED).all()
+    before = values(network)
+    expected = oracle(network, batches, lambda c, name: WEIGHTS[CLASSES[c]][region_of(name)])
+    trainer(network, data, policy(), loss=exact).fit()
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(before[name] - parameter.detach(), expected[name], rtol=1e-12, atol=1e-14)
+
+
+def test_rows_of_ones_own_that_arent_there_have_no_labels() -> None:
+    full, _ = first_step(source(documents()))
+    ids = full.lineage.token_class_ids
+    assert ids is not None
+    gone = Batch(full.data, Lineage(torch.tensor([-1, 1]), full.lineage.class_ids, token_class_ids=ids))
+    one = full.select(slice(1, 2))
+    assert count_labels_by_class(model(), gone, 3).equal(count_labels_by_class(model(), one, 3))
+    assert count_tokens([gone], 3, torch.device("cpu")).equal(count_tokens([one], 3, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("options", [{}, {"rotary": False}, {"ngrams": (2, 3)}])
+def test_a_document_in_a_pack_is_what_it_is_alone(options: Any) -> None:
+    network = model(**options).double()
+    (batch, _) = first_step(source(documents()))
+    data: Any = batch.data
+    with torch.no_grad():
+        together = network(data["input"], data["documents"])
+        for row, number in ((r, n) for r in range(2) for n in range(LENGTH)):
+            own = data["documents"][row] == number
+            if own.any():
+                alone = network(data["input"][row][own][None])
+                # Rotary angles are in float32.
+                torch.testing.assert_close(together[row][own], alone[0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:::torch")

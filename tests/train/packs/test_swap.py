@@ -11,13 +11,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cosmati.core.batch import Batch, Lineage
 from cosmati.core.loss import LanguageModel
 from cosmati.core.plan import Promise
-from cosmati.methods import EMA, SAM, GradientClipping
+from cosmati.data.in_memory import InMemory
+from cosmati.data.packed import PackedSource, pack_tensors
+from cosmati.methods import EMA, SAM, GradientClipping, SelectiveBackprop
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import SGD, AdamW, Muon
 from cosmati.train.trainer import Trainer
-from tests.train.packs.samples import VOCABULARY, documents, model, policy, region_of, source, trainer
+from tests.train.packs.samples import (
+    TAXONOMY,
+    VOCABULARY,
+    documents,
+    first_step,
+    model,
+    policy,
+    region_of,
+    source,
+    trainer,
+)
 
 OPTIMIZERS: dict[str, Any] = {
     "SGD": [SGD(lr=0.1, momentum=0.9, weight_decay=0.01)],
@@ -125,10 +138,18 @@ def balanced(network: nn.Module, data: Any) -> Any:
     return replace(loss, aux={"balance": probabilities.square().sum()})
 
 
+def rare_first(network: nn.Module, data: Any) -> Any:
+    """Weigh everything by how many labels of the microbatch are the first token."""
+    loss = LanguageModel(VOCABULARY)(network, data)
+    share = 1 + (data["target"] == 0).sum()
+    return replace(loss, sum=loss.sum * share, per_row=None)
+
+
 LEAKS: dict[str, tuple[Any, Any, str]] = {
     "attention across documents": (Unmasked, None, "reads, at one document's tokens, what follows from another's"),
     "labels across a border": (GPT, across, "the gradient at"),
     "a term of all tokens": (GPT, balanced, "the gradient at"),
+    "a weight that follows from all labels": (GPT, rare_first, "the gradient at"),
 }
 
 
@@ -149,10 +170,25 @@ def test_what_couples_rows_is_named_before_anything_runs() -> None:
     assert all(not g.holds and "last couples rows" in g.because for g in broken)
 
 
-def test_steps_of_a_loop_of_ones_own_are_looked_at_too() -> None:
-    order = source(documents()).order(seed=0, num_microbatches=2, route_pure=True)
-    made = trainer(Unmasked(model().config), None, policy(WEIGHTS, REGIONS))
+@pytest.mark.parametrize("first", [0, 3])
+def test_packs_of_a_loop_of_ones_own_are_looked_at_when_they_first_come(first: int) -> None:
+    packed = first_step(PackedSource(InMemory(pack_tensors(documents()), 4), TAXONOMY.classes))
+    pure = [Batch(b.data, Lineage(b.lineage.row_ids, torch.ones(2, dtype=torch.int64)), 1) for b in packed]
+    made = trainer(Unmasked(model().config), None, policy(WEIGHTS, REGIONS), budget="5ba")
+    with made:
+        for _ in range(first):
+            made.step_microbatches(pure, [1, 1])
+        assert made.plan.holds(Promise.NO_DIRECT_WRITE)
+        made.step_microbatches(packed, [None, None])
+        assert not made.plan.holds(Promise.NO_DIRECT_WRITE)
+
+
+def test_a_method_that_couples_rows_is_named_when_packs_first_come() -> None:
+    packed = first_step(PackedSource(InMemory(pack_tensors(documents()), 4), TAXONOMY.classes))
+    method = SelectiveBackprop(start=0.0, end=1.0, keep=0.5, interrupt=0)
+    made = trainer(model(), None, policy(WEIGHTS, REGIONS), methods=[method])
     assert made.plan.holds(Promise.NO_DIRECT_WRITE)
     with made:
-        made.step_microbatches([order.microbatch(0, 0), order.microbatch(0, 1)], [None, None])
-    assert not made.plan.holds(Promise.NO_DIRECT_WRITE)
+        made.step_microbatches(packed, [None, None])
+    broken = [g.because for g in made.plan.guarantees if g.promise is Promise.NO_DIRECT_WRITE]
+    assert all("SelectiveBackprop" in because and "couples rows" in because for because in broken)
