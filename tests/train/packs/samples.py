@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Batch
 from cosmati.core.labels import IGNORED
-from cosmati.core.loss import LanguageModel, Loss, LossFunction, as_loss
+from cosmati.core.loss import LanguageModel, Loss, LossFunction
 from cosmati.core.source import Source
 from cosmati.data.in_memory import InMemory
 from cosmati.data.packed import PackedSource, pack_tensors
@@ -21,6 +20,7 @@ from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import SGD
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile, load_policy
+from cosmati.testing.packs import gradients_by_document
 from cosmati.train.config import RunConfig
 from cosmati.train.trainer import Trainer
 
@@ -118,35 +118,7 @@ def oracle(
     weight_of: Callable[[int, str], float],
     loss: LossFunction = exact,
 ) -> dict[str, Tensor]:
-    """Take each document alone, times its route, summed, over the labels that may teach; in the model's own type.
-
-    Args:
-        network: isn't changed.
-        microbatches: of packs, of one step.
-        weight_of: class and name of a parameter.
-        loss: summed over labels.
-    """
-    named = dict(network.named_parameters())
-    total = {name: torch.zeros_like(p) for name, p in named.items()}
-    teachers = dict.fromkeys(named, 0)
-    for data, classes in ((cast("Any", b.data), b.lineage.token_class_ids) for b in microbatches):
-        assert classes is not None
-        for row, number in itertools.product(range(len(classes)), range(LENGTH)):
-            own = data["documents"][row] == number
-            labels = torch.where(own, data["target"][row], IGNORED)
-            if not (num_labels := int((labels != IGNORED).sum())):
-                continue
-            # By itself, where it stands: all other tokens are the same one, and nobody predicts them.
-            alone = {"input": torch.where(own, data["input"][row], 0)[None], "target": labels[None]}
-            value = as_loss(loss(network, {**alone, "documents": data["documents"][row][None]}))
-            value = value.sum if isinstance(value, Loss) else value * num_labels
-            found = torch.autograd.grad(value, list(named.values()), allow_unused=True)
-            for name, gradient in zip(named, found, strict=True):
-                rho = weight_of(int(classes[row][own][0]), name)
-                if rho and gradient is not None:
-                    total[name] += rho * gradient
-                teachers[name] += num_labels * (rho != 0)
-    return {name: value / max(1, teachers[name]) for name, value in total.items()}
+    return gradients_by_document(network, microbatches, weight_of, loss)
 
 
 def region_of(name: str) -> str:
