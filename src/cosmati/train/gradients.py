@@ -7,6 +7,7 @@ This is the road of every run with several microbatches, ranks, routes or passes
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -177,16 +178,19 @@ class StepPasses:
         norms: list[Tensor] = []
         statistics: list[Tensor] = []
         admitted = [route.weights for route in step.routes]
+        looked = self._looked_at_now(step)
         with a.layout.step(admitted, learns, measure=measure) as sums, self.watch.around():
             for batch, position in zip(step.batches, step.positions, strict=True):
                 mark = a.statistics.clear()
                 with sums.slot(position.microbatch) as slot:
+                    route, is_looked_at = step.routes[position.microbatch], position.microbatch in looked
                     # Where one was too much, the others are left out; ranks still meet in each slot.
-                    is_offered = step.routes[position.microbatch].offered and not why
-                    route = step.routes[position.microbatch]
+                    is_offered = route.offered and not why
                     try:
                         seen.append(
-                            self._microbatch(slot, batch, position, turn, scale, route) if is_offered else NOTHING
+                            self._microbatch(slot, batch, position, turn, scale, route, is_looked_at)
+                            if is_offered
+                            else NOTHING
                         )
                     except (RuntimeError, MemoryError) as error:
                         why = shortage(error)
@@ -216,8 +220,25 @@ class StepPasses:
         told = labels if num_classes else None
         return StepGradients(root, loss, weights, leaf_norms if measure else None, num_rows, told, statistics)
 
+    def _looked_at_now(self, step: StepInput) -> frozenset[int]:
+        """Return the microbatches of packs that are looked at: of one slot, since a loss may wait for other ranks."""
+        number, world = step.positions[0].clock.step, self._a.ranks.world
+        mixed = [m for m, r in enumerate(step.routes) if r.offered and r.tokens is not None and r.tokens.mixed]
+        if not mixed or not self.watch.is_on or self._looked_at == number:
+            return frozenset()
+        self._looked_at = number
+        slots = Counter(m // world for m in mixed)
+        return frozenset(m for m in mixed if m // world == max(slots, key=slots.__getitem__))
+
     def _microbatch(
-        self, slot: Slot, batch: Batch, position: Position, turn: Turn, scale: float | None, route: Route
+        self,
+        slot: Slot,
+        batch: Batch,
+        position: Position,
+        turn: Turn,
+        scale: float | None,
+        route: Route,
+        is_looked_at: bool,
     ) -> Seen:
         """Run one microbatch forward and backward."""
         a = self._a
@@ -225,8 +246,7 @@ class StepPasses:
         masks = masking(route.tokens, batch, a.layout.parameters)
         if masks is not None and a.config.compile_blocks:
             refuse_compiled()
-        if masks is not None and self.watch.is_on and self._looked_at != position.clock.step:
-            self._looked_at = position.clock.step
+        if masks is not None and is_looked_at:
             self._look_at_packs(batch, position, turn, scale, route)
         result = self._forward(batch, position, turn, masks)
         self._tell("forward")
