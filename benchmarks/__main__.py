@@ -15,6 +15,7 @@ from benchmarks import (
     remote,
     routing_cost,
     streaming,
+    token_routing,
     vouching,
     watching,
 )
@@ -25,6 +26,7 @@ BENCHMARKS = {
     "routing_cost": routing_cost.run,
     "import_cost": import_cost.run,
     "streaming": streaming.run,
+    "token_routing": token_routing.run,
     "remote": remote.run,
     "method_cost": method_cost.run,
     "augmentations": augmentations.run,

@@ -12,7 +12,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cosmati.core.batch import Batch, Lineage
+    from cosmati.core.batch import Batch
+    from cosmati.core.lineage import Lineage
     from cosmati.core.loss import Classification, LanguageModel, Loss, MixedTarget, Regression, huggingface_loss
     from cosmati.core.method import Method, Position, Stage
     from cosmati.core.plan import Plan
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from cosmati.train.trainer import Trainer
 
 _HOMES = {
-    "core.batch": ("Batch", "Lineage"),
+    "core.batch": ("Batch",),
+    "core.lineage": ("Lineage",),
     "core.loss": ("Classification", "LanguageModel", "Loss", "MixedTarget", "Regression", "huggingface_loss"),
     "core.method": ("Method", "Position", "Stage"),
     "core.plan": ("Plan",),

@@ -10,16 +10,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from cosmati.core.containers import Data, rebuilt, with_fields, with_items
+from cosmati.core.lineage import TOMBSTONE, Lineage, check_lineage
 from cosmati.core.nest import (
     clear_rows,
     leaves,
@@ -35,9 +34,6 @@ __all__ = [
     "TOMBSTONE", "Batch", "Data", "InputKind", "Lineage", "bury", "count_rows", "count_rows_and_tokens",
     "first_tensor", "input_of", "iterate_tensors", "kind_of_input", "map_tensors", "target_of",
 ]  # fmt: skip
-
-TOMBSTONE = -1
-"""Row id of a row that isn't there: canonical shape, content zero, weight zero."""
 
 _INPUT_NAMES = ("input", "inputs", "x", "image", "images", "input_ids", "tokens", "pixel_values")
 _TARGET_NAMES = ("target", "targets", "y", "label", "labels")
@@ -139,112 +135,6 @@ def count_rows(data: Data, pieces: int = 1) -> int:
     return lengths.pop()
 
 
-@lru_cache(maxsize=64)
-def _zeros(num_rows: int) -> Tensor:
-    return torch.zeros(num_rows, dtype=torch.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Lineage:
-    """Which rows a batch holds, always on CPU.
-
-    Attributes:
-        row_ids: int64 [rows], `TOMBSTONE` where there is none.
-        class_ids: int64 [rows], index into the taxonomy's classes.
-        parents: int64 [rows, num_parents], all rows that a mixed row was made of; None where each is its own.
-        digests: uint8 [rows, 32], SHA-256 of the row's content, where the source knows it.
-    """
-
-    row_ids: Tensor
-    class_ids: Tensor
-    parents: Tensor | None = None
-    digests: Tensor | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # As arrays: a tensor that goes from one process to another takes a file descriptor, and 0.1 ms.
-        own = (self.row_ids, self.class_ids, self.parents, self.digests)
-        return _lineage_of_arrays, tuple(None if tensor is None else tensor.numpy() for tensor in own)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it says where the rows come from; it doesn't for rows that were only numbered."""
-        return True
-
-    @classmethod
-    def of_rows(cls, first: int, num_rows: int) -> Lineage:
-        """Number rows of unknown origin."""
-        return _Numbered(first, num_rows)
-
-    def select(self, indices: Tensor | slice) -> Lineage:
-        """Keep some rows, in the order given."""
-        if isinstance(indices, Tensor):
-            indices = indices.cpu()
-        return Lineage(
-            self.row_ids[indices],
-            self.class_ids[indices],
-            None if self.parents is None else self.parents[indices],
-            None if self.digests is None else self.digests[indices],
-        )
-
-    def mix(self, indices: Tensor) -> Lineage:
-        """Mix each row with row `indices[i]`; ids and classes stay the first parent's."""
-        own = self.row_ids[:, None] if self.parents is None else self.parents
-        parents = torch.cat([own, own[indices.cpu()]], dim=1)
-        return Lineage(self.row_ids, self.class_ids, parents, self.digests)
-
-
-def _lineage_of_arrays(*arrays: NDArray[Any] | None) -> Lineage:
-    row_ids, class_ids, parents, digests = (None if array is None else torch.from_numpy(array) for array in arrays)
-    assert row_ids is not None, "every lineage has them"
-    assert class_ids is not None, "every lineage has them"
-    return Lineage(row_ids, class_ids, parents, digests)
-
-
-class _Numbered(Lineage):
-    """Rows of unknown origin, whose tensors are made when somebody looks: most steps nobody does (6 us)."""
-
-    __slots__ = ("_first", "_num_rows")
-    _first: int
-    _num_rows: int
-
-    def __init__(self, first: int, num_rows: int) -> None:
-        object.__setattr__(self, "_first", first)
-        object.__setattr__(self, "_num_rows", num_rows)
-
-    def __reduce__(self) -> tuple[type[_Numbered], tuple[int, int]]:
-        return _Numbered, (self._first, self._num_rows)
-
-    def select(self, indices: Tensor | slice) -> Lineage:
-        """Keep some rows; a run of them stays numbered, and of unknown origin."""
-        if isinstance(indices, slice) and indices.step in (None, 1):
-            start, stop, _ = indices.indices(self._num_rows)
-            return _Numbered(self._first + start, max(0, stop - start))
-        return Lineage.select(self, indices)
-
-    @property
-    def is_known(self) -> bool:
-        """False: rows in the order in which they came."""
-        return False
-
-    @property
-    def row_ids(self) -> Tensor:
-        """int64 [rows]."""
-        return torch.arange(self._first, self._first + self._num_rows)
-
-    @property
-    def class_ids(self) -> Tensor:
-        """int64 [rows], zeros."""
-        return _zeros(self._num_rows)
-
-    @property
-    def parents(self) -> None:
-        """None: each row is its own."""
-
-    @property
-    def digests(self) -> None:
-        """None: the content isn't known."""
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Rows and their lineage. Methods take one and return a new one.
@@ -282,7 +172,7 @@ class Batch:
             msg = f"Batch.class_id = {self.class_id!r} is no id. Give an int, an index into the classes, or None."
             raise BatchError(msg)
         if self.lineage.is_known:
-            _check_lineage(self.lineage)
+            check_lineage(self.lineage)
         lengths = row_counts(self.data)
         if len(lengths) == 1 and self.num_rows not in lengths | possible_row_counts(self.data):
             msg = (
@@ -323,22 +213,6 @@ class Batch:
         return count_rows_and_tokens(self.data)[1]
 
 
-def _check_lineage(lineage: Lineage) -> None:
-    fields = {"row_ids": lineage.row_ids, "class_ids": lineage.class_ids}
-    for name, ids in fields.items():
-        if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex() or ids.ndim != 1:
-            msg = (
-                f"Lineage.{name} is {ids.dtype} {tuple(ids.shape)}, and ids are whole numbers, one a row: int64 "
-                "[rows]. Cut-off numbers would be other classes."
-            )
-            raise BatchError(msg)
-    lengths = {name: len(ids) for name, ids in fields.items()}
-    lengths |= {n: len(ids) for n in ("parents", "digests") if (ids := getattr(lineage, n)) is not None}
-    if len({*lengths.values()}) > 1:
-        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise BatchError(f"A Lineage speaks of different numbers of rows: {found}. Give one of each for each row.")
-
-
 def bury(batch: Batch, gone: Tensor) -> Batch:
     """Put tombstones in place of some rows: canonical shape, content zero, weight zero.
 
@@ -348,7 +222,13 @@ def bury(batch: Batch, gone: Tensor) -> Batch:
     """
     lineage = batch.lineage
     digests = None if lineage.digests is None else clear_rows(lineage.digests, gone)
-    buried = Lineage(lineage.row_ids.masked_fill(gone, TOMBSTONE), lineage.class_ids, lineage.parents, digests)
+    buried = Lineage(
+        lineage.row_ids.masked_fill(gone, TOMBSTONE),
+        lineage.class_ids,
+        lineage.parents,
+        digests,
+        *(None if ids is None else ids.masked_fill(gone[:, None], TOMBSTONE) for ids in lineage.by_token),
+    )
     return Batch(clear_rows(batch.data, gone), buried, batch.class_id, batch.band)
 
 

@@ -215,7 +215,8 @@ class LanguageModel:
     """Next-token cross-entropy.
 
     Reads integer tokens [rows, length + 1] (a tensor, or the input of the batch): the model sees all but the last,
-    and predicts all but the first. Reads `(input, target)` as given, where there is a target.
+    and predicts all but the first. Reads `(input, target)` as given, where there is a target; `documents` of a mapping
+    go to the model by that name.
     """
 
     num_classes: int = 256
@@ -225,7 +226,8 @@ class LanguageModel:
         """Return the summed cross-entropy, weighted by tokens."""
         if isinstance(data, Tensor):
             data = (data[:, :-1], data[:, 1:])
-        output = model(input_of(data))
+        told = {"documents": data["documents"]} if isinstance(data, Mapping) and "documents" in data else {}
+        output = model(input_of(data), **told)
         logits = getattr(output, "logits", output).movedim(-1, 1)
         target = target_of(data)
         target = target if target.is_floating_point() else target.long()

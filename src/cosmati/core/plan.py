@@ -71,6 +71,7 @@ class Facts:
         host_clock: the budget or a span is in seconds.
         deterministic: deterministic kernels were asked for.
         couplings: what else couples regions, in words: optimizers, statistics that lie in no region.
+        packed: rows are packs, whose tokens have classes of their own.
         denied: (class, region) pairs that the policy denies in every phase in which the class is admitted.
         never_offered: deferred microbatches for which the run has no room later, by class, in words.
         has_ledger: the run keeps a ledger.
@@ -91,6 +92,7 @@ class Facts:
     host_clock: bool = False
     deterministic: bool = True
     couplings: tuple[str, ...] = ()
+    packed: bool = False
     denied: tuple[Pair, ...] = ()
     never_offered: tuple[str, ...] = ()
     has_ledger: bool = False
@@ -275,9 +277,18 @@ def _promise(promise: Promise, broken_by: Sequence[str], because: str, pair: Pai
 
 
 def _direct_write(methods: Sequence[Method], facts: Facts, pair: Pair) -> Guarantee:
-    # Rows of one microbatch are of one class, so coupled rows don't leak; coupled regions do.
+    # Rows of one microbatch are of one class, so coupled rows don't leak, save in packs; coupled regions do.
     leaks = [f"{describe(method)} couples regions" for method in methods if "regions" in method.couples]
-    leaks += facts.couplings
+    leaks += facts.couplings + (row_couplings(methods, facts) if facts.packed else ())
     if facts.num_sub_steps > 1:
         leaks.append("alternating sub-steps let one commit change what the next one reads")
-    return _promise(Promise.NO_DIRECT_WRITE, leaks, "its leaf is absent, and its denominator separate", pair)
+    leaf = "its tokens' part of each gradient is left out" if facts.packed else "its leaf is absent"
+    return _promise(Promise.NO_DIRECT_WRITE, leaks, f"{leaf}, and its denominator separate", pair)
+
+
+def row_couplings(methods: Sequence[Method], facts: Facts) -> tuple[str, ...]:
+    """Say what couples the documents of a pack: methods, the loss and layers that couple rows."""
+    found = [f"{describe(method)} couples rows" for method in methods if "rows" in method.couples]
+    found += ["the loss couples rows"] if facts.loss_couples else []
+    found += [f"{name} couples rows" for name in facts.row_coupled_layers]
+    return tuple(found)

@@ -145,11 +145,13 @@ class GPT(nn.Module):
         if config.tied:
             self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """Return logits [rows, length, vocabulary_size] for the token after each one.
 
         Args:
             tokens: integers [rows, length], of any length up to `sequence_length`.
+            documents: which document each token belongs to, integers [rows, length], each document in one piece:
+                nothing is looked at across a border, and learnt positions begin anew. None goes by `document_end`.
 
         Raises:
             BatchError: the sequences are too long.
@@ -162,12 +164,14 @@ class GPT(nn.Module):
             )
             raise BatchError(msg)
         end = self.config.document_end
-        documents = None if end is None else documents_of(tokens, end)
+        begun = None if documents is None or self.position is None else places_in(documents)
+        if documents is None and end is not None:
+            documents = documents_of(tokens, end)
         hidden = self.embedding(tokens.long())
         if self.ngram_embedding is not None:
             hidden = hidden + self.ngram_embedding(tokens, documents)
         if self.position is not None:
-            hidden = hidden + self.position.weight[:length]
+            hidden = hidden + (self.position.weight[:length] if begun is None else self.position(begun))
         seen = None if documents is None else seen_within(documents)
         values = [table(tokens.long()) for table in self.value_embeddings or ()]
         for block, table in zip(self.blocks, _value_tables(self.config), strict=True):
@@ -324,6 +328,17 @@ def documents_of(tokens: Tensor, end: int) -> Tensor:
     """
     ends = (tokens == end).long()
     return ends.cumsum(1) - ends
+
+
+def places_in(documents: Tensor) -> Tensor:
+    """Return the place of each token in its document, int64 [rows, length], from 0.
+
+    Args:
+        documents: integers [rows, length], each document in one piece.
+    """
+    places = torch.arange(documents.shape[1], device=documents.device)
+    begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
+    return places - (places * begins).cummax(1).values
 
 
 def seen_within(documents: Tensor) -> Tensor:

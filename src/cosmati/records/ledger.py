@@ -43,6 +43,17 @@ Details of a step (a microbatch whose norm is off its cadence is absent from "gr
      "sub_steps": [{"regions": [index, ...], "weights": [weight per microbatch]}, ...],
      "kept_rows": {"<microbatch index>": [slot, ...], ...}, ...}
 
+Where rows are packs whose tokens have classes of their own, a microbatch has one cell for each class in it: the cells
+are those of the first microbatch, then of the second, and so on. Its cell says how many documents of the class took
+part, their commitment, the class's route, and the part of the microbatch's weight that the class's labels are; a class
+whose tokens were left out has none of these. The details of such a step have::
+
+    {"cell_microbatches": [microbatch index of each cell],
+     "packed_gradient_norm": {"<microbatch index>": [norm per region], ...}, ...}
+
+and "gradient_norm" and the weights of "sub_steps" are by cell. The norm of a microbatch of several classes is none of
+any class, so it isn't in "gradient_norm". "kept_rows" stays by microbatch.
+
 "sub_steps" says which regions had a parameter that learnt in each sub-step (the others were frozen), and what each
 microbatch weighed in it. It is absent where there was one, in which all learnt by the cells' weights.
 
@@ -152,14 +163,14 @@ class AmendEntry:
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchCell:
-    """One microbatch of a step.
+    """One microbatch of a step, or where rows are packs one class in it.
 
     Attributes:
         class_id: Index into the class names in force.
         band: Band of the rows within their class.
         phase: Index into the phases in force.
         route_id: Index into the routes in force: which weight each region gave these rows.
-        num_rows: Rows that took part; tombstones don't count.
+        num_rows: Rows that took part; tombstones don't count. Of packs, documents.
         weight: What the mean divides by (rows, tokens, positives); finite and not negative.
         row_commitment: 32-byte commitment to the rows, in order.
     """

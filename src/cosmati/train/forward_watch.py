@@ -62,6 +62,8 @@ class ForwardWatch:
         self._regions = regions
         self._ranks = ranks
         self._repeated = repeated
+        self._leaks: list[str] = []
+        self._has_seen_packs = False
         self._moved: dict[str, Place] = {}
         self._changed: dict[str, Place] = {}
         self._unseen: dict[str, Place] = {}
@@ -73,10 +75,21 @@ class ForwardWatch:
         self.has_moved = False
         self._begun_at: int | None = None
 
-    def step_begins(self, step: int) -> None:
-        """Say which step comes; steps 0, 1, 2, 4, 8 ... are looked at, and the first one after a resume."""
+    def step_begins(self, step: int, *, has_packs: bool = False) -> None:
+        """Say which step comes; steps 0, 1, 2, 4, 8 ... are looked at, and the first one after a resume.
+
+        Args:
+            step: its number.
+            has_packs: some regions' gradients are masked by token; the first such step is looked at, too.
+        """
         self._begun_at = step if self._begun_at is None else self._begun_at
-        self.is_on = step & (step - 1) == 0 or step == self._begun_at or self._looks_again
+        is_first = has_packs and not self._has_seen_packs
+        self._has_seen_packs |= has_packs
+        self.is_on = step & (step - 1) == 0 or step == self._begun_at or self._looks_again or is_first
+
+    def note(self, leak: str) -> None:
+        """Take note of how documents of a pack reach one another, in words; of nothing where it's empty."""
+        self._leaks += [leak] if leak else []
 
     def around(self) -> AbstractContextManager[None]:
         """Stand around the forward and backward passes of a step's microbatches, between which nothing is committed."""
@@ -161,7 +174,7 @@ class ForwardWatch:
         self._looks_again, self._has_news = self._ranks.agree(self._has_news), False
         if self._at_first is not None:
             plan, self._at_first = self._compare_ranks(plan, self._at_first), None
-        plan = self._judged_unseen(self._judged_between(plan))
+        plan = self._judged_leaks(self._judged_unseen(self._judged_between(plan)))
         if self._ranks.agree(bool(self._repeated)) and plan.holds(Promise.PARITY):
             names = _told(sorted(self._repeated))
             because = f"{names} ran several times in a microbatch, and statistics are folded once"
@@ -199,6 +212,16 @@ class ForwardWatch:
             because = f"{_told(changed)} changes between steps, and what sets it may follow from any row{_DECLARE}"
             for guarantee in plan.guarantees:
                 if guarantee.holds and guarantee.promise in (Promise.PARITY, Promise.NO_DIRECT_WRITE):
+                    plan = plan.withdraw(guarantee.promise, because, guarantee.pair)
+        return plan
+
+    def _judged_leaks(self, plan: Plan) -> Plan:
+        """Withdraw what is promised of denied classes where packs don't keep their documents apart."""
+        leaks, self._leaks = self._leaks, []
+        if self._ranks.agree(bool(leaks)):
+            because = leaks[0] if leaks else "on another rank, documents of a pack reach one another"
+            for guarantee in plan.guarantees:
+                if guarantee.holds and guarantee.promise is Promise.NO_DIRECT_WRITE:
                     plan = plan.withdraw(guarantee.promise, because, guarantee.pair)
         return plan
 

@@ -7,7 +7,9 @@ This is the road of every run with several microbatches, ranks, routes or passes
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,8 +21,10 @@ from cosmati.core.labels import LabelCount, count_labels
 from cosmati.core.loss import Loss, LossFunction, as_loss, without_tombstones
 from cosmati.core.method import Method, Position
 from cosmati.core.pieces import Pieces
+from cosmati.core.plan import row_couplings
 from cosmati.core.rng import position_key
 from cosmati.errors import BatchError, OutOfMemoryError
+from cosmati.routing.token_masks import TokenMasks
 from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.cutting import shortage
@@ -29,6 +33,8 @@ from cosmati.train.layout.layout import Layout, Slot
 from cosmati.train.marks import Repeated
 from cosmati.train.routes import Route
 from cosmati.train.timing import Stopwatch
+from cosmati.train.token_routes import count_labels_by_class, masking, refuse_compiled
+from cosmati.train.token_watch import leak_between_documents
 
 BoundLoss = Callable[[LossFunction, Position], LossFunction]
 """A loss with the loss methods put around it, for a position."""
@@ -64,6 +70,7 @@ class StepGradients(NamedTuple):
         norms: each microbatch's norm by region as it enters the mean, float64 [V, regions], NaN where absent; None
             where not asked for.
         num_rows: rows of each microbatch that took part, float64 [V].
+        labels: of each microbatch, by the source's class, float64 [V, classes]; None where rows aren't packs.
         statistics: what BatchNorm saw in each of this rank's microbatches.
     """
 
@@ -72,6 +79,7 @@ class StepGradients(NamedTuple):
     weights: Tensor
     norms: Tensor | None
     num_rows: Tensor
+    labels: Tensor | None
     statistics: list[Tensor]
 
 
@@ -86,6 +94,7 @@ class Seen(NamedTuple):
         label_key: the same in microbatches with equally many labels (`LabelCount.key`); 0 where the loss tells its own
             weight.
         is_short: 1 where memory was.
+        labels: of packs, by the source's class, float64 [classes]; None otherwise.
     """
 
     loss: Tensor | float
@@ -94,6 +103,7 @@ class Seen(NamedTuple):
     num_labels: Tensor | float
     label_key: Tensor | float
     is_short: float = 0.0
+    labels: Tensor | None = None
 
 
 NOTHING = Seen(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -118,6 +128,7 @@ class StepPasses:
         self._bound = bound
         self._stopwatch = stopwatch
         self._tell = tell
+        self._looked_at = -1
         self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
         a = assembly
         self.watch = ForwardWatch(
@@ -167,14 +178,20 @@ class StepPasses:
         norms: list[Tensor] = []
         statistics: list[Tensor] = []
         admitted = [route.weights for route in step.routes]
+        looked = self._looked_at_now(step)
         with a.layout.step(admitted, learns, measure=measure) as sums, self.watch.around():
             for batch, position in zip(step.batches, step.positions, strict=True):
                 mark = a.statistics.clear()
                 with sums.slot(position.microbatch) as slot:
+                    route, is_looked_at = step.routes[position.microbatch], position.microbatch in looked
                     # Where one was too much, the others are left out; ranks still meet in each slot.
-                    is_offered = step.routes[position.microbatch].offered and not why
+                    is_offered = route.offered and not why
                     try:
-                        seen.append(self._microbatch(slot, batch, position, turn, scale) if is_offered else NOTHING)
+                        seen.append(
+                            self._microbatch(slot, batch, position, turn, scale, route, is_looked_at)
+                            if is_offered
+                            else NOTHING
+                        )
                     except (RuntimeError, MemoryError) as error:
                         why = shortage(error)
                         if not why:
@@ -185,11 +202,13 @@ class StepPasses:
                     statistics.append(a.statistics.read(mark))
                 self._tell("leaf")
                 self._stopwatch.lap("backward")
-            facts = a.layout.gather(_table(seen, norms, a.device))
+            num_classes = a.router.num_classes if any(route.tokens for route in step.routes) else 0
+            facts = a.layout.gather(_table(seen, norms, num_classes, a.device))
+            labels, facts = facts[:, :num_classes], facts[:, num_classes:]
             if why or (a.ranks.is_parallel and bool(facts[:, 5].any())):
                 raise OutOfMemoryError(why or "on another rank")
             self._tell("tree")
-            denominators = None if scale is None else self._denominators(facts[:, 1], step.routes, scale)
+            denominators = None if scale is None else self._denominators(facts[:, 1], step.routes, scale, labels)
             root = sums.root(denominators)
         losses, weights, num_rows, leaf_norms = facts[:, 0], facts[:, 1], facts[:, 2], facts[:, 6:]
         # Without any weight nothing is learnt, and there is no mean to take.
@@ -198,22 +217,67 @@ class StepPasses:
         if measure and denominators is not None:
             leaf_norms = leaf_norms / denominators
         self._stopwatch.lap("backward")
-        return StepGradients(root, loss, weights, leaf_norms if measure else None, num_rows, statistics)
+        told = labels if num_classes else None
+        return StepGradients(root, loss, weights, leaf_norms if measure else None, num_rows, told, statistics)
 
-    def _microbatch(self, slot: Slot, batch: Batch, position: Position, turn: Turn, scale: float | None) -> Seen:
+    def _looked_at_now(self, step: StepInput) -> frozenset[int]:
+        """Return the microbatches of packs that are looked at: of one slot, since a loss may wait for other ranks."""
+        number, world = step.positions[0].clock.step, self._a.ranks.world
+        mixed = [m for m, r in enumerate(step.routes) if r.offered and r.tokens is not None and r.tokens.mixed]
+        if not mixed or not self.watch.is_on or self._looked_at == number:
+            return frozenset()
+        self._looked_at = number
+        slots = Counter(m // world for m in mixed)
+        return frozenset(m for m in mixed if m // world == max(slots, key=slots.__getitem__))
+
+    def _microbatch(
+        self,
+        slot: Slot,
+        batch: Batch,
+        position: Position,
+        turn: Turn,
+        scale: float | None,
+        route: Route,
+        is_looked_at: bool,
+    ) -> Seen:
         """Run one microbatch forward and backward."""
         a = self._a
-        present = batch.present
-        a.generators.seed(position_key(a.config.seed, "forward", position.clock.step, position.microbatch))
-        with a.ranks.counting(), a.config.autocast(a.device):
-            result = without_tombstones(as_loss(self._bound(turn.loss, position)(a.model, batch.data)), present)
+        by_class = count_labels_by_class(a.model, batch, a.router.num_classes) if route.tokens else None
+        masks = masking(route.tokens, batch, a.layout.parameters)
+        if masks is not None and a.config.compile_blocks:
+            refuse_compiled()
+        if masks is not None and is_looked_at:
+            self._look_at_packs(batch, position, turn, scale, route)
+        result = self._forward(batch, position, turn, masks)
         self._tell("forward")
         self._stopwatch.lap("forward")
         objective, loss, weight = _objective(result, scale)
-        with a.ranks.counting():
+        with a.ranks.counting(), nullcontext() if masks is None else masks.differentiating(objective):
             slot.backward(objective)
         labels = LabelCount(0.0, 0.0) if isinstance(result, Loss) else count_labels(a.model, batch.data)
-        return Seen(loss, weight, float(batch.num_rows if present is None else int(present.sum())), *labels)
+        present = batch.present
+        num_rows = float(batch.num_rows if present is None else int(present.sum()))
+        return Seen(loss, weight, num_rows, *labels, labels=by_class)
+
+    def _look_at_packs(self, batch: Batch, position: Position, turn: Turn, scale: float | None, route: Route) -> None:
+        """See whether documents are kept apart, and note it where they aren't."""
+        a = self._a
+        assert route.tokens is not None, "it's masked"
+        couplings = row_couplings(a.plan.methods, a.plan.facts)
+
+        def probed(one: Batch, own: TokenMasks) -> Tensor:
+            return _objective(self._forward(one, position, turn, own), scale)[0]
+
+        # BatchNorm would be taught by what is looked at, and couples rows anyway.
+        found = couplings[0] if couplings else leak_between_documents(probed, batch, route.tokens, a.layout.parameters)
+        self.watch.note(found)
+
+    def _forward(self, batch: Batch, position: Position, turn: Turn, masks: TokenMasks | None) -> Tensor | Loss:
+        """Run one microbatch forward."""
+        a = self._a
+        a.generators.seed(position_key(a.config.seed, "forward", position.clock.step, position.microbatch))
+        with a.ranks.counting(), a.config.autocast(a.device), masks or nullcontext():
+            return without_tombstones(as_loss(self._bound(turn.loss, position)(a.model, batch.data)), batch.present)
 
     def _scale(self, step: StepInput) -> float | None:
         """Return the power of two near 1 / (weight of a step); None where the user's scalar is taken as it is.
@@ -226,10 +290,17 @@ class StepPasses:
         size = step.num_tokens * len(step.routes)
         return 2.0 ** -(size.bit_length() - 1)
 
-    def _denominators(self, weights: Tensor, routes: Sequence[Route], scale: float) -> Tensor:
-        """Return for each region the weight of the rows that may teach it, times the scale: float64 [regions]."""
+    def _denominators(self, weights: Tensor, routes: Sequence[Route], scale: float, labels: Tensor) -> Tensor:
+        """Return for each region the weight of the rows that may teach it, times the scale: float64 [regions].
+
+        Of packs it's the part of their weight that their labels have which may.
+        """
         teaches = torch.tensor([[float(rho != 0) for rho in route.weights] for route in routes], dtype=torch.float64)
-        return (weights[:, None] * teaches.to(weights.device)).sum(0) * scale
+        admitted = weights[:, None] * teaches.to(weights.device)
+        for line, weight, route, own in zip(admitted, weights, routes, labels, strict=True):
+            if route.tokens is not None:
+                line.copy_(weight * route.tokens.teachers(own) / own.sum().clamp(min=1))
+        return admitted.sum(0) * scale
 
 
 def update_norms_since(layout: Layout, before: Pieces) -> Tensor:
@@ -291,9 +362,13 @@ def _even(loss: Tensor, num_labels: Tensor, keys: Tensor) -> Tensor:
     return loss
 
 
-def _table(seen: Sequence[Seen], norms: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the fields of `Seen`, and norms, of each microbatch: float64 [n, 6 + regions]."""
-    columns = [_column([getattr(one, field) for one in seen], device) for field in Seen._fields]
+def _table(seen: Sequence[Seen], norms: Sequence[Tensor], num_classes: int, device: torch.device) -> Tensor:
+    """Return labels by class, the other fields of `Seen` and norms of each microbatch: [n, classes + 6 + regions]."""
+    columns: list[Tensor] = []
+    if num_classes:
+        none = torch.zeros(num_classes, dtype=torch.float64, device=device)
+        columns += torch.stack([none if one.labels is None else one.labels for one in seen]).unbind(1)
+    columns += [_column([getattr(one, field) for one in seen], device) for field in Seen._fields[:-1]]
     if norms:
         columns += torch.stack(list(norms)).view(len(seen), -1).unbind(1)
     return torch.stack(columns, dim=1)

@@ -253,7 +253,10 @@ def describe_source(data: object) -> dict[str, object]:
     facts: dict[str, object] = {"is": type(data).__qualname__}
     if isinstance(data, Source):
         read = {name: _value_of(data, name) for name in ("columns", "transform", "on_bad_row")}
-        return facts | {"digest": data.digest, "classes": list(data.class_names)} | read | dict(_plain_fields(data))
+        inner = getattr(data, "source", None)  # What it reads packs from, say.
+        within = {"source": describe_source(inner)} if isinstance(inner, Source) else {}
+        facts |= {"digest": data.digest, "classes": list(data.class_names)}
+        return facts | read | dict(_plain_fields(data)) | within
     if isinstance(data, DataLoader):
         return facts | dict(_describe_loader(data))
     if isinstance(data, list | tuple):

@@ -40,6 +40,7 @@ class StepOutcome(NamedTuple):
         routes: of all V microbatches; empty on the short road.
         weights: weight of each microbatch [V], or None on the short road.
         num_rows: rows of each microbatch that took part [V], or None on the short road.
+        labels: of each microbatch, labels by the source's class [V, classes], where rows are packs; None otherwise.
         norms: each microbatch's gradient norm by region [V, regions], when it was measured.
         update_norms: norm of the parameters' change by region [regions], when it was measured.
         taught: for each sub-step, what it taught; empty on the short road.
@@ -56,6 +57,7 @@ class StepOutcome(NamedTuple):
     routes: Sequence[Route] = ()
     weights: Tensor | None = None
     num_rows: Tensor | None = None
+    labels: Tensor | None = None
     norms: Tensor | None = None
     update_norms: Tensor | None = None
     taught: Sequence[Taught] = ()

@@ -42,7 +42,7 @@ from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.layout.whole import Whole
 from cosmati.train.loss_state import refuse_untrained
 from cosmati.train.ranks import Ranks
-from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_unsavable
+from cosmati.train.refusals import refuse_deferred_packs, refuse_foreign, refuse_misgiven, refuse_unsavable
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
 from cosmati.train.signed import digests_of, provenance_of, vouched_of, wants_ledger
@@ -152,6 +152,7 @@ def _facts(
         own_loop=feed is None,
         input_kind=_input_kind(given, feed),
         loss_couples="rows" if getattr(turns[0].loss, "couples", None) == "rows" else "",
+        packed=given.policy is not None and feed is not None and None in feed.class_ids(Clock()),
         row_coupled_layers=(*statistics.layers, *statistics.unlike),
         rounded_statistics=statistics.rounded if num_microbatches > 1 else (),
         host_clock=budget.span.unit is Unit.SECOND,
@@ -240,6 +241,7 @@ def _deferring(
         return feed, ()
     if not any("defer" in policy.decision[own] for own in class_map):
         return feed, ()
+    refuse_deferred_packs(policy, feed.class_ids(Clock()))
     orders: list[DeferredOrder] = []
 
     def change(order: Order) -> Order:

@@ -15,6 +15,7 @@ from cosmati.core.plan import check_methods
 from cosmati.errors import PlanError
 from cosmati.optim.foreign_schedules import schedule_in_place_of
 from cosmati.optim.optimizers import Optimizer
+from cosmati.routing.policy import CompiledPolicy
 from cosmati.train.assembly import SubStep
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.loss_state import loss_module
@@ -182,5 +183,25 @@ def refuse_foreign(optimizer: torch.optim.Optimizer, model: nn.Module, trainable
         msg = (
             f"None of the {len(own)} parameters of {kind} are trainable parameters of the model: they're frozen. Leave "
             "the optimizer out, or thaw them with requires_grad_(True)."
+        )
+        raise PlanError(msg)
+
+
+def refuse_deferred_packs(policy: CompiledPolicy, class_ids: Sequence[int | None]) -> None:
+    """Refuse a policy that defers classes, where tokens of several classes are packed together.
+
+    Args:
+        policy: of the run.
+        class_ids: of a step's microbatches, None where they're packs.
+
+    Raises:
+        PlanError: some are.
+    """
+    if None in class_ids:
+        named = zip(policy.classes, policy.decision, strict=True)
+        deferred = ", ".join(name for name, decisions in named if "defer" in decisions)
+        msg = (
+            f"The policy defers {deferred}, and packs hold tokens of several classes: they can't wait for some of "
+            "them. Give these classes a weight or reject them in each phase, or pack each class by itself."
         )
         raise PlanError(msg)

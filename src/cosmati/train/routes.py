@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import torch
 
-from cosmati.core.batch import Batch
+from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.errors import PlanError
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.regions import Regions
+from cosmati.train.token_routes import TokenRoute, count_tokens
 
 
 class Route(NamedTuple):
@@ -21,6 +22,8 @@ class Route(NamedTuple):
         phase: index of the policy's phase.
         weights: one for each region.
         offered: False where the decision is to reject or defer, or all rows are tombstones: no forward pass.
+        tokens: what the tokens may teach where rows are packs; None otherwise. Of packs, `id` and `class_id` are -1,
+            and a region's weight is 1 where its tokens' differ.
     """
 
     id: int
@@ -28,6 +31,7 @@ class Route(NamedTuple):
     class_id: int
     weights: tuple[float, ...]
     offered: bool
+    tokens: TokenRoute | None = None
 
 
 class Router:
@@ -48,19 +52,73 @@ class Router:
         """Go by a policy that takes more away than the one before, over the same classes and regions."""
         self._policy = policy
 
-    def route_of(self, class_id: int | None, step: int, *, is_empty: bool = False) -> Route:
-        """Look up what a microbatch of a class may teach at a step."""
+    @property
+    def num_classes(self) -> int:
+        """Classes of the source; 0 without a policy."""
+        return len(self._class_map)
+
+    def found(self, mine: Sequence[Batch], class_ids: Sequence[int | None], device: torch.device) -> torch.Tensor:
+        """Return what routes depend on beside classes: whether a microbatch is empty, and of packs tokens by class.
+
+        Args:
+            mine: this rank's microbatches.
+            class_ids: of all V microbatches.
+            device: of the result.
+
+        Returns:
+            [V / W, 1], or [V / W, 1 + classes] where a policy meets packs.
+        """
+        flags = empty_flags(mine, device)
+        if self._policy is None or None not in class_ids:
+            return flags
+        return torch.cat([flags, count_tokens(mine, self.num_classes, device)], dim=1)
+
+    def routes(self, class_ids: Sequence[int | None], step: int, found: torch.Tensor) -> list[Route]:
+        """Look up what each of a step's V microbatches may teach; `found` of all ranks' together."""
+        return [
+            self.route_of(class_id, step, is_empty=bool(flag), tokens=tokens)
+            for class_id, (flag, *tokens) in zip(class_ids, found.tolist(), strict=True)
+        ]
+
+    def route_of(
+        self, class_id: int | None, step: int, *, is_empty: bool = False, tokens: Sequence[float] = ()
+    ) -> Route:
+        """Look up what a microbatch may teach at a step.
+
+        Args:
+            class_id: of its rows; None where they're packs.
+            step: of the run.
+            is_empty: it holds nothing but tombstones.
+            tokens: of packs, how many there are of each class.
+        """
         policy = self._policy
         if policy is None:
             return Route(0, 0, 0, (1.0,) * len(self._regions.names), not is_empty)
-        assert class_id is not None, "a governed source is route-pure"
+        if class_id is None:
+            return self._route_of_packs(policy, step, tokens)
         own = self._class_map[class_id]
         phase = policy.phase_at(step)
         offered = policy.decision[own][phase] in ("admit", "gate") and not is_empty
         return Route(policy.route_id(own, phase), phase, own, policy.route(own, step), offered)
 
+    def _route_of_packs(self, policy: CompiledPolicy, step: int, tokens: Sequence[float]) -> Route:
+        """Combine the routes of the classes that a microbatch has tokens of."""
+        phase, none = policy.phase_at(step), (0.0,) * len(self._regions.names)
+        present = [c for c, num in enumerate(tokens) if num]
+        offered = [c for c in present if policy.decision[self._class_map[c]][phase] in ("admit", "gate")]
+        table = torch.tensor([*(policy.weight[own][phase] for own in self._class_map), none], dtype=torch.float64)
+        chosen = table[present or [-1]]
+        differ = (chosen != chosen[:1]).any(0)
+        mixed = frozenset(differ.nonzero().flatten().tolist())
+        withheld = tuple(c for c in present if c not in offered)
+        cells = tuple((own, policy.route_id(own, phase)) for own in self._class_map)
+        weights = tuple(torch.where(differ, 1.0, chosen[0]).tolist())
+        return Route(-1, phase, -1, weights, bool(offered), TokenRoute(table, mixed, withheld, cells))
+
     def class_of(self, batch: Batch) -> int | None:
         """Return the class of a microbatch that the user has made; rows without lineage are of class `unknown`.
+
+        Of packs it's None: their tokens have classes of their own.
 
         Raises:
             PlanError: a governed run, and rows of several classes, of none that exists, or of another than
@@ -68,6 +126,8 @@ class Router:
         """
         if self._policy is None:
             return batch.class_id
+        if batch.lineage.token_class_ids is not None and batch.class_id is None:
+            return None
         found = self._classes_in(batch) if batch.lineage.is_known else []
         if batch.class_id is not None:
             found = sorted({*found, batch.class_id})
@@ -91,11 +151,22 @@ class Router:
         """Compare a microbatch's lineage with the class under which a source has announced it.
 
         Raises:
-            PlanError: they contradict each other.
+            PlanError: they contradict each other, or a microbatch of several classes doesn't tell them by token.
         """
-        if self._policy is None or not batch.lineage.is_known:
+        if self._policy is None or not (batch.lineage.is_known or class_id is None):
             return
-        if (found := self._classes_in(batch)) and found != [class_id]:
+        if class_id is None and batch.lineage.token_class_ids is None:
+            msg = (
+                "The source announces a microbatch of several classes, and its lineage doesn't tell the class of each "
+                "token: what may it teach? Use a PackedSource, whose lineage does, or a source that is route-pure."
+            )
+            raise PlanError(msg)
+        found = self._classes_in(batch)
+        if class_id is None:
+            if found and not 0 <= found[0] <= found[-1] < self.num_classes:
+                msg = f"Tokens have class ids {found}, and ids go from 0 to {self.num_classes - 1}: mend the source."
+                raise PlanError(msg)
+        elif found and found != [class_id]:
             msg = (
                 f"The source announces a microbatch of class {class_id}, and its rows' lineage says {found}. One of "
                 "them is wrong, and rows would teach what they may not: mend the source."
@@ -103,8 +174,11 @@ class Router:
             raise PlanError(msg)
 
     def _classes_in(self, batch: Batch) -> list[int]:
-        ids, present = batch.lineage.class_ids, batch.present
-        return [int(found) for found in (ids if present is None else ids[present]).unique().tolist()]
+        lineage, present = batch.lineage, batch.present
+        tokens = lineage.token_class_ids
+        ids = lineage.class_ids if tokens is None else tokens
+        found = (ids if present is None else ids[present]).unique().tolist()
+        return [int(one) for one in found if tokens is None or one != TOMBSTONE]
 
     def _unknown(self) -> int:
         assert self._policy is not None, "a governed run"

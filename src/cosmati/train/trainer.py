@@ -40,9 +40,10 @@ from cosmati.train.observers.observer import Observer
 from cosmati.train.opening import warn_of_idle_schedulers
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.prepare import prepare
-from cosmati.train.routes import Route, empty_flags
+from cosmati.train.routes import Route
 from cosmati.train.run.environment import numerics
 from cosmati.train.run.result import RunResult
+from cosmati.train.token_routes import without_withheld
 
 
 class Trainer(ExportingTrainer):
@@ -302,13 +303,15 @@ class Trainer(ExportingTrainer):
             a.router.check(batch, class_ids[at.microbatch])
         moved = [batch.to(a.device) for batch in mine]
         routes = self._routes(moved, class_ids)
-        self._commit.watch.step_begins(self.clock.step)
+        self._commit.watch.step_begins(self.clock.step, has_packs=any(r.tokens and r.tokens.mixed for r in routes))
         frozen = self.methods.frozen(positions[0])
         follow = a.policy is not None and self._is_due(a.config.update_norm_every) and any(r.offered for r in routes)
         self.stopwatch.lap("data")
         with a.statistics.captured():
             batches = [
-                self.methods.batch(batch, at) if routes[at.microbatch].offered else batch
+                self.methods.batch(without_withheld(batch, routes[at.microbatch].tokens), at)
+                if routes[at.microbatch].offered
+                else batch
                 for batch, at in zip(moved, positions, strict=True)
             ]
             self.stopwatch.lap("method")
@@ -330,6 +333,7 @@ class Trainer(ExportingTrainer):
             routes=routes,
             weights=done.first.weights,
             num_rows=done.first.num_rows,
+            labels=done.first.labels,
             norms=done.norms,
             update_norms=done.update_norms,
             taught=done.taught,
@@ -369,11 +373,7 @@ class Trainer(ExportingTrainer):
     def _routes(self, mine: Sequence[Batch], class_ids: Sequence[int | None]) -> list[Route]:
         """Look up what each of the step's V microbatches may teach."""
         a = self.assembly
-        empty = a.layout.gather(empty_flags(mine, a.device)).flatten().tolist()
-        return [
-            a.router.route_of(class_id, self.clock.step, is_empty=bool(flag))
-            for class_id, flag in zip(class_ids, empty, strict=True)
-        ]
+        return a.router.routes(class_ids, self.clock.step, a.layout.gather(a.router.found(mine, class_ids, a.device)))
 
     def _committed(
         self,

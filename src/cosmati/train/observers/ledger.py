@@ -11,6 +11,7 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,6 +41,7 @@ from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
 from cosmati.train.observers.ledger_checks import rare_entries, refuse_readmission, refuse_unsigned
 from cosmati.train.observers.observer import Observer
+from cosmati.train.observers.pack_cells import are_packs, by_cell, class_columns, packed_cells
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
 
@@ -216,10 +218,11 @@ class LedgerObserver(Observer):
         ours = enumerate(outcome.batches)
         commitments = [self._commit(batch, step, i * ranks.world + ranks.rank) for i, batch in ours]
         kept = self._kept(outcome)
+        packed = self._packed(outcome, step)
         table = torch.tensor(
             [
-                [*c, batch.band, *k]
-                for c, batch, k in zip(commitments, outcome.given or outcome.batches, kept, strict=True)
+                [*c, batch.band, *p, *k]
+                for c, batch, p, k in zip(commitments, outcome.given or outcome.batches, packed, kept, strict=True)
             ],
             dtype=torch.int32,
             device=outcome.loss.device,
@@ -227,9 +230,14 @@ class LedgerObserver(Observer):
         table = self._ranks.gather(table).cpu()
         if not self._is_writer:
             return
-        table, places = table[:, : DIGEST_SIZE + 1], table[:, DIGEST_SIZE + 1 :]
+        widths = [DIGEST_SIZE + 1, len(packed[0]), table.shape[1] - len(packed[0]) - DIGEST_SIZE - 1]
+        table, columns, places = table.split(widths, dim=1)
         details = _details(outcome, step, len(self._facts.regions)) | _kept_details(places)
-        cells = _cells(outcome, table)
+        if packed[0]:
+            told = packed_cells(outcome, table[:, -1].tolist(), partial(_cell, outcome, table), columns)
+            details, cells = by_cell(details, told), tuple(one.cell for one in told)
+        else:
+            cells = tuple(_cell(outcome, table, m) for m in range(len(table)))
         self._writer.append(StepEntry(step, self._attempt, self._policy, details_digest(details), None, cells), details)
 
     def _kept(self, outcome: StepOutcome) -> list[list[int]]:
@@ -245,6 +253,16 @@ class LedgerObserver(Observer):
         ]
         given = [batch.lineage.row_ids.tolist() for batch in outcome.given]
         return [[place.get(row, 0) for row in rows] for place, rows in zip(places, given, strict=True)]
+
+    def _packed(self, outcome: StepOutcome, step: int) -> list[list[int]]:
+        """Return what the cells of packs are made from; nothing where no microbatch of the step is routed by token."""
+        if not are_packs(outcome.routes):
+            return [[] for _ in outcome.batches]
+        ours = range(self._ranks.rank, len(outcome.routes), self._ranks.world)
+        return [
+            class_columns(batch, outcome.routes, self._salt, step, m)
+            for m, batch in zip(ours, outcome.batches, strict=True)
+        ]
 
     def _commit(self, batch: Batch, step: int, microbatch: int) -> bytes:
         """Return the commitment to the rows that took part."""
@@ -272,17 +290,14 @@ class LedgerObserver(Observer):
                 self._writer.close()
 
 
-def _cells(outcome: StepOutcome, table: Tensor) -> tuple[MicrobatchCell, ...]:
-    """Return the cells; the table has a commitment and a band for each microbatch."""
-    rows, bands = [bytes(row[:-1]) for row in table.tolist()], table[:, -1].tolist()
+def _cell(outcome: StepOutcome, table: Tensor, m: int) -> MicrobatchCell:
+    """Return the cell of a microbatch; the table has a commitment and a band for each."""
+    *rows, band = table[m].tolist()
     if outcome.weights is None or outcome.num_rows is None:
         num_rows = outcome.batches[0].num_rows
-        return (MicrobatchCell(0, bands[0], 0, 0, num_rows, float(num_rows), rows[0]),)
-    facts = torch.stack([outcome.weights, outcome.num_rows.double()]).tolist()
-    return tuple(
-        MicrobatchCell(route.class_id, bands[m], route.phase, route.id, int(num), weight, rows[m])
-        for m, (route, weight, num) in enumerate(zip(outcome.routes, *facts, strict=True))
-    )
+        return MicrobatchCell(0, band, 0, 0, num_rows, float(num_rows), bytes(rows))
+    route, weight, num = outcome.routes[m], outcome.weights[m].item(), int(outcome.num_rows[m].item())
+    return MicrobatchCell(route.class_id, band, route.phase, route.id, num, float(weight), bytes(rows))
 
 
 def _kept_details(places: Tensor) -> dict[str, object]:

@@ -1,0 +1,189 @@
+"""Packs whose tokens have classes of their own, as a source: what a policy says of a class holds token by token.
+
+    dataset = StreamingDataset("packs/", transform=read_packs)
+    source = PackedSource(StreamingSource(dataset, rows_per_step=16), class_names=("open/psf", "unknown"))
+
+A microbatch is a mapping with `input`, `target` and `documents` [rows, tokens]. The target is the next token of the
+same document, and ignored at each border; the model has to keep documents apart (`GPT` does, by `documents`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cosmati.core.batch import Batch
+from cosmati.core.labels import IGNORED
+from cosmati.core.lineage import TOMBSTONE, Lineage
+from cosmati.core.source import Order, ReadsAhead, Source
+from cosmati.data.packing import Pack
+from cosmati.data.rows import RowBatch
+from cosmati.errors import DataError
+from cosmati.provenance.voucher import VouchedData
+
+_CLASSES, _ROWS = "token_class_ids", "token_row_ids"
+_COLUMNS = ("input", "target", "documents", _CLASSES, _ROWS)
+
+
+def read_packs(rows: RowBatch) -> dict[str, Tensor]:
+    """Return the tensors of packs, from the columns that `pack_rows` has written; a `transform` of `StreamingDataset`.
+
+    Raises:
+        DataError: they aren't packs of one length.
+    """
+    return pack_tensors([Pack.of_row(row) for row in rows])
+
+
+def pack_tensors(packs: Sequence[Pack]) -> dict[str, Tensor]:
+    """Return what `PackedSource` reads of packs: int64 [packs, tokens] each.
+
+    Args:
+        packs: of one length.
+
+    Returns:
+        `input`; `target`, the next token of the same document, else ignored; `documents`, each piece's number in its
+        pack, padding last; `token_class_ids` and `token_row_ids`, `TOMBSTONE` for padding.
+
+    Raises:
+        DataError: their lengths differ, or there is none.
+    """
+    lengths = sorted({len(pack.tokens) for pack in packs})
+    if len(lengths) != 1:
+        raise DataError(f"Packs of lengths {lengths} can't be one tensor. Pack them with one Packing(length=...).")
+    made = [_columns(pack) for pack in packs]
+    return {name: torch.from_numpy(np.stack([one[index] for one in made])) for index, name in enumerate(_COLUMNS)}
+
+
+def _columns(pack: Pack) -> tuple[NDArray[np.int64], ...]:
+    tokens = pack.tokens.astype(np.int64)
+    sizes = pack.spans[:, 3] - pack.spans[:, 2]
+    padding = len(tokens) - int(pack.spans[-1, 3])
+    documents, rows, classes = (
+        np.repeat(np.append(ids, last), np.append(sizes, padding))
+        for ids, last in (
+            (np.arange(len(sizes)), len(sizes)),
+            (pack.spans[:, 0], TOMBSTONE),
+            (pack.spans[:, 1], TOMBSTONE),
+        )
+    )
+    is_within = (documents[1:] == documents[:-1]) & (rows[1:] != TOMBSTONE)
+    target = np.append(np.where(is_within, tokens[1:], IGNORED), IGNORED)
+    return tokens, target, documents, classes, rows
+
+
+@dataclass(frozen=True, eq=False)
+class PackedSource:
+    """Packs of several classes in steps (see `cosmati.core.source.Source`).
+
+    Args:
+        source: of packs: its rows are what `pack_tensors` gives (a `StreamingSource` over
+            `StreamingDataset(..., transform=read_packs)`, or an `InMemory` of it). The class of its rows isn't read:
+            whoever vouches for the packs vouches for their tokens' classes too.
+        class_names: names that the class ids in the packs' spans index: `pack_rows(..., class_names=...)`.
+
+    Raises:
+        DataError: names repeat.
+    """
+
+    source: Source
+    class_names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.class_names or len(set(self.class_names)) < len(self.class_names):
+            raise DataError(f"class_names={self.class_names} must be distinct, one at least: ids are places in it.")
+
+    @property
+    def dataset(self) -> object:
+        """The data set from which the source reads; None where it has none."""
+        return getattr(self.source, "dataset", None)
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of the packs, and of the spans in them."""
+        return self.source.digest
+
+    @property
+    def vouched(self) -> VouchedData | None:
+        """Who vouched for the packs; None where nobody was asked."""
+        found: VouchedData | None = getattr(self.source, "vouched", None)
+        return found
+
+    def order(
+        self, *, seed: int, num_microbatches: int, route_pure: bool, classes: Collection[int] | None = None
+    ) -> PackedOrder:
+        """Fix the order for a run: the source's, of all packs; a token whose class isn't offered is left out by itself.
+
+        Raises:
+            DataError: the packs can't be put in order, or the source's rows aren't packs.
+        """
+        del route_pure, classes
+        order = self.source.order(seed=seed, num_microbatches=num_microbatches, route_pure=False)
+        return PackedOrder(order, len(self.class_names))
+
+
+class PackedOrder:
+    """The order of a `PackedSource` (see `cosmati.core.source.Order`)."""
+
+    def __init__(self, order: Order, num_classes: int) -> None:
+        self._order = order
+        self._num_classes = num_classes
+        self.steps_per_epoch = order.steps_per_epoch
+        self.rows_per_step = order.rows_per_step
+
+    def class_id(self, step: int, index: int) -> None:
+        """Return None: a pack's tokens have classes of their own."""
+        return
+
+    def expect(self, step: int, indices: Sequence[int]) -> None:
+        """Let the source read ahead, where it can."""
+        if isinstance(self._order, ReadsAhead):
+            self._order.expect(step, indices)
+
+    def microbatch(self, step: int, index: int) -> Batch:
+        """Return a microbatch whose lineage tells each token's class and row.
+
+        Raises:
+            DataError: the rows aren't packs, or a token's class has no name.
+        """
+        batch = self._order.microbatch(step, index)
+        data: Any = batch.data
+        missing = [name for name in _COLUMNS if not isinstance(data, Mapping) or name not in data]
+        if missing:
+            msg = (
+                f"The source's rows aren't packs: they have no {', '.join(missing)}. Open them with "
+                "StreamingDataset(..., transform=read_packs), or give InMemory(pack_tensors(packs), ...)."
+            )
+            raise DataError(msg)
+        present = batch.present
+        classes, rows, target = (_only(data[name], present, none) for name, none in _EMPTY)
+        if classes.numel() and not -1 <= int(classes.min()) <= int(classes.max()) < self._num_classes:
+            msg = (
+                f"Tokens have class ids from {int(classes.min())} to {int(classes.max())}, and there are "
+                f"{self._num_classes} class_names. Give the names with which the packs were made."
+            )
+            raise DataError(msg)
+        own = batch.lineage
+        lineage = Lineage(own.row_ids, _class_of_rows(classes), own.parents, own.digests, classes, rows)
+        told = {"input": data["input"], "target": target, "documents": data["documents"]}
+        return Batch(told, lineage, None, batch.band)
+
+
+_EMPTY = ((_CLASSES, TOMBSTONE), (_ROWS, TOMBSTONE), ("target", IGNORED))
+"""What a pack that isn't there has."""
+
+
+def _only(column: Tensor, present: Tensor | None, none: int) -> Tensor:
+    return column if present is None else column.masked_fill(~present[:, None], none)
+
+
+def _class_of_rows(classes: Tensor) -> Tensor:
+    """Return the class of each pack that has one, int64 [packs]; `TOMBSTONE` where its tokens have several."""
+    highest = classes.amax(1)
+    is_pure = ((classes == highest[:, None]) | (classes == TOMBSTONE)).all(1)
+    return torch.where(is_pure, highest, TOMBSTONE)

@@ -1,0 +1,126 @@
+"""What a step's entry says of packs: a cell for each class that a microbatch has tokens of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cosmati.core.batch import TOMBSTONE, Batch
+from cosmati.ledger.rows import commit_rows, derive_blinds, hash_rows
+from cosmati.records.ledger import DIGEST_SIZE, MicrobatchCell
+from cosmati.train.outcome import StepOutcome
+from cosmati.train.routes import Route
+
+_WIDTH = DIGEST_SIZE + 2
+"""Columns of a class: commitment to its documents, how many took part, and whether there are any."""
+
+
+def are_packs(routes: Sequence[Route]) -> bool:
+    """Say whether some of a step's microbatches are routed by token."""
+    return any(route.tokens is not None for route in routes)
+
+
+def class_columns(batch: Batch, routes: Sequence[Route], salt: bytes, step: int, m: int) -> list[int]:
+    """Return what a microbatch's cells are made from, [classes * _WIDTH]; zeros where rows aren't packs.
+
+    A document's leaf has two ids, of its pack and of the row that it was packed from, and no content: a pack's digest
+    would tell of all its documents. Blinds are numbered by document, in order.
+
+    Args:
+        batch: as the methods have left it.
+        routes: of the step's microbatches, some of packs.
+        salt: the run's own.
+        step: its number.
+        m: the microbatch's.
+    """
+    route, num_classes = routes[m], next(len(r.tokens.cells) for r in routes if r.tokens is not None)
+    if route.tokens is None:
+        return [0] * (_WIDTH * num_classes)
+    ids, classes = _documents(batch)
+    blinds = derive_blinds(salt, step, m, len(ids))
+    columns: list[int] = []
+    for class_id in range(num_classes):
+        is_there = classes == class_id
+        takes_part = is_there & (route.offered and class_id not in route.tokens.withheld)
+        commitment = commit_rows(hash_rows(blinds[takes_part], ids[takes_part]))
+        columns += [*commitment, int(takes_part.sum()), int(is_there.any())]
+    return columns
+
+
+def _documents(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return pack and row of each document [documents, 2], and its class [documents], in order."""
+    lineage = batch.lineage
+    assert lineage.token_class_ids is not None, "of packs"
+    classes = lineage.token_class_ids.numpy()
+    rows = np.full_like(classes, TOMBSTONE) if lineage.token_row_ids is None else lineage.token_row_ids.numpy()
+    begins = np.ones(classes.shape, bool)
+    begins[:, 1:] = (classes[:, 1:] != classes[:, :-1]) | (rows[:, 1:] != rows[:, :-1])
+    packs = np.broadcast_to(lineage.row_ids.numpy()[:, None], classes.shape)
+    first = begins & (classes != TOMBSTONE) & (packs != TOMBSTONE)
+    return np.stack([packs[first], rows[first]], axis=1), classes[first]
+
+
+class PackedCell(NamedTuple):
+    """A cell of a step with packs.
+
+    Attributes:
+        microbatch: of which it is.
+        share: of that one's weight.
+        cell: as the entry has it.
+    """
+
+    microbatch: int
+    share: float
+    cell: MicrobatchCell
+
+
+def packed_cells(
+    outcome: StepOutcome, bands: Sequence[int], pure: Callable[[int], MicrobatchCell], columns: Tensor
+) -> list[PackedCell]:
+    """Return a step's cells, in the order of its microbatches.
+
+    Args:
+        outcome: of the step.
+        bands: of its microbatches.
+        pure: gives the cell of a microbatch whose rows aren't packs.
+        columns: `class_columns` of each.
+    """
+    found: list[PackedCell] = []
+    for m, route in enumerate(outcome.routes):
+        if route.tokens is None:
+            found.append(PackedCell(m, 1.0, pure(m)))
+            continue
+        labels = torch.zeros(len(route.tokens.cells)) if outcome.labels is None else outcome.labels[m].cpu()
+        weight = 0.0 if outcome.weights is None else float(outcome.weights[m])
+        for class_id, (policy_class, route_id) in enumerate(route.tokens.cells):
+            *digest, number, is_there = columns[m, class_id * _WIDTH : (class_id + 1) * _WIDTH].tolist()
+            if is_there:
+                share = float(labels[class_id] / labels.sum().clamp(min=1)) if number else 0.0
+                told = policy_class, bands[m], route.phase, route_id, number, weight * share, bytes(digest)
+                found.append(PackedCell(m, share, MicrobatchCell(*told)))
+    return found
+
+
+def by_cell(details: Mapping[str, Any], cells: Sequence[PackedCell]) -> dict[str, Any]:
+    """Return a step's details, with what is told by microbatch told by cell.
+
+    The norm of a microbatch of several classes is none of any class: it goes under a name of its own.
+    """
+    norms: Mapping[str, Any] = details["gradient_norm"]
+    owners = [one.microbatch for one in cells]
+    own = {str(cell): norms[str(m)] for cell, m in enumerate(owners) if str(m) in norms and owners.count(m) == 1}
+    packed = {m: row for m, row in norms.items() if owners.count(int(m)) != 1}
+    told = dict(details) | {"gradient_norm": own, "cell_microbatches": owners}
+    if packed:
+        told["packed_gradient_norm"] = packed
+    if "sub_steps" in details:
+        told["sub_steps"] = [
+            one | {"weights": [one["weights"][own.microbatch] * own.share for own in cells]}
+            for one in details["sub_steps"]
+        ]
+    return told

@@ -1,0 +1,160 @@
+"""Routes of packs: what each token may teach, by its class.
+
+A region that all classes of a microbatch may teach alike goes the road of route-pure microbatches, bit for bit; one
+that none may teach is absent. Only where they differ are gradients masked by token (`routing/token_masks.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, NoReturn, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from cosmati.core.batch import TOMBSTONE, Batch
+from cosmati.core.labels import IGNORED, predicts_next
+from cosmati.errors import BatchError, PlanError
+from cosmati.routing.token_masks import TokenMask, TokenMasks
+
+
+class Learner(Protocol):
+    """A parameter of the layout, which stands above."""
+
+    @property
+    def name(self) -> str:
+        """The user's own."""
+        ...
+
+    @property
+    def region(self) -> int:
+        """Index of its region."""
+        ...
+
+    @property
+    def tensor(self) -> Tensor:
+        """What the model reads."""
+        ...
+
+
+class TokenRoute(NamedTuple):
+    """What the tokens of one microbatch may teach.
+
+    Attributes:
+        weights: by the source's class and region, float64 [classes + 1, regions]; the last is padding's, 0.
+        mixed: regions that its classes may not teach alike.
+        withheld: classes whose tokens are left out before the forward pass: rejected ones.
+        cells: the policy's class and route id of each of the source's classes.
+    """
+
+    weights: Tensor
+    mixed: frozenset[int]
+    withheld: tuple[int, ...]
+    cells: tuple[tuple[int, int], ...]
+
+    def teachers(self, labels: Tensor) -> Tensor:
+        """Return how many labels may teach each region, float64 [regions].
+
+        Args:
+            labels: of each class, float64 [classes].
+        """
+        return (labels[:, None] * (self.weights[:-1] != 0).to(labels.device)).sum(0)
+
+
+def count_tokens(mine: Sequence[Batch], num_classes: int, device: torch.device) -> Tensor:
+    """Count the tokens of each class in microbatches of packs; none in others. float64 [microbatches, classes]."""
+    counts = torch.zeros(len(mine), num_classes + 1, dtype=torch.float64)
+    for line, batch in zip(counts, mine, strict=True):
+        if batch.lineage.token_class_ids is not None:
+            line.copy_(torch.bincount(token_classes(batch).flatten() + 1, minlength=num_classes + 1))
+    return counts[:, 1:].to(device)
+
+
+def without_withheld(batch: Batch, route: TokenRoute | None) -> Batch:
+    """Return a batch in which tokens that nothing admits are 0, and aren't predicted."""
+    if route is None or not route.withheld:
+        return batch
+    gone = torch.isin(token_classes(batch), torch.tensor(route.withheld))
+    given, target = _of_tokens(batch, "input"), _of_tokens(batch, "target")
+    gone = gone.to(given.device)
+    return batch.replace(input=given.masked_fill(gone, 0), target=target.masked_fill(gone, IGNORED))
+
+
+def count_labels_by_class(model: nn.Module, batch: Batch, num_classes: int) -> Tensor:
+    """Return how many labels a microbatch of packs has of each class, float64 [classes] on the data's device.
+
+    Raises:
+        PlanError: methods have changed the tokens, and lineage doesn't tell their classes any more.
+    """
+    target = _of_tokens(batch, "target")
+    ids = token_classes(batch)
+    # Probabilities are [rows, vocabulary, tokens].
+    is_label = (target != 0).any(1) if target.is_floating_point() else target != IGNORED
+    if is_label.shape != ids.shape or _of_tokens(batch, "input").shape[:2] != ids.shape:
+        msg = (
+            f"The lineage tells the classes of tokens {tuple(ids.shape)}, and the step's input is "
+            f"{tuple(_of_tokens(batch, 'input').shape)} with labels {tuple(is_label.shape)}. A method that changes the "
+            "length of packs can't be used under a policy: leave it out, or pack to the length that is wanted."
+        )
+        raise PlanError(msg)
+    if isinstance(batch.data, Mapping) and "labels" in batch.data and predicts_next(model):  # It shifts them itself.
+        is_label = is_label & (torch.arange(is_label.shape[1], device=is_label.device) > 0)
+    # Sums of ones: exact in any order. Padding counts into a place of its own.
+    counts = torch.zeros(num_classes + 1, dtype=torch.float64, device=is_label.device)
+    return counts.index_add_(0, ids.to(is_label.device).flatten() + 1, is_label.flatten().double())[1:]
+
+
+def refuse_compiled() -> NoReturn:
+    """Refuse compiled blocks where gradients are masked: what is compiled shows no layer.
+
+    Raises:
+        PlanError: always.
+    """
+    msg = (
+        "Compiled blocks show no layer whose gradients could be masked by token, and packs of several classes need "
+        "that under this policy. Use compile_blocks=False, or pack each class by itself."
+    )
+    raise PlanError(msg)
+
+
+def masking(
+    route: TokenRoute | None, batch: Batch, parameters: Sequence[Learner], *, keep: bool = False
+) -> TokenMasks | None:
+    """Return what masks a microbatch's gradients, None where no region needs it.
+
+    Args:
+        route: of its tokens, None where rows aren't packs.
+        batch: the microbatch.
+        parameters: of the layout.
+        keep: keep what is tapped.
+    """
+    if route is None or not route.mixed:
+        return None
+    ids, device = token_classes(batch), parameters[0].tensor.device
+    masks = {region: TokenMask.of(route.weights[ids][..., region]).to(device) for region in route.mixed}
+    chosen = [p for p in parameters if p.region in masks]
+    return TokenMasks({p.name: masks[p.region] for p in chosen}, {p.name: p.tensor for p in chosen}, keep=keep)
+
+
+def token_classes(batch: Batch) -> Tensor:
+    """Return the class of each token, `TOMBSTONE` where there is none: int64 [rows, tokens] on CPU."""
+    ids, present = batch.lineage.token_class_ids, batch.present
+    assert ids is not None, "of packs"
+    return ids if present is None else ids.masked_fill(~present[:, None], TOMBSTONE)
+
+
+def _of_tokens(batch: Batch, which: str) -> Tensor:
+    """Return input or target of packs.
+
+    Raises:
+        PlanError: there is none, or it isn't a tensor.
+    """
+    try:
+        found = batch.input if which == "input" else batch.target
+    except BatchError as error:
+        msg = f"Under a policy, packs need an {which} that can be told. {error}"
+        raise PlanError(msg) from error
+    if not isinstance(found, Tensor):
+        msg = f"Under a policy, the {which} of packs is a tensor [rows, tokens], not a {type(found).__name__}."
+        raise PlanError(msg)
+    return found

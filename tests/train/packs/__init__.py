@@ -1,0 +1,1 @@
+"""Packs whose tokens have classes of their own, under a policy."""
