@@ -27,6 +27,7 @@ from cosmati.train.averaging import averaged_weights
 from cosmati.train.evaluation import kept_state, try_out
 from cosmati.train.facts import facts_of
 from cosmati.train.identity import Change, changes, is_other_python
+from cosmati.train.script_names import NOTED
 from cosmati.train.lifecycle import Lifecycle
 from cosmati.train.named_evaluations import evaluate_all, first_batch
 from cosmati.train.probe import Probe
@@ -273,7 +274,8 @@ def other_model(was: Mapping[str, Any], now: Mapping[str, Any], *, is_elsewhere:
         now: identity of the trainer.
         is_elsewhere: another PyTorch or processor may compute a model's tables to other bits.
     """
-    facts = [{n: v for n, v in one.items() if n in _ROWS or n.startswith(_HEADS)} for one in (was, now)]
+    told = (*_HEADS, NOTED)
+    facts = [{n: v for n, v in one.items() if n in _ROWS or n.startswith(told)} for one in (was, now)]
     others = {change.name for change in changes(*facts)}
     found = [c for c in changes(*map(_wherever_it_ran, facts)) if c.name in others and not is_other_python(c)]
     return [change for change in found if not (is_elsewhere and change.name.startswith(_TABLES))]

@@ -29,7 +29,7 @@ from cosmati.errors import CheckpointError
 from cosmati.train.config import CHANGEABLE
 from cosmati.train.content import content_digest
 from cosmati.train.options import DECLARED, Described, name_of
-from cosmati.train.script_names import by_file
+from cosmati.train.script_names import by_file, note_files
 from cosmati.train.user_code import HOOKS, functions_within, names_said, names_written
 
 Identity = Mapping[str, Any]
@@ -82,7 +82,7 @@ def changes(was: Identity, now: Identity) -> list[Change]:
     then, today = by_file(was, now)
     return [
         Change(name, was.get(name), now.get(name))
-        for name in sorted({**was, **now})
+        for name in sorted({**then, **today})
         if then.get(name) != today.get(name)
     ]
 
@@ -190,7 +190,8 @@ def identify(**parts: object) -> dict[str, Any]:
     """Return the facts of a run under dotted names, as they come back from JSON."""
     facts: dict[str, Any] = json.loads(json.dumps(dict(flatten(parts)), default=_text))
     # No two processes have an object at the same address.
-    return {name: _ADDRESS.sub("", value) if isinstance(value, str) else value for name, value in facts.items()}
+    facts = {name: _ADDRESS.sub("", value) if isinstance(value, str) else value for name, value in facts.items()}
+    return facts | note_files(facts)
 
 
 def describe_model(model: nn.Module, losses: Sequence[object] = ()) -> dict[str, object]:
