@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from cosmati.errors import CheckpointError
 from cosmati.methods import EMA, SWA, GradientClipping
 from cosmati.methods.building_blocks.averaging import steps_of
 from cosmati.optim import AdamW, Cosine
-from cosmati.train.run.checkpoints import list_checkpoints
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from tests.train.test_other_run import recipe
 
 LONGER = {"budget": "8ba", "change": ("budget",)}
@@ -89,6 +90,9 @@ def test_what_was_read_before_a_resume_is_not_forgotten(tmp_path: Path) -> None:
         recipe(tmp_path / "run", methods=methods, stop_at=stop_at)[0].fit()
     with pytest.raises(CheckpointError, match="a method has acted by how far the run was"):
         recipe(tmp_path / "run", methods=methods, config=LONGER)[0].fit()
+    found = read_checkpoint(list_checkpoints(tmp_path / "run" / "checkpoints")[0])
+    other = dataclasses.replace(found, facts=found.facts | {"budget_use_is_told": True})
+    assert other.signed_digest != found.signed_digest, "under a ledger, nobody says it afterwards"
 
 
 def test_an_earlier_releases_checkpoint_does_not_say_what_was_taken(tmp_path: Path) -> None:

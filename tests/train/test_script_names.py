@@ -108,8 +108,9 @@ def test_another_file_of_the_same_names_is_another_program(first: Start, then: S
     for file in files:
         file.write_text(PORT)
     first(files[0], tmp_path / "run", "2ba")
-    if first == then == as_script:
-        return then(files[1], tmp_path / "run", "4ba")  # a script may be renamed
+    if first == then == as_script:  # A script may be renamed.
+        then(files[1], tmp_path / "run", "4ba")
+        return
     with pytest.raises(CheckpointError, match=r"is .*\bloss, was (file_one_of_two|__main__|one_of_two)\.loss"):
         then(files[1], tmp_path / "run", "4ba")
 

@@ -27,7 +27,6 @@ from cosmati.train.averaging import averaged_weights
 from cosmati.train.evaluation import kept_state, try_out
 from cosmati.train.facts import facts_of
 from cosmati.train.identity import Change, changes, is_other_python
-from cosmati.train.script_names import NOTED
 from cosmati.train.lifecycle import Lifecycle
 from cosmati.train.named_evaluations import evaluate_all, first_batch
 from cosmati.train.probe import Probe
@@ -36,6 +35,7 @@ from cosmati.train.recalibration import put_back_modes
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints
 from cosmati.train.run.environment import numerics
 from cosmati.train.run.folder import describe_run
+from cosmati.train.script_names import NOTED
 from cosmati.train.snapshot import restore
 
 _HEADS = ("model.", "methods.", "method_options.")

@@ -29,7 +29,7 @@ from cosmati.errors import CheckpointError
 from cosmati.train.config import CHANGEABLE
 from cosmati.train.content import content_digest
 from cosmati.train.options import DECLARED, Described, name_of
-from cosmati.train.script_names import by_file, note_files
+from cosmati.train.script_names import by_file
 from cosmati.train.user_code import HOOKS, functions_within, names_said, names_written
 
 Identity = Mapping[str, Any]
@@ -78,7 +78,7 @@ class Change:
 
 
 def changes(was: Identity, now: Identity) -> list[Change]:
-    """Return what differs, in the order of names; the user's files may have been started or imported."""
+    """Return what differs, in the order of names; the user's files may have been started or imported (`note_files`)."""
     then, today = by_file(was, now)
     return [
         Change(name, was.get(name), now.get(name))
@@ -190,8 +190,7 @@ def identify(**parts: object) -> dict[str, Any]:
     """Return the facts of a run under dotted names, as they come back from JSON."""
     facts: dict[str, Any] = json.loads(json.dumps(dict(flatten(parts)), default=_text))
     # No two processes have an object at the same address.
-    facts = {name: _ADDRESS.sub("", value) if isinstance(value, str) else value for name, value in facts.items()}
-    return facts | note_files(facts)
+    return {name: _ADDRESS.sub("", value) if isinstance(value, str) else value for name, value in facts.items()}
 
 
 def describe_model(model: nn.Module, losses: Sequence[object] = ()) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """One file under its several names: a script is `__main__`, imported it's `port`, and as a recipe `file_port`.
 
 Facts keep the name that a module had. A run that began as `python port.py` may go on in a program that imports `port`,
-so the facts say which file each such name stood for: another file's class of the same name is another one.
+so checkpoints say which file each such name stood for: another file's class of the same name is another one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SPAWNED = re.compile(rf"\b{SPAWNED}\b")
 
 
 def note_files(facts: Facts) -> dict[str, str]:
-    """Return further facts: which files the scripts and recipes are that these facts name."""
+    """Return facts to put beside these: which files the scripts and recipes are that they name."""
     texts = [fact for fact in facts.values() if isinstance(fact, str)]
     modules = sorted({found[0] for text in texts for found in _OTHER_NAME.finditer(text)})
     return {f"{NOTED}{module}": name for module in modules if (name := _file_of(module))}
