@@ -91,7 +91,7 @@ def test_what_was_read_before_a_resume_is_not_forgotten(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="a method has acted by how far the run was"):
         recipe(tmp_path / "run", methods=methods, config=LONGER)[0].fit()
     found = read_checkpoint(list_checkpoints(tmp_path / "run" / "checkpoints")[0])
-    other = dataclasses.replace(found, facts=found.facts | {"budget_use_is_told": True})
+    other = dataclasses.replace(found, facts={**found.facts, "budget_use_is_told": True})
     assert other.signed_digest != found.signed_digest, "under a ledger, nobody says it afterwards"
 
 

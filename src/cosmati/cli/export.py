@@ -201,8 +201,8 @@ def _recalled(recipe: Recipe, checkpoint: Checkpoint, place: Path) -> Trainer:
     around, was = describe_environment(trainer.assembly.device), checkpoint.facts["environment"]
     is_elsewhere = any(around.get(name, "") != was.get(name, "") for name in SURROUNDINGS)
     facts, identity = checkpoint.facts, trainer.prepared.identity
-    begun = facts["identity"] | facts.get("files", {})
-    found = other_model(begun, identity | note_files(identity), is_elsewhere=is_elsewhere)
+    begun = {**facts["identity"], **facts.get("files", {})}
+    found = other_model(begun, {**identity, **note_files(identity)}, is_elsewhere=is_elsewhere)
     if found:
         told = "; ".join(map(str, found[:5])) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
         msg = (

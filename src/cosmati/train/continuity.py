@@ -118,7 +118,8 @@ class Continuity:
             )
             raise CheckpointError(msg)
         around = changes(facts["environment"], self._environment)
-        was, now = facts["identity"] | facts.get("files", {}), self._identity | note_files(self._identity)
+        was = {**facts["identity"], **facts.get("files", {})}
+        now = {**self._identity, **note_files(self._identity)}
         self.changed = check_resume(was, now, asked=config.change, where=self._where, is_elsewhere=bool(around))
         parent = {name: value for name, value in facts["identity"].items() if name.startswith("parent")}
         self._identity = {n: v for n, v in self._identity.items() if not n.startswith("parent")} | parent

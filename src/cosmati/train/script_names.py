@@ -14,8 +14,8 @@ from typing import Any
 
 from cosmati.train.user_code import SPAWNED, is_library
 
-Facts = Mapping[str, Any]
-Names = Mapping[str, str]
+_Facts = Mapping[str, Any]
+_Files = Mapping[str, str]
 """Folder and file, as a dotted name, of each module that has another name than it's imported by."""
 
 NOTED = "files."
@@ -26,14 +26,14 @@ _OTHER_NAME = re.compile(_BEFORE + r"(?:__main__|file_[^.\s'\"(<>]+)(?=\.)")
 _SPAWNED = re.compile(rf"\b{SPAWNED}\b")
 
 
-def note_files(facts: Facts) -> dict[str, str]:
+def note_files(facts: _Facts) -> dict[str, str]:
     """Return facts to put beside these: which files the scripts and recipes are that they name."""
     texts = [fact for fact in facts.values() if isinstance(fact, str)]
     modules = sorted({found[0] for text in texts for found in _OTHER_NAME.finditer(text)})
     return {f"{NOTED}{module}": name for module in modules if (name := _file_of(module))}
 
 
-def by_file(was: Facts, now: Facts) -> tuple[dict[str, Any], dict[str, Any]]:
+def by_file(was: _Facts, now: _Facts) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return two sets of facts in which the user's files have the names by which they'd be imported.
 
     The names stay as they are where that leaves fewer differences: a script may be renamed.
@@ -56,11 +56,11 @@ def _file_of(module: str) -> str:
     return f"{path.parent.name}.{path.stem}"
 
 
-def _noted(facts: Facts) -> dict[str, str]:
+def _noted(facts: _Facts) -> dict[str, str]:
     return {name.removeprefix(NOTED): str(file) for name, file in facts.items() if name.startswith(NOTED)}
 
 
-def _as_one_script(facts: Facts) -> dict[str, Any]:
+def _as_one_script(facts: _Facts) -> dict[str, Any]:
     """Leave the notes out, and name the script as where it was started: earlier releases kept its name when spawned."""
     return {
         name: _SPAWNED.sub("__main__", fact) if isinstance(fact, str) else fact
@@ -69,7 +69,7 @@ def _as_one_script(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _renamed(facts: Facts, names: Names) -> dict[str, Any]:
+def _renamed(facts: _Facts, names: _Files) -> dict[str, Any]:
     def name_of(found: re.Match[str]) -> str:
         return names.get(found[0], found[0])
 
@@ -79,7 +79,7 @@ def _renamed(facts: Facts, names: Names) -> dict[str, Any]:
     }
 
 
-def _as_told(facts: Facts, names: Names, others: Facts) -> dict[str, str]:
+def _as_told(facts: _Facts, names: _Files, others: _Facts) -> dict[str, str]:
     """Return the names as the other facts have them, where these may be of the same file: `port`, or `package.port`."""
     return {
         module: next((name for name in _called(facts, module, others) if _may_be(name, file)), file)
@@ -87,7 +87,7 @@ def _as_told(facts: Facts, names: Names, others: Facts) -> dict[str, str]:
     }
 
 
-def _called(facts: Facts, module: str, others: Facts) -> Iterator[str]:
+def _called(facts: _Facts, module: str, others: _Facts) -> Iterator[str]:
     """Yield what the other facts call a module."""
     for name, fact in facts.items():
         there = others.get(name)
@@ -99,5 +99,5 @@ def _may_be(name: str, file: str) -> bool:
     return f".{file}".endswith(f".{name}") or f".{name}".endswith(f".{file}")
 
 
-def _num_differences(was: Facts, now: Facts) -> int:
+def _num_differences(was: _Facts, now: _Facts) -> int:
     return sum(was.get(name) != now.get(name) for name in {**was, **now})
