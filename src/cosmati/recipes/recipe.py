@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -181,9 +180,9 @@ def _converted(part: object, field: str, value: object, whole: str) -> object:
     """Read a value as the field's annotated type."""
     # Of this field alone: another one's names may be known only where they were written.
     owner = next(one for one in type(part).__mro__ if field in vars(one).get("__annotations__", {}))
-    alone = type(owner.__name__, (), {"__annotations__": {field: owner.__annotations__[field]}})
+    own = {"__module__": owner.__module__, "__annotations__": {field: owner.__annotations__[field]}}
     try:
-        hint = get_type_hints(alone, vars(sys.modules[owner.__module__]))[field]
+        hint = get_type_hints(type(owner.__name__, (), own))[field]
         return TypeAdapter(getattr(hint, "accepts", hint)).validate_python(value)
     except (PydanticSchemaGenerationError, NameError) as error:
         msg = f"{whole} can't be given as text: change it in the recipe's file, or name a setting inside it."
