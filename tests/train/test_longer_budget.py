@@ -107,6 +107,8 @@ def test_an_earlier_releases_checkpoint_does_not_say_what_was_taken(tmp_path: Pa
     with pytest.raises(CheckpointError, match="a method has acted by how far the run was"):
         recipe(tmp_path / "run", **given, config=LONGER)[0].fit()
     assert recipe(tmp_path / "run", **given, stop_at=99)[0].fit().clock.step == 6
+    with pytest.raises(CheckpointError, match="a method has acted by how far the run was"):
+        recipe(tmp_path / "run", **given, config=LONGER)[0].fit()
 
 
 class Slower(Method):

@@ -161,6 +161,7 @@ PORTED, SHIPPED = {"files.__main__": "work.port"}, {"files.__main__": "work.ship
         (SCRIPT | PORTED, {LOSS: "other.port.loss", ACT: "other.port.act"}, False),
         (SCRIPT | PORTED, {LOSS: "port.loss", ACT: "elsewhere.act"}, False),
         (SCRIPT | PORTED, {LOSS: "report.loss", ACT: "report.act"}, False),
+        (SCRIPT | PORTED, {LOSS: "ort.loss", ACT: "ort.act"}, False),
         (SCRIPT | PORTED, {LOSS: "models.loss", ACT: "models.act"}, False),
         # A new script that imports one thing of the earlier one, and has the other itself.
         (SCRIPT | PORTED, {LOSS: "__main__.loss", ACT: "port.act"} | SHIPPED, False),
