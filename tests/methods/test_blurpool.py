@@ -272,8 +272,9 @@ def test_method_equals_function() -> None:
     image = random(1, 3, 32, 32)
     assert torch.equal(by_method(image), by_function(image))
     assert BlurPool.stage is Stage.REPLACE
-    with pytest.raises(PlanError, match="min_channels=-1"):
-        BlurPool(min_channels=-1)
+    for wrong in (-1, 0.5):
+        with pytest.raises(PlanError, match=f"min_channels={wrong}"):
+            BlurPool(min_channels=wrong)  # type: ignore[arg-type]
 
 
 def test_layers_show_themselves() -> None:

@@ -131,7 +131,12 @@ def test_off_and_refusals() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert Factorize(factorize_convs=False, factorize_linears=False).apply(model) is model
-    for options in ({"latent_features": 0}, {"min_channels": -1}, {"latent_channels": float("nan")}):
+    for options in (
+        {"latent_features": 0},
+        {"min_channels": -1},
+        {"min_features": 0.5},
+        {"latent_channels": float("nan")},
+    ):
         with pytest.raises(PlanError, match=next(iter(options))):
             Factorize(**options)
     with pytest.raises(PlanError, match="latent size of -1"):

@@ -158,7 +158,9 @@ def test_copies_exports_and_low_precision() -> None:
     assert "12, latent_channels=3" in repr(net)
 
 
-@pytest.mark.parametrize("options", [{"latent_channels": 0}, {"latent_channels": float("inf")}, {"min_channels": -1}])
+@pytest.mark.parametrize(
+    "options", [{"latent_channels": 0}, {"latent_channels": float("inf")}, {"min_channels": -1}, {"min_channels": 0.5}]
+)
 def test_bad_options_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(PlanError, match="SqueezeExcite can't"):
         SqueezeExcite(**options)  # type: ignore[arg-type]

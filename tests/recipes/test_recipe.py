@@ -93,6 +93,10 @@ def test_a_recipe_says_its_task_in_the_record_and_in_nothing_that_makes_it_anoth
     assert tasks == {"plain": "plain", "own": "Even or odd", "set": "Even or odd"}
 
 
+def test_name_and_task_are_settings() -> None:
+    assert small().with_settings({"task": "Even or odd", "name": "other"}).task == "Even or odd"
+
+
 def test_the_quickstarts_studies_and_their_runs_have_one_task() -> None:
     size = QuickstartSize()
     trials = [Trial(arm, 0.1, 1.0) for arm in ("baseline", "composition")]
@@ -125,6 +129,7 @@ def test_settings_change_what_they_name_and_nothing_else() -> None:
         ("config.seed.x", 1, "which has none"),
         ("nothing", 1, "has no setting 'nothing'. It has name"),
         ("optimizers.0.schedule", "cosine", "can't be given as text"),
+        ("loss", "mse", "can't be given as text"),
     ],
 )
 def test_settings_that_cannot_be_say_why(name: str, value: object, message: str) -> None:

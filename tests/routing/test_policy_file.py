@@ -196,7 +196,7 @@ def test_digest_is_sha256_of_canonical_json() -> None:
 
 def test_example_digest_is_golden() -> None:
     assert load_policy(documented_example()).digest.hex() == (
-        "31e630001fd9ce66ce443daefcedbbed876560ac674f796e86c226fd2bb2bac1"
+        "fb71bb8c8e687e6c50b555d1f13b0d52cf7bdf703c07139632edd2ba7141e91b"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -12,12 +13,14 @@ from typing import ClassVar
 import pytest
 import torch
 
-from cosmati.core.clock import Budget
+from cosmati.core.clock import Budget, Time
 from cosmati.core.method import Method, Position, Stage, State
 from cosmati.core.pieces import Pieces
 from cosmati.errors import CheckpointError
 from cosmati.methods import EMA, SWA, GradientClipping
-from cosmati.train.run.checkpoints import list_checkpoints
+from cosmati.methods.building_blocks.averaging import steps_of
+from cosmati.optim import AdamW, Cosine
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from tests.train.test_other_run import recipe
 
 LONGER = {"budget": "8ba", "change": ("budget",)}
@@ -66,12 +69,13 @@ class Peeking(Method):
 @pytest.mark.parametrize(
     "methods",
     [
-        [EMA(half_life="2ba", ema_start="0.1dur")],
+        [EMA(half_life="2ba", ema_start="0.5dur")],
         [GradientClipping(clipping_type="norm", clipping_threshold=9.0), EMA(half_life="0.5dur")],
         [EMA(half_life="2ba"), Peeking()],
         [Peeking(), EMA(half_life="2ba")],
         [EMA(half_life="2ba"), Peeking(last_step=1)],
-        [SWA(swa_start="0.2dur", swa_end="5ba", update_interval="1ba", schedule_swa_lr=False)],
+        [SWA(swa_start="0.3dur", swa_end="5ba", update_interval="1ba", schedule_swa_lr=False)],
+        [SWA(swa_start="1ba", swa_end="0.9dur", update_interval="1ba", schedule_swa_lr=False)],
     ],
 )
 def test_averages_that_would_have_been_others_keep_the_budget(methods: Sequence[Method], tmp_path: Path) -> None:
@@ -86,6 +90,9 @@ def test_what_was_read_before_a_resume_is_not_forgotten(tmp_path: Path) -> None:
         recipe(tmp_path / "run", methods=methods, stop_at=stop_at)[0].fit()
     with pytest.raises(CheckpointError, match="a method has acted by how far the run was"):
         recipe(tmp_path / "run", methods=methods, config=LONGER)[0].fit()
+    found = read_checkpoint(list_checkpoints(tmp_path / "run" / "checkpoints")[0])
+    other = dataclasses.replace(found, facts={**found.facts, "budget_use_is_told": True})
+    assert other.signed_digest != found.signed_digest, "under a ledger, nobody says it afterwards"
 
 
 def test_an_earlier_releases_checkpoint_does_not_say_what_was_taken(tmp_path: Path) -> None:
@@ -100,6 +107,8 @@ def test_an_earlier_releases_checkpoint_does_not_say_what_was_taken(tmp_path: Pa
     with pytest.raises(CheckpointError, match="a method has acted by how far the run was"):
         recipe(tmp_path / "run", **given, config=LONGER)[0].fit()
     assert recipe(tmp_path / "run", **given, stop_at=99)[0].fit().clock.step == 6
+    with pytest.raises(CheckpointError, match="a method has acted by how far the run was"):
+        recipe(tmp_path / "run", **given, config=LONGER)[0].fit()
 
 
 class Slower(Method):
@@ -118,3 +127,19 @@ def test_rates_that_a_method_has_changed_are_compared_too(tmp_path: Path) -> Non
         recipe(folder, methods=[method])[0].fit()
         with pytest.raises(CheckpointError, match=r"learning rate of step \d would have been another"):
             recipe(folder, methods=[method], config=LONGER)[0].fit()
+
+
+def test_a_run_in_seconds_keeps_its_rates_too(tmp_path: Path) -> None:
+    optimizers = [AdamW(lr=0.01, schedule=Cosine())]
+    recipe(tmp_path / "run", optimizers=optimizers, config={"budget": "600sec"})[0].fit()
+    with pytest.raises(CheckpointError, match=r"learning rate of step \d would have been another"):
+        recipe(tmp_path / "run", optimizers=optimizers, stop_at=5, config=LONGER | {"budget": "1200sec"})[0].fit()
+
+
+@pytest.mark.parametrize(
+    "method", [EMA(smoothing=0.9, ema_start="2ep"), SWA(swa_start="3ep", swa_end="5ep", schedule_swa_lr=False)]
+)
+def test_what_is_taken_is_the_step_and_no_rounded_fraction_of_the_run(method: Method) -> None:
+    shorter, longer = (Budget(Time.parse(span), steps_per_epoch=391) for span in ("41ep", "49ep"))
+    assert steps_of("2ep", shorter) != steps_of("2ep", longer)
+    assert method.taken_from(shorter) == method.taken_from(longer)

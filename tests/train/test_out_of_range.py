@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosmati.core.batch import Data
-from cosmati.core.loss import Classification, LanguageModel
+from cosmati.core.loss import Classification, LanguageModel, Loss
 from cosmati.core.out_of_range import look_once
 from cosmati.data.in_memory import InMemory
 from cosmati.errors import BatchError
@@ -98,3 +99,55 @@ def test_an_accelerators_labels_are_looked_at_once() -> None:
     for wrong in (5, -1):
         with pytest.raises(BatchError, match="the model gives 5 classes"):
             look_once(nn.Linear(4, 5), logits, torch.tensor([0, wrong, -100]), -100)
+
+
+def test_tensors_without_content_have_a_loss_as_ever() -> None:
+    model = nn.Linear(4, 3, device="meta")
+    data = torch.ones(2, 4, device="meta"), torch.zeros(2, dtype=torch.long, device="meta")
+    assert Classification(3)(model, data).sum.is_meta
+
+
+class TwoHeads(Classification):
+    """Takes the first of a model's outputs, and counts labels from 1."""
+
+    def compare(self, logits: Any, target: Any) -> Loss:
+        return super().compare(logits[0], target - 1)
+
+
+def test_labels_of_ones_own_meaning_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "is_cpu", False)
+    data = _rows([1, 2, 3])
+    model = nn.Linear(4, 3)
+    assert TwoHeads(3)(lambda x: (model(x), x), data).weight == 3  # type: ignore[arg-type]
+    with pytest.raises(BatchError, match="Labels from 1 to 3"):
+        Classification(3)(model, data)
+    look_once(nn.Linear(4, 1), torch.ones(2, 1), torch.tensor([[1], [0]]), -100)  # one-hot
+
+
+def test_no_byte_is_taken_for_the_ignored_label() -> None:
+    target = torch.tensor([156, 1, 2], dtype=torch.uint8)
+    assert Classification(300).compare(torch.randn(3, 300), target).weight == 3
+    target[0] = 255
+    assert Classification(300, ignore_index=255).compare(torch.randn(3, 300), target).weight == 2
+
+
+def test_255_may_be_what_has_no_label() -> None:
+    with pytest.raises(BatchError, match=r"Labels from 1 to 255 .* ignore_index"):
+        Classification(3).compare(torch.randn(2, 3), torch.tensor([1, 255]))
+
+
+class Refusing(Tensor):
+    """Logits of one's own kind, whose loss raises an error of one's own."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.cross_entropy:
+            raise IndexError("nothing is out of range")
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+def test_an_error_among_labels_that_are_in_range_stays_what_it_is() -> None:
+    with pytest.raises(IndexError, match="nothing is out of range"):
+        Classification(3).compare(torch.randn(2, 3).as_subclass(Refusing), torch.tensor([1, 2]))
+    with pytest.raises(IndexError, match="no dimensions"):
+        Classification(3).compare(torch.tensor(1.0), torch.tensor(0))

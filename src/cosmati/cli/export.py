@@ -27,6 +27,7 @@ from cosmati.train.exporting import RecordedRun, other_model, structure_digest
 from cosmati.train.facts import describe_environment
 from cosmati.train.identity import SURROUNDINGS
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
+from cosmati.train.script_names import note_files
 from cosmati.train.trainer import Trainer
 
 
@@ -199,7 +200,9 @@ def _recalled(recipe: Recipe, checkpoint: Checkpoint, place: Path) -> Trainer:
     trainer = dataclasses.replace(recipe, config=config).trainer()
     around, was = describe_environment(trainer.assembly.device), checkpoint.facts["environment"]
     is_elsewhere = any(around.get(name, "") != was.get(name, "") for name in SURROUNDINGS)
-    found = other_model(checkpoint.facts["identity"], trainer.prepared.identity, is_elsewhere=is_elsewhere)
+    facts, identity = checkpoint.facts, trainer.prepared.identity
+    begun = {**facts["identity"], **facts.get("files", {})}
+    found = other_model(begun, {**identity, **note_files(identity)}, is_elsewhere=is_elsewhere)
     if found:
         told = "; ".join(map(str, found[:5])) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
         msg = (

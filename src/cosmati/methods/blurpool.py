@@ -194,7 +194,7 @@ class BlurPool(Method):
 
     def __post_init__(self) -> None:
         """Check the number of channels."""
-        if not self.min_channels >= 0:
+        if self.min_channels != 0 and not self.min_channels >= 1:
             msg = f"min_channels={self.min_channels} counts no channels. Use 0 to blur all."
             raise PlanError(msg)
 

@@ -124,11 +124,11 @@ class EMA(Method):
             return state
 
     def taken_from(self, budget: Budget) -> object:
-        """Return interval, start and smoothing: only what is a fraction of the run depends on its length."""
+        """Return interval, first step and smoothing: only what is a fraction of the run depends on its length."""
         if self._is_off:
             return None
         interval = self._interval(budget)
-        return interval, steps_of(self.ema_start, budget), self._smoothing(budget, interval)
+        return interval, math.ceil(steps_of(self.ema_start, budget)), self._smoothing(budget, interval)
 
     def evaluation_weights(self, state: State, at: Position) -> Mapping[str, Tensor] | None:
         """Return the averages by parameter name; None before they start."""

@@ -274,7 +274,8 @@ class Factorize(Method):
         """Check the sizes."""
         for name in ("min_channels", "min_features", "latent_channels", "latent_features"):
             value = getattr(self, name)
-            if not 0 <= value < math.inf or (value == 0 and name.startswith("latent")):
+            is_wrong = 0 < value < 1 if name.startswith("min") else value == 0
+            if is_wrong or not 0 <= value < math.inf:
                 msg = (
                     f"Factorize can't use {name}={value}. Give a positive size: a latent one below 1 is a fraction, "
                     "and a smallest one may be 0, which leaves no layer out."

@@ -124,10 +124,10 @@ class SqueezeExcite(Method):
 
     def __post_init__(self) -> None:
         """Check the sizes."""
-        if not 0 < self.latent_channels < math.inf or not self.min_channels >= 0:
+        if not 0 < self.latent_channels < math.inf or (self.min_channels != 0 and not self.min_channels >= 1):
             msg = (
                 f"SqueezeExcite can't use latent_channels={self.latent_channels}, min_channels={self.min_channels}. "
-                "Give a width >= 1 or a fraction of the channels, and a count >= 0."
+                "Give a width >= 1 or a fraction of the channels, and a whole count >= 0."
             )
             raise PlanError(msg)
 

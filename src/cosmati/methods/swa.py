@@ -128,10 +128,11 @@ class SWA(Method):
             return {**state, _COUNTS: counts}
 
     def taken_from(self, budget: Budget) -> object:
-        """Return interval, start and end; what happens to learning rates is compared by itself."""
+        """Return interval, first and last step; what happens to learning rates is compared by itself."""
         if self.is_off:
             return None
-        return tuple(steps_of(one, budget) for one in (self.update_interval, self.swa_start, self.swa_end))
+        first, last = steps_of(self.swa_start, budget), steps_of(self.swa_end, budget)
+        return interval_of(self.update_interval, budget), math.ceil(first), math.floor(last)
 
     def evaluation_weights(self, state: State, at: Position) -> Mapping[str, Tensor] | None:
         """Return the means by parameter name; None before the first weights are taken."""

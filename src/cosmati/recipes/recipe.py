@@ -178,10 +178,13 @@ def _refuse_whole(whole: str) -> object:
 
 def _converted(part: object, field: str, value: object, whole: str) -> object:
     """Read a value as the field's annotated type."""
+    # Of this field alone: another one's names may be known only where they were written.
+    owner = next(one for one in type(part).__mro__ if field in vars(one).get("__annotations__", {}))
+    own = {"__module__": owner.__module__, "__annotations__": {field: owner.__annotations__[field]}}
     try:
-        hint = get_type_hints(type(part))[field]
+        hint = get_type_hints(type(owner.__name__, (), own))[field]
         return TypeAdapter(getattr(hint, "accepts", hint)).validate_python(value)
-    except PydanticSchemaGenerationError as error:
+    except (PydanticSchemaGenerationError, NameError) as error:
         msg = f"{whole} can't be given as text: change it in the recipe's file, or name a setting inside it."
         raise PlanError(msg) from error
     except ValidationError as error:

@@ -51,9 +51,10 @@ def _other_rate(assembly: Assembly, was: Budget, clock: Clock) -> int | None:
         if scheduled.schedule is None:
             continue
         for step in range(clock.step):
-            # What a past step had seen is in proportion: steps have equally many rows.
+            # What a past step had seen is in proportion: steps have equally many rows, and take about equally long.
             part = step / clock.step
-            at = Clock(step, int(part * clock.epoch), 0, int(part * clock.rows), int(part * clock.tokens))
+            seen = int(part * clock.epoch), 0, int(part * clock.rows), int(part * clock.tokens)
+            at = Clock(step, *seen, part * clock.seconds)
             if scheduled.rates(at, was) != scheduled.rates(at, assembly.budget):
                 return step
     return None

@@ -19,6 +19,7 @@ from cosmati.train.loss_state import loss_buffers, loss_module
 from cosmati.train.past_policies import Broken, Past, with_broken, with_span, without_broken, without_taught
 from cosmati.train.probe import Probe
 from cosmati.train.run.checkpoints import Checkpoint
+from cosmati.train.script_names import note_files
 
 CHECKPOINT_VERSION = 4
 """Of the facts in a checkpoint. Version 1 had no identity, version 3 no past policies."""
@@ -85,6 +86,7 @@ class Continuity:
         return {
             "version": CHECKPOINT_VERSION,
             "identity": dict(self._identity),
+            "files": note_files(self._identity),
             "environment": dict(self._environment),
             "initial_root": self.initial_root.hex(),
             "phases": [[p.name, p.start_step, p.end_step] for p in policy.phases] if policy else [],
@@ -116,9 +118,9 @@ class Continuity:
             )
             raise CheckpointError(msg)
         around = changes(facts["environment"], self._environment)
-        self.changed = check_resume(
-            facts["identity"], self._identity, asked=config.change, where=self._where, is_elsewhere=bool(around)
-        )
+        was = {**facts["identity"], **facts.get("files", {})}
+        now = {**self._identity, **note_files(self._identity)}
+        self.changed = check_resume(was, now, asked=config.change, where=self._where, is_elsewhere=bool(around))
         parent = {name: value for name, value in facts["identity"].items() if name.startswith("parent")}
         self._identity = {n: v for n, v in self._identity.items() if not n.startswith("parent")} | parent
         if any(change.name.startswith("budget.") for change in self.changed):

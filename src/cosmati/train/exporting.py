@@ -35,6 +35,7 @@ from cosmati.train.recalibration import put_back_modes
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints
 from cosmati.train.run.environment import numerics
 from cosmati.train.run.folder import describe_run
+from cosmati.train.script_names import NOTED
 from cosmati.train.snapshot import restore
 
 _HEADS = ("model.", "methods.", "method_options.")
@@ -273,7 +274,8 @@ def other_model(was: Mapping[str, Any], now: Mapping[str, Any], *, is_elsewhere:
         now: identity of the trainer.
         is_elsewhere: another PyTorch or processor may compute a model's tables to other bits.
     """
-    facts = [{n: v for n, v in one.items() if n in _ROWS or n.startswith(_HEADS)} for one in (was, now)]
+    told = (*_HEADS, NOTED)
+    facts = [{n: v for n, v in one.items() if n in _ROWS or n.startswith(told)} for one in (was, now)]
     others = {change.name for change in changes(*facts)}
     found = [c for c in changes(*map(_wherever_it_ran, facts)) if c.name in others and not is_other_python(c)]
     return [change for change in found if not (is_elsewhere and change.name.startswith(_TABLES))]

@@ -78,11 +78,11 @@ class Change:
 
 
 def changes(was: Identity, now: Identity) -> list[Change]:
-    """Return what differs, in the order of names; the user's files may have been started or imported."""
+    """Return what differs, in the order of names; the user's files may have been started or imported (`note_files`)."""
     then, today = by_file(was, now)
     return [
         Change(name, was.get(name), now.get(name))
-        for name in sorted({**was, **now})
+        for name in sorted({**then, **today})
         if then.get(name) != today.get(name)
     ]
 

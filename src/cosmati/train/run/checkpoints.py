@@ -73,6 +73,8 @@ class Checkpoint:
         Seconds and environment differ between runs of the same bits, and stay out.
         """
         facts = {name: self.facts[name] for name in _SIGNED if name in self.facts}
+        if not self.facts.get("budget_use_is_told", True):  # else it's as earlier releases signed it
+            facts["budget_use_is_told"] = False
         text = json.dumps({**facts, "clock": list(self.facts.get("clock", ()))[:5]}, sort_keys=True)
         return hashlib.sha256(self.state_digest + text.encode()).digest()
 
