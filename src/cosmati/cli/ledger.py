@@ -19,7 +19,7 @@ from cosmati.ledger.query import (
     direct_write_exclusion,
     regions_of_class,
 )
-from cosmati.ledger.verify import verify_ledger
+from cosmati.ledger.verify import PolicyInForce, verify_ledger
 from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.provenance.voucher import FOLDER
 from cosmati.records.ledger import StepEntry
@@ -98,6 +98,7 @@ def verify(
         for name, was, now in amendment.changes:
             typer.echo(f"  from step {amendment.step} on, {name}: {now}, was {was}")
     _say_provenance(directory, report.provenance_from)
+    _say_policies(directory, report.policies)
     if report.num_unsigned:
         typer.echo(f"  {report.num_unsigned} further entries aren't signed yet, and weren't checked")
     if report.diverged_steps:
@@ -122,6 +123,25 @@ def _say_provenance(directory: Path, told: Sequence[tuple[int, Mapping[str, Any]
         for source in facts["sources"]:
             keys = ", ".join(keyid[:12] for keyid in source["keyids"])
             typer.echo(f"{since}{source['target']}, signed by {keys} of {source['root'][:12]}, {facts['opened']}")
+
+
+def _say_policies(directory: Path, policies: Sequence[PolicyInForce]) -> None:
+    """Say who vouched for each policy that steps went by, and look whether the archive bears it out."""
+    for number, policy in enumerate(policies):
+        since = f"  policy    {f'from step {policy.step} on, ' if number else ''}"
+        if policy.facts is None:
+            typer.echo(f"{since}{policy.digest.hex()[:16]}, declared: nobody has signed it")
+            continue
+        try:
+            from cosmati.provenance.authority.audit import audit_policy
+        except ImportError as error:
+            typer.echo(f"{since}signed; not checked without {error.name}: pip install 'cosmati[authority]'")
+            continue
+        if problems := audit_policy(directory / FOLDER, policy.facts, policy.digest):
+            raise RefutedError(f"Who signed the policy of {directory} doesn't hold: " + "; ".join(problems))
+        (source,) = policy.facts["sources"]
+        keys = ", ".join(keyid[:12] for keyid in source["keyids"])
+        typer.echo(f"{since}{source['target']}, signed by {keys} of {source['root'][:12]}, {policy.facts['opened']}")
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from cosmati.routing.policy_analysis import heat_map_text
 from cosmati.routing.policy_file import PolicyFile, load_policy
 from cosmati.routing.regions import partition_parameters
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check, show and explain policy files.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check, show, explain, compare and sign policies.")
 PolicyArgument = Annotated[Path | None, typer.Argument(help="A policy file; the quickstart's if left out.")]
 RecipeFile = Annotated[
     str | None, typer.Option("--recipe", metavar="FILE[:FUNCTION]", help="The model; the quickstart's GPT if left out.")
@@ -65,6 +66,69 @@ def show(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps = 
     """  # noqa: D301
     compiled = _compile(_load(file), recipe, steps)
     typer.echo("\n\n".join(heat_map_text(compiled, phase.name) for phase in compiled.phases))
+
+
+@app.command()
+def sign(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A policy file.")],
+    authority: Annotated[Path, typer.Option(help="The folder of the repository of the authority for policies.")],
+    keys: Annotated[
+        list[Path] | None, typer.Option("--keys", help="A folder of private keys; again for more. AUTHORITY-keys.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Of the policy.")] = "main",
+    number: Annotated[int | None, typer.Option(help="Of the version; the next one if left out.")] = None,
+    run: Annotated[
+        str, typer.Option(help="Of a change in mid-run: the run's folder, or the text of its operator.vkey.")
+    ] = "",
+    from_step: Annotated[int | None, typer.Option(help="Of a change: the step from which on it may act.")] = None,
+    previous: Annotated[str, typer.Option(help="Of a change: the digest of the policy before it.")] = "",
+) -> None:
+    """Sign a policy: its canonical form becomes `policy/NAME/NUMBER` of an authority for policies.
+
+    Where more people must sign than have keys here, what there is waits in AUTHORITY/pending, and the next one runs the
+    same command. A change in mid-run names the run, the policy before it and the step from which on it may act.
+
+    \b
+    Examples:
+      cosmati policy sign policy.yaml --authority policies --keys ~/keys --keys policies-keys
+      cosmati policy sign wider.yaml --authority policies --keys ~/keys --run runs/one --from-step 4000
+    """  # noqa: D301
+    from cosmati.cli.keys import need_packages, ring_of
+
+    need_packages()
+    from cosmati.provenance.authority.policies import sign_policy
+    from cosmati.provenance.authority.repository import AuthorityRepository
+
+    policy, repository = load_policy(file), AuthorityRepository(authority)
+    statement = _statement(run, from_step, previous)
+    signed, state = sign_policy(
+        repository, ring_of(authority, keys), name, policy.canonical, number=number, custom=statement
+    )
+    typer.echo(f"{signed.target}  {policy.digest.hex()}: {state}")
+
+
+def _statement(run: str, from_step: int | None, previous: str) -> dict[str, str | int] | None:
+    """Return what is said of a change in mid-run, None where it's none."""
+    if not run and from_step is None and not previous:
+        return None
+    if not run or from_step is None:
+        raise PolicyError("A change in mid-run names the run and the step: give --run and --from-step.")
+    from cosmati.ledger.note import VerifierKey
+    from cosmati.ledger.reader import read_verifier_key
+    from cosmati.ledger.verify import verify_ledger
+
+    if Path(run).is_dir():
+        ledger = Path(run) / "ledger" if (Path(run) / "ledger").is_dir() else Path(run)
+        key, report = read_verifier_key(ledger), verify_ledger(ledger)
+        previous = previous or (report.policies[-1].digest.hex() if report.policies else "")
+        if from_step < report.num_steps:
+            msg = f"The run has taken {report.num_steps} steps, and a change is for what is to come: --from-step."
+            raise PolicyError(msg)
+    else:
+        key = VerifierKey.parse(run)
+    if not re.fullmatch(r"[0-9a-f]{64}", previous):
+        raise PolicyError("A change names the policy before it: give its digest in hex with --previous.")
+    return {"run": key.text, "previous": previous, "from_step": from_step}
 
 
 @app.command()

@@ -50,9 +50,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import rfc8785
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from cosmati.errors import PolicyError
+from cosmati.provenance.voucher import VouchedPolicy
 from cosmati.routing.selectors import Names, RegionName, RegionSelector, Strict
 
 _MAX_CHARACTERS = 1_000_000
@@ -103,6 +104,24 @@ class PolicyFile(Strict):
     default: Literal["reject"] = "reject"
     allow: Allow = Allow()
 
+    _vouched: VouchedPolicy | None = PrivateAttr(default=None)
+
+    @property
+    def vouched(self) -> VouchedPolicy | None:
+        """Who has signed it; None where nobody was asked: it's `declared` by whoever wrote it."""
+        return self._vouched
+
+    @property
+    def signed_root(self) -> str:
+        """SHA-256 in hex of the first root of the authority that has signed it; empty where it's `declared`."""
+        return self._vouched.voucher.root if self._vouched else ""
+
+    def with_voucher(self, vouched: VouchedPolicy) -> PolicyFile:
+        """Return the policy as one that was signed."""
+        policy = self.model_copy()
+        policy._vouched = vouched  # noqa: SLF001  (its own)
+        return policy
+
     @model_validator(mode="after")
     def _consistent(self) -> PolicyFile:
         names = [phase.name for phase in self.phases]
@@ -135,8 +154,13 @@ class PolicyFile(Strict):
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 over the canonical JSON of `to_mapping`; 32 bytes."""
-        return hashlib.sha256(rfc8785.dumps(self.to_mapping())).digest()
+        """SHA-256 of the canonical form; 32 bytes."""
+        return hashlib.sha256(self.canonical).digest()
+
+    @property
+    def canonical(self) -> bytes:
+        """Canonical JSON (RFC 8785) of `to_mapping`: what is signed."""
+        return rfc8785.dumps(self.to_mapping())
 
 
 def load_policy(source: Path | str) -> PolicyFile:

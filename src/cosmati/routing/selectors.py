@@ -17,6 +17,8 @@ def _sorted_names(value: object) -> tuple[str, ...]:
     raise ValueError(msg)
 
 
+_LARGEST = 2**53 - 1
+"""Integer that canonical JSON (RFC 8785) has as a number."""
 Names = Annotated[tuple[str, ...], BeforeValidator(_sorted_names)]
 Tag = Literal["embedding", "head", "norm"]
 RegionName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
@@ -38,8 +40,8 @@ class BlockRange(Strict):
     """
 
     container: str
-    start: Annotated[int, Field(alias="from", strict=True, ge=0)] = 0
-    to: Annotated[int, Field(strict=True, ge=1)] | None = None
+    start: Annotated[int, Field(alias="from", strict=True, ge=0, le=_LARGEST)] = 0
+    to: Annotated[int, Field(strict=True, ge=1, le=_LARGEST)] | None = None
 
     @model_validator(mode="after")
     def _not_empty(self) -> BlockRange:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from cosmati.core.plan import Plan
-from cosmati.provenance.voucher import VouchedData
+from cosmati.provenance.voucher import VouchedData, VouchedPolicy
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import Assembly
@@ -38,6 +38,7 @@ class RunFacts:
         parameters: names of each region's parameters.
         policy_text: the policy as its digest covers it; None without one.
         vouched: who vouched for the data; None where nobody was asked.
+        vouched_policy: who vouched for the policy; None where it's declared.
     """
 
     recipe: str
@@ -55,6 +56,7 @@ class RunFacts:
     parameters: tuple[tuple[str, ...], ...] = ()
     policy_text: Mapping[str, Any] | None = None
     vouched: VouchedData | None = None
+    vouched_policy: VouchedPolicy | None = None
 
 
 def facts_of(
@@ -82,6 +84,7 @@ def facts_of(
         parameters=a.regions.parameters,
         policy_text=policy.to_mapping() if policy else None,
         vouched=vouched,
+        vouched_policy=policy.vouched if policy else None,
     )
 
 

@@ -360,5 +360,5 @@ def test_what_has_expired_is_signed_anew_by_the_same_command(tmp_path: Path) -> 
     people.days = 0
     assert people.sign(NEWS, "ada") == "signed"
     assert people.repository.chain().targets[ROLE].signed.expires > datetime.now(UTC)
-    with pytest.raises(ProvenanceError, match="was signed with another manifest"):
+    with pytest.raises(ProvenanceError, match="was signed with another content"):
         people.sign(NEWS, "ada", data=b"another")

@@ -3,6 +3,7 @@
 metadata/1.root.json, 2.root.json ...   who may sign what; signed by the keys before it and its own
 metadata/N.targets.json                 the taxonomy, and which keys sign which class
 metadata/N.class.open.permissive.json   the sources of a class, signed by its own people
+metadata/N.policy.main.json             the versions of a policy likewise, in an authority for policies
 metadata/N.snapshot.json                which versions of these belong together
 metadata/timestamp.json                 which snapshot is the newest; written last, so a change is there or isn't
 change.json                             a new root's files, while they're put in place: the next command ends that
@@ -34,7 +35,7 @@ from tuf.api.metadata import (
 )
 
 from cosmati.errors import ProvenanceError
-from cosmati.provenance.authority.chain import Chain, checked, parsed, read_chain
+from cosmati.provenance.authority.chain import POLICIES, Chain, checked, parsed, read_chain
 from cosmati.provenance.authority.errors import InconsistentMetadataError, TamperedManifestError
 from cosmati.provenance.authority.keys import KeyRing
 from cosmati.provenance.authority.names import (
@@ -150,9 +151,13 @@ class RepositoryChange:
         if valid:
             self.signed[role] = found
 
-    def add_target(self, role: str, path: str, data: bytes) -> None:
-        """Let a role sign a target."""
+    def add_target(
+        self, role: str, path: str, data: bytes, custom: Mapping[str, str | int] | None = None
+    ) -> None:
+        """Let a role sign a target, and what else is said of it."""
         info = TargetFile.from_data(path, data, ["sha256"])
+        if custom:
+            info.unrecognized_fields["custom"] = dict(custom)
         self.targets(role).targets[path] = info
         self.target_files[target_file(path, info.hashes["sha256"])] = data
 
@@ -224,11 +229,11 @@ class AuthorityRepository:
             raise TamperedManifestError(f"{info.path} was signed, and its file is missing. Restore {self.folder}.")
         return checked(data, info)
 
-    def create(self, taxonomy: Taxonomy, keys: dict[str, list[Any]], *, root_threshold: int, ring: KeyRing) -> str:
+    def create(self, taxonomy: Taxonomy | None, keys: dict[str, list[Any]], *, root_threshold: int, ring: KeyRing) -> str:
         """Make a repository, and return the digest of its first root, which everybody who trusts it writes down.
 
         Args:
-            taxonomy: the first one that is published.
+            taxonomy: the first one that is published; None is an authority for policies, which has none.
             keys: public keys by top role.
             root_threshold: how many of the root's keys must sign who may sign what.
             ring: the private halves.
@@ -244,7 +249,11 @@ class AuthorityRepository:
                 for key in publics:
                     root.add_key(key, role)
             root.roles["root"].threshold = root_threshold
-            publish_taxonomy(change, taxonomy)
+            if taxonomy is None:
+                root.unrecognized_fields[POLICIES] = True
+                change.targets()
+            else:
+                publish_taxonomy(change, taxonomy)
             self._commit(change)
         return read_chain(self._read).first_root_sha256
 

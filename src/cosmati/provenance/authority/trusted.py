@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tuf.api import exceptions as tuf
+from tuf.api.metadata import TargetFile
 from tuf.ngclient import Updater
 from tuf.ngclient.fetcher import FetcherInterface
 
@@ -111,14 +112,21 @@ class Authority:
         """The taxonomy that the authority has published last."""
         if self._taxonomy is not None:
             return self._taxonomy  # asked for each source
-        info = newest_taxonomy(self.chain)
+        self._taxonomy = Taxonomy.from_mapping(json.loads(self.target(newest_taxonomy(self.chain))))
+        return self._taxonomy
+
+    def target(self, info: TargetFile) -> bytes:
+        """Return a target's content.
+
+        Raises:
+            TamperedManifestError: its file is missing, or isn't what was signed.
+        """
         data = self._read(target_file(info.path, info.hashes["sha256"]))
         if data is None:
             raise TamperedManifestError(
                 f"{info.path} was signed, and its file is missing in {self.url}. Fetch it again."
             )
-        self._taxonomy = Taxonomy.from_mapping(json.loads(checked(data, info)))
-        return self._taxonomy
+        return checked(data, info)
 
     def vouch(self, manifest: bytes, *, class_path: str, source: str, version: str) -> Voucher:
         """Return that a source's manifest was signed, and by whom.

@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,9 +109,15 @@ class LedgerObserver(Observer):
         return LedgerWriter.create(directory, origin=self._origin, key=key)
 
     def _keep_archive(self) -> None:
-        """Put what bears out the data's provenance beside the ledger, before an entry names it."""
-        if self._facts.vouched is not None:
-            replace_files(self._directory / FOLDER, self._facts.vouched.files)
+        """Put what bears out the provenance of data and policy beside the ledger, before an entry names it."""
+        for vouched in (self._facts.vouched, self._facts.vouched_policy):
+            if vouched is not None:
+                replace_files(self._directory / FOLDER, vouched.files)
+
+    def _vouched(self) -> dict[str, dict[str, Any]]:
+        """Return who vouched for what; what nobody vouched for is declared, and isn't named."""
+        given = {"provenance": self._facts.vouched, "policy_provenance": self._facts.vouched_policy}
+        return {name: vouched.facts for name, vouched in given.items() if vouched is not None}
 
     def _resume(self, clock: Clock) -> None:
         """Say from which step the run goes on, and what it commits to from now on where that has changed."""
@@ -141,10 +148,9 @@ class LedgerObserver(Observer):
         self._writer.checkpoint()
 
     def _details(self) -> dict[str, object]:
-        """Return the tables with which the entries that follow are read, and who vouched for the data."""
+        """Return the tables with which the entries that follow are read, and who vouched for data and policy."""
         facts, policy = self._facts, self._facts.policy
-        vouched = {} if facts.vouched is None else {"provenance": facts.vouched.facts}
-        return vouched | {
+        return self._vouched() | {
             "run_id": self._origin.removeprefix("cosmati/"),
             "seed": facts.seed,
             "classes": list(policy.classes if policy else ("all",)),
@@ -169,7 +175,7 @@ class LedgerObserver(Observer):
 
     def _commitments(self) -> dict[str, bytes]:
         facts = self._facts
-        vouched = {} if facts.vouched is None else {"provenance": details_digest(facts.vouched.facts)}
+        vouched = {name: details_digest(said) for name, said in self._vouched().items()}
         environment = "\n".join(f"{k}={v}" for k, v in sorted(facts.environment.items()))
         return vouched | {
             "data": hashlib.sha256(facts.data_digest.encode()).digest(),
