@@ -56,7 +56,9 @@ def init(
     taxonomy: Annotated[
         Path | None, typer.Option(help="YAML or JSON: name, version, classes. Software licences if left out.")
     ] = None,
-    policies: Annotated[bool, typer.Option("--policies", help="An authority for policies, which signs no data.")] = False,
+    policies: Annotated[
+        bool, typer.Option("--policies", help="An authority for policies, which signs no data.")
+    ] = False,
 ) -> None:
     """Make an authority: keys, taxonomy and an empty repository, which is plain files to be published anywhere.
 

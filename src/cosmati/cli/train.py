@@ -10,7 +10,7 @@ import torch.distributed as dist
 import typer
 
 from cosmati.cli.errors import STOPPED
-from cosmati.cli.files import load_recipe
+from cosmati.cli.files import load_recipe, under_policy
 from cosmati.cli.track import TRACKER_HELP
 from cosmati.integrations import Tracking, tracker_of
 from cosmati.train.observers import Observer
@@ -24,10 +24,24 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting: config.seed=3.")
 ]
 
+SignedPolicy = Annotated[
+    str | None,
+    typer.Option("--policy", metavar="URL", help="In place of the recipe's policy, one that an authority has signed."),
+]
+PolicyVersion = Annotated[
+    str, typer.Option("--policy-name", metavar="NAME[/NUMBER]", help="Which; its newest version.")
+]
+PolicyRoot = Annotated[
+    str, typer.Option("--policy-root", metavar="SHA256", help="Digest of that authority's first root.")
+]
+
 
 def train(
     file: RecipeArgument,
     settings: Settings = None,
+    policy: SignedPolicy = None,
+    policy_name: PolicyVersion = "main",
+    policy_root: PolicyRoot = "",
     run_folder: Annotated[
         Path | None, typer.Option(help="Where record, checkpoints and ledger go; the same folder goes on.")
     ] = None,
@@ -49,9 +63,10 @@ def train(
       cosmati train digits.py
       cosmati train digits.py --run-folder runs/one --monitor --track tensorboard
       cosmati train digits.py:big --set config.seed=3 --set methods.0.alpha=0.3 --run-folder runs/big-3
+      cosmati train gpt.py --policy policies --policy-root 3b27... --run-folder runs/governed
       torchrun --nproc-per-node 2 -m cosmati train digits.py --set config.num_microbatches=4
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
-    recipe = load_recipe(file, settings or [])
+    recipe = under_policy(load_recipe(file, settings or []), policy, policy_name, policy_root)
     recipe = dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, progress=True))
     observers: list[Observer] = [Tracking(tracker_of(one)) for one in trackers or []]
     trainer = recipe.trainer(run_folder=run_folder, observers=[*observers, *([all_monitors()] if monitor else [])])
@@ -75,7 +90,13 @@ def train(
         raise typer.Exit(STOPPED)
 
 
-def plan(file: RecipeArgument, settings: Settings = None) -> None:
+def plan(
+    file: RecipeArgument,
+    settings: Settings = None,
+    policy: SignedPolicy = None,
+    policy_name: PolicyVersion = "main",
+    policy_root: PolicyRoot = "",
+) -> None:
     """Show what a recipe would do, and what it may promise, without training.
 
     \b
@@ -83,4 +104,5 @@ def plan(file: RecipeArgument, settings: Settings = None) -> None:
       cosmati plan digits.py
       cosmati plan digits.py --set config.num_microbatches=4
     """  # noqa: D301
-    typer.echo(str(load_recipe(file, settings or []).trainer().plan))
+    recipe = under_policy(load_recipe(file, settings or []), policy, policy_name, policy_root)
+    typer.echo(str(recipe.trainer().plan))

@@ -50,7 +50,8 @@ class RunRecord:
         run_id: Name of the run's folder in its store.
         recipe_name: Name of the recipe.
         recipe_text: The recipe as JSON text.
-        digests: Hex digests by what they cover: `plan`, `model`, `data`, `policy`.
+        digests: Hex digests by what they cover: `plan`, `model`, `data`, `policy`; `policy_root` is that of the
+            authority which has signed the policy, or `declared`.
         environment: Package versions, device names and compile modes by name.
         plan: The plan's lines in the order in which they run.
         guarantees: Every guarantee, held or broken.

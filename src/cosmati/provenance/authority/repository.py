@@ -151,9 +151,7 @@ class RepositoryChange:
         if valid:
             self.signed[role] = found
 
-    def add_target(
-        self, role: str, path: str, data: bytes, custom: Mapping[str, str | int] | None = None
-    ) -> None:
+    def add_target(self, role: str, path: str, data: bytes, custom: Mapping[str, str | int] | None = None) -> None:
         """Let a role sign a target, and what else is said of it."""
         info = TargetFile.from_data(path, data, ["sha256"])
         if custom:
@@ -229,7 +227,9 @@ class AuthorityRepository:
             raise TamperedManifestError(f"{info.path} was signed, and its file is missing. Restore {self.folder}.")
         return checked(data, info)
 
-    def create(self, taxonomy: Taxonomy | None, keys: dict[str, list[Any]], *, root_threshold: int, ring: KeyRing) -> str:
+    def create(
+        self, taxonomy: Taxonomy | None, keys: dict[str, list[Any]], *, root_threshold: int, ring: KeyRing
+    ) -> str:
         """Make a repository, and return the digest of its first root, which everybody who trusts it writes down.
 
         Args:

@@ -138,6 +138,10 @@ class RunFolder:
         )
 
 
+def _signed_root(facts: RunFacts) -> str:
+    return facts.vouched_policy.voucher.root if facts.vouched_policy else "declared"
+
+
 def describe_run(facts: RunFacts, plan: Plan, clock: Clock, *, run_id: str, model_digest: str) -> RunRecord:
     """Return the record of a run as it stands, without times and metrics.
 
@@ -158,7 +162,8 @@ def describe_run(facts: RunFacts, plan: Plan, clock: Clock, *, run_id: str, mode
             "model": model_digest,
             "data": facts.data_digest,
             "policy": facts.policy.policy_digest.hex() if facts.policy else "",
-        },
+        }
+        | ({"policy_root": _signed_root(facts)} if facts.policy else {}),
         environment=facts.environment,
         plan=tuple(
             PlanLine(m.stage.name.lower(), describe(m), (type(m).__doc__ or "").strip().partition("\n")[0])
