@@ -19,6 +19,7 @@ from cosmati.ledger.query import (
     direct_write_exclusion,
     regions_of_class,
 )
+from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import PolicyInForce, verify_ledger
 from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.provenance.voucher import FOLDER
@@ -133,11 +134,15 @@ def _say_policies(directory: Path, policies: Sequence[PolicyInForce]) -> None:
             typer.echo(f"{since}{policy.digest.hex()[:16]}, declared: nobody has signed it")
             continue
         try:
-            from cosmati.provenance.authority.audit import audit_policy
+            from cosmati.provenance.authority.audit import audit_change, audit_policy
         except ImportError as error:
             typer.echo(f"{since}signed; not checked without {error.name}: pip install 'cosmati[authority]'")
             continue
-        if problems := audit_policy(directory / FOLDER, policy.facts, policy.digest):
+        problems = audit_policy(directory / FOLDER, policy.facts, policy.digest)
+        if number and not problems and policy.digest != policies[number - 1].digest:
+            run = read_verifier_key(directory).text
+            problems = audit_change(policy.facts, policies[number - 1].digest, policy.step, run)
+        if problems:
             raise RefutedError(f"Who signed the policy of {directory} doesn't hold: " + "; ".join(problems))
         (source,) = policy.facts["sources"]
         keys = ", ".join(keyid[:12] for keyid in source["keyids"])

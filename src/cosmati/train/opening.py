@@ -63,7 +63,7 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
     a = prepared.assembly
     facts = facts_of(a, prepared.data_digest, prepared.identity, prepared.policy, prepared.vouched)
     run = OpenRun(facts, a.config, a.budget, a.ranks, observers, a.layout.digest, a.model)
-    continuity = Continuity(a, prepared.identity, facts.environment, facts.model_root)
+    continuity = Continuity(a, prepared.identity, facts.environment, facts.model_root, prepared.policy)
     states = None
     made: list[list[int]] = []
     with run.opening() as checkpoint:
