@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from cosmati.errors import CosmatiError, RefutedError
 
@@ -31,18 +33,34 @@ class Teaching(TyperGroup):
             raise typer.Exit(STOPPED) from error
 
 
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Exit with 1 where the answer is no, and with 2 where nothing could be read to answer from."""
+    try:
+        yield
+    except RefutedError as error:
+        typer.echo(f"No. {error}")
+        raise typer.Exit(1) from error
+    except BrokenPipeError:
+        raise  # `| head` has read enough: click ends quietly
+    except (CosmatiError, OSError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
 class Answering(TyperGroup):
-    """A group of commands that ask: 0 is yes, 1 is no, and 2 that nothing could be read to answer from."""
+    """A group of commands that ask: 0 is yes."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  (a class that typer keeps private)
         """Run the command."""
-        try:
+        with _answering():
             return super().invoke(ctx)
-        except RefutedError as error:
-            typer.echo(f"No. {error}")
-            raise typer.Exit(1) from error
-        except BrokenPipeError:
-            raise  # `| head` has read enough: click ends quietly
-        except (CosmatiError, OSError) as error:
-            typer.echo(f"Error: {error}", err=True)
-            raise typer.Exit(2) from error
+
+
+class Question(TyperCommand):
+    """A command that asks, in a group of others."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  (a class that typer keeps private)
+        """Run the command."""
+        with _answering():
+            return super().invoke(ctx)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cosmati.cli.errors import Question
 from cosmati.cli.files import load_recipe
 from cosmati.errors import PolicyError
 from cosmati.provenance.taxonomy import software_licences
@@ -16,6 +18,7 @@ from cosmati.recipes.quickstart import quickstart_policy_text
 from cosmati.routing.policy import CompiledPolicy, compile_policy
 from cosmati.routing.policy_analysis import explain as explain_cell
 from cosmati.routing.policy_analysis import heat_map_text
+from cosmati.routing.policy_diff import PolicyDiff
 from cosmati.routing.policy_file import PolicyFile, load_policy
 from cosmati.routing.regions import partition_parameters
 
@@ -66,6 +69,31 @@ def show(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps = 
     """  # noqa: D301
     compiled = _compile(_load(file), recipe, steps)
     typer.echo("\n\n".join(heat_map_text(compiled, phase.name) for phase in compiled.phases))
+
+
+@app.command(cls=Question)
+def diff(
+    old: Annotated[Path, typer.Argument(help="The policy before.")],
+    new: Annotated[Path, typer.Argument(help="The policy after.")],
+    recipe: RecipeFile = None,
+    steps: Steps = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Say what changes between two versions of a policy: which classes gain and lose, and each cell.
+
+    A cell is a class, a region and a span of steps; each line says whether it tightens or loosens. Names of regions and
+    phases may differ: parameters and steps are compared. Exits with 0 where nothing changes, 1 where something does,
+    and 2 where a policy is refused.
+
+    \b
+    Examples:
+      cosmati policy diff policy.yaml wider.yaml
+      cosmati policy diff policy.yaml wider.yaml --recipe my_model.py --steps 5000 --json
+    """  # noqa: D301
+    found = PolicyDiff(_compile(load_policy(old), recipe, steps), _compile(load_policy(new), recipe, steps))
+    typer.echo(json.dumps(found.to_mapping(), indent=2) if as_json else str(found))
+    if found.changes:
+        raise typer.Exit(1)
 
 
 @app.command()

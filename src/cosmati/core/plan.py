@@ -75,7 +75,6 @@ class Facts:
         never_offered: deferred microbatches for which the run has no room later, by class, in words.
         has_ledger: the run keeps a ledger.
         num_sub_steps: alternating losses.
-        policy_from: who vouches for the policy, in words; empty without one.
         owned: what optimizers own that only one part of a run may hold, with the owner's name.
         settings: everything else that determines the run's bits, for the digest.
     """
@@ -95,7 +94,6 @@ class Facts:
     never_offered: tuple[str, ...] = ()
     has_ledger: bool = False
     num_sub_steps: int = 1
-    policy_from: str = ""
     owned: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
 
@@ -141,9 +139,7 @@ class Plan:
         return (*head, *methods, *left, *(str(guarantee) for guarantee in self.guarantees))
 
     def __str__(self) -> str:
-        # Who vouches for what is an entry's own fact, and so isn't among the lines that entry 0 keeps.
-        policy = [f"  policy  {self.facts.policy_from}"] if self.facts.policy_from else []
-        return "\n".join([*self.lines, *policy])
+        return "\n".join(self.lines)
 
     def holds(self, promise: Promise, pair: Pair | None = None) -> bool:
         """Say whether the run makes a promise: about a class and a region, or about all that it's made of."""

@@ -61,20 +61,31 @@ class CellChange:
     new_decision: Decision
 
     @property
-    def direction(self) -> Literal["tightened", "loosened"]:
+    def direction(self) -> Literal["tightens", "loosens"]:
         """Whether the class may now teach less or more; by weight, and where that's equal by decision."""
         before, after = (
             (self.old_weight, _RANK[self.old_decision]),
             (self.new_weight, _RANK[self.new_decision]),
         )
-        return "tightened" if after < before else "loosened"
+        return "tightens" if after < before else "loosens"
+
+    @property
+    def region(self) -> str:
+        """The region; both names where they differ."""
+        return str(self.new_region) if self.old_region == self.new_region else f"{self.old_region} -> {self.new_region}"
+
+    @property
+    def cell(self) -> str:
+        """Class and region."""
+        return f"{self.class_path}, {self.region}"
+
+    @property
+    def result(self) -> str:
+        """Weight and decision, before and after."""
+        return f"{self.old_weight:g} ({self.old_decision}) -> {self.new_weight:g} ({self.new_decision})"
 
     def __str__(self) -> str:
-        region = self.new_region if self.old_region == self.new_region else f"{self.old_region} -> {self.new_region}"
-        return (
-            f"{self.direction}: {self.class_path}, {region}, steps {self.start_step} to {self.end_step}: "
-            f"{self.old_weight:g} ({self.old_decision}) -> {self.new_weight:g} ({self.new_decision})"
-        )
+        return f"{self.direction}: {self.cell}, steps {self.start_step} to {self.end_step}: {self.result}"
 
 
 def explain(policy: PolicyFile, class_path: str, region: str, phase: str, *, taxonomy: Taxonomy) -> Explanation:
@@ -165,9 +176,14 @@ def heat_map_text(compiled: CompiledPolicy, phase: str) -> str:
                 *(f"{_shade(weight)} {weight:g}" if weight else "·" for weight in weights[index]),
             ]
         )
+    return f"phase {phase}, steps {span.start_step} to {span.end_step}\n{table_text(rows)}"
+
+
+def table_text(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as lines, its columns aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([f"phase {phase}, steps {span.start_step} to {span.end_step}", *lines])
+    return "\n".join(lines)
 
 
 def _shade(weight: float) -> str:

@@ -116,14 +116,6 @@ class PolicyFile(Strict):
         """SHA-256 in hex of the first root of the authority that has signed it; empty where it's `declared`."""
         return self._vouched.voucher.root if self._vouched else ""
 
-    @property
-    def signature(self) -> str:
-        """Who vouches for it, in words."""
-        if self._vouched is None:
-            return "declared: nobody has signed it"
-        keys = ", ".join(keyid[:12] for keyid in self._vouched.voucher.keyids)
-        return f"{self._vouched.voucher.target}, signed by {keys} of {self.signed_root[:12]}"
-
     def with_voucher(self, vouched: VouchedPolicy) -> PolicyFile:
         """Return the policy as one that was signed."""
         policy = self.model_copy()

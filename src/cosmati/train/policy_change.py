@@ -67,7 +67,7 @@ def change_policy(
     old = PolicyFile.model_validate(was["text"])
     if old.digest == policy.digest:
         return was, []
-    loosened = [change for change in _changes(old, assembly, step) if change.direction == "loosened"]
+    loosened = [change for change in _changes(old, assembly, step) if change.direction == "loosens"]
     vouched = policy.vouched if policy.signed_root == was["root"] else None
     number = max(was["number"], vouched.number) if vouched else was["number"]
     anchor = {"text": policy.to_mapping(), "root": was["root"], "number": number}

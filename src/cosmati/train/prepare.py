@@ -154,7 +154,6 @@ def _facts(
         denied=denied,
         has_ledger=wants_ledger(config, given.policy),
         num_sub_steps=len(turns),
-        policy_from=given.policy.signature if given.policy else "",
         owned={thing: type(o).__name__ for o in given.optimizers for thing in getattr(o, "owns", ())},
         never_offered=never_offered,
         settings=settings_of(given, budget, num_microbatches),
