@@ -15,12 +15,11 @@ from cosmati.errors import PolicyError
 from cosmati.provenance.taxonomy import software_licences
 from cosmati.recipes.language import LanguageTask, python_gpt_composed
 from cosmati.recipes.quickstart import quickstart_policy_text
-from cosmati.routing.policy import CompiledPolicy, compile_policy
+from cosmati.routing.policy import CompiledPolicy, compile_policy, partition_by
 from cosmati.routing.policy_analysis import explain as explain_cell
 from cosmati.routing.policy_analysis import heat_map_text
 from cosmati.routing.policy_diff import PolicyDiff
 from cosmati.routing.policy_file import PolicyFile, load_policy
-from cosmati.routing.regions import partition_parameters
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check, show, explain, compare and sign policies.")
 PolicyArgument = Annotated[Path | None, typer.Argument(help="A policy file; the quickstart's if left out.")]
@@ -36,7 +35,7 @@ def _load(file: Path | None) -> PolicyFile:
 
 def _compile(policy: PolicyFile, recipe: str | None, steps: int) -> CompiledPolicy:
     made = load_recipe(recipe, []) if recipe else python_gpt_composed(LanguageTask())
-    regions = partition_parameters(made.build_model(), policy.regions, allow_tied=policy.allow.tied)
+    regions = partition_by(policy, made.build_model())
     taxonomy = made.taxonomy or software_licences()
     return compile_policy(policy, taxonomy=taxonomy, regions=regions, num_steps=steps)
 

@@ -9,25 +9,54 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import product
-from typing import Literal
+from typing import Literal, cast
 
-from cosmati.errors import PolicyError
+from torch import nn
+
+from cosmati.errors import PlanError, PolicyError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.routing.regions import Regions
-from cosmati.routing.rules import Outcome, check_names, disagreement, front, matching_rules
+from cosmati.routing.regions import Regions, partition_parameters
+from cosmati.routing.rules import Match, Outcome, check_names, disagreement, front, matching_rules
 
 Decision = Literal["admit", "gate", "defer", "reject"]
 RegionWeights = tuple[float, ...]
-Outcomes = dict[tuple[str, str, str], Outcome]
+Cell = tuple[str, str, str]
 
 _TIME = re.compile(r"([0-9]+)(ba)|([0-9]+(?:\.[0-9]+)?)(dur|ep)")
 _UNDECIDED: Outcome = ("reject", 0.0)
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """What holds for each cell, and by which rule.
+
+    Attributes:
+        policy: as written.
+        winners: by class, region and phase; a cell that no rule covers isn't among them.
+    """
+
+    policy: PolicyFile
+    winners: dict[Cell, Match]
+
+    def outcome(self, *cell: str) -> Outcome:
+        """Return what holds for a cell."""
+        winner = self.winners.get(cast("Cell", cell))
+        return winner.outcome if winner else _UNDECIDED
+
+    def where(self, path: str, phase: str, kind: str) -> str:
+        """Return the line of a rule that says something of a class in a phase, in words."""
+        numbers = [
+            match.number
+            for (one, _, when), match in self.winners.items()
+            if (one, when, match.outcome[0]) == (path, phase, kind)
+        ]
+        return self.policy.at(f"rules.{min(numbers)}") if numbers else ""
 
 
 @dataclass(frozen=True)
@@ -116,6 +145,21 @@ class CompiledPolicy:
         return {route: index for index, route in enumerate(self.routes)}
 
 
+def partition_by(policy: PolicyFile, model: nn.Module) -> Regions:
+    """Divide a model's parameters among a policy's regions: see `partition_parameters`.
+
+    Raises:
+        PolicyError: they don't partition them; with the lines of the regions that it names.
+    """
+    try:
+        return partition_parameters(model, policy.regions, allow_tied=policy.allow.tied)
+    except PolicyError as error:
+        text = str(error).replace("The regions", f"The regions{policy.at('regions')}", 1)
+        for name in policy.regions:
+            text = text.replace(f"region {name!r}", f"region {name!r}{policy.at(f'regions.{name}')}")
+        raise PolicyError(text) from error
+
+
 def compile_policy(
     policy: PolicyFile,
     *,
@@ -129,7 +173,7 @@ def compile_policy(
     Args:
         policy: the policy as written.
         taxonomy: the classes; its name must be the policy's.
-        regions: `partition_parameters(model, policy.regions, allow_tied=policy.allow.tied)`.
+        regions: `partition_by(policy, model)`.
         num_steps: length of the run.
         resolve: step number of a time string, for phases; by default `resolve_time` without epochs.
 
@@ -140,23 +184,23 @@ def compile_policy(
     """
     _refuse(check_names(policy, taxonomy, regions), "names what isn't there")
     phases = _resolve_phases(policy, num_steps, resolve or (lambda text: resolve_time(text, num_steps=num_steps)))
-    outcomes = _decide_cells(policy, taxonomy.classes, regions.declared)
+    decided = _decide_cells(policy, taxonomy.classes, regions.declared)
     problems: list[str] = []
     weight, decision = [], []
     for path in taxonomy.classes:
-        routes = tuple(_route(outcomes, path, phase.name, regions) for phase in phases)
-        kinds = [{outcomes[path, region, phase.name][0] for region in regions.declared} for phase in phases]
+        routes = tuple(_route(decided, path, phase.name, regions) for phase in phases)
         decisions = [
-            _decide(path, phase.name, kind, route, problems)
-            for phase, kind, route in zip(phases, kinds, routes, strict=True)
+            _decide(decided, path, phase.name, regions.declared, route, problems)
+            for phase, route in zip(phases, routes, strict=True)
         ]
         weight.append(routes)
         decision.append(tuple(decisions))
         for index, one in enumerate(decisions):
             if one == "defer" and not {"admit", "gate"} & set(decisions[index:]):
                 problems.append(
-                    f"{path} is deferred in phase {phases[index].name}, and no later phase admits it: "
-                    "give it a weight there, or reject it"
+                    f"{path} is deferred in phase {phases[index].name}"
+                    f"{decided.where(path, phases[index].name, 'defer')}, and no later phase admits it: give it a "
+                    "weight there, or reject it"
                 )
     _refuse(problems, "isn't sound")
     return CompiledPolicy(
@@ -198,14 +242,20 @@ def _resolve_phases(policy: PolicyFile, num_steps: int, resolve: Callable[[str],
     if num_steps < 1:
         msg = f"A policy is compiled for a run of at least one step, not {num_steps}."
         raise PolicyError(msg)
-    ends = [num_steps if phase.until is None else resolve(phase.until) for phase in policy.phases] or [num_steps]
+    ends = []
+    for number, spec in enumerate(policy.phases, 1):
+        try:
+            ends.append(num_steps if spec.until is None else resolve(spec.until))
+        except (PolicyError, PlanError) as error:
+            raise PolicyError(f"Phase {spec.name}{policy.at(f'phases.{number}')}: {error}") from error
+    ends = ends or [num_steps]
     starts = [0, *ends[:-1]]
     phases = tuple(Phase(*span) for span in zip(policy.phase_names, starts, ends, strict=True))
     _refuse(
         [
-            f"phase {phase.name} would go from step {phase.start_step} to {phase.end_step} of {num_steps}; "
-            "put its `until` after the phase before and before the end of the run"
-            for phase in phases
+            f"phase {phase.name}{policy.at(f'phases.{number}')} would go from step {phase.start_step} to "
+            f"{phase.end_step} of {num_steps}; put its `until` after the phase before and before the end of the run"
+            for number, phase in enumerate(phases, 1)
             if not phase.start_step < phase.end_step <= num_steps
         ],
         "has phases out of order",
@@ -213,19 +263,21 @@ def _resolve_phases(policy: PolicyFile, num_steps: int, resolve: Callable[[str],
     return phases
 
 
-def _decide_cells(policy: PolicyFile, classes: Iterable[str], regions: Iterable[str]) -> Outcomes:
-    """Return what the winning rule says about each cell (class, region, phase); without one, `reject`."""
-    outcomes: Outcomes = {}
+def _decide_cells(policy: PolicyFile, classes: Iterable[str], regions: Iterable[str]) -> _Decided:
+    """Return the rule that wins each cell (class, region, phase)."""
+    winners: dict[Cell, Match] = {}
     conflicts: dict[tuple[str, str, str], list[str]] = {}
     for cell in product(classes, regions, policy.phase_names):
         ahead = front(matching_rules(policy.rules, *cell))
-        outcomes[cell] = ahead[0].outcome if ahead else _UNDECIDED
+        if ahead:
+            winners[cell] = ahead[0]
         pair = disagreement(ahead)
         if pair:
             # A class is deferred as a whole, so that no rule can decide single regions of these cells.
             is_deferred = "defer" in (pair[0].outcome[0], pair[1].outcome[0])
             mend = "Name the phases that the other rule is for" if is_deferred else "Add a rule for these cells"
-            conflicts.setdefault((str(pair[0]), str(pair[1]), mend), []).append(f"({', '.join(cell)})")
+            one, other = (f"{match}{policy.at(f'rules.{match.number}')}" for match in pair)
+            conflicts.setdefault((one, other, mend), []).append(f"({', '.join(cell)})")
     _refuse(
         [
             f"{one} and {other} disagree on {cells[0]}"
@@ -235,18 +287,21 @@ def _decide_cells(policy: PolicyFile, classes: Iterable[str], regions: Iterable[
         ],
         "is ambiguous",
     )
-    return outcomes
+    return _Decided(policy, winners)
 
 
-def _route(outcomes: Outcomes, path: str, phase: str, regions: Regions) -> RegionWeights:
-    return tuple(min(outcomes[path, name, phase][1] for name in members) for members in regions.members)
+def _route(decided: _Decided, path: str, phase: str, regions: Regions) -> RegionWeights:
+    return tuple(min(decided.outcome(path, name, phase)[1] for name in members) for members in regions.members)
 
 
-def _decide(path: str, phase: str, kinds: Collection[str], route: RegionWeights, problems: list[str]) -> Decision:
+def _decide(
+    decided: _Decided, path: str, phase: str, declared: Iterable[str], route: RegionWeights, problems: list[str]
+) -> Decision:
     """Return the decision that a class's cells in a phase come to, and note what's wrong with them."""
+    kinds = {decided.outcome(path, region, phase)[0] for region in declared}
     if "defer" in kinds and len(kinds) > 1:
         problems.append(
-            f"{path} is deferred in phase {phase}, but rules for single regions say otherwise; "
+            f"{path} is deferred in phase {phase}{decided.where(path, phase, 'defer')}, but rules for single regions say otherwise; "
             "a class is deferred for all regions or none"
         )
     if "defer" in kinds:
@@ -254,7 +309,8 @@ def _decide(path: str, phase: str, kinds: Collection[str], route: RegionWeights,
     if not any(route):
         if "weight" in kinds:
             problems.append(
-                f"{path} is admitted in phase {phase} with weight 0 for every region, "
+                f"{path} is admitted in phase {phase} with weight 0 for every region"
+                f"{decided.where(path, phase, 'weight')}, "
                 "and would run and teach nothing: use decision: reject"
             )
         return "reject"

@@ -44,9 +44,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from collections.abc import Hashable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import rfc8785
 import yaml
@@ -55,6 +55,7 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from cosmati.errors import PolicyError
 from cosmati.provenance.voucher import VouchedPolicy
 from cosmati.routing.selectors import Names, RegionName, RegionSelector, Strict
+from cosmati.routing.strict_yaml import line_of, load_yaml
 
 _MAX_CHARACTERS = 1_000_000
 
@@ -105,6 +106,18 @@ class PolicyFile(Strict):
     allow: Allow = Allow()
 
     _vouched: VouchedPolicy | None = PrivateAttr(default=None)
+    _lines: dict[str, int] = PrivateAttr(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare what policies say, and who vouches for it; not the lines on which it stands."""
+        return isinstance(other, PolicyFile) and (self.__dict__, self._vouched) == (other.__dict__, other._vouched)
+
+    __hash__ = None  # type: ignore[assignment]  (as of what holds a dict)
+
+    def at(self, place: str) -> str:
+        """Return the line of a part in words, such as `rules.3` or `regions.head`; empty where there's no file."""
+        line = self._lines.get(place)
+        return f" (line {line})" if line else ""
 
     @property
     def vouched(self) -> VouchedPolicy | None:
@@ -181,27 +194,46 @@ def load_policy(source: Path | str) -> PolicyFile:
         if len(text) > _MAX_CHARACTERS:
             msg = f"{where} has {len(text)} characters; policies have at most {_MAX_CHARACTERS}."
             raise PolicyError(msg)
-        document = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  (a SafeLoader with less, not more)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        document, node = load_yaml(text)
+    except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, PolicyError):
             raise
         msg = f"{where} can't be read: {error}"
         raise PolicyError(msg) from error
     if not isinstance(document, dict):
         mend = " A file's name ends in .yaml or .yml, or is a Path." if isinstance(document, str) else ""
-        msg = f"{where} is {document!r:.80}, not a mapping with version, taxonomy and rules.{mend}"
+        line = line_of(node, ())
+        msg = f"{where} is {document!r:.80} (line {line}), not a mapping with version, taxonomy and rules.{mend}"
         raise PolicyError(msg)
     try:
-        return PolicyFile.model_validate(document)
+        policy = PolicyFile.model_validate(document)
+        policy._lines = _lines(policy, node)  # noqa: SLF001  (its own)
+        return policy
     except ValidationError as error:
-        problems = "\n".join(f"  - {_problem(entry)}" for entry in error.errors())
+        problems = "\n".join(f"  - {_problem(entry, node)}" for entry in error.errors())
         msg = f"{where} isn't valid:\n{problems}"
         raise PolicyError(msg) from error
 
 
-def _problem(entry: Any) -> str:  # noqa: ANN401  (pydantic's ErrorDetails)
+def _lines(policy: PolicyFile, node: yaml.Node | None) -> dict[str, int]:
+    """Return the lines of what a problem may be about once the file is read."""
+    places: list[tuple[object, ...]] = [("taxonomy",), ("regions",), *(("regions", name) for name in policy.regions)]
+    places += [("phases", index) for index in range(len(policy.phases))]
+    places += [("rules", index) for index in range(len(policy.rules))]
+    return {_named(place): line_of(node, place) for place in places}
+
+
+def _named(place: Sequence[object]) -> str:
+    return ".".join(str(part + 1) if isinstance(part, int) else str(part) for part in place)
+
+
+def _problem(entry: Any, node: yaml.Node | None) -> str:  # noqa: ANN401  (pydantic's ErrorDetails)
     """Return one line for one of pydantic's findings, with close matches for an unknown field."""
-    where = ".".join(str(part + 1) if isinstance(part, int) else part for part in entry["loc"]) or "policy"
+    where = _named(entry["loc"]) or "policy"
+    # What is wrong with several parts together names the first of them.
+    rule, phase = (re.search(pattern, entry["msg"]) for pattern in (r"rule (\d+) amplifies", r"^Value error, phase '"))
+    place = entry["loc"] or (("rules", int(rule[1]) - 1) if rule else ("phases",) if phase else ())
+    where = f"line {line_of(node, place)}, {where}"
     message = entry["msg"].removeprefix("Value error, ")
     if entry["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(entry["loc"][-1]), _FIELDS, n=1)
@@ -216,45 +248,3 @@ _FIELDS = [
     for model in (PolicyFile, Rule, PhaseSpec, Allow, RegionSelector)
     for name, field in model.model_fields.items()
 ]
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """A SafeLoader with YAML 1.2's plain scalars, and without duplicate keys, anchors, aliases and tags."""
-
-    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {  # type: ignore[misc]
-        None: [
-            ("tag:yaml.org,2002:bool", re.compile(r"(?:true|false)\Z")),
-            ("tag:yaml.org,2002:null", re.compile(r"(?:null|~|)\Z")),
-            ("tag:yaml.org,2002:int", re.compile(r"-?(?:0|[1-9][0-9]*)\Z")),
-            (
-                "tag:yaml.org,2002:float",
-                re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\Z"),
-            ),
-        ]
-    }
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Refuse anchors, aliases and tags before a node is built."""
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise yaml.constructor.ConstructorError(None, None, "anchors and aliases aren't allowed", event.start_mark)
-        if getattr(event, "tag", None) is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"tags aren't allowed: {event.tag}", event.start_mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(
-        self,
-        node: yaml.MappingNode,
-        deep: bool = False,
-    ) -> dict[Hashable, Any]:
-        """Refuse keys that aren't strings or come twice, then build the mapping."""
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node)
-            if not isinstance(key, str):
-                problem = f"key {key!r} isn't a string; quote it"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)

@@ -9,10 +9,9 @@ from cosmati.errors import CheckpointError, LedgerError
 from cosmati.ledger.reader import read_verifier_key
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.provenance.voucher import VouchedPolicy
-from cosmati.routing.policy import compile_policy
+from cosmati.routing.policy import compile_policy, partition_by
 from cosmati.routing.policy_analysis import CellChange, diff
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.routing.regions import partition_parameters
 from cosmati.train.assembly import Assembly
 from cosmati.train.identity import Change
 
@@ -87,7 +86,7 @@ def _changes(old: PolicyFile, assembly: Assembly, step: int) -> list[CellChange]
     before = compile_policy(
         old,
         taxonomy=Taxonomy(old.taxonomy, "the same", tuple((name, "") for name in now.classes)),
-        regions=partition_parameters(assembly.model, old.regions, allow_tied=old.allow.tied),
+        regions=partition_by(old, assembly.model),
         num_steps=now.phases[-1].end_step,
         resolve=assembly.budget.step_of,
     )

@@ -26,7 +26,7 @@ from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.provenance.voucher import VouchedData
 from cosmati.routing.deferral import DeferredOrder
-from cosmati.routing.policy import CompiledPolicy, compile_policy
+from cosmati.routing.policy import CompiledPolicy, compile_policy, partition_by
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
 from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_turns
@@ -84,8 +84,7 @@ def prepare(given: Ingredients) -> Prepared:
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
     parent = place(model, device, given, ranks)
-    selectors = given.policy.regions if given.policy else None
-    regions = partition_parameters(model, selectors, allow_tied=bool(given.policy and given.policy.allow.tied))
+    regions = partition_by(given.policy, model) if given.policy else partition_parameters(model)
     # Which classes are offered depends on the phases, these on the number of steps, this on the order's length: the
     # policy is compiled twice, the first time only to see which classes it ever admits.
     generators = DefaultGenerators(device)
