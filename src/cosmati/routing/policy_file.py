@@ -54,7 +54,7 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from cosmati.errors import PolicyError
 from cosmati.provenance.voucher import VouchedPolicy
-from cosmati.routing.selectors import Names, RegionName, RegionSelector, Strict
+from cosmati.routing.selectors import Names, RegionName, RegionSelector, Strict, odd_letters
 from cosmati.routing.strict_yaml import line_of, load_yaml
 
 _MAX_CHARACTERS = 1_000_000
@@ -237,7 +237,7 @@ def _problem(entry: Any, node: yaml.Node | None) -> str:  # noqa: ANN401  (pydan
     message = entry["msg"].removeprefix("Value error, ")
     if entry["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(entry["loc"][-1]), _FIELDS, n=1)
-        return f"{where}: there's no such field" + (f"; did you mean {near[0]}?" if near else "")
+        return f"{where}: there's no such field{odd_letters(str(entry['loc'][-1]))}" + (f"; did you mean {near[0]}?" if near else "")
     if entry["type"] in {"value_error", "missing"}:
         return f"{where}: {message}"
     return f"{where}: {message}, not {entry['input']!r:.60}"

@@ -9,6 +9,7 @@ from typing import Literal
 from cosmati.provenance.taxonomy import Taxonomy, closest
 from cosmati.routing.policy_file import PolicyFile, Rule
 from cosmati.routing.regions import Regions
+from cosmati.routing.selectors import odd_letters
 
 Outcome = tuple[Literal["weight", "reject", "defer"], float]
 """What a rule says about a cell: a weight, or a decision with weight 0."""
@@ -80,7 +81,7 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
     problems = []
     if policy.taxonomy != taxonomy.name:
         where = policy.at("taxonomy")
-        problems.append(f"the policy{where} is for taxonomy {policy.taxonomy!r}, and this is {taxonomy.name!r}")
+        problems.append(f"the policy{where} is for taxonomy {policy.taxonomy!r}{odd_letters(policy.taxonomy)}, and this is {taxonomy.name!r}")
     if regions.declared != (tuple(sorted(policy.regions)) or ("all",)):
         declared = ", ".join(sorted(policy.regions)) or "all"
         problems.append(
@@ -97,7 +98,7 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
             ("region", rule.region, regions.declared),
             ("phase", rule.phase, policy.phase_names),
         ):
-            found += [f"no {axis} {name!r}{closest(name, known)}" for name in names if name not in {*known, "*"}]
+            found += [f"no {axis} {name!r}{odd_letters(name)}{closest(name, known)}" for name in names if name not in {*known, "*"}]
         problems += [f"rule {number}{policy.at(f'rules.{number}')}: {problem}" for problem in found if problem]
     return problems
 
@@ -110,7 +111,7 @@ def _class_problem(pattern: str, taxonomy: Taxonomy) -> str:
         return f"{pattern!r} is a branch; write '{pattern}/**' for all classes below it"
     if taxonomy.contains(branch):
         return f"{branch!r} is a class, with none below it; leave out '/**'"
-    return f"no class {pattern!r} in taxonomy {taxonomy.name}{closest(branch, taxonomy.classes)}"
+    return f"no class {pattern!r}{odd_letters(pattern)} in taxonomy {taxonomy.name}{closest(branch, taxonomy.classes)}"
 
 
 def _class_specificity(pattern: str, class_path: str) -> int:

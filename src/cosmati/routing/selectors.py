@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -19,6 +20,14 @@ def _sorted_names(value: object) -> tuple[str, ...]:
 
 _LARGEST = 2**53 - 1
 """Integer that canonical JSON (RFC 8785) has as a number."""
+
+
+def odd_letters(name: str) -> str:
+    """Return in words which characters of a name only look like plain ones, or can't be seen; empty for none."""
+    odd = [f"U+{ord(letter):04X} {unicodedata.name(letter, 'without a name')}" for letter in name if letter > "~"]
+    return f" (it has {', '.join(dict.fromkeys(odd))})" if odd else ""
+
+
 Names = Annotated[tuple[str, ...], BeforeValidator(_sorted_names)]
 Tag = Literal["embedding", "head", "norm"]
 RegionName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
