@@ -64,10 +64,11 @@ allow:
 """,
 )
 WORDS = (
-    "open/psf open/** ** no yes true null 0 1 0.5 2 -1 1e9 .inf 0.3 3ba 0.2dur 0.9dur 2ep warm main early head embedding "
-    "near_input * reject defer admit gate class weight region phase decision until name tag params rules default allow "
-    "amplify tied blocks container from to exclude version taxonomy оpen/psf open∕psf &a *a !!str 1:30 2024-01-01 [] {}"
-).split()
+    "open/psf open/** ** no yes true null 0 1 0.5 2 -1 1e9 .inf 0.3 3ba 0.2dur 0.9dur 2ep warm main early head "
+    "embedding near_input * reject defer admit gate class weight region phase decision until name tag params "
+    "rules default allow amplify tied blocks container from to exclude version taxonomy \u043epen/psf "
+    "open\u2215psf &a *a !!str 1:30 2024-01-01 [] {}"
+).split()  # noqa: SIM905
 SIGNS = "{}[]:,-#&*!|>'\"%@` \t\u00a0\u200b\u0430\x07\ufeff"
 
 
@@ -112,7 +113,9 @@ def _word(draw: random.Random, text: str) -> str:
 
 def _number(draw: random.Random, text: str) -> str:
     found = draw.choice(list(re.finditer(r"[0-9.]+", text)))
-    return text[: found.start()] + draw.choice(("0", "1", "0.1", "0.7", "5", "-1", "1.0", "9" * 30)) + text[found.end() :]
+    return (
+        text[: found.start()] + draw.choice(("0", "1", "0.1", "0.7", "5", "-1", "1.0", "9" * 30)) + text[found.end() :]
+    )
 
 
 def _named(pattern: str, *others: str) -> Callable[[random.Random, str], str]:
@@ -213,8 +216,13 @@ def check(number: int, seed: int) -> Counter[str]:
         try:
             after = compiled(mutant)
         except PolicyError as error:
-            assert (line := re.search(r"\bline ([0-9]+)", str(error))), f"{error}\n---\n{mutant}"
-            assert int(line[1]) <= mutant.count("\n") + 2, f"{error}\n---\n{mutant}"
+            refused = str(error)
+        else:
+            refused = ""
+        if refused:
+            line = re.search(r"\bline ([0-9]+)", refused)
+            assert line, f"{refused}\n---\n{mutant}"
+            assert int(line[1]) <= mutant.count("\n") + 2, f"{refused}\n---\n{mutant}"
             counts["refused"] += 1
             continue
         assert is_total(after), mutant

@@ -78,7 +78,9 @@ def test_the_operator_alone_tightens(people: PolicyPeople) -> None:
 
 def test_the_operator_alone_loosens_nothing(people: PolicyPeople) -> None:
     for weight in (0.6, 1.0):
-        with pytest.raises(CheckpointError, match=r"would allow more .* cold, body.* Only that authority may") as caught:
+        with pytest.raises(
+            CheckpointError, match=r"would allow more .* cold, body.* Only that authority may"
+        ) as caught:
             resume(people, load_policy(text(weight)))
         assert f"0.5 (gate) -> {weight:g}" in str(caught.value)
     # Less for one class, and more for another.

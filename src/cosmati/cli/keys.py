@@ -76,11 +76,11 @@ def init(
     classes = None if policies else _taxonomy(taxonomy)
     root = ceremony.init(authority, folder, classes, passphrase=_passphrase())
     typer.echo(f"{authority} is an authority now. Who trusts it writes down the digest of its root:\n  {root}")
+    what = "main" if policies else "CLASS"
     typer.echo(
         f"Its keys are in {folder}. Move root-1, root-2 and root-3 to three people; targets, snapshot and timestamp "
         "sign from day to day.\n"
-        f"Next: cosmati keys new NAME --keys DIR, then cosmati keys delegate {authority} {'main' if policies else 'CLASS'} --to "
-        f"DIR/NAME{PUBLIC}"
+        f"Next: cosmati keys new NAME --keys DIR, then cosmati keys delegate {authority} {what} --to DIR/NAME{PUBLIC}"
     )
 
 

@@ -301,8 +301,8 @@ def _decide(
     kinds = {decided.outcome(path, region, phase)[0] for region in declared}
     if "defer" in kinds and len(kinds) > 1:
         problems.append(
-            f"{path} is deferred in phase {phase}{decided.where(path, phase, 'defer')}, but rules for single regions say otherwise; "
-            "a class is deferred for all regions or none"
+            f"{path} is deferred in phase {phase}{decided.where(path, phase, 'defer')}, but rules for single "
+            "regions say otherwise; a class is deferred for all regions or none"
         )
     if "defer" in kinds:
         return "defer"

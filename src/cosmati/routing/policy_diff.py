@@ -1,4 +1,4 @@
-"""What changes between two versions of a policy, for people and for programs: which classes gain or lose, cell by cell."""
+"""What changes between two versions of a policy, for people and for programs: classes that gain or lose, and cells."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class PolicyFile(Strict):
         """Compare what policies say, and who vouches for it; not the lines on which it stands."""
         return isinstance(other, PolicyFile) and (self.__dict__, self._vouched) == (other.__dict__, other._vouched)
 
-    __hash__ = None  # type: ignore[assignment]  (as of what holds a dict)
+    __hash__ = None  # type: ignore[assignment]
 
     def at(self, place: str) -> str:
         """Return the line of a part in words, such as `rules.3` or `regions.head`; empty where there's no file."""
@@ -207,12 +207,12 @@ def load_policy(source: Path | str) -> PolicyFile:
         raise PolicyError(msg)
     try:
         policy = PolicyFile.model_validate(document)
-        policy._lines = _lines(policy, node)  # noqa: SLF001  (its own)
-        return policy
     except ValidationError as error:
         problems = "\n".join(f"  - {_problem(entry, node)}" for entry in error.errors())
         msg = f"{where} isn't valid:\n{problems}"
         raise PolicyError(msg) from error
+    policy._lines = _lines(policy, node)  # noqa: SLF001  (its own)
+    return policy
 
 
 def _lines(policy: PolicyFile, node: yaml.Node | None) -> dict[str, int]:
@@ -237,7 +237,9 @@ def _problem(entry: Any, node: yaml.Node | None) -> str:  # noqa: ANN401  (pydan
     message = entry["msg"].removeprefix("Value error, ")
     if entry["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(entry["loc"][-1]), _FIELDS, n=1)
-        return f"{where}: there's no such field{odd_letters(str(entry['loc'][-1]))}" + (f"; did you mean {near[0]}?" if near else "")
+        return f"{where}: there's no such field{odd_letters(str(entry['loc'][-1]))}" + (
+            f"; did you mean {near[0]}?" if near else ""
+        )
     if entry["type"] in {"value_error", "missing"}:
         return f"{where}: {message}"
     return f"{where}: {message}, not {entry['input']!r:.60}"

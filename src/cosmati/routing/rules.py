@@ -80,8 +80,8 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
     """Return what a policy names and isn't there, and regions that were cut for another policy."""
     problems = []
     if policy.taxonomy != taxonomy.name:
-        where = policy.at("taxonomy")
-        problems.append(f"the policy{where} is for taxonomy {policy.taxonomy!r}{odd_letters(policy.taxonomy)}, and this is {taxonomy.name!r}")
+        name = f"{policy.taxonomy!r}{odd_letters(policy.taxonomy)}{policy.at('taxonomy')}"
+        problems.append(f"the policy is for taxonomy {name}, and this is {taxonomy.name!r}")
     if regions.declared != (tuple(sorted(policy.regions)) or ("all",)):
         declared = ", ".join(sorted(policy.regions)) or "all"
         problems.append(
@@ -90,7 +90,9 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
         )
     if not policy.allow.tied:
         problems += [
-            f"region {name}{policy.at('regions')} merges tied parameters, and allow.tied is false" for name in regions.names if "&" in name
+            f"region {name}{policy.at('regions')} merges tied parameters, and allow.tied is false"
+            for name in regions.names
+            if "&" in name
         ]
     for number, rule in enumerate(policy.rules, 1):
         found = [_class_problem(pattern, taxonomy) for pattern in rule.classes]
@@ -98,7 +100,11 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
             ("region", rule.region, regions.declared),
             ("phase", rule.phase, policy.phase_names),
         ):
-            found += [f"no {axis} {name!r}{odd_letters(name)}{closest(name, known)}" for name in names if name not in {*known, "*"}]
+            found += [
+                f"no {axis} {name!r}{odd_letters(name)}{closest(name, known)}"
+                for name in names
+                if name not in {*known, "*"}
+            ]
         problems += [f"rule {number}{policy.at(f'rules.{number}')}: {problem}" for problem in found if problem]
     return problems
 

@@ -31,7 +31,9 @@ def load_yaml(text: str) -> tuple[Any, yaml.Node | None]:
         raise ValueError(f"line {line}: the character {character} isn't allowed") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise ValueError(f"line {mark.line + 1 if mark else 1}: {', '.join(filter(None, (error.context, error.problem)))}") from error
+        raise ValueError(
+            f"line {mark.line + 1 if mark else 1}: {', '.join(filter(None, (error.context, error.problem)))}"
+        ) from error
 
 
 def line_of(node: yaml.Node | None, place: Sequence[object]) -> int:

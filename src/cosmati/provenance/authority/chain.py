@@ -67,7 +67,7 @@ class Chain:
 
     @property
     def holds_policies(self) -> bool:
-        """Whether it's a policy authority's. Its first root says so, and that is what is pinned: no other can say it."""
+        """Whether it's an authority for policies: its first root says so, and that is what is pinned."""
         return bool(self.roots[0].signed.unrecognized_fields.get(POLICIES))
 
     def check_kind(self, *, policies: bool) -> None:
