@@ -63,12 +63,7 @@ allow:
   tied: true
 """,
 )
-WORDS = (
-    "open/psf open/** ** no yes true null 0 1 0.5 2 -1 1e9 .inf 0.3 3ba 0.2dur 0.9dur 2ep warm main early head "
-    "embedding near_input * reject defer admit gate class weight region phase decision until name tag params "
-    "rules default allow amplify tied blocks container from to exclude version taxonomy \u043epen/psf "
-    "open\u2215psf &a *a !!str 1:30 2024-01-01 [] {}"
-).split()  # noqa: SIM905
+WORDS = ["open/psf", "open/**", "**", "no", "yes", "true", "null", "0", "1", "0.5", "2", "-1", "1e9", ".inf", "0.3", "3ba", "0.2dur", "0.9dur", "2ep", "warm", "main", "early", "head", "embedding", "near_input", "*", "reject", "defer", "admit", "gate", "class", "weight", "region", "phase", "decision", "until", "name", "tag", "params", "rules", "default", "allow", "amplify", "tied", "blocks", "container", "from", "to", "exclude", "version", "taxonomy", "оpen/psf", "open∕psf", "&a", "*a", "!!str", "1:30", "2024-01-01", "[]", "{}"]
 SIGNS = "{}[]:,-#&*!|>'\"%@` \t\u00a0\u200b\u0430\x07\ufeff"
 
 

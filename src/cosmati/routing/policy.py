@@ -26,7 +26,7 @@ from cosmati.routing.rules import Match, Outcome, check_names, disagreement, fro
 
 Decision = Literal["admit", "gate", "defer", "reject"]
 RegionWeights = tuple[float, ...]
-Cell = tuple[str, str, str]
+_Place = tuple[str, str, str]
 
 _TIME = re.compile(r"([0-9]+)(ba)|([0-9]+(?:\.[0-9]+)?)(dur|ep)")
 _UNDECIDED: Outcome = ("reject", 0.0)
@@ -42,11 +42,11 @@ class _Decided:
     """
 
     policy: PolicyFile
-    winners: dict[Cell, Match]
+    winners: dict[_Place, Match]
 
     def outcome(self, *cell: str) -> Outcome:
         """Return what holds for a cell."""
-        winner = self.winners.get(cast("Cell", cell))
+        winner = self.winners.get(cast("_Place", cell))
         return winner.outcome if winner else _UNDECIDED
 
     def where(self, path: str, phase: str, kind: str) -> str:
@@ -265,7 +265,7 @@ def _resolve_phases(policy: PolicyFile, num_steps: int, resolve: Callable[[str],
 
 def _decide_cells(policy: PolicyFile, classes: Iterable[str], regions: Iterable[str]) -> _Decided:
     """Return the rule that wins each cell (class, region, phase)."""
-    winners: dict[Cell, Match] = {}
+    winners: dict[_Place, Match] = {}
     conflicts: dict[tuple[str, str, str], list[str]] = {}
     for cell in product(classes, regions, policy.phase_names):
         ahead = front(matching_rules(policy.rules, *cell))
