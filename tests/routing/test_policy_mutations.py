@@ -62,8 +62,29 @@ allow:
   amplify: true
   tied: true
 """,
+    """version: 1
+taxonomy: t
+bands:
+  measure: readability
+  names: [low, middle, high]
+  thresholds: [0.3, 0.7]
+floors:
+  - {class: open/psf, band: middle}
+phases: [{name: warm, until: 3ba}, {name: main}]
+rules:
+  - {class: "open/**", weight: 0.5}
+  - {class: "open/**", band: high, weight: 1}
+  - {class: open/copyleft, band: low, decision: reject}
+  - {class: no, band: [low, middle], phase: warm, decision: defer}
+  - {class: no, weight: 0.75}
+""",
 )
-WORDS = ["open/psf", "open/**", "**", "no", "yes", "true", "null", "0", "1", "0.5", "2", "-1", "1e9", ".inf", "0.3", "3ba", "0.2dur", "0.9dur", "2ep", "warm", "main", "early", "head", "embedding", "near_input", "*", "reject", "defer", "admit", "gate", "class", "weight", "region", "phase", "decision", "until", "name", "tag", "params", "rules", "default", "allow", "amplify", "tied", "blocks", "container", "from", "to", "exclude", "version", "taxonomy", "оpen/psf", "open∕psf", "&a", "*a", "!!str", "1:30", "2024-01-01", "[]", "{}"]
+WORDS = (
+    "open/psf open/** ** no yes true null 0 1 0.5 2 -1 1e9 .inf 0.3 3ba 0.2dur 0.9dur 2ep warm main early head low "
+    "embedding near_input * reject defer admit gate class weight region phase decision until name tag params band "
+    "rules default allow amplify tied blocks container from to exclude version taxonomy bands floors thresholds "
+    "measure names high \u043epen/psf open\u2215psf &a *a !!str 1:30 2024-01-01 [] {}"
+)
 SIGNS = "{}[]:,-#&*!|>'\"%@` \t\u00a0\u200b\u0430\x07\ufeff"
 
 
@@ -103,7 +124,7 @@ def _swap(draw: random.Random, lines: list[str]) -> None:
 
 def _word(draw: random.Random, text: str) -> str:
     found = draw.choice(list(re.finditer(r"[\w./*-]+", text)))
-    return text[: found.start()] + draw.choice(WORDS) + text[found.end() :]
+    return text[: found.start()] + draw.choice(WORDS.split()) + text[found.end() :]
 
 
 def _number(draw: random.Random, text: str) -> str:
@@ -170,8 +191,11 @@ def is_total(table: CompiledPolicy) -> bool:
     parameters = {name for name, _ in MODEL.named_parameters()}
     if {*table.partition.region_of} != parameters or table.classes != TAXONOMY.classes:
         return False
-    for c, step in product(range(len(TAXONOMY.classes)), range(NUM_STEPS)):
-        route, decision = table.route(c, step), table.decision[c][table.phase_at(step)]
+    if len(table.weight) != len(table.decision) or len(table.weight) != len(TAXONOMY.classes) * len(table.bands):
+        return False
+    for row, step in product(range(len(table.weight)), range(NUM_STEPS)):
+        phase = table.phase_at(step)
+        route, decision = table.weight[row][phase], table.decision[row][phase]
         offered = decision in {"admit", "gate"}
         if len(route) != len(table.regions) or not all(math.isfinite(one) and one >= 0 for one in route):
             return False
@@ -180,22 +204,33 @@ def is_total(table: CompiledPolicy) -> bool:
     return True
 
 
-def rows_of(table: CompiledPolicy) -> dict[tuple[str, int, str], float]:
-    """Return the weight of each class, step and parameter, one by one."""
+Place = tuple[str, int, int, str]
+"""Class, number of the band, step, parameter."""
+NUM_BANDS = 4
+
+
+def weight_of(table: CompiledPolicy, c: int, band: int, step: int, region: int) -> float:
+    is_there = table.bands == ("",) or band < len(table.bands)
+    return table.route(c, step, band)[region] if is_there else 0.0
+
+
+def rows_of(table: CompiledPolicy) -> dict[Place, float]:
+    """Return the weight of each class, band, step and parameter, one by one."""
     return {
-        (name, step, parameter): table.route(c, step)[region]
+        (name, band, step, parameter): weight_of(table, c, band, step, region)
         for c, name in enumerate(table.classes)
-        for step in range(NUM_STEPS)
+        for band, step in product(range(NUM_BANDS), range(NUM_STEPS))
         for parameter, region in table.partition.region_of.items()
     }
 
 
-def told(old: CompiledPolicy, new: CompiledPolicy) -> set[tuple[str, int, str]]:
-    """Return the class, step and parameter of whatever `diff` says is loosened."""
+def told(old: CompiledPolicy, new: CompiledPolicy) -> set[Place]:
+    """Return the class, band, step and parameter of whatever `diff` says is loosened."""
     return {
-        (one.class_path, step, parameter)
+        (one.class_path, band, step, parameter)
         for one in diff(old, new)
         if one.direction == "loosens" and one.new_region is not None
+        for band in ([one.band_number] if one.band_number is not None else range(NUM_BANDS))
         for step in range(one.start_step, one.end_step)
         for parameter in new.partition.parameters[new.regions.index(one.new_region)]
         if old.partition.region_of[parameter] == old.regions.index(str(one.old_region))

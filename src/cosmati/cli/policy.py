@@ -50,9 +50,10 @@ def check(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps =
       cosmati policy check policy.yaml --recipe my_model.py
     """  # noqa: D301
     compiled = _compile(_load(file), recipe, steps)
-    cells = len(compiled.classes) * len(compiled.regions) * len(compiled.phases)
+    cells = len(compiled.weight) * len(compiled.regions) * len(compiled.phases)
+    bands = "" if compiled.bands == ("",) else f"{len(compiled.bands)} bands, "
     typer.echo(
-        f"Sound: {cells} cells are decided ({len(compiled.classes)} classes, {len(compiled.regions)} regions, "
+        f"Sound: {cells} cells are decided ({len(compiled.classes)} classes, {bands}{len(compiled.regions)} regions, "
         f"{len(compiled.phases)} phases)."
     )
     typer.echo(f"Digest {compiled.policy_digest.hex()}")
@@ -163,6 +164,7 @@ def explain(
     class_name: Annotated[str, typer.Argument(metavar="CLASS", help="Such as open/psf.")],
     region: Annotated[str, typer.Argument(help="Such as embedding.")],
     phase: Annotated[str, typer.Option(help="Phase of the run; the last one if left out.")] = "",
+    band: Annotated[str, typer.Option(help="Band of the class, where the policy has bands.")] = "",
     file: Annotated[Path | None, typer.Option(help="A policy file; the quickstart's if left out.")] = None,
     recipe: Annotated[
         str | None,
@@ -184,9 +186,9 @@ def explain(
             f"The policy's classes are those of the taxonomy {policy.taxonomy!r}, and these are {taxonomy.name!r}. "
             "Give the recipe that has it: --recipe FILE[:FUNCTION]."
         )
-    found = explain_cell(policy, class_name, region, phase or policy.phase_names[-1], taxonomy=taxonomy)
+    found = explain_cell(policy, class_name, region, phase or policy.phase_names[-1], band, taxonomy=taxonomy)
     result = f"weight {found.weight:g}" if found.result == "weight" else found.result
-    typer.echo(f"{found.class_path} in {found.region}, phase {found.phase}: {result}")
+    typer.echo(f"{', '.join(filter(None, (found.class_path, band)))} in {found.region}, phase {found.phase}: {result}")
     typer.echo(f"  because {found.why}")
     typer.echo(f"  decided by: {found.winner or 'the default'}")
     for rule in found.considered:

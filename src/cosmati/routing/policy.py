@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import product
-from typing import Literal, cast
+from typing import Literal
 
 from torch import nn
 
@@ -22,11 +22,11 @@ from cosmati.errors import PlanError, PolicyError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
-from cosmati.routing.rules import Match, Outcome, check_names, disagreement, front, matching_rules
+from cosmati.routing.rules import Match, Outcome, check_names, disagreement, front, lowest_band, matching_rules
 
 Decision = Literal["admit", "gate", "defer", "reject"]
 RegionWeights = tuple[float, ...]
-_Place = tuple[str, str, str]
+_Place = tuple[str, str, str, str]
 
 _TIME = re.compile(r"([0-9]+)(ba)|([0-9]+(?:\.[0-9]+)?)(dur|ep)")
 _UNDECIDED: Outcome = ("reject", 0.0)
@@ -38,23 +38,23 @@ class _Decided:
 
     Attributes:
         policy: as written.
-        winners: by class, region and phase; a cell that no rule covers isn't among them.
+        winners: by class, region, phase and band; a cell that no rule covers isn't among them.
     """
 
     policy: PolicyFile
     winners: dict[_Place, Match]
 
-    def outcome(self, *cell: str) -> Outcome:
+    def outcome(self, path: str, region: str, phase: str, band: str) -> Outcome:
         """Return what holds for a cell."""
-        winner = self.winners.get(cast("_Place", cell))
+        winner = self.winners.get((path, region, phase, band))
         return winner.outcome if winner else _UNDECIDED
 
-    def where(self, path: str, phase: str, kind: str) -> str:
+    def where(self, path: str, phase: str, band: str, kind: str) -> str:
         """Return the line of a rule that says something of a class in a phase, in words."""
         numbers = [
             match.number
-            for (one, _, when), match in self.winners.items()
-            if (one, when, match.outcome[0]) == (path, phase, kind)
+            for (one, _, when, what), match in self.winners.items()
+            if (one, when, what, match.outcome[0]) == (path, phase, band, kind)
         ]
         return self.policy.at(f"rules.{min(numbers)}") if numbers else ""
 
@@ -72,12 +72,14 @@ class Phase:
 class CompiledPolicy:
     """What each class may teach each region in each phase. Total: every cell has a value.
 
+    A policy with bands has as many rows for each class as there are bands: see `row`.
+
     Args:
         classes: the taxonomy's classes; the index is the class id.
         partition: the regions that weights are for.
         phases: contiguous spans from step 0 to the end of the run.
-        weight: by class, phase and region; 0 wherever the decision is `reject` or `defer`.
-        decision: by class and phase.
+        weight: by row, phase and region; 0 wherever the decision is `reject` or `defer`.
+        decision: by row and phase.
         policy_digest: SHA-256 of the policy file's canonical JSON; 32 bytes.
         taxonomy_digest: SHA-256 of the taxonomy's canonical JSON; 32 bytes.
     """
@@ -89,6 +91,48 @@ class CompiledPolicy:
     decision: tuple[tuple[Decision, ...], ...]
     policy_digest: bytes
     taxonomy_digest: bytes
+    bands: tuple[str, ...] = ("",)
+
+    def row(self, class_id: int, band: int = 0) -> int:
+        """Return the index in `weight` and `decision` of a class's band; all bands are one where there are none.
+
+        Raises:
+            PolicyError: no such class id or band.
+        """
+        if not 0 <= class_id < len(self.classes):
+            msg = f"There's no class {class_id}: ids go from 0 to {len(self.classes) - 1}. Rows need a class."
+            raise PolicyError(msg)
+        if self.bands == ("",):
+            return class_id
+        if not 0 <= band < len(self.bands):
+            msg = (
+                f"Rows of {self.classes[class_id]} say band {band}, and the policy has {len(self.bands)}: "
+                f"{', '.join(self.bands)}. Write them with bands of the policy's thresholds (`Bands.band_of`)."
+            )
+            raise PolicyError(msg)
+        return class_id * len(self.bands) + band
+
+    def check_kinds(self, kinds: Iterable[tuple[int, int]]) -> None:
+        """Refuse data of a class id and band that the policy doesn't decide.
+
+        Raises:
+            PolicyError: there's one.
+        """
+        for class_id, band in kinds:
+            self.row(class_id, band)
+
+    def rows_of(self, class_id: int) -> range:
+        """Return the rows of a class: one for each band."""
+        return range(self.row(class_id), self.row(class_id) + len(self.bands))
+
+    def ever_admits(self, class_id: int) -> bool:
+        """Return whether some band of a class teaches something in some phase."""
+        return any({"admit", "gate"} & {*self.decision[row]} for row in self.rows_of(class_id))
+
+    @cached_property
+    def row_names(self) -> tuple[tuple[str, str], ...]:
+        """Class and band of each row."""
+        return tuple(product(self.classes, self.bands))
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -106,35 +150,29 @@ class CompiledPolicy:
             raise PolicyError(msg)
         return bisect_right(self._starts, step) - 1
 
-    def route(self, class_id: int, step: int) -> RegionWeights:
+    def route(self, class_id: int, step: int, band: int = 0) -> RegionWeights:
         """Return a class's weight for each region at a step.
 
         Raises:
-            PolicyError: no such class id or step.
+            PolicyError: no such class id, band or step.
         """
-        return self.weight[self._checked(class_id)][self.phase_at(step)]
+        return self.weight[self.row(class_id, band)][self.phase_at(step)]
 
     @cached_property
     def routes(self) -> tuple[RegionWeights, ...]:
         """All different routes, from the one that denies most; the index is the route id."""
         return tuple(sorted({route for phases in self.weight for route in phases}))
 
-    def route_id(self, class_id: int, phase: int) -> int:
+    def route_id(self, class_id: int, phase: int, band: int = 0) -> int:
         """Return the index in `routes` of a class's route in a phase (an index).
 
         Raises:
-            PolicyError: no such class id or phase.
+            PolicyError: no such class id, band or phase.
         """
         if not 0 <= phase < len(self.phases):
             msg = f"There's no phase {phase}: the policy has {len(self.phases)}."
             raise PolicyError(msg)
-        return self._route_ids[self.weight[self._checked(class_id)][phase]]
-
-    def _checked(self, class_id: int) -> int:
-        if not 0 <= class_id < len(self.classes):
-            msg = f"There's no class {class_id}: ids go from 0 to {len(self.classes) - 1}. Rows need a class."
-            raise PolicyError(msg)
-        return class_id
+        return self._route_ids[self.weight[self.row(class_id, band)][phase]]
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -186,11 +224,15 @@ def compile_policy(
     phases = _resolve_phases(policy, num_steps, resolve or (lambda text: resolve_time(text, num_steps=num_steps)))
     decided = _decide_cells(policy, taxonomy.classes, regions.declared)
     problems: list[str] = []
-    weight, decision = [], []
-    for path in taxonomy.classes:
-        routes = tuple(_route(decided, path, phase.name, regions) for phase in phases)
+    weight, decision = list[tuple[RegionWeights, ...]](), list[tuple[Decision, ...]]()
+    for path, band in product(taxonomy.classes, policy.band_names):
+        if policy.band_names.index(band) < lowest_band(policy, path):
+            weight.append(((0.0,) * len(regions.names),) * len(phases))
+            decision.append(tuple[Decision, ...]("reject" for _ in phases))
+            continue
+        routes = tuple(_route(decided, path, phase.name, band, regions) for phase in phases)
         decisions = [
-            _decide(decided, path, phase.name, regions.declared, route, problems)
+            _decide(decided, path, phase.name, band, regions.declared, route, problems)
             for phase, route in zip(phases, routes, strict=True)
         ]
         weight.append(routes)
@@ -198,13 +240,20 @@ def compile_policy(
         for index, one in enumerate(decisions):
             if one == "defer" and not {"admit", "gate"} & set(decisions[index:]):
                 problems.append(
-                    f"{path} is deferred in phase {phases[index].name}"
-                    f"{decided.where(path, phases[index].name, 'defer')}, and no later phase admits it: give it a "
-                    "weight there, or reject it"
+                    f"{path}{_of(band)} is deferred in phase {phases[index].name}"
+                    f"{decided.where(path, phases[index].name, band, 'defer')}, and no later phase admits it: "
+                    "give it a weight there, or reject it"
                 )
     _refuse(problems, "isn't sound")
     return CompiledPolicy(
-        taxonomy.classes, regions, phases, tuple(weight), tuple(decision), policy.digest, taxonomy.digest
+        taxonomy.classes,
+        regions,
+        phases,
+        tuple(weight),
+        tuple(decision),
+        policy.digest,
+        taxonomy.digest,
+        policy.band_names,
     )
 
 
@@ -264,10 +313,10 @@ def _resolve_phases(policy: PolicyFile, num_steps: int, resolve: Callable[[str],
 
 
 def _decide_cells(policy: PolicyFile, classes: Iterable[str], regions: Iterable[str]) -> _Decided:
-    """Return the rule that wins each cell (class, region, phase)."""
+    """Return the rule that wins each cell (class, region, phase, band)."""
     winners: dict[_Place, Match] = {}
     conflicts: dict[tuple[str, str, str], list[str]] = {}
-    for cell in product(classes, regions, policy.phase_names):
+    for cell in product(classes, regions, policy.phase_names, policy.band_names):
         ahead = front(matching_rules(policy.rules, *cell))
         if ahead:
             winners[cell] = ahead[0]
@@ -277,7 +326,7 @@ def _decide_cells(policy: PolicyFile, classes: Iterable[str], regions: Iterable[
             is_deferred = "defer" in (pair[0].outcome[0], pair[1].outcome[0])
             mend = "Name the phases that the other rule is for" if is_deferred else "Add a rule for these cells"
             one, other = (f"{match}{policy.at(f'rules.{match.number}')}" for match in pair)
-            conflicts.setdefault((one, other, mend), []).append(f"({', '.join(cell)})")
+            conflicts.setdefault((one, other, mend), []).append(f"({', '.join(filter(None, cell))})")
     _refuse(
         [
             f"{one} and {other} disagree on {cells[0]}"
@@ -290,27 +339,37 @@ def _decide_cells(policy: PolicyFile, classes: Iterable[str], regions: Iterable[
     return _Decided(policy, winners)
 
 
-def _route(decided: _Decided, path: str, phase: str, regions: Regions) -> RegionWeights:
-    return tuple(min(decided.outcome(path, name, phase)[1] for name in members) for members in regions.members)
+def _of(band: str) -> str:
+    return f", band {band}," if band else ""
+
+
+def _route(decided: _Decided, path: str, phase: str, band: str, regions: Regions) -> RegionWeights:
+    return tuple(min(decided.outcome(path, name, phase, band)[1] for name in members) for members in regions.members)
 
 
 def _decide(
-    decided: _Decided, path: str, phase: str, declared: Iterable[str], route: RegionWeights, problems: list[str]
+    decided: _Decided,
+    path: str,
+    phase: str,
+    band: str,
+    declared: Iterable[str],
+    route: RegionWeights,
+    problems: list[str],
 ) -> Decision:
     """Return the decision that a class's cells in a phase come to, and note what's wrong with them."""
-    kinds = {decided.outcome(path, region, phase)[0] for region in declared}
+    kinds = {decided.outcome(path, region, phase, band)[0] for region in declared}
     if "defer" in kinds and len(kinds) > 1:
         problems.append(
-            f"{path} is deferred in phase {phase}{decided.where(path, phase, 'defer')}, but rules for single "
-            "regions say otherwise; a class is deferred for all regions or none"
+            f"{path}{_of(band)} is deferred in phase {phase}{decided.where(path, phase, band, 'defer')}, but rules "
+            "for single regions say otherwise; a class is deferred for all regions or none"
         )
     if "defer" in kinds:
         return "defer"
     if not any(route):
         if "weight" in kinds:
             problems.append(
-                f"{path} is admitted in phase {phase} with weight 0 for every region"
-                f"{decided.where(path, phase, 'weight')}, "
+                f"{path}{_of(band)} is admitted in phase {phase} with weight 0 for every region"
+                f"{decided.where(path, phase, band, 'weight')}, "
                 "and would run and teach nothing: use decision: reject"
             )
         return "reject"

@@ -85,7 +85,7 @@ class PolicyDiff:
         regions = list(dict.fromkeys(one.region for one in self.changes))
         for span in sorted({(one.start_step, one.end_step) for one in self.changes}):
             cells = {
-                (one.class_path, one.region): f"{'▲' if one.direction == 'loosens' else '▼'} "
+                (one.name, one.region): f"{'▲' if one.direction == 'loosens' else '▼'} "
                 f"{one.old_weight:g} → {one.new_weight:g}"
                 for one in self.changes
                 if (one.start_step, one.end_step) == span
@@ -97,7 +97,8 @@ class PolicyDiff:
 
 
 def _admitted(policy: CompiledPolicy) -> tuple[str, ...]:
-    return tuple(name for name, phases in zip(policy.classes, policy.weight, strict=True) if any(map(any, phases)))
+    named = zip(policy.row_names, policy.weight, strict=True)
+    return tuple(dict.fromkeys(name for (name, _), phases in named if any(map(any, phases))))
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -20,11 +20,11 @@
     default: reject                   # what holds where no rule does; it can't be anything else
     allow: {amplify: false, tied: false}
 
-*Rules.* A rule covers the cells (class, region, phase) that it names. `class` is a class, `branch/**` or
-`**`; `region` and `phase` are names, or `*` where left out; each may be a list. A rule gives a `weight` (0
-denied, between 0 and 1 attenuated, 1 full, above 1 amplified and only with `allow: {amplify: true}`), or a
-`decision` for all regions: `reject` (no forward pass) or `defer` (kept for a later phase, which must admit
-it).
+*Rules.* A rule covers the cells (class, band, phase, region) that it names. `class` is a class, `branch/**` or
+`**`; `region`, `phase` and `band` (see `bands`) are names, or `*` where left out; each may be a list. A rule
+gives a `weight` (0 denied, between 0 and 1 attenuated, 1 full, above 1 amplified and only with
+`allow: {amplify: true}`), or a `decision` for all regions: `reject` (no forward pass) or `defer` (kept for a
+later phase, which must admit it).
 
 *Which rule wins.* On each axis the more specific one: a class over a branch over a branch nearer the root
 over `**`, a name over `*`. A rule is beaten by one that's at least as specific on every axis and more so on
@@ -54,6 +54,7 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from cosmati.errors import PolicyError
 from cosmati.provenance.voucher import VouchedPolicy
+from cosmati.routing.bands import Bands, Floor
 from cosmati.routing.selectors import Names, RegionName, RegionSelector, Strict, odd_letters
 from cosmati.routing.strict_yaml import line_of, load_yaml
 
@@ -73,6 +74,7 @@ class Rule(Strict):
     classes: Annotated[Names, Field(alias="class", min_length=1)]
     region: Annotated[Names, Field(min_length=1)] = ("*",)
     phase: Annotated[Names, Field(min_length=1)] = ("*",)
+    band: Annotated[Names, Field(min_length=1)] = ("*",)
     weight: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)] | None = None
     decision: Literal["reject", "defer"] | None = None
 
@@ -101,6 +103,8 @@ class PolicyFile(Strict):
     taxonomy: str
     regions: dict[RegionName, RegionSelector] = Field(default_factory=dict)
     phases: tuple[PhaseSpec, ...] = ()
+    bands: Bands | None = None
+    floors: tuple[Floor, ...] = ()
     rules: tuple[Rule, ...]
     default: Literal["reject"] = "reject"
     allow: Allow = Allow()
@@ -159,11 +163,20 @@ class PolicyFile(Strict):
         """Names of the phases in order; `main` where the file has none."""
         return tuple(phase.name for phase in self.phases) or ("main",)
 
+    @property
+    def band_names(self) -> tuple[str, ...]:
+        """Names of the bands from the lowest; one without a name where the file has none."""
+        return self.bands.names if self.bands else ("",)
+
     def to_mapping(self) -> dict[str, Any]:
         """Return the plain form that the digest covers."""
         mapping = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for rule in mapping["rules"]:
+            if rule["band"] == ["*"]:
+                del rule["band"]  # so that policies without bands have the digests that they always had
         mapping["rules"] = sorted(mapping["rules"], key=rfc8785.dumps)
-        return mapping
+        mapping["floors"] = sorted(mapping["floors"], key=rfc8785.dumps)
+        return {name: value for name, value in mapping.items() if name != "floors" or value}
 
     @property
     def digest(self) -> bytes:
@@ -220,6 +233,7 @@ def _lines(policy: PolicyFile, node: yaml.Node | None) -> dict[str, int]:
     places: list[tuple[object, ...]] = [("taxonomy",), ("regions",), *(("regions", name) for name in policy.regions)]
     places += [("phases", index) for index in range(len(policy.phases))]
     places += [("rules", index) for index in range(len(policy.rules))]
+    places += [("floors", index) for index in range(len(policy.floors))]
     return {_named(place): line_of(node, place) for place in places}
 
 
@@ -247,6 +261,6 @@ def _problem(entry: Any, node: yaml.Node | None) -> str:  # noqa: ANN401  (pydan
 
 _FIELDS = [
     field.alias or name
-    for model in (PolicyFile, Rule, PhaseSpec, Allow, RegionSelector)
+    for model in (PolicyFile, Rule, PhaseSpec, Bands, Floor, Allow, RegionSelector)
     for name, field in model.model_fields.items()
 ]

@@ -22,13 +22,13 @@ class Match:
     Args:
         number: place in the file, from 1.
         rule: the rule.
-        specificity: on the axes class (segments that the pattern fixes), region and phase (1 for a name, 0
-            for `*`).
+        specificity: on the axes class (segments that the pattern fixes), region, phase and band (1 for a name,
+            0 for `*`).
     """
 
     number: int
     rule: Rule
-    specificity: tuple[int, int, int]
+    specificity: tuple[int, int, int, int]
 
     @property
     def outcome(self) -> Outcome:
@@ -46,13 +46,13 @@ class Match:
 
 def rule_text(rule: Rule) -> str:
     """Return a rule in words, axes that it leaves open left out."""
-    axes = [("class", rule.classes), ("region", rule.region), ("phase", rule.phase)]
+    axes = [("class", rule.classes), ("region", rule.region), ("phase", rule.phase), ("band", rule.band)]
     parts = [f"{axis} {' | '.join(names)}" for axis, names in axes if names != ("*",)]
     result = rule.decision or f"weight {rule.weight:g}"
     return f"{', '.join(parts)}: {result}"
 
 
-def matching_rules(rules: Sequence[Rule], class_path: str, region: str, phase: str) -> list[Match]:
+def matching_rules(rules: Sequence[Rule], class_path: str, region: str, phase: str, band: str = "") -> list[Match]:
     """Return the rules that cover a cell, in the file's order."""
     found = []
     for number, rule in enumerate(rules, 1):
@@ -60,6 +60,7 @@ def matching_rules(rules: Sequence[Rule], class_path: str, region: str, phase: s
             max((_class_specificity(pattern, class_path) for pattern in rule.classes), default=-1),
             1 if region in rule.region else 0 if "*" in rule.region else -1,
             1 if phase in rule.phase else 0 if "*" in rule.phase else -1,
+            1 if band in rule.band else 0 if "*" in rule.band else -1,
         )
         if min(axes) >= 0:
             found.append(Match(number, rule, axes))
@@ -99,6 +100,7 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
         for axis, names, known in (
             ("region", rule.region, regions.declared),
             ("phase", rule.phase, policy.phase_names),
+            ("band", rule.band, policy.bands.names if policy.bands else ()),
         ):
             found += [
                 f"no {axis} {name!r}{odd_letters(name)}{closest(name, known)}"
@@ -106,7 +108,18 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
                 if name not in {*known, "*"}
             ]
         problems += [f"rule {number}{policy.at(f'rules.{number}')}: {problem}" for problem in found if problem]
+    for number, floor in enumerate(policy.floors, 1):
+        found = [_class_problem(pattern, taxonomy) for pattern in floor.classes]
+        if floor.band not in policy.band_names:
+            found.append(f"no band {floor.band!r}{closest(floor.band, policy.bands.names if policy.bands else ())}")
+        problems += [f"floor {number}{policy.at(f'floors.{number}')}: {problem}" for problem in found if problem]
     return problems
+
+
+def lowest_band(policy: PolicyFile, class_path: str) -> int:
+    """Return the lowest band, by its number, of which a class is admitted at all: the highest of its floors."""
+    floors = [one.band for one in policy.floors if any(_class_specificity(p, class_path) >= 0 for p in one.classes)]
+    return max((policy.band_names.index(name) for name in floors), default=0)
 
 
 def _class_problem(pattern: str, taxonomy: Taxonomy) -> str:

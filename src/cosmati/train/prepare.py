@@ -238,7 +238,7 @@ def _deferring(
     """Return the feed in which deferred microbatches come again, and what is never offered, in words."""
     if policy is None or not isinstance(feed, OrderedFeed):
         return feed, ()
-    if not any("defer" in policy.decision[own] for own in class_map):
+    if not any("defer" in policy.decision[row] for own in class_map for row in policy.rows_of(own)):
         return feed, ()
     orders: list[DeferredOrder] = []
 
@@ -275,7 +275,7 @@ def _offered(given: Ingredients, regions: Regions) -> frozenset[int] | None:
         given.policy, taxonomy=_taxonomy(given), regions=regions, num_steps=1 << 30, resolve=_Counter()
     )
     class_map = _class_map(given, draft.classes)
-    return frozenset(c for c, own in enumerate(class_map) if {"admit", "gate"} & set(draft.decision[own]))
+    return frozenset(c for c, own in enumerate(class_map) if draft.ever_admits(own))
 
 
 class _Counter:
@@ -306,7 +306,9 @@ def _compile(given: Ingredients, regions: Regions, budget: Budget) -> tuple[Comp
         num_steps=budget.num_steps,
         resolve=budget.step_of,
     )
-    return policy, _class_map(given, policy.classes)
+    class_map = _class_map(given, policy.classes)
+    policy.check_kinds((class_map[own], band) for own, band in getattr(given.data, "kinds", ()))
+    return policy, class_map
 
 
 def _denied(policy: CompiledPolicy | None, class_map: Sequence[int]) -> tuple[tuple[str, str], ...]:
@@ -314,9 +316,10 @@ def _denied(policy: CompiledPolicy | None, class_map: Sequence[int]) -> tuple[tu
         return ()
     pairs = []
     for own in sorted(set(class_map)):
-        admitted = [p for p, decision in enumerate(policy.decision[own]) if decision in ("admit", "gate")]
+        rows, phases = policy.rows_of(own), range(len(policy.phases))
+        admitted = [(row, p) for row in rows for p in phases if policy.decision[row][p] in ("admit", "gate")]
         for region, name in enumerate(policy.regions):
-            if admitted and all(policy.weight[own][phase][region] == 0 for phase in admitted):
+            if admitted and all(policy.weight[row][phase][region] == 0 for row, phase in admitted):
                 pairs.append((policy.classes[own], name))
     return tuple(pairs)
 

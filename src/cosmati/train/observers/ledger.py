@@ -160,10 +160,12 @@ class LedgerObserver(Observer):
             if policy
             else [["main", 0, facts.num_steps or 0]],
             "policy": [
-                [list(map(list, policy.weight[c])), list(policy.decision[c])] for c in range(len(policy.classes))
+                [list(map(list, weight)), list(decision)]
+                for weight, decision in zip(policy.weight, policy.decision, strict=True)
             ]
             if policy
             else [],
+            **({"bands": list(policy.bands)} if policy and policy.bands != ("",) else {}),
             "plan": list(facts.plan.lines),
             "environment": dict(facts.environment),
             "num_microbatches": facts.num_microbatches,
