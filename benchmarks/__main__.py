@@ -12,6 +12,7 @@ from benchmarks import (
     import_cost,
     loop_overhead,
     method_cost,
+    policy_compile,
     remote,
     routing_cost,
     streaming,
@@ -30,6 +31,7 @@ BENCHMARKS = {
     "composed": composed.run,
     "decoding": decoding.run,
     "watching": watching.run,
+    "policy_compile": policy_compile.run,
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -20,42 +20,62 @@ from torch import nn
 
 from cosmati.errors import PlanError, PolicyError
 from cosmati.provenance.taxonomy import Taxonomy
-from cosmati.routing.policy_file import PolicyFile
+from cosmati.routing.policy_file import PolicyFile, Rule
 from cosmati.routing.regions import Regions, partition_parameters
-from cosmati.routing.rules import Match, Outcome, check_names, disagreement, front, lowest_band, matching_rules
+from cosmati.routing.rules import (
+    Match,
+    Outcome,
+    cell_matches,
+    check_names,
+    class_matches,
+    disagreement,
+    front,
+    lowest_band,
+)
 
 Decision = Literal["admit", "gate", "defer", "reject"]
 RegionWeights = tuple[float, ...]
-_Place = tuple[str, str, str, str]
+_Place = tuple[str, ...]
 
 _TIME = re.compile(r"([0-9]+)(ba)|([0-9]+(?:\.[0-9]+)?)(dur|ep)")
 _UNDECIDED: Outcome = ("reject", 0.0)
 
 
-@dataclass(frozen=True)
-class _Decided:
-    """What holds for each cell, and by which rule.
+class _Cells:
+    """Which rules are ahead in each cell, found once for all cells that no rule of the class tells apart.
 
-    Attributes:
+    Args:
         policy: as written.
-        winners: by class, region, phase and band; a cell that no rule covers isn't among them.
+        declared: its regions.
     """
 
-    policy: PolicyFile
-    winners: dict[_Place, Match]
+    def __init__(self, policy: PolicyFile, declared: Sequence[str]) -> None:
+        self.policy, self.declared = policy, declared
+        self._of_class: dict[str, tuple[list[tuple[int, Rule, int]], frozenset[str]]] = {}
+        self._fronts: dict[_Place, list[Match]] = {}
+
+    def front(self, path: str, region: str, phase: str, band: str) -> list[Match]:
+        """Return the rules that none beats in a cell."""
+        if path not in self._of_class:
+            covering = class_matches(self.policy.rules, path)
+            # A name of another axis tells more cells apart than need be, and no fewer.
+            named = frozenset(name for _, rule, _ in covering for name in (*rule.region, *rule.phase, *rule.band))
+            self._of_class[path] = covering, named
+        covering, named = self._of_class[path]
+        place = (path, *(name if name in named else "" for name in (region, phase, band)))
+        if place not in self._fronts:
+            self._fronts[place] = front(cell_matches(covering, *place[1:]))
+        return self._fronts[place]
 
     def outcome(self, path: str, region: str, phase: str, band: str) -> Outcome:
         """Return what holds for a cell."""
-        winner = self.winners.get((path, region, phase, band))
-        return winner.outcome if winner else _UNDECIDED
+        ahead = self.front(path, region, phase, band)
+        return ahead[0].outcome if ahead else _UNDECIDED
 
     def where(self, path: str, phase: str, band: str, kind: str) -> str:
         """Return the line of a rule that says something of a class in a phase, in words."""
-        numbers = [
-            match.number
-            for (one, _, when, what), match in self.winners.items()
-            if (one, when, what, match.outcome[0]) == (path, phase, band, kind)
-        ]
+        ahead = [self.front(path, region, phase, band)[:1] for region in self.declared]
+        numbers = [match.number for matches in ahead for match in matches if match.outcome[0] == kind]
         return self.policy.at(f"rules.{min(numbers)}") if numbers else ""
 
 
@@ -312,15 +332,12 @@ def _resolve_phases(policy: PolicyFile, num_steps: int, resolve: Callable[[str],
     return phases
 
 
-def _decide_cells(policy: PolicyFile, classes: Iterable[str], regions: Iterable[str]) -> _Decided:
-    """Return the rule that wins each cell (class, region, phase, band)."""
-    winners: dict[_Place, Match] = {}
+def _decide_cells(policy: PolicyFile, classes: Iterable[str], declared: Sequence[str]) -> _Cells:
+    """Return which rule wins each cell (class, region, phase, band)."""
+    decided = _Cells(policy, declared)
     conflicts: dict[tuple[str, str, str], list[str]] = {}
-    for cell in product(classes, regions, policy.phase_names, policy.band_names):
-        ahead = front(matching_rules(policy.rules, *cell))
-        if ahead:
-            winners[cell] = ahead[0]
-        pair = disagreement(ahead)
+    for cell in product(classes, declared, policy.phase_names, policy.band_names):
+        pair = disagreement(decided.front(*cell))
         if pair:
             # A class is deferred as a whole, so that no rule can decide single regions of these cells.
             is_deferred = "defer" in (pair[0].outcome[0], pair[1].outcome[0])
@@ -336,19 +353,19 @@ def _decide_cells(policy: PolicyFile, classes: Iterable[str], regions: Iterable[
         ],
         "is ambiguous",
     )
-    return _Decided(policy, winners)
+    return decided
 
 
 def _of(band: str) -> str:
     return f", band {band}," if band else ""
 
 
-def _route(decided: _Decided, path: str, phase: str, band: str, regions: Regions) -> RegionWeights:
+def _route(decided: _Cells, path: str, phase: str, band: str, regions: Regions) -> RegionWeights:
     return tuple(min(decided.outcome(path, name, phase, band)[1] for name in members) for members in regions.members)
 
 
 def _decide(
-    decided: _Decided,
+    decided: _Cells,
     path: str,
     phase: str,
     band: str,

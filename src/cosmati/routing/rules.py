@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,10 +54,24 @@ def rule_text(rule: Rule) -> str:
 
 def matching_rules(rules: Sequence[Rule], class_path: str, region: str, phase: str, band: str = "") -> list[Match]:
     """Return the rules that cover a cell, in the file's order."""
+    return cell_matches(class_matches(rules, class_path), region, phase, band)
+
+
+def class_matches(rules: Sequence[Rule], class_path: str) -> list[tuple[int, Rule, int]]:
+    """Return the rules that cover a class: place in the file from 1, rule, and how specific they are about it."""
+    ranked = [
+        (number, rule, max((_class_specificity(pattern, class_path) for pattern in rule.classes), default=-1))
+        for number, rule in enumerate(rules, 1)
+    ]
+    return [one for one in ranked if one[2] >= 0]
+
+
+def cell_matches(covering: Iterable[tuple[int, Rule, int]], region: str, phase: str, band: str) -> list[Match]:
+    """Return which of the rules that cover a class cover a cell of it."""
     found = []
-    for number, rule in enumerate(rules, 1):
+    for number, rule, specificity in covering:
         axes = (
-            max((_class_specificity(pattern, class_path) for pattern in rule.classes), default=-1),
+            specificity,
             1 if region in rule.region else 0 if "*" in rule.region else -1,
             1 if phase in rule.phase else 0 if "*" in rule.phase else -1,
             1 if band in rule.band else 0 if "*" in rule.band else -1,
