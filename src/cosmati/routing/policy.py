@@ -132,15 +132,6 @@ class CompiledPolicy:
             raise PolicyError(msg)
         return class_id * len(self.bands) + band
 
-    def check_kinds(self, kinds: Iterable[tuple[int, int]]) -> None:
-        """Refuse data of a class id and band that the policy doesn't decide.
-
-        Raises:
-            PolicyError: there's one.
-        """
-        for class_id, band in kinds:
-            self.row(class_id, band)
-
     def rows_of(self, class_id: int) -> range:
         """Return the rows of a class: one for each band."""
         return range(self.row(class_id), self.row(class_id) + len(self.bands))

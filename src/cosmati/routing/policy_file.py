@@ -18,6 +18,7 @@
       - {class: public-domain, weight: 1}
       - {class: public-domain, phase: warm, decision: defer}
     default: reject                   # what holds where no rule does; it can't be anything else
+    starvation: alarm                 # or stop: where the data lack all classes that may teach a region
     allow: {amplify: false, tied: false}
 
 *Rules.* A rule covers the cells (class, band, phase, region) that it names. `class` is a class, `branch/**` or
@@ -107,6 +108,7 @@ class PolicyFile(Strict):
     floors: tuple[Floor, ...] = ()
     rules: tuple[Rule, ...]
     default: Literal["reject"] = "reject"
+    starvation: Literal["alarm", "stop"] = "alarm"
     allow: Allow = Allow()
 
     _vouched: VouchedPolicy | None = PrivateAttr(default=None)
@@ -176,7 +178,8 @@ class PolicyFile(Strict):
                 del rule["band"]  # so that policies without bands have the digests that they always had
         mapping["rules"] = sorted(mapping["rules"], key=rfc8785.dumps)
         mapping["floors"] = sorted(mapping["floors"], key=rfc8785.dumps)
-        return {name: value for name, value in mapping.items() if name != "floors" or value}
+        usual: dict[str, object] = {"floors": [], "starvation": "alarm"}
+        return {name: value for name, value in mapping.items() if name not in usual or value != usual[name]}
 
     @property
     def digest(self) -> bytes:

@@ -29,6 +29,7 @@ from cosmati.routing.deferral import DeferredOrder
 from cosmati.routing.policy import CompiledPolicy, compile_policy, partition_by
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
+from cosmati.routing.starvation import check_kinds
 from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_turns
 from cosmati.train.buffers import BatchNormStatistics, unrouted
 from cosmati.train.collectives import without_named
@@ -300,14 +301,10 @@ def _compile(given: Ingredients, regions: Regions, budget: Budget) -> tuple[Comp
         )
         raise PlanError(msg)
     policy = compile_policy(
-        given.policy,
-        taxonomy=_taxonomy(given),
-        regions=regions,
-        num_steps=budget.num_steps,
-        resolve=budget.step_of,
+        given.policy, taxonomy=_taxonomy(given), regions=regions, num_steps=budget.num_steps, resolve=budget.step_of
     )
     class_map = _class_map(given, policy.classes)
-    policy.check_kinds((class_map[own], band) for own, band in getattr(given.data, "kinds", ()))
+    check_kinds(policy, given.data, class_map, on_starvation=given.policy.starvation)
     return policy, class_map
 
 
