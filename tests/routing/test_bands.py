@@ -13,6 +13,7 @@ from cosmati.errors import PolicyError
 from cosmati.routing.bands import Bands
 from cosmati.routing.policy_analysis import diff, explain, heat_map_text
 from cosmati.routing.policy_file import load_policy
+from cosmati.train.past_policies import with_span
 from tests.routing.samples import CLASSES, PARTITION, PHASES, REGIONS, TAXONOMY, compiled, policy_of, refusal
 from tests.routing.test_policy_oracle import COVERS, PATTERN_RANK
 
@@ -136,6 +137,12 @@ def test_a_class_deferred_in_one_band_is_admitted_in_another() -> None:
     with pytest.raises(PolicyError, match=r"say band 3, and the policy has 3: low, middle, high"):
         table.route(c, 0, 3)
     assert compiled(RULE[:1]).route(c, 0, 65535) == (0.5, 0.5), "without bands all are one"
+
+
+def test_a_run_remembers_what_any_band_taught() -> None:
+    only_high: list[dict[str, object]] = [{"class": "f", "region": "head", "band": "high", "weight": 1}]
+    (span,) = with_span([], compiled(only_high, bands=BANDS), 0, 5)
+    assert span["taught"] == {"a/b/c": [], "a/b/d": [], "a/e": [], "f": ["head"]}
 
 
 def test_a_floor_is_explained_and_drawn() -> None:

@@ -15,6 +15,7 @@ from cosmati.cli.main import app
 from cosmati.errors import CheckpointError
 from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import verify_ledger
+from cosmati.provenance.authority.audit import audit_change
 from cosmati.provenance.authority.policies import sign_policy
 from tests.provenance.authority.test_policies import PolicyPeople
 from tests.train.test_signed_policy import text, trainer, verify
@@ -143,6 +144,38 @@ def test_a_number_that_was_passed_over_is_refused(people: PolicyPeople) -> None:
     people.sign_text(text(0.1), "ada")
     with pytest.raises(CheckpointError, match="policy/main/3 isn't the version after number 1"):
         resume(people, change(people, 1.0))
+
+
+def test_the_number_goes_on_from_a_version_that_tightens(people: PolicyPeople) -> None:
+    people.sign_text(text(0.25), "ada")
+    stop(people.root / "run", people.open(), STEP + 1)
+    less = load_policy(text(0.25)).digest.hex()
+    assert "policy/main/3, signed by" in resume(people, change(people, 1.0, previous=less, from_step=STEP + 1))
+
+
+def test_what_is_over_isnt_loosened(people: PolicyPeople) -> None:
+    """The operator may say of steps that were taken what he likes: the ledger holds them against what was in force."""
+    phases = "phases: [{name: gone, until: 3ba}, {name: left}]\nrules:"
+    past = text(0.5).replace("rules:", phases) + "  - {class: cold, region: body, phase: gone, weight: 1}\n"
+    assert "the operator, who only tightens" in resume(people, load_policy(past))
+
+
+def test_a_ledger_whose_change_was_signed_for_something_else_is_told(people: PolicyPeople) -> None:
+    resume(people, change(people, 1.0))
+    first, second = verify_ledger(people.root / "run" / "ledger").policies
+    assert second.facts is not None
+    run = read_verifier_key(people.root / "run" / "ledger").text
+    assert audit_change(second.facts, first.digest, STEP, run) == []
+    for before, step, key, what in (
+        (bytes(32), STEP, run, "the previous"),
+        (first.digest, STEP - 1, run, "in force from step 2 on, and its signers meant 3"),
+        (first.digest, STEP, "another", "the run"),
+    ):
+        (problem,) = audit_change(second.facts, before, step, key)
+        assert what in problem
+    odd = {**second.facts, "statement": {**second.facts["statement"], "from_step": "3"}}
+    assert len(audit_change(odd, first.digest, STEP, run)) == 1
+    assert audit_change({**odd, "statement": {}}, first.digest, STEP, run) == []
 
 
 def test_another_authority_loosens_nothing(people: PolicyPeople, tmp_path: Path) -> None:

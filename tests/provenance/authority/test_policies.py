@@ -16,6 +16,7 @@ pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
 from cosmati.cli.main import app
 from cosmati.errors import PolicyError, ProvenanceError
 from cosmati.provenance.authority import ceremony, errors
+from cosmati.provenance.authority.names import PolicyName
 from cosmati.provenance.authority.policies import fetch_policy, sign_policy
 from cosmati.provenance.authority.trusted import Authority
 from cosmati.provenance.taxonomy import Taxonomy
@@ -81,6 +82,16 @@ def test_versions_are_numbered_and_the_newest_is_taken(people: PolicyPeople) -> 
         people.open(number=9)
 
 
+def test_what_is_stated_of_a_version_stays(people: PolicyPeople) -> None:
+    content, ring = load_policy(LESS).canonical, people.ring("ada")
+    said: dict[str, str | int] = {"run": "r", "from_step": 3}
+    assert sign_policy(people.repository, ring, "main", content, custom=said)[0].number == 2
+    assert sign_policy(people.repository, ring, "main", content, custom=said)[1] == "was signed already"
+    with pytest.raises(ProvenanceError, match="signed with another statement"):
+        sign_policy(people.repository, ring, "main", content, number=2, custom=said | {"from_step": 1})
+    assert sign_policy(people.repository, ring, "main", content)[0].number == 3, "the same for any run"
+
+
 def test_two_of_two_must_sign(people: PolicyPeople) -> None:
     people.let_sign("bob", "eve", policy="strict", threshold=2)
     assert people.sign_text(TEXT, "bob", policy="strict").startswith("1 of 2 signatures")
@@ -136,6 +147,10 @@ def test_a_data_authority_that_signs_a_policys_path_is_none(people: PolicyPeople
         change.add_target("policy.main", "policy/main/1", policy)
     chain = data.repository.chain()
     assert "policy/main/1" in chain.targets["policy.main"].signed.targets
+    with pytest.raises(errors.UntrustedRootError, match="authority for data"):
+        chain.policy(PolicyName("main"))
+    with pytest.raises(errors.UntrustedRootError, match="authority for policies"):
+        people.repository.chain().source(name_of(NEWS))
     with pytest.raises(errors.UntrustedRootError, match="authority for data"):
         fetch_policy(Authority(data.folder, data.pin, state=tmp_path / "seen"), "main")
     # A later root can't say it either: it's the first that is pinned.

@@ -65,7 +65,6 @@ def fetch_policy(authority: Authority, name: str, number: int | None = None) -> 
         ProvenanceError: one of `cosmati.provenance.authority.errors`: each wrong has its own.
     """
     chain = authority.refresh()
-    chain.check_kind(policies=True)
     newest = max(numbers_of(chain, name), default=0)
     if number is None and not newest:
         chain.policy(PolicyName(name))  # says why there's none
