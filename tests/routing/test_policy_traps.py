@@ -83,6 +83,9 @@ def test_lines_and_comments_make_no_other_policy() -> None:
     assert one == other
     assert one.canonical == other.canonical
     assert one != load_policy(f"{HEAD}rules: [{{class: no, weight: 0.5}}]")
+    two, more = "{class: no, weight: 1}", "{class: yes, weight: 1}"
+    assert load_policy(f"{HEAD}rules: [{two}, {more}]") == load_policy(f"{HEAD}rules: [{more}, {two}]")
+    assert one != "a policy"
 
 
 ROWS = torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3

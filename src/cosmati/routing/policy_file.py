@@ -115,8 +115,10 @@ class PolicyFile(Strict):
     _lines: dict[str, int] = PrivateAttr(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
-        """Compare what policies say, and who vouches for it; not the lines on which it stands."""
-        return isinstance(other, PolicyFile) and (self.__dict__, self._vouched) == (other.__dict__, other._vouched)
+        """Compare what policies say, and who vouches for it; not in which order and on which lines."""
+        if not isinstance(other, PolicyFile):
+            return NotImplemented
+        return (self.canonical, self._vouched) == (other.canonical, other._vouched)
 
     __hash__ = None  # type: ignore[assignment]
 
