@@ -16,7 +16,8 @@ DOCS_EXTRAS := $(QUICKSTART_EXTRAS),study,docs
 # Apart from the others: the text corpus is the Python source of what its environment has installed.
 OTHER_EXTRAS := $(TEST_EXTRAS),authority,onnx,trackers
 OTHER_TESTS := tests/integrations tests/export/test_onnx_form.py tests/provenance tests/data/test_vouched.py tests/data/test_vouched_layout.py \
-  tests/docs/test_authorities_page.py tests/train/test_vouched_run.py tests/test_dataclasses.py
+  tests/docs/test_authorities_page.py tests/train/test_vouched_run.py tests/train/test_signed_policy.py \
+  tests/train/test_policy_change.py tests/test_dataclasses.py
 BENCH_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,bench
 
 .DEFAULT_GOAL := help
