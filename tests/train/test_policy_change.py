@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,9 @@ pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
 from cosmati import PolicyFile, load_policy
 from cosmati.cli.main import app
 from cosmati.errors import CheckpointError
+from cosmati.ledger.policy_changes import PolicyInForce
 from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import verify_ledger
-from cosmati.provenance.authority.audit import audit_change
 from cosmati.provenance.authority.policies import sign_policy
 from tests.provenance.authority.test_policies import PolicyPeople
 from tests.train.test_signed_policy import text, trainer, verify
@@ -160,22 +162,52 @@ def test_what_is_over_isnt_loosened(people: PolicyPeople) -> None:
     assert "the operator, who only tightens" in resume(people, load_policy(past))
 
 
-def test_a_ledger_whose_change_was_signed_for_something_else_is_told(people: PolicyPeople) -> None:
+CLAIMS: dict[str, tuple[Callable[[PolicyInForce], PolicyInForce], str]] = {
+    "nobody signed": (lambda policy: replace(policy, facts=None), "hasn't signed that"),
+    "another root": (lambda policy: _with(policy, root="0" * 64), "hasn't signed that"),
+    "the same number": (lambda policy: _with(policy, target="policy/main/1"), "isn't the version after policy/main/1"),
+    "one signer": (lambda policy: replace(policy, readmits=True), "takes two signers"),
+    "no statement": (lambda policy: replace(policy, facts={**policy.facts, "statement": {}}), "(none)"),  # type: ignore[dict-item]
+    "earlier": (lambda policy: replace(policy, step=STEP - 1), "its signers meant step 3"),
+    "another before": (
+        lambda policy: replace(policy, before=replace(policy.before, digest=bytes(32))),  # type: ignore[type-var]
+        "meant the previous",
+    ),
+}
+
+
+def _with(policy: PolicyInForce, **claims: object) -> PolicyInForce:
+    assert policy.facts is not None
+    return replace(policy, facts={**policy.facts, "sources": [{**policy.facts["sources"][0], **claims}]})
+
+
+def test_a_ledger_whose_change_nobody_allowed_is_told(people: PolicyPeople) -> None:
     resume(people, change(people, 1.0))
-    first, second = verify_ledger(people.root / "run" / "ledger").policies
-    assert second.facts is not None
+    _, policy = verify_ledger(people.root / "run" / "ledger").policies
     run = read_verifier_key(people.root / "run" / "ledger").text
-    assert audit_change(second.facts, first.digest, STEP, run) == []
-    for before, step, key, what in (
-        (bytes(32), STEP, run, "the previous"),
-        (first.digest, STEP - 1, run, "in force from step 2 on, and its signers meant 3"),
-        (first.digest, STEP, "another", "the run"),
-    ):
-        (problem,) = audit_change(second.facts, before, step, key)
-        assert what in problem
-    odd = {**second.facts, "statement": {**second.facts["statement"], "from_step": "3"}}
-    assert len(audit_change(odd, first.digest, STEP, run)) == 1
-    assert audit_change({**odd, "statement": {}}, first.digest, STEP, run) == []
+    assert policy.loosens == ("cold in body, from step 3 on: 0.5 -> 1",)
+    assert policy.problems(run) == []
+    assert "meant the run" in policy.problems("another")[0]
+    for name, (claim, said) in CLAIMS.items():
+        problems = claim(policy).problems(run)
+        assert any(said in problem for problem in problems), name
+    assert replace(policy, loosens=(), facts=None).problems(run) == [], "the operator alone may tighten"
+
+
+def test_an_operator_who_takes_the_check_out_is_found(people: PolicyPeople, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cosmati.train.continuity.change_policy", lambda was, *_: (was, []))
+    trainer(people.root / "run", load_policy(text(1.0)), change=("policy",)).fit()
+    code, said = verify(people.root / "run")
+    assert code == 1
+    assert "from step 3 on more is allowed than was signed (cold in body, from step 3 on: 0.5 -> 1)" in said
+
+
+def test_back_to_an_earlier_checkpoint_and_its_policy_is_no_loosening(people: PolicyPeople) -> None:
+    shutil.copytree(people.root / "run" / "checkpoints", people.root / "kept")
+    stop(people.root / "run", load_policy(text(0.25)), STEP + 1)
+    shutil.rmtree(people.root / "run" / "checkpoints")
+    shutil.copytree(people.root / "kept", people.root / "run" / "checkpoints")
+    assert resume(people, people.open()).count("policy/main/1, signed by") == 2
 
 
 def test_another_authority_loosens_nothing(people: PolicyPeople, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from cosmati.cli.errors import Answering
 from cosmati.errors import LedgerError, RefutedError, TamperError
+from cosmati.ledger.policy_changes import PolicyInForce
 from cosmati.ledger.proof import check_inclusion, prove_inclusion
 from cosmati.ledger.query import (
     Contribution,
@@ -20,7 +21,7 @@ from cosmati.ledger.query import (
     regions_of_class,
 )
 from cosmati.ledger.reader import read_verifier_key
-from cosmati.ledger.verify import PolicyInForce, verify_ledger
+from cosmati.ledger.verify import verify_ledger
 from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.provenance.voucher import FOLDER
 from cosmati.records.ledger import StepEntry
@@ -130,23 +131,26 @@ def _say_policies(directory: Path, policies: Sequence[PolicyInForce]) -> None:
     """Say who vouched for each policy that steps went by, and look whether the archive bears it out."""
     for number, policy in enumerate(policies):
         since = f"  policy    {f'from step {policy.step} on, ' if number else ''}"
-        if policy.facts is None:
-            typer.echo(f"{since}{policy.digest.hex()[:16]}, declared: nobody has signed it")
-            continue
-        try:
-            from cosmati.provenance.authority.audit import audit_change, audit_policy
-        except ImportError as error:
-            typer.echo(f"{since}signed; not checked without {error.name}: pip install 'cosmati[authority]'")
-            continue
-        problems = audit_policy(directory / FOLDER, policy.facts, policy.digest)
-        if number and not problems and policy.digest != policies[number - 1].digest:
-            run = read_verifier_key(directory).text
-            problems = audit_change(policy.facts, policies[number - 1].digest, policy.step, run)
-        if problems:
+        audited, problems = _audited(directory, policy)
+        # What a ledger says of signatures that don't hold isn't looked at further.
+        if problems := problems or policy.problems(read_verifier_key(directory).text):
             raise RefutedError(f"Who signed the policy of {directory} doesn't hold: " + "; ".join(problems))
-        (source,) = policy.facts["sources"]
-        keys = ", ".join(keyid[:12] for keyid in source["keyids"])
-        typer.echo(f"{since}{source['target']}, signed by {keys} of {source['root'][:12]}, {policy.facts['opened']}")
+        typer.echo(f"{since}{audited}")
+
+
+def _audited(directory: Path, policy: PolicyInForce) -> tuple[str, list[str]]:
+    """Return who signed a policy, in words, and what doesn't hold of that."""
+    if policy.facts is None:
+        return f"{policy.digest.hex()[:16]}, declared: nobody has signed it", []
+    try:
+        from cosmati.provenance.authority.audit import audit_policy
+    except ImportError as error:
+        return f"signed; not checked without {error.name}: pip install 'cosmati[authority]'", []
+    if problems := audit_policy(directory / FOLDER, policy.facts, policy.digest):
+        return "", problems
+    (source,) = policy.facts["sources"]
+    keys = ", ".join(keyid[:12] for keyid in source["keyids"])
+    return f"{source['target']}, signed by {keys} of {source['root'][:12]}, {policy.facts['opened']}", []
 
 
 @app.command()

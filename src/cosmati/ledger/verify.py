@@ -10,8 +10,9 @@ from typing import Any
 from cosmati.errors import TamperError
 from cosmati.ledger.files import check_overlap
 from cosmati.ledger.note import TreeHead, VerifierKey, check_note, parse_checkpoint
+from cosmati.ledger.policy_changes import PolicyHistory, PolicyInForce
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
-from cosmati.ledger.tables import Tables, in_force
+from cosmati.ledger.tables import in_force
 from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.records.ledger import AmendEntry, RunEntry
 
@@ -24,31 +25,6 @@ class Amendment:
 
     step: int
     changes: tuple[tuple[str, str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyInForce:
-    """A policy that steps went by.
-
-    Attributes:
-        step: From which step on.
-        digest: Of its canonical form.
-        facts: Who vouched for it; None where it was declared.
-    """
-
-    step: int
-    digest: bytes
-    facts: Mapping[str, Any] | None
-
-    @classmethod
-    def of(cls, step: int, tables: Tables) -> PolicyInForce | None:
-        """Return the policy that tables speak of, if there's one."""
-        digest = dict(tables.entry.commitments).get("policy", b"")
-        return cls(step, digest, tables.details.get("policy_provenance")) if tables.policy else None
-
-    def is_other(self, later: PolicyInForce) -> bool:
-        """Return whether a later one differs, or others vouched for it."""
-        return (self.digest, self.facts) != (later.digest, later.facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +98,14 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         roots.append(wal.head)
     scan = Scan(directory, head, roots)
     covered = {} if wal is None else wal.entries
-    amendments, provenance, policies = [], list[tuple[int, Mapping[str, Any] | None]](), list[PolicyInForce]()
+    amendments, provenance, policies = [], list[tuple[int, Mapping[str, Any] | None]](), PolicyHistory()
     for item, tables in in_force(scan):
         check_overlap(covered, item.index, item.data)
         if isinstance(item.entry, RunEntry | AmendEntry):
             step, facts = getattr(item.entry, "step", 0), tables.details.get("provenance")
             if not provenance or provenance[-1][1] != facts:
                 provenance.append((step, facts))
-            policy = PolicyInForce.of(step, tables)
-            if policy is not None and (not policies or policies[-1].is_other(policy)):
-                policies.append(policy)
+            policies.take(step, tables)
         if isinstance(item.entry, AmendEntry):
             amendments.append(Amendment(item.entry.step, tables.changes))
     history = scan.history
@@ -151,7 +125,7 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         pinned_size=None if earlier is None else earlier.size,
         evidence_level=LEVEL_0,
         provenance_from=tuple(provenance),
-        policies=tuple(policies),
+        policies=tuple(policies.seen),
     )
 
 

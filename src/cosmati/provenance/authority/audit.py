@@ -54,29 +54,6 @@ def audit_policy(folder: Path, facts: Mapping[str, Any], digest: bytes) -> list[
     return problems
 
 
-def audit_change(facts: Mapping[str, Any], before: bytes, step: int, run: str) -> list[str]:
-    """Return what doesn't hold of the statement of a policy that took another one's place in mid-run.
-
-    Args:
-        facts: what the ledger's entry says, of which `audit_policy` has found nothing wrong.
-        before: digest of the policy in whose place it came.
-        step: from which step on it is in force.
-        run: verifier key of the ledger.
-    """
-    statement = facts["statement"]
-    if not statement:
-        return []  # no more than a new version: whether that loosened, `cosmati policy diff` says
-    wanted = {"run": run, "previous": before.hex()}
-    problems = [
-        f"its signers meant the {name} {statement.get(name)}, and here that is {value}"
-        for name, value in wanted.items()
-        if statement.get(name) != value
-    ]
-    if not isinstance(begin := statement.get("from_step"), int) or begin > step:
-        problems.append(f"it was in force from step {step} on, and its signers meant {begin}")
-    return problems
-
-
 def _source(chain: Chain, target: str) -> tuple[str, TargetFile]:
     name = SourceName.of_target(target)
     return role_of(name.class_path), chain.source(name)
