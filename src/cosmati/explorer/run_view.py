@@ -309,7 +309,7 @@ def _notes(report: LedgerReport) -> tuple[str, ...]:
         notes.append(f"From step {amendment.step} on the run commits to something else: {changes}.")
     for policy in report.policies:
         signed = "was signed, says the ledger; `cosmati ledger verify` follows the signatures"
-        said = signed if policy.facts is not None else "is declared: nobody has signed it"
+        said = signed if policy.facts is not None else "is declared: nobody signed it"
         notes.append(f"The policy {policy.digest.hex()[:16]}, from step {policy.step} on, {said}.")
     if report.num_unsigned:
         notes.append(f"{report.num_unsigned} further entries of the ledger aren't signed yet, and are left out here.")
