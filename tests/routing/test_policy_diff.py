@@ -10,7 +10,7 @@ from hypothesis import given
 from typer.testing import CliRunner
 
 from cosmati.cli.main import app
-from cosmati.routing.policy_diff import PolicyDiff
+from cosmati.routing.policy_diff import PolicyDiff, other_changes
 from cosmati.routing.policy_file import PolicyFile
 from tests.routing.test_policy_analysis import POLICIES, REGIONS, compiled, policy_of
 
@@ -52,6 +52,22 @@ def test_the_summary_comes_first_then_each_cell_then_a_map() -> None:
         "a/b    ▲ 0.5 → 1  ·",
         "d      ▲ 0 → 1    ▲ 0 → 1",
     ]
+
+
+def test_what_no_weight_tells_is_told_too() -> None:
+    bands = {"measure": "m", "names": ["low", "high"], "thresholds": [0.5]}
+    old = policy_of(OLD, bands=bands)
+    new = policy_of(OLD, bands=bands | {"thresholds": [0.6]}, starvation="stop")
+    others = other_changes(old, new)
+    assert [line.partition(":")[0] for line in others] == ["starvation", "bands"]
+    found = PolicyDiff(compiled(old), compiled(new), others)
+    assert bool(found)
+    assert str(found).splitlines() == [
+        "No weight changes: each class may teach each region what it might before.",
+        *others,
+    ]
+    assert found.to_mapping()["equal"] is False
+    assert other_changes(policy_of(OLD), old) == other_changes(policy_of(OLD), policy_of(NEW)) == ()
 
 
 def test_equal_policies_change_nothing() -> None:

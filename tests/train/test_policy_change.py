@@ -92,6 +92,11 @@ def test_the_operator_alone_loosens_nothing(people: PolicyPeople) -> None:
         resume(people, load_policy(mixed))
 
 
+def test_what_the_run_does_where_data_lack_stays_as_it_was_signed(people: PolicyPeople) -> None:
+    with pytest.raises(CheckpointError, match=r"starvation: the usual -> stop\. Only that authority may"):
+        resume(people, load_policy(text(0.25) + "starvation: stop\n"))
+
+
 def test_no_policy_is_more_than_any(people: PolicyPeople) -> None:
     with pytest.raises(CheckpointError, match="taxonomy absent"):
         resume(people, None)

@@ -18,7 +18,7 @@ from cosmati.recipes.quickstart import quickstart_policy_text
 from cosmati.routing.policy import CompiledPolicy, compile_policy, partition_by
 from cosmati.routing.policy_analysis import explain as explain_cell
 from cosmati.routing.policy_analysis import heat_map_text
-from cosmati.routing.policy_diff import PolicyDiff
+from cosmati.routing.policy_diff import PolicyDiff, other_changes
 from cosmati.routing.policy_file import PolicyFile, load_policy
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check, show, explain, compare and sign policies.")
@@ -90,9 +90,11 @@ def diff(
       cosmati policy diff policy.yaml wider.yaml
       cosmati policy diff policy.yaml wider.yaml --recipe my_model.py --steps 5000 --json
     """  # noqa: D301
-    found = PolicyDiff(_compile(load_policy(old), recipe, steps), _compile(load_policy(new), recipe, steps))
+    before, after = load_policy(old), load_policy(new)
+    others = other_changes(before, after)
+    found = PolicyDiff(_compile(before, recipe, steps), _compile(after, recipe, steps), others)
     typer.echo(json.dumps(found.to_mapping(), indent=2) if as_json else str(found))
-    if found.changes:
+    if found:
         raise typer.Exit(1)
 
 

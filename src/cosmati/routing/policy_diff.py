@@ -9,6 +9,10 @@ from typing import Any
 
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_analysis import CellChange, diff, table_text
+from cosmati.routing.policy_file import PolicyFile
+
+_WEIGHED = frozenset({"version", "taxonomy", "regions", "phases", "bands", "floors", "rules", "default", "allow"})
+"""Fields that come to weights and decisions."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class PolicyDiff:
     Args:
         old: the one before.
         new: the one after.
+        others: what else they say differently (`other_changes`).
 
     Raises:
         PolicyError: on first use, where they are for runs of different lengths.
@@ -25,6 +30,7 @@ class PolicyDiff:
 
     old: CompiledPolicy
     new: CompiledPolicy
+    others: tuple[str, ...] = ()
 
     @cached_property
     def changes(self) -> tuple[CellChange, ...]:
@@ -48,20 +54,28 @@ class PolicyDiff:
     def to_mapping(self) -> dict[str, Any]:
         """Return the plain form, for programs."""
         return {
-            "equal": not self.changes,
+            "equal": not self,
             "old": self.old.policy_digest.hex(),
             "new": self.new.policy_digest.hex(),
             "newly_admitted": list(self.newly_admitted),
             "no_longer_admitted": list(self.no_longer_admitted),
             "gain": list(self.classes_that("loosens")),
             "lose": list(self.classes_that("tightens")),
+            "others": list(self.others),
             "changes": [dataclasses.asdict(one) | {"direction": one.direction} for one in self.changes],
         }
+
+    def __bool__(self) -> bool:
+        """Whether anything changes."""
+        return bool(self.changes or self.others)
 
     def __str__(self) -> str:
         """The summary first, then a line a cell, then a heat map of each span of steps."""
         if not self.changes:
-            return "Nothing changes: each class may teach each region what it might before."
+            weights = "each class may teach each region what it might before."
+            return "\n".join(
+                [f"No weight changes: {weights}", *self.others] if self.others else [f"Nothing changes: {weights}"]
+            )
         counts = [(sum(one.direction == word for one in self.changes), word) for word in ("loosens", "tightens")]
         lines = [
             f"Newly admitted: {_listed(self.newly_admitted)}",
@@ -69,6 +83,7 @@ class PolicyDiff:
             f"Gain: {_listed(self.classes_that('loosens'))}",
             f"Lose: {_listed(self.classes_that('tightens'))}",
             ", ".join(f"{number} of the changes {word.removesuffix('s')}" for number, word in counts),
+            *self.others,
             "",
             *(self._line(one) for one in self.changes),
         ]
@@ -94,6 +109,19 @@ class PolicyDiff:
             rows = [[name, *(cells.get((name, region), "·") for region in regions)] for name in names]
             tables.append(f"steps {span[0]} to {span[1]}\n{table_text([['class', *regions], *rows])}")
         return tables
+
+
+def other_changes(old: PolicyFile, new: PolicyFile) -> tuple[str, ...]:
+    """Return what two policies say differently that no weight tells, a line each: what a run does where data lack."""
+    was, now = old.to_mapping(), new.to_mapping()
+    names = sorted({*was, *now} - _WEIGHED)
+    if old.bands and new.bands:
+        names.append("bands")
+    return tuple(
+        f"{name}: {was.get(name, 'the usual')} -> {now.get(name, 'the usual')}"
+        for name in names
+        if was.get(name) != now.get(name)
+    )
 
 
 def _admitted(policy: CompiledPolicy) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.provenance.voucher import VouchedPolicy
 from cosmati.routing.policy import compile_policy, partition_by
 from cosmati.routing.policy_analysis import CellChange, diff
+from cosmati.routing.policy_diff import other_changes
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import Assembly
 from cosmati.train.identity import Change
@@ -67,14 +68,16 @@ def change_policy(
     if old.digest == policy.digest:
         return was, []
     loosened = [change for change in _changes(old, assembly, step) if change.direction == "loosens"]
+    # What a run does where data lack isn't more or less: it stays as it was signed.
+    more = [*map(str, loosened), *other_changes(old, policy)]
     vouched = policy.vouched if policy.signed_root == was["root"] else None
     number = max(was["number"], vouched.number) if vouched else was["number"]
     anchor = {"text": policy.to_mapping(), "root": was["root"], "number": number}
-    if not loosened:
+    if not more:
         return anchor, [Change("policy.changed_by", None, "the operator, who only tightens")]
     wrong = _missing(vouched, was, old.digest.hex(), loosened, assembly, step)
     if wrong:
-        raise _loosens(was, step, list(map(str, loosened)), wrong)
+        raise _loosens(was, step, more, wrong)
     assert vouched is not None, "nothing is missing"
     return anchor, [Change("policy.changed_by", None, f"the authority {was['root'][:12]}, {vouched.voucher.target}")]
 
@@ -120,10 +123,11 @@ def _missing(
 
 def _loosens(was: Anchor, step: int, what: Sequence[str], why: str) -> CheckpointError:
     more = f" and {len(what) - _NAMED} more" if len(what) > _NAMED else ""
+    signed = f"{was['root'][:12]} has signed (number {was['number']})"
     return CheckpointError(
-        f"From step {step} on, the policy would allow more than the one that {was['root'][:12]} has signed (number "
-        f"{was['number']}): {'; '.join(what[:_NAMED])}{more}. Only that authority may, and {why}. Have the change "
-        "signed: `cosmati policy sign FILE --run RUN --from-step STEP`; or go on with the policy before, or less."
+        f"From step {step} on, the policy would allow more than, or something else than, the one that {signed}: "
+        f"{'; '.join(what[:_NAMED])}{more}. Only that authority may, and {why}. Have the change signed: "
+        "`cosmati policy sign FILE --run RUN --from-step STEP`; or go on with the policy before, or less."
     )
 
 
