@@ -95,8 +95,8 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
     """Return what a policy names and isn't there, and regions that were cut for another policy."""
     problems = []
     if policy.taxonomy != taxonomy.name:
-        name = f"{policy.taxonomy!r}{odd_letters(policy.taxonomy)}{policy.at('taxonomy')}"
-        problems.append(f"the policy is for taxonomy {name}, and this is {taxonomy.name!r}")
+        name = f"{policy.taxonomy!r}{odd_letters(policy.taxonomy)}"
+        problems.append(f"the policy is for taxonomy {name}, and this is {taxonomy.name!r}{policy.at('taxonomy')}")
     if regions.declared != (tuple(sorted(policy.regions)) or ("all",)):
         declared = ", ".join(sorted(policy.regions)) or "all"
         problems.append(
