@@ -101,7 +101,7 @@ def test_weights_out_of_range_are_refused_from_python(weight: float) -> None:
         ("1: 2", "key 1 isn't a string"),
         ("? [a]\n: b", "isn't a string"),
         ("a: 1\n---\na: 1", "single document"),
-        ("[" * 3000, "recursion"),
+        ("[" * 3000, "nested deeper than 20"),
         ("a: " + "1" * 5000, "can't be read"),
         ("a: \x00", "can't be read"),
         ("a: [", "can't be read"),

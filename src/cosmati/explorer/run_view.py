@@ -325,6 +325,10 @@ def _notes(report: LedgerReport) -> tuple[str, ...]:
     for amendment in report.amendments:
         changes = "; ".join(f"{name}: {now}, was {was}" for name, was, now in amendment.changes)
         notes.append(f"From step {amendment.step} on the run commits to something else: {changes}.")
+    for policy in report.policies:
+        signed = "was signed, says the ledger; `cosmati ledger verify` follows the signatures"
+        said = signed if policy.facts is not None else "is declared: nobody signed it"
+        notes.append(f"The policy {policy.digest.hex()[:16]}, from step {policy.step} on, {said}.")
     if report.num_unsigned:
         notes.append(f"{report.num_unsigned} further entries of the ledger aren't signed yet, and are left out here.")
     if not report.has_ended:

@@ -48,16 +48,16 @@ class Router:
         """Go by a policy that takes more away than the one before, over the same classes and regions."""
         self._policy = policy
 
-    def route_of(self, class_id: int | None, step: int, *, is_empty: bool = False) -> Route:
-        """Look up what a microbatch of a class may teach at a step."""
+    def route_of(self, class_id: int | None, step: int, band: int = 0, *, is_empty: bool = False) -> Route:
+        """Look up what a microbatch of a class and a band may teach at a step."""
         policy = self._policy
         if policy is None:
             return Route(0, 0, 0, (1.0,) * len(self._regions.names), not is_empty)
         assert class_id is not None, "a governed source is route-pure"
         own = self._class_map[class_id]
         phase = policy.phase_at(step)
-        offered = policy.decision[own][phase] in ("admit", "gate") and not is_empty
-        return Route(policy.route_id(own, phase), phase, own, policy.route(own, step), offered)
+        offered = policy.decision[policy.row(own, band)][phase] in ("admit", "gate") and not is_empty
+        return Route(policy.route_id(own, phase, band), phase, own, policy.route(own, step, band), offered)
 
     def class_of(self, batch: Batch) -> int | None:
         """Return the class of a microbatch that the user has made; rows without lineage are of class `unknown`.
@@ -124,5 +124,6 @@ class Router:
 
 
 def empty_flags(mine: Sequence[Batch], device: torch.device) -> torch.Tensor:
-    """Flag microbatches that hold nothing but tombstones: [V / W, 1]."""
-    return torch.tensor([[float(bool((batch.lineage.row_ids < 0).all()))] for batch in mine], device=device)
+    """Flag microbatches that hold nothing but tombstones, and say their bands: [V / W, 2]."""
+    told = [[float(bool((batch.lineage.row_ids < 0).all())), float(batch.band)] for batch in mine]
+    return torch.tensor(told, device=device)

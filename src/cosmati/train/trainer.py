@@ -369,10 +369,10 @@ class Trainer(ExportingTrainer):
     def _routes(self, mine: Sequence[Batch], class_ids: Sequence[int | None]) -> list[Route]:
         """Look up what each of the step's V microbatches may teach."""
         a = self.assembly
-        empty = a.layout.gather(empty_flags(mine, a.device)).flatten().tolist()
+        told = a.layout.gather(empty_flags(mine, a.device)).tolist()
         return [
-            a.router.route_of(class_id, self.clock.step, is_empty=bool(flag))
-            for class_id, flag in zip(class_ids, empty, strict=True)
+            a.router.route_of(class_id, self.clock.step, int(band), is_empty=bool(flag))
+            for class_id, (flag, band) in zip(class_ids, told, strict=True)
         ]
 
     def _committed(
