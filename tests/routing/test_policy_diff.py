@@ -57,9 +57,9 @@ def test_the_summary_comes_first_then_each_cell_then_a_map() -> None:
 def test_what_no_weight_tells_is_told_too() -> None:
     bands = {"measure": "m", "names": ["low", "high"], "thresholds": [0.5]}
     old = policy_of(OLD, bands=bands)
-    new = policy_of(OLD, bands=bands | {"thresholds": [0.6]}, starvation="stop")
+    new = policy_of(OLD, bands=bands | {"thresholds": [0.6]}, starvation="stop", grace={"revocation": "reject"})
     others = other_changes(old, new)
-    assert [line.partition(":")[0] for line in others] == ["starvation", "bands"]
+    assert [line.partition(":")[0] for line in others] == ["grace", "starvation", "bands"]
     found = PolicyDiff(compiled(old), compiled(new), others)
     assert bool(found)
     assert str(found).splitlines() == [

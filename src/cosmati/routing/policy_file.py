@@ -126,10 +126,11 @@ class PolicyFile(Strict):
     _lines: dict[str, int] = PrivateAttr(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
-        """Compare what policies say, and who vouches for it; not in which order and on which lines."""
+        """Compare what policies say, and who vouches for it; not in which order, on which lines and since when."""
         if not isinstance(other, PolicyFile):
             return NotImplemented
-        return (self.canonical, self._vouched) == (other.canonical, other._vouched)
+        own, others = (one.vouched and (one.vouched.vouchers, one.vouched.statement) for one in (self, other))
+        return (self.canonical, own) == (other.canonical, others)
 
     __hash__ = None  # type: ignore[assignment]
 
