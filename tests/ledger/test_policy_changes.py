@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -76,6 +77,18 @@ def test_a_resume_from_an_earlier_step_goes_on_from_what_was_in_force_there() ->
     assert changed((0, signed), (4, less), (6, signed)).loosens
     assert not changed((0, signed), (4, less), (2, signed)).loosens
     assert not changed((0, signed), (4, less), (4, signed)).loosens
+
+
+def test_another_grace_is_told_though_no_weight_changes() -> None:
+    signed = {"sources": [{"root": "ab" * 32, "target": "policy/main/1"}]}
+    history = PolicyHistory()
+    for step, own in ((0, {}), (3, {"grace": {"revocation": "reject"}})):
+        policy = policy_of(RULES, **own)
+        tables = tables_of(compiled(policy), None if step else signed)
+        history.take(step, dataclasses.replace(tables, details={**tables.details, "policy_text": policy.to_mapping()}))
+    (problem,) = history.seen[-1].problems("run")
+    assert "grace: None -> {'expiry': 'stop', 'revocation': 'reject'" in problem
+    assert "hasn't signed that" in problem
 
 
 @pytest.mark.parametrize("facts", [5, {}, {"sources": []}, {"sources": [{"root": 1, "target": "x"}]}])

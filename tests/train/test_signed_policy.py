@@ -19,6 +19,7 @@ from cosmati.cli.files import load_recipe, under_policy
 from cosmati.cli.main import app
 from cosmati.core.loss import Classification
 from cosmati.explorer.run_view import read_run
+from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.verify import verify_ledger
 from cosmati.optim import SGD
 from cosmati.provenance.authority.audit import audit_policy
@@ -80,6 +81,7 @@ def test_everything_says_who_signed_the_policy(people: PolicyPeople, tmp_path: P
     assert record["digests"]["policy_root"] == people.pin
     (policy,) = verify_ledger(tmp_path / "run" / "ledger").policies
     assert policy.digest == load_policy(text(0.5)).digest
+    assert "policy_provenance" in dict(VerifiedLedger(tmp_path / "run" / "ledger").tables[0].entry.commitments)
     assert "was signed, says the ledger" in " ".join(read_run(tmp_path / "run").notes)
 
 

@@ -98,17 +98,25 @@ class PolicyHistory:
         self._standing = [one for one in self._standing if one[0].step < step]
         before = self._standing[-1] if self._standing else None
         more = [] if before is None else list(_more(before[1], tables, step))
+        others = [] if before is None else _others(before[1], tables)
         policy = PolicyInForce(
             step,
             dict(tables.entry.commitments).get("policy", b""),
             tables.details.get("policy_provenance"),
             before[0] if before else None,
-            tuple(dict.fromkeys(f"{text}: {was:g} -> {now:g}" for text, was, now in more)),
+            tuple(dict.fromkeys([f"{text}: {was:g} -> {now:g}" for text, was, now in more] + others)),
             any(was == 0 for _, was, _ in more),
         )
         self._standing.append((policy, tables))
         if not self.seen or self.seen[-1].is_other(policy):
             self.seen.append(policy)
+
+
+def _others(old: Tables, new: Tables) -> list[str]:
+    """Return what no weight tells, and whose signers alone may change it: a line each."""
+    texts = [tables.details.get("policy_text") for tables in (old, new)]
+    was, now = (text if isinstance(text, Mapping) else {} for text in texts)
+    return [f"{n}: {was.get(n)} -> {now.get(n)}" for n in ("grace", "starvation") if was.get(n) != now.get(n)]
 
 
 def _number(source: Mapping[str, Any]) -> int:

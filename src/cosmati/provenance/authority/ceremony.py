@@ -271,7 +271,7 @@ def renew(change: RepositoryChange, names: Iterable[str] = ()) -> None:
     assert chain is not None
     for name in names:
         # A class may be called as one of the roles: then both are.
-        named = (name if name in TOP_ROLES else "", role_of(name), f"{POLICY_PATH}.{name}")
+        named = (name, role_of(name), f"{POLICY_PATH}.{name}")
         roles = [role for role in named if role in _signed_roles(chain)]
         if not roles:
             why = chain.problems.get(role_of(name), "it has signed nothing yet")
