@@ -12,7 +12,7 @@ from cosmati.ledger.tables import Tables
 _NAMED = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PolicyInForce:
     """A policy that steps went by.
 
