@@ -12,6 +12,7 @@ from benchmarks import (
     import_cost,
     loop_overhead,
     method_cost,
+    policy_compile,
     remote,
     routing_cost,
     streaming,
@@ -34,6 +35,7 @@ BENCHMARKS = {
     "decoding": decoding.run,
     "watching": watching.run,
     "vouching": vouching.run,
+    "policy_compile": policy_compile.run,
 }
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cosmati.data.streaming import StreamingDataset
     from cosmati.provenance.taxonomy import Taxonomy, software_licences
     from cosmati.routing.policy_file import PolicyFile, load_policy
+    from cosmati.routing.signed_policy import signed_policy
     from cosmati.train.assembly import SubStep
     from cosmati.train.config import RunConfig
     from cosmati.train.evaluation import Evaluation, Stateful, accuracy, batches
@@ -43,6 +44,7 @@ _HOMES = {
     "data.streaming": ("StreamingDataset",),
     "provenance.taxonomy": ("Taxonomy", "software_licences"),
     "routing.policy_file": ("PolicyFile", "load_policy"),
+    "routing.signed_policy": ("signed_policy",),
     "train.assembly": ("SubStep",),
     "train.config": ("RunConfig",),
     "train.evaluation": ("Evaluation", "Stateful", "accuracy", "batches"),
@@ -86,6 +88,7 @@ __all__ = [
     "batches",
     "huggingface_loss",
     "load_policy",
+    "signed_policy",
     "software_licences",
 ]
 

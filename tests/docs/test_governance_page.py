@@ -2,12 +2,22 @@
 
 from pathlib import Path
 
-from cosmati import load_policy, software_licences
+from cosmati import Taxonomy, load_policy, software_licences
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.routing.policy import compile_policy
-from cosmati.routing.regions import partition_parameters
+from cosmati.routing.regions import Regions, partition_parameters
 
 PAGE = (Path(__file__).parents[2] / "docs" / "governance.md").read_text()
+
+
+def test_the_bands_of_the_page_do_what_it_says() -> None:
+    policy = load_policy("version: 1\ntaxonomy: t\n" + PAGE.split("```yaml\n")[2].split("```")[0])
+    assert policy.bands is not None
+    assert [policy.bands.band_of(value) for value in (0.29, 0.3, 0.69, 0.7)] == [0, 1, 1, 2]
+    names = Taxonomy("t", "1", (("licensed/news", ""),))
+    regions = Regions(("all",), (("weight",),), (("all",),))
+    table = compile_policy(policy, taxonomy=names, regions=regions, num_steps=10)
+    assert [table.route(0, 0, band) for band in range(3)] == [(0.0,), (0.5,), (1.0,)]
 
 
 def test_the_policy_of_the_page_compiles() -> None:

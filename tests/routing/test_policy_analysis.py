@@ -118,8 +118,8 @@ def test_diff_names_cells_and_directions() -> None:
         CellChange("d", "tail", "tail", 0, 5, 0.0, 0.25, "defer", "gate"),
         CellChange("d", "head", "head", 0, 5, 0.0, 0.25, "defer", "gate"),
     )
-    assert [change.direction for change in changes] == ["tightened", "loosened", "loosened"]
-    assert str(changes[0]) == "tightened: a/b, tail, steps 0 to 10: 0.5 (gate) -> 0 (admit)"
+    assert [change.direction for change in changes] == ["tightens", "loosens", "loosens"]
+    assert str(changes[0]) == "tightens: a/b, tail, steps 0 to 10: 0.5 (gate) -> 0 (admit)"
 
 
 def test_diff_sees_a_moved_phase_border() -> None:
@@ -129,14 +129,14 @@ def test_diff_sees_a_moved_phase_border() -> None:
         {"class": "d", "phase": "early", "weight": 0.5},
     ]
     changes = diff(compiled(policy_of(rules)), compiled(policy_of(rules, until="3ba")))
-    assert {(change.start_step, change.end_step, change.direction) for change in changes} == {(3, 5, "loosened")}
+    assert {(change.start_step, change.end_step, change.direction) for change in changes} == {(3, 5, "loosens")}
 
 
 def test_diff_sees_parameters_that_change_their_region() -> None:
     rules: list[dict[str, object]] = [{"class": "d", "region": "head", "weight": 1}]
     other = Regions(("tail", "head"), (("t", "h"), ("i",)), (("tail",), ("head",)), (), ("head", "tail"))
     changes = diff(compiled(policy_of(rules)), compiled(policy_of(rules), other))
-    assert [(c.old_region, c.new_region, c.direction) for c in changes] == [("head", "tail", "tightened")]
+    assert [(c.old_region, c.new_region, c.direction) for c in changes] == [("head", "tail", "tightens")]
     assert "head -> tail" in str(changes[0])
 
 
@@ -144,10 +144,10 @@ def test_diff_counts_new_classes_and_parameters_as_rejected_before() -> None:
     rules: list[dict[str, object]] = [{"class": "**", "weight": 1}]
     wider = Taxonomy("t", "2", (*TAXONOMY.meanings, ("e", "")))
     added = diff(compiled(policy_of(rules)), compiled(policy_of(rules), taxonomy=wider))
-    assert {(c.class_path, c.direction) for c in added} == {("e", "loosened")}
+    assert {(c.class_path, c.direction) for c in added} == {("e", "loosens")}
     fewer = Regions(("tail", "head"), (("t",), ("h",)), (("tail",), ("head",)), (), ("head", "tail"))
     frozen = diff(compiled(policy_of(rules)), compiled(policy_of(rules), fewer))
-    assert {(c.old_region, c.new_region, c.direction) for c in frozen} == {("head", None, "tightened")}
+    assert {(c.old_region, c.new_region, c.direction) for c in frozen} == {("head", None, "tightens")}
 
 
 def test_diff_of_runs_of_different_lengths_is_refused() -> None:
@@ -189,7 +189,7 @@ def test_diff_agrees_with_a_comparison_step_by_step(old: PolicyFile, new: Policy
         for step in range(change.start_step, change.end_step)
     }
     assert found == expected
-    assert all((c.direction == "tightened") == (c.new_weight < c.old_weight) for c in diff(before, after))
+    assert all((c.direction == "tightens") == (c.new_weight < c.old_weight) for c in diff(before, after))
 
 
 def test_heat_map() -> None:

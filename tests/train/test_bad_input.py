@@ -246,7 +246,7 @@ def test_a_record_or_a_log_that_the_disk_has_no_room_for(tmp_path: Path, limit: 
     [
         ("class: open", "class: opne", "no class 'opne'"),
         ("region: near_input", "region: near_inptu", "no region 'near_inptu'"),
-        ('"layers.0.*"]', '"layer.0.*"]', "region 'near_input' is empty"),
+        ('"layers.0.*"]', '"layer.0.*"]', r"region 'near_input' \(line 5\) is empty"),
         ("taxonomy: t", "taxonomy: u", "for taxonomy 'u', and this is 't'"),
     ],
 )

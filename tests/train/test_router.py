@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -82,5 +84,5 @@ def test_statistics_are_taught_by_whom_teaches_their_region() -> None:
 
 def test_a_microbatch_is_empty_where_all_its_rows_are_tombstones() -> None:
     batches = [rows(0, 1), rows(0, TOMBSTONE), rows(TOMBSTONE, TOMBSTONE), rows(TOMBSTONE, 5)]
-    flags = empty_flags(batches, torch.device("cpu"))
-    assert flags.tolist() == [[0.0], [0.0], [1.0], [0.0]]
+    flags = empty_flags([*batches, replace(batches[0], band=65535)], torch.device("cpu"))
+    assert flags.tolist() == [[0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 65535.0]], "empty, and the band"

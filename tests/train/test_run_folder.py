@@ -87,7 +87,8 @@ def test_the_record_says_what_the_run_is_and_what_became_of_it(tmp_path: Path) -
     assert (opened.run_id, opened.recipe_name, opened.hardware) == ("a run", "by hand", "an abacus")
     assert (opened.seed, opened.num_microbatches, opened.environment) == (7, 2, {"torch": "2", "python": "3"})
     assert opened.digests == {
-        "plan": facts.plan.digest, "model": (b"M" * 32).hex(), "data": "d1", "policy": (b"P" * 32).hex()
+        "plan": facts.plan.digest, "model": (b"M" * 32).hex(), "data": "d1", "policy": (b"P" * 32).hex(),
+        "policy_root": "declared",
     }  # fmt: skip
     assert json.loads(opened.recipe_text) == {"methods": ["LabelSmoothing()"], "lr": 0.5}
     (line,) = opened.plan

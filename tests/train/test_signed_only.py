@@ -23,8 +23,9 @@ from cosmati.explorer.run_view import read_run
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.optim.optimizers import SGD
 from cosmati.provenance.authority.errors import DeclaredOnlyError, UntrustedRootError
-from cosmati.routing.policy_file import PolicyFile
-from tests.train.vouched_world import World, loss
+from tests.provenance.authority.people import NEWS
+from tests.provenance.authority.test_policies import PolicyPeople
+from tests.train.vouched_world import POLICY, World, loss, revoke
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +108,41 @@ def test_unsigned_sources_are_refused_before_anything_trains(world: World, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unsigned_policy_is_refused(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signed_policy_is_taken_and_a_declared_one_refused(world: World, tmp_path: Path) -> None:
     with pytest.raises(DeclaredOnlyError, match="policy is only declared"):
         world.trainer(tmp_path / "run", {}, require_signed=True)
-    monkeypatch.setattr(PolicyFile, "signed_root", "ab" * 32, raising=False)
-    world.trainer(tmp_path / "run", {}, require_signed=True)
-    with pytest.raises(UntrustedRootError, match="abababab"):
-        world.trainer(tmp_path / "run", {}, require_signed=True, trusted_roots=(world.people.pin,))
+    board = PolicyPeople(tmp_path / "board").begin()
+    board.let_sign("dora")
+    board.sign_text(POLICY, "dora")
+    own: dict[str, Any] = {"policy": board.open(), "require_signed": True, "budget": "2ba"}
+    with pytest.raises(UntrustedRootError, match=board.pin):
+        world.trainer(tmp_path / "run", {}, trusted_roots=(world.people.pin,), **own)
+    trainer = world.trainer(tmp_path / "run", {}, trusted_roots=(world.people.pin, board.pin), **own)
+    assert f"policy: signed, of the authority {board.pin[:12]}" in str(trainer.plan)
+    trainer.fit()
+    signed = VerifiedLedger(tmp_path / "run" / "ledger").details["signed"]
+    assert signed["policy"] == f"signed, of the authority {board.pin[:12]}"
+    record = tmp_path / "run" / "run.json"
+    assert not read_run(tmp_path / "run").warnings
+    record.write_text(record.read_text().replace(board.pin, "declared"))
+    assert any("who has signed the policy" in one for one in read_run(tmp_path / "run").warnings)
+
+
+def test_a_class_that_goes_takes_all_its_bands(world: World, tmp_path: Path) -> None:
+    bands = "bands: {measure: length, names: [low, high], thresholds: [0.5]}\n"
+    board = PolicyPeople(tmp_path / "board").begin()
+    board.let_sign("dora")
+    board.sign_text(f"{POLICY}{bands}grace: {{revocation: reject}}", "dora")
+    world.trainer(tmp_path / "run", {4: revoke(NEWS)}, policy=board.open(), require_signed=True, budget="12ba").fit()
+    first, *_, last = VerifiedLedger(tmp_path / "run" / "ledger").tables
+    at = last.classes.index(NEWS)
+    assert last.bands == ("low", "high")
+    assert [[row[-1][1] for row in tables.policy[2 * at : 2 * at + 2]] for tables in (first, last)] == [
+        ["admit", "admit"],
+        ["reject", "reject"],
+    ]
+    said = CliRunner().invoke(app, ["ledger", "verify", str(tmp_path / "run")])
+    assert (said.exit_code, "withdrawn" in said.output) == (0, True), said.output
 
 
 def test_signed_data_of_those_who_are_trusted_are_taken(world: World, tmp_path: Path) -> None:

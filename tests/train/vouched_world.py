@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cosmati import RunConfig, Trainer, load_policy
+from cosmati import PolicyFile, RunConfig, Trainer, load_policy
 from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.shards.manifest import SourceFacts
 from cosmati.data.shards.upload import Destination
@@ -96,12 +96,14 @@ class World:
             events: what happens after how many steps; whoever asks then finds it.
             grace: of the policy.
             budget: of the run.
-            more: settings of the run; the `policy` as text; and how the authority is opened (`run`, `refresh`).
+            more: settings of the run; the `policy`, text or signed; and how an authority is opened (`run`, `refresh`).
         """
         torch.manual_seed(0)
         own = {name: more.pop(name) for name in ("run", "refresh") if name in more}
         text = more.pop("policy", POLICY)
-        policy = load_policy(f"{text}{grace and 'grace: ' + grace}") if text else None
+        policy = text if isinstance(text, PolicyFile) else None
+        if text and policy is None:
+            policy = load_policy(f"{text}{grace and 'grace: ' + grace}")
         settings: Any = {"budget": budget, "num_threads": 1, "num_microbatches": 4, "run_folder": folder}
         settings |= {} if folder is None else {"checkpoint_every": "3ba"}
         seen = Happening(self, events)

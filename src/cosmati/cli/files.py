@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from cosmati.errors import RunError
+from cosmati.errors import PolicyError, RunError
 from cosmati.recipes.recipe import Recipe, parse_setting
+from cosmati.routing.signed_policy import signed_policy
 from cosmati.study.python_file import load_module
 
 
@@ -29,6 +31,34 @@ def call_of(file: str, kind: type, default: str) -> object:
         msg = f"{name} in {path} returns a {type(made).__name__}, and a {kind.__name__} is needed."
         raise RunError(msg)
     return made
+
+
+def under_policy(recipe: Recipe, url: str | None, name: str, root: str) -> Recipe:
+    """Return a recipe under a policy that an authority has signed; as it is without `url`.
+
+    Args:
+        recipe: whose taxonomy has the classes.
+        url: of the authority's repository.
+        name: of the policy, with `/NUMBER` for another version than the newest.
+        root: digest of the authority's first root.
+
+    Raises:
+        PolicyError: a part is missing, or the number is none.
+        ProvenanceError: the signatures don't hold.
+    """
+    if url is None:
+        if root:
+            raise PolicyError("--policy-root is the root of an authority: give its repository too, --policy URL.")
+        return recipe
+    if not root:
+        msg = "--policy asks an authority, which is trusted by its root: --policy-root, as `keys init` has said it."
+        raise PolicyError(msg)
+    name, slash, number = name.partition("/")
+    if slash and not number.isdecimal():
+        raise PolicyError(f"--policy-name {name}/{number}: the part after '/' is a version's number.")
+    return dataclasses.replace(
+        recipe, policy=signed_policy(url, name, root=root, number=int(number) if slash else None)
+    )
 
 
 def load_recipe(file: str, settings: Sequence[str]) -> Recipe:

@@ -48,7 +48,12 @@ Keys = Annotated[
 
 
 @app.callback()
-def _need_packages() -> None:
+def need_packages() -> None:
+    """Refuse to go on without the packages of the extra `authority`.
+
+    Raises:
+        MissingExtraError: one is missing.
+    """
     if _MISSING is not None:
         msg = f"Authorities need another package ({_MISSING.name}): pip install 'cosmati[authority]'."
         raise MissingExtraError(msg)
@@ -61,6 +66,9 @@ def init(
     taxonomy: Annotated[
         Path | None, typer.Option(help="YAML or JSON: name, version, classes. Software licences if left out.")
     ] = None,
+    policies: Annotated[
+        bool, typer.Option("--policies", help="An authority for policies, which signs no data.")
+    ] = False,
 ) -> None:
     """Make an authority: keys, taxonomy and an empty repository, which is plain files to be published anywhere.
 
@@ -68,16 +76,21 @@ def init(
     A passphrase is taken from COSMATI_PASSPHRASE.
 
     \b
-    Example:
+    Examples:
       cosmati keys init authority
+      cosmati keys init policies --policies
     """  # noqa: D301
     folder = keys or _beside(authority)
-    root = ceremony.init(authority, folder, _taxonomy(taxonomy), passphrase=_passphrase())
+    if policies and taxonomy is not None:
+        raise ProvenanceError("An authority for policies has no classes of its own. Leave out --taxonomy.")
+    classes = None if policies else _taxonomy(taxonomy)
+    root = ceremony.init(authority, folder, classes, passphrase=_passphrase())
     typer.echo(f"{authority} is an authority now. Who trusts it writes down the digest of its root:\n  {root}")
+    what = "main" if policies else "CLASS"
     typer.echo(
         f"Its keys are in {folder}. Move root-1, root-2 and root-3 to three people; targets, snapshot and timestamp "
         "sign from day to day.\n"
-        f"Next: cosmati keys new NAME --keys DIR, then cosmati keys delegate {authority} CLASS --to DIR/NAME{PUBLIC}"
+        f"Next: cosmati keys new NAME --keys DIR, then cosmati keys delegate {authority} {what} --to DIR/NAME{PUBLIC}"
     )
 
 
@@ -116,24 +129,32 @@ def new(
 @app.command()
 def delegate(
     authority: AuthorityFolder,
-    path: Annotated[str, typer.Argument(metavar="CLASS", help="A class, or a branch for all classes below it.")],
+    path: Annotated[
+        str, typer.Argument(metavar="CLASS", help="A class, a branch for all classes below it, or a policy's name.")
+    ],
     to: Annotated[list[Path], typer.Option("--to", help="Somebody's public key; again for more.")],
     threshold: Annotated[int, typer.Option(help="How many of them must sign.")] = 1,
     keys: Keys = None,
 ) -> None:
-    """Let people sign the sources of a class, in place of those who may now.
+    """Let people sign the sources of a class, or the versions of a policy, in place of those who may now.
 
     \b
     Examples:
       cosmati keys delegate authority open/permissive --to ada.pub.pem
       cosmati keys delegate authority licensed --to ada.pub.pem --to bob.pub.pem --threshold 2
+      cosmati keys delegate policies main --to ada.pub.pem --to bob.pub.pem --threshold 2
     """  # noqa: D301
     repository, ring = AuthorityRepository(authority), ring_of(authority, keys)
     publics = [read_public_key(one) for one in to]
     with repository.change(ring) as change:
-        taxonomy = ceremony.taxonomy_of(repository, repository.chain())
-        classes = ceremony.delegate(change, taxonomy, path, publics, threshold=threshold)
-    for name in classes:
+        chain = repository.chain()
+        if chain.holds_policies:
+            names = [ceremony.delegate_policy(change, path, publics, threshold=threshold)]
+        else:
+            names = ceremony.delegate(
+                change, ceremony.taxonomy_of(repository, chain), path, publics, threshold=threshold
+            )
+    for name in names:
         typer.echo(f"{name:<28} {threshold} of {', '.join(key.keyid[:12] for key in publics)}")
 
 

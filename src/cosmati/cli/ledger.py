@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +10,7 @@ import typer
 
 from cosmati.cli.errors import Answering
 from cosmati.errors import LedgerError, RefutedError, TamperError
+from cosmati.ledger.policy_changes import PolicyInForce
 from cosmati.ledger.proof import check_inclusion, prove_inclusion
 from cosmati.ledger.query import (
     Contribution,
@@ -19,6 +20,7 @@ from cosmati.ledger.query import (
     direct_write_exclusion,
     regions_of_class,
 )
+from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import LedgerReport, verify_ledger
 from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.provenance.voucher import FOLDER
@@ -99,6 +101,7 @@ def verify(
             typer.echo(f"  from step {amendment.step} on, {name}: {now}, was {was}")
     _say_provenance(directory, report)
     _say_withdrawn(directory, report)
+    _say_policies(directory, report.policies)
     if report.num_unsigned:
         typer.echo(f"  {report.num_unsigned} further entries aren't signed yet, and weren't checked")
     if report.diverged_steps:
@@ -141,6 +144,32 @@ def _say_withdrawn(directory: Path, report: LedgerReport) -> None:
             if is_refuted:
                 raise RefutedError(f"What was withdrawn from the run in {directory} doesn't hold: {words}.")
             typer.echo(f"  withdrawn {words}")
+
+
+def _say_policies(directory: Path, policies: Sequence[PolicyInForce]) -> None:
+    """Say who vouched for each policy that steps went by, and look whether the archive bears it out."""
+    for number, policy in enumerate(policies):
+        since = f"  policy    {f'from step {policy.step} on, ' if number else ''}"
+        audited, problems = _audited(directory, policy)
+        # What a ledger says of signatures that don't hold isn't looked at further.
+        if problems := problems or policy.problems(read_verifier_key(directory).text):
+            raise RefutedError(f"Who signed the policy of {directory} doesn't hold: " + "; ".join(problems))
+        typer.echo(f"{since}{audited}")
+
+
+def _audited(directory: Path, policy: PolicyInForce) -> tuple[str, list[str]]:
+    """Return who signed a policy, in words, and what doesn't hold of that."""
+    if policy.facts is None:
+        return f"{policy.digest.hex()[:16]}, declared: nobody has signed it", []
+    try:
+        from cosmati.provenance.authority.audit import audit_policy
+    except ImportError as error:
+        return f"signed; not checked without {error.name}: pip install 'cosmati[authority]'", []
+    if problems := audit_policy(directory / FOLDER, policy.facts, policy.digest):
+        return "", problems
+    (source,) = policy.facts["sources"]
+    keys = ", ".join(keyid[:12] for keyid in source["keyids"])
+    return f"{source['target']}, signed by {keys} of {source['root'][:12]}, {policy.facts['opened']}", []
 
 
 @app.command()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +15,13 @@ from cosmati.errors import PolicyError
 from cosmati.provenance.taxonomy import software_licences
 from cosmati.recipes.language import LanguageTask, python_gpt_composed
 from cosmati.recipes.quickstart import quickstart_policy_text
-from cosmati.routing.policy import CompiledPolicy, check_rules, compile_policy
+from cosmati.routing.policy import CompiledPolicy, check_rules, compile_policy, partition_by
 from cosmati.routing.policy_analysis import explain as explain_cell
 from cosmati.routing.policy_analysis import heat_map_text
+from cosmati.routing.policy_diff import PolicyDiff, other_changes
 from cosmati.routing.policy_file import PolicyFile, load_policy
-from cosmati.routing.regions import partition_parameters
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check, show and explain policy files.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check, show, explain, compare and sign policies.")
 PolicyArgument = Annotated[Path | None, typer.Argument(help="A policy file; the quickstart's if left out.")]
 RecipeFile = Annotated[
     str | None, typer.Option("--recipe", metavar="FILE[:FUNCTION]", help="The model; the quickstart's GPT if left out.")
@@ -33,7 +35,7 @@ def _load(file: Path | None) -> PolicyFile:
 
 def _compile(policy: PolicyFile, recipe: str | None, steps: int) -> CompiledPolicy:
     made = load_recipe(recipe, []) if recipe else python_gpt_composed(LanguageTask())
-    regions = partition_parameters(made.build_model(), policy.regions, allow_tied=policy.allow.tied)
+    regions = partition_by(policy, made.build_model())
     taxonomy = made.taxonomy or software_licences()
     return compile_policy(policy, taxonomy=taxonomy, regions=regions, num_steps=steps)
 
@@ -48,9 +50,10 @@ def check(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps =
       cosmati policy check policy.yaml --recipe my_model.py
     """  # noqa: D301
     compiled = _compile(_load(file), recipe, steps)
-    cells = len(compiled.classes) * len(compiled.regions) * len(compiled.phases)
+    cells = len(compiled.weight) * len(compiled.regions) * len(compiled.phases)
+    bands = "" if compiled.bands == ("",) else f"{len(compiled.bands)} bands, "
     typer.echo(
-        f"Sound: {cells} cells are decided ({len(compiled.classes)} classes, {len(compiled.regions)} regions, "
+        f"Sound: {cells} cells are decided ({len(compiled.classes)} classes, {bands}{len(compiled.regions)} regions, "
         f"{len(compiled.phases)} phases)."
     )
     typer.echo(f"Digest {compiled.policy_digest.hex()}")
@@ -69,10 +72,101 @@ def show(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps = 
 
 
 @app.command(cls=Question)
+def diff(
+    old: Annotated[Path, typer.Argument(help="The policy before.")],
+    new: Annotated[Path, typer.Argument(help="The policy after.")],
+    recipe: RecipeFile = None,
+    steps: Steps = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Say what changes between two versions of a policy: which classes gain and lose, and each cell.
+
+    A cell is a class, a region and a span of steps; each line says whether it tightens or loosens. Names of regions and
+    phases may differ: parameters and steps are compared. Exits with 0 where nothing changes, 1 where something does,
+    and 2 where a policy is refused.
+
+    \b
+    Examples:
+      cosmati policy diff policy.yaml wider.yaml
+      cosmati policy diff policy.yaml wider.yaml --recipe my_model.py --steps 5000 --json
+    """  # noqa: D301
+    before, after = load_policy(old), load_policy(new)
+    others = other_changes(before, after)
+    found = PolicyDiff(_compile(before, recipe, steps), _compile(after, recipe, steps), others)
+    typer.echo(json.dumps(found.to_mapping(), indent=2) if as_json else str(found))
+    if found:
+        raise typer.Exit(1)
+
+
+@app.command()
+def sign(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A policy file.")],
+    authority: Annotated[Path, typer.Option(help="The folder of the repository of the authority for policies.")],
+    keys: Annotated[
+        list[Path] | None, typer.Option("--keys", help="A folder of private keys; again for more. AUTHORITY-keys.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Of the policy.")] = "main",
+    number: Annotated[int | None, typer.Option(help="Of the version; the next one if left out.")] = None,
+    run: Annotated[
+        str, typer.Option(help="Of a change in mid-run: the run's folder, or the text of its operator.vkey.")
+    ] = "",
+    from_step: Annotated[int | None, typer.Option(help="Of a change: the step from which on it may act.")] = None,
+    previous: Annotated[str, typer.Option(help="Of a change: the digest of the policy before it.")] = "",
+) -> None:
+    """Sign a policy: its canonical form becomes `policy/NAME/NUMBER` of an authority for policies.
+
+    Where more people must sign than have keys here, what there is waits in AUTHORITY/pending, and the next one runs the
+    same command. A change in mid-run names the run, the policy before it and the step from which on it may act.
+
+    \b
+    Examples:
+      cosmati policy sign policy.yaml --authority policies --keys ~/keys --keys policies-keys
+      cosmati policy sign wider.yaml --authority policies --keys ~/keys --run runs/one --from-step 4000
+    """  # noqa: D301
+    from cosmati.cli.keys import need_packages, ring_of
+
+    need_packages()
+    from cosmati.provenance.authority.policies import sign_policy
+    from cosmati.provenance.authority.repository import AuthorityRepository
+
+    policy, repository = load_policy(file), AuthorityRepository(authority)
+    statement = _statement(run, from_step, previous)
+    signed, state = sign_policy(
+        repository, ring_of(authority, keys), name, policy.canonical, number=number, custom=statement
+    )
+    typer.echo(f"{signed.target}  {policy.digest.hex()}: {state}")
+
+
+def _statement(run: str, from_step: int | None, previous: str) -> dict[str, str | int] | None:
+    """Return what is said of a change in mid-run, None where it's none."""
+    if not run and from_step is None and not previous:
+        return None
+    if not run or from_step is None:
+        raise PolicyError("A change in mid-run names the run and the step: give --run and --from-step.")
+    from cosmati.ledger.note import VerifierKey
+    from cosmati.ledger.reader import read_verifier_key
+    from cosmati.ledger.verify import verify_ledger
+
+    if Path(run).is_dir():
+        ledger = Path(run) / "ledger" if (Path(run) / "ledger").is_dir() else Path(run)
+        key, report = read_verifier_key(ledger), verify_ledger(ledger)
+        previous = previous or (report.policies[-1].digest.hex() if report.policies else "")
+        if from_step < report.num_steps:
+            msg = f"The run has taken {report.num_steps} steps, and a change is for what is to come: --from-step."
+            raise PolicyError(msg)
+    else:
+        key = VerifierKey.parse(run)
+    if not re.fullmatch(r"[0-9a-f]{64}", previous):
+        raise PolicyError("A change names the policy before it: give its digest in hex with --previous.")
+    return {"run": key.text, "previous": previous, "from_step": from_step}
+
+
+@app.command(cls=Question)
 def explain(
     class_name: Annotated[str, typer.Argument(metavar="CLASS", help="Such as open/psf.")],
     region: Annotated[str, typer.Argument(help="Such as embedding.")],
     phase: Annotated[str, typer.Option(help="Phase of the run; the last one if left out.")] = "",
+    band: Annotated[str, typer.Option(help="Band of the class, where the policy has bands.")] = "",
     file: Annotated[Path | None, typer.Option(help="A policy file; the quickstart's if left out.")] = None,
     recipe: Annotated[
         str | None,
@@ -96,10 +190,10 @@ def explain(
             f"The policy's classes are those of the taxonomy {policy.taxonomy!r}, and these are {taxonomy.name!r}. "
             "Give the recipe that has it: --recipe FILE[:FUNCTION]."
         )
-    found = explain_cell(policy, class_name, region, phase or policy.phase_names[-1], taxonomy=taxonomy)
+    found = explain_cell(policy, class_name, region, phase or policy.phase_names[-1], band, taxonomy=taxonomy)
     check_rules(policy, taxonomy=taxonomy)
     result = f"weight {found.weight:g}" if found.result == "weight" else found.result
-    typer.echo(f"{found.class_path} in {found.region}, phase {found.phase}: {result}")
+    typer.echo(f"{', '.join(filter(None, (found.class_path, band)))} in {found.region}, phase {found.phase}: {result}")
     typer.echo(f"  because {found.why}")
     typer.echo(f"  decided by: {found.winner or 'the default'}")
     for rule in found.considered:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import typer
 
 from cosmati.cli.errors import STOPPED
-from cosmati.cli.files import load_recipe
+from cosmati.cli.files import load_recipe, under_policy
 from cosmati.cli.track import TRACKER_HELP
 from cosmati.integrations import Tracking, tracker_of
 from cosmati.train.observers import Observer
@@ -27,10 +27,24 @@ FolderOption = Annotated[
     Path | None, typer.Option(help="Where record, checkpoints and ledger go; the same folder goes on.")
 ]
 
+SignedPolicy = Annotated[
+    str | None,
+    typer.Option("--policy", metavar="URL", help="In place of the recipe's policy, one that an authority has signed."),
+]
+PolicyVersion = Annotated[
+    str, typer.Option("--policy-name", metavar="NAME[/NUMBER]", help="Which; its newest version.")
+]
+PolicyRoot = Annotated[
+    str, typer.Option("--policy-root", metavar="SHA256", help="Digest of that authority's first root.")
+]
+
 
 def train(
     file: RecipeArgument,
     settings: Settings = None,
+    policy: SignedPolicy = None,
+    policy_name: PolicyVersion = "main",
+    policy_root: PolicyRoot = "",
     run_folder: FolderOption = None,
     trackers: Annotated[
         list[str] | None, typer.Option("--track", metavar="TRACKER", help=f"Watch it live. {TRACKER_HELP}")
@@ -58,9 +72,10 @@ def train(
       cosmati train digits.py --run-folder runs/one --monitor --track tensorboard
       cosmati train licensed.py --require-signed --root 3f9c...
       cosmati train digits.py:big --set config.seed=3 --set methods.0.alpha=0.3 --run-folder runs/big-3
+      cosmati train gpt.py --policy policies --policy-root 3b27... --run-folder runs/governed
       torchrun --nproc-per-node 2 -m cosmati train digits.py --set config.num_microbatches=4
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
-    recipe = load_recipe(file, settings or [])
+    recipe = under_policy(load_recipe(file, settings or []), policy, policy_name, policy_root)
     config = dataclasses.replace(recipe.config, progress=True)
     if require_signed or roots:  # whom to trust alone would ask nobody, and is refused
         is_required, trusted = require_signed or config.require_signed, tuple(roots or ()) or config.trusted_roots
@@ -88,7 +103,14 @@ def train(
         raise typer.Exit(STOPPED)
 
 
-def plan(file: RecipeArgument, settings: Settings = None, run_folder: FolderOption = None) -> None:
+def plan(
+    file: RecipeArgument,
+    settings: Settings = None,
+    policy: SignedPolicy = None,
+    policy_name: PolicyVersion = "main",
+    policy_root: PolicyRoot = "",
+    run_folder: FolderOption = None,
+) -> None:
     """Show what a recipe would do, and what it may promise, without training.
 
     A run keeps a ledger in its run folder only: give the one that `cosmati train` is to have. Nothing is written.
@@ -98,7 +120,7 @@ def plan(file: RecipeArgument, settings: Settings = None, run_folder: FolderOpti
       cosmati plan digits.py
       cosmati plan digits.py --set config.num_microbatches=4 --run-folder runs/digits
     """  # noqa: D301
-    recipe = load_recipe(file, settings or [])
+    recipe = under_policy(load_recipe(file, settings or []), policy, policy_name, policy_root)
     trainer = recipe.trainer(run_folder=run_folder)
     typer.echo(str(trainer.plan))
     if recipe.policy is not None and trainer.assembly.config.run_folder is None and recipe.config.ledger is None:

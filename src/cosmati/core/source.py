@@ -35,6 +35,15 @@ class Order(Protocol):
 
 
 @runtime_checkable
+class TellsBands(Protocol):
+    """An order whose route-pure microbatches are of one band each; in others all rows are of band 0."""
+
+    def band(self, step: int, index: int) -> int:
+        """Return the band of a microbatch without reading its rows."""
+        ...
+
+
+@runtime_checkable
 class ReadsAhead(Protocol):
     """An order that reads before it's asked, once it knows what is coming."""
 

@@ -9,11 +9,12 @@ from cosmati.data.shards.manifest import MANIFEST_FILE, SourceManifest
 from cosmati.data.shards.remote import Remote
 from cosmati.data.shards.verify import MAX_INDEX_BYTES, source_urls
 from cosmati.errors import DataError
-from cosmati.provenance.authority.ceremony import sign_sources_of_class, taxonomy_of
+from cosmati.provenance.authority.ceremony import taxonomy_of
 from cosmati.provenance.authority.errors import OutOfScopeError
 from cosmati.provenance.authority.keys import KeyRing
 from cosmati.provenance.authority.names import SourceName
 from cosmati.provenance.authority.repository import AuthorityRepository
+from cosmati.provenance.authority.signing import sign_sources_of_class
 from cosmati.provenance.authority.taxonomies import read_taxonomies, refuse_other_class
 
 

@@ -65,6 +65,11 @@ class StreamingSource:
         return self.dataset.digest
 
     @property
+    def kinds(self) -> frozenset[tuple[int, int]]:
+        """Class id and band of each source."""
+        return frozenset((group.class_id, group.band) for group in self.dataset.groups)
+
+    @property
     def vouched(self) -> VouchedData | None:
         """Who vouched for the sources; None where nobody was asked."""
         return vouched_data(vouched_sources(self))
@@ -238,6 +243,10 @@ class StreamingOrder:
     def class_id(self, step: int, index: int) -> int | None:
         """Return the class of a microbatch, without reading its rows."""
         return self._plan.class_of(step, index)
+
+    def band(self, step: int, index: int) -> int:
+        """Return the band of a microbatch, without reading its rows."""
+        return self._plan.band_of(step, index)
 
     @property
     def image_size(self) -> ImageSize | None:

@@ -69,7 +69,10 @@ def _policy(ledger: VerifiedLedger) -> tuple[tuple[str, ...], Weights, Mapping[s
         raise TamperError(msg)
     phases = tuple(str(name) for name, _, _ in tables.details["phases"])
     absent = (((), "reject"),) * len(phases)
-    rows = {name: dict(zip(tables.classes, tables.policy, strict=True)).get(name, absent) for name in ledger.classes}
+    rows = {
+        name: dict(zip(tables.classes, tables.policy_of_classes, strict=True)).get(name, absent)
+        for name in ledger.classes
+    }
     weight = {
         name: {
             phase: dict.fromkeys(ledger.regions, 0.0) | dict(zip(tables.regions, weights, strict=False))
@@ -86,7 +89,7 @@ def _admitted_pairs(ledger: VerifiedLedger) -> set[tuple[str, str]]:
     return {
         (name, region)
         for tables in ledger.tables
-        for name, cells in zip(tables.classes, tables.policy, strict=False)
+        for name, cells in zip(tables.classes, tables.policy_of_classes, strict=False)
         for weights, _ in cells
         for region, weight in zip(tables.regions, weights, strict=True)
         if weight

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from cosmati.errors import LedgerError, RunError
 from cosmati.explorer.learning import ClassSchedule, governance_facts
@@ -298,10 +299,14 @@ def _contradictions(tables: Tables, record: RunRecord) -> tuple[str, ...]:
     """Compare the record, which nobody signed, with the ledger's last commitments: entry 0's or amended ones."""
     committed = {name: digest.hex() for name, digest in tables.entry.commitments}
     given = {name: record.digests.get(name) or _NO_POLICY for name in ("plan", "model", "policy")}
-    signed = tables.details.get("provenance") is not None
-    other = record.digests.get("data_root") not in ((None, "declared") if not signed else (_root_of(tables),))
-    told = (f"{RECORD_FILE} contradicts the ledger: it says otherwise who has signed the data.",) if other else ()
-    return told + tuple(
+    others = [
+        what
+        for what, told in (("data", "provenance"), ("policy", "policy_provenance"))
+        if record.digests.get(f"{what}_root") not in _roots_of(tables.details.get(told))
+    ]
+    return tuple(
+        f"{RECORD_FILE} contradicts the ledger: it says otherwise who has signed the {what}." for what in others
+    ) + tuple(
         f"{RECORD_FILE} contradicts the ledger: it names the {name} {digest[:16]}…, and entry {tables.index} commits "
         f"to {committed[name][:16]}…. What stands here from {RECORD_FILE} isn't what this ledger is about."
         for name, digest in given.items()
@@ -309,11 +314,14 @@ def _contradictions(tables: Tables, record: RunRecord) -> tuple[str, ...]:
     )
 
 
-def _root_of(tables: Tables) -> str:
+def _roots_of(facts: Any) -> tuple[str | None, ...]:  # noqa: ANN401  (whoever wrote the ledger may have made it up)
+    """Return what a record may say of who signed something, by what the ledger says."""
+    if facts is None:
+        return None, "declared"
     try:
-        return ",".join(sorted({str(one["root"]) for one in tables.details["provenance"]["sources"]}))
-    except (TypeError, KeyError):  # whoever wrote the ledger may have made it up
-        return ""
+        return (",".join(sorted({str(one["root"]) for one in facts["sources"]})),)
+    except (TypeError, KeyError):
+        return ("",)
 
 
 def _notes(report: LedgerReport) -> tuple[str, ...]:
@@ -325,6 +333,10 @@ def _notes(report: LedgerReport) -> tuple[str, ...]:
     for amendment in report.amendments:
         changes = "; ".join(f"{name}: {now}, was {was}" for name, was, now in amendment.changes)
         notes.append(f"From step {amendment.step} on the run commits to something else: {changes}.")
+    for policy in report.policies:
+        signed = "was signed, says the ledger; `cosmati ledger verify` follows the signatures"
+        said = signed if policy.facts is not None else "is declared: nobody signed it"
+        notes.append(f"The policy {policy.digest.hex()[:16]}, from step {policy.step} on, {said}.")
     if report.num_unsigned:
         notes.append(f"{report.num_unsigned} further entries of the ledger aren't signed yet, and are left out here.")
     if not report.has_ended:

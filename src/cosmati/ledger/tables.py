@@ -33,9 +33,10 @@ class Tables:
         regions: Names, in the order of a route's weights.
         routes: A weight for each region; a cell's `route_id` is the index.
         phases: First step and end of each phase of the policy, none without a policy.
-        policy: By class and phase, the weights and the decision; empty without a policy.
+        policy: By row and phase, the weights and the decision; empty without a policy. A class has a row for each band.
         changes: What an amendment changed: name, was, now.
         withdrawn: What nobody vouches for any more, and what is done about it.
+        bands: Names of a policy's bands; one without a name where it has none.
     """
 
     index: int
@@ -48,6 +49,26 @@ class Tables:
     policy: tuple[tuple[tuple[RouteWeights, str], ...], ...]
     changes: tuple[tuple[str, str, str], ...]
     withdrawn: tuple[Taken, ...] = ()
+    bands: tuple[str, ...] = ("",)
+
+    @property
+    def policy_of_classes(self) -> tuple[tuple[tuple[RouteWeights, str], ...], ...]:
+        """By class and phase, what the most that a band of it may: its weights' maximum, and its decision."""
+        step = len(self.bands)
+        rows = [self.policy[start : start + step] for start in range(0, len(self.policy), step)]
+        return tuple(tuple(_most(cells) for cells in zip(*bands, strict=True)) for bands in rows)
+
+    def row_of(self, cell: MicrobatchCell, item: ScannedEntry) -> int:
+        """Return the row of the policy that a cell's class and band have.
+
+        Raises:
+            TamperError: there's none.
+        """
+        if self.bands == ("",):
+            return cell.class_id
+        if cell.band >= len(self.bands):
+            raise broken(item, f"band {cell.band} isn't in the tables of entry {self.index}")
+        return cell.class_id * len(self.bands) + cell.band
 
     def class_of(self, cell: MicrobatchCell, item: ScannedEntry) -> str:
         """Return the name of a cell's class.
@@ -115,7 +136,7 @@ def _check_step(tables: Tables, item: ScannedEntry, entry: StepEntry) -> None:
         start, end = tables.phases[cell.phase]
         if not start <= entry.step < end:
             raise broken(item, f"{name} says phase {cell.phase}, which goes from step {start} to {end}")
-        weights, decision = tables.policy[cell.class_id][cell.phase]
+        weights, decision = tables.policy[tables.row_of(cell, item)][cell.phase]
         if tables.routes[cell.route_id] != weights:
             raise broken(
                 item,
@@ -129,7 +150,7 @@ def _check_step(tables: Tables, item: ScannedEntry, entry: StepEntry) -> None:
 
 
 def _check_vouched(item: ScannedEntry, tables: Tables, before: Tables | None) -> None:
-    decisions = tuple(tuple(kind for _, kind in one) for one in tables.policy)
+    decisions = tuple(tuple(kind for _, kind in one) for one in tables.policy_of_classes)
     earlier = before.withdrawn if before is not None else ()
     problem = problem_with(tables.withdrawn, earlier, tables.classes, tables.phases, decisions)
     problem = problem or problem_with_data(tables.details, dict(tables.entry.commitments).get("data"))
@@ -146,7 +167,8 @@ def _read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry) -> Tables:
     changes = details.get("changes") if isinstance(entry, AmendEntry) else []
     if not isinstance(changes, list) or not all(_is_change(change) for change in changes):
         raise broken(item, "its details don't say what was changed: name, was, now")
-    phases, policy = _read_policy(item, details, classes, regions)
+    bands = _names(item, details["bands"]) if details.get("bands") else ("",)
+    phases, policy = _read_policy(item, details, len(classes) * len(bands), regions)
     try:
         withdrawn = read_withdrawals(details)
     except ValueError as error:
@@ -162,20 +184,26 @@ def _read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry) -> Tables:
         policy=policy,
         changes=tuple((name, was, now) for name, was, now in changes),
         withdrawn=withdrawn,
+        bands=bands,
     )
 
 
 def _read_policy(
-    item: ScannedEntry, details: Mapping[str, Any], classes: tuple[str, ...], regions: tuple[str, ...]
+    item: ScannedEntry, details: Mapping[str, Any], num_rows: int, regions: tuple[str, ...]
 ) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[tuple[RouteWeights, str], ...], ...]]:
     """Return phases and policy as `Tables` have them."""
     spans, policy = details.get("phases"), details.get("policy")
     if not policy:
         return (), ()
-    if not _are_spans(spans) or not _is_policy(policy, len(classes), len(spans), regions):
-        raise broken(item, "its policy isn't a weight for each region and a decision, for each class and phase")
+    if not _are_spans(spans) or not _is_policy(policy, num_rows, len(spans), regions):
+        raise broken(item, "its policy isn't a weight for each region and a decision, for each class, band and phase")
     by_class = tuple(tuple((_weights(row), kind) for row, kind in zip(*one, strict=True)) for one in policy)
     return tuple((start, end) for _, start, end in spans), by_class
+
+
+def _most(cells: Iterable[tuple[RouteWeights, str]]) -> tuple[RouteWeights, str]:
+    weights, decisions = zip(*cells, strict=True)
+    return tuple(map(max, zip(*weights, strict=True))), min(decisions, key=(*_OFFERED, *_WITHHELD).index)
 
 
 def _are_spans(spans: object) -> TypeGuard[list[list[Any]]]:
@@ -184,10 +212,10 @@ def _are_spans(spans: object) -> TypeGuard[list[list[Any]]]:
     )
 
 
-def _is_policy(policy: object, num_classes: int, num_phases: int, regions: tuple[str, ...]) -> bool:
+def _is_policy(policy: object, num_rows: int, num_phases: int, regions: tuple[str, ...]) -> bool:
     return (
         isinstance(policy, list)
-        and len(policy) == num_classes
+        and len(policy) == num_rows
         and all(isinstance(one, list) and len(one) == 2 for one in policy)
         and all(isinstance(column, list) and len(column) == num_phases for one in policy for column in one)
         and all(_is_route(row, regions) for weights, _ in policy for row in weights)

@@ -10,6 +10,7 @@ from typing import Any
 from cosmati.errors import TamperError
 from cosmati.ledger.files import check_overlap
 from cosmati.ledger.note import TreeHead, VerifierKey, check_note, parse_checkpoint
+from cosmati.ledger.policy_changes import PolicyHistory, PolicyInForce
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
 from cosmati.ledger.tables import in_force
 from cosmati.ledger.wal import WAL_FILE, read_wal
@@ -51,6 +52,7 @@ class LedgerReport:
         provenance_from: From which step on who vouched for the data, as entry 0 and each amendment that changes it say
             it, in the order of the log; None where nobody was asked.
         withdrawn_from: Likewise, what was withdrawn since; None where nothing is in force.
+        policies: Those that the steps went by, in the order of the log.
     """
 
     origin: str
@@ -69,6 +71,7 @@ class LedgerReport:
     evidence_level: str
     provenance_from: tuple[Told, ...] = ()
     withdrawn_from: tuple[Told, ...] = ()
+    policies: tuple[PolicyInForce, ...] = ()
 
     @property
     def provenance(self) -> tuple[Mapping[str, Any], ...]:
@@ -105,6 +108,7 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
     scan = Scan(directory, head, roots)
     covered = {} if wal is None else wal.entries
     amendments, provenance, withdrawn = [], list[Told](), list[Told]()
+    policies = PolicyHistory()
     for item, tables in in_force(scan):
         check_overlap(covered, item.index, item.data)
         if isinstance(item.entry, RunEntry | AmendEntry):
@@ -113,6 +117,7 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
                 facts = tables.details.get(name)
                 if not told or told[-1][1] != facts:
                     told.append((step, facts))
+            policies.take(step, tables)
         if isinstance(item.entry, AmendEntry):
             amendments.append(Amendment(item.entry.step, tables.changes))
     history = scan.history
@@ -133,6 +138,7 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         evidence_level=LEVEL_0,
         provenance_from=tuple(provenance),
         withdrawn_from=tuple(withdrawn),
+        policies=tuple(policies.seen),
     )
 
 

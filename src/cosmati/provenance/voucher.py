@@ -150,5 +150,32 @@ def class_of_target(target: str) -> str:
     return "/".join(target.split("/")[1:-2])
 
 
+@dataclass(frozen=True)
+class VouchedPolicy(VouchedData):
+    """A policy as it was vouched for: the archive has its canonical form as the manifest.
+
+    Attributes:
+        statement: what its signers say besides. Of a change in mid-run: the `run`'s verifier key, the digest of the
+            `previous` policy, and the step `from_step` from which on it may act.
+    """
+
+    statement: Mapping[str, str | int]
+
+    @property
+    def voucher(self) -> Voucher:
+        """That an authority for policies vouches for it."""
+        return self.vouchers[0]
+
+    @property
+    def number(self) -> int:
+        """Of the version, from 1."""
+        return int(self.voucher.target.rpartition("/")[2])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What entry 0 says: as of data, and the statement."""
+        return {**super().facts, "statement": dict(self.statement)}
+
+
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()

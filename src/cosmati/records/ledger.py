@@ -21,6 +21,7 @@ Details of entry 0::
      "routes": [[weight per region], ...],                 indexed by MicrobatchCell.route_id
      "phases": [[name, start_step, end_step], ...],
      "policy": [[[[weight per region] per phase], [decision per phase]], ...],   by class; [] without a policy
+     "bands": [name, ...],      of a policy with bands: each class then has an entry in "policy" for each of them
      "seed": int, ...}                                     any other JSON besides
 
 Details of an amendment are those of entry 0, as they are from now on, with one more field::

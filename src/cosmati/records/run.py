@@ -50,8 +50,8 @@ class RunRecord:
         run_id: Name of the run's folder in its store.
         recipe_name: Name of the recipe.
         recipe_text: The recipe as JSON text.
-        digests: Hex digests by what they cover: `plan`, `model`, `data`, `policy`; `data_root` is that of the authority
-            which has signed the data, or `declared`.
+        digests: Hex digests by what they cover: `plan`, `model`, `data`, `policy`; `data_root` and `policy_root` are
+            those of the authorities which have signed them, or `declared`.
         environment: Package versions, device names and compile modes by name.
         plan: The plan's lines in the order in which they run.
         guarantees: Every guarantee, held or broken.

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cosmati.core.batch import Batch
-from cosmati.core.source import Order
+from cosmati.core.source import Order, TellsBands
 from cosmati.routing.policy import CompiledPolicy
 
 
@@ -47,8 +48,13 @@ class DeferredOrder:
         places = np.empty(policy.phases[-1].end_step * self._num, np.int64)
         following, is_turn = 0, False
         for number, phase in enumerate(policy.phases):
-            deferred = {own for own, c in enumerate(class_map) if policy.decision[c][number] == "defer"}
-            ready = deque(sorted(place for place in self._waiting if self._class_at(place) not in deferred))
+            bands = range(len(policy.bands))
+            deferred = {
+                (own, band)
+                for (own, c), band in product(enumerate(class_map), bands)
+                if policy.decision[policy.row(c, band)][number] == "defer"
+            }
+            ready = deque(sorted(place for place in self._waiting if self._kind_at(place) not in deferred))
             self._waiting.difference_update(ready)
             for at in range(phase.start_step * self._num, phase.end_step * self._num):
                 is_turn = bool(ready) and not is_turn
@@ -57,22 +63,24 @@ class DeferredOrder:
                 else:
                     places[at], following = self._next(following, deferred)
             self._waiting.update(ready)
-        return places, Counter(map(self._class_at, self._waiting))
+        return places, Counter(self._kind_at(place)[0] for place in self._waiting)
 
-    def _next(self, following: int, deferred: Collection[int]) -> tuple[int, int]:
+    def _next(self, following: int, deferred: Collection[tuple[int, int]]) -> tuple[int, int]:
         """Return the source's next place that isn't deferred, and the one after it; what is passed over waits."""
         for place in range(following, following + self.steps_per_epoch * self._num):
-            if self._class_at(place) not in deferred:
+            if self._kind_at(place) not in deferred:
                 return place, place + 1
             self._waiting.add(place)
         # Nothing of an epoch can be offered here: the position rests, and its rows come again.
         self._waiting.difference_update(range(following + 1, place + 1))
         return following, following + 1
 
-    def _class_at(self, place: int) -> int:
-        class_id = self._order.class_id(*divmod(place, self._num))
+    def _kind_at(self, place: int) -> tuple[int, int]:
+        """Return class and band of a microbatch."""
+        at = divmod(place, self._num)
+        class_id = self._order.class_id(*at)
         assert class_id is not None, "a governed source is route-pure"
-        return class_id
+        return class_id, self._order.band(*at) if isinstance(self._order, TellsBands) else 0
 
     def _place(self, step: int, index: int) -> tuple[int, int]:
         return divmod(int(self._places[step * self._num + index]), self._num)
@@ -80,6 +88,10 @@ class DeferredOrder:
     def microbatch(self, step: int, index: int) -> Batch:
         """Return microbatch `index` of step `step`."""
         return self._order.microbatch(*self._place(step, index))
+
+    def band(self, step: int, index: int) -> int:
+        """Return the band of a microbatch, without reading its rows."""
+        return self._kind_at(int(self._places[step * self._num + index]))[1]
 
     def class_id(self, step: int, index: int) -> int | None:
         """Return the class of a microbatch, without reading its rows."""

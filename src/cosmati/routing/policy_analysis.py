@@ -11,7 +11,7 @@ from cosmati.errors import PolicyError
 from cosmati.provenance.taxonomy import Taxonomy, closest
 from cosmati.routing.policy import CompiledPolicy, Decision
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.routing.rules import disagreement, front, matching_rules
+from cosmati.routing.rules import disagreement, front, lowest_band, matching_rules
 
 _RANK: dict[Decision, int] = {"reject": 0, "defer": 1, "gate": 2, "admit": 2}
 
@@ -44,10 +44,10 @@ class Explanation:
 
 @dataclass(frozen=True)
 class CellChange:
-    """What changes between two policies for one class, in steps `start_step` to `end_step` (not included).
+    """What changes between two policies for one class and band, in steps `start_step` to `end_step` (not included).
 
     The regions are those that hold the same parameters before and after; None where they weren't, or aren't,
-    trained.
+    trained. Without bands on both sides there's no number of a band.
     """
 
     class_path: str
@@ -59,45 +59,69 @@ class CellChange:
     new_weight: float
     old_decision: Decision
     new_decision: Decision
+    band: str = ""
+    band_number: int | None = None
 
     @property
-    def direction(self) -> Literal["tightened", "loosened"]:
+    def direction(self) -> Literal["tightens", "loosens"]:
         """Whether the class may now teach less or more; by weight, and where that's equal by decision."""
         before, after = (
             (self.old_weight, _RANK[self.old_decision]),
             (self.new_weight, _RANK[self.new_decision]),
         )
-        return "tightened" if after < before else "loosened"
+        return "tightens" if after < before else "loosens"
+
+    @property
+    def region(self) -> str:
+        """The region; both names where they differ."""
+        return str(self.new_region) if self.old_region == self.new_region else f"{self.old_region} -> {self.new_region}"
+
+    @property
+    def name(self) -> str:
+        """The class, and its band where there are bands."""
+        return ", ".join(filter(None, (self.class_path, self.band)))
+
+    @property
+    def cell(self) -> str:
+        """Class, band and region."""
+        return f"{self.name}, {self.region}"
+
+    @property
+    def result(self) -> str:
+        """Weight and decision, before and after."""
+        return f"{self.old_weight:g} ({self.old_decision}) -> {self.new_weight:g} ({self.new_decision})"
 
     def __str__(self) -> str:
-        region = self.new_region if self.old_region == self.new_region else f"{self.old_region} -> {self.new_region}"
-        return (
-            f"{self.direction}: {self.class_path}, {region}, steps {self.start_step} to {self.end_step}: "
-            f"{self.old_weight:g} ({self.old_decision}) -> {self.new_weight:g} ({self.new_decision})"
-        )
+        return f"{self.direction}: {self.cell}, steps {self.start_step} to {self.end_step}: {self.result}"
 
 
-def explain(policy: PolicyFile, class_path: str, region: str, phase: str, *, taxonomy: Taxonomy) -> Explanation:
+def explain(
+    policy: PolicyFile, class_path: str, region: str, phase: str, band: str = "", *, taxonomy: Taxonomy
+) -> Explanation:
     """Say which rule decides a cell, and against which others.
 
     Raises:
-        PolicyError: no such class, region or phase; or rules that disagree on the cell.
+        PolicyError: no such class, region, phase or band; or rules that disagree on the cell.
     """
     regions = tuple(sorted(policy.regions)) or ("all",)
     for axis, name, known in (
         ("class", class_path, taxonomy.classes),
         ("region", region, regions),
         ("phase", phase, policy.phase_names),
+        ("band", band, policy.band_names),
     ):
         if name not in known:
             mend = ". It's the minimum of its members: ask for each" if "&" in name else closest(name, known)
             msg = f"There's no {axis} {name!r}{mend}"
             raise PolicyError(msg)
-    matches = matching_rules(policy.rules, class_path, region, phase)
+    if policy.band_names.index(band) < lowest_band(policy, class_path):
+        why = "the band is below a floor of the class"
+        return Explanation(class_path, region, phase, (), None, "reject", 0.0, why)
+    matches = matching_rules(policy.rules, class_path, region, phase, band)
     ahead = front(matches)
     pair = disagreement(ahead)
     if pair:
-        cell = f"({class_path}, {region}, {phase})"
+        cell = f"({', '.join(filter(None, (class_path, region, phase, band)))})"
         msg = f"{pair[0]} and {pair[1]} disagree on {cell}. Add a rule for this cell."
         raise PolicyError(msg)
     considered = tuple(str(match) for match in sorted(matches, key=lambda match: match.specificity, reverse=True))
@@ -114,7 +138,7 @@ def explain(policy: PolicyFile, class_path: str, region: str, phase: str, *, tax
     result, weight = ahead[0].outcome
     if result == "defer":
         later = policy.phase_names[policy.phase_names.index(phase) + 1 :]
-        winners = [(name, front(matching_rules(policy.rules, class_path, region, name))) for name in later]
+        winners = [(name, front(matching_rules(policy.rules, class_path, region, name, band))) for name in later]
         admitting = next((name for name, rules in winners if rules and rules[0].outcome[0] == "weight"), None)
         why += f"; its rows come again in phase {admitting}" if admitting else "; no later phase offers its rows"
     return Explanation(class_path, region, phase, considered, str(ahead[0]), result, weight, why)
@@ -123,7 +147,8 @@ def explain(policy: PolicyFile, class_path: str, region: str, phase: str, *, tax
 def diff(old: CompiledPolicy, new: CompiledPolicy) -> tuple[CellChange, ...]:
     """Return what changes, step by step and parameter by parameter, whatever regions and phases are called.
 
-    A class that one of the taxonomies lacks counts as rejected there.
+    A class that one of the taxonomies lacks counts as rejected there, and so does a band that one of them lacks. Bands
+    are compared by their numbers, which is what shards say.
 
     Raises:
         PolicyError: the policies were compiled for runs of different lengths.
@@ -139,9 +164,15 @@ def diff(old: CompiledPolicy, new: CompiledPolicy) -> tuple[CellChange, ...]:
     return tuple(
         change
         for path in dict.fromkeys([*old.classes, *new.classes])
+        for band in range(_num_bands(old, new))
         for before, after in _shared_regions(old, new)
-        for change in _changes(_Side(old, path, before), _Side(new, path, after), spans)
+        for change in _changes(_Side(old, path, band, before), _Side(new, path, band, after), spans)
     )
+
+
+def _num_bands(old: CompiledPolicy, new: CompiledPolicy) -> int:
+    """Return how many bands to compare; where only one side has bands, one more stands for all above them."""
+    return max(len(old.bands), len(new.bands)) + ((old.bands == ("",)) != (new.bands == ("",)))
 
 
 def heat_map_text(compiled: CompiledPolicy, phase: str) -> str:
@@ -157,17 +188,22 @@ def heat_map_text(compiled: CompiledPolicy, phase: str) -> str:
     index = names.index(phase)
     span = compiled.phases[index]
     rows = [["class", "decision", *compiled.regions]]
-    for path, weights, decisions in zip(compiled.classes, compiled.weight, compiled.decision, strict=True):
+    for name, weights, decisions in zip(compiled.row_names, compiled.weight, compiled.decision, strict=True):
         rows.append(
             [
-                path,
+                ", ".join(filter(None, name)),
                 decisions[index],
                 *(f"{_shade(weight)} {weight:g}" if weight else "·" for weight in weights[index]),
             ]
         )
+    return f"phase {phase}, steps {span.start_step} to {span.end_step}\n{table_text(rows)}"
+
+
+def table_text(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as lines, its columns aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([f"phase {phase}, steps {span.start_step} to {span.end_step}", *lines])
+    return "\n".join(lines)
 
 
 def _shade(weight: float) -> str:
@@ -191,14 +227,25 @@ def _shared_regions(old: CompiledPolicy, new: CompiledPolicy) -> list[tuple[str 
 class _Side(NamedTuple):
     compiled: CompiledPolicy
     class_path: str
+    band: int
     region: str | None
+
+    @property
+    def has_bands(self) -> bool:
+        return self.compiled.bands != ("",)
+
+    @property
+    def band_name(self) -> str:
+        bands = self.compiled.bands
+        return bands[self.band] if self.band < len(bands) else ""
 
     def at(self, step: int) -> tuple[float, Decision]:
         compiled = self.compiled
-        if self.class_path not in compiled.classes or self.region is None:
+        is_there = self.class_path in compiled.classes and (self.band < len(compiled.bands) or not self.has_bands)
+        if not is_there or self.region is None:
             return 0.0, "reject"
-        class_id, phase = compiled.classes.index(self.class_path), compiled.phase_at(step)
-        return compiled.weight[class_id][phase][compiled.regions.index(self.region)], compiled.decision[class_id][phase]
+        row, phase = compiled.row(compiled.classes.index(self.class_path), self.band), compiled.phase_at(step)
+        return compiled.weight[row][phase][compiled.regions.index(self.region)], compiled.decision[row][phase]
 
 
 def _changes(old: _Side, new: _Side, spans: Sequence[tuple[int, int]]) -> Iterator[CellChange]:
@@ -215,4 +262,6 @@ def _changes(old: _Side, new: _Side, spans: Sequence[tuple[int, int]]) -> Iterat
                 after[0],
                 before[1],
                 after[1],
+                new.band_name or old.band_name or ("above" if new.has_bands or old.has_bands else ""),
+                new.band if new.has_bands or old.has_bands else None,
             )

@@ -19,13 +19,14 @@
       - {class: public-domain, phase: warm, decision: defer}
     default: reject                   # what holds where no rule does; it can't be anything else
     grace: {revocation: reject}       # what a run does when nobody vouches for a class any more; without it: stop
+    starvation: alarm                 # or stop: where the data lack all classes that may teach a region
     allow: {amplify: false, tied: false}
 
-*Rules.* A rule covers the cells (class, region, phase) that it names. `class` is a class, `branch/**` or
-`**`; `region` and `phase` are names, or `*` where left out; each may be a list. A rule gives a `weight` (0
-denied, between 0 and 1 attenuated, 1 full, above 1 amplified and only with `allow: {amplify: true}`), or a
-`decision` for all regions: `reject` (no forward pass) or `defer` (kept for a later phase, which must admit
-it).
+*Rules.* A rule covers the cells (class, band, phase, region) that it names. `class` is a class, `branch/**` or
+`**`; `region`, `phase` and `band` (see `bands`) are names, or `*` where left out; each may be a list. A rule
+gives a `weight` (0 denied, between 0 and 1 attenuated, 1 full, above 1 amplified and only with
+`allow: {amplify: true}`), or a `decision` for all regions: `reject` (no forward pass) or `defer` (kept for a
+later phase, which must admit it).
 
 *Which rule wins.* On each axis the more specific one: a class over a branch over a branch nearer the root
 over `**`, a name over `*`. A rule is beaten by one that's at least as specific on every axis and more so on
@@ -45,17 +46,20 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from collections.abc import Hashable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import rfc8785
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from cosmati.errors import PolicyError
+from cosmati.provenance.voucher import VouchedPolicy
+from cosmati.routing.bands import Bands, Floor
 from cosmati.routing.grace import Finish, Grace
-from cosmati.routing.selectors import Names, RegionName, RegionSelector, Strict
+from cosmati.routing.selectors import Names, RegionName, RegionSelector, Strict, odd_letters
+from cosmati.routing.strict_yaml import line_of, load_yaml
 
 _MAX_CHARACTERS = 1_000_000
 
@@ -81,6 +85,7 @@ class Rule(Strict):
     classes: Annotated[Names, Field(alias="class", min_length=1)]
     region: Annotated[Names, Field(min_length=1)] = ("*",)
     phase: Annotated[Names, Field(min_length=1)] = ("*",)
+    band: Annotated[Names, Field(min_length=1)] = ("*",)
     weight: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)] | None = None
     decision: Literal["reject", "defer"] | None = None
 
@@ -109,10 +114,46 @@ class PolicyFile(Strict):
     taxonomy: str
     regions: dict[RegionName, RegionSelector] = Field(default_factory=dict)
     phases: tuple[PhaseSpec, ...] = ()
+    bands: Bands | None = None
+    floors: tuple[Floor, ...] = ()
     rules: tuple[Rule, ...]
     default: Literal["reject"] = "reject"
+    starvation: Literal["alarm", "stop"] = "alarm"
     allow: Allow = Allow()
     grace: Grace | None = None
+
+    _vouched: VouchedPolicy | None = PrivateAttr(default=None)
+    _lines: dict[str, int] = PrivateAttr(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare what policies say, and who vouches for it; not in which order, on which lines and since when."""
+        if not isinstance(other, PolicyFile):
+            return NotImplemented
+        own, others = (one.vouched and (one.vouched.vouchers, one.vouched.statement) for one in (self, other))
+        return (self.canonical, own) == (other.canonical, others)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def at(self, place: str) -> str:
+        """Return the line of a part in words, such as `rules.3` or `regions.head`; empty where there's no file."""
+        line = self._lines.get(place)
+        return f" (line {line})" if line else ""
+
+    @property
+    def vouched(self) -> VouchedPolicy | None:
+        """Who has signed it; None where nobody was asked: it's `declared` by whoever wrote it."""
+        return self._vouched
+
+    @property
+    def signed_root(self) -> str:
+        """SHA-256 in hex of the first root of the authority that has signed it; empty where it's `declared`."""
+        return self._vouched.voucher.root if self._vouched else ""
+
+    def with_voucher(self, vouched: VouchedPolicy) -> PolicyFile:
+        """Return the policy as one that was signed."""
+        policy = self.model_copy()
+        policy._vouched = vouched  # noqa: SLF001  (its own)
+        return policy
 
     @model_validator(mode="after")
     def _consistent(self) -> PolicyFile:
@@ -138,16 +179,31 @@ class PolicyFile(Strict):
         """Names of the phases in order; `main` where the file has none."""
         return tuple(phase.name for phase in self.phases) or ("main",)
 
+    @property
+    def band_names(self) -> tuple[str, ...]:
+        """Names of the bands from the lowest; one without a name where the file has none."""
+        return self.bands.names if self.bands else ("",)
+
     def to_mapping(self) -> dict[str, Any]:
         """Return the plain form that the digest covers."""
         mapping = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for rule in mapping["rules"]:
+            if rule["band"] == ["*"]:
+                del rule["band"]  # so that policies without bands have the digests that they always had
         mapping["rules"] = sorted(mapping["rules"], key=rfc8785.dumps)
-        return mapping
+        mapping["floors"] = sorted(mapping["floors"], key=rfc8785.dumps)
+        usual: dict[str, object] = {"floors": [], "starvation": "alarm"}
+        return {name: value for name, value in mapping.items() if name not in usual or value != usual[name]}
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 over the canonical JSON of `to_mapping`; 32 bytes."""
-        return hashlib.sha256(rfc8785.dumps(self.to_mapping())).digest()
+        """SHA-256 of the canonical form; 32 bytes."""
+        return hashlib.sha256(self.canonical).digest()
+
+    @property
+    def canonical(self) -> bytes:
+        """Canonical JSON (RFC 8785) of `to_mapping`: what is signed."""
+        return rfc8785.dumps(self.to_mapping())
 
 
 def load_policy(source: Path | str) -> PolicyFile:
@@ -168,31 +224,53 @@ def load_policy(source: Path | str) -> PolicyFile:
         if len(text) > _MAX_CHARACTERS:
             msg = f"{where} has {len(text)} characters; policies have at most {_MAX_CHARACTERS}."
             raise PolicyError(msg)
-        document = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  (a SafeLoader with less, not more)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        document, node = load_yaml(text)
+    except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, PolicyError):
             raise
         msg = f"{where} can't be read: {error}"
         raise PolicyError(msg) from error
     if not isinstance(document, dict):
         mend = " A file's name ends in .yaml or .yml, or is a Path." if isinstance(document, str) else ""
-        msg = f"{where} is {document!r:.80}, not a mapping with version, taxonomy and rules.{mend}"
+        line = line_of(node, ())
+        msg = f"{where} is {document!r:.80} (line {line}), not a mapping with version, taxonomy and rules.{mend}"
         raise PolicyError(msg)
     try:
-        return PolicyFile.model_validate(document)
+        policy = PolicyFile.model_validate(document)
     except ValidationError as error:
-        problems = "\n".join(f"  - {_problem(entry)}" for entry in error.errors())
+        problems = "\n".join(f"  - {_problem(entry, node)}" for entry in error.errors())
         msg = f"{where} isn't valid:\n{problems}"
         raise PolicyError(msg) from error
+    policy._lines = _lines(policy, node)  # noqa: SLF001  (its own)
+    return policy
 
 
-def _problem(entry: Any) -> str:  # noqa: ANN401  (pydantic's ErrorDetails)
+def _lines(policy: PolicyFile, node: yaml.Node | None) -> dict[str, int]:
+    """Return the lines of what a problem may be about once the file is read."""
+    places: list[tuple[object, ...]] = [("taxonomy",), ("regions",), *(("regions", name) for name in policy.regions)]
+    places += [("phases", index) for index in range(len(policy.phases))]
+    places += [("rules", index) for index in range(len(policy.rules))]
+    places += [("floors", index) for index in range(len(policy.floors))]
+    return {_named(place): line_of(node, place) for place in places}
+
+
+def _named(place: Sequence[object]) -> str:
+    return ".".join(str(part + 1) if isinstance(part, int) else str(part) for part in place)
+
+
+def _problem(entry: Any, node: yaml.Node | None) -> str:  # noqa: ANN401  (pydantic's ErrorDetails)
     """Return one line for one of pydantic's findings, with close matches for an unknown field."""
-    where = ".".join(str(part + 1) if isinstance(part, int) else part for part in entry["loc"]) or "policy"
+    where = _named(entry["loc"]) or "policy"
+    # What is wrong with several parts together names the first of them.
+    rule, phase = (re.search(pattern, entry["msg"]) for pattern in (r"rule (\d+) amplifies", r"^Value error, phase '"))
+    place = entry["loc"] or (("rules", int(rule[1]) - 1) if rule else ("phases",) if phase else ())
+    where = f"line {line_of(node, place)}, {where}"
     message = entry["msg"].removeprefix("Value error, ")
     if entry["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(entry["loc"][-1]), _FIELDS, n=1)
-        return f"{where}: there's no such field" + (f"; did you mean {near[0]}?" if near else "")
+        return f"{where}: there's no such field{odd_letters(str(entry['loc'][-1]))}" + (
+            f"; did you mean {near[0]}?" if near else ""
+        )
     if entry["type"] in {"value_error", "missing"}:
         return f"{where}: {message}"
     return f"{where}: {message}, not {entry['input']!r:.60}"
@@ -200,48 +278,6 @@ def _problem(entry: Any) -> str:  # noqa: ANN401  (pydantic's ErrorDetails)
 
 _FIELDS = [
     field.alias or name
-    for model in (PolicyFile, Rule, PhaseSpec, Allow, Grace, Finish, RegionSelector)
+    for model in (PolicyFile, Rule, PhaseSpec, Bands, Floor, Allow, Grace, Finish, RegionSelector)
     for name, field in model.model_fields.items()
 ]
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """A SafeLoader with YAML 1.2's plain scalars, and without duplicate keys, anchors, aliases and tags."""
-
-    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {  # type: ignore[misc]
-        None: [
-            ("tag:yaml.org,2002:bool", re.compile(r"(?:true|false)\Z")),
-            ("tag:yaml.org,2002:null", re.compile(r"(?:null|~|)\Z")),
-            ("tag:yaml.org,2002:int", re.compile(r"-?(?:0|[1-9][0-9]*)\Z")),
-            (
-                "tag:yaml.org,2002:float",
-                re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?\Z"),
-            ),
-        ]
-    }
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Refuse anchors, aliases and tags before a node is built."""
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise yaml.constructor.ConstructorError(None, None, "anchors and aliases aren't allowed", event.start_mark)
-        if getattr(event, "tag", None) is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"tags aren't allowed: {event.tag}", event.start_mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(
-        self,
-        node: yaml.MappingNode,
-        deep: bool = False,
-    ) -> dict[Hashable, Any]:
-        """Refuse keys that aren't strings or come twice, then build the mapping."""
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node)
-            if not isinstance(key, str):
-                problem = f"key {key!r} isn't a string; quote it"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)

@@ -15,7 +15,7 @@ from functools import cached_property
 from torch import nn
 
 from cosmati.errors import PolicyError
-from cosmati.routing.selectors import BlockRange, RegionSelector
+from cosmati.routing.selectors import BlockRange, RegionSelector, odd_letters
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (
@@ -172,7 +172,16 @@ def _select(model: nn.Module, region: str, selector: RegionSelector, problems: l
     prefixes: list[str] = []
     if selector.blocks is not None:
         prefixes += _block_prefixes(model, region, selector.blocks, problems)
-    prefixes += [f"{path}." if path else "" for tag in selector.tag for path in _tagged_modules(model, tag)]
+    tagged = {tag: _tagged_modules(model, tag) for tag in selector.tag}
+    prefixes += [f"{path}." if path else "" for paths in tagged.values() for path in paths]
+    idle = [f"tag {tag}" for tag, paths in tagged.items() if not paths]
+    idle += [
+        f"{field} {glob!r}{odd_letters(glob)}"
+        for field, globs in (("params", selector.params), ("exclude", selector.exclude))
+        for glob in globs
+        if not any(fnmatchcase(name, glob) for name in names)
+    ]
+    problems += [f"region {region!r}: {what} matches nothing in the model. Mend it or leave it out" for what in idle]
     return {
         name
         for name in names

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from cosmati.provenance.taxonomy import Taxonomy, closest
 from cosmati.routing.policy_file import PolicyFile, Rule
 from cosmati.routing.regions import Regions
+from cosmati.routing.selectors import odd_letters
 
 Outcome = tuple[Literal["weight", "reject", "defer"], float]
 """What a rule says about a cell: a weight, or a decision with weight 0."""
@@ -21,13 +22,13 @@ class Match:
     Args:
         number: place in the file, from 1.
         rule: the rule.
-        specificity: on the axes class (segments that the pattern fixes), region and phase (1 for a name, 0
-            for `*`).
+        specificity: on the axes class (segments that the pattern fixes), region, phase and band (1 for a name,
+            0 for `*`).
     """
 
     number: int
     rule: Rule
-    specificity: tuple[int, int, int]
+    specificity: tuple[int, int, int, int]
 
     @property
     def outcome(self) -> Outcome:
@@ -45,20 +46,35 @@ class Match:
 
 def rule_text(rule: Rule) -> str:
     """Return a rule in words, axes that it leaves open left out."""
-    axes = [("class", rule.classes), ("region", rule.region), ("phase", rule.phase)]
+    axes = [("class", rule.classes), ("region", rule.region), ("phase", rule.phase), ("band", rule.band)]
     parts = [f"{axis} {' | '.join(names)}" for axis, names in axes if names != ("*",)]
     result = rule.decision or f"weight {rule.weight:g}"
     return f"{', '.join(parts)}: {result}"
 
 
-def matching_rules(rules: Sequence[Rule], class_path: str, region: str, phase: str) -> list[Match]:
+def matching_rules(rules: Sequence[Rule], class_path: str, region: str, phase: str, band: str = "") -> list[Match]:
     """Return the rules that cover a cell, in the file's order."""
+    return cell_matches(class_matches(rules, class_path), region, phase, band)
+
+
+def class_matches(rules: Sequence[Rule], class_path: str) -> list[tuple[int, Rule, int]]:
+    """Return the rules that cover a class: place in the file from 1, rule, and how specific they are about it."""
+    ranked = [
+        (number, rule, max((_class_specificity(pattern, class_path) for pattern in rule.classes), default=-1))
+        for number, rule in enumerate(rules, 1)
+    ]
+    return [one for one in ranked if one[2] >= 0]
+
+
+def cell_matches(covering: Iterable[tuple[int, Rule, int]], region: str, phase: str, band: str) -> list[Match]:
+    """Return which of the rules that cover a class cover a cell of it."""
     found = []
-    for number, rule in enumerate(rules, 1):
+    for number, rule, specificity in covering:
         axes = (
-            max((_class_specificity(pattern, class_path) for pattern in rule.classes), default=-1),
+            specificity,
             1 if region in rule.region else 0 if "*" in rule.region else -1,
             1 if phase in rule.phase else 0 if "*" in rule.phase else -1,
+            1 if band in rule.band else 0 if "*" in rule.band else -1,
         )
         if min(axes) >= 0:
             found.append(Match(number, rule, axes))
@@ -79,7 +95,8 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
     """Return what a policy names and isn't there, and regions that were cut for another policy."""
     problems = []
     if policy.taxonomy != taxonomy.name:
-        problems.append(f"the policy is for taxonomy {policy.taxonomy!r}, and this is {taxonomy.name!r}")
+        name = f"{policy.taxonomy!r}{odd_letters(policy.taxonomy)}"
+        problems.append(f"the policy is for taxonomy {name}, and this is {taxonomy.name!r}{policy.at('taxonomy')}")
     if regions.declared != (tuple(sorted(policy.regions)) or ("all",)):
         declared = ", ".join(sorted(policy.regions)) or "all"
         problems.append(
@@ -88,17 +105,35 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
         )
     if not policy.allow.tied:
         problems += [
-            f"region {name} merges tied parameters, and allow.tied is false" for name in regions.names if "&" in name
+            f"region {name}{policy.at('regions')} merges tied parameters, and allow.tied is false"
+            for name in regions.names
+            if "&" in name
         ]
     for number, rule in enumerate(policy.rules, 1):
         found = [_class_problem(pattern, taxonomy) for pattern in rule.classes]
         for axis, names, known in (
             ("region", rule.region, regions.declared),
             ("phase", rule.phase, policy.phase_names),
+            ("band", rule.band, policy.bands.names if policy.bands else ()),
         ):
-            found += [f"no {axis} {name!r}{closest(name, known)}" for name in names if name not in {*known, "*"}]
-        problems += [f"rule {number}: {problem}" for problem in found if problem]
+            found += [
+                f"no {axis} {name!r}{odd_letters(name)}{closest(name, known)}"
+                for name in names
+                if name not in {*known, "*"}
+            ]
+        problems += [f"rule {number}{policy.at(f'rules.{number}')}: {problem}" for problem in found if problem]
+    for number, floor in enumerate(policy.floors, 1):
+        found = [_class_problem(pattern, taxonomy) for pattern in floor.classes]
+        if floor.band not in policy.band_names:
+            found.append(f"no band {floor.band!r}{closest(floor.band, policy.bands.names if policy.bands else ())}")
+        problems += [f"floor {number}{policy.at(f'floors.{number}')}: {problem}" for problem in found if problem]
     return problems
+
+
+def lowest_band(policy: PolicyFile, class_path: str) -> int:
+    """Return the lowest band, by its number, of which a class is admitted at all: the highest of its floors."""
+    floors = [one.band for one in policy.floors if any(_class_specificity(p, class_path) >= 0 for p in one.classes)]
+    return max((policy.band_names.index(name) for name in floors), default=0)
 
 
 def _class_problem(pattern: str, taxonomy: Taxonomy) -> str:
@@ -109,7 +144,7 @@ def _class_problem(pattern: str, taxonomy: Taxonomy) -> str:
         return f"{pattern!r} is a branch; write '{pattern}/**' for all classes below it"
     if taxonomy.contains(branch):
         return f"{branch!r} is a class, with none below it; leave out '/**'"
-    return f"no class {pattern!r} in taxonomy {taxonomy.name}{closest(branch, taxonomy.classes)}"
+    return f"no class {pattern!r}{odd_letters(pattern)} in taxonomy {taxonomy.name}{closest(branch, taxonomy.classes)}"
 
 
 def _class_specificity(pattern: str, class_path: str) -> int:

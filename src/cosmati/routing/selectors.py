@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -15,6 +16,16 @@ def _sorted_names(value: object) -> tuple[str, ...]:
         return tuple(sorted(set(value)))
     msg = f"give a name or a list of names, not {value!r:.60}; quote what reads as a number"
     raise ValueError(msg)
+
+
+_LARGEST = 2**53 - 1
+"""Integer that canonical JSON (RFC 8785) has as a number."""
+
+
+def odd_letters(name: str) -> str:
+    """Return in words which characters of a name only look like plain ones, or can't be seen; empty for none."""
+    odd = [f"U+{ord(letter):04X} {unicodedata.name(letter, 'without a name')}" for letter in name if letter > "~"]
+    return f" (it has {', '.join(dict.fromkeys(odd))})" if odd else ""
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_sorted_names)]
@@ -38,8 +49,8 @@ class BlockRange(Strict):
     """
 
     container: str
-    start: Annotated[int, Field(alias="from", strict=True, ge=0)] = 0
-    to: Annotated[int, Field(strict=True, ge=1)] | None = None
+    start: Annotated[int, Field(alias="from", strict=True, ge=0, le=_LARGEST)] = 0
+    to: Annotated[int, Field(strict=True, ge=1, le=_LARGEST)] | None = None
 
     @model_validator(mode="after")
     def _not_empty(self) -> BlockRange:

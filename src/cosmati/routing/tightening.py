@@ -18,15 +18,13 @@ def without_class(policy: CompiledPolicy, class_id: int, step: int) -> CompiledP
     policy = _cut(policy, step)
     late = [phase.start_step >= step for phase in policy.phases]
     nothing = (0.0,) * len(policy.regions)
-    weights = tuple(nothing if is_late else w for is_late, w in zip(late, policy.weight[class_id], strict=True))
-    decisions: tuple[Decision, ...] = tuple(
-        "reject" if is_late else decision for is_late, decision in zip(late, policy.decision[class_id], strict=True)
-    )
-    return dataclasses.replace(
-        policy,
-        weight=(*policy.weight[:class_id], weights, *policy.weight[class_id + 1 :]),
-        decision=(*policy.decision[:class_id], decisions, *policy.decision[class_id + 1 :]),
-    )
+    weights, decisions = list(policy.weight), list(policy.decision)
+    for row in policy.rows_of(class_id):
+        weights[row] = tuple(nothing if is_late else w for is_late, w in zip(late, weights[row], strict=True))
+        decisions[row] = tuple[Decision, ...](
+            "reject" if is_late else decision for is_late, decision in zip(late, decisions[row], strict=True)
+        )
+    return dataclasses.replace(policy, weight=tuple(weights), decision=tuple(decisions))
 
 
 def _cut(policy: CompiledPolicy, step: int) -> CompiledPolicy:

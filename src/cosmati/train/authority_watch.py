@@ -210,7 +210,7 @@ class AuthorityWatch:
         assert policy is not None, "asked under a policy"
         late = [number for number, phase in enumerate(policy.phases) if phase.end_step > step]
         own = {policy.classes.index(one.manifest.class_path) for one in self._sources}
-        return any(policy.decision[c][p] != "reject" for c in own for p in late)
+        return any(policy.decision[row][p] != "reject" for c in own for row in policy.rows_of(c) for p in late)
 
     def _tightened(self, withdrawals: Sequence[Withdrawal]) -> CompiledPolicy | None:
         policy = self._base

@@ -11,12 +11,14 @@ from cosmati.core.batch import Data
 from cosmati.core.plan import Plan, Promise
 from cosmati.core.state import model_tensors
 from cosmati.errors import CheckpointError
+from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import Assembly
 from cosmati.train.budget_change import check_past
 from cosmati.train.finite import not_finite
 from cosmati.train.identity import SURROUNDINGS, Change, changes, check_resume
 from cosmati.train.loss_state import loss_buffers, loss_module
 from cosmati.train.past_policies import Broken, Past, with_broken, with_span, without_broken, without_taught
+from cosmati.train.policy_change import anchor_of, change_policy, refuse_anothers
 from cosmati.train.probe import Probe
 from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.script_names import note_files
@@ -33,6 +35,7 @@ class Continuity:
         identity: its facts by name.
         environment: what is around it.
         initial_root: Merkle root of the model before its first step.
+        policy: as given.
 
     Attributes:
         initial_root: as given, or as the checkpoint has it.
@@ -44,9 +47,16 @@ class Continuity:
     """
 
     def __init__(
-        self, assembly: Assembly, identity: Mapping[str, Any], environment: Mapping[str, str], initial_root: bytes
+        self,
+        assembly: Assembly,
+        identity: Mapping[str, Any],
+        environment: Mapping[str, str],
+        initial_root: bytes,
+        policy: PolicyFile | None = None,
     ) -> None:
         self._a = assembly
+        self._policy, self._anchor = policy, anchor_of(policy)
+        refuse_anothers(policy, assembly)
         self._identity = identity
         self._environment = {name: environment.get(name, "") for name in SURROUNDINGS}
         self.initial_root = initial_root
@@ -82,8 +92,8 @@ class Continuity:
         """
         modes = {name: module.training for name, module in self._modules()}
         changed = {name: mode for name, mode in modes.items() if mode != self._modes.get(name, True)}
-        policy = self._a.policy
-        return {
+        policy, signed = self._a.policy, {"signed_policy": self._anchor} if self._anchor else {}
+        return signed | {
             "version": CHECKPOINT_VERSION,
             "identity": dict(self._identity),
             "files": note_files(self._identity),
@@ -123,6 +133,8 @@ class Continuity:
         self.changed = check_resume(was, now, asked=config.change, where=self._where, is_elsewhere=bool(around))
         parent = {name: value for name, value in facts["identity"].items() if name.startswith("parent")}
         self._identity = {n: v for n, v in self._identity.items() if not n.startswith("parent")} | parent
+        self._anchor, by = change_policy(facts.get("signed_policy"), self._policy, self._a, checkpoint.step)
+        self.changed += by
         if any(change.name.startswith("budget.") for change in self.changed):
             check_past(self._a, checkpoint, schedule_is_new="schedule" in config.change)
         self.initial_root = bytes.fromhex(facts["initial_root"])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from cosmati.core.plan import Plan
-from cosmati.provenance.voucher import VouchedData, Withdrawn
+from cosmati.provenance.voucher import VouchedData, VouchedPolicy, Withdrawn
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import Assembly
@@ -41,6 +41,7 @@ class RunFacts:
         task: what is learnt from what, in words; empty where nobody has said it.
         withdrawn: what they have taken back since; None for nothing.
         data_text: what the data's digest is of, where somebody vouches for them.
+        vouched_policy: who vouched for the policy; None where it's declared.
     """
 
     recipe: str
@@ -61,6 +62,7 @@ class RunFacts:
     task: str = ""
     withdrawn: Withdrawn | None = None
     data_text: str = ""
+    vouched_policy: VouchedPolicy | None = None
 
 
 def facts_of(
@@ -91,6 +93,7 @@ def facts_of(
         vouched=vouched,
         task=a.config.task,
         data_text=data_text,
+        vouched_policy=policy.vouched if policy else None,
     )
 
 

@@ -65,7 +65,7 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
     p = prepared
     facts = facts_of(a, p.data_digest, p.identity, p.policy, p.vouched, p.data_text)
     run = OpenRun(facts, a.config, a.budget, a.ranks, observers, a.layout.digest, a.model)
-    continuity = Continuity(a, prepared.identity, facts.environment, facts.model_root)
+    continuity = Continuity(a, prepared.identity, facts.environment, facts.model_root, prepared.policy)
     states = None
     made: list[list[int]] = []
     with run.opening() as checkpoint:

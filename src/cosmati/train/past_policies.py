@@ -21,7 +21,11 @@ def with_span(past: Past, policy: CompiledPolicy | None, first: int, end: int) -
         return past
     phases = [i for i, phase in enumerate(policy.phases) if phase.start_step < end and phase.end_step > first]
     taught = {
-        name: [region for r, region in enumerate(policy.regions) if any(policy.weight[c][p][r] for p in phases)]
+        name: [
+            region
+            for r, region in enumerate(policy.regions)
+            if any(policy.weight[row][p][r] for row in policy.rows_of(c) for p in phases)
+        ]
         for c, name in enumerate(policy.classes)
     }
     span = {"regions": dict(zip(policy.regions, map(list, policy.partition.parameters), strict=True)), "taught": taught}

@@ -26,9 +26,10 @@ from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.provenance.voucher import VouchedData
 from cosmati.routing.deferral import DeferredOrder
-from cosmati.routing.policy import CompiledPolicy, compile_policy
+from cosmati.routing.policy import CompiledPolicy, compile_policy, partition_by
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
+from cosmati.routing.starvation import check_kinds
 from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_turns
 from cosmati.train.authority_watch import AuthorityWatch, watch_of
 from cosmati.train.buffers import BatchNormStatistics, unrouted
@@ -42,7 +43,7 @@ from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.layout.whole import Whole
 from cosmati.train.loss_state import refuse_untrained
 from cosmati.train.ranks import Ranks
-from cosmati.train.refusals import refuse_deferred_packs, refuse_foreign, refuse_misgiven, refuse_unsavable
+from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_packs, refuse_unsavable
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
 from cosmati.train.signed import digests_of, provenance_of, vouched_of, wants_ledger
@@ -90,8 +91,7 @@ def prepare(given: Ingredients) -> Prepared:
     model = _surgery(given)
     device = torch.device(config.device) if config.device else next(model.parameters()).device
     parent = place(model, device, given, ranks)
-    selectors = given.policy.regions if given.policy else None
-    regions = partition_parameters(model, selectors, allow_tied=bool(given.policy and given.policy.allow.tied))
+    regions = partition_by(given.policy, model) if given.policy else partition_parameters(model)
     # Which classes are offered depends on the phases, these on the number of steps, this on the order's length: the
     # policy is compiled twice, the first time only to see which classes it ever admits.
     generators = DefaultGenerators(device)
@@ -239,9 +239,9 @@ def _deferring(
     """Return the feed in which deferred microbatches come again, and what is never offered, in words."""
     if policy is None or not isinstance(feed, OrderedFeed):
         return feed, ()
-    if not any("defer" in policy.decision[own] for own in class_map):
+    refuse_packs(policy, feed.class_ids(Clock()))
+    if not any("defer" in policy.decision[row] for own in class_map for row in policy.rows_of(own)):
         return feed, ()
-    refuse_deferred_packs(policy, feed.class_ids(Clock()))
     orders: list[DeferredOrder] = []
 
     def change(order: Order) -> Order:
@@ -277,7 +277,7 @@ def _offered(given: Ingredients, regions: Regions) -> frozenset[int] | None:
         given.policy, taxonomy=_taxonomy(given), regions=regions, num_steps=1 << 30, resolve=_Counter()
     )
     class_map = _class_map(given, draft.classes)
-    return frozenset(c for c, own in enumerate(class_map) if {"admit", "gate"} & set(draft.decision[own]))
+    return frozenset(c for c, own in enumerate(class_map) if draft.ever_admits(own))
 
 
 class _Counter:
@@ -302,13 +302,11 @@ def _compile(given: Ingredients, regions: Regions, budget: Budget) -> tuple[Comp
         )
         raise PlanError(msg)
     policy = compile_policy(
-        given.policy,
-        taxonomy=_taxonomy(given),
-        regions=regions,
-        num_steps=budget.num_steps,
-        resolve=budget.step_of,
+        given.policy, taxonomy=_taxonomy(given), regions=regions, num_steps=budget.num_steps, resolve=budget.step_of
     )
-    return policy, _class_map(given, policy.classes)
+    class_map = _class_map(given, policy.classes)
+    check_kinds(policy, given.data, class_map, on_starvation=given.policy.starvation)
+    return policy, class_map
 
 
 def _denied(policy: CompiledPolicy | None, class_map: Sequence[int]) -> tuple[tuple[str, str], ...]:
@@ -316,9 +314,10 @@ def _denied(policy: CompiledPolicy | None, class_map: Sequence[int]) -> tuple[tu
         return ()
     pairs = []
     for own in sorted(set(class_map)):
-        admitted = [p for p, decision in enumerate(policy.decision[own]) if decision in ("admit", "gate")]
+        rows, phases = policy.rows_of(own), range(len(policy.phases))
+        admitted = [(row, p) for row in rows for p in phases if policy.decision[row][p] in ("admit", "gate")]
         for region, name in enumerate(policy.regions):
-            if admitted and all(policy.weight[own][phase][region] == 0 for phase in admitted):
+            if admitted and all(policy.weight[row][phase][region] == 0 for row, phase in admitted):
                 pairs.append((policy.classes[own], name))
     return tuple(pairs)
 

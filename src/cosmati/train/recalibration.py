@@ -69,7 +69,7 @@ def recalibration_passes(assembly: Assembly, feed: Feed | None) -> Iterator[Call
     for step in range(steps):
         for index, batch in enumerate(feed.again(step) if feed is not None else ()):
             is_empty = bool((batch.lineage.row_ids < 0).all())
-            route = assembly.router.route_of(assembly.router.class_of(batch), step, is_empty=is_empty)
+            route = assembly.router.route_of(assembly.router.class_of(batch), step, batch.band, is_empty=is_empty)
             if route.offered:
                 yield partial(_recalibration_pass, assembly, batch, route, step, index)
 

@@ -187,19 +187,28 @@ def refuse_foreign(optimizer: torch.optim.Optimizer, model: nn.Module, trainable
         raise PlanError(msg)
 
 
-def refuse_deferred_packs(policy: CompiledPolicy, class_ids: Sequence[int | None]) -> None:
-    """Refuse a policy that defers classes, where tokens of several classes are packed together.
+def refuse_packs(policy: CompiledPolicy, class_ids: Sequence[int | None]) -> None:
+    """Refuse a policy that has bands or defers classes, where tokens of several classes are packed together.
 
     Args:
         policy: of the run.
         class_ids: of a step's microbatches, None where they're packs.
 
     Raises:
-        PlanError: some are.
+        PlanError: it has, or does.
     """
-    if None in class_ids:
-        named = zip(policy.classes, policy.decision, strict=True)
-        deferred = ", ".join(name for name, decisions in named if "defer" in decisions)
+    if None not in class_ids:
+        return
+    if policy.bands != ("",):
+        msg = (
+            f"The policy has bands ({', '.join(policy.bands)}), and packs don't say the bands of their tokens. Leave "
+            "bands and floors out, or pack each class and band by itself."
+        )
+        raise PlanError(msg)
+    deferred = ", ".join(
+        name for name, decisions in zip(policy.classes, policy.decision, strict=True) if "defer" in decisions
+    )
+    if deferred:
         msg = (
             f"The policy defers {deferred}, and packs hold tokens of several classes: they can't wait for some of "
             "them. Give these classes a weight or reject them in each phase, or pack each class by itself."

@@ -58,7 +58,7 @@ class Router:
         return len(self._class_map)
 
     def found(self, mine: Sequence[Batch], class_ids: Sequence[int | None], device: torch.device) -> torch.Tensor:
-        """Return what routes depend on beside classes: whether a microbatch is empty, and of packs tokens by class.
+        """Return what routes depend on beside classes: if a microbatch is empty, its band, of packs tokens by class.
 
         Args:
             mine: this rank's microbatches.
@@ -66,7 +66,7 @@ class Router:
             device: of the result.
 
         Returns:
-            [V / W, 1], or [V / W, 1 + classes] where a policy meets packs.
+            [V / W, 2], or [V / W, 2 + classes] where a policy meets packs.
         """
         flags = empty_flags(mine, device)
         if self._policy is None or None not in class_ids:
@@ -76,18 +76,19 @@ class Router:
     def routes(self, class_ids: Sequence[int | None], step: int, found: torch.Tensor) -> list[Route]:
         """Look up what each of a step's V microbatches may teach; `found` of all ranks' together."""
         return [
-            self.route_of(class_id, step, is_empty=bool(flag), tokens=tokens)
-            for class_id, (flag, *tokens) in zip(class_ids, found.tolist(), strict=True)
+            self.route_of(class_id, step, int(band), is_empty=bool(flag), tokens=tokens)
+            for class_id, (flag, band, *tokens) in zip(class_ids, found.tolist(), strict=True)
         ]
 
     def route_of(
-        self, class_id: int | None, step: int, *, is_empty: bool = False, tokens: Sequence[float] = ()
+        self, class_id: int | None, step: int, band: int = 0, *, is_empty: bool = False, tokens: Sequence[float] = ()
     ) -> Route:
         """Look up what a microbatch may teach at a step.
 
         Args:
             class_id: of its rows; None where they're packs.
             step: of the run.
+            band: of its rows; packs have none.
             is_empty: it holds nothing but tombstones.
             tokens: of packs, how many there are of each class.
         """
@@ -98,22 +99,24 @@ class Router:
             return self._route_of_packs(policy, step, tokens)
         own = self._class_map[class_id]
         phase = policy.phase_at(step)
-        offered = policy.decision[own][phase] in ("admit", "gate") and not is_empty
-        return Route(policy.route_id(own, phase), phase, own, policy.route(own, step), offered)
+        offered = policy.decision[policy.row(own, band)][phase] in ("admit", "gate") and not is_empty
+        return Route(policy.route_id(own, phase, band), phase, own, policy.route(own, step, band), offered)
 
     def _route_of_packs(self, policy: CompiledPolicy, step: int, tokens: Sequence[float]) -> Route:
         """Combine the routes of the classes that a microbatch has tokens of."""
         phase, none = policy.phase_at(step), (0.0,) * len(self._regions.names)
         present = [c for c, num in enumerate(tokens) if num]
-        offered = [c for c in present if policy.decision[self._class_map[c]][phase] in ("admit", "gate")]
-        table = torch.tensor([*(policy.weight[own][phase] for own in self._class_map), none], dtype=torch.float64)
+        offered = [c for c in present if policy.decision[policy.row(self._class_map[c])][phase] in ("admit", "gate")]
+        table = torch.tensor(
+            [*(policy.weight[policy.row(own)][phase] for own in self._class_map), none], dtype=torch.float64
+        )
         chosen = table[present or [-1]]
         differ = (chosen != chosen[:1]).any(0)
         mixed = frozenset(differ.nonzero().flatten().tolist())
         withheld = tuple(c for c in present if c not in offered)
         cells = tuple((own, policy.route_id(own, phase)) for own in self._class_map)
-        weights = tuple(torch.where(differ, 1.0, chosen[0]).tolist())
-        return Route(-1, phase, -1, weights, bool(offered), TokenRoute(table, mixed, withheld, cells))
+        alike = tuple(torch.where(differ, 1.0, chosen[0]).tolist())
+        return Route(-1, phase, -1, alike, bool(offered), TokenRoute(table, mixed, withheld, cells))
 
     def class_of(self, batch: Batch) -> int | None:
         """Return the class of a microbatch that the user has made; rows without lineage are of class `unknown`.
@@ -198,5 +201,6 @@ class Router:
 
 
 def empty_flags(mine: Sequence[Batch], device: torch.device) -> torch.Tensor:
-    """Flag microbatches that hold nothing but tombstones: [V / W, 1]."""
-    return torch.tensor([[float(bool((batch.lineage.row_ids < 0).all()))] for batch in mine], device=device)
+    """Flag microbatches that hold nothing but tombstones, and say their bands: [V / W, 2]."""
+    told = [[float(bool((batch.lineage.row_ids < 0).all())), float(batch.band)] for batch in mine]
+    return torch.tensor(told, device=device)

@@ -30,7 +30,7 @@ def digests_of(data: object) -> tuple[str, str, VouchedData | None]:
 
 def provenance_of(given: Ingredients) -> dict[str, str]:
     """Return in words whether data and policy are signed; nothing of data without classes that nobody governs."""
-    vouched, root = vouched_of(given.data), _policy_root(given)
+    vouched, root = vouched_of(given.data), given.policy.signed_root if given.policy is not None else ""
     has_classes = isinstance(given.data, Source) and tuple(given.data.class_names) not in _NO_CLASSES
     told = {}
     if vouched is not None:
@@ -65,7 +65,7 @@ def refuse_declared(given: Ingredients) -> None:
         raise DeclaredOnlyError(msg)
     roots = {one.root for one in vouched.vouchers}
     if given.policy is not None:
-        if not (root := _policy_root(given)):
+        if not (root := given.policy.signed_root):
             msg = (
                 "require_signed=True, and the policy is only declared: nobody has signed it. Take a signed one, or "
                 "leave require_signed out."
@@ -99,8 +99,3 @@ def wants_ledger(config: RunConfig, *governed_by: object) -> bool:
         msg = "RunConfig(ledger=True) needs a run_folder to keep the ledger in."
         raise PlanError(msg)
     return config.run_folder is not None and (any(governed_by) if config.ledger is None else config.ledger)
-
-
-def _policy_root(given: Ingredients) -> str:
-    """Return whose signature the policy has; empty for nobody's."""
-    return str(getattr(given.policy, "signed_root", None) or "")

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cosmati.provenance.authority import ceremony
+from cosmati.provenance.authority import ceremony, signing
 from cosmati.provenance.authority.keys import KeyRing, create_key
 from cosmati.provenance.authority.names import SourceName, metadata_file
 from cosmati.provenance.authority.repository import AuthorityRepository, Lifetimes
@@ -58,7 +58,7 @@ class People:
             ceremony.delegate(change, TAXONOMY, path, people, threshold=threshold)
 
     def sign(self, path: str, *names: str, source: str = "s", version: str = "1", data: bytes = b"manifest") -> str:
-        return ceremony.sign_source(self.repository, self.ring(*names), name_of(path, source, version), data)
+        return signing.sign_source(self.repository, self.ring(*names), name_of(path, source, version), data)
 
     def file(self, role: str) -> Path:
         """Return the newest metadata of a role."""

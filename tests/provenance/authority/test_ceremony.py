@@ -92,7 +92,7 @@ def test_only_what_is_delegated_can_be_revoked(tmp_path: Path) -> None:
 SIGNER = """
 import sys
 from pathlib import Path
-from cosmati.provenance.authority import ceremony
+from cosmati.provenance.authority import ceremony, signing
 from cosmati.provenance.authority.keys import KeyRing
 from cosmati.provenance.authority.names import SourceName
 from cosmati.provenance.authority.repository import AuthorityRepository
@@ -102,7 +102,7 @@ ring = KeyRing(keys)
 print("ready", flush=True)
 for number in range(10_000):
     name = SourceName("firm", "licensed/news", "s", f"{number}.{id(ring)}")
-    ceremony.sign_source(AuthorityRepository(folder), ring, name, b"manifest")
+    signing.sign_source(AuthorityRepository(folder), ring, name, b"manifest")
     print(name.version, flush=True)
 """
 

@@ -17,7 +17,7 @@ from tuf.api.metadata import DelegatedRole, Delegations, Metadata
 
 from cosmati.cli.main import app
 from cosmati.errors import ProvenanceError
-from cosmati.provenance.authority import ceremony, errors, repository
+from cosmati.provenance.authority import ceremony, errors, repository, signing
 from cosmati.provenance.authority.chain import read_chain
 from cosmati.provenance.authority.keys import KeyRing, create_key, read_public_key
 from cosmati.provenance.authority.names import SourceName
@@ -96,9 +96,9 @@ def test_a_damaged_pending_file_loses_nobody_else_anything(people: People) -> No
 
 def test_two_sources_of_a_class_wait_for_the_second_person(people: People) -> None:
     sources = {name_of(NEWS, "s"): b"one", name_of(NEWS, "t"): b"two"}
-    first = ceremony.sign_sources_of_class(people.repository, people.ring("ada"), NEWS, sources)
+    first = signing.sign_sources_of_class(people.repository, people.ring("ada"), NEWS, sources)
     assert all(state.startswith("1 of 2") for state in first.values())
-    second = ceremony.sign_sources_of_class(people.repository, people.ring("bob"), NEWS, sources)
+    second = signing.sign_sources_of_class(people.repository, people.ring("bob"), NEWS, sources)
     assert set(second.values()) == {"signed"}
     assert set(second) == set(sources)
     assert len(people.repository.chain().targets[ROLE].signed.targets) == 2
@@ -360,5 +360,5 @@ def test_what_has_expired_is_signed_anew_by_the_same_command(tmp_path: Path) -> 
     people.days = 0
     assert people.sign(NEWS, "ada") == "signed"
     assert people.repository.chain().targets[ROLE].signed.expires > datetime.now(UTC)
-    with pytest.raises(ProvenanceError, match="was signed with another manifest"):
+    with pytest.raises(ProvenanceError, match="was signed with another content"):
         people.sign(NEWS, "ada", data=b"another")

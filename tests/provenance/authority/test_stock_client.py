@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import http.server
 import json
 import subprocess
@@ -18,7 +19,9 @@ from datetime import UTC, datetime, timedelta
 
 from cosmati.provenance.authority import errors
 from cosmati.provenance.authority.chain import read_chain
+from cosmati.routing.policy_file import load_policy
 from tests.provenance.authority.people import NEWS, People, name_of
+from tests.provenance.authority.test_policies import TEXT, PolicyPeople
 
 CLIENT = """
 import sys
@@ -35,21 +38,36 @@ assert not [name for name in sys.modules if name.startswith("cosmati")]
 """
 
 
+def fetched(people: People, target: str) -> str:
+    """Return what a stock client says of a target, over loopback HTTP."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(people.folder))
+    handler.log_message = lambda *_: None  # type: ignore[attr-defined]
+    state = people.root / "state"
+    (state / "metadata").mkdir(parents=True, exist_ok=True)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url, root = f"http://127.0.0.1:{server.server_port}", people.folder / "metadata" / "1.root.json"
+        command = [sys.executable, "-I", "-c", CLIENT, url, str(root), str(state), target]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        server.shutdown()
+    assert found.returncode == 0, found.stderr
+    return found.stdout.removesuffix("\n")
+
+
 def test_a_stock_client_fetches_a_source(tmp_path: Path) -> None:
     people = People(tmp_path).begin()
     people.delegate(NEWS, "ada")
     people.sign(NEWS, "ada", data=b'{"source": "s"}')
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(people.folder))
-    handler.log_message = lambda *_: None  # type: ignore[attr-defined]
-    (tmp_path / "state" / "metadata").mkdir(parents=True)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for name, said in ((name_of(NEWS), '{"source": "s"}'), (name_of("public-domain"), "nobody signed it")):
-            url, root = f"http://127.0.0.1:{server.server_port}", people.folder / "metadata" / "1.root.json"
-            command = [sys.executable, "-I", "-c", CLIENT, url, str(root), str(tmp_path / "state"), name.target]
-            found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-            assert found.stdout.strip() == said, found.stderr
-        server.shutdown()
+    for name, said in ((name_of(NEWS), '{"source": "s"}'), (name_of("public-domain"), "nobody signed it")):
+        assert fetched(people, name.target) == said
+
+
+def test_a_stock_client_fetches_a_policy_whose_digest_is_that_of_its_bytes(tmp_path: Path) -> None:
+    people = PolicyPeople(tmp_path).begin()
+    people.let_sign("ada")
+    people.sign_text(TEXT, "ada")
+    assert hashlib.sha256(fetched(people, "policy/main/1").encode()).digest() == load_policy(TEXT).digest
+    assert fetched(people, "policy/main/2") == "nobody signed it"
 
 
 def test_an_archive_is_verified_years_later_as_of_its_time(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ LENGTH, VOCABULARY = 12, 11
 CLASSES = ("open", "doubtful", "personal")
 TAXONOMY = Taxonomy("t", "1", tuple((name, name) for name in CLASSES))
 REGIONS = {
-    "embedding": "[embedding.*, position.*, ngram_embedding.*]",
+    "embedding": "'*', exclude: ['blocks.*', 'norm.*', 'head.*']",
     "lower": "['blocks.0.*']",
     "upper": "['blocks.1.*', 'norm.*']",
     "head": "[head.*]",

@@ -224,6 +224,12 @@ def test_a_policy_that_defers_a_class_is_refused_on_packs() -> None:
         trainer(model(), source(documents()), load_policy(f"version: 1\ntaxonomy: t\n{phases}{rules}"), budget="4ba")
 
 
+def test_a_policy_with_bands_is_refused_on_packs() -> None:
+    bands = "bands: {measure: m, names: [low, high], thresholds: [0.5]}\nrules:\n  - {class: '**', weight: 1}\n"
+    with pytest.raises(PlanError, match="low, high"):
+        trainer(model(), source(documents()), load_policy(f"version: 1\ntaxonomy: t\n{bands}"), budget="4ba")
+
+
 def test_rows_that_arent_packs_and_classes_without_names_are_refused() -> None:
     rows = InMemory(torch.randint(9, (8, LENGTH)), 4)
     with pytest.raises(DataError, match="aren't packs"):

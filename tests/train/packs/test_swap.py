@@ -51,7 +51,7 @@ MODELS: dict[str, Any] = {
     "learnt": {"rotary": False},
 }
 REGIONS = {
-    "embedding": "[embedding.*, position.*, ngram_embedding.*, 'head.*']",
+    "embedding": "'*', exclude: ['blocks.*', 'norm.*']",
     "lower": "['blocks.0.*']",
     "upper": "['blocks.1.*', 'norm.*']",
 }

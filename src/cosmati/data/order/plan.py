@@ -148,6 +148,10 @@ class RoutePlan:
         """Return the class of a microbatch, without looking at rows."""
         return self._unit(step, index)[1].class_id
 
+    def band_of(self, step: int, index: int) -> int:
+        """Return the band of a microbatch, without looking at rows."""
+        return self._unit(step, index)[1].band
+
     def microbatch(self, step: int, index: int) -> PlannedRows:
         """Return the rows of microbatch `index` of step `step`."""
         epoch, stream, number = self._unit(step, index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,15 @@ from tuf.api.metadata import TargetFile
 from cosmati.errors import ProvenanceError
 from cosmati.provenance.authority.chain import Chain, checked, read_chain
 from cosmati.provenance.authority.errors import ExpiredMetadataError
-from cosmati.provenance.authority.names import SourceName, role_of, target_file
+from cosmati.provenance.authority.names import PolicyName, SourceName, role_of, target_file
 from cosmati.provenance.authority.taxonomies import read_taxonomies
-from cosmati.provenance.taxonomy import Taxonomy
 
 _HEX = re.compile(r"[0-9a-f]{64}")
+
+TargetOf = Callable[[str], tuple[str, TargetFile]]
+"""Returns the role that has signed a target, and what it has signed."""
+TargetsOf = Callable[[Chain, Mapping[str, bytes]], TargetOf]
+"""Returns that of an authority: its metadata, and its files by their names."""
 
 
 def audit(folder: Path, facts: Mapping[str, Any]) -> list[str]:
@@ -30,8 +34,48 @@ def audit(folder: Path, facts: Mapping[str, Any]) -> list[str]:
         folder: of the archive.
         facts: what the ledger's entry says (`VouchedData.facts`); whoever wrote the ledger may have made it up.
     """
+    return _audited(folder, facts, _sources)
+
+
+def audit_policy(folder: Path, facts: Mapping[str, Any], digest: bytes) -> list[str]:
+    """Return likewise what doesn't hold of a signed policy.
+
+    Args:
+        folder: of the archive.
+        facts: what the ledger's entry says (`VouchedPolicy.facts`).
+        digest: of the policy that the steps went by.
+    """
+
+    def policies(chain: Chain, _: Mapping[str, bytes]) -> TargetOf:
+        def named(target: str) -> tuple[str, TargetFile]:
+            policy = PolicyName.of_target(target)
+            info = chain.policy(policy)
+            if (info.custom or {}) != facts["statement"]:
+                raise ProvenanceError("its signers have stated something else than the ledger says")
+            return policy.role, info
+
+        return named
+
+    problems = _audited(folder, facts, policies)
+    if not problems and [one["manifest_sha256"] for one in facts["sources"]] != [digest.hex()]:
+        problems.append(f"the steps went by the policy {digest.hex()[:16]}, which isn't the one that was signed")
+    return problems
+
+
+def _sources(chain: Chain, files: Mapping[str, bytes]) -> TargetOf:
+    taxonomy = next(read_taxonomies(chain, partial(_content, files)))
+
+    def named(target: str) -> tuple[str, TargetFile]:
+        name = SourceName.of_target(target)
+        taxonomy.id_of(name.class_path)
+        return role_of(name.class_path), chain.source(name)
+
+    return named
+
+
+def _audited(folder: Path, facts: Mapping[str, Any], targets: TargetsOf) -> list[str]:
     try:
-        return _problems(folder, facts)
+        return _problems(folder, facts, targets)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return [f"what the ledger says of it isn't of the form that runs write: {error!r}"]
 
@@ -95,10 +139,10 @@ def _archived(folder: Path, archive: Mapping[str, str]) -> tuple[dict[str, bytes
     return found, problems
 
 
-def _problems(folder: Path, facts: Mapping[str, Any]) -> list[str]:
+def _problems(folder: Path, facts: Mapping[str, Any], targets: TargetsOf) -> list[str]:
     found, problems = _archived(folder, facts["archive"])
     at = datetime.fromisoformat(facts["opened"])
-    chains, taxonomies = dict[str, Chain](), dict[str, Taxonomy]()
+    chains = dict[str, tuple[Chain, TargetOf]]()
     if at.tzinfo is None or not facts["sources"]:
         problems.append("the ledger names no source" if at.tzinfo else "the ledger names a time without its zone")
         return problems
@@ -108,9 +152,8 @@ def _problems(folder: Path, facts: Mapping[str, Any]) -> list[str]:
             if root not in chains:
                 own = {name.removeprefix(f"{root}/"): data for name, data in found.items()}
                 chain = read_chain(own.get, at=at, root_sha256=root)
-                taxonomies[root] = next(read_taxonomies(chain, partial(_content, own)))
-                chains[root] = chain
-            problems += _differences(chains[root], taxonomies[root], source)
+                chains[root] = chain, targets(chain, own)
+            problems += _differences(*chains[root], source)
             if f"manifests/{source['manifest_sha256']}.json" not in found:
                 problems.append(f"{source['target']}: its manifest isn't in the archive")
         except ProvenanceError as error:
@@ -125,12 +168,11 @@ def _content(files: Mapping[str, bytes], info: TargetFile) -> bytes:
     return checked(data, info)
 
 
-def _differences(chain: Chain, taxonomy: Taxonomy, source: Mapping[str, Any]) -> list[str]:
-    name = SourceName.of_target(source["target"])
-    taxonomy.id_of(name.class_path)
-    signed, problems = chain.source(name), list[str]()
+def _differences(chain: Chain, named: TargetOf, source: Mapping[str, Any]) -> list[str]:
+    role, signed = named(source["target"])
+    problems = list[str]()
     if signed.hashes["sha256"] != source["manifest_sha256"]:
         problems.append(f"{source['target']}: the archive's signers have signed another manifest")
-    if list(chain.signers(role_of(name.class_path))) != list(source["keyids"]):
+    if list(chain.signers(role)) != list(source["keyids"]):
         problems.append(f"{source['target']}: other keys have signed it than the ledger says")
     return problems

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from securesystemslib.signer import Key
-from tuf.api.metadata import DelegatedRole, Metadata, Root, TargetFile, Targets
+from tuf.api.metadata import DelegatedRole, Metadata, Root, Targets
 
 from cosmati.errors import ProvenanceError
 from cosmati.provenance.authority.chain import Chain
-from cosmati.provenance.authority.errors import OutOfScopeError
 from cosmati.provenance.authority.keys import KeyRing, create_key
 from cosmati.provenance.authority.names import (
+    POLICY_PATH,
     TOP_ROLES,
-    SourceName,
+    PolicyName,
     check_taxonomy,
     class_of_role,
     pattern_of,
@@ -28,15 +27,12 @@ from cosmati.provenance.authority.names import (
 from cosmati.provenance.authority.repository import (
     AuthorityRepository,
     RepositoryChange,
-    TooFewSignaturesError,
     publish_taxonomy,
 )
 from cosmati.provenance.authority.taxonomies import TaxonomyChange, compare, read_taxonomies
 from cosmati.provenance.taxonomy import Taxonomy
-from cosmati.storage.atomic import replace_files
 
 ROOT_KEYS, ROOT_THRESHOLD = 3, 2
-_CLOCKS_DIFFER = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -65,14 +61,19 @@ class RoleStatus:
 
 
 def init(
-    folder: Path, keys: Path, taxonomy: Taxonomy, *, passphrase: str = "", repository: AuthorityRepository | None = None
+    folder: Path,
+    keys: Path,
+    taxonomy: Taxonomy | None,
+    *,
+    passphrase: str = "",
+    repository: AuthorityRepository | None = None,
 ) -> str:
     """Make an authority: three keys for its root, of which two must sign, one for each other role, and its repository.
 
     Args:
         folder: of the repository, which may be published.
         keys: folder of the private keys, which may not. The root's belong to three people: move them apart.
-        taxonomy: the classes.
+        taxonomy: the classes; None for an authority for policies, which has none.
         passphrase: of the keys; empty for none.
         repository: in place of one with the usual lifetimes.
 
@@ -84,7 +85,8 @@ def init(
     """
     repository = repository or AuthorityRepository(folder)
     repository.refuse_one()
-    check_taxonomy(taxonomy)
+    if taxonomy is not None:
+        check_taxonomy(taxonomy)
     made = {"root": [create_key(keys, f"root-{n}", passphrase=passphrase) for n in range(1, ROOT_KEYS + 1)]}
     made |= {role: [create_key(keys, role, passphrase=passphrase)] for role in TOP_ROLES if role != "root"}
     ring = KeyRing([keys], passphrase=passphrase)
@@ -174,22 +176,36 @@ def delegate(
     classes = [name for name in taxonomy.classes if name == path or name.startswith(f"{path}/")]
     if not classes:
         taxonomy.id_of(path)  # says which are near
+    _delegate(change, {role_of(name): pattern_of(taxonomy.name, name) for name in classes}, keys, threshold)
+    return classes
+
+
+def delegate_policy(change: RepositoryChange, name: str, keys: Sequence[Key], *, threshold: int = 1) -> str:
+    """Let keys sign the versions of a policy, in place of those that may now; return its name.
+
+    Raises:
+        ProvenanceError: the name can't stand in a path, or there are fewer keys than must sign.
+    """
+    assert change.chain is not None
+    change.chain.check_kind(policies=True)
+    policy = PolicyName(name)
+    _delegate(change, {policy.role: policy.pattern}, keys, threshold)
+    return policy.name
+
+
+def _delegate(change: RepositoryChange, patterns: Mapping[str, str], keys: Sequence[Key], threshold: int) -> None:
     if not 1 <= threshold <= len({key.keyid for key in keys}):
         msg = (
             f"{threshold} of {len({key.keyid for key in keys})} keys can't be asked to sign. Give as many --to as that."
         )
         raise ProvenanceError(msg)
     delegations = change.delegations()
-    for name in classes:
-        role = role_of(name)
+    for role, pattern in patterns.items():
         _drop(change, role)
         assert delegations.roles is not None
-        delegations.roles[role] = DelegatedRole(
-            role, [], threshold, terminating=True, paths=[pattern_of(taxonomy.name, name)]
-        )
+        delegations.roles[role] = DelegatedRole(role, [], threshold, terminating=True, paths=[pattern])
         for key in keys:
             change.targets().add_key(key, role)
-    return classes
 
 
 def _drop(change: RepositoryChange, role: str) -> None:
@@ -255,7 +271,8 @@ def renew(change: RepositoryChange, names: Iterable[str] = ()) -> None:
     assert chain is not None
     for name in names:
         # A class may be called as one of the roles: then both are.
-        roles = [role for role in (name if name in TOP_ROLES else "", role_of(name)) if role in _signed_roles(chain)]
+        named = (name, role_of(name), f"{POLICY_PATH}.{name}")
+        roles = [role for role in named if role in _signed_roles(chain)]
         if not roles:
             why = chain.problems.get(role_of(name), "it has signed nothing yet")
             msg = f"What signs {name!r} can't be renewed: {why}. `cosmati keys status` shows who signs what."
@@ -298,71 +315,3 @@ def status(repository: AuthorityRepository) -> list[RoleStatus]:
     return sorted(
         found, key=lambda one: (one.expires is None, one.expires or datetime.max.replace(tzinfo=UTC), one.role)
     )
-
-
-def sign_source(repository: AuthorityRepository, ring: KeyRing, name: SourceName, manifest: bytes) -> str:
-    """Sign one source: see `sign_sources_of_class`."""
-    return sign_sources_of_class(repository, ring, name.class_path, {name: manifest})[name]
-
-
-def sign_sources_of_class(
-    repository: AuthorityRepository, ring: KeyRing, class_path: str, manifests: Mapping[SourceName, bytes]
-) -> dict[SourceName, str]:
-    """Sign sources of a class with the keys at hand, and publish them once enough people have; return what came of it.
-
-    They're signed together: what one person has signed of them waits for the next one as a whole.
-
-    Raises:
-        OutOfScopeError: nobody may sign the class, or none of the keys at hand may.
-        ProvenanceError: another manifest was signed under a version, or the repository's own keys aren't here.
-    """
-    role, chain = role_of(class_path), repository.chain()
-    delegation = _delegation(chain, class_path, ring)
-    now = repository.clock()
-    metadata = chain.targets.get(role)
-    before = metadata.signed.targets if metadata else {}
-    for name, manifest in manifests.items():
-        _refuse_another(before.get(name.target), name, manifest)
-    holds = metadata is not None and not metadata.signed.is_expired(now)
-    new = {name: data for name, data in manifests.items() if not holds or name.target not in before}
-    states = dict.fromkeys(manifests, "was signed already")
-    if not new:
-        return states
-    pending = repository.folder / "pending" / f"{role}.json"
-    until = repository.lifetimes.until(role, now) + _CLOCKS_DIFFER
-    try:
-        with repository.change(ring) as change:
-            for name, data in new.items():
-                change.add_target(role, name.target, data)
-            change.take_over(role, pending, now=now, until=until)
-    except TooFewSignaturesError as error:
-        if error.role != role:
-            raise
-        replace_files(repository.folder, {f"pending/{role}.json": error.metadata.to_bytes()})
-        have = f"{len(error.metadata.signatures)} of {delegation.threshold} signatures"
-        return states | dict.fromkeys(new, f"{have}; the next one runs the same command")
-    pending.unlink(missing_ok=True)
-    lost = chain.problems.get(role)
-    said = "signed" if lost is None else f"signed, and nothing that was signed before in its class: {lost}"
-    return states | dict.fromkeys(new, said)
-
-
-def _delegation(chain: Chain, class_path: str, ring: KeyRing) -> DelegatedRole:
-    """Return who may sign a class, of whom one has a key here."""
-    delegations = chain.delegations.delegations
-    found = (delegations.roles or {}).get(role_of(class_path)) if delegations else None
-    if found is None:
-        raise OutOfScopeError(f"Nobody may sign {class_path!r} yet. Run `cosmati keys delegate` for it.")
-    if not ring.num_of(found.keyids):
-        may = ", ".join(keyid[:12] for keyid in found.keyids)
-        raise OutOfScopeError(f"None of the keys here may sign {class_path!r}: {may} may. Give theirs with --keys.")
-    return found
-
-
-def _refuse_another(before: TargetFile | None, name: SourceName, manifest: bytes) -> None:
-    if before is not None and before.hashes["sha256"] != hashlib.sha256(manifest).hexdigest():
-        msg = (
-            f"{name.source} {name.version} was signed with another manifest ({before.hashes['sha256'][:16]}). What was "
-            "signed stays: write the changed source under a new version."
-        )
-        raise ProvenanceError(msg)

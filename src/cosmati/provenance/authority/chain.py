@@ -26,10 +26,12 @@ from cosmati.provenance.authority.errors import (
     UnsignedMetadataError,
     UntrustedRootError,
 )
-from cosmati.provenance.authority.names import SourceName, metadata_file, role_of
+from cosmati.provenance.authority.names import PolicyName, SourceName, metadata_file, role_of
 
 Reader = Callable[[str], bytes | None]
 """Returns a file of a repository by its name below it, None where it isn't there."""
+POLICIES = "x-cosmati-policies"
+"""Field of a root that says that its authority signs policies, and no data."""
 S = TypeVar("S", Root, Timestamp, Snapshot, Targets)
 
 
@@ -64,6 +66,25 @@ class Chain:
         return hashlib.sha256(self.files[metadata_file("root", 1)]).hexdigest()
 
     @property
+    def holds_policies(self) -> bool:
+        """Whether it's an authority for policies: its first root says so, and that is what is pinned."""
+        return bool(self.roots[0].signed.unrecognized_fields.get(POLICIES))
+
+    def check_kind(self, *, policies: bool) -> None:
+        """Refuse the authority of policies where one of data is asked, and the other way round.
+
+        Raises:
+            UntrustedRootError: it's the other kind.
+        """
+        if self.holds_policies != policies:
+            kinds = ("data", "policies") if policies else ("policies", "data")
+            msg = (
+                f"The root {self.first_root_sha256[:16]} is that of an authority for {kinds[0]}, which has no say "
+                f"about {kinds[1]}. Pin the root of the authority for {kinds[1]}."
+            )
+            raise UntrustedRootError(msg)
+
+    @property
     def delegations(self) -> Targets:
         """Which keys sign which class."""
         return self.targets[Targets.type].signed
@@ -78,21 +99,30 @@ class Chain:
         Raises:
             OutOfScopeError: nobody signs the class, or nobody who may has signed this source.
         """
-        role = role_of(name.class_path)
+        self.check_kind(policies=False)
+        mend = "Run `cosmati data sign` with their keys, or look whether the source is of another class"
+        return self._target(role_of(name.class_path), name.target, name.class_path, mend)
+
+    def policy(self, name: PolicyName) -> TargetFile:
+        """Return length and digest of a policy's canonical form, as its signers have signed them.
+
+        Raises:
+            OutOfScopeError: nobody signs the policy, or nobody who may has signed this version.
+        """
+        self.check_kind(policies=True)
+        mend = "Run `cosmati policy sign` with their keys, or ask for a number that was signed"
+        return self._target(name.role, name.target, name.name, mend)
+
+    def _target(self, role: str, path: str, what: str, mend: str) -> TargetFile:
         if role in self.problems:
             raise self.problems[role]
         delegations = self.delegations.delegations
         delegation = (delegations.roles or {}).get(role) if delegations else None
         if delegation is None:
-            msg = f"This authority lets nobody sign {name.class_path!r}. Ask it to run `cosmati keys delegate`."
-            raise OutOfScopeError(msg)
-        found = self.targets[role].signed.targets.get(name.target) if role in self.targets else None
-        if found is None or not delegation.is_delegated_path(name.target):
-            msg = (
-                f"The signers of {name.class_path!r} haven't signed {name.source} {name.version}. Run `cosmati data "
-                "sign` with their keys, or look whether the source is of another class."
-            )
-            raise OutOfScopeError(msg)
+            raise OutOfScopeError(f"This authority lets nobody sign {what!r}. Ask it to run `cosmati keys delegate`.")
+        found = self.targets[role].signed.targets.get(path) if role in self.targets else None
+        if found is None or not delegation.is_delegated_path(path):
+            raise OutOfScopeError(f"The signers of {what!r} haven't signed {path}. {mend}.")
         return found
 
     def other_versions(self, name: SourceName) -> tuple[str, ...]:

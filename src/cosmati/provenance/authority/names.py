@@ -13,9 +13,12 @@ METADATA, TARGETS = "metadata", "targets"
 TOP_ROLES = ("root", "targets", "snapshot", "timestamp")
 TAXONOMY_PATH = "taxonomy"
 """What stands before the name and version of a published taxonomy."""
+POLICY_PATH = "policy"
+"""What stands before the name and number of a policy."""
 _MAX_SEGMENT, _MAX_CLASS_PATH = 128, 180
 """Characters: files are called by them, with digests before and endings behind, and have 255 at most."""
 _SEGMENT = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_MAX_SEGMENT - 1}}}")
+_POLICY, _NUMBER = re.compile(r"[a-z0-9-]{1,128}"), re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,56 @@ class SourceName:
         if len(parts) < 4 or not all(parts):
             raise ProvenanceError(f"{path!r} names no source. It has the form TAXONOMY/CLASS/SOURCE/VERSION.")
         return cls(parts[0], "/".join(parts[1:-2]), *parts[-2:])
+
+
+@dataclass(frozen=True)
+class PolicyName:
+    """A version of a policy: what a target's path says.
+
+    It has three segments and a source's has four at least, so that no taxonomy called `policy` makes one.
+
+    Args:
+        name: of the policy, `[a-z0-9-]+`.
+        number: of the version, from 1.
+
+    Raises:
+        ProvenanceError: the name can't stand in a path.
+    """
+
+    name: str
+    number: int = 1
+
+    def __post_init__(self) -> None:
+        if not _POLICY.fullmatch(self.name):
+            msg = f"The policy's name {self.name[:200]!r} isn't of the form [a-z0-9-]+, of 128 characters at most."
+            raise ProvenanceError(msg)
+
+    @property
+    def target(self) -> str:
+        """The target's path."""
+        return f"{POLICY_PATH}/{self.name}/{self.number}"
+
+    @property
+    def role(self) -> str:
+        """The role that signs all versions of the policy."""
+        return f"{POLICY_PATH}.{self.name}"
+
+    @property
+    def pattern(self) -> str:
+        """Which targets that role may sign: those of exactly this policy."""
+        return f"{POLICY_PATH}/{self.name}/*"
+
+    @classmethod
+    def of_target(cls, path: str) -> PolicyName:
+        """Read a target's path.
+
+        Raises:
+            ProvenanceError: it isn't one of a policy.
+        """
+        parts = path.split("/")
+        if len(parts) != 3 or parts[0] != POLICY_PATH or not _NUMBER.fullmatch(parts[2]):
+            raise ProvenanceError(f"{path!r} names no policy. It has the form {POLICY_PATH}/NAME/NUMBER.")
+        return cls(parts[1], int(parts[2]))
 
 
 def check_segment(what: str, text: str) -> None:

@@ -3,6 +3,7 @@
 metadata/1.root.json, 2.root.json ...   who may sign what; signed by the keys before it and its own
 metadata/N.targets.json                 the taxonomy, and which keys sign which class
 metadata/N.class.open.permissive.json   the sources of a class, signed by its own people
+metadata/N.policy.main.json             the versions of a policy likewise, in an authority for policies
 metadata/N.snapshot.json                which versions of these belong together
 metadata/timestamp.json                 which snapshot is the newest; written last, so a change is there or isn't
 change.json                             a new root's files, while they're put in place: the next command ends that
@@ -35,7 +36,7 @@ from tuf.api.metadata import (
 )
 
 from cosmati.errors import ProvenanceError
-from cosmati.provenance.authority.chain import Chain, checked, parsed, read_chain
+from cosmati.provenance.authority.chain import POLICIES, Chain, checked, parsed, read_chain
 from cosmati.provenance.authority.errors import InconsistentMetadataError, TamperedManifestError
 from cosmati.provenance.authority.keys import KeyRing
 from cosmati.provenance.authority.names import (
@@ -228,11 +229,13 @@ class AuthorityRepository:
             raise TamperedManifestError(f"{info.path} was signed, and its file is missing. Restore {self.folder}.")
         return checked(data, info)
 
-    def create(self, taxonomy: Taxonomy, keys: dict[str, list[Any]], *, root_threshold: int, ring: KeyRing) -> str:
+    def create(
+        self, taxonomy: Taxonomy | None, keys: dict[str, list[Any]], *, root_threshold: int, ring: KeyRing
+    ) -> str:
         """Make a repository, and return the digest of its first root, which everybody who trusts it writes down.
 
         Args:
-            taxonomy: the first one that is published.
+            taxonomy: the first one that is published; None is an authority for policies, which has none.
             keys: public keys by top role.
             root_threshold: how many of the root's keys must sign who may sign what.
             ring: the private halves.
@@ -248,7 +251,11 @@ class AuthorityRepository:
                 for key in publics:
                     root.add_key(key, role)
             root.roles["root"].threshold = root_threshold
-            publish_taxonomy(change, taxonomy)
+            if taxonomy is None:
+                root.unrecognized_fields[POLICIES] = True
+                change.targets()
+            else:
+                publish_taxonomy(change, taxonomy)
             self._commit(change)
         return read_chain(self._read).first_root_sha256
 

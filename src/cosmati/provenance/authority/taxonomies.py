@@ -39,7 +39,9 @@ def read_taxonomies(chain: Chain, content: Callable[[TargetFile], bytes]) -> Ite
 
     Raises:
         InconsistentMetadataError: it has signed none.
+        UntrustedRootError: it's an authority for policies.
     """
+    chain.check_kind(policies=False)
     signed = published(chain.delegations)
     if not signed:
         raise InconsistentMetadataError("The authority has published no taxonomy. Ask it to make its repository anew.")

@@ -141,9 +141,14 @@ class Authority:
 
     def taxonomies(self) -> Iterator[Taxonomy]:
         """Fetch all versions that the authority has published, the newest first."""
-        return read_taxonomies(self.chain, self._target)
+        return read_taxonomies(self.chain, self.target)
 
-    def _target(self, info: TargetFile) -> bytes:
+    def target(self, info: TargetFile) -> bytes:
+        """Return a target's content.
+
+        Raises:
+            TamperedManifestError: its file is missing, or isn't what was signed.
+        """
         name = target_file(info.path, info.hashes["sha256"])
         data = self._read(name)
         if data is None:

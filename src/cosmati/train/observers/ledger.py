@@ -115,8 +115,8 @@ class LedgerObserver(Observer):
         return LedgerWriter.create(directory, origin=self._origin, key=key)
 
     def _keep_archive(self) -> None:
-        """Put what bears out the data's provenance beside the ledger, before an entry names it."""
-        for part in (self._facts.vouched, self._facts.withdrawn):
+        """Put what bears out the provenance of data and policy beside the ledger, before an entry names it."""
+        for part in (self._facts.vouched, self._facts.withdrawn, self._facts.vouched_policy):
             if part is not None:
                 replace_files(self._directory / FOLDER, part.files)
         if self._facts.vouched is not None:
@@ -151,7 +151,7 @@ class LedgerObserver(Observer):
         self._writer.checkpoint()
 
     def _details(self) -> dict[str, object]:
-        """Return the tables with which the entries that follow are read, and who vouched for the data."""
+        """Return the tables with which the entries that follow are read, and who vouched for data and policy."""
         facts, policy = self._facts, self._facts.policy
         governed: dict[str, object] = {}
         if facts.vouched is not None:
@@ -160,6 +160,8 @@ class LedgerObserver(Observer):
             governed["withdrawn"] = facts.withdrawn.facts
         if facts.plan.facts.provenance:
             governed["signed"] = dict(facts.plan.facts.provenance)
+        if facts.vouched_policy is not None:
+            governed["policy_provenance"] = facts.vouched_policy.facts
         return governed | {
             "run_id": self._origin.removeprefix("cosmati/"),
             "seed": facts.seed,
@@ -170,10 +172,12 @@ class LedgerObserver(Observer):
             if policy
             else [["main", 0, facts.num_steps or 0]],
             "policy": [
-                [list(map(list, policy.weight[c])), list(policy.decision[c])] for c in range(len(policy.classes))
+                [list(map(list, weight)), list(decision)]
+                for weight, decision in zip(policy.weight, policy.decision, strict=True)
             ]
             if policy
             else [],
+            **({"bands": list(policy.bands)} if policy and policy.bands != ("",) else {}),
             "plan": list(facts.plan.lines),
             "environment": dict(facts.environment),
             "num_microbatches": facts.num_microbatches,
@@ -185,7 +189,8 @@ class LedgerObserver(Observer):
 
     def _commitments(self) -> dict[str, bytes]:
         facts = self._facts
-        vouched = {} if facts.vouched is None else {"provenance": details_digest(facts.vouched.facts)}
+        given = {"provenance": facts.vouched, "policy_provenance": facts.vouched_policy}
+        vouched = {name: details_digest(one.facts) for name, one in given.items() if one is not None}
         environment = "\n".join(f"{k}={v}" for k, v in sorted(facts.environment.items()))
         return vouched | {
             "data": hashlib.sha256(facts.data_digest.encode()).digest(),

@@ -142,6 +142,10 @@ def _data_root(facts: RunFacts) -> str:
     return ",".join(sorted({one.root for one in facts.vouched.vouchers})) if facts.vouched else "declared"
 
 
+def _policy_root(facts: RunFacts) -> str:
+    return facts.vouched_policy.voucher.root if facts.vouched_policy else "declared"
+
+
 def describe_run(facts: RunFacts, plan: Plan, clock: Clock, *, run_id: str, model_digest: str) -> RunRecord:
     """Return the record of a run as it stands, without times and metrics.
 
@@ -165,7 +169,8 @@ def describe_run(facts: RunFacts, plan: Plan, clock: Clock, *, run_id: str, mode
             "data": facts.data_digest,
             "policy": facts.policy.policy_digest.hex() if facts.policy else "",
         }
-        | ({"data_root": _data_root(facts)} if "data" in plan.facts.provenance else {}),
+        | ({"data_root": _data_root(facts)} if "data" in plan.facts.provenance else {})
+        | ({"policy_root": _policy_root(facts)} if facts.policy else {}),
         environment=facts.environment,
         plan=tuple(
             PlanLine(m.stage.name.lower(), describe(m), (type(m).__doc__ or "").strip().partition("\n")[0])
