@@ -45,7 +45,7 @@ def test_a_policy_is_signed_as_the_governance_page_says(tmp_path: Path, monkeypa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     text = GOVERNANCE.split("```yaml\n")[1].split("```")[0]
     Path("policy.yaml").write_text(text)
-    section = GOVERNANCE.partition("## Who has signed it")[2]
+    section = GOVERNANCE.partition("## Who has signed it")[2].partition("\n## ")[0]
     outputs = []
     for line in re.findall(r"```\n(cosmati.*?)```", section, re.DOTALL)[0].splitlines():
         result = CliRunner().invoke(app, shlex.split(line)[1:])
