@@ -17,12 +17,15 @@ pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
 from cosmati import InMemory, RunConfig, Trainer
 from cosmati.cli.main import app
 from cosmati.data.loader import StreamingLoader
+from cosmati.data.packed import PackedSource
+from cosmati.data.source import StreamingSource
 from cosmati.errors import PlanError
 from cosmati.explorer.report import render_report
 from cosmati.explorer.run_view import read_run
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.optim.optimizers import SGD
 from cosmati.provenance.authority.errors import DeclaredOnlyError, UntrustedRootError
+from cosmati.train.signed import vouched_of
 from tests.provenance.authority.people import NEWS
 from tests.provenance.authority.test_policies import PolicyPeople
 from tests.train.vouched_world import POLICY, World, loss, revoke
@@ -91,6 +94,23 @@ def test_a_loop_of_ones_own_is_refused_beside_signed_data(world: World) -> None:
     trainer = bare(world.sources(), require_signed=True)
     with pytest.raises(DeclaredOnlyError, match=r"fit\(\)"):
         trainer.step(torch.arange(8))
+
+
+class Renamed:
+    """A source around a signed one, which gives its classes other names."""
+
+    def __init__(self, source: StreamingSource) -> None:
+        self.dataset, self.digest, self.order = source.dataset, source.digest, source.order
+        self.class_names = tuple(reversed(source.class_names))
+
+
+@pytest.mark.parametrize("around", [Renamed, lambda source: PackedSource(source, source.class_names[::-1])])
+def test_classes_that_something_around_signed_data_names_are_declared(world: World, around: Any) -> None:
+    data = around(world.sources())
+    assert vouched_of(world.sources()) is not None
+    assert vouched_of(data) is None, "the plan says `declared`, and nobody is asked again for what they never said"
+    with pytest.raises(DeclaredOnlyError, match="authority="):
+        bare(data, require_signed=True)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from cosmati.core.source import Order, ReadsAhead, Source
 from cosmati.data.packing import Pack
 from cosmati.data.rows import RowBatch
 from cosmati.errors import DataError
-from cosmati.provenance.voucher import VouchedData
 
 _CLASSES, _ROWS = "token_class_ids", "token_row_ids"
 _COLUMNS = ("input", "target", "documents", _CLASSES, _ROWS)
@@ -83,8 +82,8 @@ class PackedSource:
 
     Args:
         source: of packs: its rows are what `pack_tensors` gives (a `StreamingSource` over
-            `StreamingDataset(..., transform=read_packs)`, or an `InMemory` of it). The class of its rows isn't read:
-            whoever vouches for the packs vouches for their tokens' classes too.
+            `StreamingDataset(..., transform=read_packs)`, or an `InMemory` of it). The class of its rows isn't read,
+            and their tokens' classes are declared by who packed them, even where the packs are signed.
         class_names: names that the class ids in the packs' spans index: `pack_rows(..., class_names=...)`.
 
     Raises:
@@ -107,12 +106,6 @@ class PackedSource:
     def digest(self) -> str:
         """Hex digest of the packs, and of the spans in them."""
         return self.source.digest
-
-    @property
-    def vouched(self) -> VouchedData | None:
-        """Who vouched for the packs; None where nobody was asked."""
-        found: VouchedData | None = getattr(self.source, "vouched", None)
-        return found
 
     def order(
         self, *, seed: int, num_microbatches: int, route_pure: bool, classes: Collection[int] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from cosmati.core.source import Source
+from cosmati.data.source import StreamingSource
 from cosmati.data.vouching import vouched_data, vouched_sources
 from cosmati.errors import PlanError
 from cosmati.provenance.authority.errors import DeclaredOnlyError, UntrustedRootError
@@ -17,7 +18,13 @@ _NO_CLASSES = (("all",), ("unknown",))
 
 
 def vouched_of(data: object) -> VouchedData | None:
-    """Return who vouched for data; None where nobody was asked."""
+    """Return who vouched for data; None where nobody was asked.
+
+    A source around a signed one (of packs, say) gives rows and tokens classes and names of its own, which no path of a
+    signature says: they're declared.
+    """
+    if isinstance(data, Source) and not isinstance(data, StreamingSource):
+        return None
     return vouched_data(vouched_sources(data))
 
 
