@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, Literal
@@ -20,6 +21,7 @@ from cosmati.core.clock import Budget, Clock
 from cosmati.core.loss import LossFunction, huggingface_loss
 from cosmati.core.named_settings import NamedSettings
 from cosmati.core.own_loss import num_own_classes
+from cosmati.core.passing import Passing
 from cosmati.core.pieces import Pieces
 from cosmati.core.rng import position_generator, row_uniform
 from cosmati.core.source import ImageSize
@@ -33,6 +35,7 @@ HOOKS = (
     "batch",
     "loss",
     "frozen",
+    "passing",
     "perturbation",
     "gradients",
     "learning_rate",
@@ -168,6 +171,11 @@ class Method(NamedSettings):
         return frozenset()
 
     @property
+    def contract(self) -> str:
+        """What regions learn otherwise on account of it, in words for the plan; empty where a route says it all."""
+        return ""
+
+    @property
     def claims(self) -> frozenset[str]:
         """What this configuration owns; `owns` unless it depends on the options."""
         return self.owns
@@ -211,6 +219,18 @@ class Method(NamedSettings):
             at: position of the step.
         """
         return frozenset()
+
+    def passing(self, passing: Passing, at: Position) -> AbstractContextManager[object]:
+        """ROUTE: return what stands around a microbatch's forward and backward pass. A run without a policy is refused.
+
+        It may cut gradients or have parameters read as other values, and leaves the model as it was. What a route
+        denies stays denied: no hook lifts a weight.
+
+        Args:
+            passing: the microbatch, and what it may teach.
+            at: its position.
+        """
+        return nullcontext()
 
     def loss(self, loss: LossFunction, state: State, at: Position) -> LossFunction:
         """LOSS: return the loss function with something around it: a term added, a teacher asked, rows weighed anew.

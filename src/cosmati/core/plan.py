@@ -138,7 +138,9 @@ class Plan:
         coupled = [type(m).__name__ for m in self.methods if "rows" in m.couples] + list(facts.row_coupled_layers)
         shape = f"V = {facts.num_microbatches} microbatches a step, {rows} rows each"
         head = [f"{shape}; rows are coupled by: {', '.join(coupled) or 'nothing'}"]
-        methods = [f"{method.stage.name.lower():>8}  {describe(method)}" for method in self.methods]
+        methods = [
+            f"{m.stage.name.lower():>8}  {': '.join(filter(None, (describe(m), m.contract)))}" for m in self.methods
+        ]
         left = [f"never offered, being deferred: {'; '.join(facts.never_offered)}"] if facts.never_offered else []
         signed = [f"{name}: {state}" for name, state in facts.provenance.items()]
         return (*head, *methods, *left, *signed, *(str(guarantee) for guarantee in self.guarantees))

@@ -48,7 +48,7 @@ class AppliedMethods:
         self.change_batches = bool(self._of_batch)
         self.change_losses = bool(self._of_loss)
         self.change_gradients = bool(self._of_gradients)
-        self.need_microbatches = bool(self._freezing or having("perturbation")) or any(
+        self.need_microbatches = bool(self._freezing or having("perturbation") or having("passing")) or any(
             method.stage is Stage.SELECT for _, method in self._of_batch
         )
 

@@ -172,7 +172,7 @@ def method_coupling(method: Method, weights: Pieces, position: Callable[[int], P
         weights: of all trainable parameters; they aren't touched.
         position: of a step.
     """
-    if type(method).__module__.startswith("cosmati.methods.") or "regions" in method.couples:
+    if type(method).__module__.startswith("cosmati.") or "regions" in method.couples:
         return ""  # Its own tests have tried it out; or the plan says so already.
     does = ""
     if overrides(method, "perturbation"):

@@ -31,6 +31,7 @@ from cosmati.train.cutting import shortage
 from cosmati.train.forward_watch import ForwardWatch
 from cosmati.train.layout.layout import Layout, Slot
 from cosmati.train.marks import Repeated
+from cosmati.train.passing import passing_by
 from cosmati.train.routes import Route
 from cosmati.train.timing import Stopwatch
 from cosmati.train.token_routes import count_labels_by_class, masking, refuse_compiled
@@ -130,6 +131,7 @@ class StepPasses:
         self._tell = tell
         self._looked_at = -1
         self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
+        self._passing: tuple[Method, ...] = assembly.plan.with_hook("passing")
         a = assembly
         self.watch = ForwardWatch(
             a.model,
@@ -246,14 +248,16 @@ class StepPasses:
         masks = masking(route.tokens, batch, a.layout.parameters)
         if masks is not None and a.config.compile_blocks:
             refuse_compiled()
-        if masks is not None and is_looked_at:
-            self._look_at_packs(batch, position, turn, scale, route)
-        result = self._forward(batch, position, turn, masks)
-        self._tell("forward")
-        self._stopwatch.lap("forward")
-        objective, loss, weight = _objective(result, scale)
-        with a.ranks.counting(), nullcontext() if masks is None else masks.differentiating(objective):
-            slot.backward(objective)
+        with passing_by(self._passing, a, batch, position, route) as look:
+            if masks is not None and is_looked_at:
+                self._look_at_packs(batch, position, turn, scale, route)
+            result = self._forward(batch, position, turn, masks)
+            self._tell("forward")
+            self._stopwatch.lap("forward")
+            objective, loss, weight = _objective(result, scale)
+            look(objective)
+            with a.ranks.counting(), nullcontext() if masks is None else masks.differentiating(objective):
+                slot.backward(objective)
         labels = LabelCount(0.0, 0.0) if isinstance(result, Loss) else count_labels(a.model, batch.data)
         present = batch.present
         num_rows = float(batch.num_rows if present is None else int(present.sum()))

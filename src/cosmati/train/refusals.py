@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from cosmati.core.loss import LossFunction
+from cosmati.core.method import overrides
 from cosmati.core.out_of_range import refuse_index
-from cosmati.core.plan import check_methods
+from cosmati.core.plan import check_methods, describe
 from cosmati.errors import PlanError
 from cosmati.optim.foreign_schedules import schedule_in_place_of
 from cosmati.optim.optimizers import Optimizer
@@ -42,6 +43,12 @@ def refuse_misgiven(given: Ingredients) -> None:
     _refuse_wrapped(given.model)
     _refuse_optimizers(given.optimizers)
     check_methods(given.methods)
+    if given.policy is None and (passing := [m for m in given.methods if overrides(m, "passing")]):
+        msg = (
+            f"{describe(passing[0])} goes by what a policy denies, and this run has no policy. Give one, "
+            "Trainer(..., policy=load_policy(...), taxonomy=...), or leave the method out."
+        )
+        raise PlanError(msg)
     losses = [given.loss] if callable(given.loss) else given.loss
     if not isinstance(losses, Sequence):
         msg = f"The loss is a {type(losses).__name__}. Give a function loss(model, data), or a list of SubStep."
