@@ -147,7 +147,8 @@ def _of_cuts(cuts: tuple[Cut, ...], passing: Passing) -> Iterator[_Mask]:
             msg = f"{cut} has nothing to mask: there is {what}. Mend it; classes are {', '.join(passing.class_names)}."
             raise PlanError(msg)
         is_covered = torch.isin(passing.class_ids, torch.tensor(covered))
-        yield _Mask(cut.module, modules[cut.module], torch.where(is_covered, cut.weight, 1.0), cut)
+        factor = torch.ones(is_covered.shape, dtype=torch.float64).masked_fill(is_covered, cut.weight)
+        yield _Mask(cut.module, modules[cut.module], factor, cut)
 
 
 def _of_policy(passing: Passing) -> Iterator[_Mask]:

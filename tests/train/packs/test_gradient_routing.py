@@ -1,0 +1,104 @@
+"""Gradient Routing in packs: tokens of a class are cut where it's denied, against its documents one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmati.core.labels import IGNORED
+from cosmati.core.plan import Promise
+from cosmati.errors import PlanError
+from cosmati.models.gpt import GPT
+from cosmati.routing.gradient_routing import Cut, GradientRouting
+from cosmati.routing.selective_masking import SelectiveGradientMasking
+from tests.train.packs.samples import (
+    CLASSES,
+    documents,
+    exact,
+    first_step,
+    model,
+    oracle,
+    policy,
+    source,
+    trainer,
+    values,
+)
+
+REGIONS = {
+    "mlp": "['blocks.0.feed_forward.*']",
+    "block": "['blocks.1.*']",
+    "rest": "'*', exclude: ['blocks.0.feed_forward.*', 'blocks.1.*']",
+}
+WEIGHTS = {
+    "open": dict.fromkeys(REGIONS, 1.0),
+    "doubtful": {"mlp": 0.0, "block": 1.0, "rest": 0.5},
+    "personal": {"mlp": 0.0, "block": 0.0, "rest": 1.0},
+}
+CUT = {"open": (), "doubtful": ("blocks.0.feed_forward",), "personal": ("blocks.0.feed_forward", "blocks.1")}
+
+
+def region_of(name: str) -> str:
+    return "mlp" if name.startswith("blocks.0.feed_forward.") else "block" if name.startswith("blocks.1.") else "rest"
+
+
+def by_document(network: GPT, microbatches: Any) -> dict[str, Tensor]:
+    """Each class by itself: its documents alone, in a model whose modules detach what they give."""
+    total: dict[str, Tensor] = {name: torch.zeros_like(p) for name, p in network.named_parameters()}
+    teachers = dict.fromkeys(total, 0.0)
+    for class_id, class_name in enumerate(CLASSES):
+        handles = [
+            network.get_submodule(path).register_forward_hook(lambda _, __, given: given.detach())
+            for path in CUT[class_name]
+        ]
+
+        def weight_of(own: int, name: str, class_id: int = class_id) -> float:
+            return WEIGHTS[CLASSES[own]][region_of(name)] * (own == class_id)
+
+        means = oracle(network, microbatches, weight_of)
+        for handle in handles:
+            handle.remove()
+        labels = sum(int(((b.target != IGNORED) & (b.lineage.token_class_ids == class_id)).sum()) for b in microbatches)
+        for name, mean in means.items():
+            if WEIGHTS[class_name][region_of(name)]:
+                total[name] += mean * labels
+                teachers[name] += labels
+    return {name: value / max(1.0, teachers[name]) for name, value in total.items()}
+
+
+def step(methods: list[Any], data: Any, weights: Mapping[str, Mapping[str, float]] = WEIGHTS) -> tuple[Any, Any, GPT]:
+    network = model().double()
+    before = values(network)
+    run = trainer(network, data, policy(weights, REGIONS), methods=methods, loss=exact)
+    run.fit()
+    return before, run, network
+
+
+def test_each_documents_tokens_are_cut_where_its_class_is_denied() -> None:
+    data = source(documents())
+    expected = by_document(model().double(), first_step(data))
+    before, run, network = step([GradientRouting()], data)
+    for name, p in network.named_parameters():
+        torch.testing.assert_close(before[name] - p.detach(), expected[name], rtol=1e-9, atol=1e-12, msg=name)
+    assert run.plan.holds(Promise.NO_DIRECT_WRITE)
+    _, _, plain = step([], data)
+    assert not torch.allclose(plain.embedding.weight, network.embedding.weight, rtol=1e-9)
+
+
+def test_cuts_of_some_units_by_token() -> None:
+    """The same masks, given by hand, do the same; of half of the units they don't."""
+    data = source(documents())
+    cuts = tuple(Cut(classes=c, module=path) for c, paths in CUT.items() for path in paths)
+    (_, _, found), (_, _, same) = step([GradientRouting()], data), step([GradientRouting(cuts=cuts)], data)
+    assert all(map(torch.equal, found.state_dict().values(), same.state_dict().values()))
+    half = tuple(Cut(classes=c.classes, module=c.module, units=(0, 4)) for c in cuts)
+    _, _, other = step([GradientRouting(cuts=half)], data)
+    assert not torch.allclose(found.embedding.weight, other.embedding.weight, rtol=1e-9)
+
+
+def test_the_masked_microbatch_of_both_kinds_is_refused() -> None:
+    with pytest.raises(PlanError, match="a pack has documents of both kinds"):
+        step([SelectiveGradientMasking(forget="block")], source(documents()))
