@@ -149,7 +149,13 @@ class StepPasses:
             step: what it trains on.
             turn: the loss and who learns from it.
             measure: take each leaf's norm by region, in the pass whose gradients are applied.
+
+        Raises:
+            PlanError: a parameter was frozen since the plan. (Between sub-steps a loss may do so for a while.)
+            OutOfMemoryError: a rank's memory is too short; all of them raise it.
         """
+        if turn is self._a.turns[0] and not all(p.tensor.requires_grad for p in self._a.layout.parameters):
+            self._a.check_unchanged()
         given = Repeated(step.batches) if self._again else None
         gradients = self._pass(step, turn, measure=measure)
         weights = self._a.layout.weights()
