@@ -13,7 +13,7 @@ from cosmati.core.clock import Budget, Clock, Time
 from cosmati.core.loss import Classification
 from cosmati.core.method import Position
 from cosmati.core.pieces import Pieces
-from cosmati.methods import SAM, SWA, ScaleSchedule, StochasticDepth
+from cosmati.methods import SAM, SWA, DepthCurriculum, ScaleSchedule, StochasticDepth
 from cosmati.methods.layers import GyroDropoutLayer
 from cosmati.optim import Cosine
 
@@ -96,6 +96,24 @@ def layer_freezing() -> Drawn:
         model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(10)])
         num_frozen, _ = cf.freeze_layers(model, torch.optim.SGD(model.parameters(), lr=1.0), column / 39)
         learns[: 10 - num_frozen, column] = 1
+    _layers_over_a_run(canvas, learns, "frozen")
+    return canvas, "Which of ten layers learn, over a run with the defaults."
+
+
+def depth_curriculum() -> Drawn:
+    """Draw which of ten layers learn, over a run."""
+    canvas = Canvas("Ten layers over a run: up to the half they begin to learn, from the output down", 134)
+    learns, model = torch.zeros(10, 40), nn.Sequential(*[nn.Linear(1, 1, bias=False) for _ in range(10)])
+    names, budget = [name for name, _ in model.named_parameters()], Budget(Time.parse("39ba"))
+    for column in range(40):
+        at = Position(Clock(step=column), budget, 0, 0, model, Classification(1))
+        shut = DepthCurriculum().frozen(names, at)
+        learns[:, column] = torch.tensor([float(name not in shut) for name in reversed(names)])
+    _layers_over_a_run(canvas, learns, "not yet")
+    return canvas, "Which of ten layers learn, over a run with the defaults."
+
+
+def _layers_over_a_run(canvas: Canvas, learns: Tensor, otherwise: str) -> None:
     canvas.cells(70, 10, 9.4, learns)
     canvas.text(0, 20, "output", colour=MUTED)
     canvas.text(0, 102, "input", colour=MUTED)
@@ -103,8 +121,7 @@ def layer_freezing() -> Drawn:
     canvas.rect(70, 115, 9, 9, STONES[0])
     canvas.text(84, 124, "learns")
     canvas.rect(150, 115, 9, 9, MUTED, opacity=0.3)
-    canvas.text(164, 124, "frozen")
-    return canvas, "Which of ten layers learn, over a run with the defaults."
+    canvas.text(164, 124, otherwise)
 
 
 def scale_schedule() -> Drawn:
@@ -242,6 +259,7 @@ def sam() -> Drawn:
 
 
 PICTURES: dict[str, Callable[[], Drawn]] = {
+    "DepthCurriculum": depth_curriculum,
     "EMA": ema,
     "GradientClipping": gradient_clipping,
     "GyroDropout": gyro_dropout,

@@ -89,6 +89,7 @@ _CASES = (
     Case(m.CropAndFlip(padding=2), m.CropAndFlip(padding=0, p=0.0), language="refused"),
     Case(m.CutMix(), m.CutMix(alpha=0.0), language="refused"),
     Case(m.CutOut(), m.CutOut(num_holes=0), language="refused"),
+    Case(m.DepthCurriculum(end=0.8), m.DepthCurriculum(end=0.0)),
     Case(m.EMA(half_life="2ba"), m.EMA(half_life="0ba")),
     Case(
         m.Factorize(min_channels=4, latent_channels=0.5, min_features=4, latent_features=0.5),

@@ -13,6 +13,7 @@ from cosmati.methods.colout import ColOut
 from cosmati.methods.crop_and_flip import CropAndFlip
 from cosmati.methods.cutmix import CutMix
 from cosmati.methods.cutout import CutOut
+from cosmati.methods.depth_curriculum import DepthCurriculum
 from cosmati.methods.ema import EMA
 from cosmati.methods.factorize import Factorize
 from cosmati.methods.gated_linear_units import GatedLinearUnits
@@ -44,6 +45,7 @@ ALL: tuple[type[Method], ...] = (
     CropAndFlip,
     CutMix,
     CutOut,
+    DepthCurriculum,
     EMA,
     Factorize,
     GatedLinearUnits,
@@ -81,6 +83,7 @@ __all__ = [
     "CropAndFlip",
     "CutMix",
     "CutOut",
+    "DepthCurriculum",
     "Factorize",
     "GatedLinearUnits",
     "GhostBatchNorm",

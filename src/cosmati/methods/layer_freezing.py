@@ -11,6 +11,7 @@ from torch import nn
 
 from cosmati.core.method import Method, Position, Stage
 from cosmati.errors import PlanError
+from cosmati.methods.building_blocks.depth import layers_of
 
 __all__ = ["LayerFreezing", "freeze_layers"]
 
@@ -97,18 +98,6 @@ def _layers_due(model: nn.Module, fraction: float) -> list[list[nn.Parameter]]:
     """Return the parameters of the layers that this fraction of all but the last one comes to."""
     if fraction == 0:
         return []
-    layers = _layers(model)
+    layers = layers_of(model)
     # A product that rounding left just below a whole number is that number.
     return layers[: int(fraction * (len(layers) - 1) + 1e-9)]
-
-
-def _layers(model: nn.Module) -> list[list[nn.Parameter]]:
-    holders: dict[nn.Parameter, nn.Module] = {}
-    modules = list(model.modules())
-    for module in modules:
-        for parameter in module.parameters(recurse=False):
-            holders[parameter] = module
-    layers: dict[nn.Module, list[nn.Parameter]] = {module: [] for module in modules}
-    for parameter, module in holders.items():
-        layers[module].append(parameter)
-    return [layer for layer in layers.values() if layer]
