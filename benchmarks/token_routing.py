@@ -130,7 +130,9 @@ def arms_of(size: Packs, runs: ExitStack) -> dict[str, Step]:
     }
 
 
-def compare(size: Packs, steps: int, rounds: int) -> tuple[list[Row], dict[str, float]]:
+def compare(
+    size: Packs, steps: int, rounds: int, arms_of: Callable[[Packs, ExitStack], dict[str, Step]]
+) -> tuple[list[Row], dict[str, float]]:
     """Time every arm against plain accumulation, in turns, and count its operations by the baseline's."""
     now = process_time if size.device.type == "cpu" else perf_counter
 
@@ -167,7 +169,7 @@ def run(*, quick: bool) -> str:
         size = (
             Packs(64, 2, 128, 64, "cpu", bfloat16=False) if quick else Packs(256, 6, tokens, 256, "cpu", bfloat16=False)
         )
-        rows, flops = compare(size, 1, 2 if quick else 12)
+        rows, flops = compare(size, 1, 2 if quick else 12, arms_of)
         name = f"token_routing_{tokens}" + ("_quick" if quick else "")
         notes = {"parameters": count_parameters(size.model()), "V": V, "tokens a microbatch": size.tokens}
         notes["operations, by plain's"] = flops  # type: ignore[assignment]

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from torch import nn
+
 from cosmati import Taxonomy, load_policy, software_licences
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.routing.policy import compile_policy
@@ -32,3 +34,17 @@ def test_the_policy_of_the_page_compiles() -> None:
     assert compiled.route(copyleft, 5) == (0.5, 0.5, 0.5)
     assert compiled.route(copyleft, 50) == (1.0, 1.0, 1.0)
     assert compiled.decision[compiled.classes.index("unknown")] == ("reject", "reject")
+
+
+def test_the_kinds_of_data_of_the_page_compile() -> None:
+    code = next(part.split("```")[0] for part in PAGE.split("```python\n") if "SelectiveGradientMasking" in part)
+    names: dict[str, object] = {}
+    exec(code, names)
+    policy = load_policy("version: 1\ntaxonomy: t\n" + PAGE.split("```yaml\n")[3].split("```")[0])
+    classes = Taxonomy("t", "1", (("customer/pii", ""), ("public-domain", ""), ("unknown", "")))
+    model = nn.ModuleDict({"expert": nn.Linear(2, 2), "stem": nn.Linear(2, 2)})
+    regions = partition_parameters(model, policy.regions)
+    compiled = compile_policy(policy, taxonomy=classes, regions=regions, num_steps=10)
+    routes = [dict(zip(compiled.regions, compiled.route(own, 0), strict=True)) for own in range(3)]
+    assert routes == [{"expert": 1.0, "rest": 0.0}, {"expert": 0.0, "rest": 1.0}, {"expert": 1.0, "rest": 1.0}]
+    assert names["ablate_region"](model, policy, "expert") == ("expert.weight", "expert.bias")  # type: ignore[operator]

@@ -25,7 +25,7 @@ from cosmati.routing.autograd_graph import parameters_reached
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class GradientMask:
     """A mask on a module's output for some classes.
 
     Args:
@@ -78,7 +78,7 @@ class GradientRouting(Method):
 
     stage: ClassVar[Stage] = Stage.ROUTE
 
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[GradientMask, ...] = ()
 
     @property
     def contract(self) -> str:
@@ -126,7 +126,7 @@ class _Mask:
     path: str
     module: nn.Module
     factor: Tensor
-    cut: Cut | None = None
+    cut: GradientMask | None = None
 
     @property
     def is_open(self) -> bool:
@@ -138,7 +138,7 @@ class _Mask:
         return (self.cut is None or self.cut.units is None) and not bool(self.factor.any())
 
 
-def _of_cuts(cuts: tuple[Cut, ...], passing: Passing) -> Iterator[_Mask]:
+def _of_cuts(cuts: tuple[GradientMask, ...], passing: Passing) -> Iterator[_Mask]:
     modules = dict(passing.model.named_modules(remove_duplicate=False))
     for cut in cuts:
         covered = [index for index, name in enumerate(passing.class_names) if cut.covers(name)]
@@ -285,6 +285,6 @@ def _refuse_ways_past(objective: Tensor, masks: list[_Mask], seen: set[str], pas
 def _nothing_left(passing: Passing) -> PlanError:
     names = {passing.class_names[i] for i in passing.class_ids.unique().tolist() if i >= 0}
     return PlanError(
-        f"With GradientRouting, {', '.join(sorted(names))} can teach nothing at all: every way from the loss to what the "
-        "policy admits is cut. Deny it regions nearer the input, or reject the class."
+        f"With GradientRouting, {', '.join(sorted(names))} can teach nothing at all: every way from the loss to what "
+        "the policy admits is cut. Deny it regions nearer the input, or reject the class."
     )

@@ -13,7 +13,7 @@ from cosmati.core.labels import IGNORED
 from cosmati.core.plan import Promise
 from cosmati.errors import PlanError
 from cosmati.models.gpt import GPT
-from cosmati.routing.gradient_routing import Cut, GradientRouting
+from cosmati.routing.gradient_routing import GradientMask, GradientRouting
 from cosmati.routing.selective_masking import SelectiveGradientMasking
 from tests.train.packs.samples import (
     CLASSES,
@@ -91,10 +91,10 @@ def test_each_documents_tokens_are_cut_where_its_class_is_denied() -> None:
 def test_cuts_of_some_units_by_token() -> None:
     """The same masks, given by hand, do the same; of half of the units they don't."""
     data = source(documents())
-    cuts = tuple(Cut(classes=c, module=path) for c, paths in CUT.items() for path in paths)
+    cuts = tuple(GradientMask(classes=c, module=path) for c, paths in CUT.items() for path in paths)
     (_, _, found), (_, _, same) = step([GradientRouting()], data), step([GradientRouting(cuts=cuts)], data)
     assert all(map(torch.equal, found.state_dict().values(), same.state_dict().values()))
-    half = tuple(Cut(classes=c.classes, module=c.module, units=(0, 4)) for c in cuts)
+    half = tuple(GradientMask(classes=c.classes, module=c.module, units=(0, 4)) for c in cuts)
     _, _, other = step([GradientRouting(cuts=half)], data)
     assert not torch.allclose(found.embedding.weight, other.embedding.weight, rtol=1e-9)
 

@@ -13,7 +13,7 @@ from cosmati.core.plan import Promise
 from cosmati.errors import PlanError
 from cosmati.methods import SAM
 from cosmati.optim import AdamW
-from cosmati.routing.gradient_routing import Cut, GradientRouting
+from cosmati.routing.gradient_routing import GradientMask, GradientRouting
 from cosmati.train.config import RunConfig
 from cosmati.train.trainer import Trainer
 from tests.train.strategies.samples import (
@@ -68,9 +68,9 @@ def test_without_it_what_flows_on_stays_as_it_is() -> None:
 def test_cuts_of_some_units() -> None:
     network = Net()
     cuts = (
-        Cut(classes="gone", module="stem", units=(1, 4), weight=0.25),
-        Cut(classes="kept", module="side"),
-        Cut(classes="**", module="extra", weight=0.5),
+        GradientMask(classes="gone", module="stem", units=(1, 4), weight=0.25),
+        GradientMask(classes="kept", module="side"),
+        GradientMask(classes="**", module="extra", weight=0.5),
     )
 
     def alone(p: Any, row: Array, target: int, class_name: str) -> dict[str, Array]:
@@ -101,7 +101,7 @@ class Images(nn.Module):
 def test_channels_by_the_papers_formula() -> None:
     regions = {"low": "conv.*", "top": "head.*"}
     weights = dict.fromkeys(CLASSES, dict.fromkeys(regions, 1.0))
-    cut = Cut(classes="**", module="conv", units=(1, 3), dim=1, weight=0.3)
+    cut = GradientMask(classes="**", module="conv", units=(1, 3), dim=1, weight=0.3)
     found, expected = Images(), Images(torch.tensor([1, 0.3, 0.3, 1], dtype=torch.float64)[:, None, None])
     first = gradients(found, weights, GradientRouting(cuts=(cut,)), regions=regions)
     close(first, gradients(expected, weights, regions=regions))
@@ -197,7 +197,7 @@ def test_a_class_that_is_left_nothing_to_teach_is_refused() -> None:
     weights = {**WEIGHTS, "gone": {"stem": 1.0, "side": 1.0, "forget": 0.0, "head": 0.0}}
     with pytest.raises(PlanError, match=r"gone can teach nothing at all"):
         gradients(Net(), weights, GradientRouting())
-    cuts = (Cut(classes="gone", module="stem"), Cut(classes="gone", module="side"))
+    cuts = (GradientMask(classes="gone", module="stem"), GradientMask(classes="gone", module="side"))
     with pytest.raises(PlanError, match=r"gone can teach nothing at all"):
         gradients(Net(), weights, GradientRouting(cuts=cuts))
 
@@ -213,13 +213,13 @@ def test_a_class_that_is_left_nothing_to_teach_is_refused() -> None:
 )
 def test_cuts_that_mask_nothing_are_refused(cut: dict[str, Any], says: str) -> None:
     with pytest.raises(PlanError, match=says):
-        gradients(Net(), ONES, GradientRouting(cuts=(Cut(**cut),)))
+        gradients(Net(), ONES, GradientRouting(cuts=(GradientMask(**cut),)))
 
 
 @pytest.mark.parametrize("options", [{"weight": 1.5}, {"weight": -0.75}, {"units": (2, 2)}, {"units": (-1, 2)}])
 def test_masks_that_lift_or_are_empty_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match=r"Give a weight from 0 to 1|0 <= first < last"):
-        Cut(classes="gone", module="stem", **options)
+        GradientMask(classes="gone", module="stem", **options)
 
 
 def test_a_run_without_a_policy_and_compiled_blocks_are_refused() -> None:
