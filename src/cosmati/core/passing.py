@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,9 +19,10 @@ class Passing:
         class_names: of the policy's taxonomy.
         class_ids: indices into these, int64: of all rows [], of packs [rows, tokens] with -1 for padding.
         weights: what each region may learn from it, by the region's name, float64 of that shape; 0 is denied.
-        parameters: names of each region's trainable parameters, by the region's name.
+        parameters: each region's trainable parameters by name, by the region's name.
         is_compiled: blocks are compiled, so that hooks on modules in them may not run.
         replaced: reads parameters as other values, by name, for as long as its context lasts; then they're put back.
+        memory: kept over the run, for what follows from model and regions alone.
         looks: called with the objective, a scalar, before it's differentiated; a method adds its own.
     """
 
@@ -28,12 +30,12 @@ class Passing:
     class_names: tuple[str, ...]
     class_ids: Tensor
     weights: Mapping[str, Tensor]
-    parameters: Mapping[str, tuple[str, ...]]
+    parameters: Mapping[str, Mapping[str, Tensor]]
     is_compiled: bool
     replaced: Callable[[Mapping[str, Tensor]], AbstractContextManager[None]]
+    memory: dict[object, Any] = field(default_factory=dict)
     looks: list[Callable[[Tensor], None]] = field(default_factory=list)
 
-    def named(self, regions: frozenset[str]) -> dict[str, Tensor]:
+    def named(self, regions: Iterable[str]) -> dict[str, Tensor]:
         """Return the parameters of some regions by name."""
-        names = {name for region in regions for name in self.parameters[region]}
-        return {name: p for name, p in self.model.named_parameters() if name in names}
+        return {name: p for region in regions for name, p in self.parameters[region].items()}

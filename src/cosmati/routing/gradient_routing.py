@@ -160,7 +160,9 @@ def _of_policy(passing: Passing) -> Iterator[_Mask]:
         denied = frozenset(name for name, weights in passing.weights.items() if not bool(weights[is_its].any()))
         if class_id < 0 or len(denied) == len(passing.weights):  # Padding, and what isn't predicted.
             continue
-        for path, module in outermost(passing.model, passing.named(denied)):
+        if denied not in passing.memory:
+            passing.memory[denied] = list(outermost(passing.model, passing.named(denied)))
+        for path, module in passing.memory[denied]:
             modules[path] = module
             classes.setdefault(path, []).append(class_id)
     for path, module in modules.items():
@@ -277,7 +279,7 @@ def _refuse_ways_past(objective: Tensor, masks: list[_Mask], seen: set[str], pas
             "Call the module itself, uncompiled; or leave GradientRouting out: the policy's routes hold without it."
         )
         raise PlanError(msg)
-    admitted = passing.named(frozenset(name for name, weights in passing.weights.items() if bool(weights.any())))
+    admitted = passing.named(name for name, weights in passing.weights.items() if bool(weights.any()))
     if admitted and not any(id(p) in reached for p in admitted.values()):
         raise _nothing_left(passing)
 

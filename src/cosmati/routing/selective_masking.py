@@ -67,7 +67,7 @@ class SelectiveGradientMasking(Method):
                 "documents of both kinds. Pack each class by itself."
             )
             raise PlanError(msg)
-        own = passing.named(frozenset({self.forget}))
+        own = passing.parameters[self.forget]
         return passing.replaced({name: torch.zeros_like(parameter) for name, parameter in own.items()})
 
 

@@ -31,7 +31,7 @@ from cosmati.train.cutting import shortage
 from cosmati.train.forward_watch import ForwardWatch
 from cosmati.train.layout.layout import Layout, Slot
 from cosmati.train.marks import Repeated
-from cosmati.train.passing import passing_by
+from cosmati.train.passing import PassingMethods
 from cosmati.train.routes import Route
 from cosmati.train.timing import Stopwatch
 from cosmati.train.token_routes import count_labels_by_class, masking, refuse_compiled
@@ -131,7 +131,7 @@ class StepPasses:
         self._tell = tell
         self._looked_at = -1
         self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
-        self._passing: tuple[Method, ...] = assembly.plan.with_hook("passing")
+        self._passing = PassingMethods(assembly)
         a = assembly
         self.watch = ForwardWatch(
             a.model,
@@ -254,7 +254,7 @@ class StepPasses:
         masks = masking(route.tokens, batch, a.layout.parameters)
         if masks is not None and a.config.compile_blocks:
             refuse_compiled()
-        with passing_by(self._passing, a, batch, position, route) as look:
+        with self._passing.around(batch, position, route) as look:
             if masks is not None and is_looked_at:
                 self._look_at_packs(batch, position, turn, scale, route)
             result = self._forward(batch, position, turn, masks)
