@@ -15,6 +15,7 @@ from cosmati.methods import ChannelsLast, GradientClipping
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.methods.cases import CASES, everything, run_of, trainer
+from tests.train.strategies import whole_runs as strategies
 
 
 def main() -> None:
@@ -24,7 +25,9 @@ def main() -> None:
     found = {}
     # Norms follow a gradient's strides, which a flat buffer on its way between ranks doesn't keep by itself.
     clipped = trainer([ChannelsLast(), GradientClipping(clipping_type="norm", clipping_threshold=0.05)])
-    for name, run in {**{str(case): run_of(case) for case in CASES}, "ChannelsLast, clipped": clipped}.items():
+    governed = {str(one): strategies.whole_run(one) for one in strategies.BOTH}
+    runs = {**{str(case): run_of(case) for case in CASES}, "ChannelsLast, clipped": clipped, **governed}
+    for name, run in runs.items():
         run.fit()
         found[name] = {
             "elastic": run.plan.holds("elastic"),

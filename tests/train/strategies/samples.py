@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, Lineage
 from cosmati.core.loss import Loss
+from cosmati.data.in_memory import InMemory
 from cosmati.optim import SGD
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile, load_policy
@@ -151,6 +152,13 @@ def microbatches(*, seed: int = 1, number: int = 8, swapped: str = "") -> list[B
         lineage = Lineage(torch.arange(4) + 4 * index, torch.full((4,), class_id))
         found.append(Batch((rows, targets), lineage, class_id))
     return found
+
+
+def source(rows_per_step: int = 16) -> InMemory:
+    """Return rows of all classes."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(96, 5, generator=generator, dtype=torch.float64)
+    return InMemory((rows, torch.arange(96) % 3), rows_per_step, torch.arange(96) // 2 % 3, CLASSES)
 
 
 def trainer(network: nn.Module, weights: Weights, *methods: Any, **options: Any) -> Trainer:
