@@ -31,7 +31,8 @@ class GradientMask:
     Args:
         classes: a class, `branch/**` or `**`.
         module: its name, as `named_modules` has it.
-        units: the first unit that is masked, and the one after the last; None masks all.
+        units: the first unit that is masked, and the one after the last, of the first tensor that the module gives;
+            None masks all that it gives.
         dim: dimension of the units: the last, or 1 for the channels of images.
         weight: what the gradient is multiplied by, in [0, 1]; 0 stops it.
     """
@@ -133,9 +134,13 @@ class _Mask:
         return bool((self.factor == 1).all())
 
     @property
+    def has_units(self) -> bool:
+        return self.cut is not None and self.cut.units is not None
+
+    @property
     def is_shut(self) -> bool:
         """Whether nothing passes it at all."""
-        return (self.cut is None or self.cut.units is None) and not bool(self.factor.any())
+        return not self.has_units and not bool(self.factor.any())
 
 
 def _of_cuts(cuts: tuple[GradientMask, ...], passing: Passing) -> Iterator[_Mask]:
@@ -208,7 +213,7 @@ class _Scaled(torch.autograd.Function):
     def forward(ctx: Any, activation: Tensor, mask: Tensor) -> Tensor:  # noqa: ANN401
         """Take an activation and a mask that broadcasts to it."""
         ctx.save_for_backward(mask)
-        return activation.view_as(activation)
+        return activation.clone()  # Not a view: what comes behind may work in place.
 
     @staticmethod
     @once_differentiable
@@ -218,20 +223,27 @@ class _Scaled(torch.autograd.Function):
 
 
 def _masking(mask: _Mask, seen: set[str]) -> Callable[[nn.Module, Any, Any], Any]:
-    def masked(output: Any) -> Any:  # noqa: ANN401  (the module's own structure)
-        if not isinstance(output, Tensor):
-            return rebuilt(masked, output)
-        if not output.is_floating_point():
-            return output
-        seen.add(mask.path)
-        if not output.requires_grad:
-            return output
-        if mask.is_shut:
-            return output.detach()
-        scaled: Tensor = _Scaled.apply(output, _broadcast(mask, output))  # type: ignore[no-untyped-call]
-        return scaled
+    def hook(_: nn.Module, __: Any, output: Any) -> Any:  # noqa: ANN401  (the module's own structure)
+        is_done = False
 
-    return lambda _, __, output: masked(output)
+        def masked(part: Any) -> Any:  # noqa: ANN401
+            nonlocal is_done
+            if not isinstance(part, Tensor):
+                return rebuilt(masked, part)
+            if not part.is_floating_point() or (is_done and mask.has_units):
+                return part
+            is_done = True
+            seen.add(mask.path)
+            if not part.requires_grad:
+                return part
+            if mask.is_shut:
+                return part.detach()
+            scaled: Tensor = _Scaled.apply(part, _broadcast(mask, part))  # type: ignore[no-untyped-call]
+            return scaled
+
+        return masked(output)
+
+    return hook
 
 
 def _broadcast(mask: _Mask, output: Tensor) -> Tensor:
