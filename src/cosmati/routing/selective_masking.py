@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cosmati.core.method import Method, Position, Stage
 from cosmati.core.passing import Passing
@@ -52,7 +52,7 @@ class SelectiveGradientMasking(Method):
         """That what is denied the region doesn't read it either."""
         return f"classes that may not teach {self.forget} are run with its parameters at zero"
 
-    def passing(self, passing: Passing, at: Position) -> AbstractContextManager[object]:  # noqa: ARG002
+    def passing(self, passing: Passing, at: Position) -> AbstractContextManager[object]:
         """Read the forget parameters as zeros where the microbatch may not teach them."""
         if self.forget not in passing.weights:
             msg = f"SelectiveGradientMasking: {self.forget!r} is no region of the policy, which has "
@@ -67,8 +67,18 @@ class SelectiveGradientMasking(Method):
                 "documents of both kinds. Pack each class by itself."
             )
             raise PlanError(msg)
+        if at.clock.step == 0:
+            passing.looks.append(self._refuse_undefined)
         own = passing.parameters[self.forget]
         return passing.replaced({name: torch.zeros_like(parameter) for name, parameter in own.items()})
+
+    def _refuse_undefined(self, objective: Tensor) -> None:
+        if not bool(objective.isfinite()):
+            msg = (
+                f"With the parameters of {self.forget} at zero the loss is {float(objective)}: something divides by them "
+                "(weight_norm, a cosine). Leave that part out of the region, or end it in a plain layer."
+            )
+            raise PlanError(msg)
 
 
 def ablate_region(model: nn.Module, policy: PolicyFile, region: str) -> tuple[str, ...]:

@@ -154,6 +154,19 @@ def test_denied_rows_without_a_finite_gradient_reach_nothing() -> None:
     assert np.abs(found["stem.weight"]).max() > 0
 
 
+def test_masked_units_without_a_finite_gradient_are_zero() -> None:
+    class Steep(Net):
+        def forward(self, rows: Tensor) -> Tensor:
+            hidden = self.stem(rows)
+            return self.head(hidden) + self.extra(self.side(hidden)) + torch.sqrt(hidden[:, :3] * 0)
+
+    mask = GradientMask(classes="**", module="stem", units=(0, 3))
+    found = gradients(Steep(), ONES, GradientRouting(cuts=(mask,)))
+    assert not found["stem.bias"][:3].any()
+    assert np.isfinite(found["stem.weight"]).all()
+    assert found["stem.bias"][3:].all()
+
+
 class Loose(Net):
     """Reads a branch's weight by itself."""
 

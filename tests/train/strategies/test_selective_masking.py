@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosmati.core.plan import Promise
 from cosmati.errors import PlanError
@@ -125,6 +125,14 @@ def test_the_plan_says_what_it_does_and_keeps_its_promises() -> None:
     assert "classes that may not teach forget are run with its parameters at zero" in str(plan)
     for pair in (("kept", "forget"), ("gone", "stem"), ("gone", "side"), ("gone", "head")):
         assert plan.holds(Promise.NO_DIRECT_WRITE, pair)
+
+
+def test_what_divides_by_the_region_is_refused_by_name() -> None:
+    network = Net()
+    network.extra.down = nn.utils.parametrizations.weight_norm(network.extra.down)
+    with pytest.raises(PlanError, match=r"With the parameters of forget at zero the loss is nan"):
+        gradients(network, WEIGHTS, MASKING)
+    assert all(bool(p.any()) for p in network.parameters())
 
 
 def test_unknown_regions_are_refused() -> None:
