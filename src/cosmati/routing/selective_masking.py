@@ -75,8 +75,8 @@ class SelectiveGradientMasking(Method):
     def _refuse_undefined(self, objective: Tensor) -> None:
         if not bool(objective.isfinite()):
             msg = (
-                f"With the parameters of {self.forget} at zero the loss is {float(objective)}: something divides by them "
-                "(weight_norm, a cosine). Leave that part out of the region, or end it in a plain layer."
+                f"With the parameters of {self.forget} at zero the loss is {objective.item()}: something divides by "
+                "them (weight_norm, a cosine). Leave that part out of the region, or end it in a plain layer."
             )
             raise PlanError(msg)
 
