@@ -81,6 +81,12 @@ class GradientRouting(Method):
 
     cuts: tuple[GradientMask, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Check that the masks are several."""
+        if not isinstance(self.cuts, tuple | list) or not all(isinstance(cut, GradientMask) for cut in self.cuts):
+            msg = f"cuts={self.cuts!r} aren't masks. Give a tuple: cuts=(GradientMask(classes=..., module=...),)."
+            raise PlanError(msg)
+
     @property
     def contract(self) -> str:
         """That admitted regions learn less."""
@@ -165,9 +171,10 @@ def _of_policy(passing: Passing) -> Iterator[_Mask]:
         denied = frozenset(name for name, weights in passing.weights.items() if not bool(weights[is_its].any()))
         if class_id < 0 or len(denied) == len(passing.weights):  # Padding, and what isn't predicted.
             continue
-        if denied not in passing.memory:
-            passing.memory[denied] = list(outermost(passing.model, passing.named(denied)))
-        for path, module in passing.memory[denied]:
+        key = "outermost", denied
+        if key not in passing.memory:
+            passing.memory[key] = list(outermost(passing.model, passing.named(denied)))
+        for path, module in passing.memory[key]:
             modules[path] = module
             classes.setdefault(path, []).append(class_id)
     for path, module in modules.items():

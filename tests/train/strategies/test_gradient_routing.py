@@ -235,6 +235,11 @@ def test_masks_that_lift_or_are_empty_are_refused(options: dict[str, Any]) -> No
         GradientMask(classes="gone", module="stem", **options)
 
 
+def test_one_mask_that_is_no_tuple_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"Give a tuple: cuts="):
+        GradientRouting(cuts=GradientMask(classes="gone", module="stem"))  # type: ignore[arg-type]
+
+
 def test_a_run_without_a_policy_and_compiled_blocks_are_refused() -> None:
     with pytest.raises(PlanError, match=r"GradientRouting\(\) goes by what a policy denies"):
         Trainer(Net(), summed, optimizers=[AdamW(lr=0.1)], methods=[GradientRouting()], config=RunConfig(budget="1ba"))
