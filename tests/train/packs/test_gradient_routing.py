@@ -99,6 +99,39 @@ def test_cuts_of_some_units_by_token() -> None:
     assert not torch.allclose(found.embedding.weight, other.embedding.weight, rtol=1e-9)
 
 
-def test_the_masked_microbatch_of_both_kinds_is_refused() -> None:
+class WithMean(GPT):
+    """Gives a number beside the logits, in which no tokens are told apart."""
+
+    def forward(self, *given: Any) -> Any:
+        logits = super().forward(*given)
+        return logits.mean(), logits
+
+
+def second(network: Any, data: Any) -> Any:
+    return exact(lambda *given: network(*given)[1], data)  # type: ignore[arg-type]
+
+
+def test_tokens_of_a_rejected_class_ask_for_no_mask() -> None:
+    """They're left out before the forward pass; the whole model would have to be cut for them."""
+    text = policy({name: row for name, row in WEIGHTS.items() if name != "personal"}, REGIONS)
+    network = model().double()
+    network.__class__ = WithMean
+    run = trainer(network, source(documents()), text, methods=[GradientRouting()], loss=second)
+    assert run.fit().outcome == "completed"
+
+
+def test_packs_of_one_kind_are_run_with_the_forget_region_or_without() -> None:
+    """Padding reads nothing, and is of neither kind."""
+    data = source(documents())
+    assert any((batch.lineage.token_class_ids < 0).any() for batch in first_step(data))
+    (_, _, found), (_, _, plain) = step([SelectiveGradientMasking(forget="rest")], data), step([], data)
+    assert all(map(torch.equal, found.state_dict().values(), plain.state_dict().values()))
+    kept = {name: {**row, "block": 0.0} for name, row in WEIGHTS.items()}
+    (_, _, found), (_, _, plain) = step([SelectiveGradientMasking(forget="block")], data, kept), step([], data, kept)
+    assert torch.equal(found.blocks[1].attention.key.weight, plain.blocks[1].attention.key.weight)
+    assert not torch.equal(found.head.weight, plain.head.weight)
+
+
+def test_a_pack_of_both_kinds_is_refused() -> None:
     with pytest.raises(PlanError, match="a pack has documents of both kinds"):
         step([SelectiveGradientMasking(forget="block")], source(documents()))

@@ -200,6 +200,21 @@ def test_a_way_past_the_output_is_refused(kind: type[Net]) -> None:
         gradients(kind(), WEIGHTS, GradientRouting())
 
 
+class Idle(Net):
+    """Has a module that nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Identity()
+
+
+@pytest.mark.parametrize(("kind", "module"), [(Uncalled, "side"), (Idle, "idle")])
+def test_a_mask_on_what_is_not_called_is_refused(kind: type[Net], module: str) -> None:
+    cuts = (GradientMask(classes="gone", module=module, units=(0, 2)),)
+    with pytest.raises(PlanError, match=f"can't cut {module}"):
+        gradients(kind(), ONES, GradientRouting(cuts=cuts))
+
+
 def test_what_has_no_output_of_its_own_is_refused() -> None:
     regions = {**REGIONS, "side": "[sg][ia]*"}
     with pytest.raises(PlanError, match=r"no output to cut for gain: the model \(Bare\)"):
