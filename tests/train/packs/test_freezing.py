@@ -1,12 +1,28 @@
-"""Parameters that somebody freezes in mid-run, past the plan: refused by name in that step, in any step."""
+"""Freezing in packs: by methods it multiplies with each token's route; by hand in mid-run it's refused by name."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
+from cosmati.core.method import Method
 from cosmati.errors import PlanError
+from cosmati.methods import DepthCurriculum, LayerFreezing
 from cosmati.methods.functional import freeze_layers
-from tests.train.packs.samples import documents, first_step, model, policy, source, trainer
+from tests.train.packs.samples import (
+    TAXONOMY,
+    WEIGHTS,
+    documents,
+    exact,
+    first_step,
+    model,
+    oracle,
+    policy,
+    region_of,
+    source,
+    trainer,
+    values,
+)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
@@ -37,3 +53,30 @@ def test_the_function_that_freezes_for_good_is_refused_too() -> None:
     with pytest.raises(PlanError, match="trained, and doesn't now"):
         run.step_microbatches(microbatches, [None, None])
     assert run.clock.step == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "shut"),
+    [
+        (LayerFreezing(freeze_start=0.0, freeze_level=0.5), ("embedding.",)),
+        (DepthCurriculum(end=1.0), ("embedding.", "blocks.0.attention")),
+        (DepthCurriculum(first="input", groups=("embedding.*", "blocks.*", "head.*"), end=1.0), ("head.",)),
+    ],
+)
+def test_what_is_shut_learns_from_no_token_and_the_rest_as_its_route_says(
+    method: Method, shut: tuple[str, ...]
+) -> None:
+    network = model().double()
+    microbatches = first_step(source(documents()))
+    with trainer(network, None, policy(), methods=[method], loss=exact, budget="4ba") as run:
+        for step in range(3):
+            expected = oracle(network, microbatches, lambda own, name: WEIGHTS[TAXONOMY.classes[own]][region_of(name)])
+            frozen = method.frozen(list(expected), run.position())
+            before = values(network)
+            run.step_microbatches(microbatches, [None, None])
+            for name, p in network.named_parameters():
+                gradient = torch.zeros_like(p) if name in frozen else expected[name]
+                torch.testing.assert_close(before[name] - p.detach(), gradient, rtol=1e-9, atol=1e-12, msg=name)
+            if step == 1:
+                assert any(name.startswith(shut) for name in frozen)
+                assert len(frozen) < len(expected)
