@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from cosmati.core.batch import Batch
 from cosmati.core.method import Position
 from cosmati.core.passing import Passing
+from cosmati.errors import PlanError
 from cosmati.train.assembly import Assembly
 from cosmati.train.routes import Route
 from cosmati.train.token_routes import token_classes
@@ -35,7 +36,11 @@ class PassingMethods:
 
     @contextmanager
     def around(self, batch: Batch, position: Position, route: Route) -> Iterator[Callable[[Tensor], None]]:
-        """Stand around a microbatch; give what looks at its objective before it's differentiated."""
+        """Stand around a microbatch; give what looks at its objective before it's differentiated.
+
+        Raises:
+            PlanError: a method's hook returns something else than a context.
+        """
         if not self._methods:
             yield lambda _: None
             return
@@ -47,7 +52,14 @@ class PassingMethods:
 
         with ExitStack() as around:
             for method in self._methods:
-                around.enter_context(method.passing(passing, position))
+                own = method.passing(passing, position)
+                if not isinstance(own, AbstractContextManager):
+                    msg = (
+                        f"{type(method).__name__}.passing returned a {type(own).__name__}, and the loop takes a "
+                        "context: return contextlib.nullcontext() where there's nothing to do."
+                    )
+                    raise PlanError(msg)
+                around.enter_context(own)
             yield look
 
     def _passing(self, batch: Batch, route: Route) -> Passing:

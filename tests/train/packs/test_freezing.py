@@ -68,6 +68,7 @@ def test_what_is_shut_learns_from_no_token_and_the_rest_as_its_route_says(
 ) -> None:
     network = model().double()
     microbatches = first_step(source(documents()))
+    # Without a source, class ids are the taxonomy's.
     with trainer(network, None, policy(), methods=[method], loss=exact, budget="4ba") as run:
         for step in range(3):
             expected = oracle(network, microbatches, lambda own, name: WEIGHTS[TAXONOMY.classes[own]][region_of(name)])
