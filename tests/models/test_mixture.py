@@ -126,9 +126,10 @@ def test_the_bias_moves_against_the_loads_and_acts_on_the_choice_alone() -> None
 
 
 def test_what_couples_rows_says_so() -> None:
-    assert not layer().couples
-    assert not layer(balance="none").couples
-    assert layer(balance="batch").couples == layer(capacity_factor=1.0).couples == {"rows"}
+    assert not layer(dispatch="dense").couples
+    assert not layer(dispatch="dense", balance="bias").couples
+    for changes in ({"dispatch": "gathered"}, {"balance": "batch"}, {"capacity_factor": 1.0}):
+        assert layer(**{"dispatch": "dense"} | changes).couples == {"rows"}
 
 
 @pytest.mark.parametrize("dispatch", DISPATCHES)

@@ -175,7 +175,8 @@ class Mixture(nn.Module):
     """A router and its experts.
 
     Attributes:
-        couples: `rows` where what one token is given or teaches follows from all others of the microbatch.
+        couples: `rows` where what one token is given or teaches follows from all others of the microbatch; where they're
+            gathered, in the last bits alone, since kernels follow from their number.
     """
 
     bias: Tensor | None
@@ -186,7 +187,7 @@ class Mixture(nn.Module):
         self.router = nn.Linear(config.width, config.num_experts, bias=False)
         self.experts = nn.ModuleList(FeedForward(config.transformer()) for _ in range(config.num_experts))
         self.register_buffer("bias", torch.zeros(config.num_experts) if config.balance == "bias" else None)
-        is_coupled = config.balance == "batch" or config.capacity_factor is not None
+        is_coupled = config.balance == "batch" or config.capacity_factor is not None or config.dispatch == "gathered"
         self.couples = frozenset({"rows"}) if is_coupled else frozenset[str]()
 
     def forward(self, hidden: Tensor, documents: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ from cosmati.train.layout.layout import Layout, Slot
 from cosmati.train.marks import Repeated
 from cosmati.train.routes import Route
 from cosmati.train.timing import Stopwatch
-from cosmati.train.token_routes import count_labels_by_class, masking, refuse_compiled
+from cosmati.train.token_routes import RunApart, count_labels_by_class, masking, refuse_compiled
 from cosmati.train.token_watch import leak_between_documents
 
 BoundLoss = Callable[[LossFunction, Position], LossFunction]
@@ -129,6 +130,7 @@ class StepPasses:
         self._stopwatch = stopwatch
         self._tell = tell
         self._looked_at = -1
+        self._apart = RunApart(assembly.model)
         self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
         a = assembly
         self.watch = ForwardWatch(
@@ -187,11 +189,8 @@ class StepPasses:
                     # Where one was too much, the others are left out; ranks still meet in each slot.
                     is_offered = route.offered and not why
                     try:
-                        seen.append(
-                            self._microbatch(slot, batch, position, turn, scale, route, is_looked_at)
-                            if is_offered
-                            else NOTHING
-                        )
+                        run = partial(self._microbatch, slot, batch, position, turn, scale, route, is_looked_at)
+                        seen.append(self._apart.settled(run) if is_offered else NOTHING)
                     except (RuntimeError, MemoryError) as error:
                         why = shortage(error)
                         if not why:
@@ -243,7 +242,7 @@ class StepPasses:
         """Run one microbatch forward and backward."""
         a = self._a
         by_class = count_labels_by_class(a.model, batch, a.router.num_classes) if route.tokens else None
-        masks = masking(route.tokens, batch, a.layout.parameters)
+        masks = masking(route.tokens, batch, a.layout.parameters, self._apart)
         if masks is not None and a.config.compile_blocks:
             refuse_compiled()
         if masks is not None and is_looked_at:
@@ -269,7 +268,8 @@ class StepPasses:
             return _objective(self._forward(one, position, turn, own), scale)[0]
 
         # BatchNorm would be taught by what is looked at, and couples rows anyway.
-        found = couplings[0] if couplings else leak_between_documents(probed, batch, route.tokens, a.layout.parameters)
+        tokens, parameters = route.tokens, a.layout.parameters
+        found = couplings[0] if couplings else leak_between_documents(probed, batch, tokens, parameters, self._apart)
         self.watch.note(found)
 
     def _forward(self, batch: Batch, position: Position, turn: Turn, masks: TokenMasks | None) -> Tensor | Loss:
