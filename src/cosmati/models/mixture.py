@@ -175,8 +175,8 @@ class Mixture(nn.Module):
     """A router and its experts.
 
     Attributes:
-        couples: `rows` where what one token is given or teaches follows from all others of the microbatch; where they're
-            gathered, in the last bits alone, since kernels follow from their number.
+        couples: `rows` where what one token is given or teaches follows from all others of the microbatch; where
+            they're gathered, in the last bits alone, since kernels follow from their number.
     """
 
     bias: Tensor | None

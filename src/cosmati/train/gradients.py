@@ -29,7 +29,8 @@ from cosmati.routing.token_masks import TokenMasks
 from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.cutting import shortage
-from cosmati.train.forward_watch import ForwardWatch
+from cosmati.train.forward_watch import ForwardWatch, loss_roots
+from cosmati.train.held import remember
 from cosmati.train.layout.layout import Layout, Slot
 from cosmati.train.marks import Repeated
 from cosmati.train.routes import Route
@@ -130,12 +131,14 @@ class StepPasses:
         self._stopwatch = stopwatch
         self._tell = tell
         self._looked_at = -1
-        self._apart = RunApart(assembly.model)
+        losses = [turn.loss for turn in assembly.turns]
+        self._roots = {"": assembly.model, **loss_roots(losses)}
+        self._apart = RunApart(assembly.model, self._roots)
         self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
         a = assembly
         self.watch = ForwardWatch(
             a.model,
-            [turn.loss for turn in a.turns],
+            losses,
             a.statistics.layers.values(),
             a.regions,
             a.ranks,
@@ -190,7 +193,7 @@ class StepPasses:
                     is_offered = route.offered and not why
                     try:
                         run = partial(self._microbatch, slot, batch, position, turn, scale, route, is_looked_at)
-                        seen.append(self._apart.settled(run) if is_offered else NOTHING)
+                        seen.append(self._apart.settled(run, route.tokens) if is_offered else NOTHING)
                     except (RuntimeError, MemoryError) as error:
                         why = shortage(error)
                         if not why:
@@ -267,10 +270,15 @@ class StepPasses:
         def probed(one: Batch, own: TokenMasks) -> Tensor:
             return _objective(self._forward(one, position, turn, own), scale)[0]
 
-        # BatchNorm would be taught by what is looked at, and couples rows anyway.
-        tokens, parameters = route.tokens, a.layout.parameters
-        found = couplings[0] if couplings else leak_between_documents(probed, batch, tokens, parameters, self._apart)
-        self.watch.note(found)
+        if couplings:
+            self.watch.note(couplings[0])
+            return
+        put_back = remember(self._roots)  # A look leaves no trace: a run that resumes looks at other steps.
+        try:
+            parameters = a.layout.parameters
+            self.watch.note(leak_between_documents(probed, batch, route.tokens, parameters, self._apart))
+        finally:
+            put_back()
 
     def _forward(self, batch: Batch, position: Position, turn: Turn, masks: TokenMasks | None) -> Tensor | Loss:
         """Run one microbatch forward."""

@@ -18,6 +18,7 @@ from cosmati.core.labels import IGNORED, predicts_next
 from cosmati.errors import BatchError, PlanError
 from cosmati.routing.token_layers import TokenMask
 from cosmati.routing.token_masks import TokenMasks, UntappedError
+from cosmati.train.held import remember
 
 
 class Learner(Protocol):
@@ -129,27 +130,34 @@ class RunApart:
 
     Args:
         model: in training.
+        roots: model and losses, by the names with which their places begin.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, roots: Mapping[str, object]) -> None:
         self._model = model
+        self._roots = roots
         self._around: dict[str, str] = {}
+        self._known: frozenset[int] = frozenset()
 
     def around(self, names: Iterable[str]) -> dict[str, nn.Module]:
         """Return the modules that have to run apart where some parameters are masked, by name."""
         chosen = sorted({self._around[name] for name in names if name in self._around})
         return {name: self._model.get_submodule(name) for name in chosen}
 
-    def settled(self, attempt: Callable[[], Result]) -> Result:
+    def settled(self, attempt: Callable[[], Result], route: TokenRoute | None) -> Result:
         """Return what an attempt gives, with larger and larger modules apart as long as parameters are read otherwise.
 
         Args:
             attempt: runs a microbatch forward, the same in each call, and then differentiates it.
+            route: of its tokens, None where rows aren't packs.
 
         Raises:
             UntappedError: even the whole model can't run once for each route.
         """
-        is_new = False
+        mixed = frozenset[int]() if route is None else route.mixed
+        if mixed <= self._known:
+            return attempt()
+        put_back, is_new = remember(self._roots), False
         while True:
             try:
                 result = attempt()
@@ -157,8 +165,10 @@ class RunApart:
                 if any(self._around.get(name, name) == "" for name in error.names):
                     raise
                 self._around |= {name: self._around.get(name, name).rpartition(".")[0] for name in error.names}
+                put_back()
                 is_new = True
             else:
+                self._known |= mixed
                 if is_new:
                     self._tell()
                 return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosmati.core.batch import Batch
-from cosmati.core.loss import LanguageModel, Loss
+from cosmati.core.loss import Loss
 from cosmati.core.plan import Promise
 from cosmati.core.rng import position_key
 from cosmati.errors import PlanError
@@ -145,6 +144,17 @@ def exact(network: nn.Module, data: Any) -> Loss:
     return Loss(found.sum(), weight.sum(), found.sum(1), weight, getattr(output, "aux", {}))
 
 
+def with_balances(network: nn.Module, data: Any) -> tuple[Tensor, list[Tensor]]:
+    """Return each token's cross-entropy, and its part of each block's balancing loss."""
+    balances: list[Tensor] = []
+    layers = [layer for layer in network.modules() if isinstance(layer, Mixture)]
+    handles = [layer.register_forward_hook(lambda *given: balances.append(given[2][1])) for layer in layers]
+    found, _ = token_losses(network, data)
+    for handle in handles:
+        handle.remove()
+    return found, balances
+
+
 def by_document(network: nn.Module, batches: Sequence[Batch], scale: float = 0.0) -> dict[str, Tensor]:
     """Differentiate each document's part of the loss by itself, add it up by weight, and divide by the labels.
 
@@ -160,13 +170,8 @@ def by_document(network: nn.Module, batches: Sequence[Batch], scale: float = 0.0
     total = {name: torch.zeros_like(p) for name, p in named.items()}
     teachers = dict.fromkeys(named, 0)
     for index, batch in enumerate(batches):
-        balances: list[Tensor] = []
-        layers = [layer for layer in network.modules() if isinstance(layer, Mixture)]
-        handles = [layer.register_forward_hook(lambda *given: balances.append(given[2][1])) for layer in layers]
         torch.manual_seed(position_key(0, "forward", 0, index))
-        found, _ = token_losses(network, batch.data)
-        for handle in handles:
-            handle.remove()
+        found, balances = with_balances(network, batch.data)
         num_labels = int((batch.target != -100).sum())
         if scale:
             found = found + scale * num_labels * torch.stack(balances).mean(0) / found.numel()
@@ -228,3 +233,67 @@ def test_what_runs_for_each_route_gives_what_it_gives_when_it_runs_once(kind: st
     assert losses_of(made) == losses_of(other)
     assert torch.equal(governed.get_parameter("head.weight"), plain.get_parameter("head.weight"))
     assert not torch.equal(governed.get_parameter("norm.weight"), plain.get_parameter("norm.weight"))
+
+
+@pytest.mark.parametrize(
+    ("options", "because"),
+    [
+        ({}, "blocks.0.mixture couples rows"),
+        ({"dispatch": "dense", "balance": "batch"}, "blocks.0.mixture couples rows"),
+        ({"dispatch": "dense", "capacity_factor": 1.0}, "blocks.0.mixture couples rows"),
+        ({"dispatch": "dense", "balance": "bias"}, "forward changes the buffers blocks.0.mixture.bias"),
+        ({"dispatch": "dense", "balance": "sequence"}, ""),
+        ({"dispatch": "dense"}, ""),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Parameters are read in ways")
+def test_what_lets_experts_reach_from_document_to_document_is_named(options: dict[str, Any], because: str) -> None:
+    made = trainer(mixture(**options)(), source(documents()), policy())
+    is_declared = "couples rows" in because
+    assert made.plan.holds(Promise.NO_DIRECT_WRITE) != is_declared
+    made.fit()
+    broken = [g.because for g in made.plan.guarantees if g.promise is Promise.NO_DIRECT_WRITE and not g.holds]
+    assert bool(broken) == bool(because)
+    assert all(because in one for one in broken)
+
+
+@pytest.mark.filterwarnings("ignore:Parameters are read in ways")
+@pytest.mark.parametrize("dispatch", ["gathered", "dense"])
+def test_a_bias_moves_once_for_each_microbatch_however_often_its_layer_runs(dispatch: str) -> None:
+    biases = []
+    for chosen in (policy(), None):
+        torch.manual_seed(0)
+        network = mixture(balance="bias", dispatch=dispatch)()
+        trainer(network, source(documents()), chosen, num_microbatches=2).fit()
+        biases.append(network.get_buffer("blocks.1.mixture.bias"))
+    # The governed run looks at packs by two passes more, and looks for modules that run apart.
+    assert biases[1].abs().max() > 0
+    assert torch.equal(*biases)
+
+
+class Added(nn.Module):
+    """Gives a number for the loss beside the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Body(Flattened())
+
+    def forward(self, tokens: Tensor, documents: Tensor) -> Any:
+        hidden = self.inner.embedding(tokens)
+        body = self.inner.body
+        assert isinstance(body, Flattened)
+        return self.inner.head(body(hidden, documents)), body.weight.square().mean()
+
+
+def with_penalty(network: nn.Module, data: Any) -> Loss:
+    logits, penalty = network(data["input"], data["documents"])
+    values = F.cross_entropy(logits.flatten(0, 1), data["target"].flatten(), reduction="none")
+    weight = (data["target"] != -100).sum()
+    return Loss(values.sum(), weight, aux={"penalty": penalty})
+
+
+def test_what_no_module_can_take_apart_is_refused_by_name() -> None:
+    regions = {**BODY, "embedding": "['inner.embedding.*']", "lower": "['inner.body.*']", "upper": "['inner.norm.*']"}
+    regions["head"] = "['inner.head.*']"
+    with pytest.raises(PlanError, match=r"inner\.body\.weight \(.*run once for each route"):
+        trainer(Added(), source(documents()), policy(regions=regions), loss=with_penalty).fit()
