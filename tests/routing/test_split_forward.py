@@ -223,7 +223,7 @@ def test_what_cannot_be_told_apart_is_refused_by_name(way: Any) -> None:
 
 
 def test_rows_of_as_many_numbers_as_there_are_tokens_are_no_tokens() -> None:
-    module = Reads(lambda w, o, t: t @ w[:3] + o)
+    module = Reads(lambda w, o, t: t @ w[:3, :3] + o[:3])
     masks = masks_of(module, HALF, HALF)
     with masks:
         total = module(torch.randn(2, 3)).sum()
