@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cosmati.errors import PlanError
 from cosmati.routing.split_forward import groups_of
@@ -95,6 +96,34 @@ def test_a_module_learns_from_each_token_by_its_weight(data: st.DataObject, way:
         gradient = torch.zeros_like(own) if parameter.grad is None else parameter.grad
         torch.testing.assert_close(gradient, own, rtol=1e-11, atol=1e-13)
     torch.testing.assert_close(tokens.grad, towards, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_checkpointed_parts_are_computed_anew_as_they_ran(*, inside: bool) -> None:
+    def body(weight: nn.Parameter, other: nn.Parameter, tokens: Tensor) -> Tensor:
+        return F.linear(torch.tanh(tokens @ weight), weight, other)
+
+    def way(*read: Any) -> Tensor:
+        found: Tensor = checkpoint(body, *read, use_reentrant=False) if inside else body(*read)
+        return found
+
+    torch.manual_seed(0)
+    module, tokens = Reads(body), torch.randn(2, 3, WIDTH, requires_grad=True)
+    found: list[tuple[Tensor, Tensor]] = []
+    for is_checkpointed in (False, True):
+        module.way, module.weight.grad, module.other.grad = way if is_checkpointed else body, None, None
+        masks = masks_of(module, HALF, 1 - HALF)
+        with masks:
+            outside = is_checkpointed and not inside
+            given = checkpoint(module, tokens, use_reentrant=False) if outside else module(tokens)
+            total = given.sin().sum()
+        with masks.differentiating(total):
+            total.backward()
+        assert module.weight.grad is not None
+        assert module.other.grad is not None
+        found.append((module.weight.grad, module.other.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
 
 
 def test_groups_are_tokens_that_may_teach_alike() -> None:

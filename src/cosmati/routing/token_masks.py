@@ -113,6 +113,7 @@ class TokenMasks(TorchFunctionMode):
         self._apart = dict(apart or {})
         self._depth = 0
         self._group: Group | None = None
+        self._passed: set[int] = set()
         self._kinds = list({id(mask): mask for mask in masks.values()}.values())
         self._put_back: list[Callable[[], None]] = []
         self.tapped: list[Tapped] = []
@@ -148,7 +149,9 @@ class TokenMasks(TorchFunctionMode):
             return self._differentiate(args[0], **kwargs)
         if self._group is not None:
             return func(*gated(args, self._weight), **gated(dict(kwargs), self._weight))
-        if not any(id(one) in self._masks for one in (*args, *kwargs.values())):
+        read = {id(one) for one in (*args, *kwargs.values())}
+        # In a backward pass, a checkpoint within a module that ran apart: its graph is there already.
+        if not self._masks.keys() & read or (self._passed & read and _current_pass() != -1):
             return func(*args, **kwargs)
         layer = LAYERS.get(func)
         if layer is not None:
@@ -191,7 +194,10 @@ class TokenMasks(TorchFunctionMode):
     def _weight(self, tensor: Tensor) -> float | None:
         """Return by which weight the group that runs may teach a parameter; None where it's none, or isn't masked."""
         mask = self._masks.get(id(tensor))
-        return None if mask is None or self._group is None else self._group.weights[id(mask)]
+        if mask is None or self._group is None:
+            return None
+        self._passed.add(id(tensor))
+        return self._group.weights[id(mask)]
 
     def _run(self, name: str, module: nn.Module, forward: Callable[..., Data], *args: Data, **kwargs: Data) -> Data:
         """Run a module once for each group of tokens, in place of its forward pass."""

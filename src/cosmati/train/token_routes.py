@@ -155,9 +155,8 @@ class RunApart:
             UntappedError: even the whole model can't run once for each route.
         """
         mixed = frozenset[int]() if route is None else route.mixed
-        if mixed <= self._known:
-            return attempt()
-        put_back, is_new = remember(self._roots), False
+        # What follows from the data may be read for the first time later: then a forward pass too many is left.
+        put_back, is_new = None if mixed <= self._known else remember(self._roots), False
         while True:
             try:
                 result = attempt()
@@ -165,8 +164,9 @@ class RunApart:
                 if any(self._around.get(name, name) == "" for name in error.names):
                     raise
                 self._around |= {name: self._around.get(name, name).rpartition(".")[0] for name in error.names}
-                put_back()
                 is_new = True
+                if put_back is not None:
+                    put_back()
             else:
                 self._known |= mixed
                 if is_new:

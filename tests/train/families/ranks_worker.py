@@ -1,4 +1,4 @@
-"""One rank of `test_ranks.py`: `ranks_worker.py FILE`. Each family, in equal microbatches and in packs; rank 0 tells."""
+"""One rank of `test_ranks.py`: `ranks_worker.py FILE`. Each family, by pure microbatches and by packs; rank 0 tells."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Family:
 
     def region_of(self, name: str) -> str:
         """Return a parameter's region."""
-        first = name.split(".")[0] if not name.startswith("blocks.") else name[: len("blocks.0")]
+        first = name.split(".", maxsplit=1)[0] if not name.startswith("blocks.") else name[: len("blocks.0")]
         return next(region for region, globs in self.regions.items() if f"'{first}." in globs)
 
 

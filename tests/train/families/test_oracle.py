@@ -1,4 +1,4 @@
-"""What each family learns against each row alone, in float64: by every optimizer, in equal and in ragged microbatches."""
+"""What each family learns against each row alone, in float64: every optimizer, equal and ragged microbatches."""
 
 from __future__ import annotations
 

@@ -64,8 +64,9 @@ def differs(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return any(not torch.equal(one[name], other[name]) for name in one)
 
 
-def swap(family: Family, optimizers: Any, strategy: str) -> bool:
-    """Say whether all that is denied is promised, and nothing of it moved; nothing moves though promised."""
+def swap(family: Family, optimizer: str, strategy: str) -> bool:
+    """Say whether all that is denied is promised; nothing that's promised may move."""
+    optimizers = OPTIMIZERS[optimizer]
     plain = trained(family, optimizers(), strategy)
     states = state_of(plain)
     is_promised = True
@@ -74,14 +75,15 @@ def swap(family: Family, optimizers: Any, strategy: str) -> bool:
         moved = {name for name, state in state_of(other).items() if differs(state, states[name])}
         promised = [made.plan.holds(Promise.NO_DIRECT_WRITE, (class_name, region)) for made in (plain, other)]
         assert not (any(promised) and region in moved)
-        assert "head" in moved  # The content did change.
+        # The content did change. Steps along signs may be the same all the same, and SOAP's first one is none.
+        assert "head" in moved or optimizer in ("Lion", "Sophia", "SOAP")
         is_promised &= all(promised)
     return is_promised
 
 
 def _swap(combination: tuple[str, str, str]) -> None:
     family, optimizer, strategy = combination
-    assert swap(FAMILIES[family], OPTIMIZERS[optimizer], strategy)
+    assert swap(FAMILIES[family], optimizer, strategy)
 
 
 @pytest.mark.parametrize("combination", SAMPLE, ids=", ".join)
@@ -103,7 +105,7 @@ def test_the_sample_has_some_of_everything() -> None:
 @pytest.mark.parametrize("strategy", ["pure", "ragged", "packed"])
 @pytest.mark.filterwarnings("ignore:Parameters are read in ways")
 def test_a_bias_that_forward_moves_is_named_and_nothing_is_promised(strategy: str) -> None:
-    assert not swap(BIASED, OPTIMIZERS["SGD"], strategy)
+    assert not swap(BIASED, "SGD", strategy)
     made = trained(BIASED, OPTIMIZERS["SGD"](), strategy)
     broken = [g.because for g in made.plan.guarantees if g.promise is Promise.NO_DIRECT_WRITE]
     because = "couples rows" if strategy == "packed" else "forward changes the buffers blocks."

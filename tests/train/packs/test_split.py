@@ -297,3 +297,40 @@ def test_what_no_module_can_take_apart_is_refused_by_name() -> None:
     regions["head"] = "['inner.head.*']"
     with pytest.raises(PlanError, match=r"inner\.body\.weight \(.*run once for each route"):
         trainer(Added(), source(documents()), policy(regions=regions), loss=with_penalty).fit()
+
+
+class OfTransformers(nn.Module):
+    """GPT-2, whose `Conv1D` flattens rows and tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        transformers = pytest.importorskip("transformers", reason="the extra `llm` isn't installed")
+        sizes = {"vocab_size": VOCABULARY, "n_positions": LENGTH, "n_embd": 8, "n_layer": 2, "n_head": 2}
+        ends: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "use_cache": False, "tie_word_embeddings": False}
+        self.inner = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ends)).train()
+
+    def forward(self, tokens: Tensor, documents: Tensor) -> Tensor:
+        found: Tensor = self.inner(input_ids=tokens, position_ids=places_in(documents)).logits
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:::transformers")
+def test_gpt2_of_transformers_trains_on_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout: what runs for each route has the draws of one run."""
+    torch.manual_seed(0)
+    network = OfTransformers().double()
+    layers = {"wte": "embedding", "wpe": "embedding", "0": "lower", "lm_head": "head"}
+
+    def region(name: str) -> str:
+        return next((found for part, found in layers.items() if f".{part}." in name), "upper")
+
+    regions = {name: str([p for p, _ in network.named_parameters() if region(p) == name]) for name in REGIONS}
+    monkeypatch.setattr(f"{__name__}.region_of", region)
+    before = values(network)
+    expected = by_document(network, first_step(source(documents())))
+    made = trainer(network, source(documents()), policy(regions=regions), loss=exact)
+    with pytest.warns(UserWarning, match=r"time: inner\.transformer\.h\.0\.attn\.c_attn, .*\.mlp\.c_proj\. Packs"):
+        made.fit()
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(before[name] - parameter.detach(), expected[name], rtol=1e-11, atol=1e-13)
+    assert made.plan.holds(Promise.NO_DIRECT_WRITE)
