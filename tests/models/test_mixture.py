@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cosmati import History, InMemory, LanguageModel, RunConfig, Trainer
 from cosmati.errors import BatchError, PlanError
-from cosmati.models.mixture import Mixture, MixtureConfig, MixtureModel, within_capacity
+from cosmati.models.mixture import ExpertLayer, MixtureConfig, MixtureModel, within_capacity
 from cosmati.optim import AdamW
 
 SMALL = {"vocabulary_size": 11, "sequence_length": 8, "width": 6, "num_blocks": 2, "num_heads": 1, "num_experts": 4}
@@ -23,16 +23,16 @@ def config(**changes: Any) -> MixtureConfig:
     return MixtureConfig(**SMALL | changes)
 
 
-def layer(**changes: Any) -> Mixture:
+def layer(**changes: Any) -> ExpertLayer:
     torch.manual_seed(0)
-    return Mixture(config(**changes)).double()
+    return ExpertLayer(config(**changes)).double()
 
 
 HIDDEN = torch.randn(2, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]])
 
 
-def choices(made: Mixture, token: Tensor) -> list[tuple[int, float]]:
+def choices(made: ExpertLayer, token: Tensor) -> list[tuple[int, float]]:
     """Return a token's experts, best first, and their weights."""
     scores = (made.router.weight @ token).softmax(0).tolist()
     bias = [0.0] * 4 if made.bias is None else made.bias.tolist()

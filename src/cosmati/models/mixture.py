@@ -162,16 +162,16 @@ class MixtureBlock(nn.Module):
         self.attention_norm = nn.LayerNorm(config.width)
         self.attention = Attention(config.transformer())
         self.mixture_norm = nn.LayerNorm(config.width)
-        self.mixture = Mixture(config)
+        self.mixture = ExpertLayer(config)
 
     def forward(self, hidden: Tensor, seen: Tensor, documents: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Map the residual stream [rows, length, width] to the next one; `Mixture.forward` tells the rest."""
+        """Map the residual stream [rows, length, width] to the next one; `ExpertLayer.forward` tells the rest."""
         hidden = hidden + self.attention(self.attention_norm(hidden), seen=seen)
         added, balance = self.mixture(self.mixture_norm(hidden), documents)
         return hidden + added, balance
 
 
-class Mixture(nn.Module):
+class ExpertLayer(nn.Module):
     """A router and its experts.
 
     Attributes:

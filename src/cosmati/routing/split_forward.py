@@ -23,7 +23,7 @@ from cosmati.errors import PlanError
 from cosmati.routing.token_layers import TokenMask
 
 
-class Group(NamedTuple):
+class TokenGroup(NamedTuple):
     """Tokens that may teach alike.
 
     Attributes:
@@ -35,13 +35,13 @@ class Group(NamedTuple):
     weights: Mapping[int, float]
 
 
-def groups_of(masks: Sequence[TokenMask]) -> list[Group]:
+def groups_of(masks: Sequence[TokenMask]) -> list[TokenGroup]:
     """Return the tokens of a microbatch in groups that may teach alike; each token is in one."""
     columns = [mask.admits.double() if mask.scale is None else mask.scale.double() for mask in masks]
     kinds, kind_of = torch.stack(columns).flatten(1).unique(dim=1, return_inverse=True)
     members = kind_of.view(masks[0].admits.shape)
     told = [dict(zip(map(id, masks), kind, strict=True)) for kind in kinds.T.tolist()]
-    return [Group(members == index, weights) for index, weights in enumerate(told)]
+    return [TokenGroup(members == index, weights) for index, weights in enumerate(told)]
 
 
 class _Gate(torch.autograd.Function):
@@ -81,7 +81,7 @@ def reads_tokens(given: Data, shape: torch.Size) -> bool:
 
 
 def run_apart(
-    module: nn.Module, groups: Sequence[Group], run: Callable[[Group], Data], given: Data, name: str
+    module: nn.Module, groups: Sequence[TokenGroup], run: Callable[[TokenGroup], Data], given: Data, name: str
 ) -> Data | None:
     """Run a module once for each group of tokens, and take from each run what it gives at its own.
 
@@ -122,7 +122,7 @@ def run_apart(
     return map_tensors(lambda _: next(merged), output)
 
 
-def _merged(groups: Sequence[Group], parts: Sequence[Tensor]) -> Tensor:
+def _merged(groups: Sequence[TokenGroup], parts: Sequence[Tensor]) -> Tensor:
     """Take each token's part of what a module gave in the run of its group; what isn't learnt is alike in all."""
     whole = parts[-1]
     if whole.requires_grad:

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from cosmati.core.batch import Data, iterate_tensors
 from cosmati.errors import PlanError
-from cosmati.routing.split_forward import GATE, Group, gated, groups_of, reads_tokens, run_apart
+from cosmati.routing.split_forward import GATE, TokenGroup, gated, groups_of, reads_tokens, run_apart
 from cosmati.routing.token_layers import LAYERS, OPERATORS, Layer, Read, TokenMask
 
 
@@ -112,7 +112,7 @@ class TokenMasks(TorchFunctionMode):
         self._keep = keep
         self._apart = dict(apart or {})
         self._depth = 0
-        self._group: Group | None = None
+        self._group: TokenGroup | None = None
         self._passed: set[int] = set()
         self._kinds = list({id(mask): mask for mask in masks.values()}.values())
         self._put_back: list[Callable[[], None]] = []
@@ -188,7 +188,7 @@ class TokenMasks(TorchFunctionMode):
             )
 
     @cached_property
-    def _groups(self) -> list[Group]:
+    def _groups(self) -> list[TokenGroup]:
         return groups_of(self._kinds)
 
     def _weight(self, tensor: Tensor) -> float | None:
@@ -206,7 +206,7 @@ class TokenMasks(TorchFunctionMode):
         if self._group is not None or not torch.is_grad_enabled() or not reads_tokens(given, shape):
             return forward(*args, **kwargs)
 
-        def run(group: Group) -> Data:
+        def run(group: TokenGroup) -> Data:
             self._group = group
             try:
                 return forward(*args, **kwargs)

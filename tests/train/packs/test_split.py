@@ -16,7 +16,7 @@ from cosmati.core.plan import Promise
 from cosmati.core.rng import position_key
 from cosmati.errors import PlanError
 from cosmati.models.gpt import places_in, seen_within
-from cosmati.models.mixture import Mixture, MixtureConfig, MixtureModel
+from cosmati.models.mixture import ExpertLayer, MixtureConfig, MixtureModel
 from cosmati.models.state_space import StateSpaceConfig, StateSpaceModel
 from cosmati.train.observers import History
 from tests.train.packs.samples import (
@@ -147,7 +147,7 @@ def exact(network: nn.Module, data: Any) -> Loss:
 def with_balances(network: nn.Module, data: Any) -> tuple[Tensor, list[Tensor]]:
     """Return each token's cross-entropy, and its part of each block's balancing loss."""
     balances: list[Tensor] = []
-    layers = [layer for layer in network.modules() if isinstance(layer, Mixture)]
+    layers = [layer for layer in network.modules() if isinstance(layer, ExpertLayer)]
     handles = [layer.register_forward_hook(lambda *given: balances.append(given[2][1])) for layer in layers]
     found, _ = token_losses(network, data)
     for handle in handles:
