@@ -200,7 +200,8 @@ class ExpertLayer(nn.Module):
         Returns:
             [rows, length, width]; and [rows, length], whose mean is the loss, None where the balance is none.
         """
-        scores = self.router(hidden).softmax(-1)
+        liking = self.router(hidden)
+        scores = liking.to(torch.promote_types(liking.dtype, torch.float32)).softmax(-1)
         chosen, gates = self._choice(scores)
         # What is dropped keeps its place in the loads, as in Switch: it's what the loss should act against.
         load = F.one_hot(chosen, self.config.num_experts).to(scores.dtype).sum(2)
@@ -236,7 +237,8 @@ class ExpertLayer(nn.Module):
         added = torch.zeros_like(tokens)
         for index, expert in enumerate(self.experts):
             (own,) = (weights[:, index] != 0).nonzero(as_tuple=True)
-            added = added.index_add(0, own, expert(tokens[own]) * weights[own, index, None])
+            found = expert(tokens[own]) * weights[own, index, None]
+            added = added.index_add(0, own, found.to(added.dtype))
         return added.view_as(hidden)
 
     def _balance(self, scores: Tensor, load: Tensor, documents: Tensor) -> Tensor | None:

@@ -181,9 +181,21 @@ def selective_scan(value: Tensor, fading: Tensor, write: Tensor, read: Tensor, p
     length = value.shape[1]
     pairs = torch.ones(length, length, dtype=torch.bool, device=value.device)
     # Sums begin behind the earlier place of a pair: differences of sums from the row's start would round by all of it.
-    between = fading.mT[..., None].expand(-1, -1, -1, length).masked_fill(~pairs.tril(-1), 0.0).cumsum(2)
+    between = running_sums(fading.mT[..., None].expand(-1, -1, -1, length).masked_fill(~pairs.tril(-1), 0.0))
     # The place t sees s where t - s is no more than t's place in its document.
     back = torch.arange(length, device=value.device)
     is_seen = pairs.tril() & ((back[:, None] - back) <= places[..., None])
     scores = (read @ write.mT)[:, None] * torch.where(is_seen[:, None], between.exp(), 0.0)
     return (scores @ value.transpose(1, 2)).transpose(1, 2)
+
+
+def running_sums(values: Tensor) -> Tensor:
+    """Return sums over places up to each one, of values [rows, heads, length, ...].
+
+    In log2(length) additions: `cumsum` has no deterministic kernel on accelerators.
+    """
+    step, length = 1, values.shape[2]
+    while step < length:
+        values = values + torch.cat([torch.zeros_like(values[:, :, :step]), values[:, :, :-step]], dim=2)
+        step *= 2
+    return values

@@ -207,7 +207,7 @@ def microbatches(family: Family, strategy: str, step: int, swapped: str = "") ->
 
 
 def trainer(family: Family, network: nn.Module, optimizers: Any, chosen: PolicyFile | None, **options: Any) -> Trainer:
-    config = RunConfig(budget="5ba", num_microbatches=4, num_threads=1)
+    config = RunConfig(budget="5ba", num_microbatches=4, num_threads=1, precision=options.pop("precision", "float32"))
     taxonomy = TAXONOMY if chosen else None
     loss = options.pop("loss", family.loss)
     return Trainer(network, loss, optimizers=optimizers, policy=chosen, taxonomy=taxonomy, config=config, **options)

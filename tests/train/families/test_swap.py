@@ -134,3 +134,17 @@ def test_all_ones_is_the_ungoverned_run_bit_for_bit(name: str, strategy: str) ->
     family = FAMILIES[name]
     states = [trained(family, [AdamW(lr=0.01)], strategy, weights=w).model.state_dict() for w in (ONES, None)]
     assert all(map(torch.equal, states[0].values(), states[1].values()))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_in_bfloat16_a_family_learns_the_same_up_to_rounding(name: str) -> None:
+    family, found = FAMILIES[name], []
+    for precision in ("float32", "bfloat16", "bfloat16"):
+        network = family.model()
+        before = {parameter_name: p.detach().clone() for parameter_name, p in network.named_parameters()}
+        steps = [microbatches(family, "pure", 0)]
+        run(trainer(family, network, [SGD(lr=1.0)], policy(family), precision=precision), steps)
+        found.append({key: before[key] - p.detach() for key, p in network.named_parameters()})
+    exact, narrow, again = (torch.cat([value.flatten() for value in one.values()]) for one in found)
+    assert torch.equal(narrow, again)
+    assert 0 < (narrow - exact).norm() < 0.1 * exact.norm()
