@@ -50,8 +50,8 @@ class StepInput:
         batches: this rank's microbatches, as the methods have left them.
         positions: their positions.
         routes: of all V microbatches.
-        num_tokens: of a microbatch as the data give it: all have one shape, and so has every rank's. Methods may make
-            some of them smaller.
+        num_tokens: of the first microbatch as the data give it, the same on every rank. Others, and methods, may make
+            more or fewer of them.
         frozen: names of parameters that don't learn in this step.
     """
 

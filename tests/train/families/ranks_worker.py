@@ -1,4 +1,4 @@
-"""One rank of `test_ranks.py`: `ranks_worker.py FILE`. Each family, by pure microbatches and by packs; rank 0 tells."""
+"""One rank of `test_ranks.py`: `ranks_worker.py FILE`. Each family, by each strategy; rank 0 tells."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from cosmati.core.plan import Promise
 from cosmati.core.state import parameter_root
-from tests.train.families.samples import BIASED, FAMILIES, OPTIMIZERS, language, microbatches, policy, trainer
+from cosmati.train.trainer import Trainer
+from tests.train.families.samples import BIASED, FAMILIES, OPTIMIZERS, SIZES, language, microbatches, policy, trainer
 from tests.train.packs import samples as packs
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def what_became(made: Trainer) -> list[Any]:
+    """Return the digest of a model, and whether it's promised to be the same on any number of ranks."""
+    return [parameter_root(dict(made.model.state_dict())).hex(), made.plan.holds(Promise.ELASTIC)]
 
 
 def main() -> None:
@@ -28,23 +35,20 @@ def main() -> None:
     found = {}
     for index, (name, family) in enumerate({**FAMILIES, "biased": BIASED}.items()):
         optimizers = list(OPTIMIZERS.values())[index % len(OPTIMIZERS)]
-        network = family.model()
-        made = trainer(family, network, optimizers(), policy(family))
-        with made:
-            for step in range(2):
-                batches = microbatches(family, "pure", step)
-                made.step_microbatches(batches[RANK::WORLD], [batch.class_id for batch in batches])
-        kept = parameter_root(dict(made.model.state_dict())).hex()
-        found[f"{name}, pure"] = [kept, made.plan.holds(Promise.ELASTIC)]
+        for strategy in SIZES:
+            made = trainer(family, family.model(), optimizers(), policy(family))
+            with made:
+                for step in range(2):
+                    batches = microbatches(family, strategy, step)
+                    made.step_microbatches(batches[RANK::WORLD], [batch.class_id for batch in batches])
+            found[f"{name}, {strategy}"] = [*what_became(made), made.clock.rows, made.clock.tokens]
         if family.loss is language:
-            network = family.model()
             data = packs.source(packs.documents(60), rows_per_step=8)
             made = packs.trainer(
-                network, data, policy(family), optimizers=optimizers(), budget="2ba", num_microbatches=4
+                family.model(), data, policy(family), optimizers=optimizers(), budget="2ba", num_microbatches=4
             )
             made.fit()
-            kept = parameter_root(dict(made.model.state_dict())).hex()
-            found[f"{name}, packed"] = [kept, made.plan.holds(Promise.ELASTIC)]
+            found[f"{name}, packed"] = what_became(made)
     if RANK == 0:
         Path(sys.argv[1]).write_text(json.dumps(found))
     if dist.is_initialized():
