@@ -169,7 +169,8 @@ class Trainer(ExportingTrainer):
         """Return this rank's microbatches of a step's rows, and the classes of all."""
         a = self.assembly
         a.ranks.refuse_unlike(self.clock.step, batch)
-        parts = split_batch(as_batch(batch, self.clock.rows, pieces=a.num_microbatches), a.num_microbatches)
+        whole = as_batch(batch, self.clock.rows, pieces=a.num_microbatches)
+        parts = split_batch(whole, a.num_microbatches, by_class=a.policy is not None)
         return [parts[i] for i in a.layout.mine], [a.router.class_of(part) for part in parts]
 
     def _take(self, data: Any, class_ids: Sequence[int | None] | None) -> StepOutcome:  # noqa: ANN401  (see `_next`)

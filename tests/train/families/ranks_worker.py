@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cosmati.core.batch import Batch, Lineage
 from cosmati.core.plan import Promise
 from cosmati.core.state import parameter_root
 from cosmati.train.trainer import Trainer
@@ -42,6 +43,12 @@ def main() -> None:
                     batches = microbatches(family, strategy, step)
                     made.step_microbatches(batches[RANK::WORLD], [batch.class_id for batch in batches])
             found[f"{name}, {strategy}"] = [*what_became(made), made.clock.rows, made.clock.tokens]
+        if family.unit == "row":
+            made = trainer(family, family.model(), optimizers(), policy(family))
+            classes = torch.tensor([0, 2, 2, 1, 0, 2, 2, 2, 1, 2, 2])
+            rows = family.make(torch.Generator().manual_seed(0), len(classes))
+            made.step(Batch(rows, Lineage(torch.arange(len(classes)), classes)))
+            found[f"{name}, mixed"] = [*what_became(made), made.clock.rows, made.clock.tokens]
         if family.loss is language:
             data = packs.source(packs.documents(60), rows_per_step=8)
             made = packs.trainer(
