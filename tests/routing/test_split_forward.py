@@ -216,6 +216,20 @@ def test_a_module_that_changes_what_it_is_given_is_refused() -> None:
         module(torch.randn(2, 3, WIDTH))
 
 
+def test_a_module_that_keeps_what_it_makes_of_parameters_is_refused() -> None:
+    """The second route's tokens would teach by the first one's weight."""
+    kept: list[Tensor] = []
+
+    def way(weight: nn.Parameter, other: nn.Parameter, tokens: Tensor) -> Tensor:
+        if not kept:
+            kept.append(weight.exp())
+        return tokens @ kept[0] + other
+
+    module = Reads(way)
+    with masks_of(module, HALF, HALF), pytest.raises(PlanError, match=r"keeps from one run to the next .* 2 times"):
+        module(torch.randn(2, 3, WIDTH))
+
+
 class Squared(torch.autograd.Function):
     """A function of the user's own: PyTorch shows it to no mode."""
 

@@ -114,6 +114,7 @@ class TokenMasks(TorchFunctionMode):
         self._depth = 0
         self._group: TokenGroup | None = None
         self._passed: set[int] = set()
+        self._num_passed = 0
         self._kinds = list({id(mask): mask for mask in masks.values()}.values())
         self._put_back: list[Callable[[], None]] = []
         self.tapped: list[Tapped] = []
@@ -197,6 +198,7 @@ class TokenMasks(TorchFunctionMode):
         if mask is None or self._group is None:
             return None
         self._passed.add(id(tensor))
+        self._num_passed += 1
         return self._group.weights[id(mask)]
 
     def _run(self, name: str, module: nn.Module, forward: Callable[..., Data], *args: Data, **kwargs: Data) -> Data:
@@ -206,14 +208,25 @@ class TokenMasks(TorchFunctionMode):
         if self._group is not None or not torch.is_grad_enabled() or not reads_tokens(given, shape):
             return forward(*args, **kwargs)
 
+        counts: list[int] = []
+
         def run(group: TokenGroup) -> Data:
-            self._group = group
+            self._group, before = group, self._num_passed
             try:
                 return forward(*args, **kwargs)
             finally:
                 self._group = None
+                counts.append(self._num_passed - before)
 
         output = run_apart(module, self._groups, run, given, name)
+        if len(set(counts)) > 1:
+            msg = (
+                f"{name or 'The model'} has to run once for each route, and keeps from one run to the next what it "
+                f"makes of parameters: it has read them {counts[0]} times in the first run and {counts[-1]} times in "
+                "the last. Let it make them anew (no torch.nn.utils.parametrize.cached, say), or pack each class by "
+                "itself."
+            )
+            raise PlanError(msg)
         if output is None:
             return forward(*args, **kwargs)
         if self._keep:
