@@ -22,6 +22,7 @@ from cosmati.optim import SGD, SGDW, SOAP, AdamW, Aurora, Lion, Muon, NorMuon, O
 from cosmati.optim.optimizers import assign_parameters
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile, load_policy
+from cosmati.testing.rows import gradients_by_row
 from cosmati.train.config import RunConfig
 from cosmati.train.trainer import Trainer
 
@@ -229,29 +230,30 @@ def in_double(batches: Sequence[Batch]) -> list[Batch]:
     return [Batch(wide(batch.data), batch.lineage, batch.class_id) for batch in batches]
 
 
-def oracle(family: Family, network: nn.Module, batches: Sequence[Batch], step: int) -> dict[str, Tensor | None]:
+def oracle(family: Family, network: nn.Module, batches: Sequence[Batch], step: int) -> dict[str, Tensor]:
     """Take each row (or microbatch) alone, times its route, summed, over the weight of what may teach the region."""
+
+    def weight_of(class_id: int, name: str) -> float:
+        return WEIGHTS[TAXONOMY.classes[class_id]][family.region_of(name)]
+
+    if family.unit == "row" and family.loss is not NOISE:
+        return gradients_by_row(network, batches, weight_of, family.loss)
     named = dict(network.named_parameters())
     total = {name: torch.zeros_like(p) for name, p in named.items()}
     teachers = dict.fromkeys(named, 0.0)
     for index, batch in enumerate(batches):
         assert batch.class_id is not None
         seed = position_key(0, "forward", step, index)
-        if family.loss is NOISE:
-            parts = denoised(network, batch.data, seed)
-        elif family.unit == "row":
-            parts = [_loss(family, network, batch.select(slice(row, row + 1)).data) for row in range(batch.num_rows)]
-        else:
-            parts = [_loss(family, network, batch.data)]
-        for part in parts:
+        is_noise = family.loss is NOISE
+        for part in denoised(network, batch.data, seed) if is_noise else [_loss(family, network, batch.data)]:
             value = part.sum + sum(part.aux.values()) * part.weight
             found = torch.autograd.grad(value, list(named.values()), allow_unused=True)
             for name, gradient in zip(named, found, strict=True):
-                rho = WEIGHTS[TAXONOMY.classes[batch.class_id]][family.region_of(name)]
+                rho = weight_of(batch.class_id, name)
                 teachers[name] += float(part.weight) * (rho > 0)
                 if gradient is not None:
                     total[name] += rho * gradient
-    return {name: value / teachers[name] if teachers[name] else None for name, value in total.items()}
+    return {name: value / teachers[name] for name, value in total.items() if teachers[name]}
 
 
 def _loss(family: Family, network: nn.Module, data: Any) -> Loss:

@@ -53,7 +53,7 @@ def hold(name: str, optimizer: str, strategy: str) -> None:
             other.load_state_dict(states[step])
         found = oracle(family, other, batches, step)
         for parameter_name, parameter in other.named_parameters():
-            parameter.grad = found[parameter_name]
+            parameter.grad = found.get(parameter_name)
             given = gradients[step].get(parameter_name)
             assert (parameter.grad is None) == (given is None)
             if given is not None and (optimizer in _UNSTABLE or not step):

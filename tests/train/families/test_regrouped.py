@@ -82,7 +82,7 @@ def test_a_mixed_step_learns_what_each_row_alone_may_teach(name: str) -> None:
     made.step(batch)
     for parameter_name, parameter in other.named_parameters():
         moved = parameter - network.get_parameter(parameter_name)
-        own = expected[parameter_name]
+        own = expected.get(parameter_name)
         torch.testing.assert_close(moved, torch.zeros_like(moved) if own is None else own, rtol=1e-9, atol=1e-12)
 
 
