@@ -15,7 +15,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from cosmati.errors import PlanError
-from cosmati.routing.token_masks import TokenMask, TokenMasks
+from cosmati.routing.token_layers import TokenMask
+from cosmati.routing.token_masks import TokenMasks
 
 WIDTH, OUT = 3, 4
 
@@ -237,3 +238,19 @@ def test_without_a_graph_nothing_is_tapped() -> None:
     linear, tokens = nn.Linear(WIDTH, OUT), torch.randn(2, 3, WIDTH)
     with TokenMasks(dict.fromkeys(named(linear), TokenMask.of(torch.zeros(2, 3))), named(linear)), torch.no_grad():
         assert torch.equal(linear(tokens), F.linear(tokens, linear.weight, linear.bias))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_tokens_that_lie_otherwise_in_memory_are_given_the_same_bits(bias: bool) -> None:
+    """PyTorch takes another kernel for such tokens where the weight needs no gradient."""
+    torch.manual_seed(0)
+    for width, length, rows in ((8, 12, 4), (7, 5, 3)):
+        linear, tokens = nn.Linear(width, width, bias=bias), torch.randn(rows, width, length).mT.requires_grad_()
+        plain = linear(tokens)
+        (expected,) = torch.autograd.grad(plain.sin().sum(), tokens)
+        mask = TokenMask.of(torch.randint(2, (rows, length)).double())
+        with TokenMasks(dict.fromkeys(named(linear), mask), named(linear)):
+            found = linear(tokens)
+            (gradient,) = torch.autograd.grad(found.sin().sum(), tokens)
+        assert torch.equal(plain, found)
+        assert torch.equal(expected, gradient)

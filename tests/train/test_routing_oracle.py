@@ -2,14 +2,18 @@
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from cosmati import Classification, InMemory, RunConfig, Trainer, load_policy, software_licences
-from cosmati.core.batch import Batch, Lineage
+from cosmati.core.batch import TOMBSTONE, Batch, Lineage
+from cosmati.errors import BatchError
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.routing.policy_file import PolicyFile
+from cosmati.testing.rows import gradients_by_row
 
 CLASSES = ("open/copyleft", "open/permissive", "open/psf")
 WEIGHTS = {
@@ -128,3 +132,23 @@ def mean_loss(network: nn.Module, data: Tensor) -> Tensor:
     """Return a plain mean, as a user's own loss does."""
     logits = network(data[:, :-1])
     return nn.functional.cross_entropy(logits.flatten(0, 1), data[:, 1:].flatten())
+
+
+def test_the_shipped_oracle_is_the_loop_over_rows() -> None:
+    network, region_of = model().double(), {"0": "first", "2": "middle", "4": "last"}
+    names = software_licences().classes
+
+    def mean(own: nn.Module, data: Any) -> Tensor:
+        return nn.functional.cross_entropy(own(data[0].double()), data[1])
+
+    found = gradients_by_row(network, microbatches(), lambda c, name: WEIGHTS[names[c]][region_of[name[0]]], mean)
+    expected = oracle(network)
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-12, atol=1e-14)
+    # A parameter that no row may teach has no gradient; nor do rows that aren't there.
+    assert set(gradients_by_row(network, microbatches(), lambda c, name: float(name == "4.bias"), mean)) == {"4.bias"}
+    gone = [Batch(b.data, Lineage(torch.full((5,), TOMBSTONE), b.lineage.class_ids)) for b in microbatches()]
+    assert not gradients_by_row(network, gone, lambda c, name: 1.0, mean)
+    with pytest.raises(BatchError, match="tells each row's class"):
+        gradients_by_row(network, [Batch(microbatches()[0].data, Lineage.of_rows(0, 5))], lambda c, name: 1.0, mean)

@@ -217,7 +217,7 @@ class LanguageModel:
 
     Reads integer tokens [rows, length + 1] (a tensor, or the input of the batch): the model sees all but the last,
     and predicts all but the first. Reads `(input, target)` as given, where there is a target; `documents` of a mapping
-    go to the model by that name.
+    go to the model by that name. What a model's output has as `aux`, by name, is added (see `Loss.aux`).
     """
 
     num_classes: int = 256
@@ -232,7 +232,9 @@ class LanguageModel:
         logits = getattr(output, "logits", output).movedim(-1, 1)
         target = target_of(data)
         target = target if target.is_floating_point() else target.long()
-        return Classification(self.num_classes, self.ignore_index).compare(logits, target)
+        loss = Classification(self.num_classes, self.ignore_index).compare(logits, target)
+        aux = getattr(output, "aux", None)
+        return replace(loss, aux=aux) if isinstance(aux, Mapping) else loss
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Small models to train on any machine: a byte-level GPT, a ResNet and an MLP."""
+"""Small models to train on any machine: transformer, mixture of experts, state space, diffusion U-Net, ResNet, MLP."""

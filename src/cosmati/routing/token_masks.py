@@ -6,181 +6,49 @@ one may. A masked parameter is detached for the layer itself, and a *tap* behind
 gradient: the only way by which gradients may reach it. `differentiating` walks the graph and refuses any other.
 
 Known are linear layers, embeddings, layer and RMS norms, one-dimensional convolutions, and products and sums with a
-parameter. Tokens have to be the second dimension, after rows (the last one of a convolution): nothing is guessed.
+parameter. Tokens have to be the second dimension, after rows (the last one of a convolution): nothing is guessed. A
+module that reads parameters otherwise can run once for each route (`split_forward.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, NamedTuple, cast
+from functools import cached_property, partial
+from types import TracebackType
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.grad import conv1d_weight
 from torch.overrides import TorchFunctionMode
 
+from cosmati.core.batch import Data, iterate_tensors
 from cosmati.errors import PlanError
-
-Formula = Callable[[Tensor, Tensor, "Read"], Tensor]
-"""Gradient of a parameter, from that of the output, weighted by token, and the layer's input."""
-
-
-class TokenMask(NamedTuple):
-    """What each token of a microbatch may teach one region.
-
-    Attributes:
-        admits: bool [rows, tokens].
-        scale: weights [rows, tokens]; None where all are 0 or 1.
-    """
-
-    admits: Tensor
-    scale: Tensor | None = None
-
-    @classmethod
-    def of(cls, weights: Tensor) -> TokenMask:
-        """Return the mask of weights [rows, tokens]."""
-        admits = weights != 0
-        is_plain = bool((weights == admits).all())
-        return cls(admits, None if is_plain else weights)
-
-    def to(self, device: torch.device) -> TokenMask:
-        """Move it."""
-        return TokenMask(self.admits.to(device), None if self.scale is None else self.scale.to(device))
-
-    def over(self, gradient: Tensor, axis: int = 1) -> Tensor:
-        """Return each token's gradient times its weight; 0 for denied tokens, even where theirs isn't finite.
-
-        Args:
-            gradient: [rows, tokens, ...], or with the tokens elsewhere.
-            axis: the dimension of the tokens.
-        """
-        shape = [1] * gradient.ndim
-        shape[0], shape[axis] = self.admits.shape
-        found = torch.where(self.admits.view(shape), gradient, 0.0)
-        return found if self.scale is None else found.mul_(self.scale.to(found.dtype).view(shape))
+from cosmati.routing.split_forward import GATE, TokenGroup, gated, groups_of, reads_tokens, run_apart
+from cosmati.routing.token_layers import LAYERS, OPERATORS, Layer, Read, TokenMask
 
 
-class Read(NamedTuple):
-    """How a layer has read a masked parameter, for when its gradient is due.
+class UntappedError(PlanError):
+    """Parameters are read otherwise than token by token.
 
     Attributes:
-        size: shape of the parameter.
-        mask: of its region.
-        options: the layer's arguments that aren't tensors, by name.
-        formula: of the gradient.
-        shape: of the layer's output.
-        axis: dimension of the tokens in it.
+        names: of these parameters.
     """
 
-    size: torch.Size
-    mask: TokenMask
-    options: Mapping[str, Any]
-    formula: Formula
-    shape: torch.Size
-    axis: int
-
-
-def _linear(gradient: Tensor, tokens: Tensor, _: Read) -> Tensor:
-    return gradient.flatten(0, -2).t() @ tokens.flatten(0, -2).to(gradient.dtype)
-
-
-def _table(gradient: Tensor, tokens: Tensor, read: Read) -> Tensor:
-    # An accelerator sums in an order that follows from how often each index comes: a denied token's mustn't count.
-    admits, padding = read.mask.admits, read.options.get("padding_idx")
-    indices = tokens.masked_fill(~admits.view(*admits.shape, *[1] * (tokens.ndim - 2)), 0)
-    place = -1 if padding is None else padding % read.size[0]
-    found: Tensor = torch.ops.aten.embedding_dense_backward(
-        gradient, indices, read.size[0], place, scale_grad_by_freq=False
-    )
-    return found
-
-
-def _layer_scale(gradient: Tensor, tokens: Tensor, read: Read) -> Tensor:
-    tokens = tokens.to(gradient.dtype)
-    plain = F.layer_norm(tokens, read.options["normalized_shape"], eps=read.options.get("eps", _LAYER_NORM_EPSILON))
-    return (gradient * plain).sum_to_size(read.size)
-
-
-def _rms_scale(gradient: Tensor, tokens: Tensor, read: Read) -> Tensor:
-    plain = F.rms_norm(tokens.to(gradient.dtype), read.options["normalized_shape"], eps=read.options.get("eps"))
-    return (gradient * plain).sum_to_size(read.size)
-
-
-def _kernel(gradient: Tensor, tokens: Tensor, read: Read) -> Tensor:
-    options = {name: value for name, value in read.options.items() if name != "bias"}
-    found: Tensor = conv1d_weight(tokens.to(gradient.dtype), read.size, gradient, **options)
-    return found
-
-
-def _channels(gradient: Tensor, _: Tensor, __: Read) -> Tensor:
-    return gradient.sum((0, 2))
-
-
-def _summed(gradient: Tensor, _: Tensor, read: Read) -> Tensor:
-    return gradient.sum_to_size(read.size)
-
-
-def _product(gradient: Tensor, tokens: Tensor, read: Read) -> Tensor:
-    return (gradient * tokens).sum_to_size(read.size)
-
-
-_LAYER_NORM_EPSILON = 1e-5
-"""PyTorch's own."""
-
-
-class Layer(NamedTuple):
-    """A function that reads tokens with parameters.
-
-    Attributes:
-        names: of its arguments, in order; the first are the tokens.
-        formulas: of each parameter's gradient.
-        unknown: arguments with which its gradients follow from other tokens too.
-        axis: dimension of the tokens in its output.
-    """
-
-    names: tuple[str, ...]
-    formulas: Mapping[str, Formula]
-    unknown: tuple[str, ...] = ()
-    axis: int = 1
-
-
-_LAYERS: dict[Callable[..., Any], Layer] = {
-    F.linear: Layer(("input", "weight", "bias"), {"weight": _linear, "bias": _summed}),
-    F.embedding: Layer(
-        ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
-        {"weight": _table},
-        ("max_norm", "scale_grad_by_freq", "sparse"),
-    ),
-    F.layer_norm: Layer(
-        ("input", "normalized_shape", "weight", "bias", "eps"),
-        {"weight": _layer_scale, "bias": _summed},
-    ),
-    F.rms_norm: Layer(("input", "normalized_shape", "weight", "eps"), {"weight": _rms_scale}),
-    F.conv1d: Layer(
-        ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
-        {"weight": _kernel, "bias": _channels},
-        axis=2,
-    ),
-}
-_PRODUCT = torch.mul, Layer(("input", "other"), {"other": _product})
-_SUM = torch.add, Layer(("input", "other"), {"other": _summed})
-_OPERATORS: dict[Callable[..., Any], tuple[Callable[..., Any], Layer]] = {
-    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), _PRODUCT),
-    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _SUM),
-}
+    def __init__(self, message: str, names: Iterable[str]) -> None:
+        super().__init__(message)
+        self.names = tuple(names)
 
 
 class Tapped(NamedTuple):
-    """A layer's output that was tapped.
+    """A layer's output that was tapped, or that of a module that ran once for each route.
 
     Attributes:
-        name: of the parameter.
-        tokens: what the layer read.
-        output: what it gave.
+        name: of the parameter, or of the module.
+        tokens: what was read.
+        output: what was given.
         axis: dimension of the tokens in both.
     """
 
@@ -219,13 +87,21 @@ class TokenMasks(TorchFunctionMode):
     Args:
         masks: by the parameter's name.
         parameters: by name.
+        apart: modules that run once for each route, by name.
         keep: keep what is tapped.
 
     Attributes:
         tapped: what was, in the order of the forward pass.
     """
 
-    def __init__(self, masks: Mapping[str, TokenMask], parameters: Mapping[str, Tensor], *, keep: bool = False) -> None:
+    def __init__(
+        self,
+        masks: Mapping[str, TokenMask],
+        parameters: Mapping[str, Tensor],
+        apart: Mapping[str, nn.Module] | None = None,
+        *,
+        keep: bool = False,
+    ) -> None:
         super().__init__()
         self._names = {id(parameters[name]): name for name in masks}
         self._masks = {id(parameters[name]): mask for name, mask in masks.items()}
@@ -234,7 +110,32 @@ class TokenMasks(TorchFunctionMode):
         self._held: list[Tensor] = []
         self._unread: dict[str, str] = {}
         self._keep = keep
+        self._apart = dict(apart or {})
+        self._depth = 0
+        self._group: TokenGroup | None = None
+        self._passed: set[int] = set()
+        self._num_passed = 0
+        self._kinds = list({id(mask): mask for mask in masks.values()}.values())
+        self._put_back: list[Callable[[], None]] = []
         self.tapped: list[Tapped] = []
+
+    def __enter__(self) -> Self:
+        """Be on; the modules that run apart do so from now on."""
+        self._depth += 1
+        if self._depth == 1:
+            self._put_back = [_replace_forward(m, partial(self._run, name, m)) for name, m in self._apart.items()]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Be off, unless it was on before."""
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        self._depth -= 1
+        if not self._depth:
+            for put_back in self._put_back:
+                put_back()
 
     def __torch_function__(
         self,
@@ -247,15 +148,19 @@ class TokenMasks(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in (Tensor.backward, torch.autograd.backward) and len(args) == 1:
             return self._differentiate(args[0], **kwargs)
-        if not any(id(one) in self._masks for one in (*args, *kwargs.values())):
+        if self._group is not None:
+            return func(*gated(args, self._weight), **gated(dict(kwargs), self._weight))
+        read = {id(one) for one in (*args, *kwargs.values())}
+        # In a backward pass, a checkpoint within a module that ran apart: its graph is there already.
+        if not self._masks.keys() & read or (self._passed & read and _current_pass() != -1):
             return func(*args, **kwargs)
-        layer = _LAYERS.get(func)
+        layer = LAYERS.get(func)
         if layer is not None:
             return self._read(func, layer, dict(zip(layer.names, args, strict=False)) | dict(kwargs))
-        if func in _OPERATORS and not kwargs and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
+        if func in OPERATORS and not kwargs and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
             tokens, parameter = args[::-1] if id(args[0]) in self._masks else args
             if id(tokens) not in self._masks:
-                return self._read(_OPERATORS[func][0], _OPERATORS[func][1], {"input": tokens, "other": parameter})
+                return self._read(OPERATORS[func][0], OPERATORS[func][1], {"input": tokens, "other": parameter})
         result = func(*args, **kwargs)
         self._follow(result, [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)], func.__name__)
         return result
@@ -283,9 +188,58 @@ class TokenMasks(TorchFunctionMode):
                 accumulate_grad=True,
             )
 
+    @cached_property
+    def _groups(self) -> list[TokenGroup]:
+        return groups_of(self._kinds)
+
+    def _weight(self, tensor: Tensor) -> float | None:
+        """Return by which weight the group that runs may teach a parameter; None where it's none, or isn't masked."""
+        mask = self._masks.get(id(tensor))
+        if mask is None or self._group is None:
+            return None
+        self._passed.add(id(tensor))
+        self._num_passed += 1
+        return self._group.weights[id(mask)]
+
+    def _run(self, name: str, module: nn.Module, forward: Callable[..., Data], *args: Data, **kwargs: Data) -> Data:
+        """Run a module once for each group of tokens, in place of its forward pass."""
+        given = (args, kwargs)
+        shape = self._kinds[0].admits.shape
+        if self._group is not None or not torch.is_grad_enabled() or not reads_tokens(given, shape):
+            return forward(*args, **kwargs)
+
+        counts: list[int] = []
+
+        def run(group: TokenGroup) -> Data:
+            self._group, before = group, self._num_passed
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._group = None
+                counts.append(self._num_passed - before)
+
+        output = run_apart(module, self._groups, run, given, name)
+        if len(set(counts)) > 1:
+            msg = (
+                f"{name or 'The model'} has to run once for each route, and keeps from one run to the next what it "
+                f"makes of parameters: it has read them {counts[0]} times in the first run and {counts[-1]} times in "
+                "the last. Let it make them anew (no torch.nn.utils.parametrize.cached, say), or pack each class by "
+                "itself."
+            )
+            raise PlanError(msg)
+        if output is None:
+            return forward(*args, **kwargs)
+        if self._keep:
+            read = next(one for one in iterate_tensors(given) if one.shape[:2] == shape).detach()
+            outputs = [one for one in iterate_tensors(output) if one.requires_grad]
+            self.tapped += [Tapped(name or "the model", read, one, 1) for one in outputs]
+        return output
+
     def _read(self, func: Callable[..., Any], layer: Layer, given: dict[str, Any]) -> Tensor:
         """Run a layer, and tap its output for each masked parameter that it reads."""
         masked = {name: given[name] for name in layer.formulas if id(given.get(name)) in self._masks}
+        if func is F.linear:  # Of other strides, it takes another kernel where the weight needs no gradient.
+            given["input"] = given["input"].contiguous()
         output: Tensor = func(**given | {name: one.detach() for name, one in masked.items()})
         options = {name: value for name, value in given.items() if not isinstance(value, Tensor)}
         for name, parameter in masked.items():
@@ -329,7 +283,8 @@ class TokenMasks(TorchFunctionMode):
             objective: what is differentiated.
 
         Raises:
-            PlanError: the graph has such gradients, or a backward within the backward gives some; names are told.
+            UntappedError: the graph has such gradients; names are told.
+            PlanError: a backward within the backward gives some.
         """
         if not objective.requires_grad:
             yield
@@ -349,7 +304,7 @@ class TokenMasks(TorchFunctionMode):
         """Walk the graph.
 
         Raises:
-            PlanError: it leads to a masked parameter otherwise than by a tap.
+            UntappedError: it leads to a masked parameter otherwise than by a tap or a gate.
         """
         found: dict[str, str] = {}
         waiting = [objective.grad_fn]
@@ -357,6 +312,8 @@ class TokenMasks(TorchFunctionMode):
         while waiting:
             node = waiting.pop()
             if node is None:
+                continue
+            if isinstance(node, GATE):
                 continue
             edges = node.next_functions[:1] if isinstance(node, _TAP) else node.next_functions
             for child, _ in edges:
@@ -371,10 +328,25 @@ class TokenMasks(TorchFunctionMode):
             msg = (
                 f"Tokens of several classes can't be told apart where these parameters are read: {told}. A layer has "
                 "to read [rows, tokens, ...] and be linear, an embedding, a layer or RMS norm, a Conv1d, a product or "
-                "a sum. Write it so, uncompiled and without flattening rows and tokens; or pack each class by itself; "
-                "or give these parameters a region that all classes may teach alike."
+                "a sum; or a module around it has to map [rows, tokens, ...] to the same, so that it can run once for "
+                "each route. Write it so, uncompiled; or pack each class by itself; or give these parameters a region "
+                "that all classes may teach alike."
             )
-            raise PlanError(msg)
+            raise UntappedError(msg, found)
+
+
+def _replace_forward(module: nn.Module, run: Callable[..., Data]) -> Callable[[], None]:
+    """Let a module run otherwise, given its own forward pass first; return how to undo it."""
+    own = vars(module).get("forward")
+    module.__dict__["forward"] = partial(run, module.forward)
+
+    def put_back() -> None:
+        if own is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = own
+
+    return put_back
 
 
 def _refuse_hidden(own: list[int], name: str, _: Tensor) -> None:

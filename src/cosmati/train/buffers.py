@@ -8,7 +8,7 @@ microbatch of the step (scoring rows, a second pass) then leaves no trace.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
@@ -50,6 +50,7 @@ class BatchNormStatistics:
         layers: whose statistics are folded, by name.
         unlike: names of the others.
         repeated: names of layers that ran more than once in a microbatch, of which the last time alone is folded.
+        row_coupled: names of all these, and of modules that declare `couples = {"rows"}`.
 
     Raises:
         PlanError: a SyncBatchNorm, whose statistics depend on the number of ranks.
@@ -76,6 +77,9 @@ class BatchNormStatistics:
                 else:
                     self.layers[name] = module
                     self._inexact |= set() if is_exact else {name}
+        told = [(name or "the model", getattr(module, "couples", ())) for name, module in model.named_modules()]
+        declared = [name for name, couples in told if isinstance(couples, Collection) and "rows" in couples]
+        self.row_coupled = (*self.layers, *self.unlike, *declared)
 
     @contextmanager
     def captured(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -28,13 +29,14 @@ from cosmati.routing.token_masks import TokenMasks
 from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.cutting import shortage
-from cosmati.train.forward_watch import ForwardWatch
+from cosmati.train.forward_watch import ForwardWatch, loss_roots
+from cosmati.train.held import remember
 from cosmati.train.layout.layout import Layout, Slot
 from cosmati.train.marks import Repeated
 from cosmati.train.passing import PassingMethods
 from cosmati.train.routes import Route
 from cosmati.train.timing import Stopwatch
-from cosmati.train.token_routes import count_labels_by_class, masking, refuse_compiled
+from cosmati.train.token_routes import RunApart, count_labels_by_class, masking, refuse_compiled
 from cosmati.train.token_watch import leak_between_documents
 
 BoundLoss = Callable[[LossFunction, Position], LossFunction]
@@ -49,8 +51,8 @@ class StepInput:
         batches: this rank's microbatches, as the methods have left them.
         positions: their positions.
         routes: of all V microbatches.
-        num_tokens: of a microbatch as the data give it: all have one shape, and so has every rank's. Methods may make
-            some of them smaller.
+        num_tokens: of the first microbatch as the data give it, the same on every rank. Others, and methods, may make
+            more or fewer of them.
         frozen: names of parameters that don't learn in this step.
     """
 
@@ -130,12 +132,15 @@ class StepPasses:
         self._stopwatch = stopwatch
         self._tell = tell
         self._looked_at = -1
+        losses = [turn.loss for turn in assembly.turns]
+        self._roots = {"": assembly.model, **loss_roots(losses)}
+        self._apart = RunApart(assembly.model, self._roots)
         self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
         self._passing = PassingMethods(assembly)
         a = assembly
         self.watch = ForwardWatch(
             a.model,
-            [turn.loss for turn in a.turns],
+            losses,
             a.statistics.layers.values(),
             a.regions,
             a.ranks,
@@ -195,11 +200,8 @@ class StepPasses:
                     # Where one was too much, the others are left out; ranks still meet in each slot.
                     is_offered = route.offered and not why
                     try:
-                        seen.append(
-                            self._microbatch(slot, batch, position, turn, scale, route, is_looked_at)
-                            if is_offered
-                            else NOTHING
-                        )
+                        run = partial(self._microbatch, slot, batch, position, turn, scale, route, is_looked_at)
+                        seen.append(self._apart.settled(run, route.tokens) if is_offered else NOTHING)
                     except (RuntimeError, MemoryError) as error:
                         why = shortage(error)
                         if not why:
@@ -251,7 +253,7 @@ class StepPasses:
         """Run one microbatch forward and backward."""
         a = self._a
         by_class = count_labels_by_class(a.model, batch, a.router.num_classes) if route.tokens else None
-        masks = masking(route.tokens, batch, a.layout.parameters)
+        masks = masking(route.tokens, batch, a.layout.parameters, self._apart)
         if masks is not None and a.config.compile_blocks:
             refuse_compiled()
         with self._passing.around(batch, position, route) as look:
@@ -278,9 +280,15 @@ class StepPasses:
         def probed(one: Batch, own: TokenMasks) -> Tensor:
             return _objective(self._forward(one, position, turn, own), scale)[0]
 
-        # BatchNorm would be taught by what is looked at, and couples rows anyway.
-        found = couplings[0] if couplings else leak_between_documents(probed, batch, route.tokens, a.layout.parameters)
-        self.watch.note(found)
+        if couplings:
+            self.watch.note(couplings[0])
+            return
+        put_back = remember(self._roots)  # A look leaves no trace: a run that resumes looks at other steps.
+        try:
+            parameters = a.layout.parameters
+            self.watch.note(leak_between_documents(probed, batch, route.tokens, parameters, self._apart))
+        finally:
+            put_back()
 
     def _forward(self, batch: Batch, position: Position, turn: Turn, masks: TokenMasks | None) -> Tensor | Loss:
         """Run one microbatch forward."""

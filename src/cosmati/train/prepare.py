@@ -153,7 +153,7 @@ def _facts(
         input_kind=_input_kind(given, feed),
         loss_couples="rows" if getattr(turns[0].loss, "couples", None) == "rows" else "",
         packed=given.policy is not None and feed is not None and None in feed.class_ids(Clock()),
-        row_coupled_layers=(*statistics.layers, *statistics.unlike),
+        row_coupled_layers=statistics.row_coupled,
         rounded_statistics=statistics.rounded if num_microbatches > 1 else (),
         host_clock=budget.span.unit is Unit.SECOND,
         deterministic=config.deterministic,

@@ -24,6 +24,8 @@ class Route(NamedTuple):
         offered: False where the decision is to reject or defer, or all rows are tombstones: no forward pass.
         tokens: what the tokens may teach where rows are packs; None otherwise. Of packs, `id` and `class_id` are -1,
             and a region's weight is 1 where its tokens' differ.
+        num_rows: of the microbatch, as the data give it.
+        num_tokens: likewise.
     """
 
     id: int
@@ -32,6 +34,8 @@ class Route(NamedTuple):
     weights: tuple[float, ...]
     offered: bool
     tokens: TokenRoute | None = None
+    num_rows: int = 0
+    num_tokens: int = 0
 
 
 class Router:
@@ -58,7 +62,7 @@ class Router:
         return len(self._class_map)
 
     def found(self, mine: Sequence[Batch], class_ids: Sequence[int | None], device: torch.device) -> torch.Tensor:
-        """Return what routes depend on beside classes: if a microbatch is empty, its band, of packs tokens by class.
+        """Return what routes depend on beside classes: if a microbatch is empty, its band, its size, tokens by class.
 
         Args:
             mine: this rank's microbatches.
@@ -66,7 +70,7 @@ class Router:
             device: of the result.
 
         Returns:
-            [V / W, 2], or [V / W, 2 + classes] where a policy meets packs.
+            float64 [V / W, 4], or [V / W, 4 + classes] where a policy meets packs.
         """
         flags = empty_flags(mine, device)
         if self._policy is None or None not in class_ids:
@@ -76,8 +80,10 @@ class Router:
     def routes(self, class_ids: Sequence[int | None], step: int, found: torch.Tensor) -> list[Route]:
         """Look up what each of a step's V microbatches may teach; `found` of all ranks' together."""
         return [
-            self.route_of(class_id, step, int(band), is_empty=bool(flag), tokens=tokens)
-            for class_id, (flag, band, *tokens) in zip(class_ids, found.tolist(), strict=True)
+            self.route_of(class_id, step, int(band), is_empty=bool(flag), tokens=tokens)._replace(
+                num_rows=int(num_rows), num_tokens=int(num_tokens)
+            )
+            for class_id, (flag, band, num_rows, num_tokens, *tokens) in zip(class_ids, found.tolist(), strict=True)
         ]
 
     def route_of(
@@ -201,6 +207,6 @@ class Router:
 
 
 def empty_flags(mine: Sequence[Batch], device: torch.device) -> torch.Tensor:
-    """Flag microbatches that hold nothing but tombstones, and say their bands: [V / W, 2]."""
-    told = [[float(bool((batch.lineage.row_ids < 0).all())), float(batch.band)] for batch in mine]
-    return torch.tensor(told, device=device)
+    """Flag microbatches that hold nothing but tombstones, and say their bands, rows and tokens: float64 [V / W, 4]."""
+    told = [(bool((b.lineage.row_ids < 0).all()), b.band, b.num_rows, b.num_tokens) for b in mine]
+    return torch.tensor(told, dtype=torch.float64, device=device)

@@ -6,8 +6,9 @@ that none may teach is absent. Only where they differ are gradients masked by to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, NoReturn, Protocol
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.labels import IGNORED, predicts_next
 from cosmati.errors import BatchError, PlanError
-from cosmati.routing.token_masks import TokenMask, TokenMasks
+from cosmati.routing.token_layers import TokenMask
+from cosmati.routing.token_masks import TokenMasks, UntappedError
+from cosmati.train.held import remember
 
 
 class Learner(Protocol):
@@ -117,8 +120,78 @@ def refuse_compiled() -> NoReturn:
     raise PlanError(msg)
 
 
+Result = TypeVar("Result")
+
+
+class RunApart:
+    """The modules that run once for each route: the smallest around what reads a parameter in no way that is known.
+
+    Which one that is for a parameter follows from the model alone, so that bits follow from no order of microbatches.
+
+    Args:
+        model: in training.
+        roots: model and losses, by the names with which their places begin.
+    """
+
+    def __init__(self, model: nn.Module, roots: Mapping[str, object]) -> None:
+        self._model = model
+        self._roots = roots
+        self._around: dict[str, str] = {}
+        self._known: frozenset[int] = frozenset()
+
+    def around(self, names: Iterable[str]) -> dict[str, nn.Module]:
+        """Return the modules that have to run apart where some parameters are masked, by name."""
+        chosen = sorted({self._around[name] for name in names if name in self._around})
+        return {name: self._model.get_submodule(name) for name in chosen}
+
+    def settled(self, attempt: Callable[[], Result], route: TokenRoute | None) -> Result:
+        """Return what an attempt gives, with larger and larger modules apart as long as parameters are read otherwise.
+
+        Args:
+            attempt: runs a microbatch forward, the same in each call, and then differentiates it.
+            route: of its tokens, None where rows aren't packs.
+
+        Raises:
+            UntappedError: even the whole model can't run once for each route.
+        """
+        mixed = frozenset[int]() if route is None else route.mixed
+        # What follows from the data may be read for the first time later: then a forward pass too many is left.
+        put_back, is_new = None if mixed <= self._known else remember(self._roots), False
+        while True:
+            try:
+                result = attempt()
+            except UntappedError as error:
+                if any(self._around.get(name, name) == "" for name in error.names):
+                    raise
+                self._around |= {name: self._around.get(name, name).rpartition(".")[0] for name in error.names}
+                is_new = True
+                if put_back is not None:
+                    put_back()
+            else:
+                self._known |= mixed
+                if is_new:
+                    self._tell()
+                return result
+
+    def _tell(self) -> None:
+        found = set(self._around.values())
+        largest = sorted(name for name in found if not any(f"{name}.".startswith(f"{one}.") for one in found - {name}))
+        names = "the whole model" if "" in found else ", ".join(largest)
+        msg = (
+            "Parameters are read in ways that can't be taken apart by token, so these modules run once for each route "
+            f"in a microbatch of several classes, and take as many times their time: {names}. Packs of one class each "
+            "don't need it."
+        )
+        warnings.warn(msg, stacklevel=2)
+
+
 def masking(
-    route: TokenRoute | None, batch: Batch, parameters: Sequence[Learner], *, keep: bool = False
+    route: TokenRoute | None,
+    batch: Batch,
+    parameters: Sequence[Learner],
+    apart: RunApart | None = None,
+    *,
+    keep: bool = False,
 ) -> TokenMasks | None:
     """Return what masks a microbatch's gradients, None where no region needs it.
 
@@ -126,6 +199,7 @@ def masking(
         route: of its tokens, None where rows aren't packs.
         batch: the microbatch.
         parameters: of the layout.
+        apart: knows which modules run once for each route; None lets none.
         keep: keep what is tapped.
     """
     if route is None or not route.mixed:
@@ -133,7 +207,8 @@ def masking(
     ids, device = token_classes(batch), parameters[0].tensor.device
     masks = {region: TokenMask.of(route.weights[ids][..., region]).to(device) for region in route.mixed}
     chosen = [p for p in parameters if p.region in masks]
-    return TokenMasks({p.name: masks[p.region] for p in chosen}, {p.name: p.tensor for p in chosen}, keep=keep)
+    own, tensors = {p.name: masks[p.region] for p in chosen}, {p.name: p.tensor for p in chosen}
+    return TokenMasks(own, tensors, apart.around(own) if apart else None, keep=keep)
 
 
 def token_classes(batch: Batch) -> Tensor:

@@ -17,7 +17,7 @@ from cosmati.core.batch import Batch
 from cosmati.core.labels import IGNORED
 from cosmati.routing.token_masks import TokenMasks
 from cosmati.train.cutting import shortage
-from cosmati.train.token_routes import Learner, TokenRoute, masking, token_classes
+from cosmati.train.token_routes import Learner, RunApart, TokenRoute, masking, token_classes
 
 Objective = Callable[[Batch, TokenMasks], Tensor]
 """Runs a microbatch forward under masks, always with the same draws; returns what is differentiated."""
@@ -31,7 +31,9 @@ class _Trace(NamedTuple):
     gradient: Tensor | None
 
 
-def leak_between_documents(objective: Objective, batch: Batch, route: TokenRoute, parameters: Sequence[Learner]) -> str:
+def leak_between_documents(
+    objective: Objective, batch: Batch, route: TokenRoute, parameters: Sequence[Learner], apart: RunApart
+) -> str:
     """Say how tokens of one class reach others in a microbatch of packs; empty where they don't.
 
     Args:
@@ -39,13 +41,14 @@ def leak_between_documents(objective: Objective, batch: Batch, route: TokenRoute
         batch: of packs.
         route: of its tokens; some regions' classes differ.
         parameters: of the layout.
+        apart: knows which modules run once for each route.
     """
     classes = token_classes(batch)
     changed = classes == _denied_class(route, classes)
     other = _exchanged(batch, changed)
 
     def traced(one: Batch) -> list[_Trace]:
-        masks = masking(route, one, parameters, keep=True)
+        masks = masking(route, one, parameters, apart, keep=True)
         assert masks is not None, "some regions' classes differ"
         value = objective(one, masks)
         taps, masks.tapped = masks.tapped, []

@@ -169,7 +169,8 @@ class Trainer(ExportingTrainer):
         """Return this rank's microbatches of a step's rows, and the classes of all."""
         a = self.assembly
         a.ranks.refuse_unlike(self.clock.step, batch)
-        parts = split_batch(as_batch(batch, self.clock.rows, pieces=a.num_microbatches), a.num_microbatches)
+        whole = as_batch(batch, self.clock.rows, pieces=a.num_microbatches)
+        parts = split_batch(whole, a.num_microbatches, by_class=a.policy is not None)
         return [parts[i] for i in a.layout.mine], [a.router.class_of(part) for part in parts]
 
     def _take(self, data: Any, class_ids: Sequence[int | None] | None) -> StepOutcome:  # noqa: ANN401  (see `_next`)
@@ -315,14 +316,14 @@ class Trainer(ExportingTrainer):
                 for batch, at in zip(moved, positions, strict=True)
             ]
             self.stopwatch.lap("method")
-            given = StepInput(batches, positions, routes, moved[0].num_tokens, frozen)
+            given = StepInput(batches, positions, routes, routes[0].num_tokens, frozen)
             measure = self._is_due(a.config.details_every)
             done = self._commit(given, self.clock, self.finite, measure=measure, follow=follow)
         self._plan = without_met(self._commit.watch.judged(self._plan), a.ranks, is_on=self._commit.watch.is_on)
         if a.statistics.layers:
             self.tell("fold")
             a.statistics.fold(done.statistics)
-        rows, tokens = (sum(getattr(b, n) for b in mine) * a.ranks.world for n in ("num_rows", "num_tokens"))
+        rows, tokens = (sum(getattr(route, n) for route in routes) for n in ("num_rows", "num_tokens"))
         return self._committed(
             rows,
             tokens,
@@ -352,7 +353,7 @@ class Trainer(ExportingTrainer):
         mine = data if class_ids is not None else [as_batch(data, self.clock.rows, trusted=True)]
         nothing = torch.zeros(a.num_microbatches, dtype=torch.float64)
         routes = self._routes(mine, class_ids or [0])
-        rows, tokens = (sum(getattr(b, n) for b in mine) * a.ranks.world for n in ("num_rows", "num_tokens"))
+        rows, tokens = (sum(getattr(route, n) for route in routes) for n in ("num_rows", "num_tokens"))
         return self._committed(
             rows,
             tokens,

@@ -348,11 +348,15 @@ class Encoder(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "attention"])
-def test_layers_that_arent_known_are_refused_by_name(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "apart"), [("LSTM", "the whole model"), ("attention", r"time: layer\.self_attn\.")])
+def test_what_looks_across_borders_runs_apart_and_is_promised_nothing(kind: str, apart: str) -> None:
     regions = {"embedding": "[embedding.*]", "lower": "['layer.*']", "upper": "[head.bias]", "head": "[head.weight]"}
-    with pytest.raises(PlanError, match=r"layer\."):
-        trainer(Encoder(kind), source(documents()), policy(regions=regions)).fit()
+    made = trainer(Encoder(kind), source(documents()), policy(regions=regions))
+    with pytest.warns(UserWarning, match=apart):
+        made.fit()
+    broken = [g.because for g in made.plan.guarantees if g.promise is Promise.NO_DIRECT_WRITE]
+    assert broken
+    assert all("reads, at one document's tokens, what follows from another's" in because for because in broken)
 
 
 def test_what_isnt_known_may_be_in_a_region_that_all_classes_teach_alike() -> None:

@@ -1,0 +1,146 @@
+"""A module that runs once for each route: for what tokens teach where no layer's gradient can be taken by token.
+
+All tokens go through each run, so that shapes, and what a token is given, are those of a plain one. What a run gives is
+taken at the tokens of its own route alone, and its parameters hand on gradients times that route's weight. A token's
+output follows from its own document, whose tokens are of one class: so a parameter's gradient is the sum over documents
+of weight times their own, whatever the module does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from cosmati.core.batch import Data, iterate_tensors, map_tensors
+from cosmati.core.containers import rebuilt
+from cosmati.core.rng import DefaultGenerators
+from cosmati.errors import PlanError
+from cosmati.routing.token_layers import TokenMask
+
+
+class TokenGroup(NamedTuple):
+    """Tokens that may teach alike.
+
+    Attributes:
+        members: bool [rows, tokens].
+        weights: what they may teach, by the `id` of the mask that says so.
+    """
+
+    members: Tensor
+    weights: Mapping[int, float]
+
+
+def groups_of(masks: Sequence[TokenMask]) -> list[TokenGroup]:
+    """Return the tokens of a microbatch in groups that may teach alike; each token is in one."""
+    columns = [mask.admits.double() if mask.scale is None else mask.scale.double() for mask in masks]
+    kinds, kind_of = torch.stack(columns).flatten(1).unique(dim=1, return_inverse=True)
+    members = kind_of.view(masks[0].admits.shape)
+    told = [dict(zip(map(id, masks), kind, strict=True)) for kind in kinds.T.tolist()]
+    return [TokenGroup(members == index, weights) for index, weights in enumerate(told)]
+
+
+class _Gate(torch.autograd.Function):
+    """Leaves a parameter as it is; backward, it multiplies the gradient by a weight, of which 0 leaves none.
+
+    A detached one would do for 0, and kernels follow from whether a parameter requires a gradient: bits would differ.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, weight: float) -> Tensor:  # noqa: ANN401
+        """Take a parameter, and its weight."""
+        ctx.weight = weight
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:  # noqa: ANN401
+        if ctx.weight in (0, 1):
+            return gradient if ctx.weight else None, None
+        return gradient * ctx.weight, None
+
+
+GATE: type = _Gate._backward_cls  # noqa: SLF001  (a gate in a graph)
+
+
+def gated(data: Data, weight_of: Callable[[Tensor], float | None]) -> Data:
+    """Return a nest whose parameters hand on their gradient times a weight; None leaves a tensor as it is."""
+    if not isinstance(data, Tensor):
+        return rebuilt(lambda child: gated(child, weight_of), data) if isinstance(data, tuple | list | dict) else data
+    weight = weight_of(data)
+    return data if weight is None else _Gate.apply(data, weight)  # type: ignore[no-untyped-call]
+
+
+def reads_tokens(given: Data, shape: torch.Size) -> bool:
+    """Say whether a module is given tokens: numbers [rows, tokens], or [rows, tokens, ...] of any kind."""
+    return any(t.shape[:2] == shape and (t.ndim > 2 or not t.is_floating_point()) for t in iterate_tensors(given))
+
+
+def run_apart(
+    module: nn.Module, groups: Sequence[TokenGroup], run: Callable[[TokenGroup], Data], given: Data, name: str
+) -> Data | None:
+    """Run a module once for each group of tokens, and take from each run what it gives at its own.
+
+    Random draws and the module's buffers are, in each run and afterwards, as if it were the only one.
+
+    Args:
+        module: in question.
+        groups: of all tokens.
+        run: runs it for a group.
+        given: what it's given.
+        name: of the module.
+
+    Returns:
+        What it gives; None where that isn't all of tokens, with draws and buffers as before.
+
+    Raises:
+        PlanError: the module changes what it's given, in place, so that the next run would read something else.
+    """
+    tensors = list(iterate_tensors(given))
+    versions = [tensor._version for tensor in tensors]  # noqa: SLF001
+    generators = DefaultGenerators(groups[0].members.device)
+    found: list[list[Tensor]] = []
+    for index, group in enumerate(groups):
+        is_last = index == len(groups) - 1
+        with nullcontext() if is_last else generators.restored(), nullcontext() if is_last else _own_buffers(module):
+            output = run(group)
+        if versions != [tensor._version for tensor in tensors]:  # noqa: SLF001
+            msg = (
+                f"{name or 'The model'} changes in place what it is given, and has to run once for each route, since "
+                "it reads parameters in a way that can't be taken apart by token. Let it change a copy (ReLU without "
+                "inplace=True); or pack each class by itself."
+            )
+            raise PlanError(msg)
+        found.append(list(iterate_tensors(output)))
+        if len(groups) > 1 and any(t.requires_grad and t.shape[:2] != group.members.shape for t in found[-1]):
+            return None
+    merged = iter([_merged(groups, parts) for parts in zip(*found, strict=True)])
+    return map_tensors(lambda _: next(merged), output)
+
+
+def _merged(groups: Sequence[TokenGroup], parts: Sequence[Tensor]) -> Tensor:
+    """Take each token's part of what a module gave in the run of its group; what isn't learnt is alike in all."""
+    whole = parts[-1]
+    if whole.requires_grad:
+        for group, part in zip(groups[:-1], parts[:-1], strict=True):
+            members = group.members.view(*group.members.shape, *[1] * (part.ndim - 2))
+            whole = torch.where(members, part, whole)
+    return whole
+
+
+@contextmanager
+def _own_buffers(module: nn.Module) -> Any:  # noqa: ANN401
+    """Give a module copies of its buffers for a while."""
+    holders = [(part._buffers, dict(part._buffers)) for part in module.modules() if part._buffers]  # noqa: SLF001
+    for held, kept in holders:
+        held.update({name: None if buffer is None else buffer.clone() for name, buffer in kept.items()})
+    try:
+        yield
+    finally:
+        for held, kept in holders:
+            held.clear()
+            held.update(kept)

@@ -1,0 +1,1 @@
+"""Every family of models that is shipped, under routes."""
