@@ -123,8 +123,8 @@ class Lifecycle(KnownNames):
         try:
             return take(rows, *others)
         finally:  # Before anybody fills their memory anew.
-            if self._rows is not None:
-                self._written.add(self._rows.changed())
+            if self._rows is not None and (changed := self._rows.changed()):
+                self._written.add(changed)
             self._rows = None
 
     @property
@@ -171,7 +171,8 @@ class Lifecycle(KnownNames):
                 self._num_averaged -= 1
 
     def _begin_step(self) -> None:
-        self._refuse_averaged("step()")
+        if self._num_averaged:
+            self._refuse_averaged("step()")
         self._is_training = self.assembly.model.training
         if self._needs_outcome and self._run is not None:
             self._run.step_begins(self.clock)
