@@ -45,6 +45,8 @@ from cosmati.train.run.environment import numerics
 from cosmati.train.run.result import RunResult
 from cosmati.train.token_routes import without_withheld
 
+_AS_IT_IS = nullcontext()
+
 
 class Trainer(ExportingTrainer):
     """Trains a model.
@@ -159,7 +161,7 @@ class Trainer(ExportingTrainer):
         a = self.assembly
         self._is_bare = self._is_bare or self._opened is None
         # Where nobody says when this loop ends, the process is between its steps as the user left it.
-        with numerics(a) if self._is_bare else nullcontext():
+        with numerics(a) if self._is_bare else _AS_IT_IS:
             self._get_ready(is_own=True)
             if self.is_plain and isinstance(batch, Batch):
                 batch.check()
@@ -274,7 +276,7 @@ class Trainer(ExportingTrainer):
         a, watch = self.assembly, self._commit.watch
         watch.step_begins(self.clock.step)
         with watch.around():
-            with nullcontext() if a.config.precision == "float32" else a.config.autocast(a.device):
+            with _AS_IT_IS if a.config.precision == "float32" else a.config.autocast(a.device):
                 result = loss_function(a.model, data)
             result = as_loss(result if present is None else without_tombstones(result, present))
             loss = result.mean() if isinstance(result, Loss) else result
