@@ -44,7 +44,7 @@ from cosmati.train.snapshot import snapshot
 from cosmati.train.timing import Stopwatch
 from cosmati.train.written import WRITTEN, WrittenHere
 
-Taken = TypeVar("Taken")
+Outcome = TypeVar("Outcome")
 
 
 class Lifecycle(KnownNames):
@@ -107,7 +107,7 @@ class Lifecycle(KnownNames):
             self._plan = self._plan.withdraw(promise, doubt) if self._plan.holds(promise) else self._plan
         return self._plan
 
-    def watched(self, take: Callable[..., Taken], rows: Data, *others: Any) -> Taken:  # noqa: ANN401
+    def watched(self, take: Callable[..., Outcome], rows: Data, *others: Any) -> Outcome:  # noqa: ANN401
         """Take a step with rows of a loop of the user's own, or of a source, and see whether it changes them.
 
         Rows as an earlier step has left them withdraw the promises: who resumes has them as they were, and what they
