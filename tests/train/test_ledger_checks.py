@@ -52,9 +52,7 @@ def test_who_was_rejected_last_is_not_taken_again(
         ([withdrawn("a", action="stop")], None),
     ],
 )
-def test_who_is_still_rejected_or_never_was_may_go_on(
-    in_ledger: list[Withdrawn | None], now: Withdrawn | None
-) -> None:
+def test_who_is_still_rejected_or_never_was_may_go_on(in_ledger: list[Withdrawn | None], now: Withdrawn | None) -> None:
     refuse_readmission(amended(*in_ledger), now)
 
 

@@ -57,7 +57,7 @@ class Mark:
     def is_same(self, data: Data) -> bool:
         """Return whether a batch has the same parts as then, each as it was, and no others."""
         nest = data.data if isinstance(data, Batch) else data
-        if self._fixed and nest is self._fixed:
+        if nest is self._fixed:
             return _states_of(self._fixed) == self._states
         now, then = parts_of(nest), self._parts
         if now.keys() != then.keys() or _states_of(now.values()) != self._states or len(now) >= _MAX_PARTS:
