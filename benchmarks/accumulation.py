@@ -6,13 +6,13 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import Row, in_turns, write
+from benchmarks.measure import CLOCK, Row, in_turns, write
 from cosmati import Batch, LanguageModel, Lineage, RunConfig, Trainer
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.models.size import count_parameters
@@ -102,10 +102,10 @@ def timed(step: Step, steps: int) -> Callable[[], float]:
     """Return a function that gives seconds a step."""
 
     def seconds() -> float:
-        start = perf_counter()
+        start = thread_time()
         for _ in range(steps):
             step()
-        return (perf_counter() - start) / steps
+        return (thread_time() - start) / steps
 
     return seconds
 
@@ -167,7 +167,7 @@ def run(*, quick: bool) -> str:
                 rounds = 2 if quick else 5 if v == 64 else 15
                 label = name.replace(", ", "_").replace(" ", "_").replace(".", "").lower()
                 suffix = "_quick" if quick else ""
-                notes = {"parameters": count_parameters(Task(name).model()), "V": v}
+                notes = {"clock": CLOCK, "parameters": count_parameters(Task(name).model()), "V": v}
                 tables.append(write(f"accumulation_{label}_v{v}{suffix}", compare(name, v, rounds), notes))
         tables.append(memory())
     finally:

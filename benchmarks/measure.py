@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 RESULTS = Path(__file__).parent / "results"
+CLOCK = "processor time of the training thread"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -236,6 +237,19 @@ def imported_modules(source: str) -> set[str]:
 def test_there_is_one_lock_and_one_progress_display(module: str, expected: list[str]) -> None:
     source = ROOT / "src" / "cosmati"
     homes = [p for p in sorted(source.rglob("*.py")) if module in imported_modules(p.read_text("utf-8"))]
+    assert [str(path.relative_to(source)) for path in homes] == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (r"\bf(data)?sync\(", ["storage/atomic.py"]),
+        (r'b"\\x01" \+', ["storage/merkle.py"]),
+    ],
+)
+def test_there_is_one_atomic_write_and_one_merkle_tree(code: str, expected: list[str]) -> None:
+    source = ROOT / "src" / "cosmati"
+    homes = [path for path in sorted(source.rglob("*.py")) if re.search(code, path.read_text("utf-8"))]
     assert [str(path.relative_to(source)) for path in homes] == expected
 
 

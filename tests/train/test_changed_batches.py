@@ -17,7 +17,9 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset
 
 from cosmati import RunConfig, SubStep, Trainer
+from cosmati.core.batch import Batch, Lineage
 from cosmati.core.containers import shallow_copy
+from cosmati.core.plan import Promise
 from cosmati.errors import DataError, OutOfMemoryError
 from cosmati.methods import SAM
 from cosmati.optim import SGD
@@ -147,6 +149,18 @@ def test_a_list_that_a_loss_writes_to_is_refused(tmp_path: Path, kind: str, has_
     folder = tmp_path / "run" if has_folder else None
     with pytest.raises(DataError, match="Batch 0 of the data was changed in place"):
         run(loss, [make(*raw(i)) for i in range(4)], "8ba", folder)
+
+
+def test_a_tuple_that_a_loss_writes_to_is_refused_and_withdraws_promises() -> None:
+    """What most data give."""
+    with pytest.raises(DataError, match="Batch 0 of the data was changed in place"):
+        run(in_tensor, [raw(i) for i in range(4)], "8ba")
+    for loss, holds in ((clean, True), (in_tensor, False)):
+        rows = raw(0)
+        with Trainer(nn.Linear(4, 3), loss, optimizers=[SGD(lr=0.1)], config=RunConfig(budget="4ba")) as trainer:
+            trainer.step(rows)
+            trainer.step(rows)
+            assert trainer.plan.holds(Promise.RESUME) is holds
 
 
 @pytest.mark.parametrize("num_microbatches", [1, 2])
@@ -375,7 +389,7 @@ class Slotted:
         self.x = x
 
 
-SMALL = np.arange(6.0)
+SIX = torch.ones(6)
 PARTS: dict[str, Callable[[], Any]] = {
     "tensor": lambda: torch.ones(6),
     "array": lambda: np.ones(6),
@@ -392,6 +406,8 @@ PARTS: dict[str, Callable[[], Any]] = {
 def test_a_mark_tells_what_has_changed(part: str) -> None:
     within: dict[str, Callable[[Any], Any]] = {
         "itself": lambda x: x, "list": lambda x: [x], "nested": lambda x: {"a": ([x], "text")}, "object": Slotted,
+        "tuple": lambda x: (SIX, x), "tuple of others": lambda x: ({"a": x}, SIX),
+        "batch": lambda x: Batch((x,), Lineage.of_rows(0, 6)),
         "objects": lambda x: [Slotted({"b": x}), 1, ["text"] * 9],
     }  # fmt: skip
     for name, make in within.items():
@@ -422,6 +438,13 @@ def test_a_mark_looks_at_what_was_there() -> None:
     with torch.inference_mode():
         rested = torch.ones(2)
     assert Mark([rested]).is_same([rested])
+    assert Mark((rested,)).is_same((rested,))
+    pair = [torch.ones(2), torch.ones(2)]
+    mark = Mark(pair)
+    pair[1] = torch.zeros(2)
+    assert mark.has_changed(pair)
+    assert not mark.is_same(None)
+    assert not Mark(tuple(pair)).is_same((pair[0], pair[0]))
     many = [torch.ones(1)] * 3000 + [None]
     assert not Mark(many).is_same(many)
     assert not Mark(many).has_changed(many)

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from cosmati.train.apart import SharedError, apart
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
+from cosmati.train.timing import Stopwatch
 from tests.train import counting_file
 from tests.train.test_other_run_more import make_model, run
 
@@ -222,3 +224,18 @@ def test_the_weights_are_those_without_a_folder(tmp_path: Path, name: str) -> No
     first = read_checkpoint(list_checkpoints(tmp_path / "often" / "checkpoints")[-1])
     assert (first.facts["probe"]["losses"] is None) == (name in NOT_APART)
     _begin()
+
+
+def test_what_belongs_to_the_run_is_not_copied_with_the_code_that_holds_it() -> None:
+    """A loss may hold its trainer, of which there is one."""
+
+    class Holding:
+        def __init__(self, held: object) -> None:
+            self.held = held
+
+    own = Holding([1])
+    with apart(own) as copied:
+        assert copied.held == [1]
+        assert copied.held is not own.held
+    with pytest.raises(SharedError), apart(Holding(Stopwatch())):
+        pass

@@ -35,6 +35,7 @@ __all__ = [
     "first_tensor", "input_of", "iterate_tensors", "kind_of_input", "map_tensors", "target_of",
 ]  # fmt: skip
 
+_SEQUENCES = (list, tuple)
 _INPUT_NAMES = ("input", "inputs", "x", "image", "images", "input_ids", "tokens", "pixel_values")
 _TARGET_NAMES = ("target", "targets", "y", "label", "labels")
 
@@ -62,10 +63,10 @@ def first_tensor(data: Data) -> Tensor | None:
     """Return the first tensor that holds rows, without walking the rest of an ordinary nest; None where none does."""
     first = data
     while not isinstance(first, Tensor):
-        if isinstance(first, Mapping):
-            first = next(iter(first.values()), None)
-        elif isinstance(first, list | tuple) and first and not isinstance(first, PackedSequence):
+        if isinstance(first, _SEQUENCES) and first and not isinstance(first, PackedSequence):
             first = first[0]
+        elif isinstance(first, Mapping):
+            first = next(iter(first.values()), None)
         else:
             return nearest_tensor(data)
     return first if first.ndim else nearest_tensor(data)
@@ -93,11 +94,11 @@ def count_rows_and_tokens(data: Data) -> tuple[int, int]:
 
 def _in_list(data: Data) -> bool:
     """Say whether a nest's first leaf is in a list within the batch, which may be a row's."""
-    if isinstance(data, Mapping):
-        data = next(iter(data.values()), None)
-    elif isinstance(data, list | tuple):
+    if isinstance(data, _SEQUENCES):
         data = data[0] if data else None
-    return isinstance(data, list | tuple)
+    elif isinstance(data, Mapping):
+        data = next(iter(data.values()), None)
+    return isinstance(data, _SEQUENCES)
 
 
 InputKind = Literal["images", "tokens", "features"]

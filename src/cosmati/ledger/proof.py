@@ -27,7 +27,7 @@ from cosmati.ledger.note import TreeHead, VerifierKey, check_note, parse_checkpo
 from cosmati.ledger.reader import Scan, ScannedEntry, read_signed_head, read_verifier_key
 from cosmati.ledger.tables import in_force
 from cosmati.records.ledger import NO_DETAILS, Entry, StepEntry
-from cosmati.storage.merkle import MerkleTree, leaf_hash, sha256
+from cosmati.storage.merkle import MerkleTree, leaf_hash, node_hash
 
 FORMAT = "cosmati-inclusion/1"
 
@@ -158,4 +158,4 @@ def _root(index: int, size: int, leaf: bytes, path: Sequence[bytes]) -> bytes | 
     if below is None:
         return None
     left, right = (below, path[-1]) if is_left else (path[-1], below)
-    return sha256(b"\x01" + left + right)
+    return node_hash(left, right)

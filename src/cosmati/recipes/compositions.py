@@ -58,7 +58,6 @@ class Composition:
         )
 
 
-_WHITEPAPER = "MosaicML's whitepaper (2022)"
 _RESNET_50 = "MosaicML's ResNet-50 recipes on ImageNet (2022): binary cross-entropy, batch 2048, 224 pixels"
 
 

@@ -19,6 +19,11 @@ def leaf_hash(entry: bytes, digest: Digest = sha256) -> bytes:
     return digest(b"\x00" + entry)
 
 
+def node_hash(left: bytes, right: bytes, digest: Digest = sha256) -> bytes:
+    """Return the hash of a node over the roots of its two subtrees."""
+    return digest(b"\x01" + left + right)
+
+
 class MerkleTree:
     """A growing tree, in memory for its right edge only.
 
@@ -55,4 +60,4 @@ class MerkleTree:
         return root
 
     def _node(self, left: bytes, right: bytes) -> bytes:
-        return self._digest(b"\x01" + left + right)
+        return node_hash(left, right, self._digest)

@@ -45,7 +45,7 @@ class Cuts:
 
     def is_due(self, step: int) -> bool:
         """Say whether an earlier attempt at this step needed more pieces."""
-        return self._coming.get(step, 1) > self.pieces
+        return step in self._coming and self._coming[step] > self.pieces
 
     def halve(self, step: int) -> None:
         """Cut each piece in two from a step on, or as an earlier attempt at it needed."""

@@ -44,7 +44,7 @@ from cosmati.train.snapshot import snapshot
 from cosmati.train.timing import Stopwatch
 from cosmati.train.written import WRITTEN, WrittenHere
 
-Taken = TypeVar("Taken")
+Outcome = TypeVar("Outcome")
 
 
 class Lifecycle(KnownNames):
@@ -107,7 +107,7 @@ class Lifecycle(KnownNames):
             self._plan = self._plan.withdraw(promise, doubt) if self._plan.holds(promise) else self._plan
         return self._plan
 
-    def watched(self, take: Callable[..., Taken], rows: Data, *others: Any) -> Taken:  # noqa: ANN401
+    def watched(self, take: Callable[..., Outcome], rows: Data, *others: Any) -> Outcome:  # noqa: ANN401
         """Take a step with rows of a loop of the user's own, or of a source, and see whether it changes them.
 
         Rows as an earlier step has left them withdraw the promises: who resumes has them as they were, and what they
@@ -123,8 +123,8 @@ class Lifecycle(KnownNames):
         try:
             return take(rows, *others)
         finally:  # Before anybody fills their memory anew.
-            if self._rows is not None:
-                self._written.add(self._rows.changed())
+            if self._rows is not None and (changed := self._rows.changed()):
+                self._written.add(changed)
             self._rows = None
 
     @property
@@ -171,7 +171,8 @@ class Lifecycle(KnownNames):
                 self._num_averaged -= 1
 
     def _begin_step(self) -> None:
-        self._refuse_averaged("step()")
+        if self._num_averaged:
+            self._refuse_averaged("step()")
         self._is_training = self.assembly.model.training
         if self._needs_outcome and self._run is not None:
             self._run.step_begins(self.clock)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -26,6 +26,7 @@ from cosmati.train.user_objects import fields_of
 _MAX_KEPT = 1 << 16
 """Bytes of the largest array that's kept whole."""
 _NUM_SUMS = 1 << 12
+_VERSION = operator.attrgetter("_version")
 _MAX_DEPTH = 12
 _MAX_PARTS = 2_000
 """Of one batch that are looked at."""
@@ -43,17 +44,27 @@ class Mark:
     """
 
     def __init__(self, data: Data) -> None:
-        self._parts = parts_of(data)
-        self._states = _states_of(self._parts)
+        nest = data.data if isinstance(data, Batch) else data
+        # The usual case: nobody puts another tensor into a tuple.
+        self._fixed = nest if type(nest) is tuple and {*map(type, nest)} == {Tensor} else ()
+        self._held = {} if self._fixed else parts_of(nest)
+        self._states = _states_of(self._fixed or self._held.values())
+
+    @property
+    def _parts(self) -> _Parts:
+        return dict(enumerate(self._fixed)) if self._fixed else self._held
 
     def is_same(self, data: Data) -> bool:
         """Return whether a batch has the same parts as then, each as it was, and no others."""
-        now = parts_of(data)
-        if now.keys() != self._parts.keys() or _states_of(now) != self._states or len(now) >= _MAX_PARTS:
+        nest = data.data if isinstance(data, Batch) else data
+        if nest is self._fixed:
+            return _states_of(self._fixed) == self._states
+        now, then = parts_of(nest), self._parts
+        if now.keys() != then.keys() or _states_of(now.values()) != self._states or len(now) >= _MAX_PARTS:
             return False
-        if all(map(operator.is_, now.values(), self._parts.values())):  # The usual case.
+        if all(map(operator.is_, now.values(), then.values())):
             return True
-        return all(_is_it(now[path], part) for path, part in self._parts.items() if isinstance(part, ARRAYS))
+        return all(_is_it(now[path], part) for path, part in then.items() if isinstance(part, ARRAYS))
 
     def has_changed(self, data: Data) -> bool:
         """Return whether a tensor or an array of then is another one now; what was added beside them doesn't count."""
@@ -63,8 +74,8 @@ class Mark:
         """Return what stands now where a tensor or an array of then has changed."""
         if self.is_same(data):
             return []
-        now, changed = parts_of(data), []
-        for (path, part), was, state in zip(self._parts.items(), self._states, _states_of(self._parts), strict=True):
+        now, then, changed = parts_of(data), self._parts, []
+        for (path, part), was, state in zip(then.items(), self._states, _states_of(then.values()), strict=True):
             if isinstance(part, ARRAYS):
                 other = now.get(path)
                 if was != state or (other is not part and content_digest(other) != content_digest(part)):
@@ -125,7 +136,7 @@ class StepRows:
 
     def __init__(self, given: Data | Sequence[Batch]) -> None:
         is_list = isinstance(given, list) and given and isinstance(given[0], Batch)
-        self._marks = [(Mark(batch), batch) for batch in (given if is_list else (given,))]
+        self._marks = [(Mark(batch), batch) for batch in given] if is_list else [(Mark(given), given)]
 
     def have_changed(self) -> bool:
         """Return whether a tensor or an array of them is another one now."""
@@ -140,9 +151,9 @@ def parts_of(data: Data) -> _Parts:
     """Return a batch's tensors and arrays by the way that leads to them, and the plain fields of objects there."""
     data = data.data if isinstance(data, Batch) else data
     if type(data) in (tuple, list, dict):  # The usual case, in a microsecond.
-        found = data if type(data) is dict else dict(enumerate(data))
+        found = dict(data if type(data) is dict else enumerate(data))
         if {*map(type, found.values())} == {Tensor}:
-            return found.copy()
+            return found
     return dict(islice(_walk(data, (), ()), _MAX_PARTS))
 
 
@@ -175,11 +186,11 @@ def _columns_of(frame: Any) -> dict[Any, Any]:  # noqa: ANN401
     return {(i, name): np.asarray(frame[name]) for i, name in enumerate(frame.columns)}
 
 
-def _states_of(parts: _Parts) -> list[object]:
+def _states_of(parts: Collection[Any]) -> list[object]:
     try:
-        return [part._version for part in parts.values()]  # noqa: SLF001
+        return [*map(_VERSION, parts)]
     except (AttributeError, RuntimeError):  # Some have none: arrays, and tensors of inference mode.
-        return [state_of(part) for part in parts.values()]
+        return [state_of(part) for part in parts]
 
 
 def state_of(part: object) -> object:

@@ -45,6 +45,8 @@ from cosmati.train.run.environment import numerics
 from cosmati.train.run.result import RunResult
 from cosmati.train.token_routes import without_withheld
 
+_AS_IT_IS = nullcontext()
+
 
 class Trainer(ExportingTrainer):
     """Trains a model.
@@ -159,7 +161,7 @@ class Trainer(ExportingTrainer):
         a = self.assembly
         self._is_bare = self._is_bare or self._opened is None
         # Where nobody says when this loop ends, the process is between its steps as the user left it.
-        with numerics(a) if self._is_bare else nullcontext():
+        with numerics(a) if self._is_bare else _AS_IT_IS:
             self._get_ready(is_own=True)
             if self.is_plain and isinstance(batch, Batch):
                 batch.check()
@@ -185,7 +187,7 @@ class Trainer(ExportingTrainer):
         if self._continuity is not None and not self._continuity.has_seen:
             first = data if class_ids is None else data[0]
             self._continuity.see(first.data if isinstance(first, Batch) else first)
-        put_back = self._remember()
+        put_back = None if self.assembly.config.on_divergence == "stop" else self._remember()
         try:
             outcome = self._cut_as_needed(data, class_ids)
         except DivergenceError as error:
@@ -211,7 +213,7 @@ class Trainer(ExportingTrainer):
         why = "as in an earlier attempt" if self.cuts.is_due(self.clock.step) else ""
         rows = self._rows = StepRows(data)
         while True:
-            if why or self.cuts.pieces > 1:
+            if why or self.cuts.made:
                 data, class_ids = (data, class_ids) if class_ids is not None else self._split(data)
             if why:
                 have_changed = self.assembly.ranks.agree(rows.have_changed())
@@ -224,16 +226,14 @@ class Trainer(ExportingTrainer):
             except OutOfMemoryError as error:
                 why = str(error)  # No more here: until the handler has ended, its frames hold what didn't fit.
 
-    def _remember(self) -> Callable[[], None] | None:
+    def _remember(self) -> Callable[[], None]:
         """Copy what a forward pass may spoil, where a step may be left out; return how to put it back."""
         a = self.assembly
-        if a.config.on_divergence == "stop":
-            return None
         return remember({"": a.model, **loss_roots([turn.loss for turn in a.turns])})
 
     def plain_step(self, data: Data) -> StepOutcome:
         """Take a step with V = 1, one rank and no route: the bare loop with a seed and one look at what is due."""
-        a, turn = self.assembly, self.assembly.turns[0]
+        a, turn, statistics = self.assembly, self.assembly.turns[0], self.assembly.statistics
         batches: tuple[Batch, ...] = ()
         data, has_lineage = with_own_containers(data), isinstance(data, Batch)
         rows, tokens = count_rows_and_tokens(data.data if isinstance(data, Batch) else data)
@@ -242,7 +242,7 @@ class Trainer(ExportingTrainer):
             batch = self.methods.batch(batch.to(a.device) if a.device.type != "cpu" else batch, self.position())
             data, batches = batch.data, (batch,)
         a.generators.seed(position_key(a.config.seed, "forward", self.clock.step, 0))
-        statistics = a.statistics.copied()
+        before = statistics.copied() if statistics.layers else ()
         for parameter in self._learning:
             parameter.tensor.grad = None  # What somebody's own backward has left isn't this step's.
         self.stopwatch.lap("data")
@@ -257,9 +257,9 @@ class Trainer(ExportingTrainer):
                 held = {p.name: p.tensor.grad for p in a.layout.parameters if p.tensor.grad is not None}
                 root = self.methods.gradients(a.layout.weights().having(held), self.position())
                 gradients = list(root.tensors.values())
-            self.finite.check(loss, self.clock.step, gradients, a.statistics.own)
+            self.finite.check(loss, self.clock.step, gradients, statistics.own if statistics.layers else ())
         except BaseException as error:  # Whoever catches it and goes on takes this step anew.
-            a.statistics.put_back(statistics)
+            statistics.put_back(before)
             a.model.zero_grad()
             if why := shortage(error):
                 raise OutOfMemoryError(why) from None
@@ -277,7 +277,7 @@ class Trainer(ExportingTrainer):
         a, watch = self.assembly, self._commit.watch
         watch.step_begins(self.clock.step)
         with watch.around():
-            with nullcontext() if a.config.precision == "float32" else a.config.autocast(a.device):
+            with _AS_IT_IS if a.config.precision == "float32" else a.config.autocast(a.device):
                 result = loss_function(a.model, data)
             result = as_loss(result if present is None else without_tombstones(result, present))
             loss = result.mean() if isinstance(result, Loss) else result
@@ -286,7 +286,8 @@ class Trainer(ExportingTrainer):
             if has_weight:
                 loss.backward()
                 self.stopwatch.lap("backward")
-        self._plan = watch.judged(self._plan)
+        if watch.is_on:
+            self._plan = watch.judged(self._plan)
         return loss if has_weight else None
 
     def step_microbatches(self, mine: Sequence[Batch], class_ids: Sequence[int | None]) -> StepOutcome:

@@ -132,7 +132,9 @@ class Written:
 
     def has_part_of(self, data: Data) -> bool:
         """Return whether a batch is, in part, as a step has left it: a buffer that was filled anew isn't."""
-        parts = [part for part in parts_of(data).values() if isinstance(part, ARRAYS)] if self._known else []
+        if not self._known:  # The usual case.
+            return False
+        parts = [part for part in parts_of(data).values() if isinstance(part, ARRAYS)]
         return any(known.is_as_left(part) for part in parts for known in self._near(Region.of(part)))
 
     def _near(self, region: Region) -> Iterator[_Known]:
