@@ -228,8 +228,7 @@ class Trainer(ExportingTrainer):
 
     def _remember(self) -> Callable[[], None]:
         """Copy what a forward pass may spoil, where a step may be left out; return how to put it back."""
-        a = self.assembly
-        return remember({"": a.model, **loss_roots([turn.loss for turn in a.turns])})
+        return remember({"": self.assembly.model, **loss_roots([turn.loss for turn in self.assembly.turns])})
 
     def plain_step(self, data: Data) -> StepOutcome:
         """Take a step with V = 1, one rank and no route: the bare loop with a seed and one look at what is due."""
