@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -78,7 +78,7 @@ def apply_isolated(
         The same model.
 
     Raises:
-        PlanError: options that can't be; experts for all layers, or of a layer within another one's.
+        PlanError: options that can't be; experts for all layers, or for a container of layers.
 
     Warns:
         UserWarning: nothing is changed.
@@ -86,6 +86,7 @@ def apply_isolated(
     names, globs = _listed(classes), _listed(layers)
     _check(names, globs, kind, rank, scale)
     found = dict(_layers(model, globs, kind)) if names else {}
+    _refuse_containers(found)
     for path, layer in found.items():
         if not isinstance(layer, OfClasses):
             graft(layer, OfClasses)
@@ -170,6 +171,16 @@ class IsolatedAdapters(Method):
         return apply_isolated(
             model, self.classes, self.layers, self.kind, self.rank, self.scale, optimizers, seed=self.seed
         )
+
+
+def _refuse_containers(layers: Mapping[str, nn.Module]) -> None:
+    kinds = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    if found := [f"{path!r} ({type(layer).__name__})" for path, layer in layers.items() if isinstance(layer, kinds)]:
+        msg = (
+            f"No expert can stand in the place of {', '.join(found[:5])}: a container runs, or gives, whatever is put "
+            "into it. Name its parts in layers=, or make it a module with a forward of its own."
+        )
+        raise PlanError(msg)
 
 
 def _listed(names: str | Sequence[str]) -> tuple[str, ...]:

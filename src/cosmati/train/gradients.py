@@ -28,6 +28,7 @@ from cosmati.routing.token_masks import TokenMasks
 from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.cutting import shortage
+from cosmati.train.foreign_reads import foreign_read
 from cosmati.train.forward_watch import ForwardWatch
 from cosmati.train.layout.layout import Layout, Slot
 from cosmati.train.marks import Repeated
@@ -181,9 +182,10 @@ class StepPasses:
         looked = self._looked_at_now(step)
         with a.layout.step(admitted, learns, measure=measure) as sums, self.watch.around():
             for batch, position in zip(step.batches, step.positions, strict=True):
+                self._look_at_isolated(batch, position, turn, scale, step.routes[position.microbatch])
                 mark = a.statistics.clear()
-                with sums.slot(position.microbatch) as slot:
-                    route, is_looked_at = step.routes[position.microbatch], position.microbatch in looked
+                route, is_looked_at = step.routes[position.microbatch], position.microbatch in looked
+                with sums.slot(position.microbatch) as slot, a.router.running(route, batch, a.device):
                     # Where one was too much, the others are left out; ranks still meet in each slot.
                     is_offered = route.offered and not why
                     try:
@@ -271,6 +273,23 @@ class StepPasses:
         # BatchNorm would be taught by what is looked at, and couples rows anyway.
         found = couplings[0] if couplings else leak_between_documents(probed, batch, route.tokens, a.layout.parameters)
         self.watch.note(found)
+
+    def _look_at_isolated(
+        self, batch: Batch, position: Position, turn: Turn, scale: float | None, route: Route
+    ) -> None:
+        """See whether a microbatch reads what is another class's own, and note it where it does."""
+        a = self._a
+        if route.offered and self.watch.is_on and a.policy is not None:
+            losses = [turn.loss for turn in a.turns]
+            with a.router.running(route, batch, a.device):
+                self.watch.note_read(
+                    foreign_read(
+                        a.model,
+                        losses,
+                        a.layout,
+                        lambda: _objective(self._forward(batch, position, turn, None), scale)[0],
+                    )
+                )
 
     def _forward(self, batch: Batch, position: Position, turn: Turn, masks: TokenMasks | None) -> Tensor | Loss:
         """Run one microbatch forward."""

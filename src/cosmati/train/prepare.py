@@ -14,9 +14,10 @@ from torch.nn.parameter import is_lazy
 
 from cosmati.core.batch import Batch, InputKind, kind_of_input
 from cosmati.core.clock import Budget, Clock, Time, Unit
+from cosmati.core.isolated import isolated_modules
 from cosmati.core.loss import LanguageModel
 from cosmati.core.method import Method, Stage, overrides
-from cosmati.core.plan import Facts, Plan, describe, make_plan
+from cosmati.core.plan import Facts, Pair, Plan, describe, make_plan
 from cosmati.core.rng import DefaultGenerators
 from cosmati.core.source import Order, Source
 from cosmati.errors import PlanError
@@ -40,6 +41,7 @@ from cosmati.train.epochs import refuse_times
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
 from cosmati.train.image_sizes import ask_for_sizes
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
+from cosmati.train.isolation import denied_pairs, isolated_pairs
 from cosmati.train.layout.whole import Whole
 from cosmati.train.loss_state import refuse_untrained
 from cosmati.train.ranks import Ranks
@@ -104,9 +106,10 @@ def prepare(given: Ingredients) -> Prepared:
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
     statistics = BatchNormStatistics(model)
     refuse_untrained(losses := [turn.loss for turn in turns], model)
-    denied = _denied(policy, class_map)
+    denied = denied_pairs(policy, class_map)
     couplings = unrouted(statistics, regions) + find_couplings(given, scheduled, layout.weights(), model, budget)
-    facts = _facts(given, feed, budget, num_microbatches, denied, turns, couplings, never_offered, statistics)
+    isolated = isolated_pairs(model, policy, class_map)
+    facts = _facts(given, feed, budget, num_microbatches, denied, isolated, turns, couplings, never_offered, statistics)
     plan = without_named(make_plan(given.methods, facts), model, losses, ranks, statistics.layers)
     _check_shapes(plan, budget, config)
     identity = identity_of(given, plan, turns, model, budget, parent)
@@ -117,7 +120,7 @@ def prepare(given: Ingredients) -> Prepared:
         layout=layout,
         regions=regions,
         policy=policy,
-        router=Router(policy, regions, class_map),
+        router=Router(policy, regions, class_map, list(isolated_modules(model).values())),
         turns=turns,
         plan=plan,
         config=config,
@@ -138,7 +141,8 @@ def _facts(
     feed: Feed | None,
     budget: Budget,
     num_microbatches: int,
-    denied: tuple[tuple[str, str], ...],
+    denied: tuple[Pair, ...],
+    isolated: Mapping[Pair, tuple[str, ...]],
     turns: Sequence[Turn],
     couplings: tuple[str, ...],
     never_offered: tuple[str, ...],
@@ -159,6 +163,7 @@ def _facts(
         deterministic=config.deterministic,
         couplings=couplings,
         denied=denied,
+        isolated=isolated,
         has_ledger=wants_ledger(config, given.policy, vouched_of(given.data)),
         num_sub_steps=len(turns),
         owned={thing: type(o).__name__ for o in given.optimizers for thing in getattr(o, "owns", ())},
@@ -307,19 +312,6 @@ def _compile(given: Ingredients, regions: Regions, budget: Budget) -> tuple[Comp
     class_map = _class_map(given, policy.classes)
     check_kinds(policy, given.data, class_map, on_starvation=given.policy.starvation)
     return policy, class_map
-
-
-def _denied(policy: CompiledPolicy | None, class_map: Sequence[int]) -> tuple[tuple[str, str], ...]:
-    if policy is None:
-        return ()
-    pairs = []
-    for own in sorted(set(class_map)):
-        rows, phases = policy.rows_of(own), range(len(policy.phases))
-        admitted = [(row, p) for row in rows for p in phases if policy.decision[row][p] in ("admit", "gate")]
-        for region, name in enumerate(policy.regions):
-            if admitted and all(policy.weight[row][phase][region] == 0 for row, phase in admitted):
-                pairs.append((policy.classes[own], name))
-    return tuple(pairs)
 
 
 def _rate_method(given: Ingredients) -> Method | None:

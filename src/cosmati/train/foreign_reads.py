@@ -1,0 +1,60 @@
+"""Sees whether a microbatch's loss reads what is another class's own: its parameters are exchanged, and nothing may move.
+
+A penalty on all weights, or a model that calls its parts by itself, reads them whoever's rows run, also where no
+gradient leads there. It costs two forward passes and a copy of what they change, so only the steps are looked at that
+`ForwardWatch` looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cosmati.core.isolated import isolated_modules
+from cosmati.core.loss import LossFunction
+from cosmati.train.cutting import shortage
+from cosmati.train.forward_watch import loss_roots
+from cosmati.train.held import remember
+from cosmati.train.layout.layout import Layout
+
+
+def foreign_read(
+    model: nn.Module, losses: Sequence[LossFunction], layout: Layout, objective: Callable[[], Tensor]
+) -> str:
+    """Say which class's own parameters a microbatch of others reads, in words; empty where it reads none.
+
+    Args:
+        model: whose isolated modules of the microbatch's class are enabled.
+        losses: that may hold state.
+        layout: of its parameters.
+        objective: runs the microbatch forward, always with the same draws.
+    """
+    modules = {path: module for path, module in isolated_modules(model).items() if not module.is_enabled}
+    weights = layout.weights().tensors
+    other = {
+        name: weights[name].detach() + 1
+        for path, module in modules.items()
+        for name, _ in module.named_parameters(path)
+        if name in weights
+    }
+    if not other:
+        return ""
+    put_back = remember({"": model, **loss_roots(losses)})
+    try:
+        with torch.no_grad():
+            before = objective()
+            put_back()
+            with layout.replaced(other):
+                after = objective()
+    except (RuntimeError, MemoryError) as error:
+        if not (why := shortage(error)):
+            raise
+        return f"memory was too short to see who reads what is a class's own ({why})"
+    finally:
+        put_back()
+    if torch.equal(before, after) or bool(before.isnan() & after.isnan()):
+        return ""
+    names = sorted({module.class_name for module in modules.values()})
+    return f"the loss of other rows reads what is {' or '.join(names)}'s own: leave it out of penalties and norms"
