@@ -1,4 +1,4 @@
-"""Sees whether a microbatch's loss reads what is another class's own: its parameters are exchanged, and nothing may move.
+"""Sees whether rows read what is another class's own: its parameters are exchanged, and no loss may move.
 
 A penalty on all weights, or a model that calls its parts by itself, reads them whoever's rows run, also where no
 gradient leads there. It costs two forward passes and a copy of what they change, so only the steps are looked at that
@@ -7,13 +7,15 @@ gradient leads there. It costs two forward passes and a copy of what they change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from cosmati.core.batch import Batch, map_tensors
 from cosmati.core.isolated import isolated_modules
-from cosmati.core.loss import LossFunction
+from cosmati.core.loss import Loss, LossFunction
 from cosmati.train.cutting import shortage
 from cosmati.train.forward_watch import loss_roots
 from cosmati.train.held import remember
@@ -21,15 +23,16 @@ from cosmati.train.layout.layout import Layout
 
 
 def foreign_read(
-    model: nn.Module, losses: Sequence[LossFunction], layout: Layout, objective: Callable[[], Tensor]
+    model: nn.Module, loss: LossFunction, layout: Layout, forward: Callable[[Batch], Tensor | Loss], batch: Batch
 ) -> str:
-    """Say which class's own parameters a microbatch of others reads, in words; empty where it reads none.
+    """Say whose own parameters a microbatch of other rows reads, in words; empty where it reads none.
 
     Args:
         model: whose isolated modules of the microbatch's class are enabled.
-        losses: that may hold state.
-        layout: of its parameters.
-        objective: runs the microbatch forward, always with the same draws.
+        loss: that may hold state.
+        layout: of the model's parameters.
+        forward: runs a microbatch forward, always with the same draws.
+        batch: the microbatch; it isn't touched.
     """
     modules = {path: module for path, module in isolated_modules(model).items() if not module.is_enabled}
     weights = layout.weights().tensors
@@ -41,20 +44,25 @@ def foreign_read(
     }
     if not other:
         return ""
-    put_back = remember({"": model, **loss_roots(losses)})
+    put_back = remember({"": model, **loss_roots([loss])})
+
+    def value() -> Tensor:
+        result = forward(dataclasses.replace(batch, data=map_tensors(torch.clone, batch.data)))
+        parts = [result.sum, *result.aux.values()] if isinstance(result, Loss) else [result]
+        return torch.stack([part.detach().reshape(()) for part in parts])
+
     try:
-        with torch.no_grad():
-            before = objective()
-            put_back()
-            with layout.replaced(other):
-                after = objective()
+        before = value()
+        put_back()
+        with layout.replaced(other):
+            after = value()
     except (RuntimeError, MemoryError) as error:
         if not (why := shortage(error)):
             raise
         return f"memory was too short to see who reads what is a class's own ({why})"
     finally:
         put_back()
-    if torch.equal(before, after) or bool(before.isnan() & after.isnan()):
+    if bool(((before == after) | (before.isnan() & after.isnan())).all()):
         return ""
     names = sorted({module.class_name for module in modules.values()})
     return f"the loss of other rows reads what is {' or '.join(names)}'s own: leave it out of penalties and norms"

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -149,6 +150,8 @@ class StepPasses:
             turn: the loss and who learns from it.
             measure: take each leaf's norm by region, in the pass whose gradients are applied.
         """
+        if self.watch.is_on and self._a.policy is not None:
+            self._look_at_isolated(step, turn)
         given = Repeated(step.batches) if self._again else None
         gradients = self._pass(step, turn, measure=measure)
         weights = self._a.layout.weights()
@@ -182,7 +185,6 @@ class StepPasses:
         looked = self._looked_at_now(step)
         with a.layout.step(admitted, learns, measure=measure) as sums, self.watch.around():
             for batch, position in zip(step.batches, step.positions, strict=True):
-                self._look_at_isolated(batch, position, turn, scale, step.routes[position.microbatch])
                 mark = a.statistics.clear()
                 route, is_looked_at = step.routes[position.microbatch], position.microbatch in looked
                 with sums.slot(position.microbatch) as slot, a.router.running(route, batch, a.device):
@@ -274,22 +276,14 @@ class StepPasses:
         found = couplings[0] if couplings else leak_between_documents(probed, batch, route.tokens, a.layout.parameters)
         self.watch.note(found)
 
-    def _look_at_isolated(
-        self, batch: Batch, position: Position, turn: Turn, scale: float | None, route: Route
-    ) -> None:
-        """See whether a microbatch reads what is another class's own, and note it where it does."""
+    def _look_at_isolated(self, step: StepInput, turn: Turn) -> None:
+        """See whether microbatches read what is another class's own, and note it where they do."""
         a = self._a
-        if route.offered and self.watch.is_on and a.policy is not None:
-            losses = [turn.loss for turn in a.turns]
-            with a.router.running(route, batch, a.device):
-                self.watch.note_read(
-                    foreign_read(
-                        a.model,
-                        losses,
-                        a.layout,
-                        lambda: _objective(self._forward(batch, position, turn, None), scale)[0],
-                    )
-                )
+        for batch, at in zip(step.batches, step.positions, strict=True):
+            route, forward = step.routes[at.microbatch], partial(self._forward, turn=turn, position=at, masks=None)
+            if route.offered:
+                with a.router.running(route, batch, a.device):
+                    self.watch.note_read(foreign_read(a.model, turn.loss, a.layout, forward, batch))
 
     def _forward(self, batch: Batch, position: Position, turn: Turn, masks: TokenMasks | None) -> Tensor | Loss:
         """Run one microbatch forward."""

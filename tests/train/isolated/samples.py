@@ -85,7 +85,8 @@ class Stem(nn.Module):
         return self.norm(self.conv(rows)).relu()
 
 
-def _cnn(*, conv: type[nn.Module] = nn.Conv2d, norm: type[nn.Module] = nn.BatchNorm2d) -> nn.Module:
+def cnn(*, conv: type[nn.Module] = nn.Conv2d, norm: type[nn.Module] = nn.BatchNorm2d) -> nn.Module:
+    """Return two convolutions, a norm and a head."""
     pool = nn.AdaptiveAvgPool2d(1) if conv is nn.Conv2d else nn.AdaptiveAvgPool1d(1)
     return nn.Sequential(
         *(conv(1, 4, 3, padding=1, bias=False), norm(4), nn.ReLU(), nn.Dropout(0.2)),  # type: ignore[call-arg, arg-type]
@@ -113,14 +114,14 @@ CASES = {
     "MLP, low rank": Case(_mlp, lambda g, n: _features(g, n, 6), _of_personal()),
     "MLP, expert": Case(_mlp, lambda g, n: _features(g, n, 6), _of_personal(layers="3", kind="expert")),
     "MLP, beside": Case(_mlp, lambda g, n: _features(g, n, 6), _of_personal(layers="3", kind="beside")),
-    "CNN with BatchNorm": Case(_cnn, lambda g, n: _features(g, n, 1, 8, 8), _of_personal()),
+    "CNN with BatchNorm": Case(cnn, lambda g, n: _features(g, n, 1, 8, 8), _of_personal()),
     "CNN, expert with BatchNorm": Case(
         lambda: nn.Sequential(Stem(), nn.Conv2d(4, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)),
         lambda g, n: _features(g, n, 1, 8, 8),
         _of_personal(layers="0", kind="expert"),
     ),
     "Conv1d": Case(
-        lambda: _cnn(conv=nn.Conv1d, norm=nn.BatchNorm1d), lambda g, n: _features(g, n, 1, 8), _of_personal()
+        lambda: cnn(conv=nn.Conv1d, norm=nn.BatchNorm1d), lambda g, n: _features(g, n, 1, 8), _of_personal()
     ),
     "attention": Case(Attending, lambda g, n: _features(g, n, 5, 8), _of_personal()),
     "GPT, low rank": Case(_gpt, _tokens, _of_personal(), LanguageModel(16)),
@@ -184,7 +185,11 @@ def fitted(*args: Any, **options: Any) -> Trainer:
     return made
 
 
-def others(run: Trainer, averaged: bool = False) -> dict[str, Tensor]:
+_FLAGS = {"moved", "counts"}
+"""Of averages, one for each parameter."""
+
+
+def others(run: Trainer, *, averaged: bool = False) -> dict[str, Tensor]:
     """Return all that a run has but what is `personal`'s own: weights, buffers, states of optimizers and methods."""
     region = run.assembly.regions
     own = set(region.parameters[region.names.index(PAIR[1])])
@@ -200,9 +205,11 @@ def others(run: Trainer, averaged: bool = False) -> dict[str, Tensor]:
                 for key, value in state.items()
                 if isinstance(value, Tensor) and names[id(parameter)] not in own
             }
+    weights = run.assembly.layout.weights().names
+    shared = [place for place, name in enumerate(weights) if name not in own]
     for index, state in run.states.items():
-        # One flag a parameter: those of what is its own are its own.
-        found |= {f"{index}/{n}": v for n, v in state.items() if n.removeprefix("average/") not in own and v.ndim}
+        found |= {f"{index}/{n}": v.clone() for n, v in state.items() if n.removeprefix("average/") not in own | _FLAGS}
+        found |= {f"{index}/{n}": v[shared] for n, v in state.items() if n in _FLAGS}
     if averaged:
         with run.averaged() as model:
             found |= {f"averaged {n}": v.clone() for n, v in model.state_dict().items() if n in found}
