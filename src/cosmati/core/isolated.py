@@ -3,8 +3,8 @@
 A model's shared parameters are read by rows of every class. An `Isolated` module is read by rows of its class alone:
 dropped, it leaves what a model is that never read them. Which rows a forward pass has is known outside of the model:
 to the loop, which runs microbatches of one class each, and to whoever evaluates, exports or serves the model, who says
-so with `enabled_classes`. What's said stands in the modules themselves, not in a global: autograd runs checkpointed
-layers anew on threads of its own, and models may be trained side by side.
+so with `methods.functional.enabled_classes`. What's said stands in the modules themselves, not in a global: autograd
+runs checkpointed layers anew on threads of its own, and models may be trained side by side.
 """
 
 from __future__ import annotations
@@ -99,36 +99,6 @@ def isolated_modules(model: nn.Module) -> dict[str, Isolated]:
 def isolated_classes(model: nn.Module) -> tuple[str, ...]:
     """Return the classes that a model has modules of their own for, in alphabetical order."""
     return tuple(sorted({module.class_name for module in isolated_modules(model).values()}))
-
-
-@contextmanager
-def enabled_classes(model: nn.Module, *classes: str) -> Iterator[None]:
-    """Let the modules of some classes run, and those of no other, as long as the context stands.
-
-    It's for evaluation, export, inference and loops of one's own, where whoever calls knows the rows. A governed
-    `Trainer` says it itself, for each microbatch. Without it, no class's own modules run.
-
-    Args:
-        model: with isolated modules.
-        classes: whose modules run, for all rows; none switches all off.
-
-    Raises:
-        PlanError: the model has nothing of such a class.
-
-    Example:
-        >>> with enabled_classes(model, "customer/pii"):
-        ...     logits = model(rows)
-    """
-    unknown = sorted(set(classes) - set(known := isolated_classes(model)))
-    if unknown:
-        msg = (
-            f"{type(model).__name__} has nothing of class {', '.join(map(repr, unknown))} to enable; it has "
-            f"{', '.join(map(repr, known)) or 'no isolated modules'}. Apply IsolatedAdapters to it first, or mend the "
-            "name."
-        )
-        raise PlanError(msg)
-    with running(isolated_modules(model).values(), dict.fromkeys(classes, True)):
-        yield
 
 
 @contextmanager

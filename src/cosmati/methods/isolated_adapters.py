@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -20,7 +21,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from cosmati.core.isolated import Isolated, isolated_classes
+from cosmati.core.isolated import Isolated, isolated_classes, isolated_modules, running
 from cosmati.core.method import Method, Stage
 from cosmati.core.rng import position_generator
 from cosmati.errors import PlanError
@@ -40,9 +41,9 @@ from cosmati.methods.building_blocks.surgery import (
     warn_unchanged,
 )
 
-__all__ = ["IsolatedAdapters", "apply_isolated", "drop_isolated"]
+__all__ = ["IsolatedAdapters", "apply_isolated", "drop_isolated", "enabled_classes"]
 
-Kind = Literal["low_rank", "expert", "beside"]
+OwnKind = Literal["low_rank", "expert", "beside"]
 _KINDS = ("low_rank", "expert", "beside")
 
 
@@ -50,7 +51,7 @@ def apply_isolated(
     model: nn.Module,
     classes: str | Sequence[str],
     layers: str | Sequence[str] = "*",
-    kind: Kind = "low_rank",
+    kind: OwnKind = "low_rank",
     rank: int = 8,
     scale: float = 1.0,
     optimizers: Optimizers = None,
@@ -90,7 +91,7 @@ def apply_isolated(
     for path, layer in found.items():
         if not isinstance(layer, OfClasses):
             graft(layer, OfClasses)
-            layer.add_module("isolated", nn.ModuleDict())
+            layer.add_module("isolated", nn.ModuleDict().train(layer.training))
         for name in names:
             _add(path, layer, name, partial(_made, kind=kind, rank=rank, scale=scale, seed=seed), optimizers)
     for module in model.modules():
@@ -103,6 +104,36 @@ def apply_isolated(
         )
         warn_unchanged(f"IsolatedAdapters changes nothing: {what}. Name others, or leave it out.", model)
     return model
+
+
+@contextmanager
+def enabled_classes(model: nn.Module, *classes: str) -> Iterator[None]:
+    """Let the modules of some classes run, and those of no other, as long as the context stands.
+
+    It's for evaluation, export, inference and loops of one's own, where whoever calls knows the rows. A governed
+    `Trainer` says it itself, for each microbatch. Without it, no class's own modules run.
+
+    Args:
+        model: with isolated modules.
+        classes: whose modules run, for all rows; none switches all off.
+
+    Raises:
+        PlanError: the model has nothing of such a class.
+
+    Example:
+        >>> with cf.enabled_classes(model, "customer/pii"):
+        ...     logits = model(rows)
+    """
+    unknown = sorted(set(classes) - set(known := isolated_classes(model)))
+    if unknown:
+        msg = (
+            f"{type(model).__name__} has nothing of class {', '.join(map(repr, unknown))} to enable; it has "
+            f"{', '.join(map(repr, known)) or 'no isolated modules'}. Apply IsolatedAdapters to it first, or mend the "
+            "name."
+        )
+        raise PlanError(msg)
+    with running(isolated_modules(model).values(), dict.fromkeys(classes, True)):
+        yield
 
 
 def drop_isolated(model: nn.Module, *classes: str) -> nn.Module:
@@ -153,7 +184,7 @@ class IsolatedAdapters(Method):
 
     classes: str | Sequence[str] = ()
     layers: str | Sequence[str] = "*"
-    kind: Kind = "low_rank"
+    kind: OwnKind = "low_rank"
     rank: int = 8
     scale: float = 1.0
     seed: int = 0
@@ -202,11 +233,11 @@ def _check(classes: Sequence[str], layers: Sequence[str], kind: str, rank: int, 
         raise PlanError(msg)
 
 
-def _layers(model: nn.Module, globs: Collection[str], kind: Kind) -> Iterator[tuple[str, nn.Module]]:
+def _layers(model: nn.Module, globs: Collection[str], kind: OwnKind) -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers that are changed, by name; none within what is isolated already."""
     inside: set[str] = set()
     for path, module in model.named_modules():
-        if isinstance(module, Isolated) or any(path.startswith(f"{outer}.") for outer in inside):
+        if isinstance(module, Isolated) or any(path.startswith(f"{outer}.".lstrip(".")) for outer in inside):
             inside.add(path)
             continue
         is_named = any(_covers(glob, path, within=kind == "low_rank") for glob in globs)
@@ -231,7 +262,7 @@ def _covers(glob: str, path: str, *, within: bool) -> bool:
     return fnmatchcase(path, glob) or (within and fnmatchcase(path, f"{glob}.*"))
 
 
-def _made(path: str, layer: nn.Module, name: str, *, kind: Kind, rank: int, scale: float, seed: int) -> Isolated:
+def _made(path: str, layer: nn.Module, name: str, *, kind: OwnKind, rank: int, scale: float, seed: int) -> Isolated:
     if kind != "low_rank":
         return Expert(name, drop_isolated(copy.deepcopy(layer), *isolated_classes(layer)), beside=kind == "beside")
     generator = position_generator(seed, f"isolated {name} {path}")

@@ -15,7 +15,7 @@ from cosmati.core.isolated import isolated_modules, running
 from cosmati.core.plan import Promise
 from cosmati.data.tombstoned import Tombstoned
 from cosmati.methods import EMA, IsolatedAdapters
-from cosmati.methods.isolated_adapters import drop_isolated
+from cosmati.methods.functional import drop_isolated
 from cosmati.optim import SGD
 from cosmati.routing.policy_file import load_policy
 from cosmati.train.observers import Observer, StepReport

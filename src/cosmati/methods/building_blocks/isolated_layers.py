@@ -79,12 +79,13 @@ class LowRankConv(Isolated):
         """Return the layer's output, with the convolution's added at the class's rows."""
         assert isinstance(layer, nn.Conv1d | nn.Conv2d), "made for one"
         shared: Tensor = forward(*args, **kwargs)
-        input, padding = args[0] if args else kwargs["input"], layer.padding
+        input: Tensor = args[0] if args else kwargs["input"]
+        padding: str | int | tuple[int, ...] = layer.padding
         convolve = F.conv1d if isinstance(layer, nn.Conv1d) else F.conv2d
         if layer.padding_mode != "zeros":
             input = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)  # noqa: SLF001
             padding = 0
-        latent = convolve(input, self.down, None, layer.stride, padding, layer.dilation)  # type: ignore[arg-type]
+        latent = convolve(input, self.down, None, layer.stride, padding, layer.dilation)
         own = shared + convolve(latent, self.up) * self.scale
         if isinstance(self.rows, Tensor) and not isinstance(layer, nn.Conv1d):
             self.refuse_tokens("a Conv2d has no tokens")
