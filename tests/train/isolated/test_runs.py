@@ -14,10 +14,12 @@ from cosmati.core.batch import Batch
 from cosmati.core.isolated import isolated_modules, running
 from cosmati.core.plan import Promise
 from cosmati.data.tombstoned import Tombstoned
+from cosmati.errors import PlanError
 from cosmati.methods import EMA, IsolatedAdapters
-from cosmati.methods.functional import drop_isolated
+from cosmati.methods.functional import drop_isolated, enabled_classes
 from cosmati.optim import SGD
 from cosmati.routing.policy_file import load_policy
+from cosmati.train.evaluation import Evaluation
 from cosmati.train.observers import Observer, StepReport
 from tests.processes import launch_ranks, run_python
 from tests.train.isolated.samples import (
@@ -31,6 +33,7 @@ from tests.train.isolated.samples import (
     policy,
     promise,
     source,
+    trainer,
 )
 from tests.train.isolated.worker import made
 
@@ -185,6 +188,40 @@ def test_a_promise_that_was_broken_stays_so(tmp_path: Path) -> None:
         run = fitted(MLP, source(MLP), observers=observers, config={"run_folder": tmp_path})
     assert run.clock.step == 6
     assert "enough" in promise(run).because
+
+
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        ({"trunk": "0.5"}, "under an earlier policy, personal may teach trunk, too"),
+        ({"own": "1"}, "under an earlier policy, open, other may teach 'own', too"),
+    ],
+)
+def test_what_an_earlier_policy_let_through_stays_so(before: dict[str, str], reason: str, tmp_path: Path) -> None:
+    first = fitted(MLP, source(MLP), chosen=policy(**before), observers=[StopAt(2)], config={"run_folder": tmp_path})
+    assert not promise(first).holds
+    changed = fitted(MLP, source(MLP), config={"run_folder": tmp_path, "change": "policy"})
+    assert changed.clock.step == 6
+    assert reason in promise(changed).because
+    again = trainer(MLP, source(MLP))
+    assert promise(again).holds, "the control: another run under the policy"
+
+
+def test_an_evaluation_names_the_classes_that_run() -> None:
+    data = source(MLP)
+    rows = [data.data]
+    named = {
+        "shared": Evaluation(rows, MLP.loss),
+        "personal": Evaluation(rows, MLP.loss, classes="personal"),
+    }
+    run = fitted(MLP, data, [SGD(lr=1.0)], evaluation=named)
+    found = run.fit().metrics
+    with torch.no_grad(), enabled_classes(run.model.eval(), "personal"):
+        expected = MLP.loss(run.model, data.data).mean()
+    assert found["personal/Classification"] == pytest.approx(float(expected))
+    assert found["shared/Classification"] != found["personal/Classification"]
+    with pytest.raises(PlanError, match="nothing of class 'persnal' to enable"):
+        fitted(MLP, data, evaluation=Evaluation(rows, MLP.loss, classes="persnal"))
 
 
 @pytest.mark.slow
