@@ -71,8 +71,7 @@ def without_broken(plan: Plan, broken: Sequence[dict[str, Any]], policy: Compile
         found = [
             one["because"] for one in broken if _what(one)[:2] == (promise, pair[0]) and own & {*one["parameters"]}
         ]
-        was = "under an earlier policy, " if promise is Promise.ISOLATED else ""
-        plan = plan.withdraw(promise, was + found[0], pair) if found else plan
+        plan = plan.withdraw(promise, found[0], pair) if found else plan
     return plan
 
 

@@ -30,7 +30,7 @@ THREE = Classification(3)
 ROWS = 4
 
 
-def policy(*, trunk: str = "0", own: str = "0", regions: str = "", rules: str = "") -> PolicyFile:
+def policy(*, trunk: str = "0", own: str = "0", regions: str = "", rules: str = "", name: str = "own") -> PolicyFile:
     """Return a policy that confines `personal` to what is its own.
 
     Args:
@@ -38,13 +38,14 @@ def policy(*, trunk: str = "0", own: str = "0", regions: str = "", rules: str = 
         own: what others may teach of what is `personal`'s own.
         regions: in place of the two.
         rules: more of them.
+        name: of the region of its own.
     """
-    regions = regions or "{trunk: {params: '*', exclude: '*.isolated.*'}, own: {tag: isolated/personal}}"
+    regions = regions or f"{{trunk: {{params: '*', exclude: '*.isolated.*'}}, {name}: {{tag: isolated/personal}}}}"
     return load_policy(
         f"version: 1\ntaxonomy: t\nregions: {regions}\nrules:\n"
-        f"  - {{class: '**', weight: 1}}\n  - {{class: '**', region: own, weight: {own}}}\n"
+        f"  - {{class: '**', weight: 1}}\n  - {{class: '**', region: {name}, weight: {own}}}\n"
         f"  - {{class: personal, region: trunk, weight: {trunk}}}\n"
-        f"  - {{class: personal, region: own, weight: 1}}\n{rules}"
+        f"  - {{class: personal, region: {name}, weight: 1}}\n{rules}"
     )
 
 

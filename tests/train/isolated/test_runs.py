@@ -193,16 +193,19 @@ def test_a_promise_that_was_broken_stays_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "reason"),
     [
-        ({"trunk": "0.5"}, "under an earlier policy, personal may teach trunk, too"),
-        ({"own": "1"}, "under an earlier policy, open, other may teach 'own', too"),
+        ({"trunk": "0.5"}, "personal may teach trunk, too"),
+        ({"own": "1"}, "open, other may teach 'own', too"),
     ],
 )
 def test_what_an_earlier_policy_let_through_stays_so(before: dict[str, str], reason: str, tmp_path: Path) -> None:
     first = fitted(MLP, source(MLP), chosen=policy(**before), observers=[StopAt(2)], config={"run_folder": tmp_path})
     assert not promise(first).holds
-    changed = fitted(MLP, source(MLP), config={"run_folder": tmp_path, "change": "policy"})
+    chosen, config = policy(name="renamed"), {"run_folder": tmp_path, "change": "policy"}
+    changed = fitted(MLP, source(MLP), chosen=chosen, config=config)
     assert changed.clock.step == 6
-    assert reason in promise(changed).because
+    (found,) = [g for g in changed.plan.guarantees if g.promise is Promise.ISOLATED]
+    assert (found.pair, found.holds) == (("personal", "renamed"), False)
+    assert reason in found.because
     again = trainer(MLP, source(MLP))
     assert promise(again).holds, "the control: another run under the policy"
 
