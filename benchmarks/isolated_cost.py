@@ -1,4 +1,4 @@
-"""What isolated regions cost: a GPT, V = 8, with adapters or experts of one class, beside plain accumulation without any.
+"""What isolated regions cost: a GPT, V = 8, one class with adapters or experts of its own, beside plain accumulation.
 
 Arms differ in how many of the eight microbatches are of the class that has modules of its own. Operations are counted,
 too; seconds on CPU are the process's own, so that what else the machine does counts less.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -136,6 +137,15 @@ OPTIMIZERS: dict[str, Callable[[], list[AnyOptimizer]]] = {
     "AdamW": lambda: [AdamW(lr=0.01)],
     "Muon": lambda: [Muon(lr=0.02), AdamW(lr=0.01)],
 }
+
+
+def sampled(names: Iterable[Any], others: Sequence[Any]) -> list[Any]:
+    """Return all pairs as parameters, of which each name with one of the others, in turns, isn't slow."""
+    return [
+        pytest.param(name, other, marks=() if place == index % len(others) else pytest.mark.slow)
+        for index, name in enumerate(names)
+        for place, other in enumerate(others)
+    ]
 
 
 def source(case: Case, *, num_rows: int = 96, rows_per_step: int = 4 * ROWS, swapped: bool = False) -> InMemory:

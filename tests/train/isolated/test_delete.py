@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from cosmati.data.tombstoned import Tombstoned
-from tests.train.isolated.samples import CASES, OPTIMIZERS, differing, fitted, others, promise, source
+from tests.train.isolated.samples import CASES, OPTIMIZERS, differing, fitted, others, promise, sampled, source
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "optimizer"), sampled(CASES, list(OPTIMIZERS)))
 def test_a_class_leaves_nothing_outside_of_its_own(name: str, optimizer: str) -> None:
     case, data = CASES[name], source(CASES[name])
     present = fitted(case, data, OPTIMIZERS[optimizer]())

@@ -34,7 +34,19 @@ from cosmati.train.ingredients import AnyOptimizer
 from cosmati.train.observers import EarlyStopping, Observer, StepReport, Threshold
 from cosmati.train.observers.observer import WatchedRun
 from cosmati.train.trainer import Trainer
-from tests.train.isolated.samples import CASES, THREE, Case, differing, fitted, others, policy, promise, source, trainer
+from tests.train.isolated.samples import (
+    CASES,
+    THREE,
+    Case,
+    differing,
+    fitted,
+    others,
+    policy,
+    promise,
+    sampled,
+    source,
+    trainer,
+)
 
 MLP, CNN = CASES["MLP, low rank"], CASES["CNN with BatchNorm"]
 CLIPPING = {"clipping_type": "norm", "clipping_threshold": 0.01}
@@ -64,8 +76,7 @@ def both(case: Case, *args: Any, **options: Any) -> tuple[Trainer, Trainer]:
     return fitted(case, data, *args, **options), fitted(case, Tombstoned(data, ["personal"]), *args, **options)
 
 
-@pytest.mark.parametrize("num_microbatches", [1, 4])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "num_microbatches"), sampled(METHODS, [1, 4]))
 def test_methods_carry_nothing_out(name: str, num_microbatches: int) -> None:
     present, gone = both(CNN, None, METHODS[name](), num_microbatches=num_microbatches, budget="8ba")
     assert promise(present).holds, promise(present)
@@ -73,8 +84,7 @@ def test_methods_carry_nothing_out(name: str, num_microbatches: int) -> None:
     assert not differing(others(present, averaged=True), others(gone, averaged=True))
 
 
-@pytest.mark.parametrize("num_microbatches", [1, 4])
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(("name", "num_microbatches"), sampled(OTHERS, [4, 1]))
 def test_optimizers_carry_nothing_out(name: str, num_microbatches: int) -> None:
     present, gone = both(MLP, OTHERS[name](), num_microbatches=num_microbatches, budget="8ba")
     assert promise(present).holds, promise(present)

@@ -52,7 +52,7 @@ def same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["low rank", *(pytest.param(k, marks=pytest.mark.slow) for k in ("expert", "beside"))])
 def test_delete_and_swap(kind: str) -> None:
     data, swapped = source(documents()), source(documents(swapped=[2]))
     present, other = run(data, KINDS[kind]), run(swapped, KINDS[kind])

@@ -93,7 +93,10 @@ def test_gradients_equal_a_loop_over_rows_in_float64(name: str) -> None:
         torch.testing.assert_close(start[key] - parameter.detach(), expected[key], **exact)
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("MLP, low rank", "CNN, expert with BatchNorm", "attention")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_swapped_rows_move_nothing_outside_of_their_class(name: str) -> None:
     case = CASES[name]
     one, two = (fitted(case, source(case, swapped=swapped)) for swapped in (False, True))
