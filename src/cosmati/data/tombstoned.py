@@ -56,6 +56,12 @@ class Tombstoned:
         return getattr(self.source, "dataset", None)
 
     @property
+    def kinds(self) -> tuple[tuple[int, int], ...]:
+        """Class id and band of the rows that the source has: tombstones keep theirs."""
+        own = getattr(self.source, "kinds", None)
+        return tuple((index, 0) for index in range(len(self.class_names))) if own is None else tuple(own)
+
+    @property
     def digest(self) -> str:
         """Hex digest of the source's own, and of what is gone."""
         told = f"{self.source.digest}\0{sorted(self.classes)}\0{sorted(self.rows)}"

@@ -19,7 +19,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cosmati.core.isolated import Isolated, isolated_classes, isolated_modules, running
 from cosmati.core.method import Method, Stage
@@ -90,6 +90,7 @@ def apply_isolated(
     _refuse_containers(found)
     for path, layer in found.items():
         if not isinstance(layer, OfClasses):
+            _refuse_odd(path, layer)
             graft(layer, OfClasses)
             layer.add_module("isolated", nn.ModuleDict().train(layer.training))
         for name in names:
@@ -214,6 +215,16 @@ def _refuse_containers(layers: Mapping[str, nn.Module]) -> None:
         raise PlanError(msg)
 
 
+def _refuse_odd(path: str, layer: nn.Module) -> None:
+    if hasattr(layer, "isolated"):
+        msg = f"{path or 'The model'} has something called 'isolated' already. Rename it, or leave that layer out."
+        raise PlanError(msg)
+    if not next(layer.parameters()).is_floating_point():
+        kind = next(layer.parameters()).dtype
+        msg = f"The weight of {path or 'the model'} is {kind}, so nothing can be added to it. Leave that layer out."
+        raise PlanError(msg)
+
+
 def _listed(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
@@ -271,7 +282,7 @@ def _made(path: str, layer: nn.Module, name: str, *, kind: OwnKind, rank: int, s
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
         return LowRankConv(name, layer, rank, scale, generator)
     weight = layer.weight
-    assert isinstance(weight, nn.Parameter), "of a linear layer"
+    assert isinstance(weight, Tensor), "of a linear layer"
     return LowRankLinear(name, weight if isinstance(layer, nn.Linear) else weight.t(), rank, scale, generator)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import nn
 
@@ -29,7 +29,7 @@ def denied_pairs(policy: CompiledPolicy | None, class_map: Sequence[int]) -> tup
 
 
 def isolated_pairs(
-    model: nn.Module, policy: CompiledPolicy | None, class_map: Sequence[int]
+    model: nn.Module, policy: CompiledPolicy | None, class_map: Sequence[int], more: Callable[[], tuple[str, ...]]
 ) -> Mapping[Pair, tuple[str, ...]]:
     """Return for each class and each region with something of its own what breaks the isolation; empty for nothing.
 
@@ -37,6 +37,7 @@ def isolated_pairs(
         model: after surgery.
         policy: compiled, or None.
         class_map: the policy's class of each of the data's classes.
+        more: says what breaks the isolation of any class; asked where something is isolated.
 
     Raises:
         PlanError: the model has something of a class that the taxonomy lacks.
@@ -66,7 +67,8 @@ def isolated_pairs(
                     *_other_teachers(policy, region, own, class_map),
                     *_taught_too(policy, own, others),
                 )
-    return found
+    common = more() if found else ()
+    return {pair: (*reasons, *common) for pair, reasons in found.items()}
 
 
 def _owners(model: nn.Module) -> dict[str, set[str]]:

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from cosmati.core.batch import Batch, InputKind, kind_of_input
 from cosmati.core.clock import Budget, Clock, Time, Unit
 from cosmati.core.isolated import isolated_modules
 from cosmati.core.loss import LanguageModel
-from cosmati.core.method import Method, Stage, overrides
+from cosmati.core.method import Method, operated, overrides
 from cosmati.core.plan import Facts, Pair, Plan, describe, make_plan
 from cosmati.core.rng import DefaultGenerators
 from cosmati.core.source import Order, Source
@@ -36,7 +37,7 @@ from cosmati.train.authority_watch import AuthorityWatch, watch_of
 from cosmati.train.buffers import BatchNormStatistics, unrouted
 from cosmati.train.collectives import without_named
 from cosmati.train.config import RunConfig
-from cosmati.train.couplings import find_couplings
+from cosmati.train.couplings import counts_together, find_couplings
 from cosmati.train.epochs import refuse_times
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
 from cosmati.train.image_sizes import ask_for_sizes
@@ -108,7 +109,7 @@ def prepare(given: Ingredients) -> Prepared:
     refuse_untrained(losses := [turn.loss for turn in turns], model)
     denied = denied_pairs(policy, class_map)
     couplings = unrouted(statistics, regions) + find_couplings(given, scheduled, layout.weights(), model, budget)
-    isolated = isolated_pairs(model, policy, class_map)
+    isolated = isolated_pairs(model, policy, class_map, partial(counts_together, scheduled, layout.weights()))
     facts = _facts(given, feed, budget, num_microbatches, denied, isolated, turns, couplings, never_offered, statistics)
     plan = without_named(make_plan(given.methods, facts), model, losses, ranks, statistics.layers)
     _check_shapes(plan, budget, config)
@@ -197,9 +198,7 @@ def _surgery(given: Ingredients) -> nn.Module:
             "and BatchNorm learns no statistics. Call model.train() before, unless that's meant.",
             stacklevel=5,
         )
-    for method in sorted(given.methods, key=lambda method: method.stage):
-        if method.stage in (Stage.REPLACE, Stage.CAST) and overrides(method, "apply"):
-            model = method.apply(model, ready)
+    model = operated(model, given.methods, ready)
     refuse_unsavable(model, given.loss)
     return model
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from cosmati.core.batch import Data
+from cosmati.core.batch import Batch, Data
+from cosmati.core.isolated import isolated_modules
 from cosmati.core.loss import Loss
-from cosmati.core.method import Method
+from cosmati.core.method import Coupling, Method, Position, Stage
 from cosmati.core.plan import Promise
 from cosmati.data.tombstoned import Tombstoned
 from cosmati.errors import PlanError, PolicyError
@@ -290,3 +292,71 @@ def test_a_class_that_the_taxonomy_lacks_is_refused() -> None:
     regions = "{trunk: {params: '*', exclude: '0.isolated.*'}, own: {params: '0.isolated.*'}}"
     with pytest.raises(PlanError, match=r"'persnal', and the taxonomy has no such class: it has open, other, personal"):
         trainer(case, source(case), chosen=policy(regions=regions))
+
+
+class CountsTogether(torch.optim.Optimizer):
+    """Descent whose rate falls with the steps of a whole group, as published schedule-free optimizers count."""
+
+    couples: ClassVar[frozenset[Coupling]] = frozenset()
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "k": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["k"] += 1
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=group["lr"] / group["k"])
+
+
+def test_an_optimizer_that_counts_for_all_is_named() -> None:
+    """It leaves regions apart in what they learn, and tells each of them in how many steps the class has learnt."""
+
+    def run(data: Any) -> Trainer:
+        torch.manual_seed(0)
+        model = MLP.adapters.apply(MLP.build())
+        case = Case(lambda: model, MLP.rows, MLP.adapters)
+        return fitted(case, data, [CountsTogether(model.parameters())], num_microbatches=1)
+
+    data = source(MLP)
+    present, gone = run(data), run(Tombstoned(data, ["personal"]))
+    assert "CountsTogether counts the steps in which another region alone has learnt" in promise(present).because
+    assert present.plan.holds(Promise.NO_DIRECT_WRITE, ("personal", "trunk"))
+    assert differing(others(present), others(gone)), "the control leaks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notes(Method):
+    """Notes which classes are enabled where methods may score rows."""
+
+    stage: ClassVar[Stage] = Stage.SELECT
+    couples: ClassVar[frozenset[Coupling]] = frozenset()  # type: ignore[misc, assignment]
+    seen: ClassVar[list[tuple[int | None, list[bool]]]] = []
+
+    def batch(self, batch: Batch, at: Position) -> Batch:
+        enabled = {module.is_enabled for module in isolated_modules(at.model).values()}
+        self.seen.append((batch.class_id, sorted(enabled)))
+        return batch
+
+
+def test_methods_score_rows_with_what_is_their_own() -> None:
+    Notes.seen.clear()
+    run = fitted(MLP, source(MLP), None, [Notes()], budget="2ba")
+    assert {(class_id, *enabled) for class_id, enabled in Notes.seen} == {(0, False), (1, True), (2, False)}
+    assert not any(module.is_enabled for module in isolated_modules(run.model).values())
+
+
+def test_averages_get_the_statistics_of_an_experts_norm_from_its_own_rows() -> None:
+    case = CASES["CNN, expert with BatchNorm"]
+    run = fitted(case, source(case), None, [EMA(half_life="2ba")])
+    (expert,) = isolated_modules(run.model).values()
+    norm = expert.get_submodule("expert.norm")
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert norm.running_mean is not None
+    own = norm.running_mean.clone()
+    with run.averaged():
+        # A plain mean over the first eight steps' passes, not the running one.
+        assert not torch.equal(norm.running_mean, own)
+    assert torch.equal(norm.running_mean, own)
