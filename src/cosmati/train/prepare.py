@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from cosmati.core.batch import Batch, InputKind, kind_of_input
 from cosmati.core.clock import Budget, Clock, Time, Unit
-from cosmati.core.isolated import isolated_modules
+from cosmati.core.isolated import isolated_classes, isolated_modules
 from cosmati.core.loss import LanguageModel
 from cosmati.core.method import Method, operated, overrides
 from cosmati.core.plan import Facts, Pair, Plan, describe, make_plan
@@ -112,7 +112,7 @@ def prepare(given: Ingredients) -> Prepared:
     isolated = isolated_pairs(model, policy, class_map, partial(counts_together, scheduled, layout.weights()))
     facts = _facts(given, feed, budget, num_microbatches, denied, isolated, turns, couplings, never_offered, statistics)
     plan = without_named(make_plan(given.methods, facts), model, losses, ranks, statistics.layers)
-    _check_shapes(plan, budget, config)
+    _check_shapes(plan, budget, config, 1 + len(isolated_classes(model)))
     identity = identity_of(given, plan, turns, model, budget, parent)
     if config.compile_blocks:
         compile_blocks(model)
@@ -358,15 +358,15 @@ def _optimizers(
     return scheduled
 
 
-def _check_shapes(plan: Plan, budget: Budget, config: RunConfig) -> None:
-    shapes = 1
+def _check_shapes(plan: Plan, budget: Budget, config: RunConfig, shapes: int) -> None:
+    """Refuse more forms of a block than are compiled: shapes of inputs, for each class with something of its own."""
     for method in plan.methods:
         shapes *= method.shapes(budget)
     limit = torch._dynamo.config.recompile_limit if config.compile_blocks else shapes  # noqa: SLF001
     if shapes > limit:
         msg = (
             f"The methods give up to {shapes} input shapes, and compiled blocks may be recompiled {limit} times. Use a "
-            "larger size increment or step size, or compile_blocks=False."
+            "larger size increment or step size, fewer classes with something of their own, or compile_blocks=False."
         )
         raise PlanError(msg)
 

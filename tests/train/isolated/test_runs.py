@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from cosmati.core.batch import Batch
+from cosmati.core.batch import Batch, Data
 from cosmati.core.isolated import isolated_modules, running
+from cosmati.core.loss import Loss
 from cosmati.core.plan import Promise
 from cosmati.data.tombstoned import Tombstoned
 from cosmati.errors import PlanError
@@ -19,8 +21,10 @@ from cosmati.methods import EMA, IsolatedAdapters
 from cosmati.methods.functional import drop_isolated, enabled_classes
 from cosmati.optim import SGD
 from cosmati.routing.policy_file import load_policy
+from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation
 from cosmati.train.observers import Observer, StepReport
+from cosmati.train.trainer import Trainer
 from tests.processes import launch_ranks, run_python
 from tests.train.isolated.samples import (
     CASES,
@@ -148,6 +152,42 @@ def test_two_classes_each_with_its_own() -> None:
     alone = MLP.adapters.apply(MLP.build()).state_dict()
     begun = case.adapters.apply(MLP.build()).state_dict()
     assert all(torch.equal(alone[n], begun[n]) for n in alone if "personal" in n)
+
+
+class Checkpointed(nn.Module):
+    """Layers that run anew in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = MLP.build()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return checkpoint(self.layers, rows, use_reentrant=False)
+
+
+def test_layers_that_run_anew_in_the_backward_pass_are_the_class_s_then_too() -> None:
+    plain = Case(lambda: nn.ModuleDict({"layers": MLP.build()}), MLP.rows, MLP.adapters, _of_layers)
+    one, two = (fitted(case, source(case)) for case in (dataclasses.replace(MLP, build=Checkpointed), plain))
+    assert not differing(dict(one.model.state_dict()), dict(two.model.state_dict()))
+    assert promise(one).holds
+
+
+def _of_layers(model: nn.Module, data: Data) -> Loss:
+    return MLP.loss(model["layers"], data)  # type: ignore[index, return-value]
+
+
+def test_more_classes_than_blocks_are_compiled_for_are_refused() -> None:
+    names = [f"c{index}" for index in range(9)]
+    case = Case(MLP.build, MLP.rows, IsolatedAdapters(classes=names))
+    with pytest.raises(PlanError, match="up to 10 input shapes.* fewer classes with something of their own"):
+        Trainer(
+            case.build(),
+            case.loss,
+            source(case),
+            optimizers=[SGD(lr=0.1)],
+            methods=[case.adapters],
+            config=RunConfig(budget="2ba", compile_blocks=True),
+        )
 
 
 class StopAt(Observer):
