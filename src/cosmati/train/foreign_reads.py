@@ -34,16 +34,17 @@ def foreign_read(
         forward: runs a microbatch forward, always with the same draws.
         batch: the microbatch; it isn't touched.
     """
-    modules = {path: module for path, module in isolated_modules(model).items() if not module.is_enabled}
+    modules = isolated_modules(model)
+    if not modules:
+        return ""
+    foreign = {path: module for path, module in modules.items() if not module.is_enabled}
     weights = layout.weights().tensors
     other = {
-        name: weights[name].detach() + 1
-        for path, module in modules.items()
+        name: _other(weights[name].detach())
+        for path, module in foreign.items()
         for name, _ in module.named_parameters(path)
         if name in weights
     }
-    if not other:
-        return ""
     put_back = remember({"": model, **loss_roots([loss])})
 
     def value() -> Tensor:
@@ -51,18 +52,32 @@ def foreign_read(
         parts = [result.sum, *result.aux.values()] if isinstance(result, Loss) else [result]
         return torch.stack([part.detach().reshape(()) for part in parts])
 
-    try:
+    try:  # Also where nothing is another's: the model may wait for other ranks, where something is.
         before = value()
         put_back()
         with layout.replaced(other):
             after = value()
+        put_back()
+        is_read = not _same(before, after)
+        is_steady = not is_read or _same(before, value())
     except (RuntimeError, MemoryError) as error:
         if not (why := shortage(error)):
             raise
         return f"memory was too short to see who reads what is a class's own ({why})"
     finally:
         put_back()
-    if bool(((before == after) | (before.isnan() & after.isnan())).all()):
+    if not (is_read and other):
         return ""
-    names = sorted({module.class_name for module in modules.values()})
+    if not is_steady:
+        return "the loss isn't the same twice, so that nobody sees whether it reads what is a class's own"
+    names = sorted({module.class_name for module in foreign.values()})
     return f"the loss of other rows reads what is {' or '.join(names)}'s own: leave it out of penalties and norms"
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+    return bool(((one == two) | (one.isnan() & two.isnan())).all())
+
+
+def _other(weight: Tensor) -> Tensor:
+    """Return a weight of another mean, spread and size, with other signs."""
+    return torch.linspace(1, 2, weight.numel(), device=weight.device).view(weight.shape).to(weight) - weight

@@ -211,12 +211,12 @@ class Lifecycle(KnownNames):
         was, now = (a.num_microbatches * pieces for pieces in (before, self.cuts.pieces))
         self._run.cut(self.clock, self.cuts, Change("microbatches", was, now))
         because = f"memory was short at step {self.clock.step}: {now} microbatches since, {was} before ({why})"
-        broken = [Promise.ELASTIC, Promise.PARITY]
+        broken = [Promise.ELASTIC, Promise.PARITY, Promise.ISOLATED]  # Whose rows were too many shows in all.
         if state_moves:
             broken += [Promise.RESUME, Promise.REPLAYABLE]
-        for promise in broken:
-            if self._plan.holds(promise):
-                self._plan = self._plan.withdraw(promise, because)
+        for g in self._plan.guarantees:
+            if g.holds and g.promise in broken:
+                self._plan = self._plan.withdraw(g.promise, because, g.pair)
         warnings.warn(
             f"Memory is too short for step {self.clock.step} ({why}): each microbatch is cut in two, {now} in place of "
             f"{was} from here on. Begin with num_microbatches={now} next time.",

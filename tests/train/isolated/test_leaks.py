@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -176,6 +177,37 @@ def test_forward_state_is_named() -> None:
     present, gone = both(case)
     assert "buffers 0.mean" in promise(present).because
     assert differing(others(present), others(gone))
+
+
+def test_a_penalty_on_the_spread_of_weights_is_found() -> None:
+    """What doesn't follow from means and sizes."""
+
+    def loss(model: nn.Module, data: Data) -> Loss:
+        found = THREE(model, data)
+        spread = torch.stack([p.std() for p in model.parameters() if p.numel() > 1]).prod()
+        return Loss(found.sum + spread, found.weight)
+
+    assert "personal's own" in promise(fitted(MLP, source(MLP), loss=loss, budget="1ba")).because
+
+
+def test_a_loss_that_isnt_the_same_twice_is_named() -> None:
+    def loss(model: nn.Module, data: Data) -> Loss:
+        found = THREE(model, data)
+        return Loss(found.sum * (1 + int.from_bytes(os.urandom(4)) / 2**40), found.weight)
+
+    assert "isn't the same twice" in promise(fitted(MLP, source(MLP), loss=loss, budget="4ba")).because
+
+
+def test_memory_that_was_short_for_a_class_is_told_to_all() -> None:
+    def loss(model: nn.Module, data: Data) -> Loss:
+        if len(data[0]) > 2 and any(m.is_enabled for m in isolated_modules(model).values()):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return THREE(model, data)
+
+    with pytest.warns(UserWarning, match="Memory is too short"):
+        run = fitted(MLP, source(MLP), loss=loss)
+    assert "memory was short" in promise(run).because
+    assert run.plan.holds(Promise.NO_DIRECT_WRITE, ("personal", "trunk"))
 
 
 @pytest.mark.parametrize("detached", [False, True])

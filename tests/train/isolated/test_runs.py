@@ -179,7 +179,7 @@ def _of_layers(model: nn.Module, data: Data) -> Loss:
 def test_more_classes_than_blocks_are_compiled_for_are_refused() -> None:
     names = [f"c{index}" for index in range(9)]
     case = Case(MLP.build, MLP.rows, IsolatedAdapters(classes=names))
-    with pytest.raises(PlanError, match="up to 10 input shapes.* fewer classes with something of their own"):
+    with pytest.raises(PlanError, match=r"up to 10 input shapes.* fewer classes with something of their own"):
         Trainer(
             case.build(),
             case.loss,
