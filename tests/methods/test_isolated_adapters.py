@@ -115,6 +115,7 @@ def test_pytorchs_encoder_reads_them_in_evaluation_too() -> None:
             torch.testing.assert_close(model.eval()(rows), trained)
 
 
+@pytest.mark.slow  # transformers
 def test_gpt2s_layers_of_transformers_are_known() -> None:
     Conv1D = pytest.importorskip("transformers.pytorch_utils").Conv1D  # noqa: N806  (a class)
     layer = Conv1D(5, 6)  # to, from
@@ -268,6 +269,48 @@ def test_containers_are_refused_and_idle_names_are_told() -> None:
         apply_isolated(nn.Sequential(nn.Sequential(nn.Linear(2, 2))), "a", "0", "expert")
     with pytest.warns(UserWarning, match="blocks names no layer of Sequential that is a Linear"):
         apply_isolated(nn.Sequential(nn.ReLU()), "a", "blocks")
+
+
+def test_layers_that_arent_there_and_odd_ones_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with pytest.raises(PlanError, match=r"layers: '1' names no layer that could have"):
+        apply_isolated(model, "a", ("0", "1"))
+    model[0].isolated = 1
+    with pytest.raises(PlanError, match="0 has something called 'isolated' already"):
+        apply_isolated(model, "a")
+    whole = nn.Linear(2, 2)
+    whole.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(PlanError, match=r"The weight of the model is torch\.int8"):
+        apply_isolated(whole, "a")
+
+    class Told(nn.Linear):
+        def forward(self, input: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+            return {"output": super().forward(input)}
+
+    told = apply_isolated(Told(2, 2), "a", "", "beside")
+    with enabled_classes(told, "a"), pytest.raises(PlanError, match="A IsolatedTold gives a dict"):
+        told(torch.randn(1, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["GPT2", "Llama"])
+def test_models_of_transformers_read_them(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "GPT2": {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8},
+        "Llama": {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    }
+    config = getattr(transformers, f"{kind}Config")(vocab_size=16, **sizes[kind])
+    model = filled(
+        apply_isolated(
+            getattr(transformers, f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config), "a", rank=2
+        )
+    )
+    with enabled_classes(model, "a"):
+        model(input_ids=torch.arange(8).view(2, 4), labels=torch.arange(8).view(2, 4)).loss.backward()
+    own = [p for name, p in model.named_parameters() if "isolated" in name]
+    assert len(own) > 8
+    assert all(p.grad is not None and bool(p.grad.any()) for p in own)
 
 
 def test_an_export_leaves_it_out(tmp_path: Path) -> None:

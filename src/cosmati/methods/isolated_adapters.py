@@ -79,7 +79,7 @@ def apply_isolated(
         The same model.
 
     Raises:
-        PlanError: options that can't be; experts for all layers, or for a container of layers.
+        PlanError: options that can't be; experts for all layers, or for a container of layers; some names name none.
 
     Warns:
         UserWarning: nothing is changed.
@@ -88,6 +88,7 @@ def apply_isolated(
     _check(names, globs, kind, rank, scale)
     found = dict(_layers(model, globs, kind)) if names else {}
     _refuse_containers(found)
+    _refuse_idle(globs, found, kind)
     for path, layer in found.items():
         if not isinstance(layer, OfClasses):
             _refuse_odd(path, layer)
@@ -212,6 +213,13 @@ def _refuse_containers(layers: Mapping[str, nn.Module]) -> None:
             f"No expert can stand in the place of {', '.join(found[:5])}: a container runs, or gives, whatever is put "
             "into it. Name its parts in layers=, or make it a module with a forward of its own."
         )
+        raise PlanError(msg)
+
+
+def _refuse_idle(globs: Sequence[str], layers: Mapping[str, nn.Module], kind: OwnKind) -> None:
+    idle = [g for g in globs if not any(_covers(g, path, within=kind == "low_rank") for path in layers)]
+    if layers and idle:
+        msg = f"layers: {', '.join(map(repr, idle))} names no layer that could have something isolated. Mend it."
         raise PlanError(msg)
 
 

@@ -127,8 +127,7 @@ def test_a_policy_that_doesnt_confine_is_named_with_the_mend(options: dict[str, 
 
 def test_a_parameter_that_others_hold_too_is_nobodys_own() -> None:
     def build() -> nn.Module:
-        model = CASES["MLP, low rank"].build()
-        IsolatedAdapters(classes="personal", rank=2).apply(model)
+        model = IsolatedAdapters(classes="personal", rank=2).apply(MLP.build())
         model.tied = nn.ParameterList([model.get_parameter("0.isolated.personal.matrix.up")])
         model.__class__ = Tied
         return model
@@ -136,6 +135,10 @@ def test_a_parameter_that_others_hold_too_is_nobodys_own() -> None:
     case = Case(build, MLP.rows, MLP.adapters)
     with pytest.raises(PolicyError, match="one tied parameter is spread"):
         trainer(case, source(case))
+    run = trainer(case, source(case), chosen=policy(rules="allow: {tied: true}\n"))
+    (found,) = [g for g in run.plan.guarantees if g.pair == ("personal", "own&trunk")]
+    assert not found.holds
+    assert "rows of other classes read 0.isolated.personal.matrix.up" in found.because
 
 
 class Tied(nn.Sequential):

@@ -142,6 +142,12 @@ class Expert(Isolated):
         shared = forward(*args, **kwargs)
         first, rest = (shared[0], shared[1:]) if isinstance(shared, tuple) else (shared, None)
         mine = own[0] if isinstance(own, tuple) else own
+        if not isinstance(first, Tensor):
+            msg = (
+                f"A {type(layer).__name__} gives a {type(first).__name__}, which no expert's output can join. "
+                "Let it give a tensor, or a tuple that begins with one; or use kind='expert' without packs."
+            )
+            raise PlanError(msg)
         found = self.chosen(mine if self.gate is None else first + self.gate * mine, first)
         return found if rest is None else (found, *rest)
 
