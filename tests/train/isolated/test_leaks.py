@@ -136,7 +136,7 @@ def test_a_parameter_that_others_hold_too_is_nobodys_own() -> None:
     with pytest.raises(PolicyError, match="one tied parameter is spread"):
         trainer(case, source(case))
     run = trainer(case, source(case), chosen=policy(rules="allow: {tied: true}\n"))
-    (found,) = [g for g in run.plan.guarantees if g.pair == ("personal", "own&trunk")]
+    (found,) = [g for g in run.plan.guarantees if g.name == "isolated(personal, own&trunk)"]
     assert not found.holds
     assert "rows of other classes read 0.isolated.personal.matrix.up" in found.because
 
