@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import nn
 
-from cosmati.core.isolated import Isolated
+from cosmati.core.isolated import Isolated, isolated_classes
 from cosmati.core.plan import Pair
 from cosmati.errors import PlanError
 from cosmati.routing.policy import CompiledPolicy
@@ -43,7 +43,8 @@ def isolated_pairs(
         PlanError: the model has something of a class that the taxonomy lacks.
     """
     if policy is None:
-        return {}
+        rests = ("without a policy nobody says whose rows these are, and what is its own rests: give one",)
+        return {(name, "all"): rests for name in isolated_classes(model)}
     owners = _owners(model)
     known = {name for classes in owners.values() for name in classes if name}
     if unknown := sorted(known - set(policy.classes)):

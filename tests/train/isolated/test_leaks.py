@@ -31,6 +31,7 @@ from cosmati.methods import (
 )
 from cosmati.optim import SGD, SGDW, SOAP, AdamW, Aurora, Lion, NorMuon, ScheduleFreeAdamW, Sophia
 from cosmati.train import gradients
+from cosmati.train.config import RunConfig
 from cosmati.train.evaluation import Evaluation, accuracy
 from cosmati.train.foreign_reads import foreign_read
 from cosmati.train.ingredients import AnyOptimizer
@@ -320,6 +321,17 @@ def test_a_step_that_was_left_out_is_named() -> None:
 
     run = fitted(MLP, source(MLP), loss=loss, config={"on_divergence": "skip"})
     assert "was left out" in promise(run).because
+
+
+def test_without_a_policy_it_rests_and_the_plan_says_so() -> None:
+    model, data = MLP.build(), source(MLP)
+    config = RunConfig(budget="2ba", num_threads=1)
+    run = Trainer(model, MLP.loss, data, optimizers=[SGD(lr=0.1)], methods=[MLP.adapters], config=config)
+    before = {n: p.clone() for n, p in run.model.named_parameters()}
+    run.fit()
+    moved = differing(before, dict(run.model.named_parameters()))
+    assert moved == [n for n in before if "isolated" not in n]
+    assert "broken  isolated(personal, all): without a policy nobody says whose rows these are" in str(run.plan)
 
 
 def test_a_class_that_the_taxonomy_lacks_is_refused() -> None:
