@@ -152,6 +152,8 @@ def test_two_classes_each_with_its_own() -> None:
     alone = MLP.adapters.apply(MLP.build()).state_dict()
     begun = case.adapters.apply(MLP.build()).state_dict()
     assert all(torch.equal(alone[n], begun[n]) for n in alone if "personal" in n)
+    downs = [value.flatten()[:6] for name, value in begun.items() if name.endswith("down")]
+    assert len({tuple(value.tolist()) for value in downs}) == len(downs) == 6, "three layers of two classes"
 
 
 class Checkpointed(nn.Module):
