@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import cosmati.methods.functional as cf
 from cards.drawing import MUTED, STONES, Canvas, Frame, floors
+from cosmati.core.isolated import isolated_modules
 from cosmati.methods.alibi import alibi_bias, alibi_slopes
 from cosmati.methods.layers import GatedFeedForward, SqueezeExcite2d
 
@@ -155,6 +156,30 @@ def low_precision_groupnorm() -> Drawn:
     return canvas, "What `GroupNorm` gives under autocast to bfloat16 with the method, less what it gives in float32."
 
 
+def isolated_adapters() -> Drawn:
+    """Draw which parts of a layer the rows of three classes read."""
+    canvas = Canvas(
+        "Rows of three classes, and the parts of a layer that they read: each the shared one and its own", 168
+    )
+    names = ("open", "news", "pii")
+    layer = cf.apply_isolated(nn.Linear(8, 8), names[1:], rank=2)
+    parts = list(isolated_modules(layer).values())
+    for place, name in enumerate(("the shared weights", *(f"{part.class_name}'s own" for part in parts))):
+        canvas.text(144 + place * 116, 14, name, anchor="middle", colour=MUTED)
+    for row, name in enumerate(names):
+        y = 24 + row * 48
+        canvas.text(0, y + 24, f"rows of {name}", colour=MUTED)
+        with cf.enabled_classes(layer, *({name} & {part.class_name for part in parts})):
+            read = [True, *(part.is_enabled for part in parts)]
+        for place, is_read in enumerate(read):
+            stone = STONES[0] if place == 0 else STONES[place + 1]
+            canvas.rect(94 + place * 116, y, 100, 38, stone if is_read else MUTED, opacity=0.85 if is_read else 0.12)
+    return (
+        canvas,
+        "What rows of three classes read in a layer. What is one class's own can go, and other rows don't notice.",
+    )
+
+
 def squeeze_excite() -> Drawn:
     """Draw the channels' gates for two images."""
     canvas = Canvas("How much of each of sixteen channels is let through, for two images", 160)
@@ -217,6 +242,7 @@ PICTURES: dict[str, Callable[[], Drawn]] = {
     "Alibi": alibi,
     "ChannelsLast": channels_last,
     "Factorize": factorize,
+    "IsolatedAdapters": isolated_adapters,
     "GatedLinearUnits": gated_linear_units,
     "GhostBatchNorm": ghost_batchnorm,
     "LowPrecisionGroupNorm": low_precision_groupnorm,

@@ -85,6 +85,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
         methods.StochasticDepth(target_layer_name="Sequential", stochastic_method="sample"),
     ),
     "`StochasticDepth` by block": (images, methods.StochasticDepth(target_layer_name="Sequential")),
+    "`IsolatedAdapters`": (images, methods.IsolatedAdapters(classes="a")),
     "`GatedLinearUnits`": (tokens, methods.GatedLinearUnits()),
     "`Alibi`": (tokens, methods.Alibi(max_sequence_length=8)),
 }

@@ -1,11 +1,15 @@
 """The policy on the governance page compiles against a real model, and means what the page says."""
 
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import nn
 
-from cosmati import Taxonomy, load_policy, software_licences
+from cosmati import Classification, InMemory, RunConfig, Taxonomy, Trainer, load_policy, software_licences
+from cosmati.core.plan import Promise
 from cosmati.models.gpt import GPT, GPTConfig
+from cosmati.optim import SGD
 from cosmati.routing.policy import compile_policy
 from cosmati.routing.regions import Regions, partition_parameters
 
@@ -40,7 +44,8 @@ def test_the_kinds_of_data_of_the_page_compile() -> None:
     code = next(part.split("```")[0] for part in PAGE.split("```python\n") if "SelectiveGradientMasking" in part)
     names: dict[str, object] = {}
     exec(code, names)
-    policy = load_policy("version: 1\ntaxonomy: t\n" + PAGE.split("```yaml\n")[3].split("```")[0])
+    text = PAGE.partition("## Gradient Routing")[2]
+    policy = load_policy("version: 1\ntaxonomy: t\n" + text.split("```yaml\n")[1].split("```")[0])
     classes = Taxonomy("t", "1", (("customer/pii", ""), ("public-domain", ""), ("unknown", "")))
     model = nn.ModuleDict({"expert": nn.Linear(2, 2), "stem": nn.Linear(2, 2)})
     regions = partition_parameters(model, policy.regions)
@@ -48,3 +53,30 @@ def test_the_kinds_of_data_of_the_page_compile() -> None:
     routes = [dict(zip(compiled.regions, compiled.route(own, 0), strict=True)) for own in range(3)]
     assert routes == [{"expert": 1.0, "rest": 0.0}, {"expert": 0.0, "rest": 1.0}, {"expert": 1.0, "rest": 1.0}]
     assert names["ablate_region"](model, policy, "expert") == ("expert.weight", "expert.bias")  # type: ignore[operator]
+
+
+def test_what_the_page_isolates_is_promised() -> None:
+    text = PAGE.partition("## Isolated regions")[2]
+    policy = load_policy("version: 1\ntaxonomy: t\n" + text.split("```yaml\n")[1].split("```")[0])
+    scope: dict[str, Any] = {}
+    python = [block.split("```")[0] for block in text.split("```python\n")[1:3]]
+    exec(compile(python[0], "governance.md", "exec"), scope)
+    names = ("open", "customer/pii")
+    data = InMemory((torch.randn(32, 4), torch.randint(3, (32,))), 16, torch.arange(32) % 2, names)
+    trainer = Trainer(
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),
+        Classification(3),
+        data,
+        optimizers=[SGD(lr=0.1)],
+        methods=scope["methods"],
+        policy=policy,
+        taxonomy=Taxonomy("t", "1", tuple((name, "") for name in names)),
+        config=RunConfig(budget="2ba", num_microbatches=2, num_threads=1),
+    )
+    trainer.fit()
+    assert trainer.plan.holds(Promise.ISOLATED, ("customer/pii", "pii"))
+    assert "isolated(customer/pii, pii)" in str(trainer.plan)
+    scope |= {"model": trainer.model, "rows": torch.randn(2, 4)}
+    exec(compile(python[1], "governance.md", "exec"), scope)
+    assert scope["logits"].shape == (2, 3)
+    assert [type(layer).__name__ for layer in scope["model"]] == ["Linear", "ReLU", "Linear"]

@@ -103,6 +103,7 @@ _CASES = (
         m.GradientClipping(clipping_type="norm", clipping_threshold=float("inf")),
     ),
     Case(m.GyroDropout(sigma=4, tau=2), m.GyroDropout(p=0.0), is_text=True, vision="nothing to change"),
+    Case(m.IsolatedAdapters(classes="open/psf", rank=2), m.IsolatedAdapters(), adds_parameters=True),
     Case(m.LabelSmoothing(), m.LabelSmoothing(smoothing=0.0)),
     Case(m.LayerFreezing(freeze_start=0.1), m.LayerFreezing(freeze_level=0.0)),
     Case(

@@ -11,6 +11,7 @@ import typer
 
 from cosmati.cli.errors import Question
 from cosmati.cli.files import load_recipe
+from cosmati.core.method import operated
 from cosmati.errors import PolicyError
 from cosmati.provenance.taxonomy import software_licences
 from cosmati.recipes.language import LanguageTask, python_gpt_composed
@@ -35,7 +36,7 @@ def _load(file: Path | None) -> PolicyFile:
 
 def _compile(policy: PolicyFile, recipe: str | None, steps: int) -> CompiledPolicy:
     made = load_recipe(recipe, []) if recipe else python_gpt_composed(LanguageTask())
-    regions = partition_by(policy, made.build_model())
+    regions = partition_by(policy, operated(made.build_model(), made.methods))
     taxonomy = made.taxonomy or software_licences()
     return compile_policy(policy, taxonomy=taxonomy, regions=regions, num_steps=steps)
 

@@ -331,6 +331,22 @@ def check_hooks(method: Method) -> None:
             raise PlanError(msg)
 
 
+def operated(
+    model: nn.Module, methods: Sequence[Method], optimizers: Sequence[torch.optim.Optimizer] = ()
+) -> nn.Module:
+    """Return a model after the surgery of methods, in the order of their stages.
+
+    Args:
+        model: changed in place; it may get another root.
+        methods: in any order.
+        optimizers: ready-made ones, which hold its parameters.
+    """
+    for method in sorted(methods, key=lambda method: method.stage):
+        if method.stage in (Stage.REPLACE, Stage.CAST) and overrides(method, "apply"):
+            model = method.apply(model, optimizers)
+    return model
+
+
 def overrides(method: Method, hook: str) -> bool:
     """Say whether a method has a hook of its own."""
     return getattr(type(method), hook) is not getattr(Method, hook)

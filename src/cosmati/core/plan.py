@@ -73,6 +73,7 @@ class Facts:
         couplings: what else couples regions, in words: optimizers, statistics that lie in no region.
         packed: rows are packs, whose tokens have classes of their own.
         denied: (class, region) pairs that the policy denies in every phase in which the class is admitted.
+        isolated: (class, region) pairs of what classes have of their own, with what speaks against their isolation.
         never_offered: deferred microbatches for which the run has no room later, by class, in words.
         has_ledger: the run keeps a ledger.
         num_sub_steps: alternating losses.
@@ -94,6 +95,7 @@ class Facts:
     couplings: tuple[str, ...] = ()
     packed: bool = False
     denied: tuple[Pair, ...] = ()
+    isolated: Mapping[Pair, tuple[str, ...]] = field(default_factory=dict)
     never_offered: tuple[str, ...] = ()
     has_ledger: bool = False
     num_sub_steps: int = 1
@@ -165,7 +167,7 @@ class Plan:
     def _without(self, reason: Callable[[Guarantee], str | None]) -> Plan:
         found = [(g, reason(g)) for g in self.guarantees]
         changed = tuple(g if why is None else dataclasses.replace(g, holds=False, because=why) for g, why in found)
-        return dataclasses.replace(self, guarantees=changed)
+        return dataclasses.replace(self, guarantees=_at_rest(changed))
 
 
 def describe(method: Method) -> str:
@@ -271,21 +273,45 @@ def _guarantees(methods: Sequence[Method], facts: Facts) -> list[Guarantee]:
         ),
         _promise(Promise.REPLAYABLE, base + ledger, "data, draws and order follow from the position"),
     ]
-    return promises + [_direct_write(methods, facts, pair) for pair in facts.denied]
+    promises += [_direct_write(methods, facts, pair) for pair in facts.denied]
+    return promises + [_isolated(methods, facts, pair) for pair in facts.isolated]
 
 
 def _promise(promise: Promise, broken_by: Sequence[str], because: str, pair: Pair | None = None) -> Guarantee:
     return Guarantee(promise, not broken_by, "; ".join(broken_by) or because, pair)
 
 
+def _at_rest(guarantees: tuple[Guarantee, ...]) -> tuple[Guarantee, ...]:
+    """Withdraw that a class is isolated where it isn't promised any more that it writes nothing into some region."""
+    written = {
+        g.pair[0]: g for g in guarantees if g.promise is Promise.NO_DIRECT_WRITE and g.pair is not None and not g.holds
+    }
+    return tuple(
+        dataclasses.replace(g, holds=False, because=written[g.pair[0]].because)
+        if g.promise is Promise.ISOLATED and g.holds and g.pair is not None and g.pair[0] in written
+        else g
+        for g in guarantees
+    )
+
+
 def _direct_write(methods: Sequence[Method], facts: Facts, pair: Pair) -> Guarantee:
+    leaf = "its tokens' part of each gradient is left out" if facts.packed else "its leaf is absent"
+    because = f"{leaf}, and its denominator separate"
+    return _promise(Promise.NO_DIRECT_WRITE, _leaks(methods, facts), because, pair)
+
+
+def _isolated(methods: Sequence[Method], facts: Facts, pair: Pair) -> Guarantee:
+    because = "no other class reads it or teaches it, and the class teaches nothing else"
+    return _promise(Promise.ISOLATED, [*facts.isolated[pair], *_leaks(methods, facts)], because, pair)
+
+
+def _leaks(methods: Sequence[Method], facts: Facts) -> list[str]:
     # Rows of one microbatch are of one class, so coupled rows don't leak, save in packs; coupled regions do.
     leaks = [f"{describe(method)} couples regions" for method in methods if "regions" in method.couples]
     leaks += facts.couplings + (row_couplings(methods, facts) if facts.packed else ())
     if facts.num_sub_steps > 1:
         leaks.append("alternating sub-steps let one commit change what the next one reads")
-    leaf = "its tokens' part of each gradient is left out" if facts.packed else "its leaf is absent"
-    return _promise(Promise.NO_DIRECT_WRITE, leaks, f"{leaf}, and its denominator separate", pair)
+    return leaks
 
 
 def row_couplings(methods: Sequence[Method], facts: Facts) -> tuple[str, ...]:

@@ -14,13 +14,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from cosmati.core.isolated import isolated_classes, isolated_modules
 from cosmati.export.comparison import kept_buffers
 from cosmati.export.plain_layers import KeptShare, SqueezeExcitation
 from cosmati.methods.blurpool import BlurConv2d, BlurMaxPool2d, BlurPool2d
+from cosmati.methods.building_blocks.isolated_layers import OfClasses
 from cosmati.methods.building_blocks.surgery import replace_modules, ungraft
 from cosmati.methods.factorize import FactorizedConv2d, FactorizedLinear
 from cosmati.methods.ghost_batchnorm import GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d
 from cosmati.methods.gyro_dropout import GyroDropoutLayer
+from cosmati.methods.isolated_adapters import drop_isolated
 from cosmati.methods.low_precision_norms import GroupNormInAutocast, LayerNormInAutocast
 from cosmati.methods.squeeze_excite import SqueezeExcite2d, SqueezeExciteConv2d
 from cosmati.methods.stochastic_depth import StochasticBlock
@@ -78,6 +81,7 @@ def fold(model: nn.Module, channels: Mapping[str, int] | None = None) -> Folded:
         The model, and what has become of each layer.
     """
     done = Folded(model.eval())
+    _drop_resting(model, done)
     names, tied = _names(model), _ties(model)
     _take_grafts_off(model, names, done)
     merged = _read_by_parents(model)
@@ -121,6 +125,14 @@ def channels_seen(model: nn.Module, inputs: tuple[tuple[Any, ...], Mapping[str, 
         for handle in handles:
             handle.remove()
     return seen
+
+
+def _drop_resting(model: nn.Module, done: Folded) -> None:
+    """Leave out what is classes' own and isn't enabled: the model that was evaluated is the one without it."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, OfClasses)}
+    enabled = {module.class_name for module in isolated_modules(model).values() if module.is_enabled}
+    drop_isolated(model, *(set(isolated_classes(model)) - enabled))
+    done.turned_back |= {n: "OfClasses" for n, module in layers.items() if not isinstance(module, OfClasses)}
 
 
 def _names(model: nn.Module) -> dict[nn.Module, list[str]]:

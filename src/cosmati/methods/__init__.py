@@ -20,6 +20,7 @@ from cosmati.methods.gated_linear_units import GatedLinearUnits
 from cosmati.methods.ghost_batchnorm import GhostBatchNorm
 from cosmati.methods.gradient_clipping import GradientClipping
 from cosmati.methods.gyro_dropout import GyroDropout
+from cosmati.methods.isolated_adapters import IsolatedAdapters
 from cosmati.methods.label_smoothing import LabelSmoothing
 from cosmati.methods.layer_freezing import LayerFreezing
 from cosmati.methods.low_precision_norms import LowPrecisionGroupNorm, LowPrecisionLayerNorm
@@ -52,6 +53,7 @@ ALL: tuple[type[Method], ...] = (
     GhostBatchNorm,
     GradientClipping,
     GyroDropout,
+    IsolatedAdapters,
     LabelSmoothing,
     LayerFreezing,
     LowPrecisionGroupNorm,
@@ -89,6 +91,7 @@ __all__ = [
     "GhostBatchNorm",
     "GradientClipping",
     "GyroDropout",
+    "IsolatedAdapters",
     "LabelSmoothing",
     "LayerFreezing",
     "LowPrecisionGroupNorm",

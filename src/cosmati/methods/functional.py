@@ -18,6 +18,7 @@ from cosmati.methods.gated_linear_units import apply_gated_linear_units
 from cosmati.methods.ghost_batchnorm import apply_ghost_batchnorm
 from cosmati.methods.gradient_clipping import apply_gradient_clipping
 from cosmati.methods.gyro_dropout import apply_gyro_dropout
+from cosmati.methods.isolated_adapters import apply_isolated, drop_isolated, enabled_classes
 from cosmati.methods.label_smoothing import smooth_labels
 from cosmati.methods.layer_freezing import freeze_layers
 from cosmati.methods.low_precision_norms import apply_low_precision_groupnorm, apply_low_precision_layernorm
@@ -39,6 +40,7 @@ __all__ = [
     "apply_ghost_batchnorm",
     "apply_gradient_clipping",
     "apply_gyro_dropout",
+    "apply_isolated",
     "apply_low_precision_groupnorm",
     "apply_low_precision_layernorm",
     "apply_squeeze_excite",
@@ -50,6 +52,8 @@ __all__ = [
     "crop_and_flip_batch",
     "cutmix_batch",
     "cutout_batch",
+    "drop_isolated",
+    "enabled_classes",
     "freeze_layers",
     "mixup_batch",
     "randaugment_image",

@@ -14,8 +14,9 @@ from functools import cached_property
 
 from torch import nn
 
+from cosmati.core.isolated import isolated_modules
 from cosmati.errors import PolicyError
-from cosmati.routing.selectors import BlockRange, RegionSelector, odd_letters
+from cosmati.routing.selectors import ISOLATED, BlockRange, RegionSelector, odd_letters
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (
@@ -215,5 +216,8 @@ def _block_prefixes(model: nn.Module, region: str, blocks: BlockRange, problems:
 def _tagged_modules(model: nn.Module, tag: str) -> list[str]:
     if tag == "head":
         return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1:]
+    if tag.startswith(ISOLATED):
+        own = isolated_modules(model).items()
+        return [name for name, module in own if module.class_name == tag.removeprefix(ISOLATED)]
     kinds = _EMBEDDINGS if tag == "embedding" else _NORMS
     return [name for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, kinds)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import unicodedata
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 def _sorted_names(value: object) -> tuple[str, ...]:
@@ -29,7 +29,18 @@ def odd_letters(name: str) -> str:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_sorted_names)]
-Tag = Literal["embedding", "head", "norm"]
+ISOLATED = "isolated/"
+"""Before the name of a class: its own adapters and experts."""
+
+
+def _known_tag(tag: str) -> str:
+    if tag not in ("embedding", "head", "norm") and not tag.removeprefix(ISOLATED) != tag != ISOLATED:
+        msg = f"tag {tag!r} is unknown: it's 'embedding', 'head' or 'norm', or '{ISOLATED}CLASS' for a class's own"
+        raise ValueError(msg)
+    return tag
+
+
+Tag = Annotated[str, AfterValidator(_known_tag)]
 RegionName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 
 
@@ -67,7 +78,8 @@ class RegionSelector(Strict):
         params: globs over parameter names, `*` matches dots too (`layer1.*`).
         blocks: a range of blocks.
         tag: `embedding` (parameters of embedding modules), `norm` (of normalisation modules), `head` (of the
-            last `nn.Linear` in the order in which modules are registered).
+            last `nn.Linear` in the order in which modules are registered), `isolated/CLASS` (of the adapters and
+            experts that a class has of its own).
         exclude: globs over parameter names that are left to other regions.
     """
 

@@ -90,6 +90,27 @@ def optimizer_coupling(optimizer: torch.optim.Optimizer, regions: Mapping[int, i
     return f"{name} {does or _UNDECLARED}" if does or not (_declares(optimizer) or _declares(declared)) else ""
 
 
+def counts_together(optimizers: Sequence[ScheduledOptimizer], weights: Pieces) -> tuple[str, ...]:
+    """Say which optimizers tell, where a region ends, how often others have learnt: one counter for all, say.
+
+    That a class learns its own in a step would then show in every other region. Such an optimizer may still leave
+    regions apart in what they learn.
+    """
+    regions = {id(weight): weights.regions[name] for name, weight in weights.tensors.items()}
+    found = []
+    for optimizer in (scheduled.optimizer for scheduled in optimizers):
+        if type(optimizer) in _APART or type(optimizer).__module__.startswith("cosmati."):
+            continue
+        try:
+            own = sorted({regions[id(p)] for group in optimizer.param_groups for p in group["params"]})
+            tells = [not torch.equal(*(_Trial(optimizer, regions).ends_beside(r, n) for n in (0, 2))) for r in own]
+            does = "counts the steps in which another region alone has learnt" if any(tells) else ""
+        except Exception as error:  # noqa: BLE001  (code of the user's own)
+            does = f"can't be tried out ({type(error).__name__}: {error})"
+        found += [f"{type(optimizer).__name__} {does}"] if does else []
+    return tuple(found)
+
+
 _UNDECLARED = "doesn't say what it couples (`couples = frozenset()`, if it leaves regions apart)"
 
 
@@ -153,6 +174,17 @@ class _Trial:
         """Return where all other regions end when one region's gradients are scaled: [n]."""
         for _ in range(_NUM_STEPS):
             self._step(lambda own: scale if own == region else 1.0)
+        others = [p.detach().flatten() for p, own in self._parameters if own != region]
+        return torch.cat(others) if others else torch.zeros(0)
+
+    def ends_beside(self, region: int, num_own: int) -> Tensor:
+        """Return where all others end if a region has so many steps of its own between each two of theirs: [n]."""
+        for _ in range(_NUM_STEPS):
+            self._step(lambda own: None if own == region else 1.0)
+            drawn = self._draws.get_state()
+            for _ in range(num_own):
+                self._step(lambda own: 1.0 if own == region else None)
+            self._draws.set_state(drawn)
         others = [p.detach().flatten() for p, own in self._parameters if own != region]
         return torch.cat(others) if others else torch.zeros(0)
 

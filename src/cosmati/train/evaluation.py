@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, Protocol, cast
@@ -22,6 +22,7 @@ from cosmati.core.own_loss import own_logits
 from cosmati.data.foreign import refuse_part, refuse_rows, refuse_shares, shuffles
 from cosmati.data.loader import StreamingLoader
 from cosmati.errors import BatchError, DataError
+from cosmati.methods.isolated_adapters import enabled_classes
 from cosmati.records.run import CLOCK_FIELDS
 from cosmati.train.forward_watch import loss_roots
 from cosmati.train.held import places_in, remember
@@ -89,6 +90,7 @@ class Evaluation(KnownNames):
             stateful metrics (`Stateful`), which are given the model's output and the target where nothing else is said.
             By name; or a list of them, or one alone, which are called as their functions or classes are.
         num_batches: measure on the first so many batches; None takes all.
+        classes: whose own adapters and experts run on these batches (`IsolatedAdapters`); by default nobody's.
 
     Raises:
         DataError: the data give rows, can be read only once, or are this rank's share; or the first batches are others
@@ -100,6 +102,7 @@ class Evaluation(KnownNames):
     data: Iterable[Data]
     metrics: Mapping[str, AnyMetric] | Sequence[AnyMetric] | AnyMetric = field(default_factory=dict)
     num_batches: int | None = None
+    classes: str | Sequence[str] = ()
     _written: WrittenHere = field(default_factory=WrittenHere, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -216,7 +219,9 @@ def evaluate(
         msg = "Ranks share out the batches to evaluate on, and this loader shuffles on each. Give it shuffle=False."
         raise DataError(msg)
     means, stateful = _kinds(evaluation.by_name())
-    with _in_eval_mode([model, *_modules_of(losses)]):
+    classes = (evaluation.classes,) if isinstance(evaluation.classes, str) else tuple(evaluation.classes)
+    enabled = enabled_classes(model, *classes) if classes else nullcontext()
+    with _in_eval_mode([model, *_modules_of(losses)]), enabled:
         rows: dict[int, list[float]] = {}
         num_batches = 0
         for one in stateful.values():
@@ -276,7 +281,8 @@ def try_out(
     if isinstance(evaluation.data, list | tuple) and evaluation.data:
         with kept_state(model, losses):
             means, _ = _kinds(evaluation.by_name())
-            evaluate(model, Evaluation(evaluation.data[:1], means), Ranks.alone(), device, autocast, losses)
+            first = Evaluation(evaluation.data[:1], means, classes=evaluation.classes)
+            evaluate(model, first, Ranks.alone(), device, autocast, losses)
 
 
 def _kinds(metrics: Mapping[str, AnyMetric]) -> tuple[dict[str, Metric], dict[str, Stateful]]:

@@ -63,6 +63,7 @@ class ForwardWatch:
         self._ranks = ranks
         self._repeated = repeated
         self._leaks: list[str] = []
+        self._reads: list[str] = []
         self._has_seen_packs = False
         self._moved: dict[str, Place] = {}
         self._changed: dict[str, Place] = {}
@@ -90,6 +91,10 @@ class ForwardWatch:
     def note(self, leak: str) -> None:
         """Take note of how documents of a pack reach one another, in words; of nothing where it's empty."""
         self._leaks += [leak] if leak else []
+
+    def note_read(self, read: str) -> None:
+        """Take note of who reads what is another class's own, in words; of nothing where it's empty."""
+        self._reads += [read] if read else []
 
     def around(self) -> AbstractContextManager[None]:
         """Stand around the forward and backward passes of a step's microbatches, between which nothing is committed."""
@@ -216,13 +221,17 @@ class ForwardWatch:
         return plan
 
     def _judged_leaks(self, plan: Plan) -> Plan:
-        """Withdraw what is promised of denied classes where packs don't keep their documents apart."""
-        leaks, self._leaks = self._leaks, []
-        if self._ranks.agree(bool(leaks)):
-            because = leaks[0] if leaks else "on another rank, documents of a pack reach one another"
-            for guarantee in plan.guarantees:
-                if guarantee.holds and guarantee.promise is Promise.NO_DIRECT_WRITE:
-                    plan = plan.withdraw(guarantee.promise, because, guarantee.pair)
+        """Withdraw what is promised of classes where documents of a pack, or what is a class's own, reach others."""
+        for promise, found, elsewhere in (
+            (Promise.NO_DIRECT_WRITE, self._leaks, "documents of a pack reach one another"),
+            (Promise.ISOLATED, self._reads, "other rows read what is a class's own"),
+        ):
+            if self._ranks.agree(bool(found)):
+                because = found[0] if found else f"on another rank, {elsewhere}"
+                for guarantee in plan.guarantees:
+                    if guarantee.holds and guarantee.promise is promise:
+                        plan = plan.withdraw(promise, because, guarantee.pair)
+            found.clear()
         return plan
 
     def _judged_unseen(self, plan: Plan) -> Plan:

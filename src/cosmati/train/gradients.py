@@ -24,14 +24,16 @@ from cosmati.core.method import Method, Position
 from cosmati.core.pieces import Pieces
 from cosmati.core.plan import row_couplings
 from cosmati.core.rng import position_key
-from cosmati.errors import BatchError, OutOfMemoryError
+from cosmati.errors import OutOfMemoryError
 from cosmati.routing.token_masks import TokenMasks
 from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.cutting import shortage
+from cosmati.train.foreign_reads import foreign_read
 from cosmati.train.forward_watch import ForwardWatch, loss_roots
 from cosmati.train.held import remember
 from cosmati.train.layout.layout import Layout, Slot
+from cosmati.train.leaf_facts import NO_LEAF, LeafFacts, even_loss, table_of
 from cosmati.train.marks import Repeated
 from cosmati.train.passing import PassingMethods
 from cosmati.train.routes import Route
@@ -86,33 +88,6 @@ class StepGradients(NamedTuple):
     statistics: list[Tensor]
 
 
-class Seen(NamedTuple):
-    """What a microbatch tells beside its leaf.
-
-    Attributes:
-        loss: summed, or the scalar that the user's loss gave.
-        weight: of it.
-        num_rows: how many took part.
-        num_labels: what a scalar may be the mean of.
-        label_key: the same in microbatches with equally many labels (`LabelCount.key`); 0 where the loss tells its own
-            weight.
-        is_short: 1 where memory was.
-        labels: of packs, by the source's class, float64 [classes]; None otherwise.
-    """
-
-    loss: Tensor | float
-    weight: Tensor | float
-    num_rows: float
-    num_labels: Tensor | float
-    label_key: Tensor | float
-    is_short: float = 0.0
-    labels: Tensor | None = None
-
-
-NOTHING = Seen(0.0, 0.0, 0.0, 0.0, 0.0)
-"""Of a microbatch that isn't offered."""
-
-
 class StepPasses:
     """Computes `StepGradients`: one pass over the microbatches, and a second one for each method that asks.
 
@@ -161,6 +136,8 @@ class StepPasses:
         """
         if turn is self._a.turns[0] and not all(p.tensor.requires_grad for p in self._a.layout.parameters):
             self._a.check_unchanged()
+        if self.watch.is_on and self._a.policy is not None:
+            self._look_at_isolated(step, turn)
         given = Repeated(step.batches) if self._again else None
         gradients = self._pass(step, turn, measure=measure)
         weights = self._a.layout.weights()
@@ -187,7 +164,7 @@ class StepPasses:
         scale = self._scale(step)
         why = ""
         learns = turn.learning(step.frozen)
-        seen: list[Seen] = []
+        seen: list[LeafFacts] = []
         norms: list[Tensor] = []
         statistics: list[Tensor] = []
         admitted = [route.weights for route in step.routes]
@@ -195,25 +172,25 @@ class StepPasses:
         with a.layout.step(admitted, learns, measure=measure) as sums, self.watch.around():
             for batch, position in zip(step.batches, step.positions, strict=True):
                 mark = a.statistics.clear()
-                with sums.slot(position.microbatch) as slot:
-                    route, is_looked_at = step.routes[position.microbatch], position.microbatch in looked
+                route, is_looked_at = step.routes[position.microbatch], position.microbatch in looked
+                with sums.slot(position.microbatch) as slot, a.router.running(route, batch, a.device):
                     # Where one was too much, the others are left out; ranks still meet in each slot.
                     is_offered = route.offered and not why
                     try:
                         run = partial(self._microbatch, slot, batch, position, turn, scale, route, is_looked_at)
-                        seen.append(self._apart.settled(run, route.tokens) if is_offered else NOTHING)
+                        seen.append(self._apart.settled(run, route.tokens) if is_offered else NO_LEAF)
                     except (RuntimeError, MemoryError) as error:
                         why = shortage(error)
                         if not why:
                             raise
-                        seen.append(NOTHING._replace(is_short=1.0))
+                        seen.append(NO_LEAF._replace(is_short=1.0))
                 norms += slot.norms
                 if a.statistics.layers:
                     statistics.append(a.statistics.read(mark))
                 self._tell("leaf")
                 self._stopwatch.lap("backward")
             num_classes = a.router.num_classes if any(route.tokens for route in step.routes) else 0
-            facts = a.layout.gather(_table(seen, norms, num_classes, a.device))
+            facts = a.layout.gather(table_of(seen, norms, num_classes, a.device))
             labels, facts = facts[:, :num_classes], facts[:, num_classes:]
             if why or (a.ranks.is_parallel and bool(facts[:, 5].any())):
                 raise OutOfMemoryError(why or "on another rank")
@@ -223,7 +200,7 @@ class StepPasses:
         losses, weights, num_rows, leaf_norms = facts[:, 0], facts[:, 1], facts[:, 2], facts[:, 6:]
         # Without any weight nothing is learnt, and there is no mean to take.
         loss = losses.sum() / torch.where(weights.sum() == 0, 1.0, weights.sum())
-        loss = _even(loss, facts[:, 3], facts[:, 4])
+        loss = even_loss(loss, facts[:, 3], facts[:, 4])
         if measure and denominators is not None:
             leaf_norms = leaf_norms / denominators
         self._stopwatch.lap("backward")
@@ -249,7 +226,7 @@ class StepPasses:
         scale: float | None,
         route: Route,
         is_looked_at: bool,
-    ) -> Seen:
+    ) -> LeafFacts:
         """Run one microbatch forward and backward."""
         a = self._a
         by_class = count_labels_by_class(a.model, batch, a.router.num_classes) if route.tokens else None
@@ -269,7 +246,7 @@ class StepPasses:
         labels = LabelCount(0.0, 0.0) if isinstance(result, Loss) else count_labels(a.model, batch.data)
         present = batch.present
         num_rows = float(batch.num_rows if present is None else int(present.sum()))
-        return Seen(loss, weight, num_rows, *labels, labels=by_class)
+        return LeafFacts(loss, weight, num_rows, *labels, labels=by_class)
 
     def _look_at_packs(self, batch: Batch, position: Position, turn: Turn, scale: float | None, route: Route) -> None:
         """See whether documents are kept apart, and note it where they aren't."""
@@ -289,6 +266,15 @@ class StepPasses:
             self.watch.note(leak_between_documents(probed, batch, route.tokens, parameters, self._apart))
         finally:
             put_back()
+
+    def _look_at_isolated(self, step: StepInput, turn: Turn) -> None:
+        """See whether microbatches read what is another class's own, and note it where they do."""
+        a = self._a
+        for batch, at in zip(step.batches, step.positions, strict=True):
+            route, forward = step.routes[at.microbatch], partial(self._forward, turn=turn, position=at, masks=None)
+            if route.offered:
+                with a.router.running(route, batch, a.device):
+                    self.watch.note_read(foreign_read(a.model, turn.loss, a.layout, forward, batch))
 
     def _forward(self, batch: Batch, position: Position, turn: Turn, masks: TokenMasks | None) -> Tensor | Loss:
         """Run one microbatch forward."""
@@ -349,52 +335,3 @@ def _objective(result: Tensor | Loss, scale: float | None) -> tuple[Tensor, Tens
     elif not result.weight:
         summed = summed * 0.0
     return summed * scale, summed.detach(), result.weight
-
-
-def _even(loss: Tensor, num_labels: Tensor, keys: Tensor) -> Tensor:
-    """Return the loss if its microbatches' scalars are means over equally many labels, as their plain mean takes them.
-
-    On an accelerator, nobody looks: it's NaN otherwise, and isn't committed.
-
-    Args:
-        loss: of the step.
-        num_labels: of each microbatch, float64 [V].
-        keys: likewise, equal where each of their tensors has equally many; 0 where it doesn't matter.
-
-    Raises:
-        BatchError: they aren't.
-    """
-    is_uneven = keys.max() > torch.where(keys > 0, keys, torch.inf).min()
-    if not num_labels.is_cpu:
-        return torch.where(is_uneven, torch.nan, loss)
-    if is_uneven:
-        counts = num_labels.int().tolist()
-        found = ", ".join("all" if key == 1 else str(n) for n, key in zip(counts, keys.tolist(), strict=True))
-        where = "" if len(set(counts)) > 1 else ", and not equally many in each of the batch's tensors"
-        msg = (
-            f"The loss is a bare scalar, and its microbatches have [{found}] labels that aren't ignored (-100){where}: "
-            "a mean of their means would weigh labels unequally. Return Loss(sum, weight): for a Hugging Face model "
-            "cosmati.huggingface_loss, else Loss(mean * num_labels, num_labels)."
-        )
-        raise BatchError(msg)
-    return loss
-
-
-def _table(seen: Sequence[Seen], norms: Sequence[Tensor], num_classes: int, device: torch.device) -> Tensor:
-    """Return labels by class, the other fields of `Seen` and norms of each microbatch: [n, classes + 6 + regions]."""
-    columns: list[Tensor] = []
-    if num_classes:
-        none = torch.zeros(num_classes, dtype=torch.float64, device=device)
-        columns += torch.stack([none if one.labels is None else one.labels for one in seen]).unbind(1)
-    columns += [_column([getattr(one, field) for one in seen], device) for field in Seen._fields[:-1]]
-    if norms:
-        columns += torch.stack(list(norms)).view(len(seen), -1).unbind(1)
-    return torch.stack(columns, dim=1)
-
-
-def _column(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
-    if any(isinstance(value, Tensor) for value in values):
-        return torch.stack(
-            [torch.as_tensor(v, dtype=torch.float64, device=device).detach().reshape(()) for v in values]
-        )
-    return torch.tensor(values, dtype=torch.float64, device=device)

@@ -31,7 +31,7 @@ from cosmati.train.identity import Change
 from cosmati.train.marks import StepRows
 from cosmati.train.named_evaluations import Evaluations, checked, evaluate_all, try_out_all
 from cosmati.train.observers.observer import Observer, checked_observers, states_of
-from cosmati.train.opening import open_run, read_back, without_schedulers
+from cosmati.train.opening import open_run, read_back, without_ends, without_schedulers
 from cosmati.train.optimizer_watch import OptimizerWatch
 from cosmati.train.prepare import Prepared
 from cosmati.train.refusals import explain
@@ -71,7 +71,7 @@ class Lifecycle(KnownNames):
         self.stopwatch = Stopwatch()
         self.finite = FiniteCheck(a.config, a.device)
         self.methods = AppliedMethods(a.plan, a.layout.weights(), a.generators, self.tell)
-        self._plan = a.plan
+        self._plan = without_ends(a.plan, self.observers)
         self._metrics: Mapping[str, float] = {}
         self._evaluated_at: Clock | None = None
         self._run: OpenRun | None = None
@@ -101,7 +101,8 @@ class Lifecycle(KnownNames):
     @property
     def plan(self) -> Plan:
         """What the run does and promises; promises that the run itself broke are withdrawn."""
-        self._plan = without_schedulers(self._plan, self.assembly)
+        stopped = "" if self._run is None else self._run.stop_reason
+        self._plan = without_schedulers(without_ends(self._plan, (), stopped), self.assembly)
         doubt = self.feed.doubt if self.feed is not None else ""
         for promise in (Promise.RESUME, Promise.ELASTIC, Promise.REPLAYABLE) if doubt else ():
             self._plan = self._plan.withdraw(promise, doubt) if self._plan.holds(promise) else self._plan
@@ -211,12 +212,11 @@ class Lifecycle(KnownNames):
         was, now = (a.num_microbatches * pieces for pieces in (before, self.cuts.pieces))
         self._run.cut(self.clock, self.cuts, Change("microbatches", was, now))
         because = f"memory was short at step {self.clock.step}: {now} microbatches since, {was} before ({why})"
-        broken = [Promise.ELASTIC, Promise.PARITY]
-        if state_moves:
-            broken += [Promise.RESUME, Promise.REPLAYABLE]
-        for promise in broken:
-            if self._plan.holds(promise):
-                self._plan = self._plan.withdraw(promise, because)
+        broken = [Promise.ELASTIC, Promise.PARITY, Promise.ISOLATED]  # Whose rows were too many shows in all.
+        broken += [Promise.RESUME, Promise.REPLAYABLE] if state_moves else []
+        for g in self._plan.guarantees:
+            if g.holds and g.promise in broken:
+                self._plan = self._plan.withdraw(g.promise, because, g.pair)
         warnings.warn(
             f"Memory is too short for step {self.clock.step} ({why}): each microbatch is cut in two, {now} in place of "
             f"{was} from here on. Begin with num_microbatches={now} next time.",
@@ -378,6 +378,7 @@ class Lifecycle(KnownNames):
         """Write the end, whatever has failed before; workers of a loader end with the run."""
         if self.feed is not None:
             self.feed.close()
+        plan = self.plan  # As long as the run tells why it was stopped.
         run, self._run = self._run, None
         self.stopwatch.stop()
         if kind is not None:
@@ -385,7 +386,7 @@ class Lifecycle(KnownNames):
         assert run is not None, "opened"
         assert self._ended is not None, "by itself or by an error"
         reason = run.stop_reason if self._ended == "stopped" else ""
-        run.close(dataclasses.replace(self._result(self._ended), reason=reason), self.plan)
+        run.close(dataclasses.replace(self._result(self._ended), reason=reason), plan)
 
     def _result(self, ended: str) -> RunResult:
         watch, folder = self.stopwatch, self.assembly.config.run_folder

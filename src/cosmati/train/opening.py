@@ -152,6 +152,25 @@ def without_schedulers(plan: Plan, assembly: Assembly) -> Plan:
     return plan
 
 
+def without_ends(plan: Plan, observers: Sequence[Observer], stop_reason: str = "") -> Plan:
+    """Take back that a class is isolated where the run ends, or has ended, by what an observer has seen.
+
+    Args:
+        plan: of the run.
+        observers: the user's.
+        stop_reason: why somebody has asked for the end; empty where nobody said.
+    """
+    ending = [type(observer).__name__ for observer in observers if observer.ends_runs]
+    if not (ending or stop_reason):
+        return plan
+    who = f"the run was stopped: {stop_reason}" if stop_reason else f"{', '.join(ending)} may end the run"
+    because = f"{who}, which may follow from any row; give a budget in steps instead"
+    for guarantee in plan.guarantees:
+        if guarantee.holds and guarantee.promise is Promise.ISOLATED:
+            plan = plan.withdraw(Promise.ISOLATED, because, guarantee.pair)
+    return plan
+
+
 def warn_of_idle_schedulers(assembly: Assembly, observers: Sequence[Observer]) -> None:
     """Warn of a torch scheduler that nobody would step: `fit` doesn't, and no observer of the user's own is there."""
     if any(not type(observer).__module__.startswith("cosmati.") for observer in observers):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cosmati.core.plan import Pair, Plan, Promise
@@ -12,7 +12,7 @@ Past = list[dict[str, Any]]
 """Spans of steps, as JSON holds them: `first`, `end`, the `regions`' parameters, and which a class may teach."""
 
 Broken = list[dict[str, Any]]
-"""Promises that the run broke, as JSON holds them: of which `class`, for which `parameters`, and `because` of what."""
+"""What the run broke, as JSON holds it: which `promise`, of which `class` and `parameters`, and `because` of what."""
 
 
 def with_span(past: Past, policy: CompiledPolicy | None, first: int, end: int) -> Past:
@@ -47,20 +47,31 @@ def with_broken(broken: Broken, plan: Plan, policy: CompiledPolicy | None, first
     if policy is None or first >= end:
         return broken
     own = [
-        {"class": g.pair[0], "parameters": _parameters(policy, g.pair[1]), "because": g.because}
+        {
+            "promise": str(g.promise),
+            "class": g.pair[0],
+            "parameters": _parameters(policy, g.pair[1]),
+            "because": g.because,
+        }
         for g in plan.guarantees
         if g.pair is not None and not g.holds
     ]
-    known = [(one["class"], one["parameters"]) for one in broken]
-    return broken + [one for one in own if (one["class"], one["parameters"]) not in known]
+    known = list(map(_what, broken))
+    return broken + [one for one in own if _what(one) not in known]
+
+
+def _what(one: Mapping[str, Any]) -> tuple[str, str, list[str]]:
+    return one.get("promise", str(Promise.NO_DIRECT_WRITE)), one["class"], one["parameters"]
 
 
 def without_broken(plan: Plan, broken: Sequence[dict[str, Any]], policy: CompiledPolicy | None) -> Plan:
     """Take back what the run broke under an earlier policy, whatever that one called the region."""
-    for pair in [g.pair for g in plan.guarantees if g.pair is not None and g.holds]:
+    for promise, pair in [(g.promise, g.pair) for g in plan.guarantees if g.pair is not None and g.holds]:
         own = set(_parameters(policy, pair[1])) if policy is not None else set()
-        found = [one["because"] for one in broken if one["class"] == pair[0] and own & {*one["parameters"]}]
-        plan = plan.withdraw(Promise.NO_DIRECT_WRITE, found[0], pair) if found else plan
+        found = [
+            one["because"] for one in broken if _what(one)[:2] == (promise, pair[0]) and own & {*one["parameters"]}
+        ]
+        plan = plan.withdraw(promise, found[0], pair) if found else plan
     return plan
 
 

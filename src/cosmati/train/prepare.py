@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from torch.nn.parameter import is_lazy
 
 from cosmati.core.batch import Batch, InputKind, kind_of_input
 from cosmati.core.clock import Budget, Clock, Time, Unit
+from cosmati.core.isolated import isolated_classes, isolated_modules
 from cosmati.core.loss import LanguageModel
-from cosmati.core.method import Method, Stage, overrides
-from cosmati.core.plan import Facts, Plan, describe, make_plan
+from cosmati.core.method import Method, operated, overrides
+from cosmati.core.plan import Facts, Pair, Plan, describe, make_plan
 from cosmati.core.rng import DefaultGenerators
 from cosmati.core.source import Order, Source
 from cosmati.errors import PlanError
@@ -35,11 +37,12 @@ from cosmati.train.authority_watch import AuthorityWatch, watch_of
 from cosmati.train.buffers import BatchNormStatistics, unrouted
 from cosmati.train.collectives import without_named
 from cosmati.train.config import RunConfig
-from cosmati.train.couplings import find_couplings
+from cosmati.train.couplings import counts_together, find_couplings
 from cosmati.train.epochs import refuse_times
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
 from cosmati.train.image_sizes import ask_for_sizes
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
+from cosmati.train.isolation import denied_pairs, isolated_pairs
 from cosmati.train.layout.whole import Whole
 from cosmati.train.loss_state import refuse_untrained
 from cosmati.train.ranks import Ranks
@@ -104,11 +107,12 @@ def prepare(given: Ingredients) -> Prepared:
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
     statistics = BatchNormStatistics(model)
     refuse_untrained(losses := [turn.loss for turn in turns], model)
-    denied = _denied(policy, class_map)
+    denied = denied_pairs(policy, class_map)
     couplings = unrouted(statistics, regions) + find_couplings(given, scheduled, layout.weights(), model, budget)
-    facts = _facts(given, feed, budget, num_microbatches, denied, turns, couplings, never_offered, statistics)
+    isolated = isolated_pairs(model, policy, class_map, partial(counts_together, scheduled, layout.weights()))
+    facts = _facts(given, feed, budget, num_microbatches, denied, isolated, turns, couplings, never_offered, statistics)
     plan = without_named(make_plan(given.methods, facts), model, losses, ranks, statistics.layers)
-    _check_shapes(plan, budget, config)
+    _check_shapes(plan, budget, config, 1 + len(isolated_classes(model)))
     identity = identity_of(given, plan, turns, model, budget, parent)
     if config.compile_blocks:
         compile_blocks(model)
@@ -117,7 +121,7 @@ def prepare(given: Ingredients) -> Prepared:
         layout=layout,
         regions=regions,
         policy=policy,
-        router=Router(policy, regions, class_map),
+        router=Router(policy, regions, class_map, list(isolated_modules(model).values())),
         turns=turns,
         plan=plan,
         config=config,
@@ -138,7 +142,8 @@ def _facts(
     feed: Feed | None,
     budget: Budget,
     num_microbatches: int,
-    denied: tuple[tuple[str, str], ...],
+    denied: tuple[Pair, ...],
+    isolated: Mapping[Pair, tuple[str, ...]],
     turns: Sequence[Turn],
     couplings: tuple[str, ...],
     never_offered: tuple[str, ...],
@@ -159,6 +164,7 @@ def _facts(
         deterministic=config.deterministic,
         couplings=couplings,
         denied=denied,
+        isolated=isolated,
         has_ledger=wants_ledger(config, given.policy, vouched_of(given.data)),
         num_sub_steps=len(turns),
         owned={thing: type(o).__name__ for o in given.optimizers for thing in getattr(o, "owns", ())},
@@ -192,9 +198,7 @@ def _surgery(given: Ingredients) -> nn.Module:
             "and BatchNorm learns no statistics. Call model.train() before, unless that's meant.",
             stacklevel=5,
         )
-    for method in sorted(given.methods, key=lambda method: method.stage):
-        if method.stage in (Stage.REPLACE, Stage.CAST) and overrides(method, "apply"):
-            model = method.apply(model, ready)
+    model = operated(model, given.methods, ready)
     refuse_unsavable(model, given.loss)
     return model
 
@@ -309,19 +313,6 @@ def _compile(given: Ingredients, regions: Regions, budget: Budget) -> tuple[Comp
     return policy, class_map
 
 
-def _denied(policy: CompiledPolicy | None, class_map: Sequence[int]) -> tuple[tuple[str, str], ...]:
-    if policy is None:
-        return ()
-    pairs = []
-    for own in sorted(set(class_map)):
-        rows, phases = policy.rows_of(own), range(len(policy.phases))
-        admitted = [(row, p) for row in rows for p in phases if policy.decision[row][p] in ("admit", "gate")]
-        for region, name in enumerate(policy.regions):
-            if admitted and all(policy.weight[row][phase][region] == 0 for row, phase in admitted):
-                pairs.append((policy.classes[own], name))
-    return tuple(pairs)
-
-
 def _rate_method(given: Ingredients) -> Method | None:
     """Return the method that changes learning rates; the plan sees to it that there's one at most."""
     method = next((m for m in given.methods if overrides(m, "learning_rate") and "learning rate" in m.claims), None)
@@ -367,15 +358,15 @@ def _optimizers(
     return scheduled
 
 
-def _check_shapes(plan: Plan, budget: Budget, config: RunConfig) -> None:
-    shapes = 1
+def _check_shapes(plan: Plan, budget: Budget, config: RunConfig, shapes: int) -> None:
+    """Refuse more forms of a block than are compiled: shapes of inputs, for each class with something of its own."""
     for method in plan.methods:
         shapes *= method.shapes(budget)
     limit = torch._dynamo.config.recompile_limit if config.compile_blocks else shapes  # noqa: SLF001
     if shapes > limit:
         msg = (
             f"The methods give up to {shapes} input shapes, and compiled blocks may be recompiled {limit} times. Use a "
-            "larger size increment or step size, or compile_blocks=False."
+            "larger size increment or step size, fewer classes with something of their own, or compile_blocks=False."
         )
         raise PlanError(msg)
 

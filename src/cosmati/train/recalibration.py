@@ -81,7 +81,7 @@ def _recalibration_pass(assembly: Assembly, batch: Batch, route: Route, step: in
     # In training mode a layer doesn't read its running statistics: what is put back has changed nothing else.
     untaught = [layer for name, layer in a.statistics.layers.items() if not a.router.teaches(route, name)]
     kept = [(buffer, buffer.clone()) for layer in untaught for buffer in layer.buffers()]
-    with a.config.autocast(a.device):
+    with a.config.autocast(a.device), a.router.running(route, batch, a.device):
         a.turns[0].loss(a.model, batch.to(a.device).data)
     for buffer, value in kept:
         buffer.copy_(value)

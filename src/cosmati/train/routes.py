@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 
 from cosmati.core.batch import TOMBSTONE, Batch
+from cosmati.core.isolated import Isolated, running
 from cosmati.errors import PlanError
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.regions import Regions
-from cosmati.train.token_routes import TokenRoute, count_tokens
+from cosmati.train.token_routes import TokenRoute, count_tokens, token_classes
 
 
 class Route(NamedTuple):
@@ -45,12 +47,20 @@ class Router:
         policy: compiled, or None.
         regions: of the model.
         class_map: policy's class of each of the source's classes.
+        isolated: what classes have of their own in the model.
     """
 
-    def __init__(self, policy: CompiledPolicy | None, regions: Regions, class_map: Sequence[int]) -> None:
+    def __init__(
+        self,
+        policy: CompiledPolicy | None,
+        regions: Regions,
+        class_map: Sequence[int],
+        isolated: Sequence[Isolated] = (),
+    ) -> None:
         self._policy = policy
         self._regions = regions
         self._class_map = class_map
+        self._isolated = isolated
 
     def tighten(self, policy: CompiledPolicy) -> None:
         """Go by a policy that takes more away than the one before, over the same classes and regions."""
@@ -199,6 +209,21 @@ class Router:
             )
             raise PlanError(msg)
         return self._class_map.index(own)
+
+    def running(self, route: Route, batch: Batch, device: torch.device) -> AbstractContextManager[None]:
+        """Let what a microbatch's class has of its own run, and nothing of others; of packs, at each class's tokens.
+
+        Without a policy rows have no class, and what is enabled stays so.
+        """
+        policy = self._policy
+        if policy is None or not self._isolated:
+            return nullcontext()
+        if route.tokens is None:
+            return running(self._isolated, {policy.classes[route.class_id]: True})
+        ids = token_classes(batch)
+        present = [c for c in ids.unique().tolist() if c != TOMBSTONE and c not in route.tokens.withheld]
+        masks = {policy.classes[self._class_map[c]]: (ids == c).to(device) for c in present}
+        return running(self._isolated, masks)
 
     def teaches(self, route: Route, layer: str) -> bool:
         """Say whether a microbatch may move the statistics of a BatchNorm layer."""

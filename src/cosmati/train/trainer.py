@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, Data, count_rows_and_tokens
 from cosmati.core.loss import Loss, LossFunction, as_loss, without_tombstones
-from cosmati.core.method import Method
+from cosmati.core.method import Method, Position
 from cosmati.core.plan import Promise
 from cosmati.core.rng import position_key
 from cosmati.core.source import Source
@@ -309,12 +309,7 @@ class Trainer(ExportingTrainer):
         follow = a.policy is not None and self._is_due(a.config.update_norm_every) and any(r.offered for r in routes)
         self.stopwatch.lap("data")
         with a.statistics.captured():
-            batches = [
-                self.methods.batch(without_withheld(batch, routes[at.microbatch].tokens), at)
-                if routes[at.microbatch].offered
-                else batch
-                for batch, at in zip(moved, positions, strict=True)
-            ]
+            batches = list(map(self._changed, moved, [routes[at.microbatch] for at in positions], positions))
             self.stopwatch.lap("method")
             given = StepInput(batches, positions, routes, routes[0].num_tokens, frozen)
             measure = self._is_due(a.config.details_every)
@@ -340,6 +335,11 @@ class Trainer(ExportingTrainer):
             taught=done.taught,
             given=moved,
         )
+
+    def _changed(self, batch: Batch, route: Route, at: Position) -> Batch:
+        """Return a microbatch as the methods leave it; they score rows with what is their class's own."""
+        with self.assembly.router.running(route, batch, self.assembly.device):
+            return self.methods.batch(without_withheld(batch, route.tokens), at) if route.offered else batch
 
     def _left_out(self, data: Any, class_ids: Sequence[int | None] | None, why: str) -> StepOutcome:  # noqa: ANN401
         """Go on as if the step's rows weren't there, and say so in the record."""

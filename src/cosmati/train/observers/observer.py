@@ -54,9 +54,11 @@ class Observer:
 
     Attributes:
         every: call `on_step_begin` and `on_step` every so many steps, at least 1.
+        ends_runs: whether it may ask for the run's end by what it has seen. Then no class is promised to be isolated.
     """
 
     every: int = 1
+    ends_runs: bool = False
 
     def on_open(self, run: WatchedRun) -> None:
         """Take note of what is about to start: keep `run` to see the model, to publish values or to ask for a stop."""

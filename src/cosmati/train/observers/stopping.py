@@ -31,6 +31,7 @@ class EarlyStopping(Observer, KnownNames):
         PlanError: a number that can't be; while it runs, an evaluation without that metric.
     """
 
+    ends_runs = True
     other_names = {  # noqa: RUF012  (read, never written)
         "monitor": "metric",
         "mode": "higher_is_better=... in place of {!r}",
@@ -118,6 +119,8 @@ class Threshold(Observer):
     Raises:
         PlanError: neither bound, or both, or no number.
     """
+
+    ends_runs = True
 
     def __init__(self, name: str, *, above: float | None = None, below: float | None = None) -> None:
         bound = below if above is None else above
