@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import torch
 
-from cosmati.core.batch import TOMBSTONE, Batch
+from cosmati.core.batch import Batch
 from cosmati.errors import PlanError
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.regions import Regions
+from cosmati.train.followed import check_rows, classes_in
 from cosmati.train.token_routes import TokenRoute, count_tokens
 
 
@@ -131,7 +132,7 @@ class Router:
             return batch.class_id
         if batch.lineage.token_class_ids is not None and batch.class_id is None:
             return None
-        found = self._classes_in(batch) if batch.lineage.is_known else []
+        found = classes_in(batch) if batch.lineage.is_known else []
         if batch.class_id is not None:
             found = sorted({*found, batch.class_id})
         if not found:
@@ -155,8 +156,12 @@ class Router:
 
         Raises:
             PlanError: they contradict each other, or a microbatch of several classes doesn't tell them by token.
+            BatchError: the microbatch has other rows than its lineage speaks of.
         """
-        if self._policy is None or not (batch.lineage.is_known or class_id is None):
+        if self._policy is None:
+            return
+        check_rows(batch)
+        if class_id is not None and not batch.lineage.is_known:
             return
         if class_id is None and batch.lineage.token_class_ids is None:
             msg = (
@@ -164,7 +169,7 @@ class Router:
                 "token: what may it teach? Use a PackedSource, whose lineage does, or a source that is route-pure."
             )
             raise PlanError(msg)
-        found = self._classes_in(batch)
+        found = classes_in(batch)
         if class_id is None:
             if found and not 0 <= found[0] <= found[-1] < self.num_classes:
                 msg = f"Tokens have class ids {found}, and ids go from 0 to {self.num_classes - 1}: mend the source."
@@ -175,13 +180,6 @@ class Router:
                 "them is wrong, and rows would teach what they may not: mend the source."
             )
             raise PlanError(msg)
-
-    def _classes_in(self, batch: Batch) -> list[int]:
-        lineage, present = batch.lineage, batch.present
-        tokens = lineage.token_class_ids
-        ids = lineage.class_ids if tokens is None else tokens
-        found = (ids if present is None else ids[present]).unique().tolist()
-        return [int(one) for one in found if tokens is None or one != TOMBSTONE]
 
     def _unknown(self) -> int:
         assert self._policy is not None, "a governed run"
