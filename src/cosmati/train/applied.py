@@ -32,7 +32,8 @@ class AppliedMethods:
         states: of the methods, by their index in the plan.
     """
 
-    def __init__(self, plan: Plan, weights: Pieces, generators: DefaultGenerators, tell: Trace, *, is_governed: bool = False
+    def __init__(
+        self, plan: Plan, weights: Pieces, generators: DefaultGenerators, tell: Trace, *, is_governed: bool = False
     ) -> None:
         def having(hook: str) -> list[int]:
             chosen = plan.with_hook(hook)

@@ -108,9 +108,7 @@ class Pipeline:
     def dataset(self, folder: Path) -> StreamingDataset:
         transform: Any = {"images": _pictures, "tokens": _sequences, "packs": read_packs}[self.kind]
         repeats = {} if self.kind == "packs" else {"open": self.repeats}
-        return StreamingDataset(
-            folder / self.kind, transform=transform, repeats=repeats, seed=self.seed, window_rows=4
-        )
+        return StreamingDataset(folder / self.kind, transform=transform, repeats=repeats, seed=self.seed, window_rows=4)
 
     @property
     def rows_per_step(self) -> int:
@@ -219,7 +217,9 @@ def trained(pipeline: Pipeline, shards: Path, folder: Path) -> list[Batch]:
             model: nn.Module = nn.Sequential(nn.Flatten(), nn.Linear(NUM_ROWS * SIDE * SIDE, NUM_ROWS))
             loss: Any = Classification(NUM_ROWS)
         else:
-            model = GPT(GPTConfig(vocabulary_size=VOCABULARY, sequence_length=LENGTH, width=4, num_blocks=1, num_heads=1))
+            model = GPT(
+                GPTConfig(vocabulary_size=VOCABULARY, sequence_length=LENGTH, width=4, num_blocks=1, num_heads=1)
+            )
             loss = LanguageModel(VOCABULARY)
         governed = pipeline.is_governed
         Trainer(

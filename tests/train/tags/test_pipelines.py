@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cosmati.core.batch import Batch
+from cosmati.data.loader import StreamingLoader
 from tests.train.tags import content
-from tests.train.tags.content import class_of
+from tests.train.tags.content import NUM_ROWS, class_of
 from tests.train.tags.pipelines import Pipeline, number_of, pipelines, trained, written
 
 BLANKS = {"CropAndFlip", "CutOut"}
@@ -111,3 +116,24 @@ def test_tags_of_many_pipelines_are_what_the_content_shows(pipeline: Pipeline, s
 @given(pipeline=pipelines(num_workers=True))
 def test_tags_out_of_worker_processes_are_what_the_content_shows(pipeline: Pipeline, shards: Path) -> None:
     run(pipeline, shards)
+
+
+@settings(max_examples=20, **SETTINGS)
+@given(pipeline=pipelines(), worlds=st.tuples(st.sampled_from([1, 2]), st.sampled_from([1, 2])), at=st.integers(0, 4))
+def test_tags_on_each_rank_are_what_the_content_shows_before_and_after_a_resumption(
+    pipeline: Pipeline, worlds: tuple[int, int], at: int, shards: Path
+) -> None:
+    """The ranks' shares of one epoch, gone on with on other ranks, hold each row once and say which it is."""
+    pipeline = replace(pipeline, kind="tokens", methods=(), repeats=1.0, is_governed=False)
+    dataset, state, seen = pipeline.dataset(shards), None, list[int]()
+    for world, num_batches in zip(worlds, (at, 99), strict=True):
+        loaders = [StreamingLoader(dataset, 8, rank=rank, world=world) for rank in range(world)]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+            for batch in islice(loader, num_batches):
+                compare_sequences(batch, partial(number_of, dataset), pipeline)
+                lines = content.rows_of_tokens(content.input_in(batch.data))
+                seen += [line[0] for line in lines if line[0] != -1]
+        state = loaders[0].state_dict()
+    assert sorted(seen) == list(range(NUM_ROWS))
