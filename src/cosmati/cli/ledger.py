@@ -24,6 +24,7 @@ from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import LedgerReport, verify_ledger
 from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.provenance.voucher import FOLDER
+from cosmati.records.artifacts import label_of, words_of
 from cosmati.records.ledger import StepEntry
 
 app = typer.Typer(
@@ -102,6 +103,7 @@ def verify(
     _say_provenance(directory, report)
     _say_withdrawn(directory, report)
     _say_policies(directory, report.policies)
+    _say_artifacts(directory, report)
     if report.num_unsigned:
         typer.echo(f"  {report.num_unsigned} further entries aren't signed yet, and weren't checked")
     if report.diverged_steps:
@@ -155,6 +157,26 @@ def _say_policies(directory: Path, policies: Sequence[PolicyInForce]) -> None:
         if problems := problems or policy.problems(read_verifier_key(directory).text):
             raise RefutedError(f"Who signed the policy of {directory} doesn't hold: " + "; ".join(problems))
         typer.echo(f"{since}{audited}")
+
+
+def _say_artifacts(directory: Path, report: LedgerReport) -> None:
+    """Say what was prepared before the run, and look whether the archive bears out what is signed of it."""
+    for number, (step, facts) in enumerate(report.artifacts_from):
+        since = f"from step {step} on, " if number else ""
+        if facts is None and number:
+            typer.echo(f"  prepared  {since}nothing is named")
+        for label, one in (facts or {}).items():
+            unchecked = ""
+            if "provenance" in one:
+                try:
+                    from cosmati.provenance.authority.audit import audit
+                except ImportError as error:
+                    unchecked = f"; not checked without {error.name}: pip install 'cosmati[authority]'"
+                else:
+                    if problems := audit(directory / FOLDER, one["provenance"]):
+                        msg = f"Who signed the {label} of {directory} doesn't hold: " + "; ".join(problems)
+                        raise RefutedError(msg)
+            typer.echo(f"  prepared  {since}{label}: {words_of(one)}{unchecked}")
 
 
 def _audited(directory: Path, policy: PolicyInForce) -> tuple[str, list[str]]:
@@ -258,6 +280,8 @@ def show(folder: Folder, vkey: Key = None) -> None:
         counts = "".join(f"{rows[name, region] or '·':>14}" for region in table.regions)
         typer.echo(f"{name:<{width}}{counts}")
     typer.echo(f"Rows over {table.num_steps} steps. {table.evidence_level}.")
+    for one in ledger.tables[-1].details.get("artifacts", ()):
+        typer.echo(f"{label_of(one)}: {words_of(one)}")
     if unsigned:
         typer.echo(unsigned)
 

@@ -14,6 +14,7 @@ from cosmati.ledger.policy_changes import PolicyHistory, PolicyInForce
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
 from cosmati.ledger.tables import in_force
 from cosmati.ledger.wal import WAL_FILE, read_wal
+from cosmati.records.artifacts import label_of
 from cosmati.records.ledger import AmendEntry, RunEntry
 
 LEVEL_0 = "L0: consistent in itself, operator-asserted"
@@ -53,6 +54,7 @@ class LedgerReport:
             it, in the order of the log; None where nobody was asked.
         withdrawn_from: Likewise, what was withdrawn since; None where nothing is in force.
         policies: Those that the steps went by, in the order of the log.
+        artifacts_from: Likewise, what was prepared before the run, by its labels; None where nothing is named.
     """
 
     origin: str
@@ -72,6 +74,7 @@ class LedgerReport:
     provenance_from: tuple[Told, ...] = ()
     withdrawn_from: tuple[Told, ...] = ()
     policies: tuple[PolicyInForce, ...] = ()
+    artifacts_from: tuple[Told, ...] = ()
 
     @property
     def provenance(self) -> tuple[Mapping[str, Any], ...]:
@@ -107,14 +110,15 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         roots.append(wal.head)
     scan = Scan(directory, head, roots)
     covered = {} if wal is None else wal.entries
-    amendments, provenance, withdrawn = [], list[Told](), list[Told]()
+    amendments, provenance, withdrawn, prepared = [], list[Told](), list[Told](), list[Told]()
     policies = PolicyHistory()
     for item, tables in in_force(scan):
         check_overlap(covered, item.index, item.data)
         if isinstance(item.entry, RunEntry | AmendEntry):
             step = getattr(item.entry, "step", 0)
-            for told, name in ((provenance, "provenance"), (withdrawn, "withdrawn")):
-                facts = tables.details.get(name)
+            artifacts = {label_of(one): one for one in tables.details.get("artifacts", ())} or None
+            given = tables.details.get("provenance"), tables.details.get("withdrawn"), artifacts
+            for told, facts in zip((provenance, withdrawn, prepared), given, strict=True):
                 if not told or told[-1][1] != facts:
                     told.append((step, facts))
             policies.take(step, tables)
@@ -139,6 +143,7 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         provenance_from=tuple(provenance),
         withdrawn_from=tuple(withdrawn),
         policies=tuple(policies.seen),
+        artifacts_from=tuple(prepared),
     )
 
 

@@ -152,7 +152,7 @@ def pipelines(draw: st.DrawFn, *, num_workers: bool = False) -> Pipeline:
         kind=kind,
         road=road,
         num_microbatches=draw(st.sampled_from([1, 2, 4])) if is_source else draw(st.sampled_from([1, 2])),
-        rows_each=draw(st.sampled_from([2, 4])) if kind == "packs" else draw(st.sampled_from([2, 4])),
+        rows_each=draw(st.sampled_from([2, 4])),
         tail=draw(st.sampled_from(["pad", "carry"])),
         is_governed=is_source and draw(st.booleans()),
         methods=draw(_methods(kind)),

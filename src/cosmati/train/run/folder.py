@@ -170,7 +170,8 @@ def describe_run(facts: RunFacts, plan: Plan, clock: Clock, *, run_id: str, mode
             "policy": facts.policy.policy_digest.hex() if facts.policy else "",
         }
         | ({"data_root": _data_root(facts)} if "data" in plan.facts.provenance else {})
-        | ({"policy_root": _policy_root(facts)} if facts.policy else {}),
+        | ({"policy_root": _policy_root(facts)} if facts.policy else {})
+        | {f"artifact: {one.label}": str(one) for one in facts.artifacts},
         environment=facts.environment,
         plan=tuple(
             PlanLine(m.stage.name.lower(), describe(m), (type(m).__doc__ or "").strip().partition("\n")[0])
