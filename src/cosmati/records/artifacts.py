@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 KINDS = ("tokenizer", "base weights", "statistics", "evaluation data", "reference model")
+ARTIFACT = "artifact: "
+"""Before a label, in the digests of a run's record."""
 SIGNED, UNGOVERNED = "signed", "ungoverned"
 _TEXTS = ("kind", "name", "digest", "origin")
 

@@ -20,6 +20,7 @@ from cosmati.train.content import content_digest
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.signed import vouched_of
 
+_MAX_AROUND = 8
 _LARGEST = 1 << 30
 """Bytes of evaluation data above which its content isn't hashed unasked."""
 
@@ -59,8 +60,7 @@ def _digest_of(kind: str, content: Any) -> str:  # noqa: ANN401  (whatever was p
     if isinstance(content, str | Path):
         path = Path(content).expanduser()
         return file_sha256(path) if path.is_file() else content_digest(dict(digests_of_files(path))).hex()
-    own = getattr(getattr(content, "dataset", content), "digest", None)
-    if isinstance(own, str):
+    if own := _own_digest(content):
         return own
     if isinstance(content, nn.Module):
         return parameter_root(content.state_dict()).hex()
@@ -73,6 +73,15 @@ def _digest_of(kind: str, content: Any) -> str:  # noqa: ANN401  (whatever was p
         )
         raise ProvenanceError(msg)
     return content_digest(content).hex()
+
+
+def _own_digest(content: object) -> str:
+    """Return what a tokenizer, a source or a data set says of itself, a loader around it too; empty for nothing."""
+    for _ in range(_MAX_AROUND):
+        if isinstance(own := getattr(content, "digest", None), str):
+            return own
+        content = getattr(content, "dataset", None)
+    return ""
 
 
 def artifacts_of(given: Ingredients, parent: Mapping[str, object]) -> tuple[Artifact, ...]:
@@ -112,8 +121,7 @@ def _evaluated_on(evaluation: Any) -> Iterator[Artifact]:  # noqa: ANN401  (one,
         return
     for name, one in evaluation.items() if isinstance(evaluation, Mapping) else [("", evaluation)]:
         data = getattr(one, "data", None)
-        is_told = isinstance(getattr(getattr(data, "dataset", data), "digest", None), str)
-        if is_told or (isinstance(data, list | tuple) and _num_bytes(data) <= _LARGEST):
+        if _own_digest(data) or (isinstance(data, list | tuple) and _num_bytes(data) <= _LARGEST):
             yield artifact("evaluation data", data, name=str(name))
         else:
             found = Artifact("evaluation data", "", type(data).__name__, str(name))
