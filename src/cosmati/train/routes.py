@@ -58,6 +58,10 @@ class Router:
         """Classes of the source; 0 without a policy."""
         return len(self._class_map)
 
+    def source_class(self, own: int) -> int:
+        """Return the source's class that is one of the policy's."""
+        return self._class_map.index(own)
+
     def found(self, mine: Sequence[Batch], class_ids: Sequence[int | None], device: torch.device) -> torch.Tensor:
         """Return what routes depend on beside classes: if a microbatch is empty, its band, of packs tokens by class.
 
