@@ -1,4 +1,4 @@
-"""Preparation artifacts that an authority vouches for: signed as data are, archived, and audited when nobody is there."""
+"""Preparation artifacts that an authority vouches for: signed as data are, archived, audited when nobody is there."""
 
 from __future__ import annotations
 

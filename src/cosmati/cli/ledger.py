@@ -286,36 +286,65 @@ def show(folder: Folder, vkey: Key = None) -> None:
         typer.echo(unsigned)
 
 
+def _say_exclusion(ledger: VerifiedLedger, class_name: str, region: str, unsigned: str) -> None:
+    """State that a class wrote nothing in a region; it raises where that's false."""
+    s = direct_write_exclusion(ledger, class_name, region)
+    typer.echo(f"No logged step gave rows tagged {s.class_name} any weight in {s.region}.")
+    typer.echo(f"  scanned   {s.num_steps_scanned} steps, {s.num_class_microbatches} microbatches of the class")
+    if s.num_steps_without_region:
+        typer.echo(
+            f"  but       {s.num_steps_without_region} of these steps went by a policy without a region of that "
+            "name: what it called these parameters isn't in this statement"
+        )
+    if unsigned:
+        typer.echo(f"  but       {unsigned}")
+    typer.echo(f"  root      {s.root}")
+    typer.echo(f"  evidence  {s.evidence_level}")
+    typer.echo("This is about direct writes. It doesn't say that the class had no influence on the region.")
+
+
 @app.command()
 def query(
     folder: Folder,
     class_name: Annotated[str | None, typer.Option("--class", help="Which regions did this class reach?")] = None,
     region: Annotated[str | None, typer.Option("--region", help="Which classes reached this region?")] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD=ID", help="What did rows of annotator=, label_function= or rater= teach, and when?"
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="FILE[:FUNCTION]", help="With --by: what the run was made from.")
+    ] = None,
     vkey: Key = None,
 ) -> None:
     """Ask which class taught which region. With both, state that the class wrote nothing there, or that it did.
+
+    With --by, ask at which steps the rows of somebody reached which regions. The ledger holds no rows: the recipe says
+    which they were, and the run's folder has the salt to compare them with what the ledger commits to.
 
     \b
     Examples:
       cosmati ledger query RUN --class open/psf
       cosmati ledger query RUN --region embedding
       cosmati ledger query RUN --class open/psf --region embedding
+      cosmati ledger query RUN --by annotator=ada --recipe recipe.py
     """  # noqa: D301
+    if by is not None:
+        if class_name or region or not recipe:
+            raise LedgerError(
+                "--by asks of all classes and regions, and needs the run's --recipe FILE. Give these two."
+            )
+        from cosmati.cli.rows_taught import say_rows_taught  # needs PyTorch
+
+        say_rows_taught(_ledger(folder).parent, by, recipe, vkey)
+        return
+    if recipe:
+        raise LedgerError("--recipe is for --by annotator=ID and the like. Leave it out, or ask for somebody's rows.")
     ledger, unsigned = _opened(folder, vkey)
     if class_name and region:
-        s = direct_write_exclusion(ledger, class_name, region)
-        typer.echo(f"No logged step gave rows tagged {s.class_name} any weight in {s.region}.")
-        typer.echo(f"  scanned   {s.num_steps_scanned} steps, {s.num_class_microbatches} microbatches of the class")
-        if s.num_steps_without_region:
-            typer.echo(
-                f"  but       {s.num_steps_without_region} of these steps went by a policy without a region of that "
-                "name: what it called these parameters isn't in this statement"
-            )
-        if unsigned:
-            typer.echo(f"  but       {unsigned}")
-        typer.echo(f"  root      {s.root}")
-        typer.echo(f"  evidence  {s.evidence_level}")
-        typer.echo("This is about direct writes. It doesn't say that the class had no influence on the region.")
+        _say_exclusion(ledger, class_name, region, unsigned)
         return
     if class_name:
         cells: tuple[Contribution, ...] = regions_of_class(ledger, class_name)
