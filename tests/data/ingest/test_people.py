@@ -13,7 +13,15 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from cosmati.cli.main import app
-from cosmati.data.ingest import Rows, attribute, read_hugging_face, read_image_folder, read_jsonl, read_text
+from cosmati.data.ingest import (
+    Rows,
+    attribute,
+    read_hugging_face,
+    read_image_folder,
+    read_jsonl,
+    read_text,
+    to_hugging_face,
+)
 from cosmati.data.packing import Packing, pack_rows
 from cosmati.data.people import rows_by
 from cosmati.data.shards.dataset import write_dataset
@@ -138,3 +146,29 @@ def test_what_isnt_an_id_is_refused(tmp_path: Path) -> None:
     odd = tokenize(read_jsonl(tmp_path / "odd.jsonl", class_of="open/x"), ByteTokenizer())
     with pytest.raises(DataError, match="'annotator' is json"):
         pack_rows(odd, Packing(8), class_names=("open/x",))
+
+
+def test_people_survive_a_conversion_there_and_back(tmp_path: Path) -> None:
+    rows = pack_rows(tokenize(jsonl(tmp_path), ByteTokenizer()), Packing(8), class_names=("open/x",))
+    write_dataset(rows, tmp_path / "packs", rows.columns, class_of=rows.class_of, source="s")
+    plain = jsonl(tmp_path)
+    write_dataset(plain, tmp_path / "plain", plain.columns, class_of=plain.class_of, source="s")
+    for name in ("packs", "plain"):
+        (source,) = (one.parent for one in (tmp_path / name).rglob("index.json"))
+        there, back = tmp_path / f"{name}-parquet", tmp_path / f"{name}-mds"
+        for command in (
+            ["data", "convert", str(source), str(there)],
+            ["data", "convert", str(there), str(back), "--class", "open/x"],
+        ):
+            done = CliRunner().invoke(app, command)
+            assert done.exit_code == 0, done.output
+        for folder in (there, back):
+            found, was = (rows_by(StreamingDataset(one), "annotator", "ada") for one in (folder, source))
+            assert found.row_ids.tolist() == was.row_ids.tolist()
+            assert found.documents.tolist() == was.documents.tolist()
+            assert len(was.row_ids) + len(was.documents)
+
+
+def test_people_go_on_to_hugging_face(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    assert to_hugging_face(jsonl(tmp_path))["annotator"][:] == [*WHO.values()]
