@@ -24,7 +24,7 @@ from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import LedgerReport, verify_ledger
 from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.provenance.voucher import FOLDER
-from cosmati.records.artifacts import label_of, words_of
+from cosmati.records.artifacts import words_of
 from cosmati.records.ledger import StepEntry
 
 app = typer.Typer(
@@ -280,8 +280,8 @@ def show(folder: Folder, vkey: Key = None) -> None:
         counts = "".join(f"{rows[name, region] or '·':>14}" for region in table.regions)
         typer.echo(f"{name:<{width}}{counts}")
     typer.echo(f"Rows over {table.num_steps} steps. {table.evidence_level}.")
-    for one in ledger.tables[-1].details.get("artifacts", ()):
-        typer.echo(f"{label_of(one)}: {words_of(one)}")
+    for label, one in ledger.tables[-1].artifacts.items():
+        typer.echo(f"{label}: {words_of(one)}")
     if unsigned:
         typer.echo(unsigned)
 

@@ -16,7 +16,7 @@ from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.tables import Tables
 from cosmati.ledger.verify import LedgerReport, verify_ledger
 from cosmati.records.about import ABOUT_FILE, RunAbout
-from cosmati.records.artifacts import ARTIFACT, label_of, words_of
+from cosmati.records.artifacts import ARTIFACT, words_of
 from cosmati.records.governance import GovernanceFacts, LedgerFacts
 from cosmati.records.run import CLOCK_FIELDS, RunRecord
 from cosmati.storage.lock import is_locked
@@ -311,7 +311,7 @@ def _contradictions(tables: Tables, record: RunRecord) -> tuple[str, ...]:
         for what, told in (("data", "provenance"), ("policy", "policy_provenance"))
         if record.digests.get(f"{what}_root") not in _roots_of(tables.details.get(told))
     ]
-    prepared = {ARTIFACT + label_of(one): words_of(one) for one in tables.details.get("artifacts", ())}
+    prepared = {ARTIFACT + label: words_of(one) for label, one in tables.artifacts.items()}
     if prepared != {name: told for name, told in record.digests.items() if name.startswith(ARTIFACT)}:
         others.append("preparation artifacts")
     return tuple(

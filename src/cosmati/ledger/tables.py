@@ -14,7 +14,7 @@ from cosmati.errors import TamperError
 from cosmati.ledger.details import decode_details, details_digest
 from cosmati.ledger.reader import ScannedEntry
 from cosmati.ledger.vouched import Taken, problem_with, problem_with_data, read_withdrawals
-from cosmati.records.artifacts import problem_with_artifacts
+from cosmati.records.artifacts import label_of, problem_with_artifacts
 from cosmati.records.ledger import AmendEntry, MicrobatchCell, RunEntry, StepEntry
 
 RouteWeights = tuple[float, ...]
@@ -51,6 +51,11 @@ class Tables:
     changes: tuple[tuple[str, str, str], ...]
     withdrawn: tuple[Taken, ...] = ()
     bands: tuple[str, ...] = ("",)
+
+    @property
+    def artifacts(self) -> Mapping[str, Mapping[str, Any]]:
+        """What was prepared before the run, by its labels."""
+        return {label_of(one): one for one in self.details.get("artifacts") or ()}
 
     @property
     def policy_of_classes(self) -> tuple[tuple[tuple[RouteWeights, str], ...], ...]:

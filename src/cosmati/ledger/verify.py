@@ -14,7 +14,6 @@ from cosmati.ledger.policy_changes import PolicyHistory, PolicyInForce
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
 from cosmati.ledger.tables import in_force
 from cosmati.ledger.wal import WAL_FILE, read_wal
-from cosmati.records.artifacts import label_of
 from cosmati.records.ledger import AmendEntry, RunEntry
 
 LEVEL_0 = "L0: consistent in itself, operator-asserted"
@@ -116,8 +115,7 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         check_overlap(covered, item.index, item.data)
         if isinstance(item.entry, RunEntry | AmendEntry):
             step = getattr(item.entry, "step", 0)
-            artifacts = {label_of(one): one for one in tables.details.get("artifacts", ())} or None
-            given = tables.details.get("provenance"), tables.details.get("withdrawn"), artifacts
+            given = tables.details.get("provenance"), tables.details.get("withdrawn"), tables.artifacts or None
             for told, facts in zip((provenance, withdrawn, prepared), given, strict=True):
                 if not told or told[-1][1] != facts:
                     told.append((step, facts))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cosmati.core.batch import TOMBSTONE, Batch, first_tensor
-from cosmati.core.lineage import Lineage
 from cosmati.errors import BatchError, PlanError
 
 
@@ -39,7 +38,7 @@ def check_rows(batch: Batch) -> None:
         batch.check()
 
 
-def refuse_unfollowed(given: Batch, made: Batch, method: object) -> None:
+def refuse_unfollowed(given: Batch, made: object, method: object) -> None:
     """Refuse what a method has made of a governed microbatch, where the lineage isn't that of the rows any more.
 
     Rows that were put in another order under the same lineage can't be told from those that weren't.
@@ -57,7 +56,9 @@ def refuse_unfollowed(given: Batch, made: Batch, method: object) -> None:
         "Have it select rows by batch.select(indices), mix them by batch.lineage.mix(indices), and cut them by "
         "batch.lineage.cut(...), which keep lineage and data together; or leave it out under a policy."
     )
-    if not isinstance(made.lineage, Lineage) or (given.lineage.is_known and not made.lineage.is_known):
+    if not isinstance(made, Batch):
+        raise PlanError(f"{name} gave a {type(made).__name__}, and a Batch is wanted. {mend}")
+    if given.lineage.is_known and not made.lineage.is_known:
         raise PlanError(f"{name} gave rows of unknown origin for rows whose origin was known. {mend}")
     try:
         check_rows(made)

@@ -134,9 +134,8 @@ class _Again:
         found = () if self._feed is None else self._feed.again(step)
         if not found:
             msg = (
-                f"The rows of step {step} can't be had again: only a Source and a list of batches are read by "
-                "position. "
-                "Which rows a loader gave is nowhere."
+                f"The rows of step {step} can't be had again: only a Source is read by position, and a list of batches "
+                "in its first pass. Which rows a loader gave is nowhere."
             )
             raise LedgerError(msg)
         pieces = num_microbatches // self._num_microbatches

@@ -20,7 +20,7 @@ from cosmati.core.loss import Classification, Loss, LossFunction
 from cosmati.core.method import Method
 from cosmati.data.in_memory import InMemory
 from cosmati.errors import RefutedError, TamperError
-from cosmati.ledger.query import learnt_weights, contributions, direct_write_exclusion
+from cosmati.ledger.query import contributions, direct_write_exclusion, learnt_weights
 from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_key
 from cosmati.methods import SAM, LayerFreezing, SelectiveBackprop
 from cosmati.optim import SGD, Optimizer

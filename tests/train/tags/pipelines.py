@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -207,6 +208,15 @@ def short(loss: Any) -> Any:
     return type("Short", (type(loss),), {"__call__": call})(loss.num_classes)
 
 
+def _is_first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _wait() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
 def trained(pipeline: Pipeline, shards: Path, folder: Path) -> list[Batch]:
     """Run a pipeline for three steps, and return the batches as they were trained on."""
 
@@ -248,7 +258,9 @@ def trained(pipeline: Pipeline, shards: Path, folder: Path) -> list[Batch]:
         warnings.simplefilter("ignore")
         batches = run()
         if pipeline.resumed:
-            for checkpoint in sorted((folder / "checkpoints").iterdir())[2:]:
+            _wait()
+            for checkpoint in sorted((folder / "checkpoints").iterdir())[2:] if _is_first() else ():
                 shutil.rmtree(checkpoint)
+            _wait()
             batches += run()
     return batches
