@@ -21,16 +21,19 @@ from cosmati.cli.main import app
 from cosmati.core.state import parameter_root
 from cosmati.data.plain_files import describe_files
 from cosmati.data.tokens import ByteTokenizer
-from cosmati.errors import CheckpointError, CosmatiError, DataError, ProvenanceError
+from cosmati.errors import CheckpointError, CosmatiError, DataError, ProvenanceError, TamperError
 from cosmati.explorer.report import render_report
 from cosmati.explorer.run_view import read_run
+from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.verify import verify_ledger
+from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.optim import SGD
 from cosmati.provenance.artifact import Artifact
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.records.artifacts import problem_with_artifacts
 from cosmati.routing.policy_file import load_policy
+from tests.ledger.ledgers import ORIGIN, run_entry
 
 POLICY = load_policy("version: 1\ntaxonomy: t\nrules:\n  - {class: all, weight: 1}\n")
 TAXONOMY = Taxonomy("t", "1", (("all", "All."),))
@@ -236,3 +239,38 @@ def test_what_a_ledger_may_say_is_taken() -> None:
     assert not problem_with_artifacts([GOOD, {**GOOD, "name": "b", **SIGNED}])
     assert problem_with_artifacts([]) == problem_with_artifacts({}) != ""
     assert "twice" in problem_with_artifacts([GOOD, GOOD])
+
+
+def test_who_names_base_weights_names_them_alone(tmp_path: Path) -> None:
+    trainer(tmp_path / "parent", governed=False).fit()
+    own = artifact("base weights", tmp_path / "parent" / "checkpoints", name="v2", origin="the hub")
+    made = trainer(tmp_path / "run", load_weights=tmp_path / "parent", artifacts=[own])
+    assert [one.label for one in made.prepared.artifacts] == ["base weights v2"]
+
+
+@pytest.mark.parametrize(
+    ("told", "committed", "why"),
+    [
+        ([GOOD], [{**GOOD, "digest": "cd"}], "it commits to other preparation artifacts than it names"),
+        ([GOOD], None, "it commits to other preparation artifacts than it names"),
+        (None, [GOOD], "no list of them"),
+        ([{**GOOD, "state": "signed"}], [{**GOOD, "state": "signed"}], "neither signed"),
+        (None, None, ""),
+        ([GOOD], [GOOD], ""),
+    ],
+)
+def test_a_ledger_that_names_others_than_it_commits_to_is_refused(
+    tmp_path: Path, told: Any, committed: Any, why: str
+) -> None:
+    entry, details = run_entry()
+    details |= {"artifacts": told}
+    mine = () if committed is None else (("artifacts", details_digest({"artifacts": committed})),)
+    entry = dataclasses.replace(entry, commitments=(*entry.commitments, *mine), details_digest=details_digest(details))
+    key = load_or_create_key(tmp_path / "key", name=ORIGIN)
+    with LedgerWriter.create(tmp_path / "ledger", origin=ORIGIN, key=key) as writer:
+        writer.append(entry, details)
+    if why:
+        with pytest.raises(TamperError, match=why):
+            verify_ledger(tmp_path / "ledger")
+    else:
+        assert verify_ledger(tmp_path / "ledger").size == 1

@@ -121,7 +121,7 @@ def trainer(shards: Path, folder: Path, *methods: Method, seed: int = 0, **confi
     settings: dict[str, Any] = {"budget": "5ba", "num_microbatches": 4, "num_threads": 1, "seed": seed}
     made = Trainer(
         nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)),
-        squared,
+        config.pop("loss", squared),
         StreamingSource(StreamingDataset(shards, transform=vectors), rows_per_step=16, tail="pad"),
         optimizers=[SGD(lr=0.01)],
         methods=methods,
@@ -167,6 +167,23 @@ def test_rows_that_were_mixed_are_counted_and_said_to_be_unopened(shards: Path, 
     found = regions_taught_by(made, rows_by(StreamingDataset(shards), "annotator", "ada"))
     compare(found, watching, "ada")  # All rows of a microbatch that is mixed take part in it.
     assert all(one.num_unopened for one in found)
+
+
+class Short:
+    """A loss without room for more than two rows."""
+
+    def __call__(self, network: nn.Module, data: Any) -> Loss:
+        if len(data[0]) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return squared(network, data)
+
+
+def test_microbatches_that_memory_has_cut_are_told_by_their_pieces(shards: Path, tmp_path: Path) -> None:
+    made, watching = trainer(shards, tmp_path / "run", loss=Short())
+    with pytest.warns(UserWarning, match="microbatches"):
+        made.fit()
+    again, _ = trainer(shards, tmp_path / "run")
+    compare(regions_taught_by(again, rows_by(StreamingDataset(shards), "annotator", "ada")), watching, "ada")
 
 
 def test_a_run_that_went_on_counts_each_step_once(shards: Path, tmp_path: Path) -> None:

@@ -120,10 +120,9 @@ def check_resume(
     declared = [name for facts in (was, now) for name, value in facts.items() if value == DECLARED]
     found = [c for c in changes(was, now) if not (_lies_in(c.name, declared) or is_other_python(c))]
     found = [c for c in found if not (is_elsewhere and c.name.startswith("model.contents."))]
-    free = (
-        ("free",) if any(name.startswith(_PREPARED) for name in was) else ("free", _PREPARED)
-    )  # Named late, they are.
-    wrong = [change for change in found if kind_of(change.name) not in (*free, *asked)]
+    named_before = any(kind_of(name) == _PREPARED for name in was)
+    free = {"free", *asked} | (set() if named_before else {_PREPARED})
+    wrong = [change for change in found if kind_of(change.name) not in free]
     wrong += _other_parent(was, now)
     if wrong:
         mend = _mend(wrong)

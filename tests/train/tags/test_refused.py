@@ -113,6 +113,7 @@ def _mixed_with_nobody_knows_what(batch: Batch) -> Batch:
         (_of_another_class, "they have no route"),
         (_mixed_with_another_class, "they have no route"),
         (_mixed_with_nobody_knows_what, "doesn't say of which classes"),
+        (lambda batch: batch.data, "gave a tuple, and a Batch is wanted"),
     ],
 )
 def test_a_method_that_loses_track_of_its_rows_is_refused_under_a_policy(change: Change, why: str) -> None:
