@@ -31,6 +31,7 @@ from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.optim import SGD
 from cosmati.provenance.artifact import Artifact
 from cosmati.provenance.taxonomy import Taxonomy
+from cosmati.recipes.digits import digits_baseline
 from cosmati.records.artifacts import problem_with_artifacts
 from cosmati.routing.policy_file import load_policy
 from tests.ledger.ledgers import ORIGIN, run_entry
@@ -274,3 +275,10 @@ def test_a_ledger_that_names_others_than_it_commits_to_is_refused(
             verify_ledger(tmp_path / "ledger")
     else:
         assert verify_ledger(tmp_path / "ledger").size == 1
+
+
+def test_a_recipes_text_is_about_how_it_trains() -> None:
+    """Runs whose recipes differ in what somebody has signed are repetitions of one."""
+    plain = digits_baseline()
+    named = dataclasses.replace(plain.config, artifacts=(artifact("statistics", MEAN),))
+    assert dataclasses.replace(plain, config=named).text == plain.text
