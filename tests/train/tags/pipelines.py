@@ -140,6 +140,19 @@ class Pipeline:
         return InMemory(rows, self.rows_per_step, classes, CLASSES, tail=tail)
 
 
+SELECT = SelectiveBackprop(start=0.0, end=1.0, keep=0.5, interrupt=0)
+SHORTER = SeqLengthWarmup(duration=1.0, min_seq_length=2, max_seq_length=LENGTH, step_size=1, truncate=False)
+PIPELINES = [
+    Pipeline("images", "streamed", 4, 4, "pad", True, (MixUp(alpha=3.0), SELECT), False, False, 1, 1.5),
+    Pipeline("images", "list", 2, 4, "pad", False, (MixUp(alpha=3.0),), False, False, 2, 1.0),
+    Pipeline("tokens", "streamed", 4, 2, "carry", False, (LabelSmoothing(smoothing=0.1), SHORTER), False, True, 3, 2.0),
+    Pipeline("tokens", "memory", 2, 4, "pad", True, (), True, False, 4, 1.0),
+    Pipeline("packs", "streamed", 4, 2, "pad", True, (SHORTER, SELECT), False, False, 5, 1.0),
+    Pipeline("packs", "memory", 2, 4, "pad", True, (), True, True, 6, 1.0),
+]
+"""One or two of each stage."""
+
+
 @st.composite
 def pipelines(draw: st.DrawFn, *, num_workers: bool = False) -> Pipeline:
     """Draw a pipeline in which something is trained."""
@@ -174,8 +187,7 @@ def _methods(kind: str) -> st.SearchStrategy[tuple[Method, ...]]:
         "tokens": [[(), LabelSmoothing(smoothing=0.1)], [(), *_shortening()]],
         "packs": [[(), LabelSmoothing(smoothing=0.1)], [(), *_shortening()]],
     }  # fmt: skip
-    select = SelectiveBackprop(start=0.0, end=1.0, keep=0.5, interrupt=0)
-    options = [*chosen[kind], [(), select]]
+    options = [*chosen[kind], [(), SELECT]]
     drawn = st.tuples(*(st.sampled_from(one) for one in options))
     return drawn.map(lambda found: tuple(method for method in found if isinstance(method, Method)))
 

@@ -11,21 +11,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from cosmati.methods import LabelSmoothing, MixUp, SelectiveBackprop, SeqLengthWarmup
-from tests.train.tags.content import LENGTH
-from tests.train.tags.pipelines import Pipeline, number_of, trained
+from tests.train.tags.pipelines import PIPELINES, number_of, trained
 from tests.train.tags.test_pipelines import compare_images, compare_packs, compare_sequences
-
-SELECT = SelectiveBackprop(start=0.0, end=1.0, keep=0.5, interrupt=0)
-SHORTER = SeqLengthWarmup(duration=1.0, min_seq_length=2, max_seq_length=LENGTH, step_size=1, truncate=False)
-PIPELINES = [
-    Pipeline("images", "streamed", 4, 4, "pad", True, (MixUp(alpha=3.0), SELECT), False, False, 1, 1.5),
-    Pipeline("images", "list", 2, 4, "pad", False, (MixUp(alpha=3.0),), False, False, 2, 1.0),
-    Pipeline("tokens", "streamed", 4, 2, "carry", False, (LabelSmoothing(smoothing=0.1), SHORTER), False, True, 3, 2.0),
-    Pipeline("tokens", "memory", 2, 4, "pad", True, (), True, False, 4, 1.0),
-    Pipeline("packs", "streamed", 4, 2, "pad", True, (SHORTER, SELECT), False, False, 5, 1.0),
-    Pipeline("packs", "memory", 2, 4, "pad", True, (), True, True, 6, 1.0),
-]
 
 
 def main() -> None:

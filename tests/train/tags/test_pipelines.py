@@ -18,7 +18,7 @@ from cosmati.core.batch import Batch
 from cosmati.data.loader import StreamingLoader
 from tests.train.tags import content
 from tests.train.tags.content import NUM_ROWS, class_of
-from tests.train.tags.pipelines import Pipeline, number_of, pipelines, trained, written
+from tests.train.tags.pipelines import PIPELINES, Pipeline, number_of, pipelines, trained, written
 
 BLANKS = {"CropAndFlip", "CutOut"}
 """Methods that may leave nothing of a parent's pixels."""
@@ -98,8 +98,7 @@ def run(pipeline: Pipeline, shards: Path) -> None:
 SETTINGS = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=30, **SETTINGS)
-@given(pipeline=pipelines())
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda one: f"{one.kind}, {one.road}")
 def test_tags_are_what_the_content_shows(pipeline: Pipeline, shards: Path) -> None:
     run(pipeline, shards)
 
