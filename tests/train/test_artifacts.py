@@ -282,3 +282,18 @@ def test_a_recipes_text_is_about_how_it_trains() -> None:
     plain = digits_baseline()
     named = dataclasses.replace(plain.config, artifacts=(artifact("statistics", MEAN),))
     assert dataclasses.replace(plain, config=named).text == plain.text
+
+
+@pytest.mark.parametrize("held", [torch.zeros, np.zeros])
+def test_evaluation_data_that_are_too_large_arent_hashed_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: Any
+) -> None:
+    monkeypatch.setattr("cosmati.train.artifacts._LARGEST", 60)
+    nothing = Evaluation([{"x": held(8), "y": held(8)}], {"m": lambda model, data: torch.zeros(())})
+    made = trainer(None, evaluated={"large": nothing, "small": Evaluation([(held(1), held(1))], accuracy)})
+    large, small = made.prepared.artifacts
+    assert (large.label, large.digest, large.origin) == ("evaluation data large", "", "list")
+    assert small.digest
+    assert "evaluation data large: ungoverned: nobody vouches for it; its content isn't told, from list" in str(
+        made.plan
+    )

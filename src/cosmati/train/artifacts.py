@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from cosmati.core.batch import Batch
 from cosmati.core.state import parameter_root
 from cosmati.data.plain_files import digests_of_files, file_sha256, vouched_files
 from cosmati.data.tokens import HuggingFaceTokenizer
@@ -129,7 +131,9 @@ def _evaluated_on(evaluation: Any) -> Iterator[Artifact]:  # noqa: ANN401  (one,
 
 
 def _num_bytes(data: object) -> int:
-    if isinstance(data, torch.Tensor):
+    if isinstance(data, torch.Tensor | np.ndarray):
         return data.nbytes
+    if isinstance(data, Batch):
+        return _num_bytes(data.data)
     children = data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else ()
     return sum(map(_num_bytes, children))
