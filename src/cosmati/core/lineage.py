@@ -198,6 +198,10 @@ class _Numbered(Lineage):
         """None: each row is its own."""
 
 
+def _are_whole(ids: Tensor) -> bool:
+    return not (ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex())
+
+
 def check_lineage(lineage: Lineage) -> None:
     """Compare what a user has put together.
 
@@ -206,7 +210,7 @@ def check_lineage(lineage: Lineage) -> None:
     """
     fields = {"row_ids": lineage.row_ids, "class_ids": lineage.class_ids}
     for name, ids in fields.items():
-        if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex() or ids.ndim != 1:
+        if not _are_whole(ids) or ids.ndim != 1:
             msg = (
                 f"Lineage.{name} is {ids.dtype} {tuple(ids.shape)}, and ids are whole numbers, one a row: int64 "
                 "[rows]. Cut-off numbers would be other classes."
@@ -222,10 +226,14 @@ def check_lineage(lineage: Lineage) -> None:
     if of_parents is not None and (parents is None or parents.shape != of_parents.shape):
         shapes = f"parents {None if parents is None else tuple(parents.shape)} and classes {tuple(of_parents.shape)}"
         raise BatchError(f"A Lineage speaks of different parents: {shapes}. Give one class for each parent.")
+    for name, own in (("parents", parents), ("parent_class_ids", of_parents)):
+        if own is not None and (own.ndim != 2 or not _are_whole(own)):
+            what = f"{own.dtype} {tuple(own.shape)}"
+            raise BatchError(f"Lineage.{name} is {what}, and isn't int64 [rows, num_parents]. Give one id a parent.")
     classes, rows = lineage.by_token
     if classes is not None and rows is not None and classes.shape != rows.shape:
         shapes = f"token_class_ids {tuple(classes.shape)} and token_row_ids {tuple(rows.shape)}"
         raise BatchError(f"A Lineage speaks of different tokens: {shapes}. Give one of each for each token.")
-    if classes is not None and (classes.ndim != 2 or classes.is_floating_point() or classes.dtype == torch.bool):
+    if classes is not None and (classes.ndim != 2 or not _are_whole(classes)):
         what = f"{classes.dtype} {tuple(classes.shape)}"
         raise BatchError(f"Lineage.token_class_ids is {what}, and isn't int64 [rows, tokens]. Give one class a token.")

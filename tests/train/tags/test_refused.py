@@ -239,6 +239,12 @@ def test_a_source_that_leaves_rows_out_is_refused_under_a_policy() -> None:
         ({"parent_class_ids": torch.zeros(2, 2, dtype=torch.int64)}, "different parents"),
         ({"parents": torch.zeros(2, 2), "parent_class_ids": torch.zeros(2, 3)}, "different parents"),
         ({"parents": torch.zeros(3, 2)}, "different numbers of rows"),
+        ({"parents": torch.zeros(2, 2)}, "parents is torch.float32"),
+        ({"parents": torch.zeros(2, dtype=torch.int64)}, "num_parents"),
+        (
+            {"parents": torch.zeros(2, 1, dtype=torch.int64), "parent_class_ids": torch.full((2, 1), 0.5)},
+            "parent_class_ids is torch.float32",
+        ),
     ],
 )
 def test_a_lineage_that_contradicts_itself_is_refused(changed: dict[str, Tensor], why: str) -> None:
