@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cosmati.provenance.taxonomy import Taxonomy, software_licences
     from cosmati.routing.policy_file import PolicyFile, load_policy
     from cosmati.routing.signed_policy import signed_policy
+    from cosmati.train.artifacts import artifact
     from cosmati.train.assembly import SubStep
     from cosmati.train.config import RunConfig
     from cosmati.train.evaluation import Evaluation, Stateful, accuracy, batches
@@ -45,6 +46,7 @@ _HOMES = {
     "provenance.taxonomy": ("Taxonomy", "software_licences"),
     "routing.policy_file": ("PolicyFile", "load_policy"),
     "routing.signed_policy": ("signed_policy",),
+    "train.artifacts": ("artifact",),
     "train.assembly": ("SubStep",),
     "train.config": ("RunConfig",),
     "train.evaluation": ("Evaluation", "Stateful", "accuracy", "batches"),
@@ -85,6 +87,7 @@ __all__ = [
     "Taxonomy",
     "Trainer",
     "accuracy",
+    "artifact",
     "batches",
     "huggingface_loss",
     "load_policy",

@@ -34,6 +34,13 @@ Keep = Annotated[
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="Where fetched shards are kept; needed for a remote.")]
 
+By = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--by", metavar="FIELD=ID", help="Who made the rows: annotator=, label_function=, rater=; repeatable."
+    ),
+]
+
 
 @app.command()
 def write(  # noqa: PLR0913, PLR0917  (a command's options)
@@ -62,6 +69,7 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
     origin: Annotated[str, typer.Option(help="For the manifest: where the data come from.")] = "",
     licence: Annotated[str, typer.Option(help="For the manifest: SPDX identifier, or the contract.")] = "",
     skip_bad_rows: Annotated[bool, typer.Option(help="Leave bad rows out and list them.")] = False,
+    by: By = None,
 ) -> None:
     """Write shards with provenance: one source for each class, with manifest and index.
 
@@ -87,7 +95,7 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
     if append and replace:
         raise DataError("--append keeps what is there, and --replace doesn't. Give one of them.")
     place = Destination(out, keep)
-    wanted = Inputs(tuple(inputs or ()), kind, class_path, class_field, text_field, pack, labels, skip_bad_rows)
+    wanted = Inputs(tuple(inputs or ()), kind, class_path, class_field, text_field, pack, labels, skip_bad_rows, by)
     rows, before = wanted.rows(_label_names(place, labels_of)), _listed(place)
     with ProgressDisplay("writing") as progress:
         manifests = write_dataset(
@@ -96,7 +104,7 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
             rows.columns,
             class_of=rows.class_of,
             source=source or out.rstrip("/").rpartition("/")[2],
-            facts=SourceFacts(origin=origin, licence=licence),
+            facts=SourceFacts(origin=origin, licence=licence, annotators=tuple(wanted.people.values())),
             reading=wanted.reading(),
             mode="append" if append else "replace" if replace else "new",
             on_row=lambda number: progress.update(None, f"{number:,} rows"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Literal
 from cosmati.corpora.python_rows import read_python_packages
 from cosmati.data.ingest import Kind, Rows, class_by_field, kind_of_files, read_image_folder, read_jsonl, read_text
 from cosmati.data.ingest.jsonl import infer_columns
+from cosmati.data.ingest.people import PEOPLE, attribute
 from cosmati.data.packing import Packing, pack_rows
 from cosmati.data.tokens import ByteTokenizer, tokenize
 from cosmati.errors import DataError
@@ -30,6 +31,7 @@ class Inputs:
         pack: tokens of a pack, or 0.
         with_labels: give images the labels of their folders.
         skip_bad_rows: leave them out.
+        by: who has labelled or rated all rows: `annotator=ada` and the like.
 
     Raises:
         DataError: what was said doesn't go together.
@@ -43,6 +45,7 @@ class Inputs:
     pack: int
     with_labels: bool
     skip_bad_rows: bool
+    by: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         kind, given = self.kind, bool(self.class_path) + bool(self.class_field)
@@ -70,6 +73,11 @@ class Inputs:
             raise DataError("There is nothing to read. Name files or directories after OUT.")
         return kind_of_files(self.paths, self.said)
 
+    @cached_property
+    def people(self) -> Mapping[str, str]:
+        """Ids of who has labelled or rated all rows, by their fields."""
+        return people_said(self.by or ())
+
     def reading(self) -> dict[str, str]:
         """Return what the data set notes: how the inputs become rows."""
         told = {
@@ -80,6 +88,7 @@ class Inputs:
             "pack": str(self.pack or ""),
             "labels": "" if self.with_labels else "none",
             "bad rows": "left out" if self.skip_bad_rows else "",
+            **{name.replace("_", " "): who for name, who in self.people.items()},
         }
         return {name: value for name, value in told.items() if value}
 
@@ -89,7 +98,7 @@ class Inputs:
         Args:
             label_names: labels that have their numbers already.
         """
-        rows = self._read(label_names)
+        rows = attribute(self._read(label_names), **self.people)
         if not self.pack:
             return rows
         column = "content" if self.kind is Kind.PACKAGES else self.text_field or "text"
@@ -136,4 +145,21 @@ class Inputs:
         if there[text] != "str":
             others = ", ".join(repr(name) for name, kind in there.items() if kind == "str") or "no field"
             raise DataError(f"Field {text!r} holds no text. Text is in {others}: name it with --text-field.")
-        return {name: there[name] for name in (text, self.class_field) if name}
+        people = [name for name in PEOPLE if name in there]
+        return {name: there[name] for name in (text, self.class_field, *people) if name}
+
+
+def people_said(given: Sequence[str]) -> dict[str, str]:
+    """Return ids by their fields, of `annotator=ada` and the like.
+
+    Raises:
+        DataError: it isn't of that form, or a field is said twice.
+    """
+    told: dict[str, str] = {}
+    for one in given:
+        name, _, who = one.partition("=")
+        if name not in PEOPLE or not who or name in told:
+            msg = f"--by {one} isn't a field that wasn't said before with an id: give --by annotator=ada, say."
+            raise DataError(f"{msg} The fields are {', '.join(PEOPLE)}.")
+        told[name] = who
+    return told

@@ -24,6 +24,7 @@ from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import LedgerReport, verify_ledger
 from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.provenance.voucher import FOLDER
+from cosmati.records.artifacts import words_of
 from cosmati.records.ledger import StepEntry
 
 app = typer.Typer(
@@ -102,6 +103,7 @@ def verify(
     _say_provenance(directory, report)
     _say_withdrawn(directory, report)
     _say_policies(directory, report.policies)
+    _say_artifacts(directory, report)
     if report.num_unsigned:
         typer.echo(f"  {report.num_unsigned} further entries aren't signed yet, and weren't checked")
     if report.diverged_steps:
@@ -155,6 +157,26 @@ def _say_policies(directory: Path, policies: Sequence[PolicyInForce]) -> None:
         if problems := problems or policy.problems(read_verifier_key(directory).text):
             raise RefutedError(f"Who signed the policy of {directory} doesn't hold: " + "; ".join(problems))
         typer.echo(f"{since}{audited}")
+
+
+def _say_artifacts(directory: Path, report: LedgerReport) -> None:
+    """Say what was prepared before the run, and look whether the archive bears out what is signed of it."""
+    for number, (step, facts) in enumerate(report.artifacts_from):
+        since = f"from step {step} on, " if number else ""
+        if facts is None and number:
+            typer.echo(f"  prepared  {since}nothing is named")
+        for label, one in (facts or {}).items():
+            unchecked = ""
+            if "provenance" in one:
+                try:
+                    from cosmati.provenance.authority.audit import audit
+                except ImportError as error:
+                    unchecked = f"; not checked without {error.name}: pip install 'cosmati[authority]'"
+                else:
+                    if problems := audit(directory / FOLDER, one["provenance"]):
+                        msg = f"Who signed the {label} of {directory} doesn't hold: " + "; ".join(problems)
+                        raise RefutedError(msg)
+            typer.echo(f"  prepared  {since}{label}: {words_of(one)}{unchecked}")
 
 
 def _audited(directory: Path, policy: PolicyInForce) -> tuple[str, list[str]]:
@@ -258,8 +280,27 @@ def show(folder: Folder, vkey: Key = None) -> None:
         counts = "".join(f"{rows[name, region] or '·':>14}" for region in table.regions)
         typer.echo(f"{name:<{width}}{counts}")
     typer.echo(f"Rows over {table.num_steps} steps. {table.evidence_level}.")
+    for label, one in ledger.tables[-1].artifacts.items():
+        typer.echo(f"{label}: {words_of(one)}")
     if unsigned:
         typer.echo(unsigned)
+
+
+def _say_exclusion(ledger: VerifiedLedger, class_name: str, region: str, unsigned: str) -> None:
+    """State that a class wrote nothing in a region; it raises where that's false."""
+    s = direct_write_exclusion(ledger, class_name, region)
+    typer.echo(f"No logged step gave rows tagged {s.class_name} any weight in {s.region}.")
+    typer.echo(f"  scanned   {s.num_steps_scanned} steps, {s.num_class_microbatches} microbatches of the class")
+    if s.num_steps_without_region:
+        typer.echo(
+            f"  but       {s.num_steps_without_region} of these steps went by a policy without a region of that "
+            "name: what it called these parameters isn't in this statement"
+        )
+    if unsigned:
+        typer.echo(f"  but       {unsigned}")
+    typer.echo(f"  root      {s.root}")
+    typer.echo(f"  evidence  {s.evidence_level}")
+    typer.echo("This is about direct writes. It doesn't say that the class had no influence on the region.")
 
 
 @app.command()
@@ -267,31 +308,43 @@ def query(
     folder: Folder,
     class_name: Annotated[str | None, typer.Option("--class", help="Which regions did this class reach?")] = None,
     region: Annotated[str | None, typer.Option("--region", help="Which classes reached this region?")] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD=ID", help="What did rows of annotator=, label_function= or rater= teach, and when?"
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="FILE[:FUNCTION]", help="With --by: what the run was made from.")
+    ] = None,
     vkey: Key = None,
 ) -> None:
     """Ask which class taught which region. With both, state that the class wrote nothing there, or that it did.
+
+    With --by, ask at which steps the rows of somebody reached which regions. The ledger holds no rows: the recipe says
+    which they were, and the run's folder has the salt to compare them with what the ledger commits to.
 
     \b
     Examples:
       cosmati ledger query RUN --class open/psf
       cosmati ledger query RUN --region embedding
       cosmati ledger query RUN --class open/psf --region embedding
+      cosmati ledger query RUN --by annotator=ada --recipe recipe.py
     """  # noqa: D301
+    if by is not None:
+        if class_name or region or not recipe:
+            raise LedgerError(
+                "--by asks of all classes and regions, and needs the run's --recipe FILE. Give these two."
+            )
+        from cosmati.cli.rows_taught import say_rows_taught  # needs PyTorch
+
+        say_rows_taught(_ledger(folder).parent, by, recipe, vkey)
+        return
+    if recipe:
+        raise LedgerError("--recipe is for --by annotator=ID and the like. Leave it out, or ask for somebody's rows.")
     ledger, unsigned = _opened(folder, vkey)
     if class_name and region:
-        s = direct_write_exclusion(ledger, class_name, region)
-        typer.echo(f"No logged step gave rows tagged {s.class_name} any weight in {s.region}.")
-        typer.echo(f"  scanned   {s.num_steps_scanned} steps, {s.num_class_microbatches} microbatches of the class")
-        if s.num_steps_without_region:
-            typer.echo(
-                f"  but       {s.num_steps_without_region} of these steps went by a policy without a region of that "
-                "name: what it called these parameters isn't in this statement"
-            )
-        if unsigned:
-            typer.echo(f"  but       {unsigned}")
-        typer.echo(f"  root      {s.root}")
-        typer.echo(f"  evidence  {s.evidence_level}")
-        typer.echo("This is about direct writes. It doesn't say that the class had no influence on the region.")
+        _say_exclusion(ledger, class_name, region, unsigned)
         return
     if class_name:
         cells: tuple[Contribution, ...] = regions_of_class(ledger, class_name)

@@ -221,16 +221,7 @@ def bury(batch: Batch, gone: Tensor) -> Batch:
         batch: the rows.
         gone: bool [rows].
     """
-    lineage = batch.lineage
-    digests = None if lineage.digests is None else clear_rows(lineage.digests, gone)
-    buried = Lineage(
-        lineage.row_ids.masked_fill(gone, TOMBSTONE),
-        lineage.class_ids,
-        lineage.parents,
-        digests,
-        *(None if ids is None else ids.masked_fill(gone[:, None], TOMBSTONE) for ids in lineage.by_token),
-    )
-    return Batch(clear_rows(batch.data, gone), buried, batch.class_id, batch.band)
+    return Batch(clear_rows(batch.data, gone), batch.lineage.without(gone), batch.class_id, batch.band)
 
 
 def input_of(data: Data) -> Data:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -33,6 +35,8 @@ class Lineage:
         token_class_ids: int64 [rows, tokens], the class of each token of the input where rows are packs of others;
             `TOMBSTONE` where it's padding. None where a row is of one class.
         token_row_ids: int64 [rows, tokens], the id of the row from which each token was packed; likewise.
+        parent_class_ids: int64 [rows, num_parents], the class of each parent.
+        is_known: whether it says where the rows come from; it doesn't for rows that were only numbered.
     """
 
     row_ids: Tensor
@@ -41,16 +45,19 @@ class Lineage:
     digests: Tensor | None = None
     token_class_ids: Tensor | None = None
     token_row_ids: Tensor | None = None
+    parent_class_ids: Tensor | None = None
+    is_known: bool = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As arrays: a tensor that goes from one process to another takes a file descriptor, and 0.1 ms.
-        own = (self.row_ids, self.class_ids, self.parents, self.digests, *self.by_token)
-        return _lineage_of_arrays, tuple(None if tensor is None else tensor.numpy() for tensor in own)
+        own = (None if tensor is None else tensor.numpy() for tensor in self._tensors)
+        return _lineage_of_arrays, (self.is_known, *own)
 
     @property
-    def is_known(self) -> bool:
-        """Whether it says where the rows come from; it doesn't for rows that were only numbered."""
-        return True
+    def _tensors(self) -> tuple[Tensor | None, ...]:
+        """All of them, in the order in which they're given."""
+        own = (self.row_ids, self.class_ids, self.parents, self.digests)
+        return (*own, *self.by_token, self.parent_class_ids)
 
     @property
     def by_token(self) -> tuple[Tensor | None, Tensor | None]:
@@ -66,9 +73,25 @@ class Lineage:
         """Keep some rows, in the order given."""
         if isinstance(indices, Tensor):
             indices = indices.cpu()
-        rest = (self.parents, self.digests, *self.by_token)
-        kept = (None if ids is None else ids[indices] for ids in rest)
-        return Lineage(self.row_ids[indices], self.class_ids[indices], *kept)
+        kept: list[Any] = [*(None if ids is None else ids[indices] for ids in self._tensors), self.is_known]
+        return Lineage(*kept)
+
+    def cut(self, change: Callable[[Tensor], Tensor], pieces: int = 1) -> Lineage:
+        """Follow rows that are cut off, or into pieces which follow one another and keep their row's id.
+
+        Args:
+            change: what is done to each tensor [rows, tokens] of the batch.
+            pieces: that each row is cut into.
+
+        Raises:
+            BatchError: the tokens of packs aren't those of so many rows any more.
+        """
+        cut = self if pieces == 1 else self.select(torch.arange(len(self.row_ids)).repeat_interleave(pieces))
+        if self.token_class_ids is not None:
+            classes, rows = (None if ids is None else change(ids) for ids in self.by_token)
+            cut = dataclasses.replace(cut, token_class_ids=classes, token_row_ids=rows)
+            check_lineage(cut)
+        return cut
 
     def mix(self, indices: Tensor) -> Lineage:
         """Mix each row with row `indices[i]`; ids and classes stay the first parent's.
@@ -79,16 +102,43 @@ class Lineage:
         if self.token_class_ids is not None:
             msg = "Packs aren't mixed: a token would be of two rows. Leave the method out, or pack after mixing."
             raise BatchError(msg)
-        own = self.row_ids[:, None] if self.parents is None else self.parents
-        parents = torch.cat([own, own[indices.cpu()]], dim=1)
-        return Lineage(self.row_ids, self.class_ids, parents, self.digests)
+        indices = indices.cpu()
+        rows = self.row_ids[:, None] if self.parents is None else self.parents
+        # Of parents without classes nothing is known, and nothing is made up.
+        classes = self.parent_class_ids if self.parents is not None else self.class_ids[:, None]
+        parents, of_parents = (
+            None if own is None else torch.cat([own, own[indices]], dim=1) for own in (rows, classes)
+        )
+        return Lineage(
+            self.row_ids, self.class_ids, parents, self.digests, parent_class_ids=of_parents, is_known=self.is_known
+        )
+
+    def without(self, gone: Tensor) -> Lineage:
+        """Return the lineage with tombstones in place of some rows; they keep their class.
+
+        Args:
+            gone: bool [rows].
+        """
+
+        def buried(ids: Tensor | None) -> Tensor | None:
+            return None if ids is None else ids.masked_fill(gone if ids.ndim == 1 else gone[:, None], TOMBSTONE)
+
+        classes, rows = map(buried, self.by_token)
+        return Lineage(
+            self.row_ids.masked_fill(gone, TOMBSTONE),
+            self.class_ids,
+            buried(self.parents),
+            None if self.digests is None else self.digests.masked_fill(gone[:, None], 0),
+            classes,
+            rows,
+            self.parent_class_ids,
+            self.is_known,
+        )
 
 
-def _lineage_of_arrays(*arrays: NDArray[Any] | None) -> Lineage:
-    row_ids, class_ids, *rest = (None if array is None else torch.from_numpy(array) for array in arrays)
-    assert row_ids is not None, "every lineage has them"
-    assert class_ids is not None, "every lineage has them"
-    return Lineage(row_ids, class_ids, *rest)
+def _lineage_of_arrays(is_known: bool, *arrays: NDArray[Any] | None) -> Lineage:
+    fields: list[Any] = [*(None if array is None else torch.from_numpy(array) for array in arrays), is_known]
+    return Lineage(*fields)
 
 
 class _Numbered(Lineage):
@@ -143,6 +193,14 @@ class _Numbered(Lineage):
     def token_row_ids(self) -> None:
         """None: each row is its own."""
 
+    @property
+    def parent_class_ids(self) -> None:
+        """None: each row is its own."""
+
+
+def _are_whole(ids: Tensor) -> bool:
+    return not (ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex())
+
 
 def check_lineage(lineage: Lineage) -> None:
     """Compare what a user has put together.
@@ -152,22 +210,30 @@ def check_lineage(lineage: Lineage) -> None:
     """
     fields = {"row_ids": lineage.row_ids, "class_ids": lineage.class_ids}
     for name, ids in fields.items():
-        if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex() or ids.ndim != 1:
+        if not _are_whole(ids) or ids.ndim != 1:
             msg = (
                 f"Lineage.{name} is {ids.dtype} {tuple(ids.shape)}, and ids are whole numbers, one a row: int64 "
                 "[rows]. Cut-off numbers would be other classes."
             )
             raise BatchError(msg)
     lengths = {name: len(ids) for name, ids in fields.items()}
-    others = ("parents", "digests", "token_class_ids", "token_row_ids")
+    others = ("parents", "digests", "token_class_ids", "token_row_ids", "parent_class_ids")
     lengths |= {n: len(ids) for n in others if (ids := getattr(lineage, n)) is not None}
     if len({*lengths.values()}) > 1:
         found = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise BatchError(f"A Lineage speaks of different numbers of rows: {found}. Give one of each for each row.")
+    parents, of_parents = lineage.parents, lineage.parent_class_ids
+    if of_parents is not None and (parents is None or parents.shape != of_parents.shape):
+        shapes = f"parents {None if parents is None else tuple(parents.shape)} and classes {tuple(of_parents.shape)}"
+        raise BatchError(f"A Lineage speaks of different parents: {shapes}. Give one class for each parent.")
+    for name, own in (("parents", parents), ("parent_class_ids", of_parents)):
+        if own is not None and (own.ndim != 2 or not _are_whole(own)):
+            what = f"{own.dtype} {tuple(own.shape)}"
+            raise BatchError(f"Lineage.{name} is {what}, and isn't int64 [rows, num_parents]. Give one id a parent.")
     classes, rows = lineage.by_token
     if classes is not None and rows is not None and classes.shape != rows.shape:
         shapes = f"token_class_ids {tuple(classes.shape)} and token_row_ids {tuple(rows.shape)}"
         raise BatchError(f"A Lineage speaks of different tokens: {shapes}. Give one of each for each token.")
-    if classes is not None and (classes.ndim != 2 or classes.is_floating_point() or classes.dtype == torch.bool):
+    if classes is not None and (classes.ndim != 2 or not _are_whole(classes)):
         what = f"{classes.dtype} {tuple(classes.shape)}"
         raise BatchError(f"Lineage.token_class_ids is {what}, and isn't int64 [rows, tokens]. Give one class a token.")

@@ -56,11 +56,26 @@ class Choosable:
         Raises:
             DataError: a row can't be read, or no row is left.
         """
+        return self._selected(self._taken(predicate))
+
+    def ids_where(self, predicate: Predicate) -> NDArray[np.int64]:
+        """Return the ids of the rows that a predicate takes, int64 [rows], rising; each is read once, now.
+
+        Args:
+            predicate: as of `filter`.
+
+        Raises:
+            DataError: a row can't be read.
+        """
+        return np.flatnonzero(self._taken(predicate))
+
+    def _taken(self, predicate: Predicate) -> NDArray[np.bool_]:
+        """Return which rows of all sources a predicate takes: bool [rows]."""
         parts = [
             mask_of_predicate(source, predicate, first_row=int(first), class_id=int(class_id), seed=self.seed)
             for source, first, class_id in zip(self.sources, self._first_row[:-1], self._class_of, strict=True)
         ]
-        return self._selected(np.concatenate(parts))
+        return np.concatenate(parts)
 
     def subset(self, row_ids: Sequence[int] | NDArray[Any]) -> Self:
         """Return these data with only some rows.

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cosmati.data.ingest.people import people_in
 from cosmati.data.ingest.rows import ORIGIN_COLUMNS, Reading, Row, Rows
 from cosmati.errors import DataError
 
@@ -204,8 +205,9 @@ def pack_rows(rows: Rows, packing: Packing, *, class_names: Sequence[str], class
     """Pack the token rows of a reader into rows that can be written as shards.
 
     The columns are `tokens` (of the encoding's fixed length), `spans` (see `Pack`) and `origins`: for each span the
-    origin of its row, as [file, place, SHA-256 in hex]. `origin_file`, `origin_place` and `origin_sha256` are those of
-    the first.
+    origin of its row, as [file, place, SHA-256 in hex]. Where rows have an `annotator`, a `label_function` or a
+    `rater`, `people` holds these for each span. `origin_file`, `origin_place` and `origin_sha256` are those of the
+    first.
 
     Args:
         rows: with a column `tokens`, as `tokenize` gives them.
@@ -226,32 +228,36 @@ def pack_rows(rows: Rows, packing: Packing, *, class_names: Sequence[str], class
             "that class, and packs of several need a class_of= that says how the mixture is to be governed."
         )
         raise DataError(msg)
-    numbered = number_rows(rows, class_names)
+    numbered, names = number_rows(rows, class_names), people_in(rows.columns)
 
     def read(reading: Reading) -> Iterator[Row]:
         origins: dict[int, list[Any]] = {}
+        people: dict[int, dict[str, str]] = {}
         num_left: dict[int, int] = {}
 
         def noted() -> Iterator[Row]:
             for row in numbered.pass_over(reading):
                 origins[row["row_id"]] = [row["origin_file"], row["origin_place"], row["origin_sha256"].hex()]
+                people[row["row_id"]] = {name: row[name] for name in names}
                 num_left[row["row_id"]] = len(row["tokens"])
                 yield row
 
         for full in pack(noted(), packing, dtype=dtype):
             listed = [origins[row] for row in full.spans[:, 0].tolist()]
+            who = {"people": [people[row] for row in full.spans[:, 0].tolist()]} if names else {}
             for row, _, _, piece in full.pieces():
                 num_left[row] -= len(piece)
                 if not num_left[row]:  # all of it is packed
-                    del num_left[row], origins[row]
+                    del num_left[row], origins[row], people[row]
             file, place, sha256 = listed[0]
             origin = {"origin_file": file, "origin_place": place, "origin_sha256": bytes.fromhex(sha256)}
-            yield full.to_row() | {"origins": listed} | origin
+            yield full.to_row() | {"origins": listed} | who | origin
 
     def class_path(row: Mapping[str, Any]) -> str:
         return class_names[int(row["spans"][0, 1])]
 
-    columns = pack_columns(packing.length, dtype) | {"origins": "json"} | dict(ORIGIN_COLUMNS)
+    told = {"origins": "json"} | ({"people": "json"} if names else {})
+    columns = pack_columns(packing.length, dtype) | told | dict(ORIGIN_COLUMNS)
     return dataclasses.replace(
         rows, columns=MappingProxyType(columns), class_of=class_of or class_path, read=read, label_names={}
     )

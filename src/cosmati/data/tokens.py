@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from cosmati.data.ingest.people import PEOPLE
 from cosmati.data.ingest.rows import ORIGIN_COLUMNS, Reading, Row, Rows
 from cosmati.errors import DataError
 
@@ -169,7 +170,8 @@ def tokenize(rows: Rows, tokenizer: Tokenizer, *, column: str = "text", keep: Se
         rows: of a reader.
         tokenizer: for instance `ByteTokenizer()`.
         column: of text or bytes; it's left out afterwards.
-        keep: other columns to keep; None means all. Classes must still be found in what is kept.
+        keep: other columns to keep; None means all, and those of origin and people always stay. Classes must still be
+            found in what is kept.
 
     Raises:
         DataError: there is no such column, or it holds neither text nor bytes.
@@ -182,7 +184,7 @@ def tokenize(rows: Rows, tokenizer: Tokenizer, *, column: str = "text", keep: Se
     if unknown or ("tokens" in wanted and column != "tokens"):
         what = f"have no column {', '.join(unknown)}" if unknown else "have a column 'tokens' already"
         raise DataError(f"The rows {what}. Name in keep= which of {', '.join(rows.columns)} to keep.")
-    kept = [name for name in rows.columns if name != column and (name in wanted or name in ORIGIN_COLUMNS)]
+    kept = [name for name in rows.columns if name != column and (name in wanted or name in (*ORIGIN_COLUMNS, *PEOPLE))]
     dtype = token_dtype(tokenizer)
 
     def read(reading: Reading) -> Iterator[Row]:

@@ -16,6 +16,7 @@ from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.tables import Tables
 from cosmati.ledger.verify import LedgerReport, verify_ledger
 from cosmati.records.about import ABOUT_FILE, RunAbout
+from cosmati.records.artifacts import ARTIFACT, words_of
 from cosmati.records.governance import GovernanceFacts, LedgerFacts
 from cosmati.records.run import CLOCK_FIELDS, RunRecord
 from cosmati.storage.lock import is_locked
@@ -79,6 +80,12 @@ class RunView:
         if root in ("", "declared"):
             return root and "The classes of the data are declared: nobody has signed them."
         return f"The data were signed, of the authority {root[:12]}: the command follows the signatures."
+
+    @property
+    def prepared(self) -> tuple[tuple[str, str], ...]:
+        """Label of each preparation artifact, and whether it's signed or ungoverned, in words."""
+        told = self.record.digests.items()
+        return tuple((name.removeprefix(ARTIFACT), words) for name, words in told if name.startswith(ARTIFACT))
 
     @property
     def is_imported(self) -> bool:
@@ -304,6 +311,9 @@ def _contradictions(tables: Tables, record: RunRecord) -> tuple[str, ...]:
         for what, told in (("data", "provenance"), ("policy", "policy_provenance"))
         if record.digests.get(f"{what}_root") not in _roots_of(tables.details.get(told))
     ]
+    prepared = {ARTIFACT + label: words_of(one) for label, one in tables.artifacts.items()}
+    if prepared != {name: told for name, told in record.digests.items() if name.startswith(ARTIFACT)}:
+        others.append("preparation artifacts")
     return tuple(
         f"{RECORD_FILE} contradicts the ledger: it says otherwise who has signed the {what}." for what in others
     ) + tuple(

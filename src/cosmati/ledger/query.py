@@ -122,7 +122,7 @@ def _read_norms(item: ScannedEntry, num_microbatches: int, num_regions: int) -> 
     return norms
 
 
-def _read_weights(item: ScannedEntry, entry: StepEntry, num_regions: int) -> list[list[float | None]]:
+def learnt_weights(item: ScannedEntry, entry: StepEntry, num_regions: int) -> list[list[float | None]]:
     """Return what each microbatch weighed in each region, before its route; None where the region didn't learn."""
     value = decode_details(item.details).get("sub_steps") if item.details is not None else None
     if value is None:
@@ -227,7 +227,7 @@ def contributions(directory: Path | VerifiedLedger, *, vkey: str | None = None) 
         if item.index not in ledger.standing:
             continue
         norms = _read_norms(item, len(entry.microbatches), len(tables.regions))
-        weights = _read_weights(item, entry, len(tables.regions))
+        weights = learnt_weights(item, entry, len(tables.regions))
         for number, cell in enumerate(entry.microbatches):
             name, row = tables.class_of(cell, item), norms.get(number)
             for column, rho in enumerate(tables.route(cell, item)):
@@ -350,7 +350,7 @@ def direct_write_exclusions(
         num_steps.update(("", *tables.regions))
         policies[entry.policy_digest.hex()] = None
         norms = _read_norms(item, len(entry.microbatches), len(tables.regions))
-        weights = _read_weights(item, entry, len(tables.regions))
+        weights = learnt_weights(item, entry, len(tables.regions))
         for number, cell in enumerate(entry.microbatches):
             name, route = tables.class_of(cell, item), tables.route(cell, item)
             num_cells[name] += 1

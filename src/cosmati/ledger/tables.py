@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from cosmati.errors import TamperError
-from cosmati.ledger.details import decode_details
+from cosmati.ledger.details import decode_details, details_digest
 from cosmati.ledger.reader import ScannedEntry
 from cosmati.ledger.vouched import Taken, problem_with, problem_with_data, read_withdrawals
+from cosmati.records.artifacts import label_of, problem_with_artifacts
 from cosmati.records.ledger import AmendEntry, MicrobatchCell, RunEntry, StepEntry
 
 RouteWeights = tuple[float, ...]
@@ -50,6 +51,11 @@ class Tables:
     changes: tuple[tuple[str, str, str], ...]
     withdrawn: tuple[Taken, ...] = ()
     bands: tuple[str, ...] = ("",)
+
+    @property
+    def artifacts(self) -> Mapping[str, Mapping[str, Any]]:
+        """What was prepared before the run, by its labels."""
+        return {label_of(one): one for one in self.details.get("artifacts") or ()}
 
     @property
     def policy_of_classes(self) -> tuple[tuple[tuple[RouteWeights, str], ...], ...]:
@@ -153,7 +159,13 @@ def _check_vouched(item: ScannedEntry, tables: Tables, before: Tables | None) ->
     decisions = tuple(tuple(kind for _, kind in one) for one in tables.policy_of_classes)
     earlier = before.withdrawn if before is not None else ()
     problem = problem_with(tables.withdrawn, earlier, tables.classes, tables.phases, decisions)
-    problem = problem or problem_with_data(tables.details, dict(tables.entry.commitments).get("data"))
+    committed = dict(tables.entry.commitments)
+    problem = problem or problem_with_data(tables.details, committed.get("data"))
+    told, digest = tables.details.get("artifacts"), committed.get("artifacts")
+    if not problem and (told is not None or digest is not None):
+        problem = problem_with_artifacts(told)
+        if not problem and details_digest({"artifacts": told}) != digest:
+            problem = "it commits to other preparation artifacts than it names"
     if problem:
         raise broken(item, problem)
 

@@ -53,6 +53,7 @@ class LedgerReport:
             it, in the order of the log; None where nobody was asked.
         withdrawn_from: Likewise, what was withdrawn since; None where nothing is in force.
         policies: Those that the steps went by, in the order of the log.
+        artifacts_from: Likewise, what was prepared before the run, by its labels; None where nothing is named.
     """
 
     origin: str
@@ -72,6 +73,7 @@ class LedgerReport:
     provenance_from: tuple[Told, ...] = ()
     withdrawn_from: tuple[Told, ...] = ()
     policies: tuple[PolicyInForce, ...] = ()
+    artifacts_from: tuple[Told, ...] = ()
 
     @property
     def provenance(self) -> tuple[Mapping[str, Any], ...]:
@@ -107,14 +109,14 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         roots.append(wal.head)
     scan = Scan(directory, head, roots)
     covered = {} if wal is None else wal.entries
-    amendments, provenance, withdrawn = [], list[Told](), list[Told]()
+    amendments, provenance, withdrawn, prepared = [], list[Told](), list[Told](), list[Told]()
     policies = PolicyHistory()
     for item, tables in in_force(scan):
         check_overlap(covered, item.index, item.data)
         if isinstance(item.entry, RunEntry | AmendEntry):
             step = getattr(item.entry, "step", 0)
-            for told, name in ((provenance, "provenance"), (withdrawn, "withdrawn")):
-                facts = tables.details.get(name)
+            given = tables.details.get("provenance"), tables.details.get("withdrawn"), tables.artifacts or None
+            for told, facts in zip((provenance, withdrawn, prepared), given, strict=True):
                 if not told or told[-1][1] != facts:
                     told.append((step, facts))
             policies.take(step, tables)
@@ -139,6 +141,7 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         provenance_from=tuple(provenance),
         withdrawn_from=tuple(withdrawn),
         policies=tuple(policies.seen),
+        artifacts_from=tuple(prepared),
     )
 
 

@@ -215,9 +215,12 @@ class Alibi(Method):
                 f"[rows, length], with a length that {pieces} divides. Use train_sequence_length_scaling=1, or pad."
             )
             raise BatchError(msg)
-        data = map_tensors(lambda t: t.reshape(t.shape[0] * pieces, length // pieces), batch.data)
-        rows = torch.arange(batch.num_rows).repeat_interleave(pieces)
-        return Batch(data, batch.lineage.select(rows), batch.class_id)
+
+        def cut(tokens: Tensor) -> Tensor:
+            return tokens.reshape(-1, length // pieces)
+
+        lineage = batch.lineage.cut(cut, pieces)
+        return dataclasses.replace(batch, data=map_tensors(cut, batch.data), lineage=lineage)
 
 
 def _check(max_sequence_length: int) -> None:

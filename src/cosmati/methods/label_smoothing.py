@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -77,7 +78,8 @@ class LabelSmoothing(Method):
             return batch
         if isinstance(batch.data, Tensor) and isinstance(at.loss, LanguageModel):
             tokens = batch.data
-            return Batch((tokens[:, :-1], self._smooth(tokens[:, 1:], at)), batch.lineage, batch.class_id)
+            data = (tokens[:, :-1], self._smooth(tokens[:, 1:], at))
+            return dataclasses.replace(batch, data=data, lineage=batch.lineage.cut(lambda ids: ids[:, :-1]))
         target = batch.target
         if isinstance(target, MixedTarget):
             mixed = MixedTarget(self._smooth(target.first, at), self._smooth(target.second, at), target.mixing)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,20 +43,28 @@ def set_batch_sequence_length(
         BatchError: a tensor isn't a sequence, the lengths differ, the new length isn't positive, or the
             attention mask is missing.
     """
-    extra = int(isinstance(batch, Tensor))
-    length = _length(batch) - extra
+    cut = _cut_of(batch, curr_seq_len, truncate, preserve_end_of_sequence)
+    return batch if cut is None else map_tensors(cut, batch)
+
+
+def _cut_of(
+    data: Data, curr_seq_len: int, truncate: bool, preserve_end_of_sequence: bool
+) -> Callable[[Tensor], Tensor] | None:
+    """Return what shortens each tensor of a batch, and the lineage of its tokens; None where it's short enough."""
+    extra = int(isinstance(data, Tensor))
+    length = _length(data) - extra
     if curr_seq_len < 1:
         msg = f"curr_seq_len={curr_seq_len} leaves no sequence. Give at least 1."
         raise BatchError(msg)
     if curr_seq_len >= length:
-        return batch
+        return None
     kept = curr_seq_len + extra
     if truncate:
-        last = _last_token(batch, length + extra) if preserve_end_of_sequence else None
-        return map_tensors(lambda tensor: _cut_off(tensor, kept, last), batch)
-    if isinstance(batch, Tensor):
-        return batch.unfold(1, kept, curr_seq_len).flatten(0, 1)
-    return map_tensors(lambda tensor: _cut_up(tensor, curr_seq_len), batch)
+        last = _last_token(data, length + extra) if preserve_end_of_sequence else None
+        return lambda tensor: _cut_off(tensor, kept, last)
+    if extra:
+        return lambda tensor: tensor.unfold(1, kept, curr_seq_len).flatten(0, 1)
+    return lambda tensor: _cut_up(tensor, curr_seq_len)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,15 +128,12 @@ class SeqLengthWarmup(Method):
         curr_seq_len = self.length(at.elapsed)
         if not self.truncate:
             curr_seq_len = self._divisor(_length(batch.data) - int(isinstance(batch.data, Tensor)), curr_seq_len)
-        keep_last = self.preserve_end_of_sequence
-        data = set_batch_sequence_length(batch.data, curr_seq_len, self.truncate, keep_last)
-        if data is batch.data:
+        cut = _cut_of(batch.data, curr_seq_len, self.truncate, self.preserve_end_of_sequence)
+        if cut is None:
             return batch
-        pieces = count_rows(data) // batch.num_rows
-        if pieces == 1:
-            return Batch(data, batch.lineage, batch.class_id)
-        rows = torch.arange(batch.num_rows).repeat_interleave(pieces)
-        return Batch(data, batch.lineage.select(rows), batch.class_id)
+        data = map_tensors(cut, batch.data)
+        lineage = batch.lineage.cut(cut, count_rows(data) // batch.num_rows)
+        return dataclasses.replace(batch, data=data, lineage=lineage)
 
     def _divisor(self, length: int, limit: int) -> int:
         """Return the greatest divisor of a length up to a limit."""
@@ -176,6 +182,7 @@ def _cut_off(tensor: Tensor, length: int, last: Tensor | None) -> Tensor:
     if last is None:
         return short
     rows = torch.arange(tensor.shape[0], device=tensor.device)
+    last = last.to(tensor.device)  # Of lineage, which is on CPU, too.
     return short.index_put((rows, last.clamp(max=length - 1)), tensor[rows, last])
 
 

@@ -32,8 +32,8 @@ from cosmati.train.observers import Observer
 from cosmati.train.trainer import Trainer
 
 _CONFIG = RunConfig()
-_NOT_OF_THE_TEXT = ("seed", "run_folder", "task", "require_signed", "trusted_roots")
-"""What says where a run is kept, what it is called and whose data it refuses, and not how it trains."""
+_NOT_OF_THE_TEXT = ("seed", "run_folder", "task", "require_signed", "trusted_roots", "artifacts")
+"""What says where a run is kept, what it is called, what it was prepared with and refuses, and not how it trains."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,11 @@ Details of entry 0::
      "bands": [name, ...],      of a policy with bands: each class then has an entry in "policy" for each of them
      "seed": int, ...}                                     any other JSON besides
 
+Where something was prepared before the run (a tokenizer, base weights), they have, and commit to as `artifacts`::
+
+    {"artifacts": [{"kind": str, "name": str, "digest": hex or "", "origin": str, "state": "signed" | "ungoverned",
+                    "provenance": {...} where it's signed}, ...], ...}
+
 Details of an amendment are those of entry 0, as they are from now on, with one more field::
 
     {"changes": [[name, was, now], ...], ...}              texts, for people

@@ -51,7 +51,8 @@ class RunRecord:
         recipe_name: Name of the recipe.
         recipe_text: The recipe as JSON text.
         digests: Hex digests by what they cover: `plan`, `model`, `data`, `policy`; `data_root` and `policy_root` are
-            those of the authorities which have signed them, or `declared`.
+            those of the authorities which have signed them, or `declared`. `artifact: LABEL` says in words whether a
+            preparation artifact is signed or ungoverned, and its digest.
         environment: Package versions, device names and compile modes by name.
         plan: The plan's lines in the order in which they run.
         guarantees: Every guarantee, held or broken.

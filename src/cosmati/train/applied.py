@@ -13,6 +13,7 @@ from cosmati.core.pieces import Pieces
 from cosmati.core.plan import Plan
 from cosmati.core.rng import DefaultGenerators, position_key
 from cosmati.errors import PlanError
+from cosmati.train.followed import refuse_unfollowed
 
 Trace = Callable[[str], None]
 
@@ -25,12 +26,15 @@ class AppliedMethods:
         weights: of all trainable parameters.
         generators: seeded by position before batch methods draw.
         tell: told of each event.
+        is_governed: refuse a method that loses track of its rows.
 
     Attributes:
         states: of the methods, by their index in the plan.
     """
 
-    def __init__(self, plan: Plan, weights: Pieces, generators: DefaultGenerators, tell: Trace) -> None:
+    def __init__(
+        self, plan: Plan, weights: Pieces, generators: DefaultGenerators, tell: Trace, *, governed: bool = False
+    ) -> None:
         def having(hook: str) -> list[int]:
             chosen = plan.with_hook(hook)
             return [index for index, method in enumerate(plan.methods) if method in chosen]
@@ -39,6 +43,7 @@ class AppliedMethods:
         self._weights = weights
         self._generators = generators
         self._tell = tell
+        self._is_governed = governed
         self.states: dict[int, State] = {index: method.init(weights) for index, method in enumerate(plan.methods)}
         self._of_batch = [(plan.methods[i].stage.name.lower(), plan.methods[i]) for i in having("batch")]
         self._of_loss = having("loss")
@@ -58,7 +63,10 @@ class AppliedMethods:
             self._generators.seed(position_key(at.seed, "prepare", at.clock.step, at.microbatch))
         for event, method in self._of_batch:
             self._tell(event)
-            batch = method.batch(batch, at)
+            made = method.batch(batch, at)
+            if self._is_governed and made is not batch:
+                refuse_unfollowed(batch, made, method)
+            batch = made
         return batch
 
     def loss(self, loss: LossFunction, at: Position) -> LossFunction:

@@ -12,6 +12,7 @@ import torch
 from cosmati.core.clock import Time
 from cosmati.core.named_settings import NamedSettings
 from cosmati.errors import PlanError
+from cosmati.provenance.artifact import Artifact, distinct
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -75,6 +76,8 @@ class RunConfig(NamedSettings):
         require_signed: refuse data and a policy that nobody vouches for: those that are only declared.
         trusted_roots: digests of the authorities' first roots, of whom alone `require_signed` takes it; without any, of
             those whom the data's own `Authority` names.
+        artifacts: what was prepared before the run (`artifact(...)`): tokenizer, base weights, statistics, evaluation
+            data, reference models. The ledger names them, signed or ungoverned; a resume with others is refused.
         resume_from: `newest` checkpoint, and an error where it's damaged; or the newest one that is `whole`.
         progress: show a progress bar, or plain lines where there is no terminal.
         task: what is learnt from what, in words: runs of one task are compared. Empty, the name stands for it.
@@ -129,6 +132,7 @@ class RunConfig(NamedSettings):
     load_weights: PathSetting = PathSetting()
     require_signed: bool = False
     trusted_roots: tuple[str, ...] | str = ()
+    artifacts: tuple[Artifact, ...] = ()
     resume_from: Literal["newest", "whole"] = "newest"
     progress: bool = False
     task: str = ""
@@ -159,6 +163,8 @@ class RunConfig(NamedSettings):
         for name in ("change", "trusted_roots"):
             if isinstance(given := getattr(self, name), str):
                 object.__setattr__(self, name, tuple(one.strip() for one in given.split(",")))
+        named = (self.artifacts,) if isinstance(self.artifacts, Artifact) else self.artifacts
+        object.__setattr__(self, "artifacts", distinct(named))
         if unknown := sorted({*self.change} - {*CHANGEABLE}):
             msg = f"RunConfig.change names {', '.join(unknown)}. What may change is {', '.join(CHANGEABLE)}."
             raise PlanError(msg)

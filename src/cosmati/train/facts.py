@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from cosmati.core.plan import Plan
+from cosmati.provenance.artifact import Artifact
 from cosmati.provenance.voucher import VouchedData, VouchedPolicy, Withdrawn
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_file import PolicyFile
@@ -42,6 +43,7 @@ class RunFacts:
         withdrawn: what they have taken back since; None for nothing.
         data_text: what the data's digest is of, where somebody vouches for them.
         vouched_policy: who vouched for the policy; None where it's declared.
+        artifacts: what was prepared before the run: by whom, and whether anybody vouches for it.
     """
 
     recipe: str
@@ -63,6 +65,7 @@ class RunFacts:
     withdrawn: Withdrawn | None = None
     data_text: str = ""
     vouched_policy: VouchedPolicy | None = None
+    artifacts: tuple[Artifact, ...] = ()
 
 
 def facts_of(
@@ -72,6 +75,7 @@ def facts_of(
     policy: PolicyFile | None = None,
     vouched: VouchedData | None = None,
     data_text: str = "",
+    artifacts: tuple[Artifact, ...] = (),
 ) -> RunFacts:
     """Gather the facts of a run that is about to start; the model's root is taken where a folder keeps it."""
     a = assembly
@@ -94,6 +98,7 @@ def facts_of(
         task=a.config.task,
         data_text=data_text,
         vouched_policy=policy.vouched if policy else None,
+        artifacts=artifacts,
     )
 
 

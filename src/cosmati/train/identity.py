@@ -49,6 +49,8 @@ CADENCES = (
 SURROUNDINGS = ("threads", "torch", "device", "cpu_capability", "kernels", "cuda")
 """Facts of the environment on which bits rest."""
 
+_PREPARED = "artifacts"
+"""Preparation artifacts: who names none may name them later, and those stay."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _MAX_FUNCTIONS = 1000
 """Of a model's whose names are read."""
@@ -97,7 +99,7 @@ def kind_of(name: str) -> str:
         return "free"
     if head == "optimizers" and rest.split(".")[1:2] == ["schedule"]:
         return "schedule"
-    return head if head in CHANGEABLE else "fixed"
+    return head if head in (*CHANGEABLE, _PREPARED) else "fixed"
 
 
 def check_resume(
@@ -118,7 +120,9 @@ def check_resume(
     declared = [name for facts in (was, now) for name, value in facts.items() if value == DECLARED]
     found = [c for c in changes(was, now) if not (_lies_in(c.name, declared) or is_other_python(c))]
     found = [c for c in found if not (is_elsewhere and c.name.startswith("model.contents."))]
-    wrong = [change for change in found if kind_of(change.name) not in ("free", *asked)]
+    named_before = any(kind_of(name) == _PREPARED for name in was)
+    free = {"free", *asked} | (set() if named_before else {_PREPARED})
+    wrong = [change for change in found if kind_of(change.name) not in free]
     wrong += _other_parent(was, now)
     if wrong:
         mend = _mend(wrong)

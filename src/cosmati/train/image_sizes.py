@@ -1,14 +1,18 @@
-"""Images in the size of the step from their decoder, where a method makes them smaller and the source can."""
+"""What the data give: its kind; and images in the size of the step, where a method makes them smaller."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cosmati.core.batch import Batch, InputKind, kind_of_input
 from cosmati.core.clock import Budget, Clock
+from cosmati.core.loss import LanguageModel
 from cosmati.core.method import Method, Stage
 from cosmati.core.plan import Plan
-from cosmati.core.source import ImageSize
+from cosmati.core.source import ImageSize, Source
 from cosmati.train.feed import Feed, OrderedFeed
+from cosmati.train.ingredients import Ingredients
 
 
 @dataclass(frozen=True)
@@ -37,3 +41,11 @@ def ask_for_sizes(feed: Feed | None, plan: Plan, budget: Budget) -> ImageSize | 
         return None
     decoder.resize(StepImageSize(asking[0], full, budget))
     return full
+
+
+def input_kind_of(given: Ingredients, feed: Feed | None) -> InputKind | None:
+    """Return what the model reads, where the first batch shows it, or the loss."""
+    if feed is None or not isinstance(given.data, Source | Sequence):
+        return "tokens" if isinstance(given.loss, LanguageModel) else None
+    first = feed.whole(Clock())
+    return kind_of_input(first.data if isinstance(first, Batch) else first)

@@ -36,6 +36,7 @@ class Ingredients:
     policy: PolicyFile | None
     taxonomy: Taxonomy | None
     config: RunConfig
+    evaluation: object = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "config", self.config.anchored())

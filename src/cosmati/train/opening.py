@@ -13,6 +13,7 @@ from cosmati.core.clock import Clock
 from cosmati.core.method import State
 from cosmati.core.plan import Plan, Promise
 from cosmati.errors import PlanError
+from cosmati.train.artifacts import with_base
 from cosmati.train.assembly import Assembly
 from cosmati.train.continuity import Continuity
 from cosmati.train.cutting import Cuts
@@ -63,7 +64,7 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
     """
     a = prepared.assembly
     p = prepared
-    facts = facts_of(a, p.data_digest, p.identity, p.policy, p.vouched, p.data_text)
+    facts = facts_of(a, p.data_digest, p.identity, p.policy, p.vouched, p.data_text, p.artifacts)
     run = OpenRun(facts, a.config, a.budget, a.ranks, observers, a.layout.digest, a.model)
     continuity = Continuity(a, prepared.identity, facts.environment, facts.model_root, prepared.policy)
     states = None
@@ -71,6 +72,7 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
     with run.opening() as checkpoint:
         if checkpoint is not None:
             plan = continuity.resume(checkpoint, a.plan)
+            run.restate(artifacts=with_base(facts.artifacts, checkpoint.facts["identity"]))
             restored = restore(checkpoint, a, prepared.feed)
             plan = plan.recalled((g.name, g.because) for g in restored.plan.guarantees if not g.holds)
             clock, states, made = restored.clock, restored.states, checkpoint.facts["cuts"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from cosmati.core.batch import Batch, InputKind, kind_of_input
 from cosmati.core.clock import Budget, Clock, Time, Unit
 from cosmati.core.isolated import isolated_classes, isolated_modules
-from cosmati.core.loss import LanguageModel
 from cosmati.core.method import Method, operated, overrides
 from cosmati.core.plan import Facts, Pair, Plan, describe, make_plan
 from cosmati.core.rng import DefaultGenerators
@@ -25,6 +23,7 @@ from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Optimizer, assign_parameters
 from cosmati.optim.schedules import Schedule
 from cosmati.optim.stepping import GroupedOptimizer
+from cosmati.provenance.artifact import Artifact
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.provenance.voucher import VouchedData
 from cosmati.routing.deferral import DeferredOrder
@@ -32,6 +31,7 @@ from cosmati.routing.policy import CompiledPolicy, compile_policy, partition_by
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
 from cosmati.routing.starvation import check_kinds
+from cosmati.train.artifacts import artifacts_of
 from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_turns
 from cosmati.train.authority_watch import AuthorityWatch, watch_of
 from cosmati.train.buffers import BatchNormStatistics, unrouted
@@ -40,7 +40,7 @@ from cosmati.train.config import RunConfig
 from cosmati.train.couplings import counts_together, find_couplings
 from cosmati.train.epochs import refuse_times
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
-from cosmati.train.image_sizes import ask_for_sizes
+from cosmati.train.image_sizes import ask_for_sizes, input_kind_of
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.isolation import denied_pairs, isolated_pairs
 from cosmati.train.layout.whole import Whole
@@ -66,6 +66,7 @@ class Prepared:
         vouched: who vouched for the data; None where nobody was asked.
         data_text: what their digest is of, where somebody vouches for them.
         watch: asks them again as the run goes on; None where nobody is to be asked.
+        artifacts: what was prepared before the run.
     """
 
     assembly: Assembly
@@ -76,6 +77,7 @@ class Prepared:
     vouched: VouchedData | None
     data_text: str
     watch: AuthorityWatch | None
+    artifacts: tuple[Artifact, ...] = ()
 
 
 def prepare(given: Ingredients) -> Prepared:
@@ -95,9 +97,8 @@ def prepare(given: Ingredients) -> Prepared:
     device = torch.device(config.device) if config.device else next(model.parameters()).device
     parent = place(model, device, given, ranks)
     regions = partition_by(given.policy, model) if given.policy else partition_parameters(model)
-    # Which classes are offered depends on the phases, these on the number of steps, this on the order's length: the
-    # policy is compiled twice, the first time only to see which classes it ever admits.
-    generators = DefaultGenerators(device)
+    # Compiled twice: the order's length, and so the phases, follow from which classes the policy ever admits.
+    generators, artifacts = DefaultGenerators(device), artifacts_of(given, parent)
     feed, budget = _feed(given, num_microbatches, _offered(given, regions), generators, ranks)
     policy, class_map = _compile(given, regions, budget)
     feed, never_offered = _deferring(feed, policy, class_map, num_microbatches)
@@ -111,6 +112,7 @@ def prepare(given: Ingredients) -> Prepared:
     couplings = unrouted(statistics, regions) + find_couplings(given, scheduled, layout.weights(), model, budget)
     isolated = isolated_pairs(model, policy, class_map, partial(counts_together, scheduled, layout.weights()))
     facts = _facts(given, feed, budget, num_microbatches, denied, isolated, turns, couplings, never_offered, statistics)
+    facts = replace(facts, provenance=provenance_of(given, artifacts))
     plan = without_named(make_plan(given.methods, facts), model, losses, ranks, statistics.layers)
     _check_shapes(plan, budget, config, 1 + len(isolated_classes(model)))
     identity = identity_of(given, plan, turns, model, budget, parent)
@@ -134,7 +136,7 @@ def prepare(given: Ingredients) -> Prepared:
         image_size=ask_for_sizes(feed, plan, budget),
     )
     digest, text, vouched = digests_of(given.data)
-    return Prepared(assembly, feed, digest, identity, given.policy, vouched, text, watch_of(given, assembly))
+    return Prepared(assembly, feed, digest, identity, given.policy, vouched, text, watch_of(given, assembly), artifacts)
 
 
 def _facts(
@@ -155,7 +157,7 @@ def _facts(
         rows_per_microbatch=budget.rows_per_step // num_microbatches if isinstance(given.data, Source) else None,
         positional_data=feed is None or feed.is_positional,
         own_loop=feed is None,
-        input_kind=_input_kind(given, feed),
+        input_kind=input_kind_of(given, feed),
         loss_couples="rows" if getattr(turns[0].loss, "couples", None) == "rows" else "",
         packed=given.policy is not None and feed is not None and None in feed.class_ids(Clock()),
         row_coupled_layers=statistics.row_coupled,
@@ -169,16 +171,8 @@ def _facts(
         num_sub_steps=len(turns),
         owned={thing: type(o).__name__ for o in given.optimizers for thing in getattr(o, "owns", ())},
         never_offered=never_offered,
-        provenance=provenance_of(given),
         settings=settings_of(given, budget, num_microbatches),
     )
-
-
-def _input_kind(given: Ingredients, feed: Feed | None) -> InputKind | None:
-    if feed is None or not isinstance(given.data, Source | Sequence):
-        return "tokens" if isinstance(given.loss, LanguageModel) else None
-    first = feed.whole(Clock())
-    return kind_of_input(first.data if isinstance(first, Batch) else first)
 
 
 def _surgery(given: Ingredients) -> nn.Module:

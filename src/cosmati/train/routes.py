@@ -13,6 +13,7 @@ from cosmati.core.isolated import Isolated, running
 from cosmati.errors import PlanError
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.regions import Regions
+from cosmati.train.followed import check_rows, classes_in
 from cosmati.train.token_routes import TokenRoute, count_tokens, token_classes
 
 
@@ -70,6 +71,10 @@ class Router:
     def num_classes(self) -> int:
         """Classes of the source; 0 without a policy."""
         return len(self._class_map)
+
+    def source_class(self, own: int) -> int:
+        """Return the source's class that is one of the policy's."""
+        return self._class_map.index(own)
 
     def found(self, mine: Sequence[Batch], class_ids: Sequence[int | None], device: torch.device) -> torch.Tensor:
         """Return what routes depend on beside classes: if a microbatch is empty, its band, its size, tokens by class.
@@ -147,7 +152,7 @@ class Router:
             return batch.class_id
         if batch.lineage.token_class_ids is not None and batch.class_id is None:
             return None
-        found = self._classes_in(batch) if batch.lineage.is_known else []
+        found = classes_in(batch) if batch.lineage.is_known else []
         if batch.class_id is not None:
             found = sorted({*found, batch.class_id})
         if not found:
@@ -171,8 +176,12 @@ class Router:
 
         Raises:
             PlanError: they contradict each other, or a microbatch of several classes doesn't tell them by token.
+            BatchError: the microbatch has other rows than its lineage speaks of.
         """
-        if self._policy is None or not (batch.lineage.is_known or class_id is None):
+        if self._policy is None:
+            return
+        check_rows(batch)
+        if class_id is not None and not batch.lineage.is_known:
             return
         if class_id is None and batch.lineage.token_class_ids is None:
             msg = (
@@ -180,7 +189,7 @@ class Router:
                 "token: what may it teach? Use a PackedSource, whose lineage does, or a source that is route-pure."
             )
             raise PlanError(msg)
-        found = self._classes_in(batch)
+        found = classes_in(batch)
         if class_id is None:
             if found and not 0 <= found[0] <= found[-1] < self.num_classes:
                 msg = f"Tokens have class ids {found}, and ids go from 0 to {self.num_classes - 1}: mend the source."
@@ -191,13 +200,6 @@ class Router:
                 "them is wrong, and rows would teach what they may not: mend the source."
             )
             raise PlanError(msg)
-
-    def _classes_in(self, batch: Batch) -> list[int]:
-        lineage, present = batch.lineage, batch.present
-        tokens = lineage.token_class_ids
-        ids = lineage.class_ids if tokens is None else tokens
-        found = (ids if present is None else ids[present]).unique().tolist()
-        return [int(one) for one in found if tokens is None or one != TOMBSTONE]
 
     def _unknown(self) -> int:
         assert self._policy is not None, "a governed run"

@@ -53,6 +53,7 @@ _NEUTRAL = (
     "resume_from",
     "require_signed",
     "trusted_roots",
+    "artifacts",
 )
 """Settings that say where a run is kept and how it's handled, and no more."""
 
@@ -72,7 +73,11 @@ def identity_of(
         for name, value in facts.settings.items()
         if name not in ("budget", "num_steps", "optimizers", "policy", "num_threads", "device", "ledger")
     }
+    # Only where there are any: to a run that names none nothing is new.
+    named = {one.label: one.digest for one in given.config.artifacts}
+    prepared = {"artifacts": named} if named else {}
     return identify(
+        **prepared,
         model=describe_model(model, [turn.loss for turn in turns]),
         loss=[
             {"parameters": list(turn.parameters.values()), "every": turn.every, **describe_loss(turn.loss, model)}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 from cosmati.core.source import Source
 from cosmati.data.source import StreamingSource
 from cosmati.data.vouching import vouched_data, vouched_sources
 from cosmati.errors import PlanError
+from cosmati.provenance.artifact import Artifact
 from cosmati.provenance.authority.errors import DeclaredOnlyError, UntrustedRootError
 from cosmati.provenance.voucher import VouchedData
 from cosmati.train.config import RunConfig
@@ -35,8 +37,8 @@ def digests_of(data: object) -> tuple[str, str, VouchedData | None]:
     return digest, text if hashlib.sha256(text.encode()).hexdigest() == digest else "", vouched
 
 
-def provenance_of(given: Ingredients) -> dict[str, str]:
-    """Return in words whether data and policy are signed; nothing of data without classes that nobody governs."""
+def provenance_of(given: Ingredients, artifacts: Iterable[Artifact] = ()) -> dict[str, str]:
+    """Return in words whether data, policy and artifacts are signed; nothing of data without classes or policy."""
     vouched, root = vouched_of(given.data), given.policy.signed_root if given.policy is not None else ""
     has_classes = isinstance(given.data, Source) and tuple(given.data.class_names) not in _NO_CLASSES
     told = {}
@@ -46,7 +48,7 @@ def provenance_of(given: Ingredients) -> dict[str, str]:
         told["data"] = "declared: nobody vouches for their classes"
     if given.policy is not None:
         told["policy"] = f"signed, of the authority {root[:12]}" if root else "declared: nobody has signed it"
-    return told
+    return told | {one.label: str(one) for one in artifacts}
 
 
 def refuse_declared(given: Ingredients) -> None:

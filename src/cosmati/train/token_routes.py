@@ -97,7 +97,7 @@ def count_labels_by_class(model: nn.Module, batch: Batch, num_classes: int) -> T
         msg = (
             f"The lineage tells the classes of tokens {tuple(ids.shape)}, and the step's input is "
             f"{tuple(_of_tokens(batch, 'input').shape)} with labels {tuple(is_label.shape)}. A method that changes the "
-            "length of packs can't be used under a policy: leave it out, or pack to the length that is wanted."
+            "length of packs cuts their lineage too, by batch.lineage.cut(...): leave it out, or mend it."
         )
         raise PlanError(msg)
     if isinstance(batch.data, Mapping) and "labels" in batch.data and predicts_next(model):  # It shifts them itself.

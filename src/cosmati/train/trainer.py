@@ -86,7 +86,7 @@ class Trainer(ExportingTrainer):
         config: RunConfig | None = None,
     ) -> None:
         optimizers, methods = listed(optimizers, AnyOptimizer), listed(methods, Method)
-        given = Ingredients(model, loss, data, optimizers, methods, policy, taxonomy, config or RunConfig())
+        given = Ingredients(model, loss, data, optimizers, methods, policy, taxonomy, config or RunConfig(), evaluation)
         super().__init__(prepare(given), evaluation, observers)
         a = self.assembly
         self._commit = Commit(a, self.methods, self.stopwatch, self.tell)

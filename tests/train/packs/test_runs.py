@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cosmati.core.batch import Batch, Lineage
 from cosmati.core.labels import IGNORED
 from cosmati.core.loss import LanguageModel, Loss
+from cosmati.core.method import Method, Position, Stage
 from cosmati.core.plan import Promise
 from cosmati.core.source import Source
 from cosmati.data.in_memory import InMemory
@@ -169,10 +170,43 @@ def test_methods_hold_or_withdraw_the_promise(method: Any, holds: bool) -> None:
         assert torch.equal(runs[0]["embedding.weight"], runs[1]["embedding.weight"])
 
 
-def test_a_method_that_changes_the_length_of_packs_is_refused() -> None:
-    method = SeqLengthWarmup(duration=0.5, min_seq_length=4, max_seq_length=LENGTH, step_size=4, truncate=True)
+@pytest.mark.parametrize("truncate", [True, False])
+def test_packs_that_are_shortened_teach_what_their_documents_may(truncate: bool) -> None:
+    """The classes of the tokens are cut as they are: the gradients are those of what is left of each document."""
+    method = SeqLengthWarmup(duration=1.0, min_seq_length=4, max_seq_length=LENGTH, step_size=4, truncate=truncate)
+
+    def short(tensor: Tensor) -> Tensor:
+        return tensor[:, :4] if truncate else torch.cat([row.reshape(-1, 4) for row in tensor])
+
+    def shortened(batch: Batch) -> Batch:
+        data = {name: short(tensor) for name, tensor in batch.data.items()}
+        nothing = torch.zeros(len(data["input"]), dtype=torch.int64)
+        assert batch.lineage.token_class_ids is not None
+        return Batch(data, Lineage(nothing, nothing, token_class_ids=short(batch.lineage.token_class_ids)))
+
+    network, data = model().double(), source(documents())
+    before, given = values(network), [shortened(batch) for batch in first_step(data)]
+    expected = oracle(network, given, lambda c, name: WEIGHTS[CLASSES[c]][region_of(name)])
+    trainer(network, data, policy(), loss=exact, methods=[method]).fit()
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(before[name] - parameter.detach(), expected[name], rtol=1e-12, atol=1e-14)
+
+
+@dataclass(frozen=True)
+class Halved(Method):
+    """Cuts packs off, and leaves their lineage as it was."""
+
+    stage: ClassVar[Stage] = Stage.SHAPE
+
+    def batch(self, batch: Batch, at: Position) -> Batch:
+        del at
+        data = {name: tensor[:, : LENGTH // 2] for name, tensor in batch.data.items()}
+        return Batch(data, batch.lineage, batch.class_id)
+
+
+def test_a_method_that_changes_the_length_of_packs_alone_is_refused() -> None:
     with pytest.raises(PlanError, match="length of packs"):
-        trainer(model(), source(documents()), policy(), methods=[method], budget="4ba").fit()
+        trainer(model(), source(documents()), policy(), methods=[Halved()]).fit()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from cosmati.core.loss import Classification, Loss, LossFunction
 from cosmati.core.method import Method
 from cosmati.data.in_memory import InMemory
 from cosmati.errors import RefutedError, TamperError
-from cosmati.ledger.query import _read_weights, contributions, direct_write_exclusion
+from cosmati.ledger.query import contributions, direct_write_exclusion, learnt_weights
 from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_key
 from cosmati.methods import SAM, LayerFreezing, SelectiveBackprop
 from cosmati.optim import SGD, Optimizer
@@ -229,7 +229,7 @@ def test_sub_steps_that_make_no_sense_are_refused(told: object) -> None:
 
     def read(value: object) -> list[list[float | None]]:
         details = json.dumps({"sub_steps": value}).encode()
-        return _read_weights(ScannedEntry(1, b"", entry, details), entry, 2)
+        return learnt_weights(ScannedEntry(1, b"", entry, details), entry, 2)
 
     with pytest.raises(TamperError, match="sub-step"):
         read(told)

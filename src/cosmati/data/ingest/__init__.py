@@ -14,6 +14,7 @@ from cosmati.data.ingest.hugging_face import read_hugging_face, to_hugging_face
 from cosmati.data.ingest.images import decode_image, read_image_folder
 from cosmati.data.ingest.jsonl import infer_columns, read_jsonl
 from cosmati.data.ingest.kinds import Kind, kind_of_files
+from cosmati.data.ingest.people import PEOPLE, attribute
 from cosmati.data.ingest.rows import (
     ORIGIN_COLUMNS,
     ClassOf,
@@ -29,6 +30,7 @@ from cosmati.data.ingest.text import read_text
 
 __all__ = [
     "ORIGIN_COLUMNS",
+    "PEOPLE",
     "ClassOf",
     "Kind",
     "OnError",
@@ -37,6 +39,7 @@ __all__ = [
     "Row",
     "Rows",
     "SkippedRow",
+    "attribute",
     "class_by_field",
     "decode_image",
     "infer_columns",

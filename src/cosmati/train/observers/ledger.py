@@ -116,7 +116,8 @@ class LedgerObserver(Observer):
 
     def _keep_archive(self) -> None:
         """Put what bears out the provenance of data and policy beside the ledger, before an entry names it."""
-        for part in (self._facts.vouched, self._facts.withdrawn, self._facts.vouched_policy):
+        prepared = [one.vouched for one in self._facts.artifacts]
+        for part in (self._facts.vouched, self._facts.withdrawn, self._facts.vouched_policy, *prepared):
             if part is not None:
                 replace_files(self._directory / FOLDER, part.files)
         if self._facts.vouched is not None:
@@ -162,6 +163,8 @@ class LedgerObserver(Observer):
             governed["signed"] = dict(facts.plan.facts.provenance)
         if facts.vouched_policy is not None:
             governed["policy_provenance"] = facts.vouched_policy.facts
+        if facts.artifacts:
+            governed["artifacts"] = [one.facts for one in facts.artifacts]
         return governed | {
             "run_id": self._origin.removeprefix("cosmati/"),
             "seed": facts.seed,
@@ -191,6 +194,8 @@ class LedgerObserver(Observer):
         facts = self._facts
         given = {"provenance": facts.vouched, "policy_provenance": facts.vouched_policy}
         vouched = {name: details_digest(one.facts) for name, one in given.items() if one is not None}
+        if facts.artifacts:
+            vouched["artifacts"] = details_digest({"artifacts": [one.facts for one in facts.artifacts]})
         environment = "\n".join(f"{k}={v}" for k, v in sorted(facts.environment.items()))
         return vouched | {
             "data": hashlib.sha256(facts.data_digest.encode()).digest(),

@@ -41,7 +41,7 @@ def class_columns(batch: Batch, routes: Sequence[Route], salt: bytes, step: int,
     route, num_classes = routes[m], next(len(r.tokens.cells) for r in routes if r.tokens is not None)
     if route.tokens is None:
         return [0] * (_WIDTH * num_classes)
-    ids, classes = _documents(batch)
+    ids, classes = documents_in(batch)
     blinds = derive_blinds(salt, step, m, len(ids))
     columns: list[int] = []
     for class_id in range(num_classes):
@@ -52,10 +52,11 @@ def class_columns(batch: Batch, routes: Sequence[Route], salt: bytes, step: int,
     return columns
 
 
-def _documents(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return pack and row of each document [documents, 2], and its class [documents], in order."""
+def documents_in(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return pack and row of each document [documents, 2], and its class [documents], in order; none of other rows."""
     lineage = batch.lineage
-    assert lineage.token_class_ids is not None, "of packs"
+    if lineage.token_class_ids is None:
+        return np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
     classes = lineage.token_class_ids.numpy()
     rows = np.full_like(classes, TOMBSTONE) if lineage.token_row_ids is None else lineage.token_row_ids.numpy()
     begins = np.ones(classes.shape, bool)

@@ -24,6 +24,7 @@ from typing import Self
 from cosmati.core.clock import Clock
 from cosmati.core.plan import Plan, describe
 from cosmati.errors import RunError
+from cosmati.records.artifacts import ARTIFACT
 from cosmati.records.run import GuaranteeRecord, PlanLine, RunRecord
 from cosmati.storage.atomic import replace_file
 from cosmati.storage.lock import FileLock, is_held_here
@@ -170,7 +171,8 @@ def describe_run(facts: RunFacts, plan: Plan, clock: Clock, *, run_id: str, mode
             "policy": facts.policy.policy_digest.hex() if facts.policy else "",
         }
         | ({"data_root": _data_root(facts)} if "data" in plan.facts.provenance else {})
-        | ({"policy_root": _policy_root(facts)} if facts.policy else {}),
+        | ({"policy_root": _policy_root(facts)} if facts.policy else {})
+        | {ARTIFACT + one.label: str(one) for one in facts.artifacts},
         environment=facts.environment,
         plan=tuple(
             PlanLine(m.stage.name.lower(), describe(m), (type(m).__doc__ or "").strip().partition("\n")[0])

@@ -1,0 +1,174 @@
+"""Which regions some rows taught, and at which steps: the ledger's cells, and the rows that it commits to in them.
+
+A ledger holds no rows. Which they were follows from the data and their order, so the run's own trainer is asked for
+each step's rows again; that they are the ones that took part is compared with the ledger's commitments. Who holds the
+run's salt (`private/rows.salt`) can do that, and nobody else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cosmati.core.batch import TOMBSTONE, Batch
+from cosmati.core.method import Stage
+from cosmati.data.people import ChosenRows
+from cosmati.errors import LedgerError
+from cosmati.ledger.details import decode_details
+from cosmati.ledger.query import VerifiedLedger, learnt_weights
+from cosmati.ledger.reader import ScannedEntry
+from cosmati.ledger.rows import commit_rows, derive_blinds, hash_rows
+from cosmati.records.ledger import StepEntry
+from cosmati.train.cutting import piece_of
+from cosmati.train.lifecycle import Lifecycle
+from cosmati.train.observers.pack_cells import documents_in
+
+
+@dataclass(frozen=True)
+class RegionTaught:
+    """What some rows taught a region, in the steps that stand.
+
+    Attributes:
+        region: its name.
+        steps: at which they reached it, rising.
+        num_rows: how many of them did, of packs documents; a row counts at each visit.
+        num_unopened: microbatches among them whose commitment can't be compared with the rows alone, since a method has
+            mixed them or cut them up. They're counted as if all of their rows took part.
+    """
+
+    region: str
+    steps: tuple[int, ...]
+    num_rows: int
+    num_unopened: int
+
+
+def regions_taught_by(trainer: Lifecycle, chosen: ChosenRows, *, vkey: str | None = None) -> tuple[RegionTaught, ...]:
+    """Return which regions some rows taught, and at which steps.
+
+    Args:
+        trainer: made as the run's own was, with its folder and its data in order. It needn't have trained.
+        chosen: which rows (`rows_by`).
+        vkey: the operator's verifier key from a source that you trust.
+
+    Raises:
+        LedgerError: the run has no ledger or salt, its data have no order that can be asked again, or their rows aren't
+            those that the ledger commits to.
+        TamperError: the ledger doesn't verify.
+    """
+    folder = trainer.assembly.config.run_folder
+    if folder is None or not (folder / "ledger").is_dir() or not (folder / "private" / "rows.salt").is_file():
+        msg = (
+            "Which rows taught what is asked of a run's ledger and its private/rows.salt, which only the operator has; "
+            f"and {folder} doesn't have both. Give the run's own run_folder."
+        )
+        raise LedgerError(msg)
+    ledger = VerifiedLedger(folder / "ledger", vkey)
+    again = _Again(trainer, (folder / "private" / "rows.salt").read_bytes(), chosen)
+    steps, rows, unopened = defaultdict[str, list[int]](list), Counter[str](), Counter[str]()
+    for item, entry, tables in ledger.steps():
+        if item.index not in ledger.standing:
+            continue
+        weights = learnt_weights(item, entry, len(tables.regions))
+        for number, num_chosen, is_opened in again.cells(item, entry):
+            for column, rho in enumerate(tables.route(entry.microbatches[number], item)):
+                if num_chosen and rho > 0 and weights[number][column]:
+                    region = tables.regions[column]
+                    steps[region] += [] if entry.step in steps[region][-1:] else [entry.step]
+                    rows[region] += num_chosen
+                    unopened[region] += not is_opened
+    return tuple(
+        RegionTaught(one, tuple(steps[one]), rows[one], unopened[one]) for one in ledger.regions if one in rows
+    )
+
+
+class _Again:
+    """The rows of a run's steps, once more."""
+
+    def __init__(self, trainer: Lifecycle, salt: bytes, chosen: ChosenRows) -> None:
+        plan, self._router = trainer.assembly.plan, trainer.assembly.router
+        self._feed, self._num_microbatches = trainer.feed, trainer.assembly.num_microbatches
+        self._salt, self._rows = salt, chosen.row_ids
+        self._documents = {(pack, row) for pack, row in chosen.documents.tolist()}
+        # What they make of rows isn't known without the model, or their own code.
+        self._changes_rows = any(
+            method.stage in (Stage.MIX, Stage.SHAPE) or not type(method).__module__.startswith("cosmati.methods.")
+            for method in plan.with_hook("batch")
+        )
+
+    def cells(self, item: ScannedEntry, entry: StepEntry) -> Iterator[tuple[int, int, bool]]:
+        """Yield a step's cells that have rows: index, how many chosen rows took part, and whether that was compared.
+
+        Raises:
+            LedgerError: they aren't the rows that the ledger commits to.
+        """
+        details: Mapping[str, Any] = decode_details(item.details) if item.details is not None else {}
+        owners = details.get("cell_microbatches")
+        numbers = list(range(len(entry.microbatches))) if owners is None else owners
+        microbatches = self._given(entry.step, max(numbers) + 1)
+        for number, m in enumerate(numbers):
+            cell, batch = entry.microbatches[number], microbatches[m]
+            if not cell.num_rows:
+                continue
+            slots, has_gaps = details.get("kept_rows", {}).get(str(m)), batch.present is not None
+            if slots is not None:
+                batch = batch.select(torch.tensor(slots))
+            is_pack = owners is not None and batch.lineage.token_class_ids is not None
+            took_part = self._of_class(batch, cell.class_id) if is_pack else _of_rows(batch)
+            is_opened = took_part.commitment(self._salt, entry.step, m) == cell.row_commitment
+            if not is_opened and not self._changes_rows and not (slots is not None and has_gaps):
+                msg = (
+                    f"The rows of microbatch {m} of step {entry.step} aren't those that the ledger commits to: other "
+                    "data, another order, or another salt. Make the trainer as the run's own was, with its own data."
+                )
+                raise LedgerError(msg)
+            yield number, self._num_chosen(batch, took_part, is_pack), is_opened
+
+    def _given(self, step: int, num_microbatches: int) -> Sequence[Batch]:
+        """Return a step's microbatches as the data give them, cut into as many pieces as the step had."""
+        found = () if self._feed is None else self._feed.again(step)
+        if not found:
+            msg = (
+                f"The rows of step {step} can't be had again: only a Source is read by position, and a list of batches "
+                "in its first pass. Which rows a loader gave is nowhere."
+            )
+            raise LedgerError(msg)
+        pieces = num_microbatches // self._num_microbatches
+        return [piece_of(batch, k, pieces) for k in range(pieces) for batch in found] if pieces > 1 else found
+
+    def _of_class(self, batch: Batch, class_id: int) -> _TookPart:
+        ids, classes = documents_in(batch)
+        return _TookPart(ids, classes == self._router.source_class(class_id))
+
+    def _num_chosen(self, batch: Batch, took_part: _TookPart, is_pack: bool) -> int:
+        """Count whole rows, and documents of packs, that were chosen."""
+        pairs = took_part.ids[took_part.mask] if is_pack else documents_in(batch)[0]
+        num_documents = sum((pack, row) in self._documents for pack, row in pairs.tolist())
+        own = np.isin(took_part.ids[took_part.mask][:, 0], self._rows)
+        return num_documents + (0 if is_pack else int(own.sum()))
+
+
+@dataclass(frozen=True)
+class _TookPart:
+    """Leaves of a microbatch: ids [leaves, 1 or 2], and which of them a cell speaks of."""
+
+    ids: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    contents: NDArray[np.uint8] | None = None
+
+    def commitment(self, salt: bytes, step: int, m: int) -> bytes:
+        blinds = derive_blinds(salt, step, m, len(self.ids))
+        contents = None if self.contents is None else self.contents[self.mask]
+        return commit_rows(hash_rows(blinds[self.mask], self.ids[self.mask], contents))
+
+
+def _of_rows(batch: Batch) -> _TookPart:
+    lineage = batch.lineage
+    ids = lineage.row_ids.numpy() if lineage.parents is None else lineage.parents.numpy()
+    ids = ids.reshape(len(ids), -1)
+    return _TookPart(ids, ids[:, 0] != TOMBSTONE, None if lineage.digests is None else lineage.digests.numpy())
