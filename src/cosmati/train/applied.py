@@ -13,6 +13,7 @@ from cosmati.core.pieces import Pieces
 from cosmati.core.plan import Plan
 from cosmati.core.rng import DefaultGenerators, position_key
 from cosmati.errors import PlanError
+from cosmati.routing.policy import CompiledPolicy
 from cosmati.train.followed import refuse_unfollowed
 
 Trace = Callable[[str], None]
@@ -26,14 +27,20 @@ class AppliedMethods:
         weights: of all trainable parameters.
         generators: seeded by position before batch methods draw.
         tell: told of each event.
-        is_governed: refuse a method that loses track of its rows.
+        policy: under one, a method that loses track of its rows is refused.
 
     Attributes:
         states: of the methods, by their index in the plan.
     """
 
     def __init__(
-        self, plan: Plan, weights: Pieces, generators: DefaultGenerators, tell: Trace, *, governed: bool = False
+        self,
+        plan: Plan,
+        weights: Pieces,
+        generators: DefaultGenerators,
+        tell: Trace,
+        *,
+        policy: CompiledPolicy | None = None,
     ) -> None:
         def having(hook: str) -> list[int]:
             chosen = plan.with_hook(hook)
@@ -43,7 +50,7 @@ class AppliedMethods:
         self._weights = weights
         self._generators = generators
         self._tell = tell
-        self._is_governed = governed
+        self._is_governed = policy is not None
         self.states: dict[int, State] = {index: method.init(weights) for index, method in enumerate(plan.methods)}
         self._of_batch = [(plan.methods[i].stage.name.lower(), plan.methods[i]) for i in having("batch")]
         self._of_loss = having("loss")

@@ -70,9 +70,7 @@ class Lifecycle(KnownNames):
         self.clock = Clock()
         self.stopwatch = Stopwatch()
         self.finite = FiniteCheck(a.config, a.device)
-        self.methods = AppliedMethods(
-            a.plan, a.layout.weights(), a.generators, self.tell, governed=a.policy is not None
-        )
+        self.methods = AppliedMethods(a.plan, a.layout.weights(), a.generators, self.tell, policy=a.policy)
         self._plan = without_ends(a.plan, self.observers)
         self._metrics: Mapping[str, float] = {}
         self._evaluated_at: Clock | None = None
