@@ -1,4 +1,4 @@
-"""A run under a policy that attenuates by grades: which shards say, which a step goes by, and which the ledger holds."""
+"""A run under a policy that attenuates by grades: shards say them, a step goes by them, and the ledger holds them."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from cosmati.errors import DataError
 
-Kind = tuple[int, tuple[tuple[str, str], ...]]
+BandAndGrades = tuple[int, tuple[tuple[str, str], ...]]
 
 
 class MeasuredSource(Protocol):
@@ -24,12 +24,12 @@ class MeasuredSource(Protocol):
         ...
 
 
-def kind_of(source: MeasuredSource) -> Kind:
+def kind_of(source: MeasuredSource) -> BandAndGrades:
     """Return band and grades of a source's rows."""
     return source.band, tuple(sorted(source.grades.items()))
 
 
-def numbered(sources: Sequence[MeasuredSource]) -> dict[Kind, int]:
+def numbered(sources: Sequence[MeasuredSource]) -> dict[BandAndGrades, int]:
     """Return the number by which orders and batches call each kind: of data without grades, the band."""
     kinds = sorted({kind_of(source) for source in sources})
     has_grades = any(grades for _, grades in kinds)

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Literal
 
 from cosmati.errors import PolicyError
-from cosmati.routing.measures import Attenuation, Kind
+from cosmati.routing.measures import Attenuation, RowKind
 from cosmati.routing.policy_file import PolicyFile, Rule
 from cosmati.routing.regions import Regions
 from cosmati.routing.rules import (
@@ -100,7 +100,7 @@ class Lowering:
             self._of_class[path] = [(n, one) for n, one in enumerate(self._policy.attenuate, 1) if covers(one, path)]
         return self._of_class[path]
 
-    def covering(self, path: str, kind: Kind, phase: str, region: str) -> list[tuple[int, Attenuation]]:
+    def covering(self, path: str, kind: RowKind, phase: str, region: str) -> list[tuple[int, Attenuation]]:
         """Return the attenuations of a cell; where something wasn't measured, those of each of its grades."""
         own = dict(kind.grades)
         return [
@@ -111,12 +111,12 @@ class Lowering:
             and not {phase, "*"}.isdisjoint(one.phase)
         ]
 
-    def factor(self, path: str, kind: Kind, phase: str, region: str) -> float:
+    def factor(self, path: str, kind: RowKind, phase: str, region: str) -> float:
         """Return what a cell's weight is multiplied with, from 0 to 1."""
         return min((one.factor for _, one in self.covering(path, kind, phase, region)), default=1.0)
 
 
-Row = tuple[tuple[RegionWeights, ...], tuple[Decision, ...]]
+PolicyRow = tuple[tuple[RegionWeights, ...], tuple[Decision, ...]]
 """Of one kind of a class's rows: weights and decision by phase."""
 
 
@@ -141,18 +141,18 @@ class Decider:
         self._cells, self._lowering = decide_cells(policy, classes, regions.declared), Lowering(policy)
         self.problems: list[str] = []
 
-    def rows(self, path: str) -> list[Row]:
+    def rows(self, path: str) -> list[PolicyRow]:
         """Return the rows of a class, one for each kind."""
         ruled = {band: self._ruled(path, band) for band in self._policy.band_names}
         return [self._lowered(path, kind, ruled[kind.band]) for kind in self._policy.kinds]
 
-    def _ruled(self, path: str, band: str) -> Row:
+    def _ruled(self, path: str, band: str) -> PolicyRow:
         """Return what the rules say of a class's band."""
         policy, cells = self._policy, self._cells
         if policy.band_names.index(band) < lowest_band(policy, path):
             nothing = (0.0,) * len(self._regions.names)
             return (nothing,) * len(self._phases), tuple["Decision", ...]("reject" for _ in self._phases)
-        routes = tuple(self._route(path, phase, Kind(band), is_lowered=False) for phase in self._phases)
+        routes = tuple(self._route(path, phase, RowKind(band), is_lowered=False) for phase in self._phases)
         decisions = [
             cells.decide(path, phase, band, route, self.problems)
             for phase, route in zip(self._phases, routes, strict=True)
@@ -166,7 +166,7 @@ class Decider:
                 )
         return routes, tuple(decisions)
 
-    def _route(self, path: str, phase: str, kind: Kind, *, is_lowered: bool) -> RegionWeights:
+    def _route(self, path: str, phase: str, kind: RowKind, *, is_lowered: bool) -> RegionWeights:
         """Return a weight for each region; tied ones learn as little as the least of them may."""
 
         def weight(name: str) -> float:
@@ -175,7 +175,7 @@ class Decider:
 
         return tuple(min(map(weight, names)) for names in self._regions.members)
 
-    def _lowered(self, path: str, kind: Kind, ruled: Row) -> Row:
+    def _lowered(self, path: str, kind: RowKind, ruled: PolicyRow) -> PolicyRow:
         """Return what is left of a band's row for one kind of its rows: what has no weight left is rejected."""
         if not self._lowering.of_class(path) or not any(map(any, ruled[0])):
             return ruled

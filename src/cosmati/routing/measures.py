@@ -11,7 +11,7 @@ A row's weight is the rules' times the least factor of what covers its cell. A f
 attenuation lowers a weight and never lifts one, and nothing is admitted by it; what it leaves without a weight in any
 region is rejected. Two attenuations can't contradict each other, and one more only ever lowers.
 
-A row's grades are measured once, by `Measure.grade_of` or by whoever knows them, and are signed with its shard
+A row's grades are measured once, by `Grading.grade_of` or by whoever knows them, and are signed with its shard
 (`grades` of `write_dataset`). A row of which something wasn't measured counts there as the grade that is
 attenuated most.
 """
@@ -31,11 +31,11 @@ from cosmati.routing.selectors import Names, RegionName, Strict
 MAX_KINDS = 1 << 12
 """Bands times grades that a policy may tell apart: each class has a row for each of them."""
 Grades = tuple[tuple[str, str], ...]
-"""Measure and grade, in the order of measures' names; the grade is empty where it wasn't measured."""
+"""Grading and grade, in the order of measures' names; the grade is empty where it wasn't measured."""
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
-class Measure(Strict):
+class Grading(Strict):
     """Something that was measured of rows, and the grades that it has.
 
     Args:
@@ -47,7 +47,7 @@ class Measure(Strict):
     thresholds: tuple[Number, ...] | None = None
 
     @model_validator(mode="after")
-    def _sound(self) -> Measure:
+    def _sound(self) -> Grading:
         if len(set(self.grades)) < len(self.grades):
             msg = "a grade is named twice"
             raise ValueError(msg)
@@ -89,7 +89,7 @@ class Attenuation(Strict):
         return f"{', '.join(named)}: times {self.factor:g}"
 
 
-class Kind(NamedTuple):
+class RowKind(NamedTuple):
     """Rows of one class that a policy treats alike: of one band, and of one grade of each measure."""
 
     band: str = ""
@@ -103,7 +103,7 @@ UNMEASURED = "unmeasured"
 """What a grade is called in words where there's none."""
 
 
-def kinds_of(bands: Sequence[str], measures: Mapping[str, Measure]) -> tuple[Kind, ...]:
+def kinds_of(bands: Sequence[str], measures: Mapping[str, Grading]) -> tuple[RowKind, ...]:
     """Return all kinds: bands from the lowest, and in each the grades, what wasn't measured first."""
     axes = [[(name, grade) for grade in ("", *measures[name].grades)] for name in sorted(measures)]
-    return tuple(Kind(band, grades) for band in bands for grades in product(*axes))
+    return tuple(RowKind(band, grades) for band in bands for grades in product(*axes))

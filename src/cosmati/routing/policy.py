@@ -20,7 +20,7 @@ from torch import nn
 from cosmati.errors import PlanError, PolicyError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.cells import Decider, Decision, RegionWeights, refuse
-from cosmati.routing.measures import Kind
+from cosmati.routing.measures import RowKind
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
 from cosmati.routing.rules import check_names
@@ -61,7 +61,7 @@ class CompiledPolicy:
     decision: tuple[tuple[Decision, ...], ...]
     policy_digest: bytes
     taxonomy_digest: bytes
-    kinds: tuple[Kind, ...] = (Kind(),)
+    kinds: tuple[RowKind, ...] = (RowKind(),)
 
     def row(self, class_id: int, kind: int = 0) -> int:
         """Return the index in `weight` and `decision` of a class's kind; all kinds are one where there are no others.
@@ -101,7 +101,7 @@ class CompiledPolicy:
         if names != ("",) and not 0 <= band < len(names):
             return None
         wanted = tuple((name, grades.get(name, "")) for name, _ in self.kinds[0].grades)
-        return self._index_of.get(Kind(names[band] if names != ("",) else "", wanted))
+        return self._index_of.get(RowKind(names[band] if names != ("",) else "", wanted))
 
     def kind_of(self, band: int, grades: Mapping[str, str], what: str = "Rows") -> int:
         """Return the same, or refuse what the policy lacks.
@@ -130,7 +130,7 @@ class CompiledPolicy:
         raise AssertionError("a kind that isn't there lacks its band or a grade")
 
     @cached_property
-    def _index_of(self) -> dict[Kind, int]:
+    def _index_of(self) -> dict[RowKind, int]:
         return {kind: index for index, kind in enumerate(self.kinds)}
 
     def rows_of(self, class_id: int) -> range:

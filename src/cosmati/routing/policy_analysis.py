@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from cosmati.errors import PolicyError
 from cosmati.provenance.taxonomy import Taxonomy, closest
 from cosmati.routing.cells import Decision, Lowering
-from cosmati.routing.measures import Grades, Kind
+from cosmati.routing.measures import Grades, RowKind
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.rules import disagreement, front, lowest_band, matching_rules
@@ -84,7 +84,7 @@ class CellChange:
     @property
     def name(self) -> str:
         """The class, and its band and grades where there are some."""
-        return ", ".join(filter(None, (self.class_path, str(Kind(self.band, self.grades)))))
+        return ", ".join(filter(None, (self.class_path, str(RowKind(self.band, self.grades)))))
 
     @property
     def cell(self) -> str:
@@ -127,7 +127,7 @@ def explain(
     return replace(found, weight=found.weight * factor, why=told, lowered=words)
 
 
-def _kind(policy: PolicyFile, band: str, grades: Mapping[str, str]) -> Kind:
+def _kind(policy: PolicyFile, band: str, grades: Mapping[str, str]) -> RowKind:
     """Return the kind of rows of a band and of some grades; what isn't named wasn't measured."""
     for name, grade in grades.items():
         if name not in policy.measures:
@@ -136,7 +136,7 @@ def _kind(policy: PolicyFile, band: str, grades: Mapping[str, str]) -> Kind:
         if grade not in ("", *policy.measures[name].grades):
             msg = f"There's no grade {grade!r} of {name}{closest(grade, policy.measures[name].grades)}"
             raise PolicyError(msg)
-    return Kind(band, tuple((name, grades.get(name, "")) for name in sorted(policy.measures)))
+    return RowKind(band, tuple((name, grades.get(name, "")) for name in sorted(policy.measures)))
 
 
 def _ruled(policy: PolicyFile, class_path: str, region: str, phase: str, band: str, taxonomy: Taxonomy) -> Explanation:

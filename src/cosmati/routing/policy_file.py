@@ -59,7 +59,7 @@ from cosmati.errors import PolicyError
 from cosmati.provenance.voucher import VouchedPolicy
 from cosmati.routing.bands import Bands, Floor
 from cosmati.routing.grace import Finish, Grace
-from cosmati.routing.measures import MAX_KINDS, Attenuation, Kind, Measure, kinds_of
+from cosmati.routing.measures import MAX_KINDS, Attenuation, Grading, RowKind, kinds_of
 from cosmati.routing.selectors import Names, RegionName, RegionSelector, Strict, odd_letters
 from cosmati.routing.strict_yaml import line_of, load_yaml
 
@@ -118,7 +118,7 @@ class PolicyFile(Strict):
     phases: tuple[PhaseSpec, ...] = ()
     bands: Bands | None = None
     floors: tuple[Floor, ...] = ()
-    measures: dict[RegionName, Measure] = Field(default_factory=dict)
+    measures: dict[RegionName, Grading] = Field(default_factory=dict)
     attenuate: tuple[Attenuation, ...] = ()
     rules: tuple[Rule, ...]
     default: Literal["reject"] = "reject"
@@ -195,7 +195,7 @@ class PolicyFile(Strict):
         return self.bands.names if self.bands else ("",)
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[RowKind, ...]:
         """The kinds of rows that the policy tells apart in each class: by band, and by grades."""
         return kinds_of(self.band_names, self.measures)
 
@@ -297,6 +297,6 @@ def _problem(entry: Any, node: yaml.Node | None) -> str:  # noqa: ANN401  (pydan
 
 _FIELDS = [
     field.alias or name
-    for model in (PolicyFile, Rule, PhaseSpec, Bands, Floor, Measure, Attenuation, Allow, Grace, Finish, RegionSelector)
+    for model in (PolicyFile, Rule, PhaseSpec, Bands, Floor, Grading, Attenuation, Allow, Grace, Finish, RegionSelector)
     for name, field in model.model_fields.items()
 ]

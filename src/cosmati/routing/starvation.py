@@ -28,7 +28,7 @@ def starved(policy: CompiledPolicy, kinds: Sequence[tuple[int, int]]) -> list[tu
     ]
 
 
-Measured = Mapping[int, tuple[int, Mapping[str, str]]]
+KindNumbers = Mapping[int, tuple[int, Mapping[str, str]]]
 """What the numbers that a source gives its rows' kinds stand for: a band, and grades by measure."""
 
 
@@ -44,7 +44,7 @@ def kind_map(policy: CompiledPolicy | None, data: object) -> Callable[[int], int
 
 
 def _described(data: object) -> Callable[[int], tuple[int, Mapping[str, str]]]:
-    measured: Measured = getattr(data, "measured", {})
+    measured: KindNumbers = getattr(data, "measured", {})
     return lambda number: measured.get(number, (number, {}))
 
 
