@@ -4,7 +4,7 @@ from pathlib import Path
 
 from cosmati import Taxonomy, load_policy, software_licences
 from cosmati.models.gpt import GPT, GPTConfig
-from cosmati.routing.policy import compile_policy
+from cosmati.routing.policy import compile_policy, partition_by
 from cosmati.routing.regions import Regions, partition_parameters
 
 PAGE = (Path(__file__).parents[2] / "docs" / "governance.md").read_text()
@@ -51,3 +51,15 @@ def test_the_grades_of_the_page_do_what_it_says() -> None:
     assert weights(0, evidence="trial", trust="low") == (0.0, 1.0)
     assert weights(0) == (0.0, 0.25)
     assert weights(1, evidence="cohort", trust="high") == (1.0, 1.0)
+
+
+def test_the_schedule_of_the_page_opens_what_it_says() -> None:
+    block = next(one for one in PAGE.split("```yaml\n")[1:] if one.startswith("depth:")).split("```")[0]
+    phases = "phases: [{name: start, until: 2ba}, {name: middle, until: 4ba}, {name: main}]\n"
+    policy = load_policy(f"version: 1\ntaxonomy: t\n{phases}rules: [{{class: '**', weight: 1}}]\n{block}")
+    names = Taxonomy("t", "1", (("customer/mail", ""), ("news", "")))
+    regions = partition_by(policy, GPT(GPTConfig(sequence_length=8, width=16, num_blocks=10, num_heads=2)))
+    assert regions.names == ("rest", "blocks.0-3", "blocks.4-7", "blocks.8-")
+    table = compile_policy(policy, taxonomy=names, regions=regions, num_steps=6)
+    assert [table.route(1, step) for step in (0, 2, 4)] == [(1, 0, 0, 1), (1, 0, 1, 1), (1, 1, 1, 1)]
+    assert {table.route(0, step) for step in range(6)} == {(1, 0, 0, 1)}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cosmati.ledger.policy_changes import PolicyHistory, PolicyInForce
 from cosmati.ledger.tables import Tables
+from cosmati.records.grace import REASONS, more_grace
 from cosmati.records.ledger import NO_DETAILS, RunEntry
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_analysis import diff
@@ -88,8 +89,41 @@ def test_another_grace_is_told_though_no_weight_changes() -> None:
         tables = tables_of(compiled(policy), None if step else signed)
         history.take(step, dataclasses.replace(tables, details={**tables.details, "policy_text": policy.to_mapping()}))
     (problem,) = history.seen[-1].problems("run")
-    assert "grace: None -> {'expiry': 'stop', 'revocation': 'reject'" in problem
+    assert "grace for revocation: stop -> reject" in problem
     assert "hasn't signed that" in problem
+
+
+def test_less_grace_is_the_operators() -> None:
+    signed = {"sources": [{"root": "ab" * 32, "target": "policy/main/1"}]}
+    history = PolicyHistory()
+    for step, own in ((0, {"grace": {"expiry": {"finish": "4ba"}, "licence": "reject"}}), (3, {})):
+        policy = policy_of(RULES, **own)
+        tables = tables_of(compiled(policy), None if step else signed)
+        history.take(step, dataclasses.replace(tables, details={**tables.details, "policy_text": policy.to_mapping()}))
+    assert len(history.seen) == 2
+    assert history.seen[-1].problems("run") == []
+
+
+SPANS = st.one_of(
+    st.sampled_from(["stop", "reject"]),
+    st.fixed_dictionaries({"finish": st.sampled_from(["0ba", "1ba", "7ba", "0.5dur", "0.75dur", "1dur", "0dur"])}),
+)
+ANSWERS = st.fixed_dictionaries({}, optional={"expiry": SPANS, "revocation": SPANS, "licence": SPANS})
+
+
+def learns(answer: object) -> tuple[int, int]:
+    """Return of a run of 10 steps that loses one of two classes: steps with that class, and with any."""
+    steps = {"0ba": 0, "1ba": 1, "7ba": 7, "0.5dur": 5, "0.75dur": 7, "1dur": 10, "0dur": 0}
+    if isinstance(answer, dict):
+        return steps[answer["finish"]], 0
+    return 0, 10 * (answer == "reject")
+
+
+@given(st.none() | ANSWERS, st.none() | ANSWERS)
+def test_more_grace_is_more_steps(was: dict[str, object] | None, now: dict[str, object] | None) -> None:
+    told = {line.split()[2].rstrip(":") for line in more_grace(was, now, 10)}
+    pairs = {name: [learns((one or {}).get(name, "stop")) for one in (was, now)] for name in REASONS}
+    assert told == {name for name, (before, after) in pairs.items() if after > before}
 
 
 @pytest.mark.parametrize("facts", [5, {}, {"sources": []}, {"sources": [{"root": 1, "target": "x"}]}])

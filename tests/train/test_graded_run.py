@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.shards.manifest import SourceManifest
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
-from cosmati.errors import DataError, PolicyError
+from cosmati.errors import DataError, LedgerError, PolicyError, TamperError
 from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.verify import verify_ledger
 from cosmati.optim.optimizers import SGD
+from cosmati.routing.proposals import proposals
+from cosmati.train.observers.ledger import LedgerObserver
 
 TAXONOMY = Taxonomy("t", "1", (("notes", ""), ("papers", "")))
 POLICY = """
@@ -92,6 +97,56 @@ def test_rows_of_a_grade_teach_by_its_factor(corpus: Path, tmp_path: Path) -> No
         ("papers", "{'evidence': 'report', 'trust': ''}"): {(0.0, False)},
         ("notes", "{'evidence': '', 'trust': ''}"): {(1.0, True)},
     }
+
+
+def test_the_ledger_says_what_became_of_each_row_and_why(corpus: Path, tmp_path: Path) -> None:
+    text = POLICY.replace("rules:", "rules:\n  - {class: papers, phase: start, decision: defer}") % 0.5
+    run = train(corpus, text, folder=tmp_path / "run")
+    result = CliRunner().invoke(app, ["ledger", "decisions", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    found = {(one.class_name, one.kind, one.start_step): one for one in proposals(open_(tmp_path))}
+    assert len(found) == 2 * 9 * 2
+    report, trial = "evidence report, trust unmeasured", "evidence trial, trust high"
+    assert [found["papers", report, step].decision for step in (0, 2)] == ["defer", "gate"]
+    assert [found["papers", trial, step].decision for step in (0, 2)] == ["defer", "admit"]
+    deferred, gated = found["papers", report, 0], found["papers", report, 2]
+    assert deferred.because[0].startswith("class papers, phase start: defer (")
+    assert "its rows come again in phase rest" in deferred.because[0]
+    assert "class papers, evidence report: times 0.5" in gated.because[0]
+    assert f"gate   papers, {report}, steps 2 to 6: {gated.num_rows} rows" in result.output
+    # Rows by kind and phase, as the order gives them.
+    order, rows = run.feed._order, Counter[tuple[str, str, int]]()  # type: ignore[union-attr]
+    for step, index in product(range(6), range(2)):
+        batch = order.microbatch(step, index)
+        values = [value for value in batch.data.flatten().tolist() if value]
+        kind = report if max(values) > 100 else trial if batch.class_id == 1 else ""
+        rows[("papers" if batch.class_id == 1 else "notes"), kind, 2 * (step >= 2)] += len(values)
+    for (name, kind, start), num in rows.items():
+        assert found[name, kind or "evidence unmeasured, trust unmeasured", start].num_rows == num
+
+
+def test_what_has_no_policy_decides_nothing(corpus: Path, tmp_path: Path) -> None:
+    train(corpus, None, folder=tmp_path / "run")
+    with pytest.raises(LedgerError, match="has no policy"):
+        proposals(open_(tmp_path))
+
+
+def test_a_text_that_isnt_that_of_the_digest_is_told(corpus: Path, tmp_path: Path) -> None:
+    real = LedgerObserver._details
+
+    def other(self: LedgerObserver) -> dict[str, object]:
+        told = real(self)
+        return told | {"policy_text": {**dict(told["policy_text"]), "starvation": "stop"}}  # type: ignore[call-overload]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LedgerObserver, "_details", other)
+        train(corpus, POLICY % 1, folder=tmp_path / "run")
+    with pytest.raises(TamperError, match="the text of its policy isn't that of the digest"):
+        verify_ledger(tmp_path / "run" / "ledger")
+
+
+def open_(folder: Path) -> VerifiedLedger:
+    return VerifiedLedger(folder / "run" / "ledger")
 
 
 def test_microbatches_are_of_one_grade(corpus: Path) -> None:

@@ -97,6 +97,18 @@ def test_what_the_run_does_where_data_lack_stays_as_it_was_signed(people: Policy
         resume(people, load_policy(text(0.25) + "starvation: stop\n"))
 
 
+def test_the_operator_may_give_less_grace_and_the_authority_alone_more(tmp_path: Path) -> None:
+    people = PolicyPeople(tmp_path).begin()
+    people.let_sign("ada")
+    people.sign_text(text(0.5) + "grace: {expiry: {finish: 4ba}, licence: reject}\n", "ada")
+    stop(people.root / "run", people.open())
+    for more in ("{expiry: {finish: 0.9dur}, licence: reject}", "{expiry: stop, revocation: reject}"):
+        with pytest.raises(CheckpointError, match=r"grace for .*Only that authority may"):
+            resume(people, load_policy(text(0.5) + f"grace: {more}\n"))
+    said = resume(people, load_policy(text(0.5) + "grace: {expiry: {finish: 0.5dur}}\n"))
+    assert "policy.changed_by: the operator, who only tightens" in said
+
+
 def test_no_policy_is_more_than_any(people: PolicyPeople) -> None:
     with pytest.raises(CheckpointError, match="taxonomy absent"):
         resume(people, None)

@@ -15,6 +15,7 @@ from cosmati.errors import PolicyError
 from cosmati.provenance.taxonomy import software_licences
 from cosmati.recipes.language import LanguageTask, python_gpt_composed
 from cosmati.recipes.quickstart import quickstart_policy_text
+from cosmati.routing.grace import Finish
 from cosmati.routing.policy import CompiledPolicy, check_rules, compile_policy, partition_by
 from cosmati.routing.policy_analysis import explain as explain_cell
 from cosmati.routing.policy_analysis import heat_map_text
@@ -67,8 +68,11 @@ def show(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps = 
     Example:
       cosmati policy show policy.yaml --steps 5000
     """  # noqa: D301
-    compiled = _compile(_load(file), recipe, steps)
+    policy = _load(file)
+    compiled = _compile(policy, recipe, steps)
     typer.echo("\n\n".join(heat_map_text(compiled, phase.name) for phase in compiled.phases))
+    answers = {reason: f"finish {one.finish}" if isinstance(one, Finish) else one for reason, one in policy.graces}
+    typer.echo("\nWhere nobody vouches for a class any more: " + "; ".join(f"{r}: {a}" for r, a in answers.items()))
 
 
 @app.command(cls=Question)

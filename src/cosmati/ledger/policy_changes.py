@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from cosmati.ledger.tables import Tables
+from cosmati.records.grace import more_grace
 
 _NAMED = 4
 
@@ -116,7 +117,13 @@ def _others(old: Tables, new: Tables) -> list[str]:
     """Return what no weight tells, and whose signers alone may change it: a line each."""
     texts = [tables.details.get("policy_text") for tables in (old, new)]
     was, now = (text if isinstance(text, Mapping) else {} for text in texts)
-    return [f"{n}: {was.get(n)} -> {now.get(n)}" for n in ("grace", "starvation") if was.get(n) != now.get(n)]
+    starvation = [f"starvation: {one.get('starvation')}" for one in (was, now)]
+    changed = [] if starvation[0] == starvation[1] else [" -> ".join(starvation)]
+    end = max((end for _, end in new.phases), default=0)
+    try:
+        return changed + more_grace(was.get("grace"), now.get("grace"), end)
+    except (AttributeError, KeyError, ValueError) as error:
+        return [*changed, f"grace: {was.get('grace')} -> {now.get('grace')} ({error!r})"]
 
 
 def _number(source: Mapping[str, Any]) -> int:

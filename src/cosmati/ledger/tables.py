@@ -5,10 +5,13 @@ A step's cells hold indices. They mean nothing without their tables, and an amen
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
+
+import rfc8785
 
 from cosmati.errors import TamperError
 from cosmati.ledger.details import decode_details
@@ -171,6 +174,9 @@ def _read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry) -> Tables:
     changes = details.get("changes") if isinstance(entry, AmendEntry) else []
     if not isinstance(changes, list) or not all(_is_change(change) for change in changes):
         raise broken(item, "its details don't say what was changed: name, was, now")
+    text: Any = details.get("policy_text")
+    if text is not None and hashlib.sha256(rfc8785.dumps(text)).digest() != dict(entry.commitments).get("policy"):
+        raise broken(item, "the text of its policy isn't that of the digest that it commits to")
     bands = _names(item, details["bands"]) if details.get("bands") else ("",)
     phases, policy = _read_policy(item, details, len(classes) * len(bands), regions)
     kinds = details.get("kinds", [])

@@ -7,6 +7,7 @@ from itertools import product
 from typing import Literal
 
 from cosmati.errors import PolicyError
+from cosmati.routing.depth import Opening
 from cosmati.routing.measures import Attenuation, RowKind
 from cosmati.routing.policy_file import PolicyFile, Rule
 from cosmati.routing.regions import Regions
@@ -91,8 +92,10 @@ class Lowering:
     """
 
     def __init__(self, policy: PolicyFile) -> None:
-        self._policy = policy
+        self._policy, depth = policy, policy.depth
+        self._ranges = {depth.name_of(text): text for text in depth.ranges} if depth else {}
         self._of_class: dict[str, list[tuple[int, Attenuation]]] = {}
+        self._openings: dict[tuple[str, str], list[tuple[int, Opening]]] = {}
 
     def of_class(self, path: str) -> list[tuple[int, Attenuation]]:
         """Return the attenuations that cover a class, with their places in the file from 1."""
@@ -111,8 +114,25 @@ class Lowering:
             and not {phase, "*"}.isdisjoint(one.phase)
         ]
 
+    def closing(self, path: str, phase: str, region: str) -> list[tuple[int, Opening]]:
+        """Return the openings of depth that leave a region closed for a class in a phase."""
+        depth = self._policy.depth
+        if depth is None or region not in self._ranges:
+            return []
+        if (path, phase) not in self._openings:
+            own = [(n, one) for n, one in enumerate(depth.open, 1) if covers(one, path)]
+            self._openings[path, phase] = [(n, one) for n, one in own if not {phase, "*"}.isdisjoint(one.phase)]
+        return [(n, one) for n, one in self._openings[path, phase] if self._ranges[region] not in one.blocks]
+
+    def concerns(self, path: str) -> bool:
+        """Return whether anything lowers a weight of a class."""
+        depth = self._policy.depth
+        return bool(self.of_class(path)) or (depth is not None and any(covers(one, path) for one in depth.open))
+
     def factor(self, path: str, kind: RowKind, phase: str, region: str) -> float:
         """Return what a cell's weight is multiplied with, from 0 to 1."""
+        if self.closing(path, phase, region):
+            return 0.0
         return min((one.factor for _, one in self.covering(path, kind, phase, region)), default=1.0)
 
 
@@ -177,7 +197,7 @@ class Decider:
 
     def _lowered(self, path: str, kind: RowKind, ruled: PolicyRow) -> PolicyRow:
         """Return what is left of a band's row for one kind of its rows: what has no weight left is rejected."""
-        if not self._lowering.of_class(path) or not any(map(any, ruled[0])):
+        if not self._lowering.concerns(path) or not any(map(any, ruled[0])):
             return ruled
         routes = tuple(self._route(path, phase, kind, is_lowered=True) for phase in self._phases)
         decisions: list[Decision] = []

@@ -20,6 +20,7 @@ from torch import nn
 from cosmati.errors import PlanError, PolicyError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.cells import Decider, Decision, RegionWeights, refuse
+from cosmati.routing.depth import REST
 from cosmati.routing.measures import RowKind
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
@@ -202,11 +203,19 @@ def partition_by(policy: PolicyFile, model: nn.Module) -> Regions:
         PolicyError: they don't partition them; with the lines of the regions that it names.
     """
     try:
-        return partition_parameters(model, policy.regions, allow_tied=policy.allow.tied)
+        return partition_parameters(
+            model,
+            policy.selectors,
+            allow_tied=policy.allow.tied,
+            may_be_empty=() if policy.regions or policy.depth is None else (REST,),
+        )
     except PolicyError as error:
-        text = str(error).replace("The regions", f"The regions{policy.at('regions')}", 1)
-        for name in policy.regions:
-            text = text.replace(f"region {name!r}", f"region {name!r}{policy.at(f'regions.{name}')}")
+        text = str(error).replace("The regions", f"The regions{policy.at('regions' if policy.regions else 'depth')}", 1)
+        for name in policy.selectors:
+            text = text.replace(
+                f"region {name!r}",
+                f"region {name!r}{policy.at(f'regions.{name}' if name in policy.regions else 'depth')}",
+            )
         raise PolicyError(text) from error
 
 
@@ -256,7 +265,7 @@ def check_rules(policy: PolicyFile, *, taxonomy: Taxonomy) -> None:
         PolicyError: as `compile_policy`, but for what only the model or the run tells: the parameters of regions, the
             steps at which phases end.
     """
-    names = tuple(sorted(policy.regions)) or ("all",)
+    names = tuple(sorted(policy.selectors)) or ("all",)
     regions = Regions(names, ((),) * len(names), tuple((name,) for name in names), declared=names)
     ends = iter(range(1, 1 + len(policy.phases)))
     compile_policy(

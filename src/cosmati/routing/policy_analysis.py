@@ -121,6 +121,7 @@ def explain(
     factor = lowering.factor(class_path, kind, phase, region)
     covering = lowering.covering(class_path, kind, phase, region)
     words = tuple(f"attenuation {number} ({one})" for number, one in covering)
+    words += tuple(f"opening {number} ({one})" for number, one in lowering.closing(class_path, phase, region))
     if not words or found.result != "weight":
         return replace(found, lowered=words)
     told = f"{found.why}; times {factor:g}, for {str(kind) or 'all rows'}: the least factor of {len(words)}"
@@ -141,7 +142,7 @@ def _kind(policy: PolicyFile, band: str, grades: Mapping[str, str]) -> RowKind:
 
 def _ruled(policy: PolicyFile, class_path: str, region: str, phase: str, band: str, taxonomy: Taxonomy) -> Explanation:
     """Return what the rules say of a cell."""
-    regions = tuple(sorted(policy.regions)) or ("all",)
+    regions = tuple(sorted(policy.selectors)) or ("all",)
     for axis, name, known in (
         ("class", class_path, taxonomy.classes),
         ("region", region, regions),

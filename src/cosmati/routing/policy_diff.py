@@ -12,7 +12,7 @@ from cosmati.routing.policy_analysis import CellChange, diff, table_text
 from cosmati.routing.policy_file import PolicyFile
 
 _WEIGHED = frozenset(
-    "version taxonomy regions phases bands floors measures attenuate rules default allow".split()  # noqa: SIM905
+    "version taxonomy regions phases bands floors measures attenuate depth rules default allow".split()  # noqa: SIM905
 )
 """Fields that come to weights and decisions."""
 _MEASURED = ("bands", "measures")

@@ -26,7 +26,8 @@
 `**`; `region`, `phase` and `band` (see `bands`) are names, or `*` where left out; each may be a list. A rule
 gives a `weight` (0 denied, between 0 and 1 attenuated, 1 full, above 1 amplified and only with
 `allow: {amplify: true}`), or a `decision` for all regions: `reject` (no forward pass) or `defer` (kept for a
-later phase, which must admit it). What rows were measured to be lowers a weight further: see `measures`.
+later phase, which must admit it). What rows were measured to be lowers a weight further (see `measures`), and so does
+a schedule of depth (see `depth`).
 
 *Which rule wins.* On each axis the more specific one: a class over a branch over a branch nearer the root
 over `**`, a name over `*`. A rule is beaten by one that's at least as specific on every axis and more so on
@@ -47,7 +48,7 @@ import difflib
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -57,7 +58,9 @@ from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model
 
 from cosmati.errors import PolicyError
 from cosmati.provenance.voucher import VouchedPolicy
+from cosmati.records.grace import REASONS
 from cosmati.routing.bands import Bands, Floor
+from cosmati.routing.depth import Depth, Opening
 from cosmati.routing.grace import Finish, Grace
 from cosmati.routing.measures import MAX_KINDS, Attenuation, Grading, RowKind, kinds_of
 from cosmati.routing.selectors import Names, RegionName, RegionSelector, Strict, odd_letters
@@ -120,6 +123,7 @@ class PolicyFile(Strict):
     floors: tuple[Floor, ...] = ()
     measures: dict[RegionName, Grading] = Field(default_factory=dict)
     attenuate: tuple[Attenuation, ...] = ()
+    depth: Depth | None = None
     rules: tuple[Rule, ...]
     default: Literal["reject"] = "reject"
     starvation: Literal["alarm", "stop"] = "alarm"
@@ -185,6 +189,13 @@ class PolicyFile(Strict):
         return self
 
     @property
+    def selectors(self) -> dict[str, RegionSelector]:
+        """What each region takes: those of the file, and those of `depth`."""
+        if self.depth is None:
+            return self.regions
+        return {**(self.regions or self.depth.rest), **self.depth.regions}
+
+    @property
     def phase_names(self) -> tuple[str, ...]:
         """Names of the phases in order; `main` where the file has none."""
         return tuple(phase.name for phase in self.phases) or ("main",)
@@ -193,6 +204,12 @@ class PolicyFile(Strict):
     def band_names(self) -> tuple[str, ...]:
         """Names of the bands from the lowest; one without a name where the file has none."""
         return self.bands.names if self.bands else ("",)
+
+    @property
+    def graces(self) -> Iterator[tuple[str, str | Finish]]:
+        """What follows where nobody vouches for a class any more, by reason."""
+        for reason in REASONS:
+            yield reason, getattr(self.grace or Grace(), reason)
 
     @property
     def kinds(self) -> tuple[RowKind, ...]:
@@ -208,6 +225,8 @@ class PolicyFile(Strict):
         mapping["rules"] = sorted(mapping["rules"], key=rfc8785.dumps)
         mapping["floors"] = sorted(mapping["floors"], key=rfc8785.dumps)
         mapping["attenuate"] = sorted(mapping["attenuate"], key=rfc8785.dumps)
+        if self.depth:
+            mapping["depth"]["open"] = sorted(mapping["depth"]["open"], key=rfc8785.dumps)
         usual: dict[str, object] = {"floors": [], "measures": {}, "attenuate": [], "starvation": "alarm"}
         return {name: value for name, value in mapping.items() if name not in usual or value != usual[name]}
 
@@ -263,11 +282,17 @@ def load_policy(source: Path | str) -> PolicyFile:
 
 def _lines(policy: PolicyFile, node: yaml.Node | None) -> dict[str, int]:
     """Return the lines of what a problem may be about once the file is read."""
-    places: list[tuple[object, ...]] = [("taxonomy",), ("regions",), *(("regions", name) for name in policy.regions)]
+    places: list[tuple[object, ...]] = [
+        ("taxonomy",),
+        ("regions",),
+        ("depth",),
+        *(("regions", name) for name in policy.regions),
+    ]
     places += [("phases", index) for index in range(len(policy.phases))]
     places += [("rules", index) for index in range(len(policy.rules))]
     places += [("floors", index) for index in range(len(policy.floors))]
     places += [("attenuate", index) for index in range(len(policy.attenuate))]
+    places += [("depth", "open", index) for index in range(len(policy.depth.open) if policy.depth else 0)]
     return {_named(place): line_of(node, place) for place in places}
 
 
@@ -297,6 +322,20 @@ def _problem(entry: Any, node: yaml.Node | None) -> str:  # noqa: ANN401  (pydan
 
 _FIELDS = [
     field.alias or name
-    for model in (PolicyFile, Rule, PhaseSpec, Bands, Floor, Grading, Attenuation, Allow, Grace, Finish, RegionSelector)
+    for model in (
+        PolicyFile,
+        Rule,
+        PhaseSpec,
+        Bands,
+        Floor,
+        Grading,
+        Attenuation,
+        Depth,
+        Opening,
+        Allow,
+        Grace,
+        Finish,
+        RegionSelector,
+    )
     for name, field in model.model_fields.items()
 ]

@@ -8,6 +8,7 @@ from typing import Literal
 
 from cosmati.provenance.taxonomy import Taxonomy, closest
 from cosmati.routing.bands import Floor
+from cosmati.routing.depth import Opening
 from cosmati.routing.measures import Attenuation
 from cosmati.routing.policy_file import PolicyFile, Rule
 from cosmati.routing.regions import Regions
@@ -99,8 +100,8 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
     if policy.taxonomy != taxonomy.name:
         name = f"{policy.taxonomy!r}{odd_letters(policy.taxonomy)}"
         problems.append(f"the policy is for taxonomy {name}, and this is {taxonomy.name!r}{policy.at('taxonomy')}")
-    if regions.declared != (tuple(sorted(policy.regions)) or ("all",)):
-        declared = ", ".join(sorted(policy.regions)) or "all"
+    if regions.declared != (tuple(sorted(policy.selectors)) or ("all",)):
+        declared = ", ".join(sorted(policy.selectors)) or "all"
         problems.append(
             f"the parameters were divided into {', '.join(regions.declared)}, "
             f"but the policy declares {declared}: divide them by its selectors"
@@ -132,6 +133,12 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
         ):
             found += [_unknown(axis, name, known) for name in names if name not in known]
         problems += [f"attenuation {number}{policy.at(f'attenuate.{number}')}: {what}" for what in found if what]
+    for number, opening in enumerate(policy.depth.open if policy.depth else (), 1):
+        found = [_class_problem(pattern, taxonomy) for pattern in opening.classes]
+        found += [
+            _unknown("phase", n, policy.phase_names) for n in opening.phase if n not in {*policy.phase_names, "*"}
+        ]
+        problems += [f"opening {number}{policy.at(f'depth.open.{number}')}: {what}" for what in found if what]
     for number, floor in enumerate(policy.floors, 1):
         found = [_class_problem(pattern, taxonomy) for pattern in floor.classes]
         if floor.band not in policy.band_names:
@@ -140,8 +147,8 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
     return problems
 
 
-def covers(one: Floor | Attenuation, class_path: str) -> bool:
-    """Return whether a floor or an attenuation is for a class."""
+def covers(one: Floor | Attenuation | Opening, class_path: str) -> bool:
+    """Return whether a floor, an attenuation or an opening of depth is for a class."""
     return any(_class_specificity(pattern, class_path) >= 0 for pattern in one.classes)
 
 
