@@ -177,7 +177,8 @@ def test_rules_and_schedules_go_together() -> None:
 def test_a_model_of_blocks_alone_has_no_rest() -> None:
     model = nn.ModuleDict({"blocks": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))})
     policy = load_policy(
-        "version: 1\ntaxonomy: t\nphases: [{name: start, until: 2ba}, {name: main}]\nrules: [{class: '**', weight: 1}]\n"
+        "version: 1\ntaxonomy: t\nphases: [{name: start, until: 2ba}, {name: main}]\n"
+        "rules: [{class: '**', weight: 1}]\n"
         "depth: {container: blocks, ranges: [0-0, 1-], open: [{phase: start, blocks: 1-}]}\n"
     )
     table = compiled(policy, model)

@@ -48,3 +48,15 @@ def grades_said(url: str, own: Any) -> dict[str, str]:  # noqa: ANN401  (as JSON
             f"{url} says the grades {found!r:.80}, and grades are words by measure. Write the source again."
         )
     return found
+
+
+def also_said(url: str, own: Any) -> list[str]:  # noqa: ANN401  (see above)
+    """Return the classes to which an index says that its rows belong, too.
+
+    Raises:
+        DataError: they aren't names.
+    """
+    found = own.get("also", []) if isinstance(own, dict) else []
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise DataError(f"{url} says that rows are also {found!r:.80}, and that's a list of classes. Write it again.")
+    return found

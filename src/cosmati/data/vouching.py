@@ -285,7 +285,8 @@ def _check_index(url: str, manifest: SourceManifest, index: ShardIndex, sizes: S
     own = index.extra.get("cosmati")
     says = own if isinstance(own, dict) else {}
     wanted = {"class": manifest.class_path, "band": manifest.band, "grades": manifest.grades}
-    usual: dict[str, object] = {"band": 0, "grades": {}}
+    wanted["also"] = list(manifest.also)
+    usual: dict[str, object] = {"band": 0, "grades": {}, "also": []}
     for name, value in wanted.items():
         if says.get(name, usual.get(name)) != value:
             msg = f"{url}/index.json says {name} {says.get(name)!r}, and {value!r} was signed. Restore it."

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Literal
 
 from cosmati.errors import PolicyError
-from cosmati.routing.depth import Opening
+from cosmati.routing.depth import OpenBlocks
 from cosmati.routing.measures import Attenuation, RowKind
 from cosmati.routing.policy_file import PolicyFile, Rule
 from cosmati.routing.regions import Regions
@@ -95,7 +95,7 @@ class Lowering:
         self._policy, depth = policy, policy.depth
         self._ranges = {depth.name_of(text): text for text in depth.ranges} if depth else {}
         self._of_class: dict[str, list[tuple[int, Attenuation]]] = {}
-        self._openings: dict[tuple[str, str], list[tuple[int, Opening]]] = {}
+        self._openings: dict[tuple[str, str], list[tuple[int, OpenBlocks]]] = {}
 
     def of_class(self, path: str) -> list[tuple[int, Attenuation]]:
         """Return the attenuations that cover a class, with their places in the file from 1."""
@@ -114,7 +114,7 @@ class Lowering:
             and not {phase, "*"}.isdisjoint(one.phase)
         ]
 
-    def closing(self, path: str, phase: str, region: str) -> list[tuple[int, Opening]]:
+    def closing(self, path: str, phase: str, region: str) -> list[tuple[int, OpenBlocks]]:
         """Return the openings of depth that leave a region closed for a class in a phase."""
         depth = self._policy.depth
         if depth is None or region not in self._ranges:
@@ -205,6 +205,23 @@ class Decider:
             waits = was == "defer" and any(map(any, routes[index:]))
             decisions.append("defer" if waits else decision_of(route))
         return routes, tuple(decisions)
+
+
+def combined(members: Sequence[Sequence[PolicyRow]]) -> list[PolicyRow]:
+    """Return the rows of a class whose rows belong to several, kind by kind: the least of their weights.
+
+    Args:
+        members: the rows of each of them.
+    """
+    found = []
+    for kind in zip(*members, strict=True):
+        routes = tuple(tuple(map(min, *regions)) for regions in zip(*(routes for routes, _ in kind), strict=True))
+        decisions: list[Decision] = []
+        for index, said in enumerate(zip(*(decisions for _, decisions in kind), strict=True)):
+            waits = "defer" in said and "reject" not in said and any(map(any, routes[index:]))
+            decisions.append("defer" if waits else decision_of(routes[index]))
+        found.append((routes, tuple(decisions)))
+    return found
 
 
 def decision_of(route: RegionWeights) -> Decision:

@@ -35,7 +35,7 @@ def _spelt_out(text: object) -> object:
     return text
 
 
-class Opening(Strict):
+class OpenBlocks(Strict):
     """Which ranges learn from some classes in some phases: those alone."""
 
     classes: Annotated[Names, Field(alias="class", min_length=1)] = ("**",)
@@ -52,7 +52,7 @@ class Depth(Strict):
 
     container: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*$")]
     ranges: Annotated[tuple[Annotated[str, BeforeValidator(_spelt_out)], ...], Field(min_length=1, max_length=1000)]
-    open: Annotated[tuple[Opening, ...], Field(min_length=1)]
+    open: Annotated[tuple[OpenBlocks, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _in_order(self) -> Depth:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -19,7 +19,8 @@ from torch import nn
 
 from cosmati.errors import PlanError, PolicyError
 from cosmati.provenance.taxonomy import Taxonomy
-from cosmati.routing.cells import Decider, Decision, RegionWeights, refuse
+from cosmati.records.joint_classes import joint_name, members_of
+from cosmati.routing.cells import Decider, Decision, RegionWeights, combined, refuse
 from cosmati.routing.depth import REST
 from cosmati.routing.measures import RowKind
 from cosmati.routing.policy_file import PolicyFile
@@ -45,7 +46,7 @@ class CompiledPolicy:
     A policy with bands or measures has as many rows for each class as there are kinds of its rows: see `row`.
 
     Args:
-        classes: the taxonomy's classes; the index is the class id.
+        classes: the taxonomy's classes, and those of rows that belong to several; the index is the class id.
         partition: the regions that weights are for.
         phases: contiguous spans from step 0 to the end of the run.
         weight: by row, phase and region; 0 wherever the decision is `reject` or `defer`.
@@ -226,8 +227,13 @@ def compile_policy(
     regions: Regions,
     num_steps: int,
     resolve: Callable[[str], int] | None = None,
+    joint: Collection[str] = (),
 ) -> CompiledPolicy:
     """Decide every cell of a policy.
+
+    Rows of several classes at once teach each region by the least of their classes' weights, so that above 1 they do
+    only where all of them may. Where one class is rejected they are, and where one is deferred and none rejected they
+    wait.
 
     Args:
         policy: the policy as written.
@@ -235,23 +241,27 @@ def compile_policy(
         regions: `partition_by(policy, model)`.
         num_steps: length of the run.
         resolve: step number of a time string, for phases; by default `resolve_time` without epochs.
+        joint: names of classes of rows that belong to several (`cosmati.records.joint_classes`); they follow the
+            taxonomy's.
 
     Raises:
         PolicyError: a name that isn't there, rules that disagree, a class that's admitted without any weight,
             or deferred without a later phase that admits it; phases that are empty or out of order. All are
             listed.
     """
-    refuse(check_names(policy, taxonomy, regions), "names what isn't there")
+    refuse(check_names(policy, taxonomy, regions, joint), "names what isn't there")
     phases = _resolve_phases(policy, num_steps, resolve or (lambda text: resolve_time(text, num_steps=num_steps)))
     decider = Decider(policy, taxonomy.classes, regions, [phase.name for phase in phases])
-    rows = [row for path in taxonomy.classes for row in decider.rows(path)]
+    rows = {path: decider.rows(path) for path in taxonomy.classes}
+    classes = (*taxonomy.classes, *sorted({joint_name([name]) for name in joint}))
+    rows |= {name: combined([rows[one] for one in members_of(name)]) for name in classes[len(rows) :]}
     refuse(decider.problems, "isn't sound")
     return CompiledPolicy(
-        taxonomy.classes,
+        classes,
         regions,
         phases,
-        tuple(routes for routes, _ in rows),
-        tuple(decisions for _, decisions in rows),
+        tuple(routes for name in classes for routes, _ in rows[name]),
+        tuple(decisions for name in classes for _, decisions in rows[name]),
         policy.digest,
         taxonomy.digest,
         policy.kinds,

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from cosmati.errors import PolicyError
 from cosmati.provenance.taxonomy import Taxonomy, closest
+from cosmati.records.joint_classes import is_joint, members_of
 from cosmati.routing.cells import Decision, Lowering
 from cosmati.routing.measures import Grades, RowKind
 from cosmati.routing.policy import CompiledPolicy
@@ -116,6 +117,17 @@ def explain(
         PolicyError: no such class, region, phase, band or grade; or rules that disagree on the cell.
     """
     kind = _kind(policy, band, grades or {})
+    if is_joint(class_path):
+        every = [
+            explain(policy, one, region, phase, band, taxonomy=taxonomy, grades=grades)
+            for one in members_of(class_path)
+        ]
+        order = ("reject", "defer", "weight")
+        least = min(every, key=lambda one: (order.index(one.result), one.weight))
+        why = (
+            f"rows of several classes teach by the least of their weights, and that's {least.class_path}'s: {least.why}"
+        )
+        return replace(least, class_path=class_path, why=why)
     found = _ruled(policy, class_path, region, phase, band, taxonomy)
     lowering = Lowering(policy)
     factor = lowering.factor(class_path, kind, phase, region)

@@ -60,7 +60,7 @@ from cosmati.errors import PolicyError
 from cosmati.provenance.voucher import VouchedPolicy
 from cosmati.records.grace import REASONS
 from cosmati.routing.bands import Bands, Floor
-from cosmati.routing.depth import Depth, Opening
+from cosmati.routing.depth import Depth, OpenBlocks
 from cosmati.routing.grace import Finish, Grace
 from cosmati.routing.measures import MAX_KINDS, Attenuation, Grading, RowKind, kinds_of
 from cosmati.routing.selectors import Names, RegionName, RegionSelector, Strict, odd_letters
@@ -331,7 +331,7 @@ _FIELDS = [
         Grading,
         Attenuation,
         Depth,
-        Opening,
+        OpenBlocks,
         Allow,
         Grace,
         Finish,

@@ -17,6 +17,7 @@ from cosmati.errors import LedgerError, PolicyError
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.tables import Tables
 from cosmati.provenance.taxonomy import Taxonomy
+from cosmati.records.joint_classes import is_joint, members_of
 from cosmati.routing.policy_analysis import explain
 from cosmati.routing.policy_file import PolicyFile
 
@@ -100,7 +101,11 @@ def _policy_of(tables: Tables) -> PolicyFile | None:
 def _because(tables: Tables, policy: PolicyFile | None, name: str, kind: int, p: int) -> tuple[str, ...]:
     """Return the reasons for a decision."""
     begin = tables.phases[p][0]
-    taken = [one for one in tables.withdrawn if one.action == "reject" and one.class_name == name and one.step <= begin]
+    taken = [
+        one
+        for one in tables.withdrawn
+        if one.action == "reject" and one.class_name in members_of(name) and one.step <= begin
+    ]
     if taken:
         return (f"nobody vouches for {taken[0].target} any more, from step {taken[0].step} on",)
     if policy is None:
@@ -110,7 +115,9 @@ def _because(tables: Tables, policy: PolicyFile | None, name: str, kind: int, p:
     phase = next((own for own in policy.phase_names if own == phase or phase.startswith(f"{own} from ")), phase)
     number, grades = tables.kinds[kind] if tables.kinds else (kind, dict[str, str]())
     band = policy.band_names[number] if policy.bands else ""
-    taxonomy = Taxonomy(policy.taxonomy, "of the ledger", tuple((one, "") for one in tables.classes))
+    taxonomy = Taxonomy(
+        policy.taxonomy, "of the ledger", tuple((one, "") for one in tables.classes if not is_joint(one))
+    )
     reasons: dict[str, list[str]] = {}
     for region in sorted(policy.selectors) or ["all"]:
         reasons.setdefault(_reason(policy, (name, region, phase, band), grades, taxonomy), []).append(region)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cosmati.provenance.taxonomy import Taxonomy, closest
+from cosmati.records.joint_classes import members_of
 from cosmati.routing.bands import Floor
-from cosmati.routing.depth import Opening
+from cosmati.routing.depth import OpenBlocks
 from cosmati.routing.measures import Attenuation
 from cosmati.routing.policy_file import PolicyFile, Rule
 from cosmati.routing.regions import Regions
@@ -94,9 +95,15 @@ def disagreement(ahead: Sequence[Match]) -> tuple[Match, Match] | None:
     return next(((ahead[0], other) for other in ahead if other.outcome != ahead[0].outcome), None)
 
 
-def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> list[str]:
-    """Return what a policy names and isn't there, and regions that were cut for another policy."""
-    problems = []
+def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions, joint: Iterable[str] = ()) -> list[str]:
+    """Return what a policy, or a joint class, names and isn't there, and regions that were cut for another policy."""
+    problems = [
+        f"rows are of class {name!r}, and there's no class {member!r} in taxonomy {taxonomy.name}"
+        f"{closest(member, taxonomy.classes)}"
+        for name in joint
+        for member in members_of(name)
+        if not taxonomy.contains(member)
+    ]
     if policy.taxonomy != taxonomy.name:
         name = f"{policy.taxonomy!r}{odd_letters(policy.taxonomy)}"
         problems.append(f"the policy is for taxonomy {name}, and this is {taxonomy.name!r}{policy.at('taxonomy')}")
@@ -121,6 +128,18 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
         ):
             found += [_unknown(axis, name, known) for name in names if name not in {*known, "*"}]
         problems += [f"rule {number}{policy.at(f'rules.{number}')}: {problem}" for problem in found if problem]
+    problems += _lowering_problems(policy, taxonomy, regions)
+    for number, floor in enumerate(policy.floors, 1):
+        found = [_class_problem(pattern, taxonomy) for pattern in floor.classes]
+        if floor.band not in policy.band_names:
+            found.append(_unknown("band", floor.band, policy.bands.names if policy.bands else ()))
+        problems += [f"floor {number}{policy.at(f'floors.{number}')}: {problem}" for problem in found if problem]
+    return problems
+
+
+def _lowering_problems(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> list[str]:
+    """Return what attenuations and openings of depth name and isn't there."""
+    problems = []
     for number, one in enumerate(policy.attenuate, 1):
         found = [_class_problem(pattern, taxonomy) for pattern in one.classes]
         measure = policy.measures.get(one.measure)
@@ -139,15 +158,10 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
             _unknown("phase", n, policy.phase_names) for n in opening.phase if n not in {*policy.phase_names, "*"}
         ]
         problems += [f"opening {number}{policy.at(f'depth.open.{number}')}: {what}" for what in found if what]
-    for number, floor in enumerate(policy.floors, 1):
-        found = [_class_problem(pattern, taxonomy) for pattern in floor.classes]
-        if floor.band not in policy.band_names:
-            found.append(_unknown("band", floor.band, policy.bands.names if policy.bands else ()))
-        problems += [f"floor {number}{policy.at(f'floors.{number}')}: {problem}" for problem in found if problem]
     return problems
 
 
-def covers(one: Floor | Attenuation | Opening, class_path: str) -> bool:
+def covers(one: Floor | Attenuation | OpenBlocks, class_path: str) -> bool:
     """Return whether a floor, an attenuation or an opening of depth is for a class."""
     return any(_class_specificity(pattern, class_path) >= 0 for pattern in one.classes)
 

@@ -209,7 +209,7 @@ class AuthorityWatch:
         policy = self._tightened(withdrawals)
         assert policy is not None, "asked under a policy"
         late = [number for number, phase in enumerate(policy.phases) if phase.end_step > step]
-        own = {policy.classes.index(one.manifest.class_path) for one in self._sources}
+        own = {policy.classes.index(one.manifest.class_name) for one in self._sources}
         return any(policy.decision[row][p] != "reject" for c in own for row in policy.rows_of(c) for p in late)
 
     def _tightened(self, withdrawals: Sequence[Withdrawal]) -> CompiledPolicy | None:

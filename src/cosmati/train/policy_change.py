@@ -10,6 +10,7 @@ from cosmati.ledger.reader import read_verifier_key
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.provenance.voucher import VouchedPolicy
 from cosmati.records.grace import more_grace
+from cosmati.records.joint_classes import is_joint
 from cosmati.routing.policy import compile_policy, partition_by
 from cosmati.routing.policy_analysis import CellChange, diff
 from cosmati.routing.policy_diff import other_changes
@@ -96,7 +97,8 @@ def _changes(old: PolicyFile, assembly: Assembly, step: int) -> list[CellChange]
     assert now is not None, "a governed run"
     before = compile_policy(
         old,
-        taxonomy=Taxonomy(old.taxonomy, "the same", tuple((name, "") for name in now.classes)),
+        taxonomy=Taxonomy(old.taxonomy, "the same", tuple((name, "") for name in now.classes if not is_joint(name))),
+        joint=[name for name in now.classes if is_joint(name)],
         regions=partition_by(old, assembly.model),
         num_steps=now.phases[-1].end_step,
         resolve=assembly.budget.step_of,

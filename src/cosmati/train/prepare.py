@@ -25,6 +25,7 @@ from cosmati.optim.schedules import Schedule
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.provenance.voucher import VouchedData
+from cosmati.records.joint_classes import is_joint, joint_name
 from cosmati.routing.deferral import DeferredOrder
 from cosmati.routing.policy import CompiledPolicy, compile_policy, partition_by
 from cosmati.routing.policy_file import PolicyFile
@@ -34,6 +35,7 @@ from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_t
 from cosmati.train.authority_watch import AuthorityWatch, watch_of
 from cosmati.train.buffers import BatchNormStatistics, unrouted
 from cosmati.train.collectives import without_named
+from cosmati.train.compiled_blocks import compile_blocks
 from cosmati.train.config import RunConfig
 from cosmati.train.couplings import find_couplings
 from cosmati.train.epochs import refuse_times
@@ -262,7 +264,7 @@ def _taxonomy(given: Ingredients) -> Taxonomy:
 
 
 def _class_map(given: Ingredients, classes: Sequence[str]) -> tuple[int, ...]:
-    names = given.data.class_names if isinstance(given.data, Source) else tuple(classes)
+    names = [joint_name([name]) for name in given.data.class_names] if isinstance(given.data, Source) else classes
     unknown = sorted(set(names) - set(classes))
     if unknown:
         msg = f"The data have classes that the taxonomy lacks: {', '.join(unknown)}. It has {', '.join(classes)}."
@@ -270,12 +272,21 @@ def _class_map(given: Ingredients, classes: Sequence[str]) -> tuple[int, ...]:
     return tuple(classes.index(name) for name in names)
 
 
+def _joint(given: Ingredients) -> list[str]:
+    return [name for name in given.data.class_names if is_joint(name)] if isinstance(given.data, Source) else []
+
+
 def _offered(given: Ingredients, regions: Regions) -> frozenset[int] | None:
     """Return the source's classes that the policy admits in some phase; None means all."""
     if given.policy is None:
         return None
     draft = compile_policy(
-        given.policy, taxonomy=_taxonomy(given), regions=regions, num_steps=1 << 30, resolve=_Counter()
+        given.policy,
+        taxonomy=_taxonomy(given),
+        regions=regions,
+        num_steps=1 << 30,
+        resolve=_Counter(),
+        joint=_joint(given),
     )
     class_map = _class_map(given, draft.classes)
     return frozenset(c for c, own in enumerate(class_map) if draft.ever_admits(own))
@@ -303,7 +314,12 @@ def _compile(given: Ingredients, regions: Regions, budget: Budget) -> tuple[Comp
         )
         raise PlanError(msg)
     policy = compile_policy(
-        given.policy, taxonomy=_taxonomy(given), regions=regions, num_steps=budget.num_steps, resolve=budget.step_of
+        given.policy,
+        taxonomy=_taxonomy(given),
+        regions=regions,
+        num_steps=budget.num_steps,
+        resolve=budget.step_of,
+        joint=_joint(given),
     )
     class_map = _class_map(given, policy.classes)
     check_kinds(policy, given.data, class_map, on_starvation=given.policy.starvation)
@@ -379,21 +395,3 @@ def _check_shapes(plan: Plan, budget: Budget, config: RunConfig) -> None:
             "larger size increment or step size, or compile_blocks=False."
         )
         raise PlanError(msg)
-
-
-def compile_blocks(model: nn.Module) -> None:
-    """Compile each block of every `nn.ModuleList` and `nn.Sequential` by itself, in place; names stay as they are.
-
-    Whole-model compilation would compute denied gradients anyway; block by block, region borders can be graph borders.
-    """
-    blocks = [child for module in model.modules() if isinstance(module, nn.ModuleList) for child in module]
-    if not blocks:
-        blocks = [
-            child
-            for module in model.modules()
-            if isinstance(module, nn.Sequential)
-            for child in module
-            if next(child.parameters(), None) is not None
-        ]
-    for block in blocks:
-        block.compile(dynamic=False)

@@ -53,7 +53,7 @@ def _write_parquet_files(source: Path, index: ShardIndex, out: Path, on_shard: P
     store = ShardCache(source, None)
     own = index.extra.get("cosmati")
     told = (
-        {k: v for k, v in own.items() if k in ("class", "band", "grades", "manifest_sha256")}
+        {k: v for k, v in own.items() if k in ("class", "band", "grades", "also", "manifest_sha256")}
         if isinstance(own, dict)
         else {}
     )
@@ -142,7 +142,14 @@ def parquet_to_mds(
         class_path=class_path,
         source=title,
         commitment=commitment,
-        **{"facts": facts, "salt": salt, "band": told.get("band", 0), "grades": told.get("grades"), **options},
+        **{
+            "facts": facts,
+            "salt": salt,
+            "band": told.get("band", 0),
+            "grades": told.get("grades"),
+            "also": told.get("also", ()),
+            **options,
+        },
     ) as writer:
         for row in _rows(source, index.shards, on_shard):
             writer.write(row)

@@ -18,6 +18,7 @@ import rfc8785
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from cosmati.errors import DataError
+from cosmati.records.joint_classes import joint_name
 from cosmati.storage.atomic import create_secret
 from cosmati.storage.merkle import leaf_hash
 
@@ -81,7 +82,8 @@ class SourceManifest(_Model):
         version: of this format.
         source: name of the source.
         source_version: of its content.
-        class_path: class of all its rows.
+        class_path: class of all its rows, under which it's signed.
+        also: other classes to which they belong, too: they teach what all of these may.
         band: quality band of all its rows, where a policy tells bands apart; measured once, and signed with the shards.
         grades: what else was measured of all its rows, by measure: `{"evidence": "trial"}`; likewise.
         num_rows: rows.
@@ -98,6 +100,7 @@ class SourceManifest(_Model):
     class_path: str = Field(pattern=_CLASS_PATH)
     band: int = Field(default=0, ge=0)
     grades: dict[_Word, _Word] = Field(default_factory=dict)
+    also: tuple[Annotated[str, Field(pattern=_CLASS_PATH)], ...] = ()
     num_rows: int = Field(ge=0)
     num_bytes: int = Field(ge=0)
     shards: tuple[ShardDigest, ...]
@@ -107,9 +110,14 @@ class SourceManifest(_Model):
 
     @model_serializer(mode="wrap")
     def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what isn't said, so that manifests of sources without grades have the bytes that they had."""
+        """Leave out what isn't said, so that manifests of sources without it have the bytes that they had."""
         fields: dict[str, Any] = dump(self)
-        return fields if self.grades else {name: value for name, value in fields.items() if name != "grades"}
+        return {name: value for name, value in fields.items() if value or name not in ("grades", "also")}
+
+    @property
+    def class_name(self) -> str:
+        """Name of its rows' class, joint where they belong to several."""
+        return joint_name((self.class_path, *self.also))
 
     def to_bytes(self) -> bytes:
         """Return canonical JSON (RFC 8785): the file, and what is signed."""
@@ -123,9 +131,9 @@ class SourceManifest(_Model):
     @property
     def told(self) -> dict[str, Any]:
         """What the index says of it."""
-        grades = {"grades": self.grades} if self.grades else {}
+        measured = {"grades": self.grades, "also": list(self.also)}
         told = {"version": 1, "class": self.class_path, "band": self.band}
-        return told | grades | {"manifest_sha256": self.digest}
+        return told | {name: value for name, value in measured.items() if value} | {"manifest_sha256": self.digest}
 
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str = MANIFEST_FILE) -> SourceManifest:

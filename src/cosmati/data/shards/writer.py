@@ -39,12 +39,13 @@ from cosmati.data.shards.manifest import (
     read_or_make_salt,
     row_leaf,
 )
-from cosmati.data.shards.mds import MdsShard, encode_sample, encode_shard
+from cosmati.data.shards.mds import MdsShard, check_size_limit, encode_sample, encode_shard
 from cosmati.data.shards.upload import Destination, Target
 from cosmati.errors import DataError
 from cosmati.storage.merkle import MerkleTree
 
 JOURNAL_FILE = "writer.jsonl"
+_UNSAID: dict[str, object] = {"grades": {}, "also": []}
 _HEAD_BYTES = 1 << 12
 _MAX_INDEX_BYTES = 1 << 30
 
@@ -59,6 +60,7 @@ class ShardWriter:
         class_path: class of all rows, such as `open/permissive`.
         band: quality band of all rows; each band is a source of its own.
         grades: what else was measured of all rows, by measure: `{"evidence": "trial"}`; likewise.
+        also: other classes to which all rows belong, too.
         source: name of the source.
         source_version: of its content.
         size_limit: bytes of an uncompressed shard at most, under 4 GiB; a longer row has a shard of its own.
@@ -90,6 +92,7 @@ class ShardWriter:
         source_version: str = "1",
         band: int = 0,
         grades: Mapping[str, str] | None = None,
+        also: Sequence[str] = (),
         size_limit: int = 1 << 26,
         compression: str | None = None,
         hashes: Sequence[str] = ("sha256",),
@@ -98,7 +101,7 @@ class ShardWriter:
         commitment: str | None = None,
         append: bool = False,
     ) -> None:
-        _check_size_limit(size_limit)
+        check_size_limit(size_limit)
         self.columns = tuple(
             Column(name, kind, encoding(kind, allow_pickle=True).size) for name, kind in columns.items()
         )
@@ -111,6 +114,7 @@ class ShardWriter:
             "class_path": class_path,
             "band": band,
             "grades": dict(grades or {}),
+            "also": sorted(also),
             "source": source,
             "source_version": source_version,
             "size_limit": size_limit,
@@ -191,8 +195,8 @@ class ShardWriter:
 
     def _compare(self, before: Mapping[str, Any]) -> None:
         """Refuse to go on with other settings than the source was begun with."""
-        # An older journal doesn't speak of grades.
-        old, new = ({"grades": {}, **one, **one.get("facts", {}), "facts": None} for one in (before, self._settings))
+        # An older journal doesn't speak of them.
+        old, new = ({**_UNSAID, **one, **one.get("facts", {}), "facts": None} for one in (before, self._settings))
         found = differences(old, new)
         if found:
             raise DataError(f"{self.out} was begun otherwise: {'; '.join(found)}. Give the same, or another directory.")
@@ -285,6 +289,7 @@ class ShardWriter:
             class_path=str(self._settings["class_path"]),
             band=int(str(self._settings["band"])),
             grades=self._settings["grades"],
+            also=tuple(self._settings["also"]),
             num_rows=self.num_written,
             num_bytes=sum(shard.raw.num_bytes for shard in self._shards),
             shards=tuple(self._digests),
@@ -330,7 +335,7 @@ def merge_sources(parts: Sequence[Path | str], out: Path | str, *, salt: bytes |
     manifests = [SourceManifest.from_bytes((part / MANIFEST_FILE).read_bytes()) for part in places]
     indices = [parse_index((part / "index.json").read_bytes(), name=f"{part}/index.json") for part in places]
     one = manifests[0]
-    kinds = {(m.class_path, kind_of(m), m.source, m.source_version, m.facts.model_dump_json()) for m in manifests}
+    kinds = {(m.class_name, kind_of(m), m.source, m.source_version, m.facts.model_dump_json()) for m in manifests}
     if len(kinds) != 1 or len({index.shard(n).columns for index in indices for n in range(index.num_shards)}) > 1:
         raise DataError("The parts differ in class, source, facts or columns. Write them with the same arguments.")
     salt = read_or_make_salt(folder, salt)
@@ -372,11 +377,6 @@ def _check_parts(parts: Sequence[Path], folder: Path) -> None:
             raise DataError(f"{part} isn't a finished source below {folder}. Write the parts there first.")
         if part in parts[:number]:
             raise DataError(f"{part} is given twice, and the merged source would have its rows twice. Give it once.")
-
-
-def _check_size_limit(size_limit: object) -> None:
-    if not isinstance(size_limit, int) or not 0 < size_limit < 1 << 32:
-        raise DataError(f"size_limit={size_limit!r}: give a number of bytes, 1 or more, and less than 4 GiB.")
 
 
 def _moved(info: ShardInfo, below: str) -> ShardInfo:
