@@ -141,6 +141,46 @@ def sign(
     typer.echo(f"{signed.target}  {policy.digest.hex()}: {state}")
 
 
+@app.command()
+def change(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that is going on.")],
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="A policy file; none with --authority.")] = None,
+    authority: Annotated[str, typer.Option(help="Where a signed one is: a folder, or a URL.")] = "",
+    root: Annotated[str, typer.Option("--policy-root", help="SHA-256 of the authority's first root.")] = "",
+    name: Annotated[str, typer.Option(help="Of the signed policy.")] = "main",
+    number: Annotated[int | None, typer.Option(help="Of its version; the newest if left out.")] = None,
+) -> None:
+    """Leave another policy for a run that is going on: it takes it up without a stop, from a step on that it says.
+
+    The run asks what a resume asks: whoever runs it may tighten, and what loosens was signed for it. What may not be
+    made is left in RUN/policy-change-refused.json with the reason, and the run goes on as it was.
+
+    \b
+    Examples:
+      cosmati policy change runs/one stricter.yaml
+      cosmati policy change runs/one --authority policies --policy-root ROOT
+    """  # noqa: D301
+    from cosmati.storage.atomic import replace_file
+    from cosmati.train.policy_watch import FILE, LOOK_EVERY
+
+    if (file is None) == (not authority) or bool(authority) != bool(root):
+        raise PolicyError("Give a policy file, or --authority with --policy-root.")
+    if not (run / "ledger").is_dir():
+        raise PolicyError(
+            f"{run} has no ledger, and a policy changes on record alone. Give the folder of a governed run."
+        )
+    if (run / FILE).exists():
+        raise PolicyError(f"{run / FILE} waits to be taken up. Wait until the run has done so, or delete it.")
+    signed = {"url": _anchored(authority), "root": root, "name": name, "number": number}
+    told = signed if file is None else {"policy": load_policy(file).to_mapping()}
+    replace_file(run / FILE, json.dumps(told).encode())
+    typer.echo(f"{run / FILE}: the run looks every {LOOK_EVERY} steps, and its ledger says from which step on it acts.")
+
+
+def _anchored(url: str) -> str:
+    return url if "://" in url else str(Path(url).absolute())
+
+
 def _statement(run: str, from_step: int | None, previous: str) -> dict[str, str | int] | None:
     """Return what is said of a change in mid-run, None where it's none."""
     if not run and from_step is None and not previous:

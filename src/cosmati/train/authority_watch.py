@@ -106,6 +106,15 @@ class AuthorityWatch:
             )
             raise NoLongerVouchedError(msg)
 
+    def rebase(self, policy: CompiledPolicy, grace: Grace | None) -> CompiledPolicy:
+        """Go by another policy and grace; return it without what was withdrawn. All ranks do."""
+        self._base, self._grace = policy, grace or Grace()
+        self._starts = {phase.start_step for phase in policy.phases[1:]}
+        tightened = self._tightened(self.withdrawals)
+        assert tightened is not None, "a governed run"
+        self._a.router.tighten(tightened)
+        return tightened
+
     @property
     def withdrawals(self) -> tuple[Withdrawal, ...]:
         """What is in force."""

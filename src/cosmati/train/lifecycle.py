@@ -196,6 +196,8 @@ class Lifecycle(KnownNames):
             self._open()
         if self.prepared.watch is not None and self._run is not None:
             self.prepared.watch.before_step(self._run, self.clock, self.save)
+        if self.prepared.policy_watch is not None and self._run is not None and self._continuity is not None:
+            self._plan = self.prepared.policy_watch.before_step(self._run, self.clock, self._continuity, self._plan)
 
     def halve_microbatches(self, why: str, *, state_moves: bool) -> None:
         """Cut each microbatch in two from this step on, on record, before it's taken anew.

@@ -69,6 +69,8 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
     states = None
     made: list[list[int]] = []
     with run.opening() as checkpoint:
+        if prepared.policy_watch is not None:
+            prepared.policy_watch.resume(run, continuity, checkpoint, prepared.identity.get("policy"))
         if checkpoint is not None:
             plan = continuity.resume(checkpoint, a.plan)
             restored = restore(checkpoint, a, prepared.feed)

@@ -23,14 +23,12 @@ from cosmati.errors import PlanError
 from cosmati.optim.optimizers import Optimizer, assign_parameters
 from cosmati.optim.schedules import Schedule
 from cosmati.optim.stepping import GroupedOptimizer
-from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.provenance.voucher import VouchedData
-from cosmati.records.joint_classes import is_joint, joint_name
 from cosmati.routing.deferral import DeferredOrder
-from cosmati.routing.policy import CompiledPolicy, compile_policy, partition_by
+from cosmati.routing.policy import CompiledPolicy, partition_by
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.routing.regions import Regions, partition_parameters
-from cosmati.routing.starvation import check_kinds, kind_map
+from cosmati.routing.regions import partition_parameters
+from cosmati.routing.starvation import kind_map
 from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_turns
 from cosmati.train.authority_watch import AuthorityWatch, watch_of
 from cosmati.train.buffers import BatchNormStatistics, unrouted
@@ -40,10 +38,12 @@ from cosmati.train.config import RunConfig
 from cosmati.train.couplings import find_couplings
 from cosmati.train.epochs import refuse_times
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
+from cosmati.train.given_policy import compile_given, offered
 from cosmati.train.image_sizes import ask_for_sizes
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.layout.whole import Whole
 from cosmati.train.loss_state import refuse_untrained
+from cosmati.train.policy_watch import PolicyWatch, policy_watch_of
 from cosmati.train.ranks import Ranks
 from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_packs, refuse_unsavable
 from cosmati.train.routes import Router
@@ -65,6 +65,7 @@ class Prepared:
         vouched: who vouched for the data; None where nobody was asked.
         data_text: what their digest is of, where somebody vouches for them.
         watch: asks them again as the run goes on; None where nobody is to be asked.
+        policy_watch: looks for a change of the policy; None where no ledger could say it.
     """
 
     assembly: Assembly
@@ -75,6 +76,7 @@ class Prepared:
     vouched: VouchedData | None
     data_text: str
     watch: AuthorityWatch | None
+    policy_watch: PolicyWatch | None
 
 
 def prepare(given: Ingredients) -> Prepared:
@@ -94,11 +96,10 @@ def prepare(given: Ingredients) -> Prepared:
     device = torch.device(config.device) if config.device else next(model.parameters()).device
     parent = place(model, device, given, ranks)
     regions = partition_by(given.policy, model) if given.policy else partition_parameters(model)
-    # Which classes are offered depends on the phases, these on the number of steps, this on the order's length: the
-    # policy is compiled twice, the first time only to see which classes it ever admits.
+    # Compiled twice: the order's length, and so the phases, follow from which classes the policy ever admits.
     generators = DefaultGenerators(device)
-    feed, budget = _feed(given, num_microbatches, _offered(given, regions), generators, ranks)
-    policy, class_map = _compile(given, regions, budget)
+    feed, budget = _feed(given, num_microbatches, offered(given, regions), generators, ranks)
+    policy, class_map = compile_given(given, regions, budget)
     feed, never_offered = _deferring(given, feed, policy, class_map)
     layout = Whole(model, regions, ranks, num_microbatches)
     scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks, model)
@@ -132,7 +133,9 @@ def prepare(given: Ingredients) -> Prepared:
         image_size=ask_for_sizes(feed, plan, budget),
     )
     digest, text, vouched = digests_of(given.data)
-    return Prepared(assembly, feed, digest, identity, given.policy, vouched, text, watch_of(given, assembly))
+    watch = watch_of(given, assembly)
+    policy_watch = policy_watch_of(given, assembly, class_map, watch)
+    return Prepared(assembly, feed, digest, identity, given.policy, vouched, text, watch, policy_watch)
 
 
 def _facts(
@@ -254,76 +257,6 @@ def _deferring(
     feed = feed.reordered(change)
     left = sorted(orders[0].never_offered.items())
     return feed, tuple(f"{policy.classes[class_map[own]]}, {num} microbatches" for own, num in left)
-
-
-def _taxonomy(given: Ingredients) -> Taxonomy:
-    if given.taxonomy is None:
-        msg = "A policy speaks of classes: give the taxonomy too, Trainer(..., taxonomy=software_licences())."
-        raise PlanError(msg)
-    return given.taxonomy
-
-
-def _class_map(given: Ingredients, classes: Sequence[str]) -> tuple[int, ...]:
-    names = [joint_name([name]) for name in given.data.class_names] if isinstance(given.data, Source) else classes
-    unknown = sorted(set(names) - set(classes))
-    if unknown:
-        msg = f"The data have classes that the taxonomy lacks: {', '.join(unknown)}. It has {', '.join(classes)}."
-        raise PlanError(msg)
-    return tuple(classes.index(name) for name in names)
-
-
-def _joint(given: Ingredients) -> list[str]:
-    return [name for name in given.data.class_names if is_joint(name)] if isinstance(given.data, Source) else []
-
-
-def _offered(given: Ingredients, regions: Regions) -> frozenset[int] | None:
-    """Return the source's classes that the policy admits in some phase; None means all."""
-    if given.policy is None:
-        return None
-    draft = compile_policy(
-        given.policy,
-        taxonomy=_taxonomy(given),
-        regions=regions,
-        num_steps=1 << 30,
-        resolve=_Counter(),
-        joint=_joint(given),
-    )
-    class_map = _class_map(given, draft.classes)
-    return frozenset(c for c, own in enumerate(class_map) if draft.ever_admits(own))
-
-
-class _Counter:
-    """Stands for a resolver where the steps aren't known yet: phases end one after another."""
-
-    def __init__(self) -> None:
-        self._step = 0
-
-    def __call__(self, text: str) -> int:
-        Time.parse(text)
-        self._step += 1
-        return self._step
-
-
-def _compile(given: Ingredients, regions: Regions, budget: Budget) -> tuple[CompiledPolicy | None, tuple[int, ...]]:
-    if given.policy is None:
-        return None, ()
-    if budget.num_steps is None:
-        msg = (
-            f"A policy's phases need a run whose number of steps is known; {given.config.budget!r} has "
-            "none. Give it in steps ('1000ba'), or rows with classes in a Source."
-        )
-        raise PlanError(msg)
-    policy = compile_policy(
-        given.policy,
-        taxonomy=_taxonomy(given),
-        regions=regions,
-        num_steps=budget.num_steps,
-        resolve=budget.step_of,
-        joint=_joint(given),
-    )
-    class_map = _class_map(given, policy.classes)
-    check_kinds(policy, given.data, class_map, on_starvation=given.policy.starvation)
-    return policy, class_map
 
 
 def _denied(policy: CompiledPolicy | None, class_map: Sequence[int]) -> tuple[tuple[str, str], ...]:

@@ -61,6 +61,10 @@ class Router:
         """Go by a policy that takes more away than the one before, over the same classes and regions."""
         self._policy = policy
 
+    def go_by(self, policy: CompiledPolicy, kind_of: Callable[[int], int]) -> None:
+        """Go by another policy over the same classes and regions."""
+        self._policy, self._kind_of = policy, kind_of
+
     @property
     def num_classes(self) -> int:
         """Classes of the source; 0 without a policy."""

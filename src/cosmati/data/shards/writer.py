@@ -19,9 +19,7 @@ from cosmati.data.graded import kind_of
 from cosmati.data.shards.cache import ShardCache, ShardFiles, hash_of
 from cosmati.data.shards.commitment import differences
 from cosmati.data.shards.compression import compress, extension
-from cosmati.data.shards.encodings import encoding
 from cosmati.data.shards.index import (
-    Column,
     FileInfo,
     ShardInfo,
     dump_index,
@@ -39,7 +37,7 @@ from cosmati.data.shards.manifest import (
     read_or_make_salt,
     row_leaf,
 )
-from cosmati.data.shards.mds import MdsShard, check_size_limit, encode_sample, encode_shard
+from cosmati.data.shards.mds import MdsShard, check_size_limit, columns_of, encode_sample, encode_shard
 from cosmati.data.shards.upload import Destination, Target
 from cosmati.errors import DataError
 from cosmati.storage.merkle import MerkleTree
@@ -102,11 +100,7 @@ class ShardWriter:
         append: bool = False,
     ) -> None:
         check_size_limit(size_limit)
-        self.columns = tuple(
-            Column(name, kind, encoding(kind, allow_pickle=True).size) for name, kind in columns.items()
-        )
-        if not self.columns:
-            raise DataError("A row needs a column. Give columns={'text': 'str'}, say.")
+        self.columns = columns_of(columns)
         extension(compression)
         check_class(class_path)
         self._told, self._size_limit, self._compression = facts or SourceFacts(), size_limit, compression

@@ -117,8 +117,9 @@ class LedgerObserver(Observer):
 
     def _keep_archive(self) -> None:
         """Put what bears out the provenance of data and policy beside the ledger, before an entry names it."""
-        for part in (self._facts.vouched, self._facts.withdrawn, self._facts.vouched_policy):
-            if part is not None:
+        facts = self._facts
+        for part in (facts.vouched, facts.withdrawn, facts.vouched_policy, facts.policy_changes):
+            if part is not None and part.files:
                 replace_files(self._directory / FOLDER, part.files)
         if self._facts.vouched is not None:
             keep_vouchers(self._directory.parent, self._facts.vouched)
@@ -163,6 +164,8 @@ class LedgerObserver(Observer):
             governed["signed"] = dict(facts.plan.facts.provenance)
         if facts.vouched_policy is not None:
             governed["policy_provenance"] = facts.vouched_policy.facts
+        if facts.policy_changes.told:
+            governed["policy_changes"] = list(facts.policy_changes.told)
         return governed | {
             "run_id": self._origin.removeprefix("cosmati/"),
             "seed": facts.seed,
@@ -206,6 +209,7 @@ class LedgerObserver(Observer):
     def amend(self, clock: Clock, changes: Sequence[Change], facts: RunFacts) -> None:
         """Say what is different from the step on at which the clock stands; it's on disk, and signed, on return."""
         self._facts = facts
+        self._policy = facts.policy.policy_digest if facts.policy else _NO_POLICY
         if self._is_writer:
             self._keep_archive()
             self._attempt = self._writer.next_attempt()
@@ -213,8 +217,10 @@ class LedgerObserver(Observer):
             details = self._details() | {"changes": [[c.name, _text(c.was), _text(c.now)] for c in changes]}
             in_force = self._writer.in_force
             assert in_force is not None, "there is an entry 0"
-            vouched = {} if facts.vouched is None else {"provenance": details_digest(facts.vouched.facts)}
-            commitments = tuple(sorted((dict(in_force.commitments) | vouched).items()))
+            given = {"provenance": facts.vouched, "policy_provenance": facts.vouched_policy}
+            now = {name: details_digest(one.facts) for name, one in given.items() if one is not None}
+            before = {name: one for name, one in in_force.commitments if name != "policy_provenance"}
+            commitments = tuple(sorted((before | now | {"policy": self._policy}).items()))
             self._writer.append(AmendEntry(clock.step, commitments, details_digest(details)), details)
             self._writer.checkpoint()
 
