@@ -161,7 +161,8 @@ def change(
       cosmati policy change runs/one --authority policies --policy-root ROOT
     """  # noqa: D301
     from cosmati.storage.atomic import replace_file
-    from cosmati.train.policy_watch import FILE, LOOK_EVERY
+    from cosmati.train.authority_watch import LOOK_EVERY
+    from cosmati.train.policy_watch import FILE
 
     if (file is None) == (not authority) or bool(authority) != bool(root):
         raise PolicyError("Give a policy file, or --authority with --policy-root.")
