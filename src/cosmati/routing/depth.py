@@ -29,7 +29,7 @@ _RANGE = re.compile(r"(0|[1-9][0-9]{0,8})-(0|[1-9][0-9]{0,8})?")
 
 def _spelt_out(text: object) -> object:
     """Refuse a number: pydantic would only say that it's no string."""
-    if isinstance(text, int):
+    if isinstance(text, int) and not isinstance(text, bool):
         msg = f"{text} is a number: write a range, {text}-{text}"
         raise ValueError(msg)  # noqa: TRY004  (pydantic's way)
     return text
