@@ -93,6 +93,24 @@ def test_another_grace_is_told_though_no_weight_changes() -> None:
     assert "hasn't signed that" in problem
 
 
+@pytest.mark.parametrize("name", ["bands", "measures"])
+def test_which_rows_a_word_means_is_the_authoritys_too(name: str) -> None:
+    signed = {"sources": [{"root": "ab" * 32, "target": "policy/main/1"}]}
+    kinds: dict[str, Any] = {"bands": BANDS, "measures": {"m": {"grades": ["low", "high"], "thresholds": [0.5]}}}
+    other = {
+        "bands": {**BANDS, "thresholds": [0.4]},
+        "measures": {"m": {"grades": ["low", "high"], "thresholds": [0.4]}},
+    }
+    history = PolicyHistory()
+    for step, own in ((0, kinds), (3, {**kinds, name: other[name]})):
+        policy = policy_of(RULES, **own)
+        tables = tables_of(compiled(policy), None if step else signed)
+        history.take(step, dataclasses.replace(tables, details={**tables.details, "policy_text": policy.to_mapping()}))
+    (problem,) = history.seen[-1].problems("run")
+    assert f"{name}: " in problem
+    assert "0.4" in problem
+
+
 def test_less_grace_is_the_operators() -> None:
     signed = {"sources": [{"root": "ab" * 32, "target": "policy/main/1"}]}
     history = PolicyHistory()

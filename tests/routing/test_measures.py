@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cosmati.errors import PolicyError
 from cosmati.routing.measures import Grading
 from cosmati.routing.policy import CompiledPolicy, check_rules
-from cosmati.routing.policy_analysis import diff, explain
+from cosmati.routing.policy_analysis import diff, explain, heat_map_text
 from cosmati.routing.policy_diff import PolicyDiff, other_changes
 from cosmati.routing.policy_file import load_policy
 from tests.routing.samples import CLASSES, MERGED, PARTITION, PHASES, REGIONS, TAXONOMY, compiled, policy_of, refusal
@@ -263,3 +263,13 @@ def test_a_difference_names_the_grades() -> None:
     one, other = (policy_of(rules, measures={"trust": {"grades": ["low", "high"], "thresholds": [t]}}) for t in (1, 2))
     assert other_changes(one, other)[0].startswith("measures: ")
     assert PARTITION.names == ("tail", "head")
+
+
+def test_a_class_for_which_grades_dont_matter_is_one_line() -> None:
+    less = [{"class": "f", "measure": "trust", "grade": "low", "factor": 0.5}]
+    table = compiled([{"class": "**", "weight": 1}], measures=MEASURES, attenuate=less)
+    lines = heat_map_text(table, "early").splitlines()[2:]
+    assert [line.split("  ")[0] for line in lines[:3]] == ["a/b/c", "a/b/d", "a/e"]
+    assert len(lines) == 3 + 12
+    assert lines[3].startswith("f, evidence unmeasured, trust unmeasured")
+    assert "0.5" in lines[3]

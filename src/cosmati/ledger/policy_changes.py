@@ -119,6 +119,9 @@ def _others(old: Tables, new: Tables) -> list[str]:
     was, now = (text if isinstance(text, Mapping) else {} for text in texts)
     starvation = [f"starvation: {one.get('starvation')}" for one in (was, now)]
     changed = [] if starvation[0] == starvation[1] else [" -> ".join(starvation)]
+    # Which rows are meant by a band or a grade is no weight either.
+    measured = [name for name in ("bands", "measures") if was.get(name) and now.get(name)]
+    changed += [f"{n}: {was[n]} -> {now[n]}" for n in measured if was[n] != now[n]]
     end = max((end for _, end in new.phases), default=0)
     try:
         return changed + more_grace(was.get("grace"), now.get("grace"), end)

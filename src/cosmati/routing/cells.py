@@ -103,15 +103,18 @@ class Lowering:
             self._of_class[path] = [(n, one) for n, one in enumerate(self._policy.attenuate, 1) if covers(one, path)]
         return self._of_class[path]
 
+    def covering_kind(self, path: str, kind: RowKind) -> tuple[int, ...]:
+        """Return which attenuations cover rows of a kind, in some region and phase."""
+        own = dict(kind.grades)
+        return tuple(number for number, one in self.of_class(path) if own[one.measure] in ("", *one.grade))
+
     def covering(self, path: str, kind: RowKind, phase: str, region: str) -> list[tuple[int, Attenuation]]:
         """Return the attenuations of a cell; where something wasn't measured, those of each of its grades."""
-        own = dict(kind.grades)
+        own = self.covering_kind(path, kind)
         return [
             (number, one)
             for number, one in self.of_class(path)
-            if own[one.measure] in ("", *one.grade)
-            and not {region, "*"}.isdisjoint(one.region)
-            and not {phase, "*"}.isdisjoint(one.phase)
+            if number in own and not {region, "*"}.isdisjoint(one.region) and not {phase, "*"}.isdisjoint(one.phase)
         ]
 
     def closing(self, path: str, phase: str, region: str) -> list[tuple[int, OpenBlocks]]:
@@ -162,9 +165,14 @@ class Decider:
         self.problems: list[str] = []
 
     def rows(self, path: str) -> list[PolicyRow]:
-        """Return the rows of a class, one for each kind."""
+        """Return the rows of a class, one for each kind; those that the same attenuations cover are one."""
         ruled = {band: self._ruled(path, band) for band in self._policy.band_names}
-        return [self._lowered(path, kind, ruled[kind.band]) for kind in self._policy.kinds]
+        found: dict[tuple[str, tuple[int, ...]], PolicyRow] = {}
+        places = [(kind.band, self._lowering.covering_kind(path, kind)) for kind in self._policy.kinds]
+        for place, kind in zip(places, self._policy.kinds, strict=True):
+            if place not in found:
+                found[place] = self._lowered(path, kind, ruled[kind.band])
+        return [found[place] for place in places]
 
     def _ruled(self, path: str, band: str) -> PolicyRow:
         """Return what the rules say of a class's band."""

@@ -248,14 +248,16 @@ def heat_map_text(compiled: CompiledPolicy, phase: str) -> str:
     index = names.index(phase)
     span = compiled.phases[index]
     rows = [["class", "decision", *compiled.regions]]
-    for name, weights, decisions in zip(compiled.row_names, compiled.weight, compiled.decision, strict=True):
-        rows.append(
-            [
-                ", ".join(filter(None, name)),
-                decisions[index],
-                *(f"{_shade(weight)} {weight:g}" if weight else "·" for weight in weights[index]),
-            ]
-        )
+    for class_id, path in enumerate(compiled.classes):
+        own = compiled.rows_of(class_id)
+        cells = {row: (compiled.decision[row][index], compiled.weight[row][index]) for row in own}
+        # Where rows have grades, there are many kinds: a class that they don't matter for is told in one line.
+        if compiled.kinds[0].grades and len({*cells.values()}) == 1:
+            own = own[:1]
+        for row in own:
+            decision, weights = cells[row]
+            name = path if len(own) == 1 else ", ".join(filter(None, compiled.row_names[row]))
+            rows.append([name, decision, *(f"{_shade(weight)} {weight:g}" if weight else "·" for weight in weights)])
     return f"phase {phase}, steps {span.start_step} to {span.end_step}\n{table_text(rows)}"
 
 

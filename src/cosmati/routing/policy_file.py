@@ -179,7 +179,7 @@ class PolicyFile(Strict):
             if not self.allow.amplify and (rule.weight or 0) > 1
         ]
         num_kinds = math.prod((len(one.grades) + 1 for one in self.measures.values()), start=len(self.band_names))
-        if num_kinds > MAX_KINDS:
+        if self.measures and num_kinds > MAX_KINDS:
             problems.append(
                 f"measures and bands tell {num_kinds} kinds of rows apart, and {MAX_KINDS} are the most: leave out "
                 "measures, or name fewer grades"

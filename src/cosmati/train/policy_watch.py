@@ -18,12 +18,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
-
-from pydantic import ValidationError
+from typing import Any, NamedTuple
 
 from cosmati.core.clock import Clock
 from cosmati.core.plan import Plan, Promise
+from cosmati.core.source import Source
 from cosmati.data.kept_vouchers import kept_policy
 from cosmati.errors import CheckpointError, CosmatiError, PolicyError
 from cosmati.provenance.voucher import FOLDER
@@ -43,12 +42,21 @@ from cosmati.train.observers.ledger_checks import policy_changes_in
 from cosmati.train.policy_change import change_policy, refuse_anothers
 from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.run.session import OpenRun
+from cosmati.train.signed import refuse_declared
 
 FILE = "policy-change.json"
 """In a run's folder: a `policy`, or where a signed one is (`url`, `root`, `name`, `number`)."""
 REFUSED_FILE = "policy-change-refused.json"
 _MEND = "Stop the run, and go on with RunConfig(change='policy')."
 _Found = tuple[bytes, PolicyFile | CosmatiError]
+
+
+class _Newest(NamedTuple):
+    """A change that was found: the file's content, what is told of it, and the files that bear it out."""
+
+    raw: bytes
+    change: dict[str, Any]
+    files: Mapping[str, bytes]
 
 
 class PolicyWatch:
@@ -132,16 +140,17 @@ class PolicyWatch:
         if clock.step % LOOK_EVERY or clock.step == self._heeded or self._num_made < len(self._changes):
             return plan
         self._heeded = clock.step
-        found, files = self._newest(clock.step, continuity) if self._a.ranks.rank == 0 else (None, {})
-        message = self._a.ranks.told(b"" if found is None else json.dumps(found).encode())
+        found = self._newest(clock.step, continuity) if self._a.ranks.rank == 0 else None
+        message = self._a.ranks.told(b"" if found is None else json.dumps(found.change).encode())
         if message:
             self._changes.append(json.loads(message))
             change = self._changes[-1]
             continuity.policy_changes = self._changes
             told = Change("policy.to_come", None, f"from step {change['step']} on, by {change['by']}")
+            files = {} if found is None else found.files
             run.amend(clock, [told], policy_changes=PolicyChanges(tuple(self._changes), files))
-            if self._a.ranks.rank == 0:
-                (self._folder / FILE).unlink(missing_ok=True)
+            if found is not None:  # Only now: until the entry is on disk, the file is all there is.
+                self._take_away(found.raw)
         return plan
 
     def _compiled(self, policy: PolicyFile) -> CompiledPolicy:
@@ -166,31 +175,38 @@ class PolicyWatch:
         continuity.go_by(policy, compiled, change["anchor"] and {"text": policy.to_mapping(), **change["anchor"]})
         return {"policy": compiled, "policy_text": policy.to_mapping(), "vouched_policy": vouched}
 
-    def _newest(self, step: int, continuity: Continuity) -> tuple[dict[str, Any] | None, Mapping[str, bytes]]:
-        """Return a change that was found and may be made, and the files that bear it out; one that may not is told."""
+    def _newest(self, step: int, continuity: Continuity) -> _Newest | None:
+        """Return a change that was found and may be made; one that may not is told."""
         try:
             raw, found = self._found.get_nowait()
         except Empty:
             if (self._folder / FILE).exists() and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self.look, daemon=True, name="cosmati-policy")
                 self._thread.start()
-            return None, {}
+            return None
         try:
             if isinstance(found, CosmatiError):
                 raise found
             change = self._allowed(found, step, continuity)
-        except CosmatiError as error:
-            self._refuse(raw, str(error))
-            return None, {}
+        except Exception as error:  # noqa: BLE001  (whatever is wrong with it: the other ranks wait for a word)
+            self._refuse(raw, str(error) or type(error).__name__)
+            return None
         if change is None:
-            (self._folder / FILE).unlink(missing_ok=True)
-        return change, found.vouched.files if found.vouched is not None else {}
+            self._take_away(raw)
+            return None
+        return _Newest(raw, change, found.vouched.files if found.vouched is not None else {})
 
     def _refuse(self, raw: bytes, why: str) -> None:
         told = {"why": why, "given": raw.decode("utf-8", "replace")}
         replace_file(self._folder / REFUSED_FILE, json.dumps(told, indent=2).encode())
-        (self._folder / FILE).unlink(missing_ok=True)
+        self._take_away(raw)
         warnings.warn(f"The run goes on with the policy that it has. {why}", stacklevel=2)
+
+    def _take_away(self, raw: bytes) -> None:
+        """Remove what was read, and nothing that has come in its place since."""
+        path = self._folder / FILE
+        if path.exists() and path.read_bytes() == raw:
+            path.unlink()
 
     def look(self) -> None:
         """Read what lies there now; it's heeded at the next step at which it is looked for."""
@@ -209,6 +225,7 @@ class PolicyWatch:
         now = continuity.policy_in_force
         if policy.digest == now.policy_digest:
             return None
+        refuse_declared(dataclasses.replace(self._given, policy=policy))
         refuse_anothers(policy, self._a)
         statement = policy.vouched.statement if policy.vouched is not None else {}
         named = statement.get("from_step", 0)
@@ -231,6 +248,8 @@ class PolicyWatch:
             raise PolicyError(f"The policy would act from step {begin} on, and the run ends before it.")
         if (now.regions, now.partition.parameters) != (new.regions, new.partition.parameters):
             raise PolicyError(f"The policy cuts the model into other regions than the run has. {_MEND}")
+        if not isinstance(self._data, Source):  # a loop of the user's own has no order
+            return
         first, starts = self._a.policy, [phase.start_step for phase in new.phases if phase.start_step > begin]
         assert first is not None, "a governed run"
         kinds = getattr(self._data, "kinds", [(class_id, 0) for class_id in range(len(self._class_map))])
@@ -263,7 +282,7 @@ def _read(raw: bytes) -> PolicyFile | CosmatiError:
         return signed_policy(told["url"], told["name"], root=told["root"], number=told["number"])
     except CosmatiError as error:
         return error
-    except (ValueError, TypeError, KeyError, ValidationError, OSError) as error:
+    except Exception as error:  # noqa: BLE001  (of a file, a repository, a network: the run goes on)
         return PolicyError(f"{FILE} can't be read: {error!r}. Write it with `cosmati policy change`.")
 
 
