@@ -61,6 +61,40 @@ def test_what_is_allowed_more_is_what_the_policies_say(old: PolicyFile, new: Pol
     assert {tuple(line.partition(", from")[0].split(" in ")) for line in found.loosens} == loosened
 
 
+GRADED = st.lists(
+    st.fixed_dictionaries(
+        {
+            "class": st.sampled_from(["**", "a/c"]),
+            "measure": st.just("m"),
+            "grade": st.sampled_from(["low", "high"]),
+            "factor": st.sampled_from([0.0, 0.5]),
+        }
+    ),
+    max_size=2,
+)
+
+
+@given(GRADED, GRADED, st.sampled_from([["low", "high"], ["high", "low"], ["low", "high", "more"]]), st.booleans())
+def test_grades_are_compared_by_their_names(
+    old: list[dict[str, Any]], new: list[dict[str, Any]], grades: list[str], has_bands: bool
+) -> None:
+    bands = {"bands": BANDS} if has_bands else {}
+    before = compiled(policy_of(RULES, measures={"m": {"grades": ["low", "high"]}}, attenuate=old))
+    after = compiled(policy_of(RULES, measures={"m": {"grades": grades}}, attenuate=new, **bands))
+    loosened = {
+        (one.class_path, one.band_number, dict(one.grades)["m"] or "unmeasured", one.new_region)
+        for one in diff(before, after)
+        if one.end_step > 3 and one.new_weight > one.old_weight
+    }
+    found = set()
+    for line in changed((0, before), (3, after)).loosens:
+        kind, region = line.partition(", from")[0].split(" in ")
+        name, *rest = kind.split(", ")
+        band = next((int(one.split()[1]) for one in rest if one.startswith("band ")), None)
+        found.add((name, band, next(one.split()[1] for one in rest if one.startswith("m ")), region))
+    assert found == loosened
+
+
 def test_regions_of_other_names_and_bands_are_compared_too() -> None:
     old = compiled(policy_of(RULES))
     renamed = Regions(("low", "high"), REGIONS.parameters, (("low",), ("high",)), (), ("high", "low"))

@@ -99,3 +99,19 @@ def test_a_cell_of_them_is_explained_by_the_least() -> None:
     with pytest.raises(PolicyError, match="no class 'g'"):
         explain(policy, "a/e&g", "tail", "late", taxonomy=TAXONOMY)
     assert (REGIONS, PHASES) == (("head", "tail"), ("early", "late"))
+
+
+def test_who_waits_and_who_is_rejected() -> None:
+    late = {"phase": "late", "weight": 1}
+    rules: list[dict[str, Any]] = [
+        {"class": "f", "phase": "early", "decision": "defer"},
+        {"class": "f", **late},
+        {"class": "a/e", "weight": 1},
+        {"class": "a/b/c", **late},
+    ]
+    table = compiled(rules, ["a/e&f", "a/b/c&f"])
+    assert table.decision[table.classes.index("a/e&f")] == ("defer", "admit"), "one waits, and so do both"
+    assert table.decision[table.classes.index("a/b/c&f")] == ("reject", "admit"), "one is rejected, and so are both"
+    policy = policy_of([*rules, {"class": "a/b/d", "region": "head", "weight": 0}, {"class": "a/b/d", **late}])
+    found = explain(policy, "a/b/d&f", "head", "early", taxonomy=TAXONOMY)
+    assert (found.result, "that's f's" in found.why) == ("defer", True)

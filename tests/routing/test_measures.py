@@ -273,3 +273,14 @@ def test_a_class_for_which_grades_dont_matter_is_one_line() -> None:
     assert len(lines) == 3 + 12
     assert lines[3].startswith("f, evidence unmeasured, trust unmeasured")
     assert "0.5" in lines[3]
+
+
+def test_what_would_wait_for_nothing_is_rejected() -> None:
+    rules: list[dict[str, object]] = [
+        {"class": "f", "phase": "early", "decision": "defer"},
+        {"class": "f", "phase": "late", "weight": 1},
+    ]
+    nothing = [{"class": "f", "measure": "trust", "grade": "low", "factor": 0}]
+    table = compiled(rules, measures=MEASURES, attenuate=nothing)
+    found = {g: table.decision[table.row(3, table.kind_of(0, {"trust": g}))] for g in ("low", "high")}
+    assert found == {"low": ("reject", "reject"), "high": ("defer", "admit")}

@@ -109,6 +109,15 @@ def test_plan_and_ledger_say_it(tmp_path: Path) -> None:
     assert found == {("mail", "high", 48), ("mail&news", "high", 24)}
 
 
+def test_a_statement_of_one_class_counts_rows_of_several(tmp_path: Path) -> None:
+    data = InMemory(ROWS, 32, CLASS_OF_ROW.clamp(max=1), NAMES[:2])
+    trainer(network(), data, config={"run_folder": tmp_path}).fit()
+    with pytest.raises(RefutedError, match=r"gave rows of 'mail&news' weight 0\.25 in 'high'"):
+        direct_write_exclusion(tmp_path / "ledger", "mail", "high")
+    found = {(one.class_name, one.num_rows) for one in regions_of_class(tmp_path / "ledger", "mail")}
+    assert {name for name, _ in found} == {"mail&news"}
+
+
 def test_rows_are_mixed_with_rows_of_the_same_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[Batch]()
     run = trainer(
