@@ -124,6 +124,14 @@ def test_who_resumes_goes_on_under_it(changed: Path, tmp_path: Path) -> None:
         verify(folder)
 
 
+def test_who_goes_back_to_the_step_at_which_it_was_found_heeds_the_entry(changed: Path, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        trainer(tmp_path / "run", {4: leave(AFTER), 6: lambda _run: 1 // 0}, checkpoint_every="4ba").fit()
+    trainer(tmp_path / "run", checkpoint_every="4ba").fit()
+    assert weights(tmp_path / "run") == weights(changed)
+    assert story(tmp_path / "run") == story(changed)
+
+
 def test_two_changes_one_after_the_other(tmp_path: Path) -> None:
     last = AFTER.replace('"**", weight: 0.5', '"**", weight: 0.25')
     run = trainer(tmp_path / "run", {4: leave(AFTER), 8: leave(last), 10: lambda own: own.stop()})
@@ -240,6 +248,44 @@ def test_a_policy_given_at_a_resume_takes_its_place(changed: Path, tmp_path: Pat
     trainer(tmp_path / "run", {10: lambda own: own.stop()}, text=last, change=("policy",)).fit()
     trainer(tmp_path / "run", text=last).fit()
     assert [step for step, _ in in_force(tmp_path / "run")] == [0, 5, 8]
+    verify(tmp_path / "run")
+
+
+def test_what_earlier_policies_let_a_class_teach_no_later_one_promises(tmp_path: Path) -> None:
+    during = BEFORE.replace("body, weight: 0.5", "body, weight: 0").replace(
+        "warm, region: body, weight: 0", "warm, weight: 0.1"
+    )
+    trainer(tmp_path / "run", {4: leave(during), 8: lambda own: own.stop()}).fit()
+    last = BEFORE.replace("body, weight: 0.5", "body, weight: 0")
+    run = trainer(tmp_path / "run", {10: lambda own: own.stop()}, text=last, change=("policy",))
+    run.fit()
+    because = {g.pair: g.because for g in run.plan.guarantees if g.promise is Promise.NO_DIRECT_WRITE}
+    assert because == {
+        ("cold", "body"): "an earlier policy let rows of cold teach 'body' in steps 0 to 4",
+        ("warm", "body"): "from step 5 on another policy lets rows of warm teach body",
+    }
+    checkpoint = read_checkpoint(list_checkpoints(tmp_path / "run" / "checkpoints")[0])
+    assert [(one["first"], one["end"]) for one in checkpoint.facts["past_policies"]] == [(0, 5), (5, 8), (8, 10)]
+    assert not any(g.holds for g in run.plan.guarantees if g.pair)
+
+
+def test_changes_are_known_after_two_resumes(changed: Path, tmp_path: Path) -> None:
+    trainer(tmp_path / "run", {4: leave(AFTER), 6: lambda own: own.stop()}).fit()
+    trainer(tmp_path / "run", {8: lambda own: own.stop()}).fit()
+    trainer(tmp_path / "run", {10: lambda own: own.stop()}).fit()
+    trainer(tmp_path / "run").fit()
+    assert weights(tmp_path / "run") == weights(changed)
+    assert story(tmp_path / "run") == story(changed)
+
+
+def test_a_change_after_another_policy_was_given_is_known_too(tmp_path: Path) -> None:
+    last = AFTER.replace('"**", weight: 0.5', '"**", weight: 0.25')
+    trainer(tmp_path / "run", {3: lambda own: own.stop()}).fit()
+    given = {"text": AFTER, "change": ("policy",)}
+    trainer(tmp_path / "run", {4: leave(last), 8: lambda own: own.stop()}, **given).fit()
+    trainer(tmp_path / "run", {10: lambda own: own.stop()}, text=AFTER).fit()
+    trainer(tmp_path / "run", text=AFTER).fit()
+    assert [step for step, _ in in_force(tmp_path / "run")] == [0, 3, 5]
     verify(tmp_path / "run")
 
 

@@ -102,19 +102,19 @@ class PolicyWatch:
         logged = policy_changes_in(self._folder) if self._a.ranks.rank == 0 else []
         logged = json.loads(self._a.ranks.told(json.dumps(logged).encode()))
         coming = [one for one in logged if one["step"] > at]
+        made = [one for one in facts.get("policy_changes", ()) if one["step"] <= at]
         if checkpoint is not None and facts["identity"].get("policy") != policy:
+            made = []  # Another policy is given: `change_policy` holds it against the one in force.
             if coming:
                 msg = (
                     f"The ledger says that another policy acts from step {coming[0]['step']} on, and the run is at "
                     f"step {at}. Go on with the policy that it was begun with, and change it once that step is taken."
                 )
                 raise CheckpointError(msg)
-            return
-        made = [one for one in facts.get("policy_changes", ()) if one["step"] <= at]
         self._changes, self._num_made = [*made, *coming], len(made)
         if made:
             run.restate(**self._go_by(made[-1], continuity))
-        continuity.policy_changes = self._changes
+        continuity.policy_changes = self._changes  # the list itself, which grows
         run.restate(policy_changes=PolicyChanges(tuple(self._changes)))
 
     def before_step(self, run: OpenRun, clock: Clock, continuity: Continuity, plan: Plan) -> Plan:
@@ -145,7 +145,6 @@ class PolicyWatch:
         if message:
             self._changes.append(json.loads(message))
             change = self._changes[-1]
-            continuity.policy_changes = self._changes
             told = Change("policy.to_come", None, f"from step {change['step']} on, by {change['by']}")
             files = {} if found is None else found.files
             run.amend(clock, [told], policy_changes=PolicyChanges(tuple(self._changes), files))
