@@ -75,8 +75,8 @@ def leave(what: PolicyFile | str | Mapping[str, Any]) -> Event:
         told = what if isinstance(what, Mapping) else {"policy": _policy(what).to_mapping()}
         assert run.assembly.config.run_folder is not None
         (run.assembly.config.run_folder / FILE).write_text(json.dumps(told))
-        assert run.prepared.policy_watch is not None
-        run.prepared.policy_watch.look()
+        assert run.policy_watch is not None
+        run.policy_watch.look()
 
     return act
 

@@ -446,8 +446,8 @@ def test_what_was_taken_back_stays_so_under_another_policy(world: World, tmp_pat
 
     def left(_world: World) -> None:
         (tmp_path / "run" / FILE).write_text(json.dumps(less))
-        assert trainer.prepared.policy_watch is not None
-        trainer.prepared.policy_watch.look()
+        assert trainer.policy_watch is not None
+        trainer.policy_watch.look()
 
     for steps in ((5, 10), (10, 5)):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)

@@ -212,8 +212,8 @@ def test_what_comes_in_the_place_of_a_file_that_was_read_isnt_lost(tmp_path: Pat
         (tmp_path / "run" / FILE).write_text(json.dumps({"policy": load_policy(POLICY + last).to_mapping()}))
 
     def read(run: Trainer) -> None:
-        assert run.prepared.policy_watch is not None
-        run.prepared.policy_watch.look()
+        assert run.policy_watch is not None
+        run.policy_watch.look()
 
     trainer(tmp_path / "run", {4: twice, 8: read}).fit()
     assert [step for step, _ in in_force(tmp_path / "run")] == [0, 5, 9]
@@ -221,10 +221,10 @@ def test_what_comes_in_the_place_of_a_file_that_was_read_isnt_lost(tmp_path: Pat
 
 def test_a_run_that_takes_only_what_is_signed_takes_no_other(tmp_path: Path) -> None:
     run = trainer(tmp_path / "run", {4: leave(AFTER)}, budget="6ba")
-    assert run.prepared.policy_watch is not None
-    given = run.prepared.policy_watch._given
+    assert run.policy_watch is not None
+    given = run.policy_watch._given
     config = dataclasses.replace(given.config, require_signed=True)
-    run.prepared.policy_watch._given = dataclasses.replace(given, config=config)
+    run.policy_watch._given = dataclasses.replace(given, config=config)
     with pytest.warns(UserWarning, match="require_signed=True, and"):
         run.fit()
 
@@ -308,7 +308,7 @@ def test_a_thread_reads_what_the_command_leaves(tmp_path: Path) -> None:
         code, said = ask(tmp_path / "run", tmp_path / "after.yaml")
         assert (code, "every 4 steps" in said) == (0, True), said
         assert "waits to be taken up" in ask(tmp_path / "run", tmp_path / "after.yaml")[1]
-        watch = run.prepared.policy_watch
+        watch = run.policy_watch
         assert watch is not None
         for _ in range(2 * LOOK_EVERY + 2):  # it's noticed, read, put on record, and acts
             run._get_ready()

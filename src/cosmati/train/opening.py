@@ -19,6 +19,7 @@ from cosmati.train.cutting import Cuts
 from cosmati.train.facts import facts_of
 from cosmati.train.observers.ledger_checks import withdrawn_in
 from cosmati.train.observers.observer import Observer, restore_states
+from cosmati.train.policy_watch import PolicyWatch
 from cosmati.train.prepare import Prepared
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
 from cosmati.train.run.session import OpenRun
@@ -47,7 +48,9 @@ class Opened(NamedTuple):
     cuts: Cuts
 
 
-def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, clock: Clock) -> Opened:
+def open_run(
+    prepared: Prepared, observers: Sequence[Observer], plan: Plan, clock: Clock, policy_watch: PolicyWatch | None
+) -> Opened:
     """Lock the run folder, if there is one, and go on from its last checkpoint, if there is one.
 
     Args:
@@ -55,6 +58,7 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
         observers: the user's.
         plan: where no checkpoint says otherwise.
         clock: likewise.
+        policy_watch: looks for a change of the policy; None where no ledger could say it.
 
     Raises:
         RunError: another process has the folder, or it can't be written.
@@ -69,8 +73,8 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
     states = None
     made: list[list[int]] = []
     with run.opening() as checkpoint:
-        if prepared.policy_watch is not None:
-            prepared.policy_watch.resume(run, continuity, checkpoint, prepared.identity.get("policy"))
+        if policy_watch is not None:
+            policy_watch.resume(run, continuity, checkpoint, prepared.identity.get("policy"))
         if checkpoint is not None:
             plan = continuity.resume(checkpoint, a.plan)
             restored = restore(checkpoint, a, prepared.feed)

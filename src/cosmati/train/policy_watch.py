@@ -40,6 +40,7 @@ from cosmati.train.identity import Change
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.observers.ledger_checks import policy_changes_in
 from cosmati.train.policy_change import change_policy, refuse_anothers
+from cosmati.train.prepare import Prepared
 from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.run.session import OpenRun
 from cosmati.train.signed import refuse_declared
@@ -264,12 +265,12 @@ class PolicyWatch:
                     raise PolicyError(msg)
 
 
-def policy_watch_of(
-    given: Ingredients, assembly: Assembly, class_map: Sequence[int], vouchers: AuthorityWatch | None
-) -> PolicyWatch | None:
+def policy_watch_of(prepared: Prepared) -> PolicyWatch | None:
     """Return what looks for a change of a run's policy; None where it has none, or no ledger could say it."""
-    has_ledger = assembly.plan.facts.has_ledger
-    return PolicyWatch(given, assembly, class_map, vouchers) if assembly.policy is not None and has_ledger else None
+    a, p = prepared.assembly, prepared
+    if a.policy is None or not a.plan.facts.has_ledger:
+        return None
+    return PolicyWatch(p.given, a, p.class_map, p.watch)
 
 
 def _read(raw: bytes) -> PolicyFile | CosmatiError:

@@ -43,7 +43,6 @@ from cosmati.train.image_sizes import ask_for_sizes
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.layout.whole import Whole
 from cosmati.train.loss_state import refuse_untrained
-from cosmati.train.policy_watch import PolicyWatch, policy_watch_of
 from cosmati.train.ranks import Ranks
 from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_packs, refuse_unsavable
 from cosmati.train.routes import Router
@@ -65,7 +64,8 @@ class Prepared:
         vouched: who vouched for the data; None where nobody was asked.
         data_text: what their digest is of, where somebody vouches for them.
         watch: asks them again as the run goes on; None where nobody is to be asked.
-        policy_watch: looks for a change of the policy; None where no ledger could say it.
+        given: what it was made of.
+        class_map: policy's class of each of the source's classes.
     """
 
     assembly: Assembly
@@ -76,7 +76,8 @@ class Prepared:
     vouched: VouchedData | None
     data_text: str
     watch: AuthorityWatch | None
-    policy_watch: PolicyWatch | None
+    given: Ingredients
+    class_map: Sequence[int]
 
 
 def prepare(given: Ingredients) -> Prepared:
@@ -134,8 +135,7 @@ def prepare(given: Ingredients) -> Prepared:
     )
     digest, text, vouched = digests_of(given.data)
     watch = watch_of(given, assembly)
-    policy_watch = policy_watch_of(given, assembly, class_map, watch)
-    return Prepared(assembly, feed, digest, identity, given.policy, vouched, text, watch, policy_watch)
+    return Prepared(assembly, feed, digest, identity, given.policy, vouched, text, watch, given, class_map)
 
 
 def _facts(
