@@ -10,7 +10,7 @@ from cosmati import Classification, InMemory, RunConfig, Taxonomy, Trainer, load
 from cosmati.core.plan import Promise
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import SGD
-from cosmati.routing.policy import compile_policy
+from cosmati.routing.policy import compile_policy, partition_by
 from cosmati.routing.regions import Regions, partition_parameters
 
 PAGE = (Path(__file__).parents[2] / "docs" / "governance.md").read_text()
@@ -80,3 +80,34 @@ def test_what_the_page_isolates_is_promised() -> None:
     exec(compile(python[1], "governance.md", "exec"), scope)
     assert scope["logits"].shape == (2, 3)
     assert [type(layer).__name__ for layer in scope["model"]] == ["Linear", "ReLU", "Linear"]
+
+
+def test_the_grades_of_the_page_do_what_it_says() -> None:
+    block = next(one for one in PAGE.split("```yaml\n")[1:] if one.startswith("measures:")).split("```")[0]
+    front = "version: 1\ntaxonomy: t\nregions: {head: {tag: head}, rest: {params: '*', exclude: ['head.*']}}\n"
+    policy = load_policy(f"{front}rules: [{{class: '**', weight: 1}}]\n{block}")
+    assert policy.measures["trust"].grade_of(0.3) == "middle"
+    names = Taxonomy("t", "1", (("medical/notes", ""), ("news", "")))
+    regions = Regions(("head", "rest"), (("h",), ("r",)), (("head",), ("rest",)), (), ("head", "rest"))
+    table = compile_policy(policy, taxonomy=names, regions=regions, num_steps=10)
+
+    def weights(class_id: int, **grades: str) -> tuple[float, ...]:
+        return table.route(class_id, 0, table.kind_of(0, grades))
+
+    assert weights(0, evidence="trial", trust="high") == (1.0, 1.0)
+    assert weights(0, evidence="cohort", trust="high") == (0.25, 0.25)
+    assert weights(0, evidence="trial", trust="low") == (0.0, 1.0)
+    assert weights(0) == (0.0, 0.25)
+    assert weights(1, evidence="cohort", trust="high") == (1.0, 1.0)
+
+
+def test_the_schedule_of_the_page_opens_what_it_says() -> None:
+    block = next(one for one in PAGE.split("```yaml\n")[1:] if one.startswith("depth:")).split("```")[0]
+    phases = "phases: [{name: start, until: 2ba}, {name: middle, until: 4ba}, {name: main}]\n"
+    policy = load_policy(f"version: 1\ntaxonomy: t\n{phases}rules: [{{class: '**', weight: 1}}]\n{block}")
+    names = Taxonomy("t", "1", (("customer/mail", ""), ("news", "")))
+    regions = partition_by(policy, GPT(GPTConfig(sequence_length=8, width=16, num_blocks=10, num_heads=2)))
+    assert regions.names == ("rest", "blocks.0-3", "blocks.4-7", "blocks.8-")
+    table = compile_policy(policy, taxonomy=names, regions=regions, num_steps=6)
+    assert [table.route(1, step) for step in (0, 2, 4)] == [(1, 0, 0, 1), (1, 0, 1, 1), (1, 1, 1, 1)]
+    assert {table.route(0, step) for step in range(6)} == {(1, 0, 0, 1)}

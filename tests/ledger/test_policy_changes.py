@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cosmati.ledger.policy_changes import PolicyHistory, PolicyInForce
 from cosmati.ledger.tables import Tables
+from cosmati.records.grace import REASONS, more_grace
 from cosmati.records.ledger import NO_DETAILS, RunEntry
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_analysis import diff
@@ -37,6 +38,7 @@ def tables_of(policy: CompiledPolicy, facts: object = None) -> Tables:
         policy=tuple(tuple(zip(*row, strict=True)) for row in zip(policy.weight, policy.decision, strict=True)),
         changes=(),
         bands=policy.bands,
+        kinds=tuple((policy.band_names.index(kind.band), dict(kind.grades)) for kind in policy.kinds if kind.grades),
     )
 
 
@@ -57,6 +59,40 @@ def test_what_is_allowed_more_is_what_the_policies_say(old: PolicyFile, new: Pol
     }
     found = changed((0, before), (step, after))
     assert {tuple(line.partition(", from")[0].split(" in ")) for line in found.loosens} == loosened
+
+
+GRADED = st.lists(
+    st.fixed_dictionaries(
+        {
+            "class": st.sampled_from(["**", "a/c"]),
+            "measure": st.just("m"),
+            "grade": st.sampled_from(["low", "high"]),
+            "factor": st.sampled_from([0.0, 0.5]),
+        }
+    ),
+    max_size=2,
+)
+
+
+@given(GRADED, GRADED, st.sampled_from([["low", "high"], ["high", "low"], ["low", "high", "more"]]), st.booleans())
+def test_grades_are_compared_by_their_names(
+    old: list[dict[str, Any]], new: list[dict[str, Any]], grades: list[str], has_bands: bool
+) -> None:
+    bands = {"bands": BANDS} if has_bands else {}
+    before = compiled(policy_of(RULES, measures={"m": {"grades": ["low", "high"]}}, attenuate=old))
+    after = compiled(policy_of(RULES, measures={"m": {"grades": grades}}, attenuate=new, **bands))
+    loosened = {
+        (one.class_path, one.band_number, dict(one.grades)["m"] or "unmeasured", one.new_region)
+        for one in diff(before, after)
+        if one.end_step > 3 and one.new_weight > one.old_weight
+    }
+    found = set()
+    for line in changed((0, before), (3, after)).loosens:
+        kind, region = line.partition(", from")[0].split(" in ")
+        name, *rest = kind.split(", ")
+        band = next((int(one.split()[1]) for one in rest if one.startswith("band ")), None)
+        found.add((name, band, next(one.split()[1] for one in rest if one.startswith("m ")), region))
+    assert found == loosened
 
 
 def test_regions_of_other_names_and_bands_are_compared_too() -> None:
@@ -87,8 +123,59 @@ def test_another_grace_is_told_though_no_weight_changes() -> None:
         tables = tables_of(compiled(policy), None if step else signed)
         history.take(step, dataclasses.replace(tables, details={**tables.details, "policy_text": policy.to_mapping()}))
     (problem,) = history.seen[-1].problems("run")
-    assert "grace: None -> {'expiry': 'stop', 'revocation': 'reject'" in problem
+    assert "grace for revocation: stop -> reject" in problem
     assert "hasn't signed that" in problem
+
+
+@pytest.mark.parametrize("name", ["bands", "measures"])
+def test_which_rows_a_word_means_is_the_authoritys_too(name: str) -> None:
+    signed = {"sources": [{"root": "ab" * 32, "target": "policy/main/1"}]}
+    kinds: dict[str, Any] = {"bands": BANDS, "measures": {"m": {"grades": ["low", "high"], "thresholds": [0.5]}}}
+    other = {
+        "bands": {**BANDS, "thresholds": [0.4]},
+        "measures": {"m": {"grades": ["low", "high"], "thresholds": [0.4]}},
+    }
+    history = PolicyHistory()
+    for step, own in ((0, kinds), (3, {**kinds, name: other[name]})):
+        policy = policy_of(RULES, **own)
+        tables = tables_of(compiled(policy), None if step else signed)
+        history.take(step, dataclasses.replace(tables, details={**tables.details, "policy_text": policy.to_mapping()}))
+    (problem,) = history.seen[-1].problems("run")
+    assert f"{name}: " in problem
+    assert "0.4" in problem
+
+
+def test_less_grace_is_the_operators() -> None:
+    signed = {"sources": [{"root": "ab" * 32, "target": "policy/main/1"}]}
+    history = PolicyHistory()
+    for step, own in ((0, {"grace": {"expiry": {"finish": "4ba"}, "licence": "reject"}}), (3, {})):
+        policy = policy_of(RULES, **own)
+        tables = tables_of(compiled(policy), None if step else signed)
+        history.take(step, dataclasses.replace(tables, details={**tables.details, "policy_text": policy.to_mapping()}))
+    assert len(history.seen) == 2
+    assert history.seen[-1].problems("run") == []
+
+
+SPANS = st.one_of(
+    st.sampled_from(["stop", "reject"]),
+    st.fixed_dictionaries({"finish": st.sampled_from(["0ba", "1ba", "7ba", "0.5dur", "0.75dur", "1dur", "0dur"])}),
+)
+ANSWERS = st.fixed_dictionaries({}, optional={"expiry": SPANS, "revocation": SPANS, "licence": SPANS})
+
+
+def learns(answer: object) -> tuple[int, int]:
+    """Return of a run of 10 steps that loses one of two classes: steps with that class, and with any."""
+    steps = {"0ba": 0, "1ba": 1, "7ba": 7, "0.5dur": 5, "0.75dur": 7, "1dur": 10, "0dur": 0}
+    if isinstance(answer, dict):
+        return steps[answer["finish"]], 0
+    return 0, 10 * (answer == "reject")
+
+
+@given(st.none() | ANSWERS, st.none() | ANSWERS)
+def test_more_grace_is_more_steps(was: dict[str, object] | None, now: dict[str, object] | None) -> None:
+    told = {line.split()[2].rstrip(":") for line in more_grace(was, now, 10)}
+    pairs = {name: [learns((one or {}).get(name, "stop")) for one in (was, now)] for name in REASONS}
+    assert told == {name for name, (before, after) in pairs.items() if after > before}
 
 
 @pytest.mark.parametrize("facts", [5, {}, {"sources": []}, {"sources": [{"root": 1, "target": "x"}]}])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from cosmati.cli.main import app
 from cosmati.errors import PolicyError
 from cosmati.routing.policy import resolve_time
 from cosmati.routing.policy_file import load_policy
@@ -88,3 +92,17 @@ def test_what_is_signed_covers_the_grace() -> None:
     }
     assert len(digests | {plain.digest}) == 5
     assert policy_of(rules, grace={}).digest == policy_of(rules, grace={"expiry": "stop"}).digest
+
+
+def test_what_a_run_does_is_shown(tmp_path: Path) -> None:
+    plain = "version: 1\ntaxonomy: software-licences\nrules: [{class: '**', weight: 1}]\n"
+    for text, told in (
+        (plain, "expiry: stop; revocation: stop; licence: stop"),
+        (
+            f"{plain}grace: {{expiry: {{finish: 0.1dur}}, licence: reject}}\n",
+            "expiry: finish 0.1dur; revocation: stop; licence: reject",
+        ),
+    ):
+        (tmp_path / "policy.yaml").write_text(text)
+        result = CliRunner().invoke(app, ["policy", "show", str(tmp_path / "policy.yaml")])
+        assert result.output.endswith(f"Where nobody vouches for a class any more: {told}\n")

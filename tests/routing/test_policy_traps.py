@@ -77,6 +77,54 @@ def test_slips_in_a_file_are_told_with_their_line(text: str, why: str) -> None:
     assert "line " in str(caught.value)
 
 
+MEASURED = "rules: [{class: no, weight: 1}]\nmeasures: {m: {grades: [no, yes]}}\n"
+DEEP = "rules: [{class: no, weight: 1}]\nphases: [{name: a, until: 2ba}, {name: b}]\n"
+BLOCKS = "depth: {container: blocks, ranges: [0-0, 1-], open: [%s]}\n"
+
+
+def test_words_that_yaml_turns_into_booleans_are_grades_and_numbers_are_none() -> None:
+    table = compiled(MEASURED + "attenuate: [{class: no, measure: m, grade: no, factor: 0.5}]")
+    assert [table.route(0, 0, kind) for kind in range(3)] == [(0.5,), (0.5,), (1.0,)]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (MEASURED + "attenuate: [{class: no, measure: m, grade: no, factor: 0.5, factor: 1}]", "line 5: key 'factor'"),
+        (MEASURED.replace("}}", "}, m: {grades: [a]}}"), "line 4: key 'm' is given twice"),
+        (MEASURED + "attenuate: &a [{class: no, measure: m, grade: no, factor: 0.5}]", "line 5: anchors and aliases"),
+        (
+            MEASURED + "attenuate: [{class: no, measure: m, grade: false, factor: 0.5}]",
+            "line 5, attenuate.1.grade: give",
+        ),
+        (MEASURED + "attenuate: [{class: no, measure: m, grade: 1, factor: 0.5}]", "quote what reads as a number"),
+        (MEASURED + "attenuate: [{class: no, measure: m, grade: no, factor: '0.5'}]", "line 5, attenuate.1.factor"),
+        (MEASURED + "attenuate: [{class: no, measure: m, grade: no, factor: 1e-1}]\nfloor: []", "did you mean floors"),
+        (MEASURED.replace("[no, yes]", "[no, false]"), "line 4, measures.m.grades.2"),
+        (MEASURED.replace("[no, yes]", "[1, 2]"), "line 4, measures.m.grades.1"),
+        (MEASURED.replace("[no, yes]", "[no, y\u0435s]"), "line 4, measures.m.grades.2"),
+        (MEASURED.replace("{m:", "{\u043c:"), "line 4, measures"),
+        (MEASURED + "attenuate: [{class: n\u043e, measure: m, grade: no, factor: 1}]", "CYRILLIC SMALL LETTER O"),
+        (MEASURED + "attenuate: [{class: no, measure: m, grade: n\u043e, factor: 1}]", "CYRILLIC SMALL LETTER O"),
+        (MEASURED + "attenuate: {class: no, measure: m, grade: no, factor: 1}", "line 5, attenuate"),
+        ("rules: [{class: no&yes, weight: 1}]", "line 3): no class 'no&yes'"),
+        (
+            DEEP + BLOCKS % "{phase: a, blocks: 1-}, {phase: a, phase: b, blocks: 1-}",
+            "line 5: key 'phase' is given twice",
+        ),
+        (DEEP + BLOCKS % "{phase: a, blocks: 1}", "quote what reads as a number"),
+        (DEEP + BLOCKS.replace("0-0", "0\u20110") % "{phase: a, blocks: 1-}", "is no range of blocks"),
+        (DEEP + BLOCKS % "{phase: a, blocks: 1-, weight: 1}", "there's no such field"),
+        (DEEP + BLOCKS.replace("0-0, 1-", "true, 1-") % "{phase: a, blocks: 1-}", "line 5, depth.ranges.1"),
+    ],
+)
+def test_slips_in_the_newer_words_are_told_with_their_line(text: str, why: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        compiled(text)
+    assert why in str(caught.value)
+    assert "line " in str(caught.value)
+
+
 def test_lines_and_comments_make_no_other_policy() -> None:
     one = load_policy(f"{HEAD}rules: [{{class: no, weight: 1}}]")
     other = load_policy(f"# A comment.\n\n{HEAD}rules:\n- class: no\n  weight: 1.0")

@@ -14,17 +14,20 @@ from typer.testing import CliRunner
 
 pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
 
+from cosmati import load_policy
 from cosmati.cli.main import app
 from cosmati.core.state import parameter_root
 from cosmati.data.signing import sign_sources
 from cosmati.errors import LedgerError, ProvenanceError
 from cosmati.explorer.report import render_report
 from cosmati.explorer.run_view import read_run
+from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.verify import verify_ledger
 from cosmati.provenance.authority.audit import audit_withdrawn
 from cosmati.provenance.authority.errors import NoLongerVouchedError
 from cosmati.provenance.authority.trusted import Authority
 from cosmati.train import authority_watch
+from cosmati.train.policy_watch import FILE
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from tests.provenance.authority.people import NEWS, PII, People
 from tests.train.vouched_world import (
@@ -433,3 +436,33 @@ def test_what_was_not_withdrawn_is_told(world: World, tmp_path: Path) -> None:
     assert refuted(target=f"firm/{NEWS}/ada/1", reason="revocation")
     earlier = {**facts, "seen": "2020-01-01T00:00:00+00:00"}
     assert any(is_refuted for _, is_refuted in audit_withdrawn(archive, earlier, manifests))
+
+
+def test_what_was_taken_back_stays_so_under_another_policy(world: World, tmp_path: Path) -> None:
+    """A policy that is left for the run, and what is withdrawn from it, before and after."""
+    less = {
+        "policy": load_policy(f"{POLICY}grace: {{revocation: reject}}".replace("weight: 1", "weight: 0.5")).to_mapping()
+    }
+
+    def left(_world: World) -> None:
+        (tmp_path / "run" / FILE).write_text(json.dumps(less))
+        assert trainer.policy_watch is not None
+        trainer.policy_watch.look()
+
+    for steps in ((5, 10), (10, 5)):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        own = World.found_in(Path(shutil.copytree(world.people.root, tmp_path / f"world{steps[0]}")))
+        events: Events = dict(zip(steps, (left, revoke(PII)), strict=True))
+        trainer = own.trainer(tmp_path / "run", events, grace="{revocation: reject}")
+        trainer.fit()
+        (taken,) = in_force(tmp_path / "run")
+        assert (taken[0], taken[2]) == (PII, "reject")
+        assert not any(rows_by_step(tmp_path / "run", PII)[taken[3] :])
+        assert any(rows_by_step(tmp_path / "run", PII)[: taken[3]])
+        said = verify(tmp_path / "run")
+        assert "policy.changed_by" in said
+        assert len({one.digest for one in verify_ledger(tmp_path / "run" / "ledger").policies}) == 2
+        weights_ = {
+            w for tables in VerifiedLedger(tmp_path / "run" / "ledger").tables[-1:] for r in tables.routes for w in r
+        }
+        assert weights_ == {0.0, 0.5}

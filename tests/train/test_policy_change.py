@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
 
-from cosmati import PolicyFile, load_policy
+from cosmati import PolicyFile, Trainer, load_policy
 from cosmati.cli.main import app
 from cosmati.errors import CheckpointError
 from cosmati.ledger.policy_changes import PolicyInForce
@@ -20,6 +20,7 @@ from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import verify_ledger
 from cosmati.provenance.authority.policies import sign_policy
 from tests.provenance.authority.test_policies import PolicyPeople
+from tests.train.policy_world import Event, Happening, leave
 from tests.train.test_signed_policy import text, trainer, verify
 
 STEP = 3
@@ -95,6 +96,18 @@ def test_the_operator_alone_loosens_nothing(people: PolicyPeople) -> None:
 def test_what_the_run_does_where_data_lack_stays_as_it_was_signed(people: PolicyPeople) -> None:
     with pytest.raises(CheckpointError, match=r"starvation: the usual -> stop\. Only that authority may"):
         resume(people, load_policy(text(0.25) + "starvation: stop\n"))
+
+
+def test_the_operator_may_give_less_grace_and_the_authority_alone_more(tmp_path: Path) -> None:
+    people = PolicyPeople(tmp_path).begin()
+    people.let_sign("ada")
+    people.sign_text(text(0.5) + "grace: {expiry: {finish: 4ba}, licence: reject}\n", "ada")
+    stop(people.root / "run", people.open())
+    for more in ("{expiry: {finish: 0.9dur}, licence: reject}", "{expiry: stop, revocation: reject}"):
+        with pytest.raises(CheckpointError, match=r"grace for .*Only that authority may"):
+            resume(people, load_policy(text(0.5) + f"grace: {more}\n"))
+    said = resume(people, load_policy(text(0.5) + "grace: {expiry: {finish: 0.5dur}}\n"))
+    assert "policy.changed_by: the operator, who only tightens" in said
 
 
 def test_no_policy_is_more_than_any(people: PolicyPeople) -> None:
@@ -264,3 +277,96 @@ def test_the_command_signs_a_change(people: PolicyPeople) -> None:
     assert vouched is not None
     assert vouched.statement == statement(people)
     resume(people, people.open())
+
+
+def going(people: PolicyPeople, what: Event) -> Trainer:
+    """Go on with the run under what was signed, with another policy left in its folder after step 4."""
+    signed = people.open(number=1)
+    seen = Happening({4: what})
+    seen.trainer = trainer(people.root / "run", signed, observers=seen, budget="12ba", change=("budget",))
+    return seen.trainer
+
+
+def begun(people: PolicyPeople) -> dict[float, int]:
+    """Return the first step of each policy in the ledger, by its weight; whoever resumes opens it anew."""
+    names = {load_policy(text(weight)).digest: weight for weight in (0.25, 0.5, 0.6, 1.0)}
+    found = verify_ledger(people.root / "run" / "ledger").policies
+    return {names[one.digest]: one.step for one in reversed(found)}
+
+
+def told(people: PolicyPeople) -> Mapping[str, object]:
+    return {"url": str(people.folder), "root": people.pin, "name": "main", "number": None}
+
+
+def test_the_authority_loosens_a_run_that_isnt_stopped(people: PolicyPeople) -> None:
+    change(people, 1.0, from_step=7)
+    run = going(people, leave(told(people)))
+    run.fit()
+    code, said = verify(people.root / "run")
+    assert code == 0, said
+    assert f"from step 4 on, policy.to_come: from step 7 on, by the authority {people.pin[:12]}, policy/main/2" in said
+    assert "policy    from step 7 on, policy/main/2, signed by" in said
+    assert begun(people) == {0.5: 0, 1.0: 7}
+    again = trainer(people.root / "run", people.open(number=1), budget="14ba", change=("budget",))
+    again.fit()
+    policy = again.assembly.router._policy
+    assert policy is not None
+    assert policy.policy_digest == load_policy(text(1.0)).digest, "who resumes with the first one goes on under it"
+    code, said = verify(people.root / "run")
+    assert code == 0, said
+
+
+def test_the_operator_tightens_a_run_that_isnt_stopped_and_loosens_nothing(people: PolicyPeople) -> None:
+    going(people, leave(load_policy(text(0.25)))).fit()
+    code, said = verify(people.root / "run")
+    assert code == 0, said
+    assert "by the operator, who only tightens" in said
+    assert "declared: nobody has signed it" in said
+    assert (people.root / "run" / "run.json").exists()
+
+
+@pytest.mark.parametrize("weight", [0.6, 1.0])
+def test_what_the_operator_would_loosen_is_left_aside(people: PolicyPeople, weight: float) -> None:
+    with pytest.warns(UserWarning, match=r"goes on with the policy that it has\. .*Only that authority may"):
+        going(people, leave(load_policy(text(weight)))).fit()
+    assert begun(people) == {0.5: 0}
+
+
+def test_a_signed_one_that_isnt_for_this_run_is_left_aside(people: PolicyPeople) -> None:
+    change(people, 1.0, previous="0" * 64)
+    with pytest.warns(UserWarning, match="signed for the previous 0000"):
+        going(people, leave(told(people))).fit()
+    wrong = {**told(people), "root": "0" * 64}
+    with pytest.warns(UserWarning, match="another authority's"):
+        going_again(people, leave(wrong))
+
+
+def going_again(people: PolicyPeople, what: Event) -> None:
+    seen = Happening({13: what})
+    seen.trainer = trainer(
+        people.root / "run", people.open(number=1), observers=seen, budget="20ba", change=("budget",)
+    )
+    seen.trainer.fit()
+
+
+def test_archives_that_bear_a_change_out_are_kept_with_its_entry(people: PolicyPeople) -> None:
+    """Before it acts: a crash in between leaves all that's needed to go on."""
+    change(people, 1.0, from_step=7)
+    seen = Happening({4: leave(told(people)), 6: lambda _run: 1 // 0})
+    seen.trainer = trainer(
+        people.root / "run", people.open(number=1), observers=seen, budget="12ba", change=("budget",)
+    )
+    with pytest.raises(ZeroDivisionError):
+        seen.trainer.fit()
+    people.folder.rename(people.root / "gone")
+    again = trainer(people.root / "run", signed_once(people), budget="12ba", change=("budget",))
+    again.fit()
+    assert begun(people) == {0.5: 0, 1.0: 7}
+    assert verify(people.root / "run")[0] == 0
+
+
+def signed_once(people: PolicyPeople) -> PolicyFile:
+    (people.root / "gone").rename(people.folder)
+    policy = people.open(number=1)
+    people.folder.rename(people.root / "gone")
+    return policy

@@ -21,8 +21,9 @@ from cosmati.optim import SGD, AdamW, Cosine, Muon
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import load_policy
 from cosmati.train.assembly import SubStep
+from cosmati.train.compiled_blocks import compile_blocks
 from cosmati.train.config import RunConfig
-from cosmati.train.prepare import Ingredients, Prepared, compile_blocks, prepare
+from cosmati.train.prepare import Ingredients, Prepared, prepare
 from cosmati.train.signed import wants_ledger
 from cosmati.train.trainer import Trainer
 from tests.train.hand_made import SecondOfTwo

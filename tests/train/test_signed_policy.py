@@ -52,6 +52,7 @@ def people(tmp_path: Path) -> PolicyPeople:
 
 def trainer(folder: Path, policy: PolicyFile, **config: Any) -> Trainer:
     torch.manual_seed(1)
+    observers = config.pop("observers", ())
     return Trainer(
         nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),
         Classification(3),
@@ -59,6 +60,7 @@ def trainer(folder: Path, policy: PolicyFile, **config: Any) -> Trainer:
         optimizers=SGD(lr=0.01),
         policy=policy,
         taxonomy=TAXONOMY,
+        observers=observers,
         config=RunConfig(
             **{"budget": "6ba", "num_threads": 1, "num_microbatches": 2, "run_folder": folder, "ledger": True} | config
         ),

@@ -21,7 +21,7 @@ from cosmati.ledger.query import (
     regions_of_class,
 )
 from cosmati.ledger.reader import read_verifier_key
-from cosmati.ledger.verify import LedgerReport, verify_ledger
+from cosmati.ledger.verify import LEVEL_0, LedgerReport, verify_ledger
 from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.provenance.voucher import FOLDER
 from cosmati.records.artifacts import words_of
@@ -192,6 +192,31 @@ def _audited(directory: Path, policy: PolicyInForce) -> tuple[str, list[str]]:
     (source,) = policy.facts["sources"]
     keys = ", ".join(keyid[:12] for keyid in source["keyids"])
     return f"{source['target']}, signed by {keys} of {source['root'][:12]}, {policy.facts['opened']}", []
+
+
+@app.command()
+def decisions(
+    folder: Folder,
+    class_name: Annotated[str, typer.Option("--class", help="Of one class; of all if left out.")] = "",
+    vkey: Key = None,
+) -> None:
+    """Say what became of each class's rows, and why: admitted, gated, deferred or rejected, from which step to which.
+
+    \b
+    Examples:
+      cosmati ledger decisions cosmati-quickstart/governed-run
+      cosmati ledger decisions RUN --class customer/tickets
+    """  # noqa: D301
+    from cosmati.routing.proposals import proposals  # needs PyTorch, as `check-weights` does
+
+    ledger, unsigned = _opened(folder, vkey)
+    for one in proposals(ledger, class_name):
+        rows = f"{one.num_rows} rows in {one.num_microbatches} microbatches"
+        name = ", ".join(filter(None, (one.class_name, one.kind)))
+        typer.echo(f"{one.decision:<6} {name}, steps {one.start_step} to {one.end_step}: {rows}")
+        for line in one.because:
+            typer.echo(f"       {line}")
+    typer.echo(unsigned or LEVEL_0)
 
 
 @app.command()

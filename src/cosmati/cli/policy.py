@@ -16,6 +16,7 @@ from cosmati.errors import PolicyError
 from cosmati.provenance.taxonomy import software_licences
 from cosmati.recipes.language import LanguageTask, python_gpt_composed
 from cosmati.recipes.quickstart import quickstart_policy_text
+from cosmati.routing.grace import Finish
 from cosmati.routing.policy import CompiledPolicy, check_rules, compile_policy, partition_by
 from cosmati.routing.policy_analysis import explain as explain_cell
 from cosmati.routing.policy_analysis import heat_map_text
@@ -52,7 +53,7 @@ def check(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps =
     """  # noqa: D301
     compiled = _compile(_load(file), recipe, steps)
     cells = len(compiled.weight) * len(compiled.regions) * len(compiled.phases)
-    bands = "" if compiled.bands == ("",) else f"{len(compiled.bands)} bands, "
+    bands = f"{len(compiled.kinds)} kinds of rows in each, " if len(compiled.kinds) > 1 else ""
     typer.echo(
         f"Sound: {cells} cells are decided ({len(compiled.classes)} classes, {bands}{len(compiled.regions)} regions, "
         f"{len(compiled.phases)} phases)."
@@ -68,8 +69,11 @@ def show(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps = 
     Example:
       cosmati policy show policy.yaml --steps 5000
     """  # noqa: D301
-    compiled = _compile(_load(file), recipe, steps)
+    policy = _load(file)
+    compiled = _compile(policy, recipe, steps)
     typer.echo("\n\n".join(heat_map_text(compiled, phase.name) for phase in compiled.phases))
+    answers = {reason: f"finish {one.finish}" if isinstance(one, Finish) else one for reason, one in policy.graces}
+    typer.echo("\nWhere nobody vouches for a class any more: " + "; ".join(f"{r}: {a}" for r, a in answers.items()))
 
 
 @app.command(cls=Question)
@@ -138,6 +142,47 @@ def sign(
     typer.echo(f"{signed.target}  {policy.digest.hex()}: {state}")
 
 
+@app.command()
+def change(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that is going on.")],
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="A policy file; none with --authority.")] = None,
+    authority: Annotated[str, typer.Option(help="Where a signed one is: a folder, or a URL.")] = "",
+    root: Annotated[str, typer.Option("--policy-root", help="SHA-256 of the authority's first root.")] = "",
+    name: Annotated[str, typer.Option(help="Of the signed policy.")] = "main",
+    number: Annotated[int | None, typer.Option(help="Of its version; the newest if left out.")] = None,
+) -> None:
+    """Leave another policy for a run that is going on: it takes it up without a stop, from a step on that it says.
+
+    The run asks what a resume asks: whoever runs it may tighten, and what loosens was signed for it. What may not be
+    made is left in RUN/policy-change-refused.json with the reason, and the run goes on as it was.
+
+    \b
+    Examples:
+      cosmati policy change runs/one stricter.yaml
+      cosmati policy change runs/one --authority policies --policy-root ROOT
+    """  # noqa: D301
+    from cosmati.storage.atomic import replace_file
+    from cosmati.train.authority_watch import LOOK_EVERY
+    from cosmati.train.policy_watch import FILE
+
+    if (file is None) == (not authority) or bool(authority) != bool(root):
+        raise PolicyError("Give a policy file, or --authority with --policy-root.")
+    if not (run / "ledger").is_dir():
+        raise PolicyError(
+            f"{run} has no ledger, and a policy changes on record alone. Give the folder of a governed run."
+        )
+    if (run / FILE).exists():
+        raise PolicyError(f"{run / FILE} waits to be taken up. Wait until the run has done so, or delete it.")
+    signed = {"url": _anchored(authority), "root": root, "name": name, "number": number}
+    told = signed if file is None else {"policy": load_policy(file).to_mapping()}
+    replace_file(run / FILE, json.dumps(told).encode())
+    typer.echo(f"{run / FILE}: the run looks every {LOOK_EVERY} steps, and its ledger says from which step on it acts.")
+
+
+def _anchored(url: str) -> str:
+    return url if "://" in url else str(Path(url).absolute())
+
+
 def _statement(run: str, from_step: int | None, previous: str) -> dict[str, str | int] | None:
     """Return what is said of a change in mid-run, None where it's none."""
     if not run and from_step is None and not previous:
@@ -168,6 +213,10 @@ def explain(
     region: Annotated[str, typer.Argument(help="Such as embedding.")],
     phase: Annotated[str, typer.Option(help="Phase of the run; the last one if left out.")] = "",
     band: Annotated[str, typer.Option(help="Band of the class, where the policy has bands.")] = "",
+    grade: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MEASURE=GRADE", help="Of the rows; again for more. Not measured if left out."),
+    ] = None,
     file: Annotated[Path | None, typer.Option(help="A policy file; the quickstart's if left out.")] = None,
     recipe: Annotated[
         str | None,
@@ -191,11 +240,23 @@ def explain(
             f"The policy's classes are those of the taxonomy {policy.taxonomy!r}, and these are {taxonomy.name!r}. "
             "Give the recipe that has it: --recipe FILE[:FUNCTION]."
         )
-    found = explain_cell(policy, class_name, region, phase or policy.phase_names[-1], band, taxonomy=taxonomy)
+    grades = dict(_measured(word) for word in grade or ())
+    where = (class_name, region, phase or policy.phase_names[-1], band)
+    found = explain_cell(policy, *where, taxonomy=taxonomy, grades=grades)
     check_rules(policy, taxonomy=taxonomy)
     result = f"weight {found.weight:g}" if found.result == "weight" else found.result
-    typer.echo(f"{', '.join(filter(None, (found.class_path, band)))} in {found.region}, phase {found.phase}: {result}")
+    rows = ", ".join(filter(None, (found.class_path, band, *(grade or ()))))
+    typer.echo(f"{rows} in {found.region}, phase {found.phase}: {result}")
     typer.echo(f"  because {found.why}")
     typer.echo(f"  decided by: {found.winner or 'the default'}")
     for rule in found.considered:
         typer.echo(f"  considered: {rule}")
+    for one in found.lowered:
+        typer.echo(f"  lowered by: {one}")
+
+
+def _measured(word: str) -> tuple[str, str]:
+    measure, is_there, grade = word.partition("=")
+    if not is_there:
+        raise PolicyError(f"--grade {word}: say of what, such as --grade evidence=trial.")
+    return measure, grade

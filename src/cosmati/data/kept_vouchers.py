@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cosmati.errors import ProvenanceError
-from cosmati.provenance.voucher import FOLDER, KEPT_FILE, VouchedData, Voucher
+from cosmati.provenance.voucher import FOLDER, KEPT_FILE, VouchedData, VouchedPolicy, Voucher
 from cosmati.storage.atomic import replace_file
 
 
@@ -19,6 +21,26 @@ def keep_vouchers(run: Path, vouched: VouchedData) -> None:
         told = []
     if vouched.facts not in told:
         replace_file(path, json.dumps([*told, vouched.facts]).encode())
+
+
+def kept_policy(archive: Path, facts: Mapping[str, Any]) -> VouchedPolicy:
+    """Return who vouched for a policy, as a run's ledger says it, borne out by its archive.
+
+    Args:
+        archive: of the ledger.
+        facts: as the ledger has them.
+
+    Raises:
+        ProvenanceError: the archive doesn't bear it out.
+    """
+    try:
+        (source,) = facts["sources"]
+        voucher = Voucher(**source | {name: tuple(source[name]) for name in ("keyids", "others")})
+        files = {name: (archive / digest).read_bytes() for name, digest in facts["archive"].items()}
+        return VouchedPolicy(facts["opened"], (voucher,), files, dict(facts["statement"]))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        msg = f"What {archive} has kept of who signed the policy doesn't hold: {error}. Restore the run's folder."
+        raise ProvenanceError(msg) from error
 
 
 def kept_vouchers(run: Path) -> tuple[VouchedData, ...]:

@@ -20,6 +20,7 @@ from cosmati.ledger.note import TreeHead
 from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_key
 from cosmati.ledger.tables import Tables, broken, in_force, is_number
 from cosmati.ledger.verify import LEVEL_0
+from cosmati.records.joint_classes import members_of
 from cosmati.records.ledger import AmendEntry, RunEntry, StepEntry
 
 
@@ -265,10 +266,11 @@ def _contribution(class_name: str, region: str, found: _Sum, total: float) -> Co
 def regions_of_class(
     directory: Path | VerifiedLedger, class_name: str, *, vkey: str | None = None
 ) -> tuple[Contribution, ...]:
-    """Return the regions that rows of a class reached; see `contributions`."""
+    """Return the regions that rows of a class reached, those of several classes among them; see `contributions`."""
     table = contributions(directory, vkey=vkey)
     _index(table.classes, class_name, "class")
-    return tuple(c for c in table.cells if c.class_name == class_name and c.num_microbatches)
+    own = {class_name, *(name for name in table.classes if class_name in members_of(name))}
+    return tuple(c for c in table.cells if c.class_name in own and c.num_microbatches)
 
 
 def classes_of_region(
@@ -353,8 +355,8 @@ def direct_write_exclusions(
         weights = learnt_weights(item, entry, len(tables.regions))
         for number, cell in enumerate(entry.microbatches):
             name, route = tables.class_of(cell, item), tables.route(cell, item)
-            num_cells[name] += 1
-            for region in asked.get(name, ()):
+            num_cells.update({name, *members_of(name)})
+            for region in dict.fromkeys(r for own in {name, *members_of(name)} for r in asked.get(own, ())):
                 if region not in tables.regions:
                     continue
                 column = tables.regions.index(region)

@@ -5,10 +5,13 @@ A step's cells hold indices. They mean nothing without their tables, and an amen
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
+
+import rfc8785
 
 from cosmati.errors import TamperError
 from cosmati.ledger.details import decode_details, details_digest
@@ -37,7 +40,10 @@ class Tables:
         policy: By row and phase, the weights and the decision; empty without a policy. A class has a row for each band.
         changes: What an amendment changed: name, was, now.
         withdrawn: What nobody vouches for any more, and what is done about it.
-        bands: Names of a policy's bands; one without a name where it has none.
+        bands: Names of the kinds of rows that a policy tells apart in each class, bands for one; one without a name
+            where it tells none apart.
+        kinds: What rows of each kind are: the number of their band, and their grade by measure, empty where it wasn't
+            measured. Empty itself where they have no grades: then a kind is a band.
     """
 
     index: int
@@ -51,6 +57,7 @@ class Tables:
     changes: tuple[tuple[str, str, str], ...]
     withdrawn: tuple[Taken, ...] = ()
     bands: tuple[str, ...] = ("",)
+    kinds: tuple[tuple[int, Mapping[str, str]], ...] = ()
 
     @property
     def artifacts(self) -> Mapping[str, Mapping[str, Any]]:
@@ -179,8 +186,14 @@ def _read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry) -> Tables:
     changes = details.get("changes") if isinstance(entry, AmendEntry) else []
     if not isinstance(changes, list) or not all(_is_change(change) for change in changes):
         raise broken(item, "its details don't say what was changed: name, was, now")
+    text: Any = details.get("policy_text")
+    if text is not None and hashlib.sha256(rfc8785.dumps(text)).digest() != dict(entry.commitments).get("policy"):
+        raise broken(item, "the text of its policy isn't that of the digest that it commits to")
     bands = _names(item, details["bands"]) if details.get("bands") else ("",)
     phases, policy = _read_policy(item, details, len(classes) * len(bands), regions)
+    kinds = details.get("kinds", [])
+    if not isinstance(kinds, list) or (kinds and len(kinds) != len(bands)) or not all(map(_is_kind, kinds)):
+        raise broken(item, "its details don't say of each kind of rows which band and grades it has")
     try:
         withdrawn = read_withdrawals(details)
     except ValueError as error:
@@ -197,6 +210,7 @@ def _read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry) -> Tables:
         changes=tuple((name, was, now) for name, was, now in changes),
         withdrawn=withdrawn,
         bands=bands,
+        kinds=tuple((band, grades) for band, grades in kinds),
     )
 
 
@@ -239,6 +253,16 @@ def _names(item: ScannedEntry, value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(n, str) for n in value) or len(set(value)) < len(value):
         raise broken(item, "its details have no list of distinct class and region names")
     return tuple(value)
+
+
+def _is_kind(kind: object) -> bool:
+    return (
+        isinstance(kind, list)
+        and len(kind) == 2
+        and type(kind[0]) is int
+        and isinstance(kind[1], dict)
+        and all(isinstance(grade, str) for grade in kind[1].values())
+    )
 
 
 def _is_route(row: object, regions: tuple[str, ...]) -> bool:

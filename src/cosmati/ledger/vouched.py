@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from cosmati.records.joint_classes import ids_with, members_of
+
 
 class Taken(NamedTuple):
     """One withdrawal: the source's target, its class, what is done, and from which step on."""
@@ -66,7 +68,7 @@ def problem_with_data(details: Mapping[str, Any], committed: bytes | None) -> st
     if hashlib.sha256(digest.encode()).digest() != committed:
         return "it commits to other data than it names"
     for index, name in vouched.items():
-        if data.get(index) != name:
+        if name not in members_of(str(data.get(index))):
             return f"the source of {name} with the index {index[:16]} was vouched for, and isn't among the data"
     if "withdrawn" not in details and (others := sorted({*data} - {*vouched})):
         return f"nobody has vouched for the data with the index {others[0][:16]}"
@@ -96,8 +98,8 @@ def problem_with(
     for one in rejected:
         if not phases or one.class_name not in classes:
             return f"{one.class_name} is rejected, and there's no policy that says so"
-        own = decisions[classes.index(one.class_name)]
-        for (start, end), decision in zip(phases, own, strict=True):
+        own = [decisions[index] for index in ids_with(classes, one.class_name)]
+        for (start, end), decision in (pair for kinds in own for pair in zip(phases, kinds, strict=True)):
             if end > one.step and (start < one.step or decision != "reject"):
                 return f"{one.class_name} is rejected from step {one.step} on, and its policy says {decision} there"
     return ""

@@ -21,7 +21,9 @@ Details of entry 0::
      "routes": [[weight per region], ...],                 indexed by MicrobatchCell.route_id
      "phases": [[name, start_step, end_step], ...],
      "policy": [[[[weight per region] per phase], [decision per phase]], ...],   by class; [] without a policy
-     "bands": [name, ...],      of a policy with bands: each class then has an entry in "policy" for each of them
+     "bands": [name, ...],      of a policy that tells kinds of a class's rows apart, by band and by grades: each class
+                                then has an entry in "policy" for each of them
+     "kinds": [[band, {measure: grade}], ...],  where they have grades: what each of them is
      "seed": int, ...}                                     any other JSON besides
 
 Where something was prepared before the run (a tokenizer, base weights), they have, and commit to as `artifacts`::

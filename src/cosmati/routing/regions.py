@@ -7,7 +7,7 @@ several names (tied weights) may belong to one region only; with `allow_tied` it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -76,7 +76,11 @@ class Regions:
 
 
 def partition_parameters(
-    model: nn.Module, selectors: Mapping[str, RegionSelector] | None = None, *, allow_tied: bool = False
+    model: nn.Module,
+    selectors: Mapping[str, RegionSelector] | None = None,
+    *,
+    allow_tied: bool = False,
+    may_be_empty: Collection[str] = (),
 ) -> Regions:
     """Divide the trainable parameters of a model among regions.
 
@@ -84,6 +88,7 @@ def partition_parameters(
         model: the model before it's wrapped, sharded or compiled, so that names are the user's.
         selectors: what each region takes; without any, everything is one region `all`.
         allow_tied: whether a parameter tied across regions merges them, or is refused.
+        may_be_empty: regions of which nothing need be there.
 
     Raises:
         PolicyError: a parameter in two regions or in none, a region without trainable parameters, a tie
@@ -106,7 +111,8 @@ def partition_parameters(
     owners = {
         name: tuple(sorted({region for alias in ties.get(name, (name,)) for region in claims[alias]})) for name in names
     }
-    problems += _overlaps(claims) + _orphans([name for name in names if not owners[name]]) + _empty(chosen, owners)
+    problems += _overlaps(claims) + _orphans([name for name in names if not owners[name]])
+    problems += _empty({name: own for name, own in chosen.items() if name not in may_be_empty}, owners)
     if not allow_tied:
         problems += _spread_ties([ties[name] for name in names if name in ties and owners[name]], claims)
     if problems:

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cosmati.provenance.taxonomy import Taxonomy, closest
+from cosmati.records.joint_classes import members_of
+from cosmati.routing.bands import Floor
+from cosmati.routing.depth import OpenBlocks
+from cosmati.routing.measures import Attenuation
 from cosmati.routing.policy_file import PolicyFile, Rule
 from cosmati.routing.regions import Regions
 from cosmati.routing.selectors import odd_letters
@@ -91,14 +95,20 @@ def disagreement(ahead: Sequence[Match]) -> tuple[Match, Match] | None:
     return next(((ahead[0], other) for other in ahead if other.outcome != ahead[0].outcome), None)
 
 
-def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> list[str]:
-    """Return what a policy names and isn't there, and regions that were cut for another policy."""
-    problems = []
+def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions, joint: Iterable[str] = ()) -> list[str]:
+    """Return what a policy, or a joint class, names and isn't there, and regions that were cut for another policy."""
+    problems = [
+        f"rows are of class {name!r}, and there's no class {member!r} in taxonomy {taxonomy.name}"
+        f"{closest(member, taxonomy.classes)}"
+        for name in joint
+        for member in members_of(name)
+        if not taxonomy.contains(member)
+    ]
     if policy.taxonomy != taxonomy.name:
         name = f"{policy.taxonomy!r}{odd_letters(policy.taxonomy)}"
         problems.append(f"the policy is for taxonomy {name}, and this is {taxonomy.name!r}{policy.at('taxonomy')}")
-    if regions.declared != (tuple(sorted(policy.regions)) or ("all",)):
-        declared = ", ".join(sorted(policy.regions)) or "all"
+    if regions.declared != (tuple(sorted(policy.selectors)) or ("all",)):
+        declared = ", ".join(sorted(policy.selectors)) or "all"
         problems.append(
             f"the parameters were divided into {', '.join(regions.declared)}, "
             f"but the policy declares {declared}: divide them by its selectors"
@@ -116,24 +126,54 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
             ("phase", rule.phase, policy.phase_names),
             ("band", rule.band, policy.bands.names if policy.bands else ()),
         ):
-            found += [
-                f"no {axis} {name!r}{odd_letters(name)}{closest(name, known)}"
-                for name in names
-                if name not in {*known, "*"}
-            ]
+            found += [_unknown(axis, name, known) for name in names if name not in {*known, "*"}]
         problems += [f"rule {number}{policy.at(f'rules.{number}')}: {problem}" for problem in found if problem]
+    problems += _lowering_problems(policy, taxonomy, regions)
     for number, floor in enumerate(policy.floors, 1):
         found = [_class_problem(pattern, taxonomy) for pattern in floor.classes]
         if floor.band not in policy.band_names:
-            found.append(f"no band {floor.band!r}{closest(floor.band, policy.bands.names if policy.bands else ())}")
+            found.append(_unknown("band", floor.band, policy.bands.names if policy.bands else ()))
         problems += [f"floor {number}{policy.at(f'floors.{number}')}: {problem}" for problem in found if problem]
     return problems
 
 
+def _lowering_problems(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> list[str]:
+    """Return what attenuations and openings of depth name and isn't there."""
+    problems = []
+    for number, one in enumerate(policy.attenuate, 1):
+        found = [_class_problem(pattern, taxonomy) for pattern in one.classes]
+        measure = policy.measures.get(one.measure)
+        if measure is None:
+            found.append(_unknown("measure", one.measure, tuple(sorted(policy.measures))))
+        for axis, names, known in (
+            ("grade", one.grade, measure.grades if measure else one.grade),
+            ("region", one.region, (*regions.declared, "*")),
+            ("phase", one.phase, (*policy.phase_names, "*")),
+        ):
+            found += [_unknown(axis, name, known) for name in names if name not in known]
+        problems += [f"attenuation {number}{policy.at(f'attenuate.{number}')}: {what}" for what in found if what]
+    for number, opening in enumerate(policy.depth.open if policy.depth else (), 1):
+        found = [_class_problem(pattern, taxonomy) for pattern in opening.classes]
+        found += [
+            _unknown("phase", n, policy.phase_names) for n in opening.phase if n not in {*policy.phase_names, "*"}
+        ]
+        problems += [f"opening {number}{policy.at(f'depth.open.{number}')}: {what}" for what in found if what]
+    return problems
+
+
+def covers(one: Floor | Attenuation | OpenBlocks, class_path: str) -> bool:
+    """Return whether a floor, an attenuation or an opening of depth is for a class."""
+    return any(_class_specificity(pattern, class_path) >= 0 for pattern in one.classes)
+
+
 def lowest_band(policy: PolicyFile, class_path: str) -> int:
     """Return the lowest band, by its number, of which a class is admitted at all: the highest of its floors."""
-    floors = [one.band for one in policy.floors if any(_class_specificity(p, class_path) >= 0 for p in one.classes)]
+    floors = [one.band for one in policy.floors if covers(one, class_path)]
     return max((policy.band_names.index(name) for name in floors), default=0)
+
+
+def _unknown(axis: str, name: str, known: tuple[str, ...]) -> str:
+    return f"no {axis} {name!r}{odd_letters(name)}{closest(name, tuple(one for one in known if one != '*'))}"
 
 
 def _class_problem(pattern: str, taxonomy: Taxonomy) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from cosmati.routing.policy import CompiledPolicy, Decision, Phase
+from cosmati.records.joint_classes import ids_with
+from cosmati.routing.cells import Decision
+from cosmati.routing.policy import CompiledPolicy, Phase
 
 
 def without_class(policy: CompiledPolicy, class_id: int, step: int) -> CompiledPolicy:
-    """Return a policy that rejects a class from a step on, and says of all before and else what it did.
+    """Return a policy that rejects a class, and rows that belong to others too, from a step on, and nothing else.
 
     Args:
         policy: compiled; the phase that the step is in is cut in two.
@@ -19,7 +21,7 @@ def without_class(policy: CompiledPolicy, class_id: int, step: int) -> CompiledP
     late = [phase.start_step >= step for phase in policy.phases]
     nothing = (0.0,) * len(policy.regions)
     weights, decisions = list(policy.weight), list(policy.decision)
-    for row in policy.rows_of(class_id):
+    for row in (row for own in ids_with(policy.classes, policy.classes[class_id]) for row in policy.rows_of(own)):
         weights[row] = tuple(nothing if is_late else w for is_late, w in zip(late, weights[row], strict=True))
         decisions[row] = tuple[Decision, ...](
             "reject" if is_late else decision for is_late, decision in zip(late, decisions[row], strict=True)

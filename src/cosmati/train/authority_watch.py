@@ -106,6 +106,15 @@ class AuthorityWatch:
             )
             raise NoLongerVouchedError(msg)
 
+    def rebase(self, policy: CompiledPolicy, grace: Grace | None) -> CompiledPolicy:
+        """Go by another policy and grace; return it without what was withdrawn. All ranks do."""
+        self._base, self._grace = policy, grace or Grace()
+        self._starts = {phase.start_step for phase in policy.phases[1:]}
+        tightened = self._tightened(self.withdrawals)
+        assert tightened is not None, "a governed run"
+        self._a.router.tighten(tightened)
+        return tightened
+
     @property
     def withdrawals(self) -> tuple[Withdrawal, ...]:
         """What is in force."""
@@ -209,7 +218,7 @@ class AuthorityWatch:
         policy = self._tightened(withdrawals)
         assert policy is not None, "asked under a policy"
         late = [number for number, phase in enumerate(policy.phases) if phase.end_step > step]
-        own = {policy.classes.index(one.manifest.class_path) for one in self._sources}
+        own = {policy.classes.index(one.manifest.class_name) for one in self._sources}
         return any(policy.decision[row][p] != "reject" for c in own for row in policy.rows_of(c) for p in late)
 
     def _tightened(self, withdrawals: Sequence[Withdrawal]) -> CompiledPolicy | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from cosmati.core.batch import Data
 from cosmati.core.plan import Plan, Promise
 from cosmati.core.state import model_tensors
 from cosmati.errors import CheckpointError
+from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import Assembly
 from cosmati.train.budget_change import check_past
@@ -18,7 +20,7 @@ from cosmati.train.finite import not_finite
 from cosmati.train.identity import SURROUNDINGS, Change, changes, check_resume
 from cosmati.train.loss_state import loss_buffers, loss_module
 from cosmati.train.past_policies import Broken, Past, with_broken, with_span, without_broken, without_taught
-from cosmati.train.policy_change import anchor_of, change_policy, refuse_anothers
+from cosmati.train.policy_change import Anchor, anchor_of, change_policy, refuse_anothers
 from cosmati.train.probe import Probe
 from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.script_names import note_files
@@ -44,6 +46,7 @@ class Continuity:
         budget_use_is_told: whether each that has says what it took (`Method.taken_from`), so that it can be compared.
         never_finite: names, as checkpoints have them, of what began with infinities (masks, say).
         has_seen: whether `see` was called.
+        policy_changes: that were made without a stop, or are to come, as the ledger says them.
     """
 
     def __init__(
@@ -55,7 +58,8 @@ class Continuity:
         policy: PolicyFile | None = None,
     ) -> None:
         self._a = assembly
-        self._policy, self._anchor = policy, anchor_of(policy)
+        self._policy, self.anchor = policy, anchor_of(policy)
+        self.policy_changes: list[dict[str, Any]] = []
         refuse_anothers(policy, assembly)
         self._identity = identity
         self._environment = {name: environment.get(name, "") for name in SURROUNDINGS}
@@ -92,22 +96,51 @@ class Continuity:
         """
         modes = {name: module.training for name, module in self._modules()}
         changed = {name: mode for name, mode in modes.items() if mode != self._modes.get(name, True)}
-        policy, signed = self._a.policy, {"signed_policy": self._anchor} if self._anchor else {}
-        return signed | {
-            "version": CHECKPOINT_VERSION,
-            "identity": dict(self._identity),
-            "files": note_files(self._identity),
-            "environment": dict(self._environment),
-            "initial_root": self.initial_root.hex(),
-            "phases": [[p.name, p.start_step, p.end_step] for p in policy.phases] if policy else [],
-            "past_policies": with_span(self._past, policy, self._since, step),
-            "broken_pairs": with_broken(self._broken, plan, policy, self._since, step),
-            "budget_was_read": self.budget_was_read,
-            "budget_use_is_told": self.budget_use_is_told,
-            # From the recipe's own. None: nobody knows.
-            "modes": changed if keep_modes else None,
-            "probe": {"specs": self._probe.specs, "losses": self._losses() if compare_code else None},
-        }
+        policy, signed = self._a.policy, {"signed_policy": self.anchor} if self.anchor else {}
+        changes = {"policy_changes": list(self.policy_changes)} if self.policy_changes else {}
+        return (
+            signed
+            | changes
+            | {
+                "version": CHECKPOINT_VERSION,
+                "identity": dict(self._identity),
+                "files": note_files(self._identity),
+                "environment": dict(self._environment),
+                "initial_root": self.initial_root.hex(),
+                "phases": [[p.name, p.start_step, p.end_step] for p in policy.phases] if policy else [],
+                "past_policies": with_span(self._past, policy, self._since, step),
+                "broken_pairs": with_broken(self._broken, plan, policy, self._since, step),
+                "budget_was_read": self.budget_was_read,
+                "budget_use_is_told": self.budget_use_is_told,
+                # From the recipe's own. None: nobody knows.
+                "modes": changed if keep_modes else None,
+                "probe": {"specs": self._probe.specs, "losses": self._losses() if compare_code else None},
+            }
+        )
+
+    @property
+    def policy_in_force(self) -> CompiledPolicy:
+        """The policy, compiled; the run has one."""
+        assert self._a.policy is not None, "a governed run"
+        return self._a.policy
+
+    def close_span(self, step: int, plan: Plan) -> bytes:
+        """Write down what the policy in force has allowed so far, since another one takes its place; return its digest.
+
+        Args:
+            step: from which on that one acts.
+            plan: without the promises that are broken by then.
+        """
+        policy = self.policy_in_force
+        self._past = with_span(self._past, policy, self._since, step)
+        self._broken = with_broken(self._broken, plan, policy, self._since, step)
+        self._since = step
+        return policy.policy_digest
+
+    def go_by(self, policy: PolicyFile, compiled: CompiledPolicy, anchor: Anchor | None) -> None:
+        """Take another policy for the one in force, and what later changes are held against."""
+        self._policy, self.anchor = policy, anchor
+        self._a = dataclasses.replace(self._a, policy=compiled)
 
     def resume(self, checkpoint: Checkpoint, plan: Plan) -> Plan:
         """Compare with a checkpoint that is about to be restored.
@@ -133,7 +166,7 @@ class Continuity:
         self.changed = check_resume(was, now, asked=config.change, where=self._where, is_elsewhere=bool(around))
         parent = {name: value for name, value in facts["identity"].items() if name.startswith("parent")}
         self._identity = {n: v for n, v in self._identity.items() if not n.startswith("parent")} | parent
-        self._anchor, by = change_policy(facts.get("signed_policy"), self._policy, self._a, checkpoint.step)
+        self.anchor, by = change_policy(facts.get("signed_policy"), self._policy, self._a, checkpoint.step)
         self.changed += by
         if any(change.name.startswith("budget.") for change in self.changed):
             check_past(self._a, checkpoint, schedule_is_new="schedule" in config.change)

@@ -180,7 +180,7 @@ class ExportingTrainer(Lifecycle):
             record = dataclasses.replace(record, guarantees=promises, num_steps=self.clock.step)
         else:
             facts = facts_of(
-                a, self.prepared.data_digest, self.prepared.identity, self.prepared.policy, self.prepared.vouched
+                a, self.prepared.data_digest, self.prepared.identity, self.prepared.given.policy, self.prepared.vouched
             )
             record = describe_run(facts, self.plan, self.clock, run_id="", model_digest="")
         name = f"step-{self.clock.step:08d}"

@@ -19,6 +19,20 @@ from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import Assembly
 
 
+@dataclass(frozen=True)
+class PolicyChanges:
+    """The changes of a policy without a stop, as the ledger says them, and files that bear out who signed them.
+
+    Attributes:
+        told: the oldest first; each has the `step` from which on it acts, the policy's `text`, `by` whom, how it was
+            `signed`, and the `anchor` of what may follow it.
+        files: by their SHA-256 in hex; those that may not be kept yet.
+    """
+
+    told: tuple[Mapping[str, Any], ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
     """What a run is before its first step.
@@ -44,6 +58,7 @@ class RunFacts:
         data_text: what the data's digest is of, where somebody vouches for them.
         vouched_policy: who vouched for the policy; None where it's declared.
         artifacts: what was prepared before the run: by whom, and whether anybody vouches for it.
+        policy_changes: that were made without a stop, or are to come.
     """
 
     recipe: str
@@ -66,6 +81,7 @@ class RunFacts:
     data_text: str = ""
     vouched_policy: VouchedPolicy | None = None
     artifacts: tuple[Artifact, ...] = ()
+    policy_changes: PolicyChanges = PolicyChanges()
 
 
 def facts_of(

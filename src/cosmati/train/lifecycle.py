@@ -33,6 +33,7 @@ from cosmati.train.named_evaluations import Evaluations, checked, evaluate_all, 
 from cosmati.train.observers.observer import Observer, checked_observers, states_of
 from cosmati.train.opening import open_run, read_back, without_ends, without_schedulers
 from cosmati.train.optimizer_watch import OptimizerWatch
+from cosmati.train.policy_watch import policy_watch_of
 from cosmati.train.prepare import Prepared
 from cosmati.train.refusals import explain
 from cosmati.train.run.checkpoints import Checkpoint
@@ -63,12 +64,11 @@ class Lifecycle(KnownNames):
     ) -> None:
         self.prepared = prepared
         a = self.assembly = prepared.assembly
-        self.feed = prepared.feed
+        self.feed, self.policy_watch = prepared.feed, policy_watch_of(prepared)
         self.evaluation = checked(evaluation)
         self.observers = checked_observers(observers)
         self.trace: Trace | None = None
-        self.clock = Clock()
-        self.stopwatch = Stopwatch()
+        self.clock, self.stopwatch = Clock(), Stopwatch()
         self.finite = FiniteCheck(a.config, a.device)
         self.methods = AppliedMethods(a.plan, a.layout.weights(), a.generators, self.tell, policy=a.policy)
         self._plan = without_ends(a.plan, self.observers)
@@ -76,12 +76,11 @@ class Lifecycle(KnownNames):
         self._evaluated_at: Clock | None = None
         self._run: OpenRun | None = None
         self._opened: ExitStack | None = None
-        self._is_bare = False
+        self._is_bare = self._is_stopped = False
         self._rows: StepRows | None = None
         self._written = WrittenHere()
         self._continuity: Continuity | None = None
         self._ended: str | None = None
-        self._is_stopped = False
         self.cuts = Cuts()
         self._optimizer_watch = OptimizerWatch(a.optimizers)
         self._needs_outcome = False
@@ -198,6 +197,8 @@ class Lifecycle(KnownNames):
             self._open()
         if self.prepared.watch is not None and self._run is not None:
             self.prepared.watch.before_step(self._run, self.clock, self.save)
+        if self.policy_watch is not None and self._run is not None and self._continuity is not None:
+            self._plan = self.policy_watch.before_step(self._run, self.clock, self._continuity, self._plan)
 
     def halve_microbatches(self, why: str, *, state_moves: bool) -> None:
         """Cut each microbatch in two from this step on, on record, before it's taken anew.
@@ -311,9 +312,8 @@ class Lifecycle(KnownNames):
             stack.enter_context(freed_memory_kept())
             if not self._is_bare:
                 stack.enter_context(numerics(a))
-            opened = open_run(self.prepared, self.observers, self._plan, self.clock)
-            self._run, self._continuity, self._plan, self.clock = opened[:4]
-            self.cuts = opened.cuts
+            opened = open_run(self.prepared, self.observers, self._plan, self.clock, self.policy_watch)
+            self._run, self._continuity, self._plan, self.clock, self.cuts = opened[:5]
             self._is_training = a.model.training
             stack.push(self._close_run)
             if self.prepared.watch is not None:

@@ -20,6 +20,7 @@ from cosmati.train.cutting import Cuts
 from cosmati.train.facts import facts_of
 from cosmati.train.observers.ledger_checks import withdrawn_in
 from cosmati.train.observers.observer import Observer, restore_states
+from cosmati.train.policy_watch import PolicyWatch
 from cosmati.train.prepare import Prepared
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
 from cosmati.train.run.session import OpenRun
@@ -36,19 +37,21 @@ class Opened(NamedTuple):
         continuity: with the run that was stopped.
         plan: without the promises that are broken.
         clock: where it goes on.
-        states: of the methods, None where the run begins.
         cuts: of the microbatches, where memory was short.
+        states: of the methods, None where the run begins.
     """
 
     run: OpenRun
     continuity: Continuity
     plan: Plan
     clock: Clock
-    states: dict[int, State] | None
     cuts: Cuts
+    states: dict[int, State] | None
 
 
-def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, clock: Clock) -> Opened:
+def open_run(
+    prepared: Prepared, observers: Sequence[Observer], plan: Plan, clock: Clock, policy_watch: PolicyWatch | None
+) -> Opened:
     """Lock the run folder, if there is one, and go on from its last checkpoint, if there is one.
 
     Args:
@@ -56,6 +59,7 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
         observers: the user's.
         plan: where no checkpoint says otherwise.
         clock: likewise.
+        policy_watch: looks for a change of the policy; None where no ledger could say it.
 
     Raises:
         RunError: another process has the folder, or it can't be written.
@@ -64,14 +68,16 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
     """
     a = prepared.assembly
     p = prepared
-    facts = facts_of(a, p.data_digest, p.identity, p.policy, p.vouched, p.data_text, p.artifacts)
+    facts = facts_of(a, p.data_digest, p.identity, p.given.policy, p.vouched, p.data_text, p.artifacts)
     run = OpenRun(facts, a.config, a.budget, a.ranks, observers, a.layout.digest, a.model)
-    continuity = Continuity(a, prepared.identity, facts.environment, facts.model_root, prepared.policy)
+    continuity = Continuity(a, prepared.identity, facts.environment, facts.model_root, p.given.policy)
     states = None
     made: list[list[int]] = []
     with run.opening() as checkpoint:
+        if policy_watch is not None:
+            policy_watch.resume(run, continuity, checkpoint, prepared.identity.get("policy"))
         if checkpoint is not None:
-            plan = continuity.resume(checkpoint, a.plan)
+            plan = continuity.resume(checkpoint, plan)
             run.restate(artifacts=with_base(facts.artifacts, checkpoint.facts["identity"]))
             restored = restore(checkpoint, a, prepared.feed)
             plan = plan.recalled((g.name, g.because) for g in restored.plan.guarantees if not g.holds)
@@ -88,7 +94,7 @@ def open_run(prepared: Prepared, observers: Sequence[Observer], plan: Plan, cloc
                 run.restate(**news.facts)
                 continuity.changed += news.changes
         run.start(clock, continuity.changed, plan, None if checkpoint is None else checkpoint.signed_digest)
-    return Opened(run, continuity, plan, clock, states, cuts)
+    return Opened(run, continuity, plan, clock, cuts, states)
 
 
 def _restore_observers(observers: Sequence[Observer], checkpoint: Checkpoint, rank: int) -> None:

@@ -9,6 +9,8 @@ from cosmati.errors import CheckpointError, LedgerError
 from cosmati.ledger.reader import read_verifier_key
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.provenance.voucher import VouchedPolicy
+from cosmati.records.grace import more_grace
+from cosmati.records.joint_classes import is_joint
 from cosmati.routing.policy import compile_policy, partition_by
 from cosmati.routing.policy_analysis import CellChange, diff
 from cosmati.routing.policy_diff import other_changes
@@ -69,7 +71,8 @@ def change_policy(
         return was, []
     loosened = [change for change in _changes(old, assembly, step) if change.direction == "loosens"]
     # What a run does where data lack isn't more or less: it stays as it was signed.
-    more = [*map(str, loosened), *other_changes(old, policy)]
+    others = [line for line in other_changes(old, policy) if not line.startswith("grace:")]
+    more = [*map(str, loosened), *others, *_more_grace(old, policy, assembly)]
     vouched = policy.vouched if policy.signed_root == was["root"] else None
     number = max(was["number"], vouched.number) if vouched else was["number"]
     anchor = {"text": policy.to_mapping(), "root": was["root"], "number": number}
@@ -82,13 +85,20 @@ def change_policy(
     return anchor, [Change("policy.changed_by", None, f"the authority {was['root'][:12]}, {vouched.voucher.target}")]
 
 
+def _more_grace(old: PolicyFile, new: PolicyFile, assembly: Assembly) -> list[str]:
+    assert assembly.policy is not None, "a governed run"
+    was, now = old.to_mapping().get("grace"), new.to_mapping().get("grace")
+    return more_grace(was, now, assembly.policy.phases[-1].end_step)
+
+
 def _changes(old: PolicyFile, assembly: Assembly, step: int) -> list[CellChange]:
     """Return what changes in the steps that are still to come."""
     now = assembly.policy
     assert now is not None, "a governed run"
     before = compile_policy(
         old,
-        taxonomy=Taxonomy(old.taxonomy, "the same", tuple((name, "") for name in now.classes)),
+        taxonomy=Taxonomy(old.taxonomy, "the same", tuple((name, "") for name in now.classes if not is_joint(name))),
+        joint=[name for name in now.classes if is_joint(name)],
         regions=partition_by(old, assembly.model),
         num_steps=now.phases[-1].end_step,
         resolve=assembly.budget.step_of,

@@ -24,22 +24,22 @@ from cosmati.optim.optimizers import Optimizer, assign_parameters
 from cosmati.optim.schedules import Schedule
 from cosmati.optim.stepping import GroupedOptimizer
 from cosmati.provenance.artifact import Artifact
-from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.provenance.voucher import VouchedData
 from cosmati.routing.deferral import DeferredOrder
-from cosmati.routing.policy import CompiledPolicy, compile_policy, partition_by
-from cosmati.routing.policy_file import PolicyFile
-from cosmati.routing.regions import Regions, partition_parameters
-from cosmati.routing.starvation import check_kinds
+from cosmati.routing.policy import CompiledPolicy, partition_by
+from cosmati.routing.regions import partition_parameters
+from cosmati.routing.starvation import kind_map
 from cosmati.train.artifacts import artifacts_of
 from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_turns
 from cosmati.train.authority_watch import AuthorityWatch, watch_of
 from cosmati.train.buffers import BatchNormStatistics, unrouted
 from cosmati.train.collectives import without_named
+from cosmati.train.compiled_blocks import compile_blocks
 from cosmati.train.config import RunConfig
 from cosmati.train.couplings import counts_together, find_couplings
 from cosmati.train.epochs import refuse_times
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
+from cosmati.train.given_policy import compile_given, offered
 from cosmati.train.image_sizes import ask_for_sizes, input_kind_of
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.isolation import denied_pairs, isolated_pairs
@@ -62,21 +62,23 @@ class Prepared:
         feed: where `fit` takes its batches from, None where only `step` is called.
         data_digest: hex digest of the data, empty where they have none.
         identity: what makes the run this one, by name.
-        policy: as given.
         vouched: who vouched for the data; None where nobody was asked.
         data_text: what their digest is of, where somebody vouches for them.
         watch: asks them again as the run goes on; None where nobody is to be asked.
         artifacts: what was prepared before the run.
+        given: what it was made of.
+        class_map: policy's class of each of the source's classes.
     """
 
     assembly: Assembly
     feed: Feed | None
     data_digest: str
     identity: Mapping[str, Any]
-    policy: PolicyFile | None
     vouched: VouchedData | None
     data_text: str
     watch: AuthorityWatch | None
+    given: Ingredients
+    class_map: Sequence[int]
     artifacts: tuple[Artifact, ...] = ()
 
 
@@ -99,9 +101,9 @@ def prepare(given: Ingredients) -> Prepared:
     regions = partition_by(given.policy, model) if given.policy else partition_parameters(model)
     # Compiled twice: the order's length, and so the phases, follow from which classes the policy ever admits.
     generators, artifacts = DefaultGenerators(device), artifacts_of(given, parent)
-    feed, budget = _feed(given, num_microbatches, _offered(given, regions), generators, ranks)
-    policy, class_map = _compile(given, regions, budget)
-    feed, never_offered = _deferring(feed, policy, class_map, num_microbatches)
+    feed, budget = _feed(given, num_microbatches, offered(given, regions), generators, ranks)
+    policy, class_map = compile_given(given, regions, budget)
+    feed, never_offered = _deferring(given, feed, policy, class_map)
     layout = Whole(model, regions, ranks, num_microbatches)
     scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks, model)
     refuse_times(config, budget, given.data, given.methods, scheduled)
@@ -123,7 +125,7 @@ def prepare(given: Ingredients) -> Prepared:
         layout=layout,
         regions=regions,
         policy=policy,
-        router=Router(policy, regions, class_map, list(isolated_modules(model).values())),
+        router=Router(policy, regions, class_map, kind_map(policy, given.data), isolated_modules(model)),
         turns=turns,
         plan=plan,
         config=config,
@@ -135,8 +137,8 @@ def prepare(given: Ingredients) -> Prepared:
         device=device,
         image_size=ask_for_sizes(feed, plan, budget),
     )
-    digest, text, vouched = digests_of(given.data)
-    return Prepared(assembly, feed, digest, identity, given.policy, vouched, text, watch_of(given, assembly), artifacts)
+    (digest, text, vouched), watch = digests_of(given.data), watch_of(given, assembly)
+    return Prepared(assembly, feed, digest, identity, vouched, text, watch, given, class_map, artifacts)
 
 
 def _facts(
@@ -232,7 +234,7 @@ def _feed(
 
 
 def _deferring(
-    feed: Feed | None, policy: CompiledPolicy | None, class_map: Sequence[int], num_microbatches: int
+    given: Ingredients, feed: Feed | None, policy: CompiledPolicy | None, class_map: Sequence[int]
 ) -> tuple[Feed | None, tuple[str, ...]]:
     """Return the feed in which deferred microbatches come again, and what is never offered, in words."""
     if policy is None or not isinstance(feed, OrderedFeed):
@@ -243,68 +245,13 @@ def _deferring(
     orders: list[DeferredOrder] = []
 
     def change(order: Order) -> Order:
-        orders.append(DeferredOrder(order, policy, class_map, num_microbatches))
+        num_microbatches = given.config.resolve_microbatches(governed=True)
+        orders.append(DeferredOrder(order, policy, class_map, num_microbatches, kind_map(policy, given.data)))
         return orders[0]
 
     feed = feed.reordered(change)
     left = sorted(orders[0].never_offered.items())
     return feed, tuple(f"{policy.classes[class_map[own]]}, {num} microbatches" for own, num in left)
-
-
-def _taxonomy(given: Ingredients) -> Taxonomy:
-    if given.taxonomy is None:
-        msg = "A policy speaks of classes: give the taxonomy too, Trainer(..., taxonomy=software_licences())."
-        raise PlanError(msg)
-    return given.taxonomy
-
-
-def _class_map(given: Ingredients, classes: Sequence[str]) -> tuple[int, ...]:
-    names = given.data.class_names if isinstance(given.data, Source) else tuple(classes)
-    unknown = sorted(set(names) - set(classes))
-    if unknown:
-        msg = f"The data have classes that the taxonomy lacks: {', '.join(unknown)}. It has {', '.join(classes)}."
-        raise PlanError(msg)
-    return tuple(classes.index(name) for name in names)
-
-
-def _offered(given: Ingredients, regions: Regions) -> frozenset[int] | None:
-    """Return the source's classes that the policy admits in some phase; None means all."""
-    if given.policy is None:
-        return None
-    draft = compile_policy(
-        given.policy, taxonomy=_taxonomy(given), regions=regions, num_steps=1 << 30, resolve=_Counter()
-    )
-    class_map = _class_map(given, draft.classes)
-    return frozenset(c for c, own in enumerate(class_map) if draft.ever_admits(own))
-
-
-class _Counter:
-    """Stands for a resolver where the steps aren't known yet: phases end one after another."""
-
-    def __init__(self) -> None:
-        self._step = 0
-
-    def __call__(self, text: str) -> int:
-        Time.parse(text)
-        self._step += 1
-        return self._step
-
-
-def _compile(given: Ingredients, regions: Regions, budget: Budget) -> tuple[CompiledPolicy | None, tuple[int, ...]]:
-    if given.policy is None:
-        return None, ()
-    if budget.num_steps is None:
-        msg = (
-            f"A policy's phases need a run whose number of steps is known; {given.config.budget!r} has "
-            "none. Give it in steps ('1000ba'), or rows with classes in a Source."
-        )
-        raise PlanError(msg)
-    policy = compile_policy(
-        given.policy, taxonomy=_taxonomy(given), regions=regions, num_steps=budget.num_steps, resolve=budget.step_of
-    )
-    class_map = _class_map(given, policy.classes)
-    check_kinds(policy, given.data, class_map, on_starvation=given.policy.starvation)
-    return policy, class_map
 
 
 def _rate_method(given: Ingredients) -> Method | None:
@@ -363,21 +310,3 @@ def _check_shapes(plan: Plan, budget: Budget, config: RunConfig, shapes: int) ->
             "larger size increment or step size, fewer classes with something of their own, or compile_blocks=False."
         )
         raise PlanError(msg)
-
-
-def compile_blocks(model: nn.Module) -> None:
-    """Compile each block of every `nn.ModuleList` and `nn.Sequential` by itself, in place; names stay as they are.
-
-    Whole-model compilation would compute denied gradients anyway; block by block, region borders can be graph borders.
-    """
-    blocks = [child for module in model.modules() if isinstance(module, nn.ModuleList) for child in module]
-    if not blocks:
-        blocks = [
-            child
-            for module in model.modules()
-            if isinstance(module, nn.Sequential)
-            for child in module
-            if next(child.parameters(), None) is not None
-        ]
-    for block in blocks:
-        block.compile(dynamic=False)

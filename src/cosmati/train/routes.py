@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ class Route(NamedTuple):
             and a region's weight is 1 where its tokens' differ.
         num_rows: of the microbatch, as the data give it.
         num_tokens: likewise.
+        kind: the policy's kind of the rows; where it tells none apart, their band.
     """
 
     id: int
@@ -39,6 +40,7 @@ class Route(NamedTuple):
     tokens: TokenRoute | None = None
     num_rows: int = 0
     num_tokens: int = 0
+    kind: int = 0
 
 
 class Router:
@@ -48,6 +50,7 @@ class Router:
         policy: compiled, or None.
         regions: of the model.
         class_map: policy's class of each of the source's classes.
+        kind_of: policy's kind of rows of what a batch calls its band.
         isolated: what classes have of their own in the model.
     """
 
@@ -56,16 +59,21 @@ class Router:
         policy: CompiledPolicy | None,
         regions: Regions,
         class_map: Sequence[int],
-        isolated: Sequence[Isolated] = (),
+        kind_of: Callable[[int], int] = int,
+        isolated: Mapping[str, Isolated] | None = None,
     ) -> None:
-        self._policy = policy
+        self._policy, self._kind_of = policy, kind_of
         self._regions = regions
         self._class_map = class_map
-        self._isolated = isolated
+        self._isolated = list((isolated or {}).values())
 
     def tighten(self, policy: CompiledPolicy) -> None:
         """Go by a policy that takes more away than the one before, over the same classes and regions."""
         self._policy = policy
+
+    def go_by(self, policy: CompiledPolicy, kind_of: Callable[[int], int]) -> None:
+        """Go by another policy over the same classes and regions."""
+        self._policy, self._kind_of = policy, kind_of
 
     @property
     def num_classes(self) -> int:
@@ -115,13 +123,14 @@ class Router:
         """
         policy = self._policy
         if policy is None:
-            return Route(0, 0, 0, (1.0,) * len(self._regions.names), not is_empty)
+            return Route(0, 0, 0, (1.0,) * len(self._regions.names), not is_empty, kind=band)
         if class_id is None:
             return self._route_of_packs(policy, step, tokens)
         own = self._class_map[class_id]
-        phase = policy.phase_at(step)
-        offered = policy.decision[policy.row(own, band)][phase] in ("admit", "gate") and not is_empty
-        return Route(policy.route_id(own, phase, band), phase, own, policy.route(own, step, band), offered)
+        phase, kind = policy.phase_at(step), self._kind_of(band) if len(policy.kinds) > 1 else band
+        offered = policy.decision[policy.row(own, kind)][phase] in ("admit", "gate") and not is_empty
+        route_id, weights = policy.route_id(own, phase, kind), policy.route(own, step, kind)
+        return Route(route_id, phase, own, weights, offered, kind=kind)
 
     def _route_of_packs(self, policy: CompiledPolicy, step: int, tokens: Sequence[float]) -> Route:
         """Combine the routes of the classes that a microbatch has tokens of."""

@@ -70,6 +70,27 @@ def encode_sample(columns: Sequence[Column], row: Mapping[str, Any]) -> bytes:
         raise DataError("A value has 4 GiB or more, which no MDS row can hold. Split it.") from error
 
 
+def columns_of(encodings: Mapping[str, str]) -> tuple[Column, ...]:
+    """Return columns, given their encodings by name.
+
+    Raises:
+        DataError: there are none, or an encoding isn't known.
+    """
+    if not encodings:
+        raise DataError("A row needs a column. Give columns={'text': 'str'}, say.")
+    return tuple(Column(name, kind, encoding(kind, allow_pickle=True).size) for name, kind in encodings.items())
+
+
+def check_size_limit(size_limit: object) -> None:
+    """Refuse what is no size of a shard.
+
+    Raises:
+        DataError: it isn't one.
+    """
+    if not isinstance(size_limit, int) or not 0 < size_limit < 1 << 32:
+        raise DataError(f"size_limit={size_limit!r}: give a number of bytes, 1 or more, and less than 4 GiB.")
+
+
 def encode_shard(columns: Sequence[Column], rows: Sequence[bytes], *, size_limit: int | None = None) -> bytes:
     """Return the file of a shard.
 

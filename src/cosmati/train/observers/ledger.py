@@ -36,6 +36,7 @@ from cosmati.records.ledger import (
     RunEntry,
     StepEntry,
 )
+from cosmati.routing.policy import CompiledPolicy
 from cosmati.storage.atomic import create_secret, replace_files
 from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
@@ -116,9 +117,10 @@ class LedgerObserver(Observer):
 
     def _keep_archive(self) -> None:
         """Put what bears out the provenance of data and policy beside the ledger, before an entry names it."""
-        prepared = [one.vouched for one in self._facts.artifacts]
-        for part in (self._facts.vouched, self._facts.withdrawn, self._facts.vouched_policy, *prepared):
-            if part is not None:
+        facts = self._facts
+        prepared = [one.vouched for one in facts.artifacts]
+        for part in (facts.vouched, facts.withdrawn, facts.vouched_policy, facts.policy_changes, *prepared):
+            if part is not None and part.files:
                 replace_files(self._directory / FOLDER, part.files)
         if self._facts.vouched is not None:
             keep_vouchers(self._directory.parent, self._facts.vouched)
@@ -165,6 +167,8 @@ class LedgerObserver(Observer):
             governed["policy_provenance"] = facts.vouched_policy.facts
         if facts.artifacts:
             governed["artifacts"] = [one.facts for one in facts.artifacts]
+        if facts.policy_changes.told:
+            governed["policy_changes"] = list(facts.policy_changes.told)
         return governed | {
             "run_id": self._origin.removeprefix("cosmati/"),
             "seed": facts.seed,
@@ -180,7 +184,7 @@ class LedgerObserver(Observer):
             ]
             if policy
             else [],
-            **({"bands": list(policy.bands)} if policy and policy.bands != ("",) else {}),
+            **(_kinds(policy) if policy and len(policy.kinds) > 1 else {}),
             "plan": list(facts.plan.lines),
             "environment": dict(facts.environment),
             "num_microbatches": facts.num_microbatches,
@@ -210,6 +214,7 @@ class LedgerObserver(Observer):
     def amend(self, clock: Clock, changes: Sequence[Change], facts: RunFacts) -> None:
         """Say what is different from the step on at which the clock stands; it's on disk, and signed, on return."""
         self._facts = facts
+        self._policy = facts.policy.policy_digest if facts.policy else _NO_POLICY
         if self._is_writer:
             self._keep_archive()
             self._attempt = self._writer.next_attempt()
@@ -217,8 +222,10 @@ class LedgerObserver(Observer):
             details = self._details() | {"changes": [[c.name, _text(c.was), _text(c.now)] for c in changes]}
             in_force = self._writer.in_force
             assert in_force is not None, "there is an entry 0"
-            vouched = {} if facts.vouched is None else {"provenance": details_digest(facts.vouched.facts)}
-            commitments = tuple(sorted((dict(in_force.commitments) | vouched).items()))
+            given = {"provenance": facts.vouched, "policy_provenance": facts.vouched_policy}
+            now = {name: details_digest(one.facts) for name, one in given.items() if one is not None}
+            before = {name: one for name, one in in_force.commitments if name != "policy_provenance"}
+            commitments = tuple(sorted((before | now | {"policy": self._policy}).items()))
             self._writer.append(AmendEntry(clock.step, commitments, details_digest(details)), details)
             self._writer.checkpoint()
 
@@ -307,7 +314,16 @@ def _cell(outcome: StepOutcome, table: Tensor, m: int) -> MicrobatchCell:
         num_rows = outcome.batches[0].num_rows
         return MicrobatchCell(0, band, 0, 0, num_rows, float(num_rows), bytes(rows))
     route, weight, num = outcome.routes[m], outcome.weights[m].item(), int(outcome.num_rows[m].item())
-    return MicrobatchCell(route.class_id, band, route.phase, route.id, num, float(weight), bytes(rows))
+    return MicrobatchCell(route.class_id, route.kind, route.phase, route.id, num, float(weight), bytes(rows))
+
+
+def _kinds(policy: CompiledPolicy) -> dict[str, object]:
+    """Say which kinds of rows the policy tells apart in each class: their names, and where rows have grades what of."""
+    if not policy.kinds[0].grades:
+        return {"bands": list(policy.bands)}
+    numbers = [policy.band_names.index(kind.band) for kind in policy.kinds]
+    told = [[number, dict(kind.grades)] for number, kind in zip(numbers, policy.kinds, strict=True)]
+    return {"bands": list(policy.bands), "kinds": told}
 
 
 def _kept_details(places: Tensor) -> dict[str, object]:

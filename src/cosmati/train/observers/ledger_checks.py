@@ -54,15 +54,36 @@ def withdrawn_in(run_folder: Path | None) -> Withdrawn | None:
     Raises:
         TamperError: the ledger doesn't verify.
     """
-    if run_folder is None or not (run_folder / "ledger" / "checkpoint").exists():
-        return None
+    return _last_withdrawn(signed_entries(run_folder)) if run_folder is not None else None
+
+
+def policy_changes_in(run_folder: Path) -> list[dict[str, Any]]:
+    """Return the changes of its policy that a run's ledger says to have been made without a stop, or to come.
+
+    Raises:
+        TamperError: the ledger doesn't verify.
+    """
+    told = [i.details for i in signed_entries(run_folder) if isinstance(i.entry, AmendEntry) and i.details is not None]
+    return cast("list[dict[str, Any]]", decode_details(told[-1]).get("policy_changes", [])) if told else []
+
+
+def signed_entries(run_folder: Path) -> list[ScannedEntry]:
+    """Return what a run's ledger has signed but for its steps; nothing where there's none.
+
+    What a crash has left unsigned is signed first: it's in force, too.
+
+    Raises:
+        TamperError: the ledger doesn't verify.
+    """
+    if not (run_folder / "ledger" / "checkpoint").exists():
+        return []
     directory = run_folder / "ledger"
     key = read_verifier_key(directory)
     size = read_head(directory, key).size
     if (directory / WAL_FILE).exists() and any(index >= size for index in read_wal(directory).entries):
         operator = load_or_create_key(run_folder / "private" / "operator.key", name=key.name)
         LedgerWriter.open(directory, key=operator).close()
-    return _last_withdrawn(list(rare_entries(directory)))
+    return list(rare_entries(directory))
 
 
 def _last_withdrawn(items: Sequence[ScannedEntry]) -> Withdrawn | None:

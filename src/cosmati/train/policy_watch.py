@@ -1,0 +1,297 @@
+"""A policy that changes without a stop: one that's left in the run's folder is put on record, and acts from a step on.
+
+The first rank looks at the borders of steps whose number `LOOK_EVERY` divides, and reads in a thread, so that no step
+waits. What it finds is asked what a resume asks (`policy_change`): the operator alone may tighten, and what loosens was
+signed for it. Then all ranks are told the policy and a step that's still to come, an entry says so, and another one
+stands before that step itself. Who resumes reads them: the run goes on as if nobody had stopped it.
+
+The order of the rows stays the one that the run began with. So a change that would put off rows, offer a class that
+the run has none of, or cut the model otherwise, is refused, and is for a resume: RunConfig(change="policy").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+from cosmati.core.clock import Clock
+from cosmati.core.plan import Plan, Promise
+from cosmati.core.source import Source
+from cosmati.data.kept_vouchers import kept_policy
+from cosmati.errors import CheckpointError, CosmatiError, PolicyError
+from cosmati.provenance.voucher import FOLDER
+from cosmati.routing.policy import CompiledPolicy, partition_by
+from cosmati.routing.policy_file import PolicyFile
+from cosmati.routing.signed_policy import signed_policy
+from cosmati.routing.starvation import kind_map
+from cosmati.storage.atomic import replace_file
+from cosmati.train.assembly import Assembly
+from cosmati.train.authority_watch import LOOK_EVERY, AuthorityWatch
+from cosmati.train.continuity import Continuity
+from cosmati.train.facts import PolicyChanges
+from cosmati.train.given_policy import compile_given
+from cosmati.train.identity import Change
+from cosmati.train.ingredients import Ingredients
+from cosmati.train.observers.ledger_checks import policy_changes_in
+from cosmati.train.policy_change import change_policy, refuse_anothers
+from cosmati.train.prepare import Prepared
+from cosmati.train.run.checkpoints import Checkpoint
+from cosmati.train.run.session import OpenRun
+from cosmati.train.signed import refuse_declared
+
+FILE = "policy-change.json"
+"""In a run's folder: a `policy`, or where a signed one is (`url`, `root`, `name`, `number`)."""
+REFUSED_FILE = "policy-change-refused.json"
+_MEND = "Stop the run, and go on with RunConfig(change='policy')."
+_Found = tuple[bytes, PolicyFile | CosmatiError]
+
+
+class _Newest(NamedTuple):
+    """A change that was found: the file's content, what is told of it, and the files that bear it out."""
+
+    raw: bytes
+    change: dict[str, Any]
+    files: Mapping[str, bytes]
+
+
+class PolicyWatch:
+    """Watches for a change of a run's policy.
+
+    Args:
+        assembly: of the run, with the policy that it was begun with.
+        class_map: policy's class of each of the source's classes.
+        given: what the run was made of.
+        vouchers: watches over the data; None where nobody does.
+    """
+
+    def __init__(
+        self,
+        given: Ingredients,
+        assembly: Assembly,
+        class_map: Sequence[int],
+        vouchers: AuthorityWatch | None,
+    ) -> None:
+        self._given, self._a, self._class_map, self._vouchers = given, assembly, class_map, vouchers
+        self._data = given.data
+        assert assembly.config.run_folder is not None, "a run without a folder isn't watched"
+        self._folder: Path = assembly.config.run_folder
+        self._changes: list[dict[str, Any]] = []
+        self._num_made = 0
+        self._heeded = -1
+        self._found: SimpleQueue[_Found] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def resume(self, run: OpenRun, continuity: Continuity, checkpoint: Checkpoint | None, policy: object) -> None:
+        """Go on with what the ledger has recorded. All ranks ask.
+
+        Args:
+            run: is told.
+            continuity: likewise; it hasn't compared the checkpoint yet.
+            checkpoint: from which the run goes on; None where it begins.
+            policy: digest of the policy that was given, as the run's identity has it.
+
+        Raises:
+            CheckpointError: another policy is given, while a change is to come.
+        """
+        at, facts = (0, dict[str, Any]()) if checkpoint is None else (checkpoint.step, checkpoint.facts)
+        logged = policy_changes_in(self._folder) if self._a.ranks.rank == 0 else []
+        logged = json.loads(self._a.ranks.told(json.dumps(logged).encode()))
+        coming = [one for one in logged if one["step"] > at]
+        made = [one for one in facts.get("policy_changes", ()) if one["step"] <= at]
+        if checkpoint is not None and facts["identity"].get("policy") != policy:
+            made = []  # Another policy is given: `change_policy` holds it against the one in force.
+            if coming:
+                msg = (
+                    f"The ledger says that another policy acts from step {coming[0]['step']} on, and the run is at "
+                    f"step {at}. Go on with the policy that it was begun with, and change it once that step is taken."
+                )
+                raise CheckpointError(msg)
+        self._changes, self._num_made = [*made, *coming], len(made)
+        if made:
+            run.restate(**self._go_by(made[-1], continuity))
+        continuity.policy_changes = self._changes  # the list itself, which grows
+        run.restate(policy_changes=PolicyChanges(tuple(self._changes)))
+
+    def before_step(self, run: OpenRun, clock: Clock, continuity: Continuity, plan: Plan) -> Plan:
+        """Let a change act that is due, and put on record one that was found. All ranks ask, before each step.
+
+        Args:
+            run: is told.
+            clock: stands at the step.
+            continuity: is told.
+            plan: of the run so far.
+
+        Returns:
+            The plan, without promises that the policy doesn't keep any more.
+        """
+        if self._is_due(clock.step):
+            change = self._changes[self._num_made]
+            was = continuity.close_span(clock.step, plan)
+            facts = self._go_by(change, continuity)
+            self._num_made += 1
+            changes = [Change("policy", was.hex(), facts["policy"].policy_digest.hex())]
+            run.amend(clock, [*changes, Change("policy.changed_by", None, change["by"])], **facts)
+            plan = _without_admitted(plan, facts["policy"], clock.step)
+        if clock.step % LOOK_EVERY or clock.step == self._heeded or self._num_made < len(self._changes):
+            return plan
+        self._heeded = clock.step
+        found = self._newest(clock.step, continuity) if self._a.ranks.rank == 0 else None
+        message = self._a.ranks.told(b"" if found is None else json.dumps(found.change).encode())
+        if message:
+            self._changes.append(json.loads(message))
+            change = self._changes[-1]
+            told = Change("policy.to_come", None, f"from step {change['step']} on, by {change['by']}")
+            files = {} if found is None else found.files
+            run.amend(clock, [told], policy_changes=PolicyChanges(tuple(self._changes), files))
+            if found is not None:  # Only now: until the entry is on disk, the file is all there is.
+                self._take_away(found.raw)
+        return plan
+
+    def _compiled(self, policy: PolicyFile) -> CompiledPolicy:
+        given = dataclasses.replace(self._given, policy=policy)
+        compiled, _ = compile_given(given, partition_by(policy, self._a.model), self._a.budget)
+        assert compiled is not None, "there's a policy"
+        return compiled
+
+    def _is_due(self, step: int) -> bool:
+        return self._num_made < len(self._changes) and self._changes[self._num_made]["step"] == step
+
+    def _go_by(self, change: Mapping[str, Any], continuity: Continuity) -> dict[str, Any]:
+        """Let a change act; return the run's facts that are others with it."""
+        policy = PolicyFile.model_validate(change["text"])
+        vouched = None
+        if change["signed"] is not None and self._a.ranks.rank == 0:  # who alone writes
+            vouched = kept_policy(self._folder / "ledger" / FOLDER, change["signed"])
+        compiled = self._compiled(policy)
+        self._a.router.go_by(compiled, kind_map(compiled, self._data))
+        if self._vouchers is not None:
+            compiled = self._vouchers.rebase(compiled, policy.grace)
+        continuity.go_by(policy, compiled, change["anchor"] and {"text": policy.to_mapping(), **change["anchor"]})
+        return {"policy": compiled, "policy_text": policy.to_mapping(), "vouched_policy": vouched}
+
+    def _newest(self, step: int, continuity: Continuity) -> _Newest | None:
+        """Return a change that was found and may be made; one that may not is told."""
+        try:
+            raw, found = self._found.get_nowait()
+        except Empty:
+            if (self._folder / FILE).exists() and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self.look, daemon=True, name="cosmati-policy")
+                self._thread.start()
+            return None
+        try:
+            if isinstance(found, CosmatiError):
+                raise found
+            change = self._allowed(found, step, continuity)
+        except Exception as error:  # noqa: BLE001  (whatever is wrong with it: the other ranks wait for a word)
+            self._refuse(raw, str(error) or type(error).__name__)
+            return None
+        if change is None:
+            self._take_away(raw)
+            return None
+        return _Newest(raw, change, found.vouched.files if found.vouched is not None else {})
+
+    def _refuse(self, raw: bytes, why: str) -> None:
+        told = {"why": why, "given": raw.decode("utf-8", "replace")}
+        replace_file(self._folder / REFUSED_FILE, json.dumps(told, indent=2).encode())
+        self._take_away(raw)
+        warnings.warn(f"The run goes on with the policy that it has. {why}", stacklevel=2)
+
+    def _take_away(self, raw: bytes) -> None:
+        """Remove what was read, and nothing that has come in its place since."""
+        path = self._folder / FILE
+        if path.exists() and path.read_bytes() == raw:
+            path.unlink()
+
+    def look(self) -> None:
+        """Read what lies there now; it's heeded at the next step at which it is looked for."""
+        try:
+            raw = (self._folder / FILE).read_bytes()
+        except OSError:
+            return
+        self._found.put((raw, _read(raw)))
+
+    def _allowed(self, policy: PolicyFile, step: int, continuity: Continuity) -> dict[str, Any] | None:
+        """Return a change from the next step on, or a later one that its signers name; None where it's none.
+
+        Raises:
+            CosmatiError: it may not be made, or not without a stop.
+        """
+        now = continuity.policy_in_force
+        if policy.digest == now.policy_digest:
+            return None
+        refuse_declared(dataclasses.replace(self._given, policy=policy))
+        refuse_anothers(policy, self._a)
+        statement = policy.vouched.statement if policy.vouched is not None else {}
+        named = statement.get("from_step", 0)
+        begin = max(step + 1, named if isinstance(named, int) else 0)
+        new = self._compiled(policy)
+        self._refuse_for_a_resume(now, new, begin)
+        assembly = dataclasses.replace(self._a, policy=new)
+        anchor, by = change_policy(continuity.anchor, policy, assembly, begin)
+        return {
+            "step": begin,
+            "text": policy.to_mapping(),
+            "by": str(by[0].now) if by else "the operator, of a policy that nobody had signed",
+            "signed": policy.vouched.facts if policy.vouched is not None else None,
+            "anchor": anchor and {name: value for name, value in anchor.items() if name != "text"},
+        }
+
+    def _refuse_for_a_resume(self, now: CompiledPolicy, new: CompiledPolicy, begin: int) -> None:
+        """Refuse what the order of the rows, or the model as it was cut, doesn't allow."""
+        if begin >= new.phases[-1].end_step:
+            raise PolicyError(f"The policy would act from step {begin} on, and the run ends before it.")
+        if (now.regions, now.partition.parameters) != (new.regions, new.partition.parameters):
+            raise PolicyError(f"The policy cuts the model into other regions than the run has. {_MEND}")
+        if not isinstance(self._data, Source):  # a loop of the user's own has no order
+            return
+        first, starts = self._a.policy, [phase.start_step for phase in new.phases if phase.start_step > begin]
+        assert first is not None, "a governed run"
+        kinds = getattr(self._data, "kinds", [(class_id, 0) for class_id in range(len(self._class_map))])
+        for class_id, number in kinds:
+            own = self._class_map[class_id]
+            before, after = (one.row(own, kind_map(one, self._data)(number)) for one in (now, new))
+            for step in (begin, *starts):
+                decision = new.decision[after][new.phase_at(step)]
+                if decision == "defer" and now.decision[before][now.phase_at(step)] != "defer":
+                    raise PolicyError(f"The policy defers {new.classes[own]} from step {step} on, and did not. {_MEND}")
+                if decision in ("admit", "gate") and not first.ever_admits(own):
+                    msg = f"The policy admits {new.classes[own]}, of which the run has no rows in its order. {_MEND}"
+                    raise PolicyError(msg)
+
+
+def policy_watch_of(prepared: Prepared) -> PolicyWatch | None:
+    """Return what looks for a change of a run's policy; None where it has none, or no ledger could say it."""
+    a, p = prepared.assembly, prepared
+    if a.policy is None or not a.plan.facts.has_ledger:
+        return None
+    return PolicyWatch(p.given, a, p.class_map, p.watch)
+
+
+def _read(raw: bytes) -> PolicyFile | CosmatiError:
+    """Return the policy that a file of changes holds or names, or why there's none."""
+    try:
+        told = json.loads(raw)
+        if "policy" in told:
+            return PolicyFile.model_validate(told["policy"])
+        return signed_policy(told["url"], told["name"], root=told["root"], number=told["number"])
+    except CosmatiError as error:
+        return error
+    except Exception as error:  # noqa: BLE001  (of a file, a repository, a network: the run goes on)
+        return PolicyError(f"{FILE} can't be read: {error!r}. Write it with `cosmati policy change`.")
+
+
+def _without_admitted(plan: Plan, policy: CompiledPolicy, step: int) -> Plan:
+    """Take back that a class wrote nothing into a region of which a policy lets it teach something from a step on."""
+    late = [index for index, phase in enumerate(policy.phases) if phase.end_step > step]
+    for pair in [g.pair for g in plan.guarantees if g.pair is not None and g.holds]:
+        rows, region = policy.rows_of(policy.classes.index(pair[0])), policy.regions.index(pair[1])
+        if any(policy.weight[row][phase][region] for row in rows for phase in late):
+            because = f"from step {step} on another policy lets rows of {pair[0]} teach {pair[1]}"
+            plan = plan.withdraw(Promise.NO_DIRECT_WRITE, because, pair)
+    return plan
