@@ -29,11 +29,10 @@ LICENCE_NOTE = "Classes come from what packages declare about their licences. Th
 PROMPTS = ("import ", "def __init__(self", "class ")
 SAMPLE_BYTES, SAMPLE_SEED, TEMPERATURE = 160, 0, 0.7
 INEXACT = "not named exactly"
-DECLARED_NOTE = "Nobody has signed data and policy: both are declared."
 REHEARSAL_NOTE = (
-    "The signatures are a rehearsal: the quickstart has made all keys itself, and they lie in one folder. In earnest the "
-    "people who answer for the data hold their own, those who decide what may be learnt hold theirs, three people hold "
-    "those of each authority's root, and whoever trains holds none of them."
+    "This is a rehearsal: the quickstart has made all of these keys itself, and they lie in one folder. In earnest those "
+    "who answer for the data hold their own, those who decide what may be learnt hold theirs, three people hold the "
+    "root's of each authority, and whoever trains holds none of them."
 )
 
 
@@ -44,12 +43,10 @@ class Signed:
     Attributes:
         policy: as it was signed; or as it's declared.
         authority: that has signed the data; None where they're declared.
-        note: how that came about.
     """
 
     policy: PolicyFile
     authority: Vouches | None = None
-    note: str = DECLARED_NOTE
 
 
 def signed_or_declared(size: QuickstartSize, policy: PolicyFile, folder: Path) -> Signed:
@@ -59,7 +56,7 @@ def signed_or_declared(size: QuickstartSize, policy: PolicyFile, folder: Path) -
     except ImportError:
         return Signed(policy)
     authority, policy = rehearse(folder, size.language.shards(), policy)
-    return Signed(policy, authority, REHEARSAL_NOTE)
+    return Signed(policy, authority)
 
 
 def governed_and_priced(
@@ -85,7 +82,7 @@ def governed_and_priced(
     library, shown = size.language.library(), output / GOVERNED
     with_policy = governed(seed=first)
     trained(with_policy, shown)
-    tell(with_policy, shown, size, library, commands, signed.note)
+    tell(with_policy, shown, size, library, commands)
     without, twin = recipe(None, seed=first), output / PRICE / f"ungoverned-{first}"
     trained(without, twin)
     tell(without, twin, size, library, ())
@@ -108,10 +105,10 @@ def trained(recipe: Recipe, folder: Path) -> None:
         raise KeyboardInterrupt
 
 
-def tell(
-    recipe: Recipe, folder: Path, size: QuickstartSize, library: PythonLibrary, commands: Sequence[str], *notes: str
-) -> None:
+def tell(recipe: Recipe, folder: Path, size: QuickstartSize, library: PythonLibrary, commands: Sequence[str]) -> None:
     """Write `about.json` of a run that ended: its data, how their classes were decided, and what the model writes."""
+    record = RunRecord.from_json((folder / RECORD_FILE).read_text())
+    is_signed = record.digests.get("data_root", "declared") != "declared"  # when it was trained, whoever asks now
     about = RunAbout(
         quality="bits_per_byte",
         higher_is_better=False,
@@ -119,7 +116,8 @@ def tell(
         packages=tuple(map(_package, (one for one in library.packages if one.num_rows))),
         samples=_samples(recipe, folder, size.language.sequence_length),
         commands=tuple(commands),
-        notes=(*notes, LICENCE_NOTE),
+        signatures=REHEARSAL_NOTE if is_signed else "",
+        notes=(LICENCE_NOTE,),
     )
     replace_file(folder / ABOUT_FILE, about.to_json().encode())
 
