@@ -30,9 +30,9 @@ PROMPTS = ("import ", "def __init__(self", "class ")
 SAMPLE_BYTES, SAMPLE_SEED, TEMPERATURE = 160, 0, 0.7
 INEXACT = "not named exactly"
 REHEARSAL_NOTE = (
-    "This is a rehearsal: the quickstart has made all of these keys itself, and they lie in one folder. In earnest those "
-    "who answer for the data hold their own, those who decide what may be learnt hold theirs, three people hold the "
-    "root's of each authority, and whoever trains holds none of them."
+    "This is a rehearsal: the quickstart has made all of these keys itself, and they lie in one folder. In earnest "
+    "those who answer for the data hold their own, those who decide what may be learnt hold theirs, three people hold "
+    "the root's of each authority, and whoever trains holds none of them."
 )
 
 

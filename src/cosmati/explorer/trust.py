@@ -168,8 +168,10 @@ def _history(report: LedgerReport) -> Iterator[str]:
             yield f"From step {step} on: {said}."
     for step, facts in _withdrawn(report):
         for one in facts["in_force"]:
-            what = "the run stops" if one["action"] == "stop" else "its rows are rejected"
-            yield f"From step {step} on: {one['target']} is withdrawn ({one['reason']}), {what} from step {one['step']}."
+            what = (
+                f"{'the run stops' if one['action'] == 'stop' else 'its rows are rejected'} from step {one['step']} on"
+            )
+            yield f"Found at step {step}: {one['target']} is withdrawn ({one['reason']}), {what}."
     if len(report.policies) > 1:
         yield from (f"From step {one.step} on: {_policy_text(one)}." for one in report.policies)
 

@@ -189,13 +189,11 @@ class _Layout:
             self._bars.append(Bar(end, y, _BAR, height, "region"))
             arrive = y
             for leave, thick, name in leaving[region]:
-                curve = f"M{begin:.1f},{leave:.1f}C{middle:.1f},{leave:.1f} {middle:.1f},{arrive:.1f} {end:.1f},{arrive:.1f}"
-                back = (
-                    f"V{arrive + thick:.1f}C{middle:.1f},{arrive + thick:.1f} "
-                    f"{middle:.1f},{leave + thick:.1f} {begin:.1f},{leave + thick:.1f}Z"
+                path = (
+                    f"M{begin:.1f},{leave:.1f}{_curve(middle, leave, arrive, end)}V{arrive + thick:.1f}"
+                    f"{_curve(middle, arrive + thick, leave + thick, begin)}Z"
                 )
-                rows = self._rows[name, region]
-                self._ribbons.append(Ribbon(curve + back, name, f"{name} → {region}: {rows:,} rows"))
+                self._ribbons.append(Ribbon(path, name, f"{name} → {region}: {self._rows[name, region]:,} rows"))
                 arrive += thick
             y += height + _GAP + room
         return max(bottom, y)
@@ -222,6 +220,10 @@ class _Layout:
         first = keys[0][: 8 if self._width < 500 else _KEY]
         more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
         return f"key {first}{more}" if short else f"signed by {first}{more}"
+
+
+def _curve(middle: float, y: float, other_y: float, end: float) -> str:
+    return f"C{middle:.1f},{y:.1f} {middle:.1f},{other_y:.1f} {end:.1f},{other_y:.1f}"
 
 
 def _groups(trust: Trust, facts: GovernanceFacts) -> dict[tuple[str, ...], list[_Part]]:
