@@ -39,7 +39,7 @@ def facts_of(rows: dict[tuple[str, str], int], classes: tuple[str, ...], regions
 def area(path: str) -> float:
     """Return a ribbon's thickness at its start, from its corners."""
     ys = [float(y) for y in re.findall(r"M[\d.]+,([\d.]+)", path)]
-    ends = [float(y) for y in re.findall(r"V([\d.]+)H", path)] or [float(path.split(",")[-1].rstrip("Z"))]
+    ends = [float(y) for y in re.findall(r"V([\d.]+)H", path)] or [float(path.rsplit(",", maxsplit=1)[-1].rstrip("Z"))]
     return abs(ends[-1] - ys[0])
 
 

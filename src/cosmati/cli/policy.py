@@ -11,9 +11,11 @@ import typer
 
 from cosmati.cli.errors import Question
 from cosmati.cli.files import load_recipe
+from cosmati.cli.taxonomy_file import read_taxonomy
 from cosmati.errors import PolicyError
 from cosmati.provenance.taxonomy import software_licences
 from cosmati.recipes.language import LanguageTask, python_gpt_composed
+from cosmati.recipes.policy_templates import MODELS, TEMPLATES, policy_template, template_classes
 from cosmati.recipes.quickstart import quickstart_policy_text
 from cosmati.routing.policy import CompiledPolicy, check_rules, compile_policy, partition_by
 from cosmati.routing.policy_analysis import explain as explain_cell
@@ -21,10 +23,14 @@ from cosmati.routing.policy_analysis import heat_map_text
 from cosmati.routing.policy_diff import PolicyDiff, other_changes
 from cosmati.routing.policy_file import PolicyFile, load_policy
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check, show, explain, compare and sign policies.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Begin, check, show, explain, compare and sign policies.")
 PolicyArgument = Annotated[Path | None, typer.Argument(help="A policy file; the quickstart's if left out.")]
 RecipeFile = Annotated[
     str | None, typer.Option("--recipe", metavar="FILE[:FUNCTION]", help="The model; the quickstart's GPT if left out.")
+]
+TaxonomyFile = Annotated[
+    Path | None,
+    typer.Option("--taxonomy", metavar="FILE", help="The classes; the recipe's, or software licences, if left out."),
 ]
 Steps = Annotated[int, typer.Option(min=1, help="Length of the run.")]
 
@@ -33,15 +39,17 @@ def _load(file: Path | None) -> PolicyFile:
     return load_policy(quickstart_policy_text() if file is None else file)
 
 
-def _compile(policy: PolicyFile, recipe: str | None, steps: int) -> CompiledPolicy:
+def _compile(policy: PolicyFile, recipe: str | None, steps: int, taxonomy: Path | None = None) -> CompiledPolicy:
     made = load_recipe(recipe, []) if recipe else python_gpt_composed(LanguageTask())
     regions = partition_by(policy, made.build_model())
-    taxonomy = made.taxonomy or software_licences()
-    return compile_policy(policy, taxonomy=taxonomy, regions=regions, num_steps=steps)
+    classes = read_taxonomy(taxonomy) if taxonomy else made.taxonomy or software_licences()
+    return compile_policy(policy, taxonomy=classes, regions=regions, num_steps=steps)
 
 
 @app.command()
-def check(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps = 1000) -> None:
+def check(
+    file: PolicyArgument = None, recipe: RecipeFile = None, taxonomy: TaxonomyFile = None, steps: Steps = 1000
+) -> None:
     """Check that a policy parses, that its regions divide the model, and that it decides every cell.
 
     \b
@@ -49,7 +57,7 @@ def check(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps =
       cosmati policy check
       cosmati policy check policy.yaml --recipe my_model.py
     """  # noqa: D301
-    compiled = _compile(_load(file), recipe, steps)
+    compiled = _compile(_load(file), recipe, steps, taxonomy)
     cells = len(compiled.weight) * len(compiled.regions) * len(compiled.phases)
     bands = "" if compiled.bands == ("",) else f"{len(compiled.bands)} bands, "
     typer.echo(
@@ -60,15 +68,40 @@ def check(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps =
 
 
 @app.command()
-def show(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps = 1000) -> None:
+def show(
+    file: PolicyArgument = None, recipe: RecipeFile = None, taxonomy: TaxonomyFile = None, steps: Steps = 1000
+) -> None:
     """Draw a policy: classes down, regions across, the weight in each cell, one table a phase.
 
     \b
     Example:
       cosmati policy show policy.yaml --steps 5000
     """  # noqa: D301
-    compiled = _compile(_load(file), recipe, steps)
+    compiled = _compile(_load(file), recipe, steps, taxonomy)
     typer.echo("\n\n".join(heat_map_text(compiled, phase.name) for phase in compiled.phases))
+
+
+@app.command()
+def template(
+    name: Annotated[str | None, typer.Argument(help=f"One of {', '.join(TEMPLATES)}; a list if left out.")] = None,
+    model: Annotated[
+        str, typer.Option(metavar="KIND", help=f"Whose regions it has: {', '.join(MODELS)}.")
+    ] = "transformer",
+    classes: Annotated[bool, typer.Option("--classes", help="The classes that it speaks of, in its place.")] = False,
+) -> None:
+    """Print a policy to begin with, commented for lawyers and engineers, or the classes that it speaks of.
+
+    \b
+    Examples:
+      cosmati policy template
+      cosmati policy template medical > policy.yaml
+      cosmati policy template medical --classes > classes.yaml
+      cosmati policy show policy.yaml --taxonomy classes.yaml
+    """  # noqa: D301
+    if name is None:
+        typer.echo("\n".join(f"{one:<18}{about}" for one, about in TEMPLATES.items()))
+    else:
+        typer.echo(template_classes(name) if classes else policy_template(name, model), nl=False)
 
 
 @app.command(cls=Question)
@@ -76,6 +109,7 @@ def diff(
     old: Annotated[Path, typer.Argument(help="The policy before.")],
     new: Annotated[Path, typer.Argument(help="The policy after.")],
     recipe: RecipeFile = None,
+    taxonomy: TaxonomyFile = None,
     steps: Steps = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
@@ -92,7 +126,8 @@ def diff(
     """  # noqa: D301
     before, after = load_policy(old), load_policy(new)
     others = other_changes(before, after)
-    found = PolicyDiff(_compile(before, recipe, steps), _compile(after, recipe, steps), others)
+    tables = [_compile(policy, recipe, steps, taxonomy) for policy in (before, after)]
+    found = PolicyDiff(*tables, others)
     typer.echo(json.dumps(found.to_mapping(), indent=2) if as_json else str(found))
     if found:
         raise typer.Exit(1)
@@ -172,6 +207,7 @@ def explain(
         str | None,
         typer.Option(metavar="FILE[:FUNCTION]", help="Its taxonomy has the classes; software licences if left out."),
     ] = None,
+    taxonomy: TaxonomyFile = None,
 ) -> None:
     """Say which rule decides what a class may teach a region, and against which others.
 
@@ -184,14 +220,15 @@ def explain(
       cosmati policy explain customer/tickets embedding --file policy.yaml --recipe my_model.py
     """  # noqa: D301
     policy = _load(file)
-    taxonomy = (load_recipe(recipe, []).taxonomy if recipe else None) or software_licences()
-    if policy.taxonomy != taxonomy.name:
+    own = load_recipe(recipe, []).taxonomy if recipe and not taxonomy else None
+    classes = read_taxonomy(taxonomy) if taxonomy else own or software_licences()
+    if policy.taxonomy != classes.name:
         raise PolicyError(
-            f"The policy's classes are those of the taxonomy {policy.taxonomy!r}, and these are {taxonomy.name!r}. "
-            "Give the recipe that has it: --recipe FILE[:FUNCTION]."
+            f"The policy's classes are those of the taxonomy {policy.taxonomy!r}, and these are {classes.name!r}. "
+            "Give its file, --taxonomy FILE, or the recipe that has it, --recipe FILE[:FUNCTION]."
         )
-    found = explain_cell(policy, class_name, region, phase or policy.phase_names[-1], band, taxonomy=taxonomy)
-    check_rules(policy, taxonomy=taxonomy)
+    found = explain_cell(policy, class_name, region, phase or policy.phase_names[-1], band, taxonomy=classes)
+    check_rules(policy, taxonomy=classes)
     result = f"weight {found.weight:g}" if found.result == "weight" else found.result
     typer.echo(f"{', '.join(filter(None, (found.class_path, band)))} in {found.region}, phase {found.phase}: {result}")
     typer.echo(f"  because {found.why}")
