@@ -32,3 +32,22 @@ def test_the_policy_of_the_page_compiles() -> None:
     assert compiled.route(copyleft, 5) == (0.5, 0.5, 0.5)
     assert compiled.route(copyleft, 50) == (1.0, 1.0, 1.0)
     assert compiled.decision[compiled.classes.index("unknown")] == ("reject", "reject")
+
+
+def test_the_grades_of_the_page_do_what_it_says() -> None:
+    block = next(one for one in PAGE.split("```yaml\n")[1:] if one.startswith("measures:")).split("```")[0]
+    front = "version: 1\ntaxonomy: t\nregions: {head: {tag: head}, rest: {params: '*', exclude: ['head.*']}}\n"
+    policy = load_policy(f"{front}rules: [{{class: '**', weight: 1}}]\n{block}")
+    assert policy.measures["trust"].grade_of(0.3) == "middle"
+    names = Taxonomy("t", "1", (("medical/notes", ""), ("news", "")))
+    regions = Regions(("head", "rest"), (("h",), ("r",)), (("head",), ("rest",)), (), ("head", "rest"))
+    table = compile_policy(policy, taxonomy=names, regions=regions, num_steps=10)
+
+    def weights(class_id: int, **grades: str) -> tuple[float, ...]:
+        return table.route(class_id, 0, table.kind_of(0, grades))
+
+    assert weights(0, evidence="trial", trust="high") == (1.0, 1.0)
+    assert weights(0, evidence="cohort", trust="high") == (0.25, 0.25)
+    assert weights(0, evidence="trial", trust="low") == (0.0, 1.0)
+    assert weights(0) == (0.0, 0.25)
+    assert weights(1, evidence="cohort", trust="high") == (1.0, 1.0)

@@ -37,6 +37,7 @@ def tables_of(policy: CompiledPolicy, facts: object = None) -> Tables:
         policy=tuple(tuple(zip(*row, strict=True)) for row in zip(policy.weight, policy.decision, strict=True)),
         changes=(),
         bands=policy.bands,
+        kinds=tuple((policy.band_names.index(kind.band), dict(kind.grades)) for kind in policy.kinds if kind.grades),
     )
 
 

@@ -134,7 +134,7 @@ def test_a_class_deferred_in_one_band_is_admitted_in_another() -> None:
         ("gate", "gate"),
         ("admit", "admit"),
     ]
-    with pytest.raises(PolicyError, match=r"say band 3, and the policy has 3: low, middle, high"):
+    with pytest.raises(PolicyError, match=r"are of kind 3, and the policy has 3: low, middle, high"):
         table.route(c, 0, 3)
     assert compiled(RULE[:1]).route(c, 0, 65535) == (0.5, 0.5), "without bands all are one"
 

@@ -59,7 +59,7 @@ def check(
     """  # noqa: D301
     compiled = _compile(_load(file), recipe, steps, taxonomy)
     cells = len(compiled.weight) * len(compiled.regions) * len(compiled.phases)
-    bands = "" if compiled.bands == ("",) else f"{len(compiled.bands)} bands, "
+    bands = f"{len(compiled.kinds)} kinds of rows in each, " if len(compiled.kinds) > 1 else ""
     typer.echo(
         f"Sound: {cells} cells are decided ({len(compiled.classes)} classes, {bands}{len(compiled.regions)} regions, "
         f"{len(compiled.phases)} phases)."
@@ -202,6 +202,10 @@ def explain(
     region: Annotated[str, typer.Argument(help="Such as embedding.")],
     phase: Annotated[str, typer.Option(help="Phase of the run; the last one if left out.")] = "",
     band: Annotated[str, typer.Option(help="Band of the class, where the policy has bands.")] = "",
+    grade: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MEASURE=GRADE", help="Of the rows; again for more. Not measured if left out."),
+    ] = None,
     file: Annotated[Path | None, typer.Option(help="A policy file; the quickstart's if left out.")] = None,
     recipe: Annotated[
         str | None,
@@ -227,11 +231,23 @@ def explain(
             f"The policy's classes are those of the taxonomy {policy.taxonomy!r}, and these are {classes.name!r}. "
             "Give its file, --taxonomy FILE, or the recipe that has it, --recipe FILE[:FUNCTION]."
         )
-    found = explain_cell(policy, class_name, region, phase or policy.phase_names[-1], band, taxonomy=classes)
+    grades = dict(_measured(word) for word in grade or ())
+    where = (class_name, region, phase or policy.phase_names[-1], band)
+    found = explain_cell(policy, *where, taxonomy=classes, grades=grades)
     check_rules(policy, taxonomy=classes)
     result = f"weight {found.weight:g}" if found.result == "weight" else found.result
-    typer.echo(f"{', '.join(filter(None, (found.class_path, band)))} in {found.region}, phase {found.phase}: {result}")
+    rows = ", ".join(filter(None, (found.class_path, band, *(grade or ()))))
+    typer.echo(f"{rows} in {found.region}, phase {found.phase}: {result}")
     typer.echo(f"  because {found.why}")
     typer.echo(f"  decided by: {found.winner or 'the default'}")
     for rule in found.considered:
         typer.echo(f"  considered: {rule}")
+    for one in found.lowered:
+        typer.echo(f"  lowered by: {one}")
+
+
+def _measured(word: str) -> tuple[str, str]:
+    measure, is_there, grade = word.partition("=")
+    if not is_there:
+        raise PolicyError(f"--grade {word}: say of what, such as --grade evidence=trial.")
+    return measure, grade

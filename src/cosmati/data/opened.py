@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from cosmati.data.graded import grades_said
 from cosmati.data.open_shards import MAPPED, OpenShards, Shard
 from cosmati.data.rows import ColumnValues, concatenate
 from cosmati.data.shards.cache import ShardCache, ShardFiles
@@ -98,11 +99,13 @@ class OpenedSource:
         if not isinstance(band, int) or band < 0:
             raise DataError(f"{url} says band {band!r}, and a band is a number from 0. Write the source again.")
         self.band = band
+        self.grades = grades_said(url, own)
         self.vouched: VouchedShards | None = None
         if authority is not None:
             manifest = opening.manifest(url)
             self.vouched = vouched_shards(authority, url, manifest, self.index, opening.sizes(url, manifest))
-            self.class_path, self.band = self.vouched.manifest.class_path, self.vouched.manifest.band
+            signed = self.vouched.manifest
+            self.class_path, self.band, self.grades = signed.class_path, signed.band, dict(signed.grades)
         self._version = opening.version(url, self.index)
         self.fetcher: int | None = None
         self._open()

@@ -66,8 +66,13 @@ class StreamingSource:
 
     @property
     def kinds(self) -> frozenset[tuple[int, int]]:
-        """Class id and band of each source."""
+        """Class id of each source, and the number of its kind (see `measured`)."""
         return frozenset((group.class_id, group.band) for group in self.dataset.groups)
+
+    @property
+    def measured(self) -> dict[int, tuple[int, dict[str, str]]]:
+        """Band and grades of the rows that batches call by a number: without grades, the band's."""
+        return {number: (band, dict(grades)) for (band, grades), number in self.dataset.kinds.items()}
 
     @property
     def vouched(self) -> VouchedData | None:

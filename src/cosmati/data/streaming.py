@@ -25,6 +25,7 @@ from cosmati.core.rng import position_key
 from cosmati.data.checks import check_columns, check_options, listed_urls, refuse_their_options, refuse_twice
 from cosmati.data.choosing import Choosable
 from cosmati.data.faults import is_of_the_environment
+from cosmati.data.graded import kind_of, numbered
 from cosmati.data.opened import CacheOptions, OpenedSource, open_all
 from cosmati.data.order.mixture import Group, Mixture
 from cosmati.data.order.permutation import distinct
@@ -146,8 +147,9 @@ class StreamingDataset(Choosable, Dataset[Any]):
         of_class = np.bincount(self._class_of, visited, len(self.class_names)).astype(np.int64).tolist()
         rows = dict(zip(self.class_names, of_class, strict=True))
         self.repeats = visits_of(self._repeats, self._choose, self._epoch_size, rows)
+        self.kinds = numbered(self.sources)
         self.groups: tuple[Group, ...] = tuple(
-            Group(count, int(class_id), self.repeats[source.class_path], source.band)
+            Group(count, int(class_id), self.repeats[source.class_path], self.kinds[kind_of(source)])
             for source, class_id, count in zip(self.sources, self._class_of, visited, strict=True)
         )
         self.phases = stretches(self._curriculum, self.groups, self.class_names)

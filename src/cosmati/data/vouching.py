@@ -284,9 +284,10 @@ def look_again(sources: Sequence[VouchedShards]) -> VouchedData:
 def _check_index(url: str, manifest: SourceManifest, index: ShardIndex, sizes: Sizes) -> None:
     own = index.extra.get("cosmati")
     says = own if isinstance(own, dict) else {}
-    wanted = {"class": manifest.class_path, "band": manifest.band}
+    wanted = {"class": manifest.class_path, "band": manifest.band, "grades": manifest.grades}
+    usual: dict[str, object] = {"band": 0, "grades": {}}
     for name, value in wanted.items():
-        if says.get(name, 0 if name == "band" else None) != value:
+        if says.get(name, usual.get(name)) != value:
             msg = f"{url}/index.json says {name} {says.get(name)!r}, and {value!r} was signed. Restore it."
             raise TamperedIndexError(msg)
     if index.num_shards != len(manifest.shards):

@@ -127,14 +127,30 @@ def _more(old: Tables, new: Tables, step: int) -> Iterator[tuple[str, float, flo
     """Yield what a later policy allows more from a step on: class and region in words, weight before and after."""
     starts = {start for tables in (old, new) for start, _ in tables.phases}
     spans = sorted({step} | {start for start in starts if start > step})
-    bands = max(len(old.bands), len(new.bands)) + (len(old.bands) != len(new.bands))
-    regions = _shared_regions(old, new)
-    for name, band, at in product(dict.fromkeys((*old.classes, *new.classes)), range(bands), spans):
-        before, after = _weights(old, name, band, at), _weights(new, name, band, at)
+    kinds, regions = list(_kinds(old, new)), _shared_regions(old, new)
+    has_bands = any(band for band, _ in kinds)
+    for name, (band, grades), at in product(dict.fromkeys((*old.classes, *new.classes)), kinds, spans):
+        before, after = _weights(old, name, band, grades, at), _weights(new, name, band, grades, at)
         for was, now in regions:
             if (w := before.get(was, 0.0)) < (n := after.get(now, 0.0)):
-                kind = f"{name}, band {band}" if bands > 1 else name
+                words = [f"{measure} {grade or 'unmeasured'}" for measure, grade in grades.items()]
+                kind = ", ".join([name, *([f"band {band}"] if has_bands else []), *words])
                 yield f"{kind} in {now}, from step {at} on", w, n
+
+
+def _bands(tables: Tables) -> int:
+    """Return how many bands there are; 1 where there are none."""
+    return max((band for band, _ in tables.kinds), default=len(tables.bands) - 1) + 1
+
+
+def _kinds(old: Tables, new: Tables) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the kinds of rows to compare, as shards describe them; one band more where only one side has bands."""
+    every = [grades for tables in (old, new) for _, grades in tables.kinds]
+    names = sorted({name for grades in every for name in grades})
+    known = [dict.fromkeys(("", *(grades[name] for grades in every if name in grades))) for name in names]
+    bands = max(_bands(old), _bands(new)) + (_bands(old) != _bands(new))
+    for band, *grades in product(range(bands), *known):
+        yield band, dict(zip(names, grades, strict=True))
 
 
 def _shared_regions(old: Tables, new: Tables) -> list[tuple[str, str]]:
@@ -151,11 +167,14 @@ def _shared_regions(old: Tables, new: Tables) -> list[tuple[str, str]]:
     return list(dict.fromkeys(named)) or [(name, name) for name in new.regions]
 
 
-def _weights(tables: Tables, name: str, band: int, step: int) -> dict[str, float]:
-    """Return the weight of each region at a step, empty where the class or its band isn't there."""
+def _weights(tables: Tables, name: str, band: int, grades: Mapping[str, str], step: int) -> dict[str, float]:
+    """Return the weight of each region at a step, empty where the class, its band or a grade isn't there."""
     phase = next((p for p, (start, end) in enumerate(tables.phases) if start <= step < end), None)
-    has_band = band < len(tables.bands) or len(tables.bands) == 1
-    if name not in tables.classes or phase is None or not has_band:
+    alike: Mapping[str, str] = {}
+    kinds = tables.kinds or [(number, alike) for number in range(len(tables.bands))]
+    band = band if _bands(tables) > 1 else 0
+    found = (k for k, (b, own) in enumerate(kinds) if b == band and all(grades[m] == g for m, g in own.items()))
+    if name not in tables.classes or phase is None or (kind := next(found, None)) is None:
         return {}
-    row = tables.classes.index(name) * len(tables.bands) + (band if len(tables.bands) > 1 else 0)
+    row = tables.classes.index(name) * len(tables.bands) + kind
     return dict(zip(tables.regions, tables.policy[row][phase][0], strict=True))

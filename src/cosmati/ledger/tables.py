@@ -36,7 +36,10 @@ class Tables:
         policy: By row and phase, the weights and the decision; empty without a policy. A class has a row for each band.
         changes: What an amendment changed: name, was, now.
         withdrawn: What nobody vouches for any more, and what is done about it.
-        bands: Names of a policy's bands; one without a name where it has none.
+        bands: Names of the kinds of rows that a policy tells apart in each class, bands for one; one without a name
+            where it tells none apart.
+        kinds: What rows of each kind are: the number of their band, and their grade by measure, empty where it wasn't
+            measured. Empty itself where they have no grades: then a kind is a band.
     """
 
     index: int
@@ -50,6 +53,7 @@ class Tables:
     changes: tuple[tuple[str, str, str], ...]
     withdrawn: tuple[Taken, ...] = ()
     bands: tuple[str, ...] = ("",)
+    kinds: tuple[tuple[int, Mapping[str, str]], ...] = ()
 
     @property
     def policy_of_classes(self) -> tuple[tuple[tuple[RouteWeights, str], ...], ...]:
@@ -169,6 +173,9 @@ def _read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry) -> Tables:
         raise broken(item, "its details don't say what was changed: name, was, now")
     bands = _names(item, details["bands"]) if details.get("bands") else ("",)
     phases, policy = _read_policy(item, details, len(classes) * len(bands), regions)
+    kinds = details.get("kinds", [])
+    if not isinstance(kinds, list) or (kinds and len(kinds) != len(bands)) or not all(map(_is_kind, kinds)):
+        raise broken(item, "its details don't say of each kind of rows which band and grades it has")
     try:
         withdrawn = read_withdrawals(details)
     except ValueError as error:
@@ -185,6 +192,7 @@ def _read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry) -> Tables:
         changes=tuple((name, was, now) for name, was, now in changes),
         withdrawn=withdrawn,
         bands=bands,
+        kinds=tuple((band, grades) for band, grades in kinds),
     )
 
 
@@ -227,6 +235,16 @@ def _names(item: ScannedEntry, value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(n, str) for n in value) or len(set(value)) < len(value):
         raise broken(item, "its details have no list of distinct class and region names")
     return tuple(value)
+
+
+def _is_kind(kind: object) -> bool:
+    return (
+        isinstance(kind, list)
+        and len(kind) == 2
+        and type(kind[0]) is int
+        and isinstance(kind[1], dict)
+        and all(isinstance(grade, str) for grade in kind[1].values())
+    )
 
 
 def _is_route(row: object, regions: tuple[str, ...]) -> bool:

@@ -21,7 +21,9 @@ Details of entry 0::
      "routes": [[weight per region], ...],                 indexed by MicrobatchCell.route_id
      "phases": [[name, start_step, end_step], ...],
      "policy": [[[[weight per region] per phase], [decision per phase]], ...],   by class; [] without a policy
-     "bands": [name, ...],      of a policy with bands: each class then has an entry in "policy" for each of them
+     "bands": [name, ...],      of a policy that tells kinds of a class's rows apart, by band and by grades: each class
+                                then has an entry in "policy" for each of them
+     "kinds": [[band, {measure: grade}], ...],  where they have grades: what each of them is
      "seed": int, ...}                                     any other JSON besides
 
 Details of an amendment are those of entry 0, as they are from now on, with one more field::

@@ -9,7 +9,7 @@ end is never offered, and the plan says so.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import product
 
 import numpy as np
@@ -31,13 +31,21 @@ class DeferredOrder:
         policy: compiled for the run.
         class_map: policy's class of each of the source's classes.
         num_microbatches: V.
+        kind_of: policy's kind of rows of what the order calls a band.
 
     Attributes:
         never_offered: number of microbatches by the source's class for which the run has no room.
     """
 
-    def __init__(self, order: Order, policy: CompiledPolicy, class_map: Sequence[int], num_microbatches: int) -> None:
-        self._order = order
+    def __init__(
+        self,
+        order: Order,
+        policy: CompiledPolicy,
+        class_map: Sequence[int],
+        num_microbatches: int,
+        kind_of: Callable[[int], int] = int,
+    ) -> None:
+        self._order, self._kind_of = order, kind_of
         self._num = num_microbatches
         self.steps_per_epoch = order.steps_per_epoch
         self.rows_per_step = order.rows_per_step
@@ -48,11 +56,10 @@ class DeferredOrder:
         places = np.empty(policy.phases[-1].end_step * self._num, np.int64)
         following, is_turn = 0, False
         for number, phase in enumerate(policy.phases):
-            bands = range(len(policy.bands))
             deferred = {
-                (own, band)
-                for (own, c), band in product(enumerate(class_map), bands)
-                if policy.decision[policy.row(c, band)][number] == "defer"
+                (own, kind)
+                for (own, c), kind in product(enumerate(class_map), range(len(policy.kinds)))
+                if policy.decision[policy.row(c, kind)][number] == "defer"
             }
             ready = deque(sorted(place for place in self._waiting if self._kind_at(place) not in deferred))
             self._waiting.difference_update(ready)
@@ -76,11 +83,13 @@ class DeferredOrder:
         return following, following + 1
 
     def _kind_at(self, place: int) -> tuple[int, int]:
-        """Return class and band of a microbatch."""
-        at = divmod(place, self._num)
-        class_id = self._order.class_id(*at)
+        """Return class and kind of a microbatch."""
+        class_id = self._order.class_id(*divmod(place, self._num))
         assert class_id is not None, "a governed source is route-pure"
-        return class_id, self._order.band(*at) if isinstance(self._order, TellsBands) else 0
+        return class_id, self._kind_of(self._band_at(place))
+
+    def _band_at(self, place: int) -> int:
+        return self._order.band(*divmod(place, self._num)) if isinstance(self._order, TellsBands) else 0
 
     def _place(self, step: int, index: int) -> tuple[int, int]:
         return divmod(int(self._places[step * self._num + index]), self._num)
@@ -91,7 +100,7 @@ class DeferredOrder:
 
     def band(self, step: int, index: int) -> int:
         """Return the band of a microbatch, without reading its rows."""
-        return self._kind_at(int(self._places[step * self._num + index]))[1]
+        return self._band_at(int(self._places[step * self._num + index]))
 
     def class_id(self, step: int, index: int) -> int | None:
         """Return the class of a microbatch, without reading its rows."""

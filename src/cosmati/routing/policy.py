@@ -9,74 +9,23 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import product
-from typing import Literal
 
 from torch import nn
 
 from cosmati.errors import PlanError, PolicyError
 from cosmati.provenance.taxonomy import Taxonomy
-from cosmati.routing.policy_file import PolicyFile, Rule
+from cosmati.routing.cells import Decider, Decision, RegionWeights, refuse
+from cosmati.routing.measures import RowKind
+from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
-from cosmati.routing.rules import (
-    Match,
-    Outcome,
-    cell_matches,
-    check_names,
-    class_matches,
-    disagreement,
-    front,
-    lowest_band,
-)
-
-Decision = Literal["admit", "gate", "defer", "reject"]
-RegionWeights = tuple[float, ...]
-_Place = tuple[str, ...]
+from cosmati.routing.rules import check_names
 
 _TIME = re.compile(r"([0-9]+)(ba)|([0-9]+(?:\.[0-9]+)?)(dur|ep)")
-_UNDECIDED: Outcome = ("reject", 0.0)
-
-
-class _Cells:
-    """Which rules are ahead in each cell, found once for all cells that no rule of the class tells apart.
-
-    Args:
-        policy: as written.
-        declared: its regions.
-    """
-
-    def __init__(self, policy: PolicyFile, declared: Sequence[str]) -> None:
-        self.policy, self.declared = policy, declared
-        self._of_class: dict[str, tuple[list[tuple[int, Rule, int]], frozenset[str]]] = {}
-        self._fronts: dict[_Place, list[Match]] = {}
-
-    def front(self, path: str, region: str, phase: str, band: str) -> list[Match]:
-        """Return the rules that none beats in a cell."""
-        if path not in self._of_class:
-            covering = class_matches(self.policy.rules, path)
-            # A name of another axis tells more cells apart than need be, and no fewer.
-            named = frozenset(name for _, rule, _ in covering for name in (*rule.region, *rule.phase, *rule.band))
-            self._of_class[path] = covering, named
-        covering, named = self._of_class[path]
-        place = (path, *(name if name in named else "" for name in (region, phase, band)))
-        if place not in self._fronts:
-            self._fronts[place] = front(cell_matches(covering, *place[1:]))
-        return self._fronts[place]
-
-    def outcome(self, path: str, region: str, phase: str, band: str) -> Outcome:
-        """Return what holds for a cell."""
-        ahead = self.front(path, region, phase, band)
-        return ahead[0].outcome if ahead else _UNDECIDED
-
-    def where(self, path: str, phase: str, band: str, kind: str) -> str:
-        """Return the line of a rule that says something of a class in a phase, in words."""
-        ahead = [self.front(path, region, phase, band)[:1] for region in self.declared]
-        numbers = [match.number for matches in ahead for match in matches if match.outcome[0] == kind]
-        return self.policy.at(f"rules.{min(numbers)}") if numbers else ""
 
 
 @dataclass(frozen=True)
@@ -92,7 +41,7 @@ class Phase:
 class CompiledPolicy:
     """What each class may teach each region in each phase. Total: every cell has a value.
 
-    A policy with bands has as many rows for each class as there are bands: see `row`.
+    A policy with bands or measures has as many rows for each class as there are kinds of its rows: see `row`.
 
     Args:
         classes: the taxonomy's classes; the index is the class id.
@@ -102,6 +51,7 @@ class CompiledPolicy:
         decision: by row and phase.
         policy_digest: SHA-256 of the policy file's canonical JSON; 32 bytes.
         taxonomy_digest: SHA-256 of the taxonomy's canonical JSON; 32 bytes.
+        kinds: the kinds of rows that it tells apart in each class.
     """
 
     classes: tuple[str, ...]
@@ -111,38 +61,89 @@ class CompiledPolicy:
     decision: tuple[tuple[Decision, ...], ...]
     policy_digest: bytes
     taxonomy_digest: bytes
-    bands: tuple[str, ...] = ("",)
+    kinds: tuple[RowKind, ...] = (RowKind(),)
 
-    def row(self, class_id: int, band: int = 0) -> int:
-        """Return the index in `weight` and `decision` of a class's band; all bands are one where there are none.
+    def row(self, class_id: int, kind: int = 0) -> int:
+        """Return the index in `weight` and `decision` of a class's kind; all kinds are one where there are no others.
 
         Raises:
-            PolicyError: no such class id or band.
+            PolicyError: no such class id or kind.
         """
         if not 0 <= class_id < len(self.classes):
             msg = f"There's no class {class_id}: ids go from 0 to {len(self.classes) - 1}. Rows need a class."
             raise PolicyError(msg)
-        if self.bands == ("",):
+        if len(self.kinds) == 1:
             return class_id
-        if not 0 <= band < len(self.bands):
+        if not 0 <= kind < len(self.kinds):
+            known = f"{len(self.kinds)}: {', '.join(map(str, self.kinds))}"
+            msg = f"Rows of {self.classes[class_id]} are of kind {kind}, and the policy has {known}."
+            raise PolicyError(msg)
+        return class_id * len(self.kinds) + kind
+
+    @cached_property
+    def bands(self) -> tuple[str, ...]:
+        """Names of the kinds; one without a name where all rows of a class are alike."""
+        return tuple(map(str, self.kinds))
+
+    @cached_property
+    def band_names(self) -> tuple[str, ...]:
+        """Names of the bands from the lowest; one without a name where there are none."""
+        return tuple(dict.fromkeys(kind.band for kind in self.kinds))
+
+    def find_kind(self, band: int, grades: Mapping[str, str]) -> int | None:
+        """Return the index in `kinds` of rows as their shard describes them; None for a band or a grade that it lacks.
+
+        Args:
+            band: number of the band; means nothing where the policy has none.
+            grades: by measure; one that isn't there wasn't measured, and those that the policy lacks don't count.
+        """
+        names = self.band_names
+        if names != ("",) and not 0 <= band < len(names):
+            return None
+        wanted = tuple((name, grades.get(name, "")) for name, _ in self.kinds[0].grades)
+        return self._index_of.get(RowKind(names[band] if names != ("",) else "", wanted))
+
+    def kind_of(self, band: int, grades: Mapping[str, str], what: str = "Rows") -> int:
+        """Return the same, or refuse what the policy lacks.
+
+        Raises:
+            PolicyError: a band or a grade that the policy doesn't have; `what` says of which rows.
+        """
+        found = self.find_kind(band, grades)
+        if found is not None:
+            return found
+        names = self.band_names
+        if names != ("",) and not 0 <= band < len(names):
             msg = (
-                f"Rows of {self.classes[class_id]} say band {band}, and the policy has {len(self.bands)}: "
-                f"{', '.join(self.bands)}. Write them with bands of the policy's thresholds (`Bands.band_of`)."
+                f"{what} say band {band}, and the policy has {len(names)}: {', '.join(names)}. Write them with bands "
+                "of the policy's thresholds (`Bands.band_of`)."
             )
             raise PolicyError(msg)
-        return class_id * len(self.bands) + band
+        for measure in dict(self.kinds[0].grades):
+            known = sorted({dict(kind.grades)[measure] for kind in self.kinds} - {""})
+            if (grade := grades.get(measure, "")) not in ("", *known):
+                msg = (
+                    f"{what} say {measure} {grade!r}, and the policy has the grades {', '.join(known)}. Add it to the "
+                    "measure, or write the rows with grades that the policy has."
+                )
+                raise PolicyError(msg)
+        raise AssertionError("a kind that isn't there lacks its band or a grade")
+
+    @cached_property
+    def _index_of(self) -> dict[RowKind, int]:
+        return {kind: index for index, kind in enumerate(self.kinds)}
 
     def rows_of(self, class_id: int) -> range:
-        """Return the rows of a class: one for each band."""
-        return range(self.row(class_id), self.row(class_id) + len(self.bands))
+        """Return the rows of a class: one for each kind."""
+        return range(self.row(class_id), self.row(class_id) + len(self.kinds))
 
     def ever_admits(self, class_id: int) -> bool:
-        """Return whether some band of a class teaches something in some phase."""
+        """Return whether some kind of a class's rows teaches something in some phase."""
         return any({"admit", "gate"} & {*self.decision[row]} for row in self.rows_of(class_id))
 
     @cached_property
     def row_names(self) -> tuple[tuple[str, str], ...]:
-        """Class and band of each row."""
+        """Class and kind of each row, in words."""
         return tuple(product(self.classes, self.bands))
 
     @property
@@ -161,29 +162,29 @@ class CompiledPolicy:
             raise PolicyError(msg)
         return bisect_right(self._starts, step) - 1
 
-    def route(self, class_id: int, step: int, band: int = 0) -> RegionWeights:
+    def route(self, class_id: int, step: int, kind: int = 0) -> RegionWeights:
         """Return a class's weight for each region at a step.
 
         Raises:
-            PolicyError: no such class id, band or step.
+            PolicyError: no such class id, kind or step.
         """
-        return self.weight[self.row(class_id, band)][self.phase_at(step)]
+        return self.weight[self.row(class_id, kind)][self.phase_at(step)]
 
     @cached_property
     def routes(self) -> tuple[RegionWeights, ...]:
         """All different routes, from the one that denies most; the index is the route id."""
         return tuple(sorted({route for phases in self.weight for route in phases}))
 
-    def route_id(self, class_id: int, phase: int, band: int = 0) -> int:
+    def route_id(self, class_id: int, phase: int, kind: int = 0) -> int:
         """Return the index in `routes` of a class's route in a phase (an index).
 
         Raises:
-            PolicyError: no such class id, band or phase.
+            PolicyError: no such class id, kind or phase.
         """
         if not 0 <= phase < len(self.phases):
             msg = f"There's no phase {phase}: the policy has {len(self.phases)}."
             raise PolicyError(msg)
-        return self._route_ids[self.weight[self.row(class_id, band)][phase]]
+        return self._route_ids[self.weight[self.row(class_id, kind)][phase]]
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -231,40 +232,20 @@ def compile_policy(
             or deferred without a later phase that admits it; phases that are empty or out of order. All are
             listed.
     """
-    _refuse(check_names(policy, taxonomy, regions), "names what isn't there")
+    refuse(check_names(policy, taxonomy, regions), "names what isn't there")
     phases = _resolve_phases(policy, num_steps, resolve or (lambda text: resolve_time(text, num_steps=num_steps)))
-    decided = _decide_cells(policy, taxonomy.classes, regions.declared)
-    problems: list[str] = []
-    weight, decision = list[tuple[RegionWeights, ...]](), list[tuple[Decision, ...]]()
-    for path, band in product(taxonomy.classes, policy.band_names):
-        if policy.band_names.index(band) < lowest_band(policy, path):
-            weight.append(((0.0,) * len(regions.names),) * len(phases))
-            decision.append(tuple[Decision, ...]("reject" for _ in phases))
-            continue
-        routes = tuple(_route(decided, path, phase.name, band, regions) for phase in phases)
-        decisions = [
-            _decide(decided, path, phase.name, band, regions.declared, route, problems)
-            for phase, route in zip(phases, routes, strict=True)
-        ]
-        weight.append(routes)
-        decision.append(tuple(decisions))
-        for index, one in enumerate(decisions):
-            if one == "defer" and not {"admit", "gate"} & set(decisions[index:]):
-                problems.append(
-                    f"{path}{_of(band)} is deferred in phase {phases[index].name}"
-                    f"{decided.where(path, phases[index].name, band, 'defer')}, and no later phase admits it: "
-                    "give it a weight there, or reject it"
-                )
-    _refuse(problems, "isn't sound")
+    decider = Decider(policy, taxonomy.classes, regions, [phase.name for phase in phases])
+    rows = [row for path in taxonomy.classes for row in decider.rows(path)]
+    refuse(decider.problems, "isn't sound")
     return CompiledPolicy(
         taxonomy.classes,
         regions,
         phases,
-        tuple(weight),
-        tuple(decision),
+        tuple(routes for routes, _ in rows),
+        tuple(decisions for _, decisions in rows),
         policy.digest,
         taxonomy.digest,
-        policy.band_names,
+        policy.kinds,
     )
 
 
@@ -306,13 +287,6 @@ def resolve_time(text: str, *, num_steps: int, steps_per_epoch: int | None = Non
     return math.floor(Fraction(match[3]) * (num_steps if match[4] == "dur" else steps_per_epoch or 0))
 
 
-def _refuse(problems: Iterable[str], why: str) -> None:
-    listed = list(dict.fromkeys(problems))
-    if listed:
-        msg = f"The policy {why}:\n" + "\n".join(f"  - {problem}" for problem in listed)
-        raise PolicyError(msg)
-
-
 def _resolve_phases(policy: PolicyFile, num_steps: int, resolve: Callable[[str], int]) -> tuple[Phase, ...]:
     if num_steps < 1:
         msg = f"A policy is compiled for a run of at least one step, not {num_steps}."
@@ -326,7 +300,7 @@ def _resolve_phases(policy: PolicyFile, num_steps: int, resolve: Callable[[str],
     ends = ends or [num_steps]
     starts = [0, *ends[:-1]]
     phases = tuple(Phase(*span) for span in zip(policy.phase_names, starts, ends, strict=True))
-    _refuse(
+    refuse(
         [
             f"phase {phase.name}{policy.at(f'phases.{number}')} would go from step {phase.start_step} to "
             f"{phase.end_step} of {num_steps}; put its `until` after the phase before and before the end of the run"
@@ -336,64 +310,3 @@ def _resolve_phases(policy: PolicyFile, num_steps: int, resolve: Callable[[str],
         "has phases out of order",
     )
     return phases
-
-
-def _decide_cells(policy: PolicyFile, classes: Iterable[str], declared: Sequence[str]) -> _Cells:
-    """Return which rule wins each cell (class, region, phase, band)."""
-    decided = _Cells(policy, declared)
-    conflicts: dict[tuple[str, str, str], list[str]] = {}
-    for cell in product(classes, declared, policy.phase_names, policy.band_names):
-        pair = disagreement(decided.front(*cell))
-        if pair:
-            # A class is deferred as a whole, so that no rule can decide single regions of these cells.
-            is_deferred = "defer" in (pair[0].outcome[0], pair[1].outcome[0])
-            mend = "Name the phases that the other rule is for" if is_deferred else "Add a rule for these cells"
-            one, other = (f"{match}{policy.at(f'rules.{match.number}')}" for match in pair)
-            conflicts.setdefault((one, other, mend), []).append(f"({', '.join(filter(None, cell))})")
-    _refuse(
-        [
-            f"{one} and {other} disagree on {cells[0]}"
-            + (f" and {len(cells) - 1} more cells" if len(cells) > 1 else "")
-            + f": neither is more specific. {mend}"
-            for (one, other, mend), cells in conflicts.items()
-        ],
-        "is ambiguous",
-    )
-    return decided
-
-
-def _of(band: str) -> str:
-    return f", band {band}," if band else ""
-
-
-def _route(decided: _Cells, path: str, phase: str, band: str, regions: Regions) -> RegionWeights:
-    return tuple(min(decided.outcome(path, name, phase, band)[1] for name in members) for members in regions.members)
-
-
-def _decide(
-    decided: _Cells,
-    path: str,
-    phase: str,
-    band: str,
-    declared: Iterable[str],
-    route: RegionWeights,
-    problems: list[str],
-) -> Decision:
-    """Return the decision that a class's cells in a phase come to, and note what's wrong with them."""
-    kinds = {decided.outcome(path, region, phase, band)[0] for region in declared}
-    if "defer" in kinds and len(kinds) > 1:
-        problems.append(
-            f"{path}{_of(band)} is deferred in phase {phase}{decided.where(path, phase, band, 'defer')}, but rules "
-            "for single regions say otherwise; a class is deferred for all regions or none"
-        )
-    if "defer" in kinds:
-        return "defer"
-    if not any(route):
-        if "weight" in kinds:
-            problems.append(
-                f"{path}{_of(band)} is admitted in phase {phase} with weight 0 for every region"
-                f"{decided.where(path, phase, band, 'weight')}, "
-                "and would run and teach nothing: use decision: reject"
-            )
-        return "reject"
-    return "gate" if any(0 < weight < 1 for weight in route) else "admit"

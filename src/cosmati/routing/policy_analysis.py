@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby, pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise, product
 from typing import Literal, NamedTuple
 
 from cosmati.errors import PolicyError
 from cosmati.provenance.taxonomy import Taxonomy, closest
-from cosmati.routing.policy import CompiledPolicy, Decision
+from cosmati.routing.cells import Decision, Lowering
+from cosmati.routing.measures import Grades, RowKind
+from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.rules import disagreement, front, lowest_band, matching_rules
 
@@ -30,6 +32,7 @@ class Explanation:
         result: `weight`, `reject` or `defer`.
         weight: the cell's weight, 0 unless the result is `weight`.
         why: a sentence.
+        lowered: the attenuations that cover the cell, in words; the least factor of them counts.
     """
 
     class_path: str
@@ -40,6 +43,7 @@ class Explanation:
     result: Literal["weight", "reject", "defer"]
     weight: float
     why: str
+    lowered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class CellChange:
     """What changes between two policies for one class and band, in steps `start_step` to `end_step` (not included).
 
     The regions are those that hold the same parameters before and after; None where they weren't, or aren't,
-    trained. Without bands on both sides there's no number of a band.
+    trained. Without bands on both sides there's no number of a band. The grades are those that one of them tells apart.
     """
 
     class_path: str
@@ -61,6 +65,7 @@ class CellChange:
     new_decision: Decision
     band: str = ""
     band_number: int | None = None
+    grades: Grades = ()
 
     @property
     def direction(self) -> Literal["tightens", "loosens"]:
@@ -78,12 +83,12 @@ class CellChange:
 
     @property
     def name(self) -> str:
-        """The class, and its band where there are bands."""
-        return ", ".join(filter(None, (self.class_path, self.band)))
+        """The class, and its band and grades where there are some."""
+        return ", ".join(filter(None, (self.class_path, str(RowKind(self.band, self.grades)))))
 
     @property
     def cell(self) -> str:
-        """Class, band and region."""
+        """Class, kind and region."""
         return f"{self.name}, {self.region}"
 
     @property
@@ -96,13 +101,46 @@ class CellChange:
 
 
 def explain(
-    policy: PolicyFile, class_path: str, region: str, phase: str, band: str = "", *, taxonomy: Taxonomy
+    policy: PolicyFile,
+    class_path: str,
+    region: str,
+    phase: str,
+    band: str = "",
+    *,
+    taxonomy: Taxonomy,
+    grades: Mapping[str, str] | None = None,
 ) -> Explanation:
-    """Say which rule decides a cell, and against which others.
+    """Say which rule decides a cell, against which others, and what lowers its weight.
 
     Raises:
-        PolicyError: no such class, region, phase or band; or rules that disagree on the cell.
+        PolicyError: no such class, region, phase, band or grade; or rules that disagree on the cell.
     """
+    kind = _kind(policy, band, grades or {})
+    found = _ruled(policy, class_path, region, phase, band, taxonomy)
+    lowering = Lowering(policy)
+    factor = lowering.factor(class_path, kind, phase, region)
+    covering = lowering.covering(class_path, kind, phase, region)
+    words = tuple(f"attenuation {number} ({one})" for number, one in covering)
+    if not words or found.result != "weight":
+        return replace(found, lowered=words)
+    told = f"{found.why}; times {factor:g}, for {str(kind) or 'all rows'}: the least factor of {len(words)}"
+    return replace(found, weight=found.weight * factor, why=told, lowered=words)
+
+
+def _kind(policy: PolicyFile, band: str, grades: Mapping[str, str]) -> RowKind:
+    """Return the kind of rows of a band and of some grades; what isn't named wasn't measured."""
+    for name, grade in grades.items():
+        if name not in policy.measures:
+            msg = f"There's no measure {name!r}{closest(name, tuple(sorted(policy.measures)))}"
+            raise PolicyError(msg)
+        if grade not in ("", *policy.measures[name].grades):
+            msg = f"There's no grade {grade!r} of {name}{closest(grade, policy.measures[name].grades)}"
+            raise PolicyError(msg)
+    return RowKind(band, tuple((name, grades.get(name, "")) for name in sorted(policy.measures)))
+
+
+def _ruled(policy: PolicyFile, class_path: str, region: str, phase: str, band: str, taxonomy: Taxonomy) -> Explanation:
+    """Return what the rules say of a cell."""
     regions = tuple(sorted(policy.regions)) or ("all",)
     for axis, name, known in (
         ("class", class_path, taxonomy.classes),
@@ -147,8 +185,8 @@ def explain(
 def diff(old: CompiledPolicy, new: CompiledPolicy) -> tuple[CellChange, ...]:
     """Return what changes, step by step and parameter by parameter, whatever regions and phases are called.
 
-    A class that one of the taxonomies lacks counts as rejected there, and so does a band that one of them lacks. Bands
-    are compared by their numbers, which is what shards say.
+    A class that one of the taxonomies lacks counts as rejected there, and so does a band or a grade that one of them
+    lacks. Bands are compared by their numbers and grades by their names, which is what shards say.
 
     Raises:
         PolicyError: the policies were compiled for runs of different lengths.
@@ -164,15 +202,24 @@ def diff(old: CompiledPolicy, new: CompiledPolicy) -> tuple[CellChange, ...]:
     return tuple(
         change
         for path in dict.fromkeys([*old.classes, *new.classes])
-        for band in range(_num_bands(old, new))
+        for band, grades in _kinds(old, new)
         for before, after in _shared_regions(old, new)
-        for change in _changes(_Side(old, path, band, before), _Side(new, path, band, after), spans)
+        for change in _changes(_Side(old, path, band, grades, before), _Side(new, path, band, grades, after), spans)
     )
 
 
-def _num_bands(old: CompiledPolicy, new: CompiledPolicy) -> int:
-    """Return how many bands to compare; where only one side has bands, one more stands for all above them."""
-    return max(len(old.bands), len(new.bands)) + ((old.bands == ("",)) != (new.bands == ("",)))
+def _kinds(old: CompiledPolicy, new: CompiledPolicy) -> Iterator[tuple[int, Grades]]:
+    """Yield the kinds of rows to compare, as shards describe them: number of the band, and grades.
+
+    Where only one side has bands, one more stands for all above them.
+    """
+    before, after = old.band_names, new.band_names
+    num_bands = max(len(before), len(after)) + ((before == ("",)) != (after == ("",)))
+    names = sorted({name for one in (old, new) for name, _ in one.kinds[0].grades})
+    all_kinds = (*old.kinds, *new.kinds)
+    known = [dict.fromkeys(grade for kind in all_kinds for own, grade in kind.grades if own == name) for name in names]
+    for band, *grades in product(range(num_bands), *known):
+        yield band, tuple(zip(names, grades, strict=True))
 
 
 def heat_map_text(compiled: CompiledPolicy, phase: str) -> str:
@@ -228,23 +275,24 @@ class _Side(NamedTuple):
     compiled: CompiledPolicy
     class_path: str
     band: int
+    grades: Grades
     region: str | None
 
     @property
     def has_bands(self) -> bool:
-        return self.compiled.bands != ("",)
+        return self.compiled.band_names != ("",)
 
     @property
     def band_name(self) -> str:
-        bands = self.compiled.bands
+        bands = self.compiled.band_names
         return bands[self.band] if self.band < len(bands) else ""
 
     def at(self, step: int) -> tuple[float, Decision]:
         compiled = self.compiled
-        is_there = self.class_path in compiled.classes and (self.band < len(compiled.bands) or not self.has_bands)
-        if not is_there or self.region is None:
+        kind = compiled.find_kind(self.band, dict(self.grades))
+        if self.class_path not in compiled.classes or kind is None or self.region is None:
             return 0.0, "reject"
-        row, phase = compiled.row(compiled.classes.index(self.class_path), self.band), compiled.phase_at(step)
+        row, phase = compiled.row(compiled.classes.index(self.class_path), kind), compiled.phase_at(step)
         return compiled.weight[row][phase][compiled.regions.index(self.region)], compiled.decision[row][phase]
 
 
@@ -264,4 +312,5 @@ def _changes(old: _Side, new: _Side, spans: Sequence[tuple[int, int]]) -> Iterat
                 after[1],
                 new.band_name or old.band_name or ("above" if new.has_bands or old.has_bands else ""),
                 new.band if new.has_bands or old.has_bands else None,
+                new.grades,
             )

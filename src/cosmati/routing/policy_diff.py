@@ -11,8 +11,12 @@ from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_analysis import CellChange, diff, table_text
 from cosmati.routing.policy_file import PolicyFile
 
-_WEIGHED = frozenset({"version", "taxonomy", "regions", "phases", "bands", "floors", "rules", "default", "allow"})
+_WEIGHED = frozenset(
+    "version taxonomy regions phases bands floors measures attenuate rules default allow".split()  # noqa: SIM905
+)
 """Fields that come to weights and decisions."""
+_MEASURED = ("bands", "measures")
+"""Those of them whose thresholds say which rows are meant."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +119,7 @@ def other_changes(old: PolicyFile, new: PolicyFile) -> tuple[str, ...]:
     """Return what two policies say differently that no weight tells, a line each: what a run does where data lack."""
     was, now = old.to_mapping(), new.to_mapping()
     names = sorted({*was, *now} - _WEIGHED)
-    if old.bands and new.bands:
-        names.append("bands")
+    names += [name for name in _MEASURED if was.get(name) and now.get(name)]
     return tuple(
         f"{name}: {was.get(name, 'the usual')} -> {now.get(name, 'the usual')}"
         for name in names

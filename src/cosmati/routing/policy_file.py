@@ -26,7 +26,7 @@
 `**`; `region`, `phase` and `band` (see `bands`) are names, or `*` where left out; each may be a list. A rule
 gives a `weight` (0 denied, between 0 and 1 attenuated, 1 full, above 1 amplified and only with
 `allow: {amplify: true}`), or a `decision` for all regions: `reject` (no forward pass) or `defer` (kept for a
-later phase, which must admit it).
+later phase, which must admit it). What rows were measured to be lowers a weight further: see `measures`.
 
 *Which rule wins.* On each axis the more specific one: a class over a branch over a branch nearer the root
 over `**`, a name over `*`. A rule is beaten by one that's at least as specific on every axis and more so on
@@ -45,6 +45,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,6 +59,7 @@ from cosmati.errors import PolicyError
 from cosmati.provenance.voucher import VouchedPolicy
 from cosmati.routing.bands import Bands, Floor
 from cosmati.routing.grace import Finish, Grace
+from cosmati.routing.measures import MAX_KINDS, Attenuation, Grading, RowKind, kinds_of
 from cosmati.routing.selectors import Names, RegionName, RegionSelector, Strict, odd_letters
 from cosmati.routing.strict_yaml import line_of, load_yaml
 
@@ -116,6 +118,8 @@ class PolicyFile(Strict):
     phases: tuple[PhaseSpec, ...] = ()
     bands: Bands | None = None
     floors: tuple[Floor, ...] = ()
+    measures: dict[RegionName, Grading] = Field(default_factory=dict)
+    attenuate: tuple[Attenuation, ...] = ()
     rules: tuple[Rule, ...]
     default: Literal["reject"] = "reject"
     starvation: Literal["alarm", "stop"] = "alarm"
@@ -170,6 +174,12 @@ class PolicyFile(Strict):
             for number, rule in enumerate(self.rules, 1)
             if not self.allow.amplify and (rule.weight or 0) > 1
         ]
+        num_kinds = math.prod((len(one.grades) + 1 for one in self.measures.values()), start=len(self.band_names))
+        if num_kinds > MAX_KINDS:
+            problems.append(
+                f"measures and bands tell {num_kinds} kinds of rows apart, and {MAX_KINDS} are the most: leave out "
+                "measures, or name fewer grades"
+            )
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -184,6 +194,11 @@ class PolicyFile(Strict):
         """Names of the bands from the lowest; one without a name where the file has none."""
         return self.bands.names if self.bands else ("",)
 
+    @property
+    def kinds(self) -> tuple[RowKind, ...]:
+        """The kinds of rows that the policy tells apart in each class: by band, and by grades."""
+        return kinds_of(self.band_names, self.measures)
+
     def to_mapping(self) -> dict[str, Any]:
         """Return the plain form that the digest covers."""
         mapping = self.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -192,7 +207,8 @@ class PolicyFile(Strict):
                 del rule["band"]  # so that policies without bands have the digests that they always had
         mapping["rules"] = sorted(mapping["rules"], key=rfc8785.dumps)
         mapping["floors"] = sorted(mapping["floors"], key=rfc8785.dumps)
-        usual: dict[str, object] = {"floors": [], "starvation": "alarm"}
+        mapping["attenuate"] = sorted(mapping["attenuate"], key=rfc8785.dumps)
+        usual: dict[str, object] = {"floors": [], "measures": {}, "attenuate": [], "starvation": "alarm"}
         return {name: value for name, value in mapping.items() if name not in usual or value != usual[name]}
 
     @property
@@ -251,6 +267,7 @@ def _lines(policy: PolicyFile, node: yaml.Node | None) -> dict[str, int]:
     places += [("phases", index) for index in range(len(policy.phases))]
     places += [("rules", index) for index in range(len(policy.rules))]
     places += [("floors", index) for index in range(len(policy.floors))]
+    places += [("attenuate", index) for index in range(len(policy.attenuate))]
     return {_named(place): line_of(node, place) for place in places}
 
 
@@ -262,8 +279,10 @@ def _problem(entry: Any, node: yaml.Node | None) -> str:  # noqa: ANN401  (pydan
     """Return one line for one of pydantic's findings, with close matches for an unknown field."""
     where = _named(entry["loc"]) or "policy"
     # What is wrong with several parts together names the first of them.
-    rule, phase = (re.search(pattern, entry["msg"]) for pattern in (r"rule (\d+) amplifies", r"^Value error, phase '"))
-    place = entry["loc"] or (("rules", int(rule[1]) - 1) if rule else ("phases",) if phase else ())
+    patterns = r"rule (\d+) amplifies", r"^Value error, (?:(phase) '|(measures) and bands)"
+    rule, part = (re.search(pattern, entry["msg"]) for pattern in patterns)
+    named = ("phases" if part[1] else part[2],) if part else ()
+    place = entry["loc"] or (("rules", int(rule[1]) - 1) if rule else named)
     where = f"line {line_of(node, place)}, {where}"
     message = entry["msg"].removeprefix("Value error, ")
     if entry["type"] == "extra_forbidden":
@@ -278,6 +297,6 @@ def _problem(entry: Any, node: yaml.Node | None) -> str:  # noqa: ANN401  (pydan
 
 _FIELDS = [
     field.alias or name
-    for model in (PolicyFile, Rule, PhaseSpec, Bands, Floor, Allow, Grace, Finish, RegionSelector)
+    for model in (PolicyFile, Rule, PhaseSpec, Bands, Floor, Grading, Attenuation, Allow, Grace, Finish, RegionSelector)
     for name, field in model.model_fields.items()
 ]

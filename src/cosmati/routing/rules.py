@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cosmati.provenance.taxonomy import Taxonomy, closest
+from cosmati.routing.bands import Floor
+from cosmati.routing.measures import Attenuation
 from cosmati.routing.policy_file import PolicyFile, Rule
 from cosmati.routing.regions import Regions
 from cosmati.routing.selectors import odd_letters
@@ -116,24 +118,41 @@ def check_names(policy: PolicyFile, taxonomy: Taxonomy, regions: Regions) -> lis
             ("phase", rule.phase, policy.phase_names),
             ("band", rule.band, policy.bands.names if policy.bands else ()),
         ):
-            found += [
-                f"no {axis} {name!r}{odd_letters(name)}{closest(name, known)}"
-                for name in names
-                if name not in {*known, "*"}
-            ]
+            found += [_unknown(axis, name, known) for name in names if name not in {*known, "*"}]
         problems += [f"rule {number}{policy.at(f'rules.{number}')}: {problem}" for problem in found if problem]
+    for number, one in enumerate(policy.attenuate, 1):
+        found = [_class_problem(pattern, taxonomy) for pattern in one.classes]
+        measure = policy.measures.get(one.measure)
+        if measure is None:
+            found.append(_unknown("measure", one.measure, tuple(sorted(policy.measures))))
+        for axis, names, known in (
+            ("grade", one.grade, measure.grades if measure else one.grade),
+            ("region", one.region, (*regions.declared, "*")),
+            ("phase", one.phase, (*policy.phase_names, "*")),
+        ):
+            found += [_unknown(axis, name, known) for name in names if name not in known]
+        problems += [f"attenuation {number}{policy.at(f'attenuate.{number}')}: {what}" for what in found if what]
     for number, floor in enumerate(policy.floors, 1):
         found = [_class_problem(pattern, taxonomy) for pattern in floor.classes]
         if floor.band not in policy.band_names:
-            found.append(f"no band {floor.band!r}{closest(floor.band, policy.bands.names if policy.bands else ())}")
+            found.append(_unknown("band", floor.band, policy.bands.names if policy.bands else ()))
         problems += [f"floor {number}{policy.at(f'floors.{number}')}: {problem}" for problem in found if problem]
     return problems
 
 
+def covers(one: Floor | Attenuation, class_path: str) -> bool:
+    """Return whether a floor or an attenuation is for a class."""
+    return any(_class_specificity(pattern, class_path) >= 0 for pattern in one.classes)
+
+
 def lowest_band(policy: PolicyFile, class_path: str) -> int:
     """Return the lowest band, by its number, of which a class is admitted at all: the highest of its floors."""
-    floors = [one.band for one in policy.floors if any(_class_specificity(p, class_path) >= 0 for p in one.classes)]
+    floors = [one.band for one in policy.floors if covers(one, class_path)]
     return max((policy.band_names.index(name) for name in floors), default=0)
+
+
+def _unknown(axis: str, name: str, known: tuple[str, ...]) -> str:
+    return f"no {axis} {name!r}{odd_letters(name)}{closest(name, tuple(one for one in known if one != '*'))}"
 
 
 def _class_problem(pattern: str, taxonomy: Taxonomy) -> str:

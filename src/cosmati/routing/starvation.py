@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cosmati.core.source import Source
 from cosmati.errors import PolicyError
@@ -17,18 +17,35 @@ def starved(policy: CompiledPolicy, kinds: Sequence[tuple[int, int]]) -> list[tu
 
     Args:
         policy: compiled.
-        kinds: class id and band of the rows that are there.
-
-    Raises:
-        PolicyError: there's a band that the policy doesn't have.
+        kinds: class id and kind of the rows that are there.
     """
-    there = {policy.row(class_id, band) for class_id, band in kinds}
+    there = {policy.row(class_id, kind) for class_id, kind in kinds}
     return [
         (region, phase.name)
         for p, phase in enumerate(policy.phases)
         for r, region in enumerate(policy.regions)
         if any(row[p][r] for row in policy.weight) and not any(policy.weight[row][p][r] for row in there)
     ]
+
+
+KindNumbers = Mapping[int, tuple[int, Mapping[str, str]]]
+"""What the numbers that a source gives its rows' kinds stand for: a band, and grades by measure."""
+
+
+def kind_map(policy: CompiledPolicy | None, data: object) -> Callable[[int], int]:
+    """Return what gives the policy's kind of rows that a source, or a batch of the user's own, says to be of a band.
+
+    A source whose rows have grades says in `measured` what its numbers stand for; elsewhere nothing was measured.
+    """
+    if policy is None:
+        return int
+    described = _described(data)
+    return lambda number: policy.kind_of(*described(number))
+
+
+def _described(data: object) -> Callable[[int], tuple[int, Mapping[str, str]]]:
+    measured: KindNumbers = getattr(data, "measured", {})
+    return lambda number: measured.get(number, (number, {}))
 
 
 def check_kinds(policy: CompiledPolicy, data: object, class_map: Sequence[int], *, on_starvation: str) -> None:
@@ -45,11 +62,15 @@ def check_kinds(policy: CompiledPolicy, data: object, class_map: Sequence[int], 
     """
     if not isinstance(data, Source):
         return
-    kinds = getattr(data, "kinds", ((class_id, 0) for class_id in range(len(class_map))))
-    found = starved(policy, [(class_map[class_id], band) for class_id, band in kinds])
-    if not found:
+    pairs = getattr(data, "kinds", ((class_id, 0) for class_id in range(len(class_map))))
+    described, found = _described(data), list[tuple[int, int]]()
+    for class_id, number in pairs:
+        own, (band, grades) = class_map[class_id], described(number)
+        found.append((own, policy.kind_of(band, grades, f"Rows of {policy.classes[own]}")))
+    missing = starved(policy, found)
+    if not missing:
         return
-    named = ", ".join(f"{region} in phase {phase}" for region, phase in found)
+    named = ", ".join(f"{region} in phase {phase}" for region, phase in missing)
     text = f"The data have no rows that may teach {named}, and the policy lets other classes do so."
     if on_starvation == "stop":
         raise PolicyError(f"{text} Add data of those classes, or leave out `starvation: stop`.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from cosmati.routing.policy import CompiledPolicy, Decision, Phase
+from cosmati.routing.cells import Decision
+from cosmati.routing.policy import CompiledPolicy, Phase
 
 
 def without_class(policy: CompiledPolicy, class_id: int, step: int) -> CompiledPolicy:

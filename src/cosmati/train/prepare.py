@@ -29,7 +29,7 @@ from cosmati.routing.deferral import DeferredOrder
 from cosmati.routing.policy import CompiledPolicy, compile_policy, partition_by
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.regions import Regions, partition_parameters
-from cosmati.routing.starvation import check_kinds
+from cosmati.routing.starvation import check_kinds, kind_map
 from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_turns
 from cosmati.train.authority_watch import AuthorityWatch, watch_of
 from cosmati.train.buffers import BatchNormStatistics, unrouted
@@ -97,7 +97,7 @@ def prepare(given: Ingredients) -> Prepared:
     generators = DefaultGenerators(device)
     feed, budget = _feed(given, num_microbatches, _offered(given, regions), generators, ranks)
     policy, class_map = _compile(given, regions, budget)
-    feed, never_offered = _deferring(feed, policy, class_map, num_microbatches)
+    feed, never_offered = _deferring(given, feed, policy, class_map)
     layout = Whole(model, regions, ranks, num_microbatches)
     scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks, model)
     refuse_times(config, budget, given.data, given.methods, scheduled)
@@ -117,7 +117,7 @@ def prepare(given: Ingredients) -> Prepared:
         layout=layout,
         regions=regions,
         policy=policy,
-        router=Router(policy, regions, class_map),
+        router=Router(policy, regions, class_map, kind_map(policy, given.data)),
         turns=turns,
         plan=plan,
         config=config,
@@ -234,7 +234,7 @@ def _feed(
 
 
 def _deferring(
-    feed: Feed | None, policy: CompiledPolicy | None, class_map: Sequence[int], num_microbatches: int
+    given: Ingredients, feed: Feed | None, policy: CompiledPolicy | None, class_map: Sequence[int]
 ) -> tuple[Feed | None, tuple[str, ...]]:
     """Return the feed in which deferred microbatches come again, and what is never offered, in words."""
     if policy is None or not isinstance(feed, OrderedFeed):
@@ -245,7 +245,8 @@ def _deferring(
     orders: list[DeferredOrder] = []
 
     def change(order: Order) -> Order:
-        orders.append(DeferredOrder(order, policy, class_map, num_microbatches))
+        num_microbatches = given.config.resolve_microbatches(governed=True)
+        orders.append(DeferredOrder(order, policy, class_map, num_microbatches, kind_map(policy, given.data)))
         return orders[0]
 
     feed = feed.reordered(change)

@@ -199,10 +199,10 @@ def refuse_packs(policy: CompiledPolicy, class_ids: Sequence[int | None]) -> Non
     """
     if None not in class_ids:
         return
-    if policy.bands != ("",):
+    if len(policy.kinds) > 1:
         msg = (
-            f"The policy has bands ({', '.join(policy.bands)}), and packs don't say the bands of their tokens. Leave "
-            "bands and floors out, or pack each class and band by itself."
+            f"The policy has bands or grades ({', '.join(policy.bands[:5])}), and packs don't say those of their "
+            "tokens. Leave bands, floors and measures out, or pack each class, band and grade by itself."
         )
         raise PlanError(msg)
     deferred = ", ".join(

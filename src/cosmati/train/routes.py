@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ class Route(NamedTuple):
         offered: False where the decision is to reject or defer, or all rows are tombstones: no forward pass.
         tokens: what the tokens may teach where rows are packs; None otherwise. Of packs, `id` and `class_id` are -1,
             and a region's weight is 1 where its tokens' differ.
+        kind: the policy's kind of the rows; where it tells none apart, their band.
     """
 
     id: int
@@ -32,6 +33,7 @@ class Route(NamedTuple):
     weights: tuple[float, ...]
     offered: bool
     tokens: TokenRoute | None = None
+    kind: int = 0
 
 
 class Router:
@@ -41,10 +43,17 @@ class Router:
         policy: compiled, or None.
         regions: of the model.
         class_map: policy's class of each of the source's classes.
+        kind_of: policy's kind of rows of what a batch calls its band.
     """
 
-    def __init__(self, policy: CompiledPolicy | None, regions: Regions, class_map: Sequence[int]) -> None:
-        self._policy = policy
+    def __init__(
+        self,
+        policy: CompiledPolicy | None,
+        regions: Regions,
+        class_map: Sequence[int],
+        kind_of: Callable[[int], int] = int,
+    ) -> None:
+        self._policy, self._kind_of = policy, kind_of
         self._regions = regions
         self._class_map = class_map
 
@@ -94,13 +103,14 @@ class Router:
         """
         policy = self._policy
         if policy is None:
-            return Route(0, 0, 0, (1.0,) * len(self._regions.names), not is_empty)
+            return Route(0, 0, 0, (1.0,) * len(self._regions.names), not is_empty, kind=band)
         if class_id is None:
             return self._route_of_packs(policy, step, tokens)
         own = self._class_map[class_id]
-        phase = policy.phase_at(step)
-        offered = policy.decision[policy.row(own, band)][phase] in ("admit", "gate") and not is_empty
-        return Route(policy.route_id(own, phase, band), phase, own, policy.route(own, step, band), offered)
+        phase, kind = policy.phase_at(step), self._kind_of(band) if len(policy.kinds) > 1 else band
+        offered = policy.decision[policy.row(own, kind)][phase] in ("admit", "gate") and not is_empty
+        route_id, weights = policy.route_id(own, phase, kind), policy.route(own, step, kind)
+        return Route(route_id, phase, own, weights, offered, kind=kind)
 
     def _route_of_packs(self, policy: CompiledPolicy, step: int, tokens: Sequence[float]) -> Route:
         """Combine the routes of the classes that a microbatch has tokens of."""

@@ -52,7 +52,11 @@ def mds_to_parquet(source: str | Path, out: str | Path, *, on_shard: Progress = 
 def _write_parquet_files(source: Path, index: ShardIndex, out: Path, on_shard: Progress) -> None:
     store = ShardCache(source, None)
     own = index.extra.get("cosmati")
-    told = {k: v for k, v in own.items() if k in ("class", "band", "manifest_sha256")} if isinstance(own, dict) else {}
+    told = (
+        {k: v for k, v in own.items() if k in ("class", "band", "grades", "manifest_sha256")}
+        if isinstance(own, dict)
+        else {}
+    )
     for number in range(index.num_shards):
         info = index.shard(number)
         if info.format != "mds":
@@ -138,7 +142,7 @@ def parquet_to_mds(
         class_path=class_path,
         source=title,
         commitment=commitment,
-        **{"facts": facts, "salt": salt, "band": told.get("band", 0), **options},
+        **{"facts": facts, "salt": salt, "band": told.get("band", 0), "grades": told.get("grades"), **options},
     ) as writer:
         for row in _rows(source, index.shards, on_shard):
             writer.write(row)

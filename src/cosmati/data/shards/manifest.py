@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import secrets
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import rfc8785
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from cosmati.errors import DataError
 from cosmati.storage.atomic import create_secret
@@ -24,6 +25,7 @@ MANIFEST_FILE = "manifest.json"
 SALT_FILE = "salt.key"
 _CLASS_PATH = r"^[a-z0-9-]+(/[a-z0-9-]+)*$"
 _HEX = r"^[0-9a-f]{64}$"
+_Word = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 
 
 class _Model(BaseModel):
@@ -81,6 +83,7 @@ class SourceManifest(_Model):
         source_version: of its content.
         class_path: class of all its rows.
         band: quality band of all its rows, where a policy tells bands apart; measured once, and signed with the shards.
+        grades: what else was measured of all its rows, by measure: `{"evidence": "trial"}`; likewise.
         num_rows: rows.
         num_bytes: of the uncompressed shards.
         shards: digests of the uncompressed shards, in order.
@@ -94,12 +97,19 @@ class SourceManifest(_Model):
     source_version: str
     class_path: str = Field(pattern=_CLASS_PATH)
     band: int = Field(default=0, ge=0)
+    grades: dict[_Word, _Word] = Field(default_factory=dict)
     num_rows: int = Field(ge=0)
     num_bytes: int = Field(ge=0)
     shards: tuple[ShardDigest, ...]
     row_root: str = Field(pattern=_HEX)
     salt_commitment: str = Field(pattern=_HEX)
     facts: SourceFacts = SourceFacts()
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what isn't said, so that manifests of sources without grades have the bytes that they had."""
+        fields: dict[str, Any] = dump(self)
+        return fields if self.grades else {name: value for name, value in fields.items() if name != "grades"}
 
     def to_bytes(self) -> bytes:
         """Return canonical JSON (RFC 8785): the file, and what is signed."""
@@ -109,6 +119,13 @@ class SourceManifest(_Model):
     def digest(self) -> str:
         """SHA-256 of the file, in hex."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the index says of it."""
+        grades = {"grades": self.grades} if self.grades else {}
+        told = {"version": 1, "class": self.class_path, "band": self.band}
+        return told | grades | {"manifest_sha256": self.digest}
 
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str = MANIFEST_FILE) -> SourceManifest:
@@ -129,6 +146,16 @@ class SourceManifest(_Model):
         if json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() != data:
             raise DataError(f"{name} isn't canonical JSON, so its digest isn't its content's. Write the source again.")
         return found
+
+
+def check_class(class_path: str) -> None:
+    """Refuse what is no class path.
+
+    Raises:
+        DataError: it isn't one.
+    """
+    if not re.fullmatch(_CLASS_PATH, class_path):
+        raise DataError(f"{class_path!r} is no class path. Use lower case, digits and -, such as open/permissive.")
 
 
 def row_leaf(salt: bytes, row: int, sample_sha256: bytes) -> bytes:

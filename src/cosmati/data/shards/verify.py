@@ -145,6 +145,8 @@ def _differences(
         yield f"the index says class {own.get('class')}, and the manifest {manifest.class_path}"
     if own.get("band", 0) != manifest.band:
         yield f"the index says band {own.get('band')}, and the manifest {manifest.band}"
+    if own.get("grades", {}) != manifest.grades:
+        yield f"the index says grades {own.get('grades')}, and the manifest {manifest.grades}"
     if own.get("manifest_sha256") != manifest.digest:
         yield "the index names another manifest"
 

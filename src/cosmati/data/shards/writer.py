@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
+from cosmati.data.graded import kind_of
 from cosmati.data.shards.cache import ShardCache, ShardFiles, hash_of
 from cosmati.data.shards.commitment import differences
 from cosmati.data.shards.compression import compress, extension
@@ -34,6 +35,7 @@ from cosmati.data.shards.manifest import (
     ShardDigest,
     SourceFacts,
     SourceManifest,
+    check_class,
     read_or_make_salt,
     row_leaf,
 )
@@ -56,6 +58,7 @@ class ShardWriter:
         columns: encodings of the columns by name, in order.
         class_path: class of all rows, such as `open/permissive`.
         band: quality band of all rows; each band is a source of its own.
+        grades: what else was measured of all rows, by measure: `{"evidence": "trial"}`; likewise.
         source: name of the source.
         source_version: of its content.
         size_limit: bytes of an uncompressed shard at most, under 4 GiB; a longer row has a shard of its own.
@@ -86,6 +89,7 @@ class ShardWriter:
         source: str,
         source_version: str = "1",
         band: int = 0,
+        grades: Mapping[str, str] | None = None,
         size_limit: int = 1 << 26,
         compression: str | None = None,
         hashes: Sequence[str] = ("sha256",),
@@ -94,19 +98,19 @@ class ShardWriter:
         commitment: str | None = None,
         append: bool = False,
     ) -> None:
-        if not isinstance(size_limit, int) or not 0 < size_limit < 1 << 32:
-            raise DataError(f"size_limit={size_limit!r}: give a number of bytes, 1 or more, and less than 4 GiB.")
+        _check_size_limit(size_limit)
         self.columns = tuple(
             Column(name, kind, encoding(kind, allow_pickle=True).size) for name, kind in columns.items()
         )
         if not self.columns:
             raise DataError("A row needs a column. Give columns={'text': 'str'}, say.")
         extension(compression)
-        _check_class(class_path)
+        check_class(class_path)
         self._told, self._size_limit, self._compression = facts or SourceFacts(), size_limit, compression
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "class_path": class_path,
             "band": band,
+            "grades": dict(grades or {}),
             "source": source,
             "source_version": source_version,
             "size_limit": size_limit,
@@ -117,8 +121,7 @@ class ShardWriter:
             "commitment": commitment,
         }
         place = out if isinstance(out, Destination) else Destination(str(out))
-        self._target, self.out = place.target, place.here
-        self._journal = self._locked()
+        self._target, self.out, self._journal = place.target, place.here, self._locked(place.here)
         try:
             self._take_over(salt, replay=commitment is not None)
             if commitment is None:
@@ -128,11 +131,11 @@ class ShardWriter:
             self.close()
             raise
 
-    def _locked(self) -> Journal:
+    def _locked(self, out: Path) -> Journal:
         try:
-            return Journal(self.out / JOURNAL_FILE)
+            return Journal(out / JOURNAL_FILE)
         except BlockingIOError as error:
-            msg = f"{self.out} is being written by another process. Wait for it, or write elsewhere."
+            msg = f"{out} is being written by another process. Wait for it, or write elsewhere."
             raise DataError(msg) from error
 
     def _take_over(self, salt: bytes | None, *, replay: bool) -> None:
@@ -188,7 +191,8 @@ class ShardWriter:
 
     def _compare(self, before: Mapping[str, Any]) -> None:
         """Refuse to go on with other settings than the source was begun with."""
-        old, new = (_flat(one) for one in (before, self._settings))
+        # An older journal doesn't speak of grades.
+        old, new = ({"grades": {}, **one, **one.get("facts", {}), "facts": None} for one in (before, self._settings))
         found = differences(old, new)
         if found:
             raise DataError(f"{self.out} was begun otherwise: {'; '.join(found)}. Give the same, or another directory.")
@@ -280,6 +284,7 @@ class ShardWriter:
             source_version=str(self._settings["source_version"]),
             class_path=str(self._settings["class_path"]),
             band=int(str(self._settings["band"])),
+            grades=self._settings["grades"],
             num_rows=self.num_written,
             num_bytes=sum(shard.raw.num_bytes for shard in self._shards),
             shards=tuple(self._digests),
@@ -325,7 +330,7 @@ def merge_sources(parts: Sequence[Path | str], out: Path | str, *, salt: bytes |
     manifests = [SourceManifest.from_bytes((part / MANIFEST_FILE).read_bytes()) for part in places]
     indices = [parse_index((part / "index.json").read_bytes(), name=f"{part}/index.json") for part in places]
     one = manifests[0]
-    kinds = {(m.class_path, m.band, m.source, m.source_version, m.facts.model_dump_json()) for m in manifests}
+    kinds = {(m.class_path, kind_of(m), m.source, m.source_version, m.facts.model_dump_json()) for m in manifests}
     if len(kinds) != 1 or len({index.shard(n).columns for index in indices for n in range(index.num_shards)}) > 1:
         raise DataError("The parts differ in class, source, facts or columns. Write them with the same arguments.")
     salt = read_or_make_salt(folder, salt)
@@ -369,14 +374,9 @@ def _check_parts(parts: Sequence[Path], folder: Path) -> None:
             raise DataError(f"{part} is given twice, and the merged source would have its rows twice. Give it once.")
 
 
-def _check_class(class_path: str) -> None:
-    parts = class_path.split("/")
-    if not all(part and set(part) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for part in parts):
-        raise DataError(f"{class_path!r} is no class path. Use lower case, digits and -, such as open/permissive.")
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {**settings, **settings.get("facts", {}), "facts": None}
+def _check_size_limit(size_limit: object) -> None:
+    if not isinstance(size_limit, int) or not 0 < size_limit < 1 << 32:
+        raise DataError(f"size_limit={size_limit!r}: give a number of bytes, 1 or more, and less than 4 GiB.")
 
 
 def _moved(info: ShardInfo, below: str) -> ShardInfo:
@@ -388,10 +388,9 @@ def _moved(info: ShardInfo, below: str) -> ShardInfo:
 
 def _finish(target: Target, shards: Sequence[ShardInfo], manifest: SourceManifest) -> None:
     """Put manifest and index in place, the index last."""
-    told = {"version": 1, "class": manifest.class_path, "band": manifest.band, "manifest_sha256": manifest.digest}
     try:
         target.put(MANIFEST_FILE, manifest.to_bytes())
-        target.put("index.json", dump_index(shards, {"cosmati": told}))
+        target.put("index.json", dump_index(shards, {"cosmati": manifest.told}))
     except OSError as error:
         msg = (
             f"{target.url} can't be finished: {error.strerror}. All its shards are whole: make room, open the writer "

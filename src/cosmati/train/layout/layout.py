@@ -16,7 +16,7 @@ from typing import Protocol, Self
 from torch import Tensor, nn
 
 from cosmati.core.pieces import Pieces
-from cosmati.routing.policy import RegionWeights
+from cosmati.routing.cells import RegionWeights
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from cosmati.core.pieces import Pieces
 from cosmati.core.state import load_model_tensors, model_tensors, parameter_root
 from cosmati.errors import PlanError
-from cosmati.routing.policy import RegionWeights
+from cosmati.routing.cells import RegionWeights
 from cosmati.routing.regions import Regions
 from cosmati.train.layout.exchange import RankSum
 from cosmati.train.layout.layout import Parameter

@@ -36,6 +36,7 @@ from cosmati.records.ledger import (
     RunEntry,
     StepEntry,
 )
+from cosmati.routing.policy import CompiledPolicy
 from cosmati.storage.atomic import create_secret, replace_files
 from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
@@ -177,7 +178,7 @@ class LedgerObserver(Observer):
             ]
             if policy
             else [],
-            **({"bands": list(policy.bands)} if policy and policy.bands != ("",) else {}),
+            **(_kinds(policy) if policy and len(policy.kinds) > 1 else {}),
             "plan": list(facts.plan.lines),
             "environment": dict(facts.environment),
             "num_microbatches": facts.num_microbatches,
@@ -302,7 +303,16 @@ def _cell(outcome: StepOutcome, table: Tensor, m: int) -> MicrobatchCell:
         num_rows = outcome.batches[0].num_rows
         return MicrobatchCell(0, band, 0, 0, num_rows, float(num_rows), bytes(rows))
     route, weight, num = outcome.routes[m], outcome.weights[m].item(), int(outcome.num_rows[m].item())
-    return MicrobatchCell(route.class_id, band, route.phase, route.id, num, float(weight), bytes(rows))
+    return MicrobatchCell(route.class_id, route.kind, route.phase, route.id, num, float(weight), bytes(rows))
+
+
+def _kinds(policy: CompiledPolicy) -> dict[str, object]:
+    """Say which kinds of rows the policy tells apart in each class: their names, and where rows have grades what of."""
+    if not policy.kinds[0].grades:
+        return {"bands": list(policy.bands)}
+    numbers = [policy.band_names.index(kind.band) for kind in policy.kinds]
+    told = [[number, dict(kind.grades)] for number, kind in zip(numbers, policy.kinds, strict=True)]
+    return {"bands": list(policy.bands), "kinds": told}
 
 
 def _kept_details(places: Tensor) -> dict[str, object]:

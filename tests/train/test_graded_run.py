@@ -1,0 +1,145 @@
+"""A run under a policy that attenuates by grades: shards say them, a step goes by them, and the ledger holds them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from cosmati import RunConfig, Taxonomy, Trainer, load_policy
+from cosmati.cli.main import app
+from cosmati.data.shards.dataset import write_dataset
+from cosmati.data.shards.manifest import SourceManifest
+from cosmati.data.source import StreamingSource
+from cosmati.data.streaming import StreamingDataset
+from cosmati.errors import DataError, PolicyError
+from cosmati.ledger.query import VerifiedLedger
+from cosmati.optim.optimizers import SGD
+
+TAXONOMY = Taxonomy("t", "1", (("notes", ""), ("papers", "")))
+POLICY = """
+version: 1
+taxonomy: t
+phases: [{name: start, until: 2ba}, {name: rest}]
+measures: {evidence: {grades: [report, trial]}, trust: {grades: [low, high], thresholds: [0.5]}}
+rules:
+  - {class: "**", weight: 1}
+attenuate:
+  - {class: papers, measure: evidence, grade: report, factor: %s}
+"""
+KINDS: tuple[tuple[str, dict[str, str], int], ...] = (
+    ("papers", {"evidence": "trial", "trust": "high"}, 1),
+    ("papers", {"evidence": "report"}, 1000),
+    ("notes", {}, 1),
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Papers of two grades of evidence, those of reports a thousand times as large, and notes that nobody measured."""
+    folder = tmp_path_factory.mktemp("graded")
+    for number, (name, grades, scale) in enumerate(KINDS):
+        rows = [{"number": scale * (row + 1)} for row in range(16)]
+        write_dataset(rows, folder / str(number), {"number": "int"}, class_of=name, source=f"s{number}", grades=grades)
+    return folder
+
+
+def loss(model: nn.Module, rows: Tensor) -> Tensor:
+    output: Tensor = model(rows.float()[:, None])
+    return output.square().mean()
+
+
+def train(corpus: Path, policy: str | None, *, names: str = "012", folder: Path | None = None) -> Trainer:
+    torch.manual_seed(0)
+    data = StreamingDataset([corpus / name for name in names], columns=("number",))
+    given: dict[str, Any] = {} if policy is None else {"policy": load_policy(policy), "taxonomy": TAXONOMY}
+    trainer = Trainer(
+        nn.Linear(1, 1),
+        loss,
+        StreamingSource(data, 8),
+        optimizers=SGD(lr=1e-6),
+        config=RunConfig(budget="6ba", num_threads=1, num_microbatches=2, run_folder=folder, ledger=folder is not None),
+        **given,
+    )
+    trainer.fit()
+    return trainer
+
+
+def size(trainer: Trainer) -> float:
+    return max(float(parameter.detach().abs().max()) for parameter in trainer.model.parameters())
+
+
+def test_rows_of_a_grade_teach_by_its_factor(corpus: Path, tmp_path: Path) -> None:
+    nothing, some = train(corpus, POLICY % 0, folder=tmp_path / "run"), train(corpus, POLICY % 0.5)
+    assert size(nothing) < 2 < size(some)
+    result = CliRunner().invoke(app, ["ledger", "verify", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    ledger = VerifiedLedger(tmp_path / "run" / "ledger")
+    (tables,) = ledger.tables
+    assert len(tables.bands) == len(tables.kinds) == 9
+    found: dict[tuple[str, str], set[tuple[float, bool]]] = {}
+    for item, step, _ in ledger.steps():
+        for cell in step.microbatches:
+            name = tables.classes[cell.class_id], str(dict(tables.kinds[cell.band][1]))
+            found.setdefault(name, set()).add((tables.route(cell, item)[0], bool(cell.num_rows)))
+    assert found == {
+        ("papers", "{'evidence': 'trial', 'trust': 'high'}"): {(1.0, True)},
+        ("papers", "{'evidence': 'report', 'trust': ''}"): {(0.0, False)},
+        ("notes", "{'evidence': '', 'trust': ''}"): {(1.0, True)},
+    }
+
+
+def test_microbatches_are_of_one_grade(corpus: Path) -> None:
+    order = train(corpus, POLICY % 0.5).feed._order  # type: ignore[union-attr]
+    for step, index in ((step, index) for step in range(6) for index in range(2)):
+        rows = order.microbatch(step, index).data.flatten().tolist()
+        assert len({row >= 1000 for row in rows if row}) == 1
+
+
+def test_a_deferred_class_comes_again_but_for_what_is_attenuated_to_nothing(corpus: Path) -> None:
+    text = POLICY.replace("rules:", "rules:\n  - {class: papers, phase: start, decision: defer}")
+    late, never = train(corpus, text % 0.5), train(corpus, text % 0)
+    assert size(never) < 2 < size(late)
+    kinds = {order.band(step, index) for order in [late.feed._order] for step in range(2) for index in range(2)}  # type: ignore[union-attr]
+    assert kinds == {0}, "only notes at first"
+
+
+def test_rows_that_nobody_measured_count_as_the_worst(corpus: Path) -> None:
+    text = (POLICY % 1).replace("papers, measure", "notes, measure")
+    assert torch.equal(*(train(corpus, one, names="02").model.weight for one in (text, POLICY % 1)))
+    with pytest.warns(UserWarning, match="no rows that may teach"):
+        still = train(corpus, text.replace("factor: 1}", "factor: 0}"), names="2")
+    torch.manual_seed(0)
+    assert torch.equal(still.model.weight, nn.Linear(1, 1).weight)
+
+
+def test_a_grade_that_the_policy_lacks_is_refused_before_anything_runs(corpus: Path, tmp_path: Path) -> None:
+    write_dataset(
+        [{"number": 1}] * 16, tmp_path / "3", {"number": "int"}, class_of="notes", source="n", grades={"trust": "none"}
+    )
+    with pytest.raises(PolicyError, match=r"Rows of notes say trust 'none', and the policy has the grades high, low"):
+        train(tmp_path, POLICY % 1, names="3")
+
+
+def test_data_without_grades_are_what_they_were(corpus: Path) -> None:
+    one, two = (SourceManifest.from_bytes(path.read_bytes()) for path in sorted(corpus.glob("*/*/manifest.json"))[::2])
+    assert one.grades == {"evidence": "trial", "trust": "high"}
+    assert "grades" not in json.loads(two.to_bytes())
+    assert "grades" not in json.loads((corpus / "2" / "notes" / "index.json").read_text())["cosmati"]
+    assert StreamingSource(StreamingDataset(corpus / "2", columns=("number",)), 8).measured == {0: (0, {})}
+
+
+@pytest.mark.parametrize("grades", [["trial"], {"evidence": 1}, "trial"])
+def test_an_index_that_says_something_else_is_refused(corpus: Path, tmp_path: Path, grades: object) -> None:
+    write_dataset([{"number": 1}], tmp_path / "one", {"number": "int"}, class_of="notes", source="n")
+    path = tmp_path / "one" / "notes" / "index.json"
+    index = json.loads(path.read_text())
+    index["cosmati"]["grades"] = grades
+    path.write_text(json.dumps(index))
+    with pytest.raises(DataError, match="grades are words by measure"):
+        StreamingDataset(path.parent)
