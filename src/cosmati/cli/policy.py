@@ -23,7 +23,9 @@ from cosmati.routing.policy_analysis import heat_map_text
 from cosmati.routing.policy_diff import PolicyDiff, other_changes
 from cosmati.routing.policy_file import PolicyFile, load_policy
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Begin, check, show, explain, compare and sign policies.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Begin, check, show, explain, compare and sign policies."
+)
 PolicyArgument = Annotated[Path | None, typer.Argument(help="A policy file; the quickstart's if left out.")]
 RecipeFile = Annotated[
     str | None, typer.Option("--recipe", metavar="FILE[:FUNCTION]", help="The model; the quickstart's GPT if left out.")
@@ -126,8 +128,8 @@ def diff(
     """  # noqa: D301
     before, after = load_policy(old), load_policy(new)
     others = other_changes(before, after)
-    tables = [_compile(policy, recipe, steps, taxonomy) for policy in (before, after)]
-    found = PolicyDiff(*tables, others)
+    old_table, new_table = (_compile(policy, recipe, steps, taxonomy) for policy in (before, after))
+    found = PolicyDiff(old_table, new_table, others)
     typer.echo(json.dumps(found.to_mapping(), indent=2) if as_json else str(found))
     if found:
         raise typer.Exit(1)

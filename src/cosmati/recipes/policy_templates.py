@@ -1,4 +1,4 @@
-"""Policies to begin with, each for a field, with the classes that it speaks of and regions for a few kinds of models."""
+"""Policies to begin with, each for a field: with the classes that it speaks of, and regions for kinds of models."""
 
 from __future__ import annotations
 

@@ -225,6 +225,8 @@ def _kinds(old: CompiledPolicy, new: CompiledPolicy) -> Iterator[tuple[int, Grad
 def heat_map_text(compiled: CompiledPolicy, phase: str) -> str:
     """Draw a phase: classes down, regions across, a shade and the weight in each cell; `·` is weight 0.
 
+    A class whose kinds of rows are all treated alike has one line.
+
     Raises:
         PolicyError: no such phase.
     """
@@ -235,14 +237,14 @@ def heat_map_text(compiled: CompiledPolicy, phase: str) -> str:
     index = names.index(phase)
     span = compiled.phases[index]
     rows = [["class", "decision", *compiled.regions]]
-    for name, weights, decisions in zip(compiled.row_names, compiled.weight, compiled.decision, strict=True):
-        rows.append(
-            [
-                ", ".join(filter(None, name)),
-                decisions[index],
-                *(f"{_shade(weight)} {weight:g}" if weight else "·" for weight in weights[index]),
-            ]
-        )
+    cells = [
+        [of_row[index], *(f"{_shade(weight)} {weight:g}" if weight else "·" for weight in weights[index])]
+        for weights, of_row in zip(compiled.weight, compiled.decision, strict=True)
+    ]
+    for class_name, own in groupby(zip(compiled.row_names, cells, strict=True), key=lambda row: row[0][0]):
+        kinds = [(", ".join(filter(None, name)), drawn) for name, drawn in own]
+        are_alike = all(drawn == kinds[0][1] for _, drawn in kinds)
+        rows += [[class_name, *kinds[0][1]]] if are_alike else [[name, *drawn] for name, drawn in kinds]
     return f"phase {phase}, steps {span.start_step} to {span.end_step}\n{table_text(rows)}"
 
 
