@@ -58,7 +58,7 @@ def test_it_writes_a_report_pictures_and_a_ledger_that_verifies(output: Path) ->
     page = (output / "report.html").read_text(encoding="utf-8")
     assert "python-language-model" in page
     assert "open/psf" in page
-    for name in ("tradeoff-light", "tradeoff-dark", "policy-light", "policy-dark"):
+    for name in ("tradeoff-light", "tradeoff-dark", "policy-light", "policy-dark", "chain-light", "chain-dark"):
         assert ElementTree.parse(output / f"{name}.svg").getroot().tag.endswith("svg")
     report = verify_ledger(output / "governed-run" / "ledger")
     assert report.has_ended

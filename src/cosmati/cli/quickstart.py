@@ -18,11 +18,13 @@ from rich.console import Console
 from cosmati.cli.quickstart_governed import GOVERNED, PRICE, REHEARSAL, Signed, governed_and_priced, signed_or_declared
 from cosmati.cli.study import summary
 from cosmati.errors import DivergenceError, MissingExtraError, RunError
-from cosmati.explorer.drawing import Theme, heat_map_svg, tradeoff_svg
+from cosmati.explorer.class_marks import class_marks
+from cosmati.explorer.drawing import Theme, chain_svg, heat_map_svg, tradeoff_svg
 from cosmati.explorer.evidence import committed_evidence
 from cosmati.explorer.price import Price
 from cosmati.explorer.report import write_report
 from cosmati.explorer.run_view import RunView
+from cosmati.explorer.trust_drawing import trust_drawing
 from cosmati.ledger.verify import verify_ledger
 from cosmati.recipes.quickstart import (
     QuickstartSize,
@@ -92,7 +94,7 @@ def run_quickstart(
     commands = _commands(output, minutes)
     studies, run, price = _work(output, size, console, commands)
     assert run.governance is not None, "its ledger verified"
-    _draw(output, studies[0], run.governance)
+    _draw(output, studies[0], run, run.governance)
     report = write_report(
         output / "report.html",
         title="Cosmati quickstart",
@@ -169,8 +171,12 @@ def _tried(arm: str, lr: float, recipe: Recipe) -> Trial:
     return Trial(arm, lr, quality, result.clock.step, result.clock.rows, result.seconds)
 
 
-def _draw(output: Path, study: StudyRecord, facts: GovernanceFacts) -> None:
+def _draw(output: Path, study: StudyRecord, run: RunView, facts: GovernanceFacts) -> None:
+    marks = class_marks(run)
     for theme in _THEMES:
+        if run.trust is not None and not run.trust.problems:
+            chain = trust_drawing(run.trust, facts, marks)
+            (output / f"chain-{theme}.svg").write_text(chain_svg(chain, marks, theme))
         (output / f"tradeoff-{theme}.svg").write_text(tradeoff_svg(study, theme))
         (output / f"policy-{theme}.svg").write_text(heat_map_svg(facts, theme))
     (output / "governance.json").write_text(facts.to_json())
