@@ -166,12 +166,16 @@ def _history(report: LedgerReport) -> Iterator[str]:
             found = len(facts["sources"]) if facts else 0
             said = f"{found} {'source' if found == 1 else 'sources'} vouched for" if facts else "data declared"
             yield f"From step {step} on: {said}."
-    for step, facts in _withdrawn(report):
-        for one in facts["in_force"]:
+    known = list[Mapping[str, Any]]()
+    for step, facts in report.withdrawn_from:
+        now = facts["in_force"] if facts else []
+        for one in (one for one in now if one not in known):
             what = (
                 f"{'the run stops' if one['action'] == 'stop' else 'its rows are rejected'} from step {one['step']} on"
             )
             yield f"Found at step {step}: {one['target']} is withdrawn ({one['reason']}), {what}."
+        yield from (f"From step {step} on: {one['target']} is vouched for again." for one in known if one not in now)
+        known = now
     if len(report.policies) > 1:
         yield from (f"From step {one.step} on: {_policy_text(one)}." for one in report.policies)
 
