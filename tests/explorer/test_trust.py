@@ -96,7 +96,7 @@ def test_signers_are_grouped_and_named_by_their_keys() -> None:
     facts = facts_of({("a", "low"): 5, ("b", "low"): 5, ("c", "low"): 0}, ("a", "b", "c"), ("low",))
     found = words(trust_drawing(replace(DECLARED, sources=sources, policy=POLICY), facts, marks_of(("a", "b", "c"))))
     assert f"signed by {'1' * 12}" in found
-    assert f"signed by {'2' * 12} and 1 more" in found
+    assert f"signed by {'2' * 12} +1" in found
     assert [found.count(name) for name in ("a", "b", "c", "low")] == [1, 1, 1, 1]
     assert {"10 rows signed", "7 rows signed", "none came", "policy/main/3"} <= set(found)
     assert not any("declared" in text for text in found)
@@ -109,6 +109,17 @@ def test_what_nobody_has_signed_is_declared() -> None:
         assert sum("declared" in text for text in found) == 2
         taught = {one.class_name for one in facts.totals}
         assert {elided(name, 23) for name in taught} <= {elided(text, 23) for text in found}
+
+
+def test_a_class_that_taught_without_a_signature_stands_beside_the_signed_ones() -> None:
+    facts = facts_of({("a", "low"): 5, ("b", "low"): 5}, ("a", "b"), ("low",))
+    trust = replace(DECLARED, sources=(source("a", ("1" * 64,)),), policy=POLICY)
+    drawing = trust_drawing(trust, facts, marks_of(("a", "b")))
+    assert [one.words for one in drawing.texts if one.style == "declared"] == [
+        "declared: nobody has signed the classes"
+    ]
+    assert [one.style for one in drawing.bars].count("signer declared") == 1
+    assert {one.class_name for one in drawing.ribbons} == {"a", "b"}
 
 
 def test_the_page_says_declared_or_where_the_signatures_were_not_followed() -> None:

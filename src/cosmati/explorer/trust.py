@@ -90,7 +90,7 @@ def read_trust(directory: Path, report: LedgerReport) -> Trust | None:
         decided = _sources(policy.facts, archive)
         return replace(
             declared,
-            sources=_sources(said, archive),
+            sources=_sources(_all_sources(report) if said else None, archive),
             opened=str((said or policy.facts or {}).get("opened", "")),
             policy=decided[0] if decided else None,
             missing=missing,
@@ -98,6 +98,11 @@ def read_trust(directory: Path, report: LedgerReport) -> Trust | None:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return replace(declared, problems=(f"what the ledger says of signatures can't be read: {error!r}",))
+
+
+def _all_sources(report: LedgerReport) -> Mapping[str, Any]:
+    """Return each source that was ever vouched for, as it was said last: one that was withdrawn has taught, too."""
+    return {"sources": list({one["target"]: one for facts in report.provenance for one in facts["sources"]}.values())}
 
 
 def _sources(facts: Mapping[str, Any] | None, archive: Path) -> tuple[SignedSource, ...]:

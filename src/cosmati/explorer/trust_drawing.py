@@ -104,7 +104,7 @@ class _Layout:
         self._width = 350.0 if is_narrow else 960.0
         self._policy_x = 196.0 if is_narrow else 470.0
         self._end_x = self._width - _BAR
-        self._limits = (23, 13) if is_narrow else (46, 40)
+        self._limits = (23, 17) if is_narrow else (28, 40)
         self._rows = {(one.class_name, one.region): one.num_rows for one in facts.totals}
         self._regions = [name for name in facts.regions if any(self._rows.get((c, name)) for c in facts.classes)]
         groups = _groups(trust, facts)
@@ -218,7 +218,7 @@ class _Layout:
         if not keys:
             return "declared: nobody signed" if self._width < 500 else "declared: nobody has signed the classes"
         first = keys[0][: 8 if self._width < 500 else _KEY]
-        more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+        more = f" +{len(keys) - 1}" if len(keys) > 1 else ""
         return f"key {first}{more}" if short else f"signed by {first}{more}"
 
 
@@ -227,7 +227,7 @@ def _curve(middle: float, y: float, other_y: float, end: float) -> str:
 
 
 def _groups(trust: Trust, facts: GovernanceFacts) -> dict[tuple[str, ...], list[_Part]]:
-    """Return what each group of signers vouches for; with nobody's signature, what was taught."""
+    """Return what each group of signers vouches for, and under no keys the classes that taught without a signature."""
     signed = defaultdict[str, dict[tuple[str, ...], int]](dict)
     for one in trust.sources:
         by_keys = signed[one.class_name]
@@ -237,6 +237,6 @@ def _groups(trust: Trust, facts: GovernanceFacts) -> dict[tuple[str, ...], list[
         total = sum(by_keys.values())
         for keys, rows in by_keys.items():
             found[keys].append(_Part(name, rows or None, rows / total if total else 1 / len(by_keys)))
-    if not trust.sources:
-        found[()] = [_Part(name, None, 1.0) for name in dict.fromkeys(one.class_name for one in facts.totals)]
-    return dict(found)
+    unsigned = dict.fromkeys(one.class_name for one in facts.totals if one.class_name not in signed)
+    found[()] += [_Part(name, None, 1.0) for name in unsigned]
+    return {keys: parts for keys, parts in found.items() if parts}
