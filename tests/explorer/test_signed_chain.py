@@ -117,5 +117,16 @@ def test_without_the_packages_it_says_that_nobody_looked(run: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "cosmati.provenance.authority.audit", None)
     found = trust_of(run)
     assert found.missing
-    assert len(found.sources) == len(CLASSES)
+    assert {one.num_rows for one in found.sources} == {16, 8}
     assert "weren't followed here" in render_report(title="t", run=read_run(run))
+
+
+def test_a_manifest_that_is_not_the_archived_one_is_not_read(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cosmati.provenance.authority.audit", None)
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    for path in (copy / "ledger" / "provenance").iterdir():
+        path.write_bytes(path.read_bytes().replace(b'"num_rows":16', b'"num_rows":99'))
+    assert {one.num_rows for one in trust_of(copy).sources} == {None, 8}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,6 +101,15 @@ def test_signers_are_grouped_and_named_by_their_keys() -> None:
     assert [found.count(name) for name in ("a", "b", "c", "low")] == [1, 1, 1, 1]
     assert {"10 rows signed", "7 rows signed", "none came", "policy/main/3"} <= set(found)
     assert not any("declared" in text for text in found)
+
+
+def test_two_signers_of_a_class_have_a_ribbon_each_by_their_rows() -> None:
+    few, many = source("a", ("1" * 64,), 100), source("a", ("2" * 64,), 900)._replace(target="taxonomy/a/more/1")
+    facts = facts_of({("a", "low"): 500}, ("a",), ("low",))
+    drawing = trust_drawing(replace(DECLARED, sources=(few, many)), facts, marks_of(("a",)))
+    before = [area(one.path) for one in drawing.ribbons if "H" in one.path]
+    assert len(before) == 2
+    assert before[1] / before[0] == pytest.approx(3, rel=0.02), "the root of nine times as many rows"
 
 
 def test_what_nobody_has_signed_is_declared() -> None:
