@@ -100,6 +100,14 @@ def test_one_that_was_broken_off_is_made_anew(tmp_path: Path, monkeypatch: pytes
     StreamingDataset(data, authority=authority)
 
 
+def test_keys_that_are_gone_are_told_with_their_mend(tmp_path: Path) -> None:
+    data = corpus(tmp_path / "data", "open/psf")
+    rehearse(tmp_path / "rehearsal", data, quickstart_policy())
+    (tmp_path / "rehearsal" / KEYS).rename(tmp_path / "elsewhere")
+    with pytest.raises(ProvenanceError, match=r"has no keys any more.*Put .*keys back"):
+        rehearse(tmp_path / "rehearsal", data, quickstart_policy())
+
+
 def test_data_that_were_relabelled_since_are_refused(tmp_path: Path) -> None:
     data = corpus(tmp_path / "data", "open/psf")
     authority, _ = rehearse(tmp_path / "rehearsal", data, quickstart_policy())

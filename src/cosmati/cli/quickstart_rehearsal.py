@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cosmati.data.signing import sign_sources
+from cosmati.errors import ProvenanceError
 from cosmati.provenance.authority.ceremony import delegate, delegate_policy, init, renew, status
 from cosmati.provenance.authority.keys import KeyRing, create_key
 from cosmati.provenance.authority.policies import sign_policy
@@ -57,6 +58,12 @@ def rehearse(
         shutil.rmtree(being_made, ignore_errors=True)  # what an earlier call left half done has signed nothing
         _make(being_made, clock)
         being_made.rename(folder)
+    if not (folder / KEYS).is_dir():
+        msg = (
+            f"{folder} has no keys any more, so nothing can be signed. Put {folder / KEYS} back; or remove {folder}, and "
+            "the runs beside it that it has signed, and run the quickstart again."
+        )
+        raise ProvenanceError(msg)
     ring = KeyRing(sorted(one for one in (folder / KEYS).iterdir() if one.is_dir()))
     repositories = [AuthorityRepository(folder / name, clock=clock) for name in (DATA, POLICIES)]
     for repository in repositories:
