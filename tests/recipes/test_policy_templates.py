@@ -206,7 +206,7 @@ def test_a_run_under_it_keeps_what_it_promises(name: str, tmp_path: Path) -> Non
         optimizers=SGD(lr=0.1),
         policy=load_policy(policy_template(name)),
         taxonomy=template_taxonomy(name),
-        config=RunConfig(budget="20ba", num_threads=1, num_microbatches=8, run_folder=tmp_path / "run"),
+        config=RunConfig(budget="10ba", num_threads=1, num_microbatches=8, run_folder=tmp_path / "run"),
     )
     trainer.fit()
     table = compiled(name, "transformer")

@@ -15,7 +15,7 @@ from cosmati.cli.taxonomy_file import read_taxonomy
 from cosmati.errors import PolicyError
 from cosmati.provenance.taxonomy import software_licences
 from cosmati.recipes.language import LanguageTask, python_gpt_composed
-from cosmati.recipes.policy_templates import MODELS, TEMPLATES, policy_template, template_classes
+from cosmati.recipes.policy_templates import MODELS, TEMPLATES, WRITTEN_FOR, policy_template, template_classes
 from cosmati.recipes.quickstart import quickstart_policy_text
 from cosmati.routing.policy import CompiledPolicy, check_rules, compile_policy, partition_by
 from cosmati.routing.policy_analysis import explain as explain_cell
@@ -88,7 +88,7 @@ def template(
     name: Annotated[str | None, typer.Argument(help=f"One of {', '.join(TEMPLATES)}; a list if left out.")] = None,
     model: Annotated[
         str, typer.Option(metavar="KIND", help=f"Whose regions it has: {', '.join(MODELS)}.")
-    ] = "transformer",
+    ] = WRITTEN_FOR,
     classes: Annotated[bool, typer.Option("--classes", help="The classes that it speaks of, in its place.")] = False,
 ) -> None:
     """Print a policy to begin with, commented for lawyers and engineers, or the classes that it speaks of.

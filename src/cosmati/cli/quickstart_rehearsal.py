@@ -60,8 +60,8 @@ def rehearse(
         being_made.rename(folder)
     if not (folder / KEYS).is_dir():
         msg = (
-            f"{folder} has no keys any more, so nothing can be signed. Put {folder / KEYS} back; or remove {folder}, and "
-            "the runs beside it that it has signed, and run the quickstart again."
+            f"{folder} has no keys any more, so nothing can be signed. Put {folder / KEYS} back; or remove {folder} "
+            "and the runs beside it, and run the quickstart again."
         )
         raise ProvenanceError(msg)
     ring = KeyRing(sorted(one for one in (folder / KEYS).iterdir() if one.is_dir()))

@@ -23,10 +23,12 @@ MODELS = {
     "resnet": "Cosmati's ResNet",
 }
 """Which models the regions fit, by what they are called."""
+WRITTEN_FOR = "transformer"
+"""The kind whose regions stand in the files."""
 _REGIONS = re.compile(r"^regions:\n(?: .*\n)+", re.MULTILINE)
 
 
-def policy_template(name: str, model: str = "transformer") -> str:
+def policy_template(name: str, model: str = WRITTEN_FOR) -> str:
     """Return a policy file, with its comments.
 
     Args:
@@ -38,8 +40,8 @@ def policy_template(name: str, model: str = "transformer") -> str:
     """
     _refuse_unknown("template", name, tuple(TEMPLATES))
     _refuse_unknown("kind of model", model, tuple(MODELS))
-    regions = _text(f"regions-{model}.yaml")
-    return _REGIONS.sub(lambda _: regions, _text(f"{name}.yaml"))
+    text = _text(f"{name}.yaml")
+    return text if model == WRITTEN_FOR else _REGIONS.sub(lambda _: _text(f"regions-{model}.yaml"), text)
 
 
 def template_classes(name: str) -> str:
