@@ -265,6 +265,7 @@ def test_a_taxonomy_from_a_file_serves_each_command(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, ["policy", *command, *given])
         assert result.exit_code == 0, result.output
         assert words in result.output
-    refused = CliRunner().invoke(app, ["policy", "explain", "superseded/statute", "head", "--file", str(policy)])
-    assert refused.exit_code == 2
-    assert "--taxonomy FILE" in refused.output
+    for command in (["explain", "superseded/statute", "head", "--file", str(policy)], ["show", str(policy)]):
+        refused = CliRunner().invoke(app, ["policy", *command])
+        assert refused.exit_code == (2 if "explain" in command else 1)
+        assert "--taxonomy FILE" in refused.output

@@ -13,7 +13,7 @@ from cosmati.cli.errors import Question
 from cosmati.cli.files import load_recipe
 from cosmati.cli.taxonomy_file import read_taxonomy
 from cosmati.errors import PolicyError
-from cosmati.provenance.taxonomy import software_licences
+from cosmati.provenance.taxonomy import Taxonomy, software_licences
 from cosmati.recipes.language import LanguageTask, python_gpt_composed
 from cosmati.recipes.policy_templates import MODELS, TEMPLATES, WRITTEN_FOR, policy_template, template_classes
 from cosmati.recipes.quickstart import quickstart_policy_text
@@ -43,9 +43,20 @@ def _load(file: Path | None) -> PolicyFile:
 
 def _compile(policy: PolicyFile, recipe: str | None, steps: int, taxonomy: Path | None = None) -> CompiledPolicy:
     made = load_recipe(recipe, []) if recipe else python_gpt_composed(LanguageTask())
+    classes = _classes(policy, taxonomy, made.taxonomy)
     regions = partition_by(policy, made.build_model())
-    classes = read_taxonomy(taxonomy) if taxonomy else made.taxonomy or software_licences()
     return compile_policy(policy, taxonomy=classes, regions=regions, num_steps=steps)
+
+
+def _classes(policy: PolicyFile, file: Path | None, own: Taxonomy | None) -> Taxonomy:
+    """Return the taxonomy of a file, else the recipe's own, else that of software licences; it's the policy's."""
+    classes = read_taxonomy(file) if file else own or software_licences()
+    if policy.taxonomy != classes.name:
+        raise PolicyError(
+            f"The policy's classes are those of the taxonomy {policy.taxonomy!r}, and these are {classes.name!r}. "
+            "Give its file, --taxonomy FILE, or the recipe that has it, --recipe FILE[:FUNCTION]."
+        )
+    return classes
 
 
 @app.command()
@@ -227,12 +238,7 @@ def explain(
     """  # noqa: D301
     policy = _load(file)
     own = load_recipe(recipe, []).taxonomy if recipe and not taxonomy else None
-    classes = read_taxonomy(taxonomy) if taxonomy else own or software_licences()
-    if policy.taxonomy != classes.name:
-        raise PolicyError(
-            f"The policy's classes are those of the taxonomy {policy.taxonomy!r}, and these are {classes.name!r}. "
-            "Give its file, --taxonomy FILE, or the recipe that has it, --recipe FILE[:FUNCTION]."
-        )
+    classes = _classes(policy, taxonomy, own)
     grades = dict(_measured(word) for word in grade or ())
     where = (class_name, region, phase or policy.phase_names[-1], band)
     found = explain_cell(policy, *where, taxonomy=classes, grades=grades)
