@@ -10,12 +10,15 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 QUICKSTART_EXTRAS := vision,explorer
+# The quickstart signs with these, and does without where they can't be installed.
+QUICKSTART_SIGNS := authority
 TEST_EXTRAS := $(QUICKSTART_EXTRAS),streaming,llm,study,test,mutants
 CHECK_EXTRAS := $(TEST_EXTRAS),check,docs
 DOCS_EXTRAS := $(QUICKSTART_EXTRAS),study,docs
 # Apart from the others: the text corpus is the Python source of what its environment has installed.
 OTHER_EXTRAS := $(TEST_EXTRAS),authority,onnx,trackers
-OTHER_TESTS := tests/integrations tests/export/test_onnx_form.py tests/provenance tests/data/test_vouched.py tests/data/test_vouched_layout.py tests/data/test_vouched_http.py \
+OTHER_TESTS := tests/integrations tests/cli/test_quickstart.py tests/cli/test_rehearsal.py tests/explorer/test_signed_chain.py \
+  tests/export/test_onnx_form.py tests/provenance tests/data/test_vouched.py tests/data/test_vouched_layout.py tests/data/test_vouched_http.py \
   tests/docs/test_authorities_page.py tests/train/test_vouched_run.py tests/train/test_authority_watch.py tests/train/test_authority_processes.py \
   tests/train/test_signed_only.py tests/train/test_signed_policy.py \
   tests/train/test_policy_change.py tests/worked_examples tests/test_dataclasses.py
@@ -97,6 +100,7 @@ $(VENV)/.with-torch: constraints.txt $(VENV)/.made
 	@touch $@
 
 $(VENV)/.with-quickstart: EXTRAS := $(QUICKSTART_EXTRAS)
+$(VENV)/.with-quickstart: OPTIONAL := $(QUICKSTART_SIGNS)
 $(VENV)/.with-test: EXTRAS := $(TEST_EXTRAS)
 $(VENV)/.with-check: EXTRAS := $(CHECK_EXTRAS)
 $(VENV)/.with-docs: EXTRAS := $(DOCS_EXTRAS)
@@ -105,6 +109,7 @@ $(VENV)/.with-bench: EXTRAS := $(BENCH_EXTRAS)
 $(VENV)/.with-quickstart $(VENV)/.with-test $(VENV)/.with-check $(VENV)/.with-docs $(VENV)/.with-bench: \
 		pyproject.toml constraints.txt $(VENV)/.with-torch
 	$(INSTALL) -e '.[$(EXTRAS)]'
+	@$(if $(OPTIONAL),set -x; $(INSTALL) -e '.[$(OPTIONAL)]' || echo "It goes without the extra $(OPTIONAL).",)
 	@touch $@
 
 $(VENV)-extras/.with-extras: pyproject.toml constraints.txt

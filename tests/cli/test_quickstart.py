@@ -42,10 +42,15 @@ SIZE = QuickstartSize(
 )
 
 
+SIGNS = importlib.util.find_spec("tuf") is not None
+"""What `make extras` tests, and the default suite doesn't."""
+
+
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("quick") / "out"
-    run_quickstart(folder, size=SIZE, console=Console(file=io.StringIO()))
+    folder, screen = tmp_path_factory.mktemp("quick") / "out", io.StringIO()
+    run_quickstart(folder, size=SIZE, console=Console(file=screen))
+    (folder / "screen.txt").write_text(screen.getvalue())
     return folder
 
 
@@ -53,11 +58,26 @@ def test_it_writes_a_report_pictures_and_a_ledger_that_verifies(output: Path) ->
     page = (output / "report.html").read_text(encoding="utf-8")
     assert "python-language-model" in page
     assert "open/psf" in page
-    for name in ("tradeoff-light", "tradeoff-dark", "policy-light", "policy-dark"):
+    for name in ("tradeoff-light", "tradeoff-dark", "policy-light", "policy-dark", "chain-light", "chain-dark"):
         assert ElementTree.parse(output / f"{name}.svg").getroot().tag.endswith("svg")
     report = verify_ledger(output / "governed-run" / "ledger")
     assert report.has_ended
     assert report.num_steps == 8
+
+
+def test_data_and_policy_are_signed_where_that_can_be(output: Path) -> None:
+    """Without the packages nothing else is different, and everybody says `declared`."""
+    verified = CliRunner().invoke(app, ["ledger", "verify", str(output / "governed-run")]).output
+    chain = (output / "report.html").read_text(encoding="utf-8").partition('id="chain"')[2].partition('id="policy"')[0]
+    screen = (output / "screen.txt").read_text()
+    assert ("policy/main/1, signed by" in verified) == SIGNS
+    assert ("declared: nobody" in verified) != SIGNS
+    assert ("This is a rehearsal: the quickstart has made all of these keys itself" in chain) == SIGNS
+    assert ("was followed through" in chain) == SIGNS
+    assert ("<strong>Declared.</strong>" in chain) != SIGNS
+    assert ("a rehearsal, all of whose keys lie in" in screen) == SIGNS
+    assert ("Nobody signs data and policy: they are declared." in screen) != SIGNS
+    assert (output / "rehearsal").exists() == SIGNS
 
 
 def test_the_facts_agree_with_the_ledger(output: Path) -> None:

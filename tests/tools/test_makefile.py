@@ -13,8 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PYTHON = """#!/bin/sh
-case "$1" in
-  -c) exec {python} "$@" ;;
+case "$*" in
+  "-c "*) exec {python} "$@" ;;
+  *{refuses}*) exit 1 ;;
   *) echo "$@" >> {log} ;;
 esac
 """
@@ -37,17 +38,24 @@ def index() -> Iterator[str]:
         server.shutdown()
 
 
-def installed(folder: Path, *options: str) -> str:
-    """Return what the environment's Python is asked to install, by a `make` whose environment is a stand-in."""
+def installed(folder: Path, *options: str, what: str = ".with-torch", refuses: str = "nothing") -> str:
+    """Return what the environment's Python is asked to install, by a `make` whose environment is a stand-in.
+
+    Args:
+        folder: of the environment.
+        options: of `make`.
+        what: the stamp that is made.
+        refuses: words that the stand-in can't install.
+    """
     (folder / "bin").mkdir(parents=True)
     log, python = folder / "log", folder / "bin" / "python"
-    python.write_text(PYTHON.format(python=sys.executable, log=log))
+    python.write_text(PYTHON.format(python=sys.executable, log=log, refuses=refuses))
     python.chmod(0o755)
     (folder / ".made").touch()
-    command = ["make", "-C", str(ROOT), f"VENV={folder}", *options, f"{folder}/.with-torch"]
+    command = ["make", "-C", str(ROOT), f"VENV={folder}", *options, f"{folder}/{what}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert (folder / ".with-torch").exists()
+    assert (folder / what).exists()
     return log.read_text()
 
 
@@ -63,3 +71,16 @@ def test_else_it_comes_from_pips_own(tmp_path: Path, index: str, options: tuple[
     words = installed(tmp_path / "env", *(option.format(index=index) for option in options)).split()
     assert "--extra-index-url" not in words
     assert words[-1] == "torch"
+
+
+@pytest.mark.parametrize(("refuses", "signs"), [("nothing", True), ("authority", False)])
+def test_the_quickstart_is_installed_with_or_without_what_it_signs_with(
+    tmp_path: Path, refuses: str, signs: bool
+) -> None:
+    lines = installed(tmp_path / "env", "TORCH=cuda", what=".with-quickstart", refuses=refuses).splitlines()
+    assert [line for line in lines if ".[vision,explorer]" in line]
+    assert bool([line for line in lines if ".[authority]" in line]) == signs
+
+
+def test_no_other_environment_signs_by_the_way(tmp_path: Path) -> None:
+    assert "authority" not in installed(tmp_path / "env", "TORCH=cuda", what=".with-test")

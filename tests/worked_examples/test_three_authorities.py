@@ -30,6 +30,7 @@ from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.shards.manifest import SourceFacts
 from cosmati.data.shards.upload import Destination
 from cosmati.errors import ProvenanceError
+from cosmati.explorer.run_view import read_run
 from cosmati.ledger.query import VerifiedLedger, direct_write_exclusion
 from cosmati.ledger.tables import in_force
 from cosmati.optim import SGD
@@ -202,6 +203,18 @@ def test_an_auditor_reads_the_story(publisher: Publisher) -> None:
     ]
     for line in story:
         assert re.search(line, said), f"{line}\n{said}"
+
+
+def test_the_page_tells_it(publisher: Publisher) -> None:
+    trust = read_run(publisher.folder / "run").trust
+    assert trust is not None
+    assert not trust.problems
+    articles, letters = "publisher/licensed/articles/articles/1", "publisher/customer/letters/letters/1"
+    assert trust.history == (
+        f"Found at step 12: {articles} is withdrawn (licence), its rows are rejected from step 13 on.",
+        f"Found at step 28: {letters} is withdrawn (revocation), the run stops from step 29 on.",
+        f"From step 29 on: {letters} is vouched for again.",
+    )
 
 
 def test_the_entries_tell_it_in_their_order(publisher: Publisher) -> None:

@@ -7,11 +7,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
 
+from cosmati.cli.taxonomy_file import read_taxonomy
 from cosmati.errors import MissingExtraError, ProvenanceError
 from cosmati.provenance.taxonomy import Taxonomy, software_licences
 
@@ -83,7 +83,7 @@ def init(
     folder = keys or _beside(authority)
     if policies and taxonomy is not None:
         raise ProvenanceError("An authority for policies has no classes of its own. Leave out --taxonomy.")
-    classes = None if policies else _taxonomy(taxonomy)
+    classes = None if policies else _classes(taxonomy)
     root = ceremony.init(authority, folder, classes, passphrase=_passphrase())
     typer.echo(f"{authority} is an authority now. Who trusts it writes down the digest of its root:\n  {root}")
     what = "main" if policies else "CLASS"
@@ -181,7 +181,7 @@ def publish(
       cosmati keys publish authority classes-2.yaml
       cosmati keys publish authority classes-3.yaml --withdraw customer/pii
     """  # noqa: D301
-    repository, new = AuthorityRepository(authority), _taxonomy(taxonomy)
+    repository, new = AuthorityRepository(authority), _classes(taxonomy)
     with repository.change(ring_of(authority, keys)) as change:
         chain = repository.chain()
         before = ceremony.taxonomy_of(repository, chain)
@@ -304,26 +304,8 @@ def _keyid(repository: AuthorityRepository, text: str) -> str:
     return found[0]
 
 
-class _Words(yaml.BaseLoader):
-    """YAML whose words stay words, and where no key takes another one's place."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        if twice := sorted({str(key) for key in keys if keys.count(key) > 1}):
-            raise yaml.constructor.ConstructorError(None, None, f"it has {twice[0]!r} twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-def _taxonomy(path: Path | None) -> Taxonomy:
-    if path is None:
-        return software_licences()
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Words)  # noqa: S506  (strings alone)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ProvenanceError(f"The taxonomy {path} can't be read: {error}. It has name, version, classes.") from error
-    if not isinstance(content, dict):
-        raise ProvenanceError(f"The taxonomy {path} is no mapping. It has name, version and classes.")
-    return Taxonomy.from_mapping(content)
+def _classes(path: Path | None) -> Taxonomy:
+    return software_licences() if path is None else read_taxonomy(path)
 
 
 def ring_of(authority: Path, keys: list[Path] | None) -> KeyRing:

@@ -11,10 +11,12 @@ import typer
 
 from cosmati.cli.errors import Question
 from cosmati.cli.files import load_recipe
+from cosmati.cli.taxonomy_file import read_taxonomy
 from cosmati.core.method import operated
 from cosmati.errors import PolicyError
-from cosmati.provenance.taxonomy import software_licences
+from cosmati.provenance.taxonomy import Taxonomy, software_licences
 from cosmati.recipes.language import LanguageTask, python_gpt_composed
+from cosmati.recipes.policy_templates import MODELS, TEMPLATES, WRITTEN_FOR, policy_template, template_classes
 from cosmati.recipes.quickstart import quickstart_policy_text
 from cosmati.routing.grace import Finish
 from cosmati.routing.policy import CompiledPolicy, check_rules, compile_policy, partition_by
@@ -23,10 +25,16 @@ from cosmati.routing.policy_analysis import heat_map_text
 from cosmati.routing.policy_diff import PolicyDiff, other_changes
 from cosmati.routing.policy_file import PolicyFile, load_policy
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Check, show, explain, compare and sign policies.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Begin, check, show, explain, compare and sign policies."
+)
 PolicyArgument = Annotated[Path | None, typer.Argument(help="A policy file; the quickstart's if left out.")]
 RecipeFile = Annotated[
     str | None, typer.Option("--recipe", metavar="FILE[:FUNCTION]", help="The model; the quickstart's GPT if left out.")
+]
+TaxonomyFile = Annotated[
+    Path | None,
+    typer.Option("--taxonomy", metavar="FILE", help="The classes; the recipe's, or software licences, if left out."),
 ]
 Steps = Annotated[int, typer.Option(min=1, help="Length of the run.")]
 
@@ -35,15 +43,28 @@ def _load(file: Path | None) -> PolicyFile:
     return load_policy(quickstart_policy_text() if file is None else file)
 
 
-def _compile(policy: PolicyFile, recipe: str | None, steps: int) -> CompiledPolicy:
+def _compile(policy: PolicyFile, recipe: str | None, steps: int, taxonomy: Path | None = None) -> CompiledPolicy:
     made = load_recipe(recipe, []) if recipe else python_gpt_composed(LanguageTask())
+    classes = _classes(policy, taxonomy, made.taxonomy)
     regions = partition_by(policy, operated(made.build_model(), made.methods))
-    taxonomy = made.taxonomy or software_licences()
-    return compile_policy(policy, taxonomy=taxonomy, regions=regions, num_steps=steps)
+    return compile_policy(policy, taxonomy=classes, regions=regions, num_steps=steps)
+
+
+def _classes(policy: PolicyFile, file: Path | None, own: Taxonomy | None) -> Taxonomy:
+    """Return the taxonomy of a file, else the recipe's own, else that of software licences; it's the policy's."""
+    classes = read_taxonomy(file) if file else own or software_licences()
+    if policy.taxonomy != classes.name:
+        raise PolicyError(
+            f"The policy's classes are those of the taxonomy {policy.taxonomy!r}, and these are {classes.name!r}. "
+            "Give its file, --taxonomy FILE, or the recipe that has it, --recipe FILE[:FUNCTION]."
+        )
+    return classes
 
 
 @app.command()
-def check(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps = 1000) -> None:
+def check(
+    file: PolicyArgument = None, recipe: RecipeFile = None, taxonomy: TaxonomyFile = None, steps: Steps = 1000
+) -> None:
     """Check that a policy parses, that its regions divide the model, and that it decides every cell.
 
     \b
@@ -51,7 +72,7 @@ def check(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps =
       cosmati policy check
       cosmati policy check policy.yaml --recipe my_model.py
     """  # noqa: D301
-    compiled = _compile(_load(file), recipe, steps)
+    compiled = _compile(_load(file), recipe, steps, taxonomy)
     cells = len(compiled.weight) * len(compiled.regions) * len(compiled.phases)
     bands = f"{len(compiled.kinds)} kinds of rows in each, " if len(compiled.kinds) > 1 else ""
     typer.echo(
@@ -62,7 +83,9 @@ def check(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps =
 
 
 @app.command()
-def show(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps = 1000) -> None:
+def show(
+    file: PolicyArgument = None, recipe: RecipeFile = None, taxonomy: TaxonomyFile = None, steps: Steps = 1000
+) -> None:
     """Draw a policy: classes down, regions across, the weight in each cell, one table a phase.
 
     \b
@@ -70,10 +93,33 @@ def show(file: PolicyArgument = None, recipe: RecipeFile = None, steps: Steps = 
       cosmati policy show policy.yaml --steps 5000
     """  # noqa: D301
     policy = _load(file)
-    compiled = _compile(policy, recipe, steps)
+    compiled = _compile(policy, recipe, steps, taxonomy)
     typer.echo("\n\n".join(heat_map_text(compiled, phase.name) for phase in compiled.phases))
     answers = {reason: f"finish {one.finish}" if isinstance(one, Finish) else one for reason, one in policy.graces}
     typer.echo("\nWhere nobody vouches for a class any more: " + "; ".join(f"{r}: {a}" for r, a in answers.items()))
+
+
+@app.command()
+def template(
+    name: Annotated[str | None, typer.Argument(help=f"One of {', '.join(TEMPLATES)}; a list if left out.")] = None,
+    model: Annotated[
+        str, typer.Option(metavar="KIND", help=f"Whose regions it has: {', '.join(MODELS)}.")
+    ] = WRITTEN_FOR,
+    classes: Annotated[bool, typer.Option("--classes", help="The classes that it speaks of, in its place.")] = False,
+) -> None:
+    """Print a policy to begin with, commented for lawyers and engineers, or the classes that it speaks of.
+
+    \b
+    Examples:
+      cosmati policy template
+      cosmati policy template medical > policy.yaml
+      cosmati policy template medical --classes > classes.yaml
+      cosmati policy show policy.yaml --taxonomy classes.yaml
+    """  # noqa: D301
+    if name is None:
+        typer.echo("\n".join(f"{one:<18}{about}" for one, about in TEMPLATES.items()))
+    else:
+        typer.echo(template_classes(name) if classes else policy_template(name, model), nl=False)
 
 
 @app.command(cls=Question)
@@ -81,6 +127,7 @@ def diff(
     old: Annotated[Path, typer.Argument(help="The policy before.")],
     new: Annotated[Path, typer.Argument(help="The policy after.")],
     recipe: RecipeFile = None,
+    taxonomy: TaxonomyFile = None,
     steps: Steps = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
@@ -97,7 +144,8 @@ def diff(
     """  # noqa: D301
     before, after = load_policy(old), load_policy(new)
     others = other_changes(before, after)
-    found = PolicyDiff(_compile(before, recipe, steps), _compile(after, recipe, steps), others)
+    old_table, new_table = (_compile(policy, recipe, steps, taxonomy) for policy in (before, after))
+    found = PolicyDiff(old_table, new_table, others)
     typer.echo(json.dumps(found.to_mapping(), indent=2) if as_json else str(found))
     if found:
         raise typer.Exit(1)
@@ -222,6 +270,7 @@ def explain(
         str | None,
         typer.Option(metavar="FILE[:FUNCTION]", help="Its taxonomy has the classes; software licences if left out."),
     ] = None,
+    taxonomy: TaxonomyFile = None,
 ) -> None:
     """Say which rule decides what a class may teach a region, and against which others.
 
@@ -234,16 +283,12 @@ def explain(
       cosmati policy explain customer/tickets embedding --file policy.yaml --recipe my_model.py
     """  # noqa: D301
     policy = _load(file)
-    taxonomy = (load_recipe(recipe, []).taxonomy if recipe else None) or software_licences()
-    if policy.taxonomy != taxonomy.name:
-        raise PolicyError(
-            f"The policy's classes are those of the taxonomy {policy.taxonomy!r}, and these are {taxonomy.name!r}. "
-            "Give the recipe that has it: --recipe FILE[:FUNCTION]."
-        )
+    own = load_recipe(recipe, []).taxonomy if recipe and not taxonomy else None
+    classes = _classes(policy, taxonomy, own)
     grades = dict(_measured(word) for word in grade or ())
     where = (class_name, region, phase or policy.phase_names[-1], band)
-    found = explain_cell(policy, *where, taxonomy=taxonomy, grades=grades)
-    check_rules(policy, taxonomy=taxonomy)
+    found = explain_cell(policy, *where, taxonomy=classes, grades=grades)
+    check_rules(policy, taxonomy=classes)
     result = f"weight {found.weight:g}" if found.result == "weight" else found.result
     rows = ", ".join(filter(None, (found.class_path, band, *(grade or ()))))
     typer.echo(f"{rows} in {found.region}, phase {found.phase}: {result}")

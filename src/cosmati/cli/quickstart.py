@@ -15,14 +15,16 @@ import torch
 import typer
 from rich.console import Console
 
-from cosmati.cli.quickstart_governed import GOVERNED, PRICE, governed_and_priced
+from cosmati.cli.quickstart_governed import GOVERNED, PRICE, REHEARSAL, Signed, governed_and_priced, signed_or_declared
 from cosmati.cli.study import summary
 from cosmati.errors import DivergenceError, MissingExtraError, RunError
-from cosmati.explorer.drawing import Theme, heat_map_svg, tradeoff_svg
+from cosmati.explorer.class_marks import class_marks
+from cosmati.explorer.drawing import Theme, chain_svg, heat_map_svg, tradeoff_svg
 from cosmati.explorer.evidence import committed_evidence
 from cosmati.explorer.price import Price
 from cosmati.explorer.report import write_report
 from cosmati.explorer.run_view import RunView
+from cosmati.explorer.trust_drawing import trust_drawing
 from cosmati.ledger.verify import verify_ledger
 from cosmati.recipes.quickstart import (
     QuickstartSize,
@@ -92,7 +94,7 @@ def run_quickstart(
     commands = _commands(output, minutes)
     studies, run, price = _work(output, size, console, commands)
     assert run.governance is not None, "its ledger verified"
-    _draw(output, studies[0], run.governance)
+    _draw(output, studies[0], run, run.governance)
     report = write_report(
         output / "report.html",
         title="Cosmati quickstart",
@@ -129,14 +131,26 @@ def _work(
     console.print("     and search the learning rates of the language models", highlight=False)
     trials = search_rates(size)
     console.print("2/4  Train one language model under policy.yaml, with a ledger", highlight=False)
+    signed = signed_or_declared(size, load_policy(policy), output / REHEARSAL)
+    for line in _who_signs(signed, output / REHEARSAL):
+        console.print(f"     {line}", highlight=False, soft_wrap=True)
     console.print(f"     and what the policy costs: with and without it, {len(size.seeds)} seeds", highlight=False)
-    run, price = governed_and_priced(size, trials, load_policy(policy), output, commands)
+    run, price = governed_and_priced(size, trials, signed, output, commands)
     console.print("3/4  Compare language models: baseline and composition", highlight=False)
     compare = partial(run_study, hardware=hardware, command=commands[0], console=console)
     language = compare(language_study(size, trials), output / "language-study")
     console.print("4/4  Compare training methods on handwritten digits", highlight=False)
     digits = compare(digits_study(size), output / "digits-study")
     return [language, digits], run, price
+
+
+def _who_signs(signed: Signed, folder: Path) -> tuple[str, ...]:
+    if signed.authority is None:
+        return ("Nobody signs data and policy: they are declared. For signatures: pip install 'cosmati[authority]'",)
+    return (
+        f"Data and policy are signed: a rehearsal, all of whose keys lie in {folder}.",
+        "In earnest data owners, model risk and whoever trains each hold their own.",
+    )
 
 
 def search_rates(size: QuickstartSize) -> tuple[Trial, ...]:
@@ -157,8 +171,12 @@ def _tried(arm: str, lr: float, recipe: Recipe) -> Trial:
     return Trial(arm, lr, quality, result.clock.step, result.clock.rows, result.seconds)
 
 
-def _draw(output: Path, study: StudyRecord, facts: GovernanceFacts) -> None:
+def _draw(output: Path, study: StudyRecord, run: RunView, facts: GovernanceFacts) -> None:
+    marks = class_marks(run)
     for theme in _THEMES:
+        if run.trust is not None and not run.trust.problems:
+            chain = trust_drawing(run.trust, facts, marks)
+            (output / f"chain-{theme}.svg").write_text(chain_svg(chain, marks, theme))
         (output / f"tradeoff-{theme}.svg").write_text(tradeoff_svg(study, theme))
         (output / f"policy-{theme}.svg").write_text(heat_map_svg(facts, theme))
     (output / "governance.json").write_text(facts.to_json())

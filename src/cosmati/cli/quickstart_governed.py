@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from cosmati.corpora.python_library import PackageSource, PythonLibrary
+from cosmati.data.vouching import Vouches
 from cosmati.errors import TamperError
 from cosmati.explorer.price import Price, price_of, runs_below
 from cosmati.explorer.run_view import RECORD_FILE, RunView, read_run
@@ -21,16 +23,44 @@ from cosmati.routing.policy_file import PolicyFile
 from cosmati.storage.atomic import replace_file
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 
-GOVERNED, PRICE = "governed-run", "price"
-"""Names of folders: the run that is shown, and the runs that it's compared with."""
+GOVERNED, PRICE, REHEARSAL = "governed-run", "price", "rehearsal"
+"""Names of folders: the run that is shown, the runs that it's compared with, and who has signed their data."""
 LICENCE_NOTE = "Classes come from what packages declare about their licences. That is metadata, not legal advice."
 PROMPTS = ("import ", "def __init__(self", "class ")
 SAMPLE_BYTES, SAMPLE_SEED, TEMPERATURE = 160, 0, 0.7
 INEXACT = "not named exactly"
+REHEARSAL_NOTE = (
+    "This is a rehearsal: the quickstart has made all of these keys itself, and they lie in one folder. In earnest "
+    "those who answer for the data hold their own, those who decide what may be learnt hold theirs, three people hold "
+    "the root's of each authority, and whoever trains holds none of them."
+)
+
+
+@dataclass(frozen=True)
+class Signed:
+    """What the governed run goes by.
+
+    Attributes:
+        policy: as it was signed; or as it's declared.
+        authority: that has signed the data; None where they're declared.
+    """
+
+    policy: PolicyFile
+    authority: Vouches | None = None
+
+
+def signed_or_declared(size: QuickstartSize, policy: PolicyFile, folder: Path) -> Signed:
+    """Have data and policy signed with keys that lie in a folder; without the packages for it they stay declared."""
+    try:
+        from cosmati.cli.quickstart_rehearsal import rehearse
+    except ImportError:
+        return Signed(policy)
+    authority, policy = rehearse(folder, size.language.shards(), policy)
+    return Signed(policy, authority)
 
 
 def governed_and_priced(
-    size: QuickstartSize, trials: Sequence[Trial], policy: PolicyFile, output: Path, commands: Sequence[str]
+    size: QuickstartSize, trials: Sequence[Trial], signed: Signed, output: Path, commands: Sequence[str]
 ) -> tuple[RunView, Price]:
     """Train under the policy and without it, one run for each seed, and read what it came to.
 
@@ -39,7 +69,7 @@ def governed_and_priced(
     Args:
         size: of the runs.
         trials: of the search of the learning rate.
-        policy: of the governed runs.
+        signed: policy and data of the governed runs.
         output: folder of the quickstart.
         commands: what makes all of it again.
 
@@ -47,16 +77,17 @@ def governed_and_priced(
         TamperError: the ledger of the run that is shown doesn't verify.
     """
     recipe = partial(governed_recipe, size, trials)
+    governed = partial(recipe, signed.policy, authority=signed.authority)
     first, *others = size.seeds
     library, shown = size.language.library(), output / GOVERNED
-    with_policy = recipe(policy, seed=first)
+    with_policy = governed(seed=first)
     trained(with_policy, shown)
     tell(with_policy, shown, size, library, commands)
     without, twin = recipe(None, seed=first), output / PRICE / f"ungoverned-{first}"
     trained(without, twin)
     tell(without, twin, size, library, ())
     for seed in others:  # with and without in turns, so that a machine that slows down slows both
-        trained(recipe(policy, seed=seed), output / PRICE / f"governed-{seed}")
+        trained(governed(seed=seed), output / PRICE / f"governed-{seed}")
         trained(recipe(None, seed=seed), output / PRICE / f"ungoverned-{seed}")
     run = read_run(shown)
     if run.governance is None:
@@ -76,6 +107,8 @@ def trained(recipe: Recipe, folder: Path) -> None:
 
 def tell(recipe: Recipe, folder: Path, size: QuickstartSize, library: PythonLibrary, commands: Sequence[str]) -> None:
     """Write `about.json` of a run that ended: its data, how their classes were decided, and what the model writes."""
+    record = RunRecord.from_json((folder / RECORD_FILE).read_text())
+    is_signed = record.digests.get("data_root", "declared") != "declared"  # when it was trained, whoever asks now
     about = RunAbout(
         quality="bits_per_byte",
         higher_is_better=False,
@@ -83,6 +116,7 @@ def tell(recipe: Recipe, folder: Path, size: QuickstartSize, library: PythonLibr
         packages=tuple(map(_package, (one for one in library.packages if one.num_rows))),
         samples=_samples(recipe, folder, size.language.sequence_length),
         commands=tuple(commands),
+        signatures=REHEARSAL_NOTE if is_signed else "",
         notes=(LICENCE_NOTE,),
     )
     replace_file(folder / ABOUT_FILE, about.to_json().encode())

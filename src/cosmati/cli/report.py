@@ -29,7 +29,8 @@ def report(
     With --against it shows what the policy cost: pairs of runs with and without it, seed by seed. FOLDER may
     hold further governed runs, too, with the policy of RUN and other seeds.
 
-    A ledger that doesn't verify is shown as such, nothing is drawn from it, and the command exits with 1.
+    A ledger that doesn't verify, or whose signatures don't hold, is shown as such, nothing is drawn from it, and the
+    command exits with 1.
 
     \b
     Examples:
@@ -43,5 +44,5 @@ def report(
     typer.echo(str(page))
     for text in (*view.warnings, *(view.ledger.problems if view.ledger else ())):
         typer.echo(f"Warning: {text}", err=True)
-    if view.ledger and view.ledger.problems:
+    if (view.ledger and view.ledger.problems) or (view.trust and view.trust.problems):
         raise typer.Exit(1)

@@ -1,15 +1,18 @@
-"""Static SVG pictures for papers and front pages, without a browser: tradeoff curve and policy heat map."""
+"""Static SVG pictures for papers and front pages, without a browser: tradeoff curve, policy heat map, chain."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 
+from cosmati.explorer.class_marks import ClassMark
 from cosmati.explorer.figures import arm_colours, arm_markers, axis_scale, log_ticks
 from cosmati.explorer.palette import DARK, LIGHT, Palette
+from cosmati.explorer.trust_drawing import TrustDrawing
 from cosmati.explorer.wording import AXIS_NAMES, number, weight_text
 from cosmati.records.governance import GovernanceFacts
 from cosmati.records.study import StudyRecord
@@ -22,6 +25,7 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-s
 _WIDTH, _HEIGHT = 820, 460
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 178, 64, 62
 _LABEL_GAP = 30
+_MARGIN = 20
 
 
 @dataclass(frozen=True)
@@ -268,6 +272,37 @@ def _cells(
         body.append(_text(x + width / 2, y + height / 2 + 5, weight_text(weight), palette.ink, anchor="middle"))
     end = left + len(facts.regions) * width + 14
     return [*body, _text(end, y + height / 2 + 5, facts.decision[name][phase], palette.muted, size=13)]
+
+
+def chain_svg(chain: TrustDrawing, marks: Mapping[str, ClassMark], theme: Theme = "light") -> str:
+    """Return the picture of who vouched, who decided and what was trained as SVG.
+
+    Args:
+        chain: as it's laid out.
+        marks: of the classes.
+        theme: of the colours.
+    """
+    palette = _palette(theme)
+    body = [f'<g transform="translate({_MARGIN} {_MARGIN})">']
+    for ribbon in chain.ribbons:
+        place, around = marks.get(ribbon.class_name, (0, 0))
+        colour = palette.series[place % len(palette.series)]
+        dashes = f'stroke="{colour}" stroke-width="2" stroke-dasharray="5 4"' if ribbon.is_cut else ""
+        look = f'fill="{"none" if ribbon.is_cut else colour}" fill-opacity="{(0.62, 0.3, 0.1)[around % 3]}" {dashes}'
+        body.append(f'<path d="{ribbon.path}" {look}><title>{escape(ribbon.words)}</title></path>')
+    for bar in chain.bars:
+        box = f'x="{bar.x:.1f}" y="{bar.y:.1f}" width="{bar.width:.1f}" height="{bar.height:.1f}" rx="2"'
+        fill = palette.accent if bar.style == "policy" else palette.ink
+        dashed = f'fill="{palette.paper}" stroke="{palette.bad}" stroke-width="1.5" stroke-dasharray="4 3"'
+        body.append(f"<rect {box} {dashed if 'declared' in bar.style else f'fill={quoteattr(fill)}'}/>")
+    colours = {"": palette.ink, "declared": palette.bad}
+    halo = f'stroke="{palette.paper}" stroke-width="4" stroke-linejoin="round" paint-order="stroke"'
+    for one in chain.texts:
+        size, more = (15, f'font-weight="600" {halo}') if one.style == "head" else (13 - (one.style != ""), halo)
+        colour = colours.get(one.style, palette.muted)
+        body.append(_text(one.x, one.y, one.words, colour, size=size, anchor=one.anchor, more=more))
+    title = "Who vouched, who decided, what was trained"
+    return _document(chain.width + 2 * _MARGIN, chain.height + 2 * _MARGIN, title, palette, [*body, "</g>"])
 
 
 def _channels(colour: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cosmati.explorer.price import Price
 from cosmati.explorer.rendering import embedded_json, plotly_source, safe_markup, template_environment
 from cosmati.explorer.run_figures import grid_width, run_figures, weighted_classes
 from cosmati.explorer.run_view import RunView
+from cosmati.explorer.trust_drawing import TrustDrawing, trust_drawing
 from cosmati.explorer.views import (
     StudyView,
     decisions_text,
@@ -101,6 +103,8 @@ def run_context(run: RunView | None, price: Price | None = None) -> dict[str, An
         "run": run,
         "price": price,
         "marks": class_marks(run),
+        "trust": run.trust if run else None,
+        "chains": _chains(run) if run else (),
         "with_data": classes_with_data(run) if run else (),
         "weighted_classes": weighted_classes,
         "grid_width_of": grid_width,
@@ -116,6 +120,14 @@ def run_context(run: RunView | None, price: Price | None = None) -> dict[str, An
         "headline": _headline(run) if run else (),
         "environment": _environment(run) if run else (),
     }
+
+
+def _chains(run: RunView) -> tuple[tuple[str, TrustDrawing], ...]:
+    """Return the picture of who vouched, who decided and what was trained, for wide and for narrow screens."""
+    if run.trust is None or run.governance is None or run.trust.problems:
+        return ()
+    draw = partial(trust_drawing, run.trust, run.governance, class_marks(run))
+    return ("wide", draw()), ("narrow", draw(is_narrow=True))
 
 
 def _headline(run: RunView) -> tuple[tuple[str, float | None, int], ...]:

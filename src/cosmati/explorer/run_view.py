@@ -12,6 +12,7 @@ from typing import Any
 
 from cosmati.errors import LedgerError, RunError
 from cosmati.explorer.learning import ClassSchedule, governance_facts
+from cosmati.explorer.trust import Trust, read_trust
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.tables import Tables
 from cosmati.ledger.verify import LedgerReport, verify_ledger
@@ -49,6 +50,7 @@ class RunView:
         beside: Learning rate, norm of the gradients and pace by step, as far as they were logged.
         ledger: State of the ledger, None for a run without one.
         governance: Policy and contribution; None where there was no policy, or where nothing believable says it.
+        trust: Who vouched for the data, and who decided the policy; None as of `governance`.
         schedule: Classes of the microbatches of each step that stands.
         about: What the program that trained it tells besides, unsigned; None where it told nothing.
         warnings: What is wrong.
@@ -63,6 +65,7 @@ class RunView:
     beside: Mapping[str, Points] = field(default_factory=dict)
     ledger: LedgerFacts | None = None
     governance: GovernanceFacts | None = None
+    trust: Trust | None = None
     schedule: ClassSchedule = ()
     about: RunAbout | None = None
     warnings: tuple[str, ...] = ()
@@ -145,6 +148,7 @@ def read_run(folder: str | Path, *, has_ledger: bool = True) -> RunView:
         beside=_beside(steps),
         ledger=read.facts,
         governance=_with_sources(read.governance, about),
+        trust=read.trust,
         schedule=read.schedule,
         about=about,
         warnings=read.warnings,
@@ -159,6 +163,7 @@ def with_ledger_of(view: RunView, checked: RunView) -> RunView:
         num_steps=max(view.num_steps, len(checked.schedule)),
         ledger=checked.ledger,
         governance=checked.governance,
+        trust=checked.trust,
         schedule=checked.schedule,
         warnings=checked.warnings,
         notes=tuple(dict.fromkeys((*checked.notes, *view.notes))),
@@ -267,6 +272,7 @@ def _step(line: Mapping[str, object]) -> int:
 class _LedgerReading:
     facts: LedgerFacts | None
     governance: GovernanceFacts | None = None
+    trust: Trust | None = None
     schedule: ClassSchedule = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -291,6 +297,7 @@ def _read_ledger(folder: Path, record: RunRecord, *, tries: int) -> _LedgerReadi
             return _LedgerReading(facts, notes=("The ledger is empty: the run never came to its first signed entry.",))
         ledger = VerifiedLedger(directory)
         governance, schedule = governance_facts(ledger, facts) if is_governed else (None, ())
+        trust = read_trust(directory, report) if is_governed else None
     except (LedgerError, OSError) as error:
         if tries > 1:
             return _read_ledger(folder, record, tries=tries - 1)
@@ -299,7 +306,10 @@ def _read_ledger(folder: Path, record: RunRecord, *, tries: int) -> _LedgerReadi
     if report.diverged_steps:
         steps = ", ".join(map(str, report.diverged_steps[:8])) + (" and more" if len(report.diverged_steps) > 8 else "")
         warnings += (f"{len(report.diverged_steps)} steps came out differently when they were run again: {steps}.",)
-    return _LedgerReading(facts, governance, schedule, warnings, _notes(report))
+    warnings += tuple(
+        f"The signatures of data or policy don't hold: {text}." for text in (trust.problems if trust else ())
+    )
+    return _LedgerReading(facts, governance, trust, schedule, warnings, _notes(report))
 
 
 def _contradictions(tables: Tables, record: RunRecord) -> tuple[str, ...]:

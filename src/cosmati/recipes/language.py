@@ -6,6 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from cosmati.corpora.python_library import PythonLibrary, load_python_library
 from cosmati.corpora.python_shards import write_python_shards
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
+from cosmati.data.vouching import Vouches
 from cosmati.methods import SeqLengthWarmup
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import WSD, AdamW, Muon
@@ -61,10 +63,18 @@ class LanguageTask:
         """Return the corpus; read once a process."""
         return _library(self.sequence_length, self.max_bytes)
 
-    def data(self) -> StreamingSource:
-        """Return the training rows, streamed from shards by licence class; written once a machine."""
-        folder = write_python_shards(self.library())
-        return StreamingSource(StreamingDataset(folder, columns=("tokens",)), self.rows_per_step)
+    def data(self, authority: Vouches | None = None) -> StreamingSource:
+        """Return the training rows, streamed from shards by licence class; written once a machine.
+
+        Args:
+            authority: that has signed them; None asks nobody.
+        """
+        dataset = StreamingDataset(self.shards(), columns=("tokens",), authority=authority)
+        return StreamingSource(dataset, self.rows_per_step)
+
+    def shards(self) -> Path:
+        """Return the folder of the training rows' shards, which are written if they aren't there."""
+        return write_python_shards(self.library())
 
     def evaluation(self) -> Evaluation:
         """Return bits per byte on rows of held-out packages."""

@@ -8,6 +8,8 @@ from functools import partial
 from importlib.resources import files
 
 from cosmati.core.plan import describe
+from cosmati.data.source import StreamingSource
+from cosmati.data.vouching import Vouches
 from cosmati.optim import AdamW
 from cosmati.recipes.digits import ARM_METHODS, DigitsTask, digits_baseline, digits_with
 from cosmati.recipes.language import LANGUAGE, LanguageTask, python_gpt_baseline, python_gpt_composed
@@ -244,18 +246,35 @@ def digits_study(size: QuickstartSize) -> Study:
 
 
 def governed_recipe(
-    size: QuickstartSize, trials: Sequence[Trial], policy: PolicyFile | None, *, seed: int = 0
+    size: QuickstartSize,
+    trials: Sequence[Trial],
+    policy: PolicyFile | None,
+    *,
+    seed: int = 0,
+    authority: Vouches | None = None,
 ) -> Recipe:
     """Return the composition under a policy; with None, the same steps on the same data without one.
 
     The first seed's runs are evaluated along the way, for their curves, the others at the end alone.
+
+    Args:
+        size: of the run.
+        trials: of the search of the learning rate.
+        policy: of the run.
+        seed: of the run.
+        authority: that has signed the data; None leaves them declared.
     """
     lr = best_rate(trials, "composition")
     recipe = python_gpt_composed(size.language, num_steps=size.governed_steps, seed=seed, lr=lr, policy=policy)
     every = "0.125dur" if seed == size.seeds[0] else None
+
+    def signed_data() -> StreamingSource:
+        return size.language.data(authority)
+
     return replace(
         recipe,
         name="python-gpt-governed" if policy else "python-gpt-ungoverned",
+        data=signed_data if authority else recipe.data,
         evaluation=size.language.evaluation_by_class,
         config=replace(recipe.config, evaluate_every=every),
     )

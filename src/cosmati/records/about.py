@@ -6,7 +6,7 @@ Nothing signs it: a run's ledger covers what was trained on and who taught what,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from cosmati.records.encoding import decode_record, encode_record
 from cosmati.records.governance import SourceRow
@@ -70,6 +70,7 @@ class RunAbout:
         packages: how each package's class was decided.
         samples: what the model wrote.
         commands: what makes the run again, each a plain call of `cosmati`; pages leave others out.
+        signatures: what a reader must know of the keys that have signed data and policy.
         notes: whatever a reader must know besides.
         version: of this record's form.
     """
@@ -81,6 +82,7 @@ class RunAbout:
     packages: tuple[PackageRecord, ...] = ()
     samples: tuple[SampleRecord, ...] = ()
     commands: tuple[str, ...] = ()
+    signatures: str = ""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
@@ -94,4 +96,9 @@ class RunAbout:
         Raises:
             RunError: not JSON, another version, or other fields or types than this version's.
         """
-        return decode_record(cls, text, version=ABOUT_VERSION)
+        return decode_record(cls, text, version=ABOUT_VERSION, upgrade=_with_signatures)
+
+
+def _with_signatures(record: dict[str, Any]) -> dict[str, Any]:
+    """Return what an earlier release wrote, which said nothing of signatures."""
+    return {"signatures": "", **record}

@@ -238,6 +238,8 @@ def _kinds(old: CompiledPolicy, new: CompiledPolicy) -> Iterator[tuple[int, Grad
 def heat_map_text(compiled: CompiledPolicy, phase: str) -> str:
     """Draw a phase: classes down, regions across, a shade and the weight in each cell; `·` is weight 0.
 
+    A class whose kinds of rows are all treated alike has one line.
+
     Raises:
         PolicyError: no such phase.
     """
@@ -248,16 +250,14 @@ def heat_map_text(compiled: CompiledPolicy, phase: str) -> str:
     index = names.index(phase)
     span = compiled.phases[index]
     rows = [["class", "decision", *compiled.regions]]
-    for class_id, path in enumerate(compiled.classes):
-        own = compiled.rows_of(class_id)
-        cells = {row: (compiled.decision[row][index], compiled.weight[row][index]) for row in own}
-        # Where rows have grades, there are many kinds: a class that they don't matter for is told in one line.
-        if compiled.kinds[0].grades and len({*cells.values()}) == 1:
-            own = own[:1]
-        for row in own:
-            decision, weights = cells[row]
-            name = path if len(own) == 1 else ", ".join(filter(None, compiled.row_names[row]))
-            rows.append([name, decision, *(f"{_shade(weight)} {weight:g}" if weight else "·" for weight in weights)])
+    cells = [
+        [of_row[index], *(f"{_shade(weight)} {weight:g}" if weight else "·" for weight in weights[index])]
+        for weights, of_row in zip(compiled.weight, compiled.decision, strict=True)
+    ]
+    for class_name, own in groupby(zip(compiled.row_names, cells, strict=True), key=lambda row: row[0][0]):
+        kinds = [(", ".join(filter(None, name)), drawn) for name, drawn in own]
+        are_alike = all(drawn == kinds[0][1] for _, drawn in kinds)
+        rows += [[class_name, *kinds[0][1]]] if are_alike else [[name, *drawn] for name, drawn in kinds]
     return f"phase {phase}, steps {span.start_step} to {span.end_step}\n{table_text(rows)}"
 
 

@@ -1,0 +1,132 @@
+"""The chain of a real signed run, read from its folder alone."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
+
+from cosmati import RunConfig, StreamingDataset, StreamingSource, Trainer, software_licences
+from cosmati.cli.main import app
+from cosmati.cli.quickstart_rehearsal import rehearse
+from cosmati.data.shards.dataset import write_dataset
+from cosmati.data.shards.manifest import SourceManifest
+from cosmati.explorer.report import render_report
+from cosmati.explorer.run_view import read_run
+from cosmati.explorer.trust import Trust
+from cosmati.optim import SGD
+from cosmati.routing.policy_file import load_policy
+
+POLICY = """
+version: 1
+taxonomy: software-licences
+regions: {low: {params: "0.*"}, high: {params: "1.*"}}
+rules:
+  - {class: "open/**", weight: 1}
+  - {class: open/psf, region: low, weight: 0}
+"""
+CLASSES = ("open/permissive", "open/psf", "unknown")
+
+
+def loss(model: nn.Module, rows: Tensor) -> Tensor:
+    output: Tensor = model(rows.float()[:, None] / 32)
+    return output.square().mean()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("signed")
+    write_dataset(
+        [{"number": number} for number in range(40)],
+        folder / "data",
+        {"number": "int"},
+        class_of=lambda row: CLASSES[min(2, int(row["number"]) // 16)],
+        source="rows",
+    )
+    authority, policy = rehearse(folder / "rehearsal", folder / "data", load_policy(POLICY))
+    torch.manual_seed(0)
+    Trainer(
+        nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1)),
+        loss,
+        StreamingSource(StreamingDataset(folder / "data", columns=("number",), authority=authority), 8),
+        optimizers=SGD(lr=1e-3),
+        policy=policy,
+        taxonomy=software_licences(),
+        config=RunConfig(budget="6ba", num_threads=1, num_microbatches=2, run_folder=folder / "run"),
+    ).fit()
+    return folder / "run"
+
+
+def trust_of(run: Path) -> Trust:
+    found = read_run(run).trust
+    assert found is not None
+    return found
+
+
+def test_it_says_what_was_signed(run: Path) -> None:
+    found = trust_of(run)
+    assert not found.problems + found.history
+    assert not found.missing
+    manifests = [SourceManifest.from_bytes(path.read_bytes()) for path in run.parent.glob("data/**/manifest.json")]
+    assert {one.class_name: one.num_rows for one in found.sources} == {m.class_path: m.num_rows for m in manifests}
+    assert {one.target: one.class_name for one in found.sources} == {
+        f"software-licences/{m.class_path}/rows/{m.source_version}": m.class_path for m in manifests
+    }
+    assert len({one.keyids for one in found.sources}) == 2
+    assert found.policy is not None
+    assert found.policy.target == "policy/main/1"
+    assert found.policy_digest == load_policy(POLICY).digest.hex()
+    page = render_report(title="t", run=read_run(run))
+    assert "was followed through" in page
+    assert "8 rows signed, none let through" in page
+    assert "declared" not in page[page.index('id="chain"') : page.index('id="policy"')]
+
+
+def test_each_file_of_the_archive_is_needed(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    for path in sorted((copy / "ledger" / "provenance").iterdir()):
+        content = path.read_bytes()
+        path.write_bytes(content.replace(b"1", b"2", 1))
+        view = read_run(copy)
+        assert view.trust is not None
+        assert view.trust.problems, path
+        assert not view.trust.sources
+        path.write_bytes(content)
+    assert not trust_of(copy).problems
+
+
+def test_the_command_warns_and_draws_nothing_of_signatures_that_do_not_hold(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    next((copy / "ledger" / "provenance").iterdir()).unlink()
+    result = CliRunner().invoke(app, ["report", str(copy)])
+    assert result.exit_code == 1
+    assert "The signatures of data or policy don't hold" in result.output
+    assert '<figure class="chain' not in (copy / "report.html").read_text()
+
+
+def test_without_the_packages_it_says_that_nobody_looked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cosmati.provenance.authority.audit", None)
+    found = trust_of(run)
+    assert found.missing
+    assert {one.num_rows for one in found.sources} == {16, 8}
+    assert "weren't followed here" in render_report(title="t", run=read_run(run))
+
+
+def test_a_manifest_that_is_not_the_archived_one_is_not_read(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cosmati.provenance.authority.audit", None)
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    for path in (copy / "ledger" / "provenance").iterdir():
+        path.write_bytes(path.read_bytes().replace(b'"num_rows":16', b'"num_rows":99'))
+    assert {one.num_rows for one in trust_of(copy).sources} == {None, 8}
