@@ -88,7 +88,10 @@ def read_as_plain_text(_app: Sphinx, _what: str, _name: str, _obj: object, _opti
         blocks[-1][1].append(line)
     text: list[str] = []
     for drawing, block in blocks:
-        text += ["", "::", "", *block, ""] if drawing else escape("\n".join(block)).split("\n")
+        # Two colons in a row would make the second pair the drawing, and the drawing text.
+        announced = "".join(text[-2:]).endswith("::")
+        mark = [""] if announced else ["", "::", ""]
+        text += [*mark, *block, ""] if drawing else escape("\n".join(block)).split("\n")
     lines[:] = text
 
 
