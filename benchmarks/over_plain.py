@@ -143,6 +143,7 @@ def compare(
         now: the clock; of processor time on CPU otherwise, so that what else the machine does counts less.
     """
     clock = now or (process_time if size.device.type == "cpu" else perf_counter)
+    torch.set_num_threads(1)
 
     def timed(step: Step) -> Callable[[], float]:
         def seconds() -> float:
