@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from cosmati.core.clock import Clock
-from cosmati.core.plan import Plan, Promise
+from cosmati.core.plan import Plan
 from cosmati.core.source import Source
 from cosmati.data.kept_vouchers import kept_policy
 from cosmati.errors import CheckpointError, CosmatiError, PolicyError
@@ -38,6 +38,7 @@ from cosmati.train.facts import PolicyChanges
 from cosmati.train.given_policy import compile_given
 from cosmati.train.identity import Change
 from cosmati.train.ingredients import Ingredients
+from cosmati.train.isolation import without_admitted
 from cosmati.train.observers.ledger_checks import policy_changes_in
 from cosmati.train.policy_change import change_policy, refuse_anothers
 from cosmati.train.prepare import Prepared
@@ -137,7 +138,7 @@ class PolicyWatch:
             self._num_made += 1
             changes = [Change("policy", was.hex(), facts["policy"].policy_digest.hex())]
             run.amend(clock, [*changes, Change("policy.changed_by", None, change["by"])], **facts)
-            plan = _without_admitted(plan, facts["policy"], clock.step)
+            plan = without_admitted(plan, self._a.model, facts["policy"], self._class_map, clock.step)
         if clock.step % LOOK_EVERY or clock.step == self._heeded or self._num_made < len(self._changes):
             return plan
         self._heeded = clock.step
@@ -284,14 +285,3 @@ def _read(raw: bytes) -> PolicyFile | CosmatiError:
         return error
     except Exception as error:  # noqa: BLE001  (of a file, a repository, a network: the run goes on)
         return PolicyError(f"{FILE} can't be read: {error!r}. Write it with `cosmati policy change`.")
-
-
-def _without_admitted(plan: Plan, policy: CompiledPolicy, step: int) -> Plan:
-    """Take back that a class wrote nothing into a region of which a policy lets it teach something from a step on."""
-    late = [index for index, phase in enumerate(policy.phases) if phase.end_step > step]
-    for pair in [g.pair for g in plan.guarantees if g.pair is not None and g.holds]:
-        rows, region = policy.rows_of(policy.classes.index(pair[0])), policy.regions.index(pair[1])
-        if any(policy.weight[row][phase][region] for row in rows for phase in late):
-            because = f"from step {step} on another policy lets rows of {pair[0]} teach {pair[1]}"
-            plan = plan.withdraw(Promise.NO_DIRECT_WRITE, because, pair)
-    return plan
