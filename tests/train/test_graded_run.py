@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 from cosmati import RunConfig, Taxonomy, Trainer, load_policy
 from cosmati.cli.main import app
+from cosmati.core.source import Source
 from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.shards.manifest import SourceManifest
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
+from cosmati.data.tombstoned import Tombstoned
 from cosmati.errors import DataError, LedgerError, PolicyError, TamperError
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.verify import verify_ledger
@@ -73,6 +75,25 @@ def train(corpus: Path, policy: str | None, *, names: str = "012", folder: Path 
     )
     trainer.fit()
     return trainer
+
+
+def test_what_is_left_of_graded_rows_has_its_grades(corpus: Path) -> None:
+    """Where some rows are tombstones, the others teach by their own grade, as they did."""
+    policy = load_policy(POLICY % 0.25)
+    source = StreamingSource(StreamingDataset([corpus / name for name in "012"], columns=("number",)), 8)
+
+    def routes(data: Source) -> set[tuple[int | None, int, tuple[float, ...]]]:
+        config = RunConfig(budget="6ba", num_threads=1, num_microbatches=2)
+        made = Trainer(
+            nn.Linear(1, 1), loss, data, optimizers=SGD(lr=1e-6), policy=policy, taxonomy=TAXONOMY, config=config
+        )
+        order = data.order(seed=0, num_microbatches=2, route_pure=True)
+        positions = [(step, index) for step in range(6) for index in range(2)]
+        asked = [(order.class_id(*at), order.band(*at), at[0]) for at in positions]  # type: ignore[attr-defined]
+        router = made.assembly.router
+        return {(own, band, router.route_of(own, step, band).weights) for own, band, step in asked}
+
+    assert routes(Tombstoned(source, rows=[0])) == routes(source)
 
 
 def size(trainer: Trainer) -> float:
