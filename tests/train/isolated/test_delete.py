@@ -7,6 +7,7 @@ import torch
 
 from cosmati.core.batch import Batch, Lineage, bury
 from cosmati.data.tombstoned import Tombstoned
+from cosmati.routing.policy_file import load_policy
 from tests.train.isolated.samples import (
     CASES,
     OPTIMIZERS,
@@ -47,3 +48,29 @@ def test_it_leaves_nothing_where_a_loop_gives_mixed_rows() -> None:
         made.append(run)
     assert promise(made[0]).holds
     assert not differing(others(made[0]), others(made[1]))
+
+
+BY_DEPTH = """
+version: 1
+taxonomy: t
+phases: [{name: start, until: 3ba}, {name: rest}]
+regions: {own: {tag: isolated/personal}, trunk: {params: "*", exclude: ["blocks.*", "*.isolated.*"]}}
+depth: {container: blocks, ranges: [0-0, 1-], open: [{phase: start, blocks: 1-}]}
+rules:
+  - {class: "**", weight: 1}
+  - {class: "**", region: own, weight: 0}
+  - {class: personal, weight: 0}
+  - {class: personal, region: own, weight: 1}
+"""
+
+
+def test_it_leaves_nothing_beside_a_schedule_of_depth() -> None:
+    """What is its own lies in the blocks, and in a region of its own."""
+    case, chosen = CASES["GPT, low rank"], load_policy(BY_DEPTH)
+    data = source(case)
+    present, gone = (fitted(case, one, chosen=chosen) for one in (data, Tombstoned(data, classes=["personal"])))
+    regions = dict(zip(present.assembly.regions.names, present.assembly.regions.parameters, strict=True))
+    assert {*regions} == {"own", "trunk", "blocks.0-0", "blocks.1-"}
+    assert all(("isolated" in name) == (region == "own") for region, names in regions.items() for name in names)
+    assert promise(present).holds
+    assert not differing(others(present), others(gone))
