@@ -105,7 +105,7 @@ def test_what_is_left_of_graded_rows_has_its_grades(corpus: Path) -> None:
 def test_packs_of_which_something_was_measured_are_refused(tmp_path: Path, measured: Any, told: str) -> None:
     """Their documents would teach as the lowest band does, of which nobody has measured anything."""
     packs = [Pack(np.arange(4), np.array([[0, 0, 0, 4, 0]])).to_row()]
-    columns = {name: "ndarray:int64" for name in packs[0]}
+    columns = dict.fromkeys(packs[0], "ndarray:int64")
     write_dataset(packs, tmp_path / "packs", columns, class_of="papers", source="s", **measured)
     data = PackedSource(
         StreamingSource(StreamingDataset(tmp_path / "packs", transform=read_packs), 1), ("papers", "notes")

@@ -73,9 +73,7 @@ def isolated_pairs(
     return {pair: (*reasons, *common) for pair, reasons in found.items()}
 
 
-def without_admitted(
-    plan: Plan, model: nn.Module, policy: CompiledPolicy, class_map: Sequence[int], step: int
-) -> Plan:
+def without_admitted(plan: Plan, model: nn.Module, policy: CompiledPolicy, class_map: Sequence[int], step: int) -> Plan:
     """Take back what a policy that acts from a step on doesn't keep: its classes teach more, or what is others' own.
 
     Args:
