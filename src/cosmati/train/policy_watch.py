@@ -6,7 +6,8 @@ signed for it. Then all ranks are told the policy and a step that's still to com
 stands before that step itself. Who resumes reads them: the run goes on as if nobody had stopped it.
 
 The order of the rows stays the one that the run began with. So a change that would put off rows, offer a class that
-the run has none of, or cut the model otherwise, is refused, and is for a resume: RunConfig(change="policy").
+the run has none of, or cut the model otherwise, is refused, and is for a resume: RunConfig(change="policy"). So is one
+by which methods would cut otherwise (Gradient Routing), which may turn out to be impossible in the step itself.
 """
 
 from __future__ import annotations
@@ -249,6 +250,7 @@ class PolicyWatch:
             raise PolicyError(f"The policy would act from step {begin} on, and the run ends before it.")
         if (now.regions, now.partition.parameters) != (new.regions, new.partition.parameters):
             raise PolicyError(f"The policy cuts the model into other regions than the run has. {_MEND}")
+        _refuse_for_methods(self._a.plan, now, new, begin)
         if not isinstance(self._data, Source):  # a loop of the user's own has no order
             return
         first, starts = self._a.policy, [phase.start_step for phase in new.phases if phase.start_step > begin]
@@ -272,6 +274,26 @@ def policy_watch_of(prepared: Prepared) -> PolicyWatch | None:
     if a.policy is None or not a.plan.facts.has_ledger:
         return None
     return PolicyWatch(p.given, a, p.class_map, p.watch)
+
+
+def _refuse_for_methods(plan: Plan, now: CompiledPolicy, new: CompiledPolicy, begin: int) -> None:
+    """Refuse denials of which only a step tells whether methods can keep them: it would end the run, and each resume.
+
+    Raises:
+        PolicyError: a method acts by what a class is denied, and it would be denied other regions than ever before.
+    """
+    methods = plan.with_hook("passing")
+    late = [index for index, phase in enumerate(new.phases) if phase.end_step > begin]
+    for own, name in enumerate(new.classes) if methods else ():
+        before = {_denied(weights) for row in now.rows_of(own) for weights in now.weight[row]}
+        after = [new.weight[row][phase] for row in new.rows_of(own) for phase in late]
+        if any(any(weights) and _denied(weights) not in before for weights in after):
+            what = ", ".join(type(method).__name__ for method in methods)
+            raise PolicyError(f"The policy denies {name} other regions than before, and {what} acts by that. {_MEND}")
+
+
+def _denied(weights: Sequence[float]) -> tuple[bool, ...]:
+    return tuple(not weight for weight in weights)
 
 
 def _read(raw: bytes) -> PolicyFile | CosmatiError:
