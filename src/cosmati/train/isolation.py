@@ -86,12 +86,12 @@ def without_admitted(plan: Plan, model: nn.Module, policy: CompiledPolicy, class
     late = _from_step(policy, step)
     isolated = isolated_pairs(model, late, class_map, tuple)
     for promise, pair in [(g.promise, g.pair) for g in plan.guarantees if g.pair is not None and g.holds]:
-        because = f"from step {step} on another policy is in force, by which "
+        because = f"from step {step} on another policy "
         if promise is Promise.ISOLATED and (reasons := isolated[pair]):
-            plan = plan.withdraw(promise, because + "; ".join(reasons), pair)
+            plan = plan.withdraw(promise, f"{because}is in force, by which {'; '.join(reasons)}", pair)
         own, region = policy.classes.index(pair[0]), policy.regions.index(pair[1])
         if promise is Promise.NO_DIRECT_WRITE and _teaches(late, own, region):
-            plan = plan.withdraw(promise, f"{because}rows of {pair[0]} may teach {pair[1]}", pair)
+            plan = plan.withdraw(promise, f"{because}lets rows of {pair[0]} teach {pair[1]}", pair)
     return plan
 
 
