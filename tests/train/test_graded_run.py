@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,14 @@ from typer.testing import CliRunner
 
 from cosmati import RunConfig, Taxonomy, Trainer, load_policy
 from cosmati.cli.main import app
+from cosmati.core.source import Source
+from cosmati.data.packed import PackedSource, read_packs
+from cosmati.data.packing import Pack
 from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.shards.manifest import SourceManifest
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
+from cosmati.data.tombstoned import Tombstoned
 from cosmati.errors import DataError, LedgerError, PolicyError, TamperError
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.verify import verify_ledger
@@ -73,6 +78,52 @@ def train(corpus: Path, policy: str | None, *, names: str = "012", folder: Path 
     )
     trainer.fit()
     return trainer
+
+
+def test_what_is_left_of_graded_rows_has_its_grades(corpus: Path) -> None:
+    """Where some rows are tombstones, the others teach by their own grade, as they did."""
+    policy = load_policy(POLICY % 0.25)
+    source = StreamingSource(StreamingDataset([corpus / name for name in "012"], columns=("number",)), 8)
+
+    def routes(data: Source) -> set[tuple[int | None, int, tuple[float, ...]]]:
+        config = RunConfig(budget="6ba", num_threads=1, num_microbatches=2)
+        made = Trainer(
+            nn.Linear(1, 1), loss, data, optimizers=SGD(lr=1e-6), policy=policy, taxonomy=TAXONOMY, config=config
+        )
+        order = data.order(seed=0, num_microbatches=2, route_pure=True)
+        positions = [(step, index) for step in range(6) for index in range(2)]
+        asked = [(order.class_id(*at), order.band(*at), at[0]) for at in positions]  # type: ignore[attr-defined]
+        router = made.assembly.router
+        return {(own, band, router.route_of(own, step, band).weights) for own, band, step in asked}
+
+    assert routes(Tombstoned(source, rows=[0])) == routes(source)
+
+
+@pytest.mark.parametrize(
+    ("measured", "told"), [({"band": 1}, "band 1"), ({"grades": {"trust": "high"}}, "band 0, trust high")]
+)
+def test_packs_of_which_something_was_measured_are_refused(tmp_path: Path, measured: Any, told: str) -> None:
+    """Their documents would teach as the lowest band does, of which nobody has measured anything."""
+    packs = [Pack(np.arange(4), np.array([[0, 0, 0, 4, 0]])).to_row()]
+    columns = dict.fromkeys(packs[0], "ndarray:int64")
+    write_dataset(packs, tmp_path / "packs", columns, class_of="papers", source="s", **measured)
+    data = PackedSource(
+        StreamingSource(StreamingDataset(tmp_path / "packs", transform=read_packs), 1), ("papers", "notes")
+    )
+    text = "version: 1\ntaxonomy: t\nbands: {measure: m, names: [low, high], thresholds: [0.5]}\n"
+    text += "measures: {trust: {grades: [low, high]}}\nrules: [{class: '**', weight: 1}]\n"
+    text += "attenuate: [{class: papers, measure: trust, grade: low, factor: 0.5}]"
+    for source in (data, Tombstoned(data, rows=[0])):
+        with pytest.raises(PolicyError, match=f"The packs' shards say {told}, and"):
+            Trainer(
+                nn.Linear(1, 1),
+                loss,
+                source,
+                optimizers=SGD(lr=1.0),
+                policy=load_policy(text),
+                taxonomy=TAXONOMY,
+                config=RunConfig(budget="1ba", num_microbatches=1),
+            )
 
 
 def size(trainer: Trainer) -> float:

@@ -7,7 +7,7 @@ what it was. Content is replaced before anything reads it, not only weighed by 0
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -57,9 +57,14 @@ class Tombstoned:
 
     @property
     def kinds(self) -> tuple[tuple[int, int], ...]:
-        """Class id and band of the rows that the source has: tombstones keep theirs."""
+        """Class id and kind of the rows that the source has: tombstones keep theirs."""
         own = getattr(self.source, "kinds", None)
         return tuple((index, 0) for index in range(len(self.class_names))) if own is None else tuple(own)
+
+    @property
+    def measured(self) -> Mapping[int, tuple[int, Mapping[str, str]]]:
+        """Band and grades that each number of a kind stands for; empty where numbers are bands."""
+        return getattr(self.source, "measured", {})
 
     @property
     def digest(self) -> str:

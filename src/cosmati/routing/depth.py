@@ -8,20 +8,22 @@
         - {phase: middle, blocks: [4-7, 8-]}
         - {class: customer/mail, phase: "*", blocks: 8-}
 
-The ranges are regions, of which rules may speak by name. What else the model has is in the policy's own `regions`, or,
-where it gives none, in one region `rest`. A range that an entry closes has weight 0 there, whatever the rules say, and
-only a range that all entries for a class and phase leave open learns. So an entry only ever lowers, as an attenuation
-does; a class for which no region is left in a phase is rejected there.
+The ranges are regions, of which rules may speak by name. What a class has of its own in a block belongs to the region
+that takes it by its tag (`isolated/CLASS`), and isn't opened or closed by depth. What else the model has is in the
+policy's own `regions`, or, where it gives none, in one region `rest`. A range that an entry closes has weight 0 there,
+whatever the rules say, and only a range that all entries for a class and phase leave open learns. So an entry only
+ever lowers, as an attenuation does; a class for which no region is left in a phase is rejected there.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from cosmati.routing.selectors import BlockRange, Names, RegionSelector, Strict
+from cosmati.routing.selectors import ISOLATED, BlockRange, Names, RegionSelector, Strict
 
 REST = "rest"
 _RANGE = re.compile(r"(0|[1-9][0-9]{0,8})-(0|[1-9][0-9]{0,8})?")
@@ -85,14 +87,13 @@ class Depth(Strict):
         """Return the name of a range's region."""
         return f"{self.container}.{text}"
 
-    @property
-    def regions(self) -> dict[str, RegionSelector]:
-        """The ranges' regions by name."""
-        return {
-            self.name_of(text): RegionSelector(blocks=BlockRange(container=self.container, start=start, to=to))
-            for text in self.ranges
-            for start, to in [blocks_of(text)]
-        }
+    def regions_beside(self, others: Iterable[RegionSelector]) -> dict[str, RegionSelector]:
+        """Return the ranges' regions by name, without what a class has of its own in a region of its own."""
+        tags = sorted({tag for one in others for tag in one.tag if tag.startswith(ISOLATED)})
+        left = tuple(f"*.isolated.{tag.removeprefix(ISOLATED)}.*" for tag in tags)
+        found = {text: blocks_of(text) for text in self.ranges}
+        blocks = {text: BlockRange(container=self.container, start=start, to=to) for text, (start, to) in found.items()}
+        return {self.name_of(text): RegionSelector(blocks=own, exclude=left) for text, own in blocks.items()}
 
     @property
     def rest(self) -> dict[str, RegionSelector]:

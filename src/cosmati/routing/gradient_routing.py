@@ -21,6 +21,7 @@ from cosmati.core.containers import rebuilt
 from cosmati.core.method import Method, Position, Stage
 from cosmati.core.passing import Passing
 from cosmati.errors import BatchError, PlanError
+from cosmati.records.joint_classes import members_of
 from cosmati.routing.autograd_graph import parameters_reached
 
 
@@ -53,10 +54,10 @@ class GradientMask:
             raise PlanError(msg)
 
     def covers(self, class_name: str) -> bool:
-        """Say whether it's meant for a class."""
+        """Say whether it's meant for a class; rows of several classes are rows of each."""
         branch = self.classes.removesuffix("/**")
-        is_below = branch != self.classes and class_name.startswith(f"{branch}/")
-        return is_below or self.classes in ("**", class_name)
+        is_below = any(branch != self.classes and one.startswith(f"{branch}/") for one in members_of(class_name))
+        return is_below or self.classes in ("**", class_name, *members_of(class_name))
 
 
 @dataclass(frozen=True, kw_only=True)

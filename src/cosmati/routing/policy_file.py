@@ -193,7 +193,7 @@ class PolicyFile(Strict):
         """What each region takes: those of the file, and those of `depth`."""
         if self.depth is None:
             return self.regions
-        return {**(self.regions or self.depth.rest), **self.depth.regions}
+        return {**(self.regions or self.depth.rest), **self.depth.regions_beside(self.regions.values())}
 
     @property
     def phase_names(self) -> tuple[str, ...]:

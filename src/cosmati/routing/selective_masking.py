@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from cosmati.core.method import Method, Position, Stage
 from cosmati.core.passing import Passing
 from cosmati.errors import PlanError
+from cosmati.routing.policy import partition_by
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.routing.regions import partition_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def ablate_region(model: nn.Module, policy: PolicyFile, region: str) -> tuple[st
     Raises:
         PlanError: there is no such region.
     """
-    regions = partition_parameters(model, policy.regions, allow_tied=policy.allow.tied)
+    regions = partition_by(policy, model)
     if region not in regions.names:
         msg = f"There is no region {region!r} to take away. The policy has {', '.join(regions.names)}."
         raise PlanError(msg)

@@ -39,11 +39,12 @@ def kind_map(policy: CompiledPolicy | None, data: object) -> Callable[[int], int
     """
     if policy is None:
         return int
-    described = _described(data)
+    described = described_by(data)
     return lambda number: policy.kind_of(*described(number))
 
 
-def _described(data: object) -> Callable[[int], tuple[int, Mapping[str, str]]]:
+def described_by(data: object) -> Callable[[int], tuple[int, Mapping[str, str]]]:
+    """Return what gives band and grades of rows that a source says to be of a band."""
     measured: KindNumbers = getattr(data, "measured", {})
     return lambda number: measured.get(number, (number, {}))
 
@@ -63,7 +64,7 @@ def check_kinds(policy: CompiledPolicy, data: object, class_map: Sequence[int], 
     if not isinstance(data, Source):
         return
     pairs = getattr(data, "kinds", ((class_id, 0) for class_id in range(len(class_map))))
-    described, found = _described(data), list[tuple[int, int]]()
+    described, found = described_by(data), list[tuple[int, int]]()
     for class_id, number in pairs:
         own, (band, grades) = class_map[class_id], described(number)
         found.append((own, policy.kind_of(band, grades, f"Rows of {policy.classes[own]}")))

@@ -227,13 +227,16 @@ def split_batch(batch: Batch, num_microbatches: int, *, by_class: bool = False) 
 
 
 def _mixed_classes(batch: Batch, num_microbatches: int) -> Tensor | None:
-    """Return the class of each row, where microbatches cut in order would hold several; tombstones follow the first."""
+    """Return the class of each row, where microbatches cut in order would hold several.
+
+    A tombstone keeps its class, so that a step is cut as if its row were there. One without a class follows the first.
+    """
     lineage, present = batch.lineage, batch.present
     if batch.class_id is not None or not lineage.is_known or lineage.token_class_ids is not None:
         return None
     ids = lineage.class_ids
-    if present is not None and bool(present.any()):
-        ids = torch.where(present, ids, ids[present][0])
+    if present is not None and bool((ids >= 0).any()):
+        ids = ids.masked_fill(~present & (ids < 0), int(ids[ids >= 0][0]))
     parts = ids.chunk(num_microbatches) if len(ids) % num_microbatches == 0 else [ids]
     return ids if any(bool((part != part[0]).any()) for part in parts) else None
 

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from cosmati.core.clock import Budget, Time
 from cosmati.core.source import Source
-from cosmati.errors import PlanError
+from cosmati.data.packed import PackedSource
+from cosmati.data.tombstoned import Tombstoned
+from cosmati.errors import PlanError, PolicyError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.records.joint_classes import is_joint, joint_name
 from cosmati.routing.policy import CompiledPolicy, compile_policy
 from cosmati.routing.regions import Regions
-from cosmati.routing.starvation import check_kinds
+from cosmati.routing.starvation import check_kinds, described_by
 from cosmati.train.ingredients import Ingredients
 
 
@@ -88,5 +90,23 @@ def compile_given(
         joint=_joint(given),
     )
     class_map = _class_map(given, policy.classes)
+    _refuse_measured_packs(policy, given.data)
     check_kinds(policy, given.data, class_map, on_starvation=given.policy.starvation)
     return policy, class_map
+
+
+def _refuse_measured_packs(policy: CompiledPolicy, data: object) -> None:
+    """Refuse packs of which something was measured that the policy goes by: documents tell their classes alone."""
+    packs = data.source if isinstance(data, Tombstoned) else data
+    if not isinstance(packs, PackedSource):
+        return
+    told = described_by(packs.source)
+    for _, number in getattr(packs.source, "kinds", ()):
+        band, grades = told(number)
+        if policy.kind_of(band, grades, "Packs"):
+            what = ", ".join([f"band {band}", *(f"{name} {grade}" for name, grade in sorted(grades.items()))])
+            msg = (
+                f"The packs' shards say {what}, and the policy goes by that; but documents of packs tell their classes "
+                "alone. Write packs without band= and grades=, or give their rows unpacked."
+            )
+            raise PolicyError(msg)

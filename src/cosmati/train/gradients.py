@@ -45,6 +45,9 @@ BoundLoss = Callable[[LossFunction, Position], LossFunction]
 """A loss with the loss methods put around it, for a position."""
 
 
+_BY_ALL_LABELS = "in packs, what the loss adds ({}) is weighed by the number of labels of all classes: leave it out"
+
+
 @dataclass(frozen=True)
 class StepInput:
     """What a step trains on.
@@ -237,6 +240,8 @@ class StepPasses:
             if masks is not None and is_looked_at:
                 self._look_at_packs(batch, position, turn, scale, route)
             result = self._forward(batch, position, turn, masks)
+            if masks is not None and isinstance(result, Loss) and result.aux:
+                self.watch.note_read(_BY_ALL_LABELS.format(", ".join(sorted(result.aux))))
             self._tell("forward")
             self._stopwatch.lap("forward")
             objective, loss, weight = _objective(result, scale)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import nn
 
 from cosmati.core.isolated import Isolated, isolated_classes
-from cosmati.core.plan import Pair
+from cosmati.core.plan import Pair, Plan, Promise
 from cosmati.errors import PlanError
 from cosmati.routing.policy import CompiledPolicy
 
@@ -70,6 +71,38 @@ def isolated_pairs(
                 )
     common = more() if found else ()
     return {pair: (*reasons, *common) for pair, reasons in found.items()}
+
+
+def without_admitted(plan: Plan, model: nn.Module, policy: CompiledPolicy, class_map: Sequence[int], step: int) -> Plan:
+    """Take back what a policy that acts from a step on doesn't keep: its classes teach more, or what is others' own.
+
+    Args:
+        plan: of the run, whose policy was another one before.
+        model: after surgery.
+        policy: in force from the step on, over the same regions.
+        class_map: the policy's class of each of the data's classes.
+        step: phases that end before it don't count.
+    """
+    late = _from_step(policy, step)
+    isolated = isolated_pairs(model, late, class_map, tuple)
+    for promise, pair in [(g.promise, g.pair) for g in plan.guarantees if g.pair is not None and g.holds]:
+        because = f"from step {step} on another policy "
+        if promise is Promise.ISOLATED and (reasons := isolated[pair]):
+            plan = plan.withdraw(promise, f"{because}is in force, by which {'; '.join(reasons)}", pair)
+        own, region = policy.classes.index(pair[0]), policy.regions.index(pair[1])
+        if promise is Promise.NO_DIRECT_WRITE and _teaches(late, own, region):
+            plan = plan.withdraw(promise, f"{because}lets rows of {pair[0]} teach {pair[1]}", pair)
+    return plan
+
+
+def _from_step(policy: CompiledPolicy, step: int) -> CompiledPolicy:
+    late = [index for index, phase in enumerate(policy.phases) if phase.end_step > step]
+    return dataclasses.replace(
+        policy,
+        phases=tuple(policy.phases[index] for index in late),
+        weight=tuple(tuple(row[index] for index in late) for row in policy.weight),
+        decision=tuple(tuple(row[index] for index in late) for row in policy.decision),
+    )
 
 
 def _owners(model: nn.Module) -> dict[str, set[str]]:

@@ -18,6 +18,7 @@ from cosmati.train.assembly import Assembly
 from cosmati.train.continuity import Continuity
 from cosmati.train.cutting import Cuts
 from cosmati.train.facts import facts_of
+from cosmati.train.isolation import without_admitted
 from cosmati.train.observers.ledger_checks import withdrawn_in
 from cosmati.train.observers.observer import Observer, restore_states
 from cosmati.train.policy_watch import PolicyWatch
@@ -81,6 +82,8 @@ def open_run(
             run.restate(artifacts=with_base(facts.artifacts, checkpoint.facts["identity"]))
             restored = restore(checkpoint, a, prepared.feed)
             plan = plan.recalled((g.name, g.because) for g in restored.plan.guarantees if not g.holds)
+            if policy_watch is not None:
+                plan = without_admitted(plan, a.model, continuity.policy_in_force, p.class_map, checkpoint.step)
             clock, states, made = restored.clock, restored.states, checkpoint.facts["cuts"]
             _restore_observers(observers, checkpoint, a.ranks.rank)
         plan = without_schedulers(plan, a)

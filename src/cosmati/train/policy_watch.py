@@ -6,7 +6,8 @@ signed for it. Then all ranks are told the policy and a step that's still to com
 stands before that step itself. Who resumes reads them: the run goes on as if nobody had stopped it.
 
 The order of the rows stays the one that the run began with. So a change that would put off rows, offer a class that
-the run has none of, or cut the model otherwise, is refused, and is for a resume: RunConfig(change="policy").
+the run has none of, or cut the model otherwise, is refused, and is for a resume: RunConfig(change="policy"). So is one
+by which methods would cut otherwise (Gradient Routing), which may turn out to be impossible in the step itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from cosmati.core.clock import Clock
-from cosmati.core.plan import Plan, Promise
+from cosmati.core.plan import Plan
 from cosmati.core.source import Source
 from cosmati.data.kept_vouchers import kept_policy
 from cosmati.errors import CheckpointError, CosmatiError, PolicyError
@@ -38,6 +39,7 @@ from cosmati.train.facts import PolicyChanges
 from cosmati.train.given_policy import compile_given
 from cosmati.train.identity import Change
 from cosmati.train.ingredients import Ingredients
+from cosmati.train.isolation import without_admitted
 from cosmati.train.observers.ledger_checks import policy_changes_in
 from cosmati.train.policy_change import change_policy, refuse_anothers
 from cosmati.train.prepare import Prepared
@@ -137,7 +139,7 @@ class PolicyWatch:
             self._num_made += 1
             changes = [Change("policy", was.hex(), facts["policy"].policy_digest.hex())]
             run.amend(clock, [*changes, Change("policy.changed_by", None, change["by"])], **facts)
-            plan = _without_admitted(plan, facts["policy"], clock.step)
+            plan = without_admitted(plan, self._a.model, facts["policy"], self._class_map, clock.step)
         if clock.step % LOOK_EVERY or clock.step == self._heeded or self._num_made < len(self._changes):
             return plan
         self._heeded = clock.step
@@ -248,6 +250,7 @@ class PolicyWatch:
             raise PolicyError(f"The policy would act from step {begin} on, and the run ends before it.")
         if (now.regions, now.partition.parameters) != (new.regions, new.partition.parameters):
             raise PolicyError(f"The policy cuts the model into other regions than the run has. {_MEND}")
+        _refuse_for_methods(self._a.plan, now, new, begin)
         if not isinstance(self._data, Source):  # a loop of the user's own has no order
             return
         first, starts = self._a.policy, [phase.start_step for phase in new.phases if phase.start_step > begin]
@@ -273,6 +276,26 @@ def policy_watch_of(prepared: Prepared) -> PolicyWatch | None:
     return PolicyWatch(p.given, a, p.class_map, p.watch)
 
 
+def _refuse_for_methods(plan: Plan, now: CompiledPolicy, new: CompiledPolicy, begin: int) -> None:
+    """Refuse denials of which only a step tells whether methods can keep them: it would end the run, and each resume.
+
+    Raises:
+        PolicyError: a method acts by what a class is denied, and it would be denied other regions than ever before.
+    """
+    methods = plan.with_hook("passing")
+    late = [index for index, phase in enumerate(new.phases) if phase.end_step > begin]
+    for own, name in enumerate(new.classes) if methods else ():
+        before = {_denied(weights) for row in now.rows_of(own) for weights in now.weight[row]}
+        after = [new.weight[row][phase] for row in new.rows_of(own) for phase in late]
+        if any(any(weights) and _denied(weights) not in before for weights in after):
+            what = ", ".join(type(method).__name__ for method in methods)
+            raise PolicyError(f"The policy denies {name} other regions than before, and {what} acts by that. {_MEND}")
+
+
+def _denied(weights: Sequence[float]) -> tuple[bool, ...]:
+    return tuple(not weight for weight in weights)
+
+
 def _read(raw: bytes) -> PolicyFile | CosmatiError:
     """Return the policy that a file of changes holds or names, or why there's none."""
     try:
@@ -284,14 +307,3 @@ def _read(raw: bytes) -> PolicyFile | CosmatiError:
         return error
     except Exception as error:  # noqa: BLE001  (of a file, a repository, a network: the run goes on)
         return PolicyError(f"{FILE} can't be read: {error!r}. Write it with `cosmati policy change`.")
-
-
-def _without_admitted(plan: Plan, policy: CompiledPolicy, step: int) -> Plan:
-    """Take back that a class wrote nothing into a region of which a policy lets it teach something from a step on."""
-    late = [index for index, phase in enumerate(policy.phases) if phase.end_step > step]
-    for pair in [g.pair for g in plan.guarantees if g.pair is not None and g.holds]:
-        rows, region = policy.rows_of(policy.classes.index(pair[0])), policy.regions.index(pair[1])
-        if any(policy.weight[row][phase][region] for row in rows for phase in late):
-            because = f"from step {step} on another policy lets rows of {pair[0]} teach {pair[1]}"
-            plan = plan.withdraw(Promise.NO_DIRECT_WRITE, because, pair)
-    return plan

@@ -60,12 +60,12 @@ def test_the_largest_classes_get_more_microbatches() -> None:
     assert [(part.class_id, part.num_rows) for part in parts] == [(0, 2), (1, 5), (1, 5), (1, 4)]
 
 
-def test_rows_that_are_not_there_go_with_the_first_that_is() -> None:
-    batch = mixed([0, 2, 2, 0])
-    ids = torch.tensor([7, 8, TOMBSTONE, 10])
-    lineage = dataclasses.replace(batch.lineage, row_ids=ids)
-    parts = split_batch(dataclasses.replace(batch, lineage=lineage), 2, by_class=True)
-    assert [part.data.tolist() for part in parts] == [[0, 2, 3], [1]]
+def test_rows_that_are_not_there_keep_their_class_or_go_with_the_first_that_has_one() -> None:
+    for own, expected in ((2, [[0, 3], [1, 2]]), (TOMBSTONE, [[0, 2, 3], [1]])):
+        batch = mixed([0, 2, own, 0])
+        lineage = dataclasses.replace(batch.lineage, row_ids=torch.tensor([7, 8, TOMBSTONE, 10]))
+        parts = split_batch(dataclasses.replace(batch, lineage=lineage), 2, by_class=True)
+        assert [part.data.tolist() for part in parts] == expected
 
 
 @pytest.mark.parametrize("name", ["transformer", "diffusion U-Net", "ResNet with frozen statistics"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from cosmati.core.plan import Promise
 from cosmati.data.tombstoned import Tombstoned
 from cosmati.errors import PlanError
 from cosmati.methods import IsolatedAdapters
+from cosmati.models.mixture import MixtureConfig, MixtureModel
 from cosmati.optim import SGD, AdamW
 from cosmati.routing.policy_file import load_policy
 from cosmati.train.trainer import Trainer
@@ -62,6 +64,21 @@ def test_delete_and_swap(kind: str) -> None:
     assert same(trunk(present), trunk(other))
     own = dict(present.model.state_dict())
     assert not same({n: v for n, v in own.items() if "isolated" in n}, dict(gone.model.state_dict()))
+
+
+def test_what_a_loss_adds_is_named() -> None:
+    """A balance of experts weighs by all labels of a microbatch, those of the class's documents too."""
+    config = MixtureConfig(
+        vocabulary_size=samples.VOCABULARY, sequence_length=samples.LENGTH, width=8, num_blocks=1, num_heads=2,
+        num_experts=2, balance="sequence", dispatch="dense",
+    )  # fmt: skip
+    made = run(source(documents()), network=MixtureModel(config))
+    (found,) = [g for g in made.plan.guarantees if g.promise is Promise.ISOLATED]
+    assert not found.holds
+    assert found.because.startswith("in packs, what the loss adds (balance) is weighed by the number of labels")
+    assert made.plan.holds(Promise.NO_DIRECT_WRITE, ("personal", "trunk"))
+    unbalanced = run(source(documents()), network=MixtureModel(dataclasses.replace(config, balance="none")))
+    assert unbalanced.plan.holds(Promise.ISOLATED)
 
 
 def test_adapters_learn_what_each_document_by_itself_teaches() -> None:

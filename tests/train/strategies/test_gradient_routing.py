@@ -283,3 +283,11 @@ def test_one_branch_is_cut_in_any_container() -> None:
             return self.head(hidden) + self.extra(hidden)
 
     close(gradients(Twice(), WEIGHTS, GradientRouting()), gradients(Net(), WEIGHTS, GradientRouting()))
+
+
+def test_a_mask_is_for_rows_of_several_classes_too() -> None:
+    below, one = GradientMask(classes="mail/**", module="stem"), GradientMask(classes="mail/in", module="stem")
+    for name in ("mail/in", "mail/in&open", "another&mail/in"):
+        assert (below.covers(name), one.covers(name)) == (True, True)
+    for name in ("open", "email/in&open", "mailbox&open"):
+        assert (below.covers(name), one.covers(name)) == (False, False)

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from cosmati.core.plan import Promise
 from cosmati.errors import PlanError
+from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import SGD, AdamW, Muon
 from cosmati.routing.gradient_routing import GradientRouting
+from cosmati.routing.policy_file import load_policy
 from cosmati.routing.selective_masking import SelectiveGradientMasking, ablate_region
 from tests.train.strategies.samples import (
     REGIONS,
@@ -168,3 +170,11 @@ def stem_by_the_extra_branch(p: Any, row: Array, target: int) -> dict[str, Array
     out[target] -= 1
     flow = p["extra.up.weight"].T @ ((p["extra.down.weight"].T @ out) * (1 - hidden**2)) * (1 - h1**2)
     return {"stem.weight": np.outer(flow, row), "stem.bias": flow}
+
+
+def test_a_range_of_blocks_is_taken_away() -> None:
+    """The regions of a schedule of depth are regions."""
+    text = "{container: blocks, ranges: [0-0, 1-], open: [{phase: main, blocks: [0-0, 1-]}]}"
+    by_depth = load_policy(f"version: 1\ntaxonomy: t\ndepth: {text}\nrules: [{{class: '**', weight: 1}}]")
+    model = GPT(GPTConfig(vocabulary_size=11, sequence_length=4, width=8, num_blocks=2, num_heads=2))
+    assert {name.split(".")[1] for name in ablate_region(model, by_depth, "blocks.1-")} == {"1"}
