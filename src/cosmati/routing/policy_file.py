@@ -316,7 +316,8 @@ def _problem(entry: Any, node: yaml.Node | None) -> str:  # noqa: ANN401  (pydan
         return f"{where}: there's no such field{odd_letters(name)}" + (f"; did you mean {near[0]}?" if near else "")
     if entry["type"] in {"value_error", "missing"}:
         return f"{where}: {message}"
-    return f"{where}: {message}, not {entry['input']!r:.60}"
+    odd = odd_letters(entry["input"]) if isinstance(entry["input"], str) else ""
+    return f"{where}: {message}, not {entry['input']!r:.60}{odd}"
 
 
 _FIELDS = [
