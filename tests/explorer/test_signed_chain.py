@@ -130,3 +130,24 @@ def test_a_manifest_that_is_not_the_archived_one_is_not_read(
     for path in (copy / "ledger" / "provenance").iterdir():
         path.write_bytes(path.read_bytes().replace(b'"num_rows":16', b'"num_rows":99'))
     assert {one.num_rows for one in trust_of(copy).sources} == {None, 8}
+
+
+def test_rows_of_several_classes_are_as_signed_as_others(tmp_path: Path) -> None:
+    rows = [{"number": number} for number in range(16)]
+    write_dataset(
+        rows, tmp_path / "data", {"number": "int"}, class_of="open/psf", source="both", also=["open/permissive"]
+    )
+    authority, policy = rehearse(tmp_path / "rehearsal", tmp_path / "data", load_policy(POLICY.rpartition("  -")[0]))
+    Trainer(
+        nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1)),
+        loss,
+        StreamingSource(StreamingDataset(tmp_path / "data", columns=("number",), authority=authority), 8),
+        optimizers=SGD(lr=1e-3),
+        policy=policy,
+        taxonomy=software_licences(),
+        config=RunConfig(budget="2ba", num_threads=1, num_microbatches=2, run_folder=tmp_path / "run"),
+    ).fit()
+    assert [(one.class_name, one.num_rows) for one in trust_of(tmp_path / "run").sources] == [
+        ("open/permissive&open/psf", 16)
+    ]
+    assert "declared: nobody signed" not in render_report(title="both", run=read_run(tmp_path / "run"))

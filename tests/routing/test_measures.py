@@ -255,6 +255,8 @@ def test_a_difference_names_the_grades() -> None:
     assert [(one.name, one.region, one.result) for one in changes] == [
         ("f, trust unmeasured", "head", "1 (admit) -> 0.5 (gate)"),
         ("f, trust low", "head", "1 (admit) -> 0.5 (gate)"),
+        ("f, trust any other", "tail", "1 (admit) -> 0 (reject)"),
+        ("f, trust any other", "head", "1 (admit) -> 0 (reject)"),
     ]
     assert "f, trust low, head" in str(PolicyDiff(plain, low))
     fewer = {"trust": {"grades": ["low"]}}
@@ -263,6 +265,58 @@ def test_a_difference_names_the_grades() -> None:
     one, other = (policy_of(rules, measures={"trust": {"grades": ["low", "high"], "thresholds": [t]}}) for t in (1, 2))
     assert other_changes(one, other)[0].startswith("measures: ")
     assert PARTITION.names == ("tail", "head")
+
+
+SOME_MEASURES: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
+    st.sampled_from(sorted(GRADES)),
+    st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=3, unique=True).map(lambda own: {"grades": own}),
+)
+
+
+@st.composite
+def graded_policies(draw: st.DrawFn) -> CompiledPolicy:
+    measures = draw(SOME_MEASURES)
+    rules: list[dict[str, Any]] = [*map(dict, draw(RULES))]
+    names = sorted(measures)
+    pairs = st.sampled_from([(name, grade) for name in names for grade in measures[name]["grades"]] or [("", "")])
+    factor = st.fixed_dictionaries(
+        {"class": some(tuple(COVERS)), "of": pairs, "factor": st.sampled_from([0.0, 0.5])},
+        optional={"region": some((*REGIONS, "*"))},
+    )
+    less = [{**one, "measure": one["of"][0], "grade": [one["of"][1]]} for one in draw(st.lists(factor, max_size=3))]
+    less = [{name: value for name, value in one.items() if name != "of"} for one in less if names]
+    try:
+        return compiled(rules, measures=measures, attenuate=less)
+    except PolicyError:
+        return compiled([], measures=measures)
+
+
+@given(graded_policies(), graded_policies())
+def test_a_difference_tells_whatever_teaches_more_or_less(old: CompiledPolicy, new: CompiledPolicy) -> None:
+    """By a look at each row that a shard may describe, of grades that neither policy knows, too."""
+    found = diff(old, new)
+    known = {
+        name: {grade for one in (old, new) for kind in one.kinds for own, grade in kind.grades if own == name}
+        for name in GRADES
+    }
+    for grades in product(*((("", "a", "b", "c", "z"),) * 2)):
+        said = dict(zip(GRADES, grades, strict=True))
+        wanted = {m: said[m] if said[m] in known[m] else "any other" for m in GRADES if known[m]}
+        for path, region, step in product(CLASSES, REGIONS, (0, 9)):
+            weights = []
+            for one in (old, new):
+                kind = one.find_kind(0, said)
+                row = None if kind is None else one.weight[one.row(CLASSES.index(path), kind)]
+                weights.append(0.0 if row is None else row[one.phase_at(step)][one.regions.index(region)])
+            told = [
+                (change.old_weight, change.new_weight)
+                for change in found
+                if (change.class_path, change.new_region) == (path, region)
+                and change.start_step <= step < change.end_step
+                and dict(change.grades) == wanted
+            ]
+            if weights[0] != weights[1]:
+                assert told == [tuple(weights)]
 
 
 def test_a_class_for_which_grades_dont_matter_is_one_line() -> None:

@@ -234,3 +234,9 @@ def test_nothing_is_amplified_or_tied_unless_it_is_allowed() -> None:
     policy = load_policy(rule("class: a, weight: 1"))
     assert (policy.allow.amplify, policy.allow.tied) == (False, False)
     assert load_policy(f"{rule('class: a, weight: 1')}\nallow: {{tied: true}}").allow.tied
+
+
+def test_a_field_that_belongs_elsewhere_isnt_proposed_again() -> None:
+    """A taxonomy given as a policy: `name` is a field of phases."""
+    with pytest.raises(PolicyError, match=r"name: there's no such field(\n|$)"):
+        load_policy("version: 1\ntaxonomy: t\nrules: []\nname: t\n")

@@ -99,6 +99,7 @@ def test_words_that_yaml_turns_into_booleans_are_grades_and_numbers_are_none() -
         ),
         (MEASURED + "attenuate: [{class: no, measure: m, grade: 1, factor: 0.5}]", "quote what reads as a number"),
         (MEASURED + "attenuate: [{class: no, measure: m, grade: no, factor: '0.5'}]", "line 5, attenuate.1.factor"),
+        ("rules: []\nmeasures: {m: {grades: [lоw]}}\n", "U+043E CYRILLIC SMALL LETTER O"),  # noqa: RUF001
         (MEASURED + "attenuate: [{class: no, measure: m, grade: no, factor: 1e-1}]\nfloor: []", "did you mean floors"),
         (MEASURED.replace("[no, yes]", "[no, false]"), "line 4, measures.m.grades.2"),
         (MEASURED.replace("[no, yes]", "[1, 2]"), "line 4, measures.m.grades.1"),

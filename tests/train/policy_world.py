@@ -68,17 +68,20 @@ def trainer(folder: Path, events: Mapping[int, Event] | None = None, *, text: st
     return seen.trainer
 
 
-def leave(what: PolicyFile | str | Mapping[str, Any]) -> Event:
-    """Return what leaves a policy in the run's folder, and has the run read it."""
+def leave(what: PolicyFile | str | bytes | Mapping[str, Any]) -> Event:
+    """Return what leaves a policy, or a file of any bytes, in the run's folder, and has the run read it."""
 
     def act(run: Trainer) -> None:
-        told = what if isinstance(what, Mapping) else {"policy": _policy(what).to_mapping()}
         assert run.assembly.config.run_folder is not None
-        (run.assembly.config.run_folder / FILE).write_text(json.dumps(told))
+        (run.assembly.config.run_folder / FILE).write_bytes(what if isinstance(what, bytes) else _told(what))
         assert run.policy_watch is not None
         run.policy_watch.look()
 
     return act
+
+
+def _told(what: PolicyFile | str | Mapping[str, Any]) -> bytes:
+    return json.dumps(what if isinstance(what, Mapping) else {"policy": _policy(what).to_mapping()}).encode()
 
 
 def _policy(what: PolicyFile | str) -> PolicyFile:

@@ -165,6 +165,11 @@ def test_the_ledger_says_what_became_of_each_row_and_why(corpus: Path, tmp_path:
     assert "its rows come again in phase rest" in deferred.because[0]
     assert "class papers, evidence report: times 0.5" in gated.because[0]
     assert f"gate   papers, {report}, steps 2 to 6: {gated.num_rows} rows" in result.output
+    # Kinds that no microbatch had share a line, and one class alone is told whole.
+    assert "gate   papers, 5 kinds of rows, steps 2 to 6: 0 rows in 0 microbatches" in result.output
+    assert result.output.count("\nadmit  papers") == 2, "the one that is there, and the others"
+    whole = CliRunner().invoke(app, ["ledger", "decisions", str(tmp_path / "run"), "--class", "papers"]).output
+    assert whole.count("defer  papers, ") == whole.count(", steps 2 to 6") == 9
     # Rows by kind and phase, as the order gives them.
     order, rows = run.feed._order, Counter[tuple[str, str, int]]()  # type: ignore[union-attr]
     for step, index in product(range(6), range(2)):

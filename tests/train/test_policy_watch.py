@@ -19,7 +19,7 @@ from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.verify import verify_ledger
 from cosmati.routing.proposals import proposals
 from cosmati.train.authority_watch import LOOK_EVERY
-from cosmati.train.policy_watch import FILE, REFUSED_FILE
+from cosmati.train.policy_watch import FILE, MOST_BYTES, REFUSED_FILE
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.run.session import OpenRun
 from tests.processes import PythonProcess, launch_ranks
@@ -172,6 +172,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "unknown class": ("rules: [{class: blue, weight: 1}]\n", "no class 'blue'"),
     "no policy": ({"policy": {"version": 1}}, "can't be read"),
     "not JSON's": ({"rules": []}, "can't be read"),
+    "a list": (b"[]", "can't be read"),
+    "too deep": (b"[" * 100_000, "can't be read"),
+    "too long": (b" " * (MOST_BYTES + 1), "longer than"),
+    "nothing": (b"", "can't be read"),
+    "no text": (bytes(range(128, 256)), "can't be read"),
+    "a number": (b"1", "can't be read"),
+    "a policy's name alone": ({"url": "policies", "name": "main"}, "can't be read"),
 }
 
 
@@ -183,6 +190,31 @@ def test_what_may_not_be_made_without_a_stop_leaves_the_run_as_it_is(tmp_path: P
     assert why in json.loads((tmp_path / "run" / REFUSED_FILE).read_text())["why"]
     assert not (tmp_path / "run" / FILE).exists()
     assert len(in_force(tmp_path / "run")) == 1
+
+
+def test_what_is_left_after_the_last_look_is_told(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def late(_run: Trainer) -> None:
+        (run / FILE).write_text(json.dumps({"policy": load_policy(POLICY + AFTER).to_mapping()}))
+
+    trainer(run, {11: late, 9: lambda own: own.stop()}).fit()
+    late(trainer(run))
+    assert (run / FILE).exists(), "who was stopped heeds it when it goes on"
+    (run / FILE).unlink()
+    with pytest.warns(UserWarning, match="was completed before it looked"):
+        trainer(run, {11: late}).fit()
+    assert "longer budget" in json.loads((run / REFUSED_FILE).read_text())["why"]
+    assert not (run / FILE).exists()
+    assert len(in_force(run)) == 1
+
+
+def test_a_policy_isnt_left_where_nobody_looks(changed: Path, tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(POLICY + AFTER)
+    result = CliRunner().invoke(app, ["policy", "change", str(changed), str(tmp_path / "policy.yaml")])
+    assert result.exit_code == 1
+    assert "was completed, and nothing looks for a policy there" in result.output
+    assert not (changed / FILE).exists()
 
 
 def test_a_class_that_the_order_has_no_rows_of_is_refused(tmp_path: Path) -> None:

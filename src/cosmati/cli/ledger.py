@@ -202,19 +202,27 @@ def decisions(
 ) -> None:
     """Say what became of each class's rows, and why: admitted, gated, deferred or rejected, from which step to which.
 
+    Bands and grades that no microbatch had share a line where the decision is the same; --class tells them apart.
+
     \b
     Examples:
       cosmati ledger decisions cosmati-quickstart/governed-run
       cosmati ledger decisions RUN --class customer/tickets
     """  # noqa: D301
-    from cosmati.routing.proposals import proposals  # needs PyTorch, as `check-weights` does
+    from cosmati.routing.proposals import Proposal, proposals  # needs PyTorch, as `check-weights` does
 
     ledger, unsigned = _opened(folder, vkey)
-    for one in proposals(ledger, class_name):
+    shared = dict[tuple[object, ...], list[Proposal]]()
+    for number, one in enumerate(proposals(ledger, class_name)):
+        own = number if class_name or one.num_microbatches else None
+        shared.setdefault((one.class_name, one.start_step, one.end_step, one.decision, own), []).append(one)
+    for group in shared.values():
+        one, is_alike = group[0], all(other.because == group[0].because for other in group)
         rows = f"{one.num_rows} rows in {one.num_microbatches} microbatches"
-        name = ", ".join(filter(None, (one.class_name, one.kind)))
+        kinds = one.kind if len(group) == 1 else f"{len(group)} kinds of rows"
+        name = ", ".join(filter(None, (one.class_name, kinds)))
         typer.echo(f"{one.decision:<6} {name}, steps {one.start_step} to {one.end_step}: {rows}")
-        for line in one.because:
+        for line in one.because if is_alike else (f"each for its own reason: --class '{one.class_name}' tells them",):
             typer.echo(f"       {line}")
     typer.echo(unsigned or LEVEL_0)
 

@@ -211,7 +211,7 @@ def change(
     """  # noqa: D301
     from cosmati.storage.atomic import replace_file
     from cosmati.train.authority_watch import LOOK_EVERY
-    from cosmati.train.policy_watch import FILE
+    from cosmati.train.policy_watch import FILE, LATE
 
     if (file is None) == (not authority) or bool(authority) != bool(root):
         raise PolicyError("Give a policy file, or --authority with --policy-root.")
@@ -219,12 +219,21 @@ def change(
         raise PolicyError(
             f"{run} has no ledger, and a policy changes on record alone. Give the folder of a governed run."
         )
+    if _is_completed(run):
+        raise PolicyError(f"{run} was completed, and nothing looks for a policy there. {LATE}")
     if (run / FILE).exists():
         raise PolicyError(f"{run / FILE} waits to be taken up. Wait until the run has done so, or delete it.")
     signed = {"url": _anchored(authority), "root": root, "name": name, "number": number}
     told = signed if file is None else {"policy": load_policy(file).to_mapping()}
     replace_file(run / FILE, json.dumps(told).encode())
     typer.echo(f"{run / FILE}: the run looks every {LOOK_EVERY} steps, and its ledger says from which step on it acts.")
+
+
+def _is_completed(run: Path) -> bool:
+    try:
+        return bool(json.loads((run / "run.json").read_text())["outcome"] == "completed")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # The run's own looks decide.
 
 
 def _anchored(url: str) -> str:

@@ -13,6 +13,7 @@ from cosmati.ledger.policy_changes import PolicyInForce
 from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import LedgerReport
 from cosmati.provenance.voucher import FOLDER, class_of_target
+from cosmati.records.joint_classes import joint_name
 from cosmati.store.scan import plain_bytes
 
 _MAX_MANIFESTS = 5_000
@@ -27,6 +28,7 @@ class SignedSource(NamedTuple):
         root: SHA-256 in hex of their authority's first root.
         expires: when what they have signed holds no longer, ISO 8601.
         num_rows: that its signed manifest says; None where the archive doesn't have it.
+        also: the other classes of its rows, likewise.
     """
 
     target: str
@@ -34,11 +36,12 @@ class SignedSource(NamedTuple):
     root: str
     expires: str
     num_rows: int | None
+    also: tuple[str, ...] = ()
 
     @property
     def class_name(self) -> str:
-        """Its class, which is part of what was signed."""
-        return class_of_target(self.target)
+        """Its class, as the ledger calls it: joint where its rows belong to several, all of which were signed."""
+        return joint_name((class_of_target(self.target), *self.also))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,22 +115,24 @@ def _sources(facts: Mapping[str, Any] | None, archive: Path) -> tuple[SignedSour
             tuple(map(str, one["keyids"])),
             str(one["root"]),
             str(one["expires"]),
-            _rows_of(archive, str(one["manifest_sha256"])) if number < _MAX_MANIFESTS else None,
+            *(_told_by(archive, str(one["manifest_sha256"])) if number < _MAX_MANIFESTS else (None, ())),
         )
         for number, one in enumerate((facts or {}).get("sources", ()))
     )
 
 
-def _rows_of(archive: Path, sha256: str) -> int | None:
-    """Return how many rows a source's manifest says; None of one that isn't what was signed, or isn't a source's."""
+def _told_by(archive: Path, sha256: str) -> tuple[int | None, tuple[str, ...]]:
+    """Return how many rows a source's manifest says, and of which other classes; nothing of what isn't as signed."""
     if len(sha256) != 64 or not sha256.isalnum():
-        return None
+        return None, ()
     try:
         data = plain_bytes(archive / sha256)
-        rows = json.loads(data).get("num_rows") if hashlib.sha256(data).hexdigest() == sha256 else None
+        found = json.loads(data) if hashlib.sha256(data).hexdigest() == sha256 else {}
+        rows, also = found.get("num_rows"), found.get("also", [])
     except (OSError, ValueError, AttributeError, RecursionError):
-        return None
-    return rows if isinstance(rows, int) and not isinstance(rows, bool) and rows >= 0 else None
+        return None, ()
+    is_number = isinstance(rows, int) and not isinstance(rows, bool) and rows >= 0
+    return rows if is_number else None, tuple(map(str, also)) if isinstance(also, list) else ()
 
 
 def _followed(directory: Path, report: LedgerReport) -> tuple[tuple[str, ...], str]:

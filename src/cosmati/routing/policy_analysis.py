@@ -16,6 +16,8 @@ from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.rules import disagreement, front, lowest_band, matching_rules
 
+_ANY_OTHER = "any other"
+"""No grade can be called so."""
 _RANK: dict[Decision, int] = {"reject": 0, "defer": 1, "gate": 2, "admit": 2}
 
 
@@ -224,13 +226,18 @@ def diff(old: CompiledPolicy, new: CompiledPolicy) -> tuple[CellChange, ...]:
 def _kinds(old: CompiledPolicy, new: CompiledPolicy) -> Iterator[tuple[int, Grades]]:
     """Yield the kinds of rows to compare, as shards describe them: number of the band, and grades.
 
-    Where only one side has bands, one more stands for all above them.
+    Where only one side has bands, one more stands for all above them, and one more grade for all others of a measure
+    that only one side has: that side refuses such rows, and they mean nothing to the other.
     """
     before, after = old.band_names, new.band_names
     num_bands = max(len(before), len(after)) + ((before == ("",)) != (after == ("",)))
-    names = sorted({name for one in (old, new) for name, _ in one.kinds[0].grades})
+    measures = [{name for name, _ in one.kinds[0].grades} for one in (old, new)]
+    names = sorted(measures[0] | measures[1])
     all_kinds = (*old.kinds, *new.kinds)
     known = [dict.fromkeys(grade for kind in all_kinds for own, grade in kind.grades if own == name) for name in names]
+    for name, grades_of in zip(names, known, strict=True):
+        if name not in measures[0] & measures[1]:
+            grades_of[_ANY_OTHER] = None
     for band, *grades in product(range(num_bands), *known):
         yield band, tuple(zip(names, grades, strict=True))
 

@@ -311,13 +311,13 @@ def _problem(entry: Any, node: yaml.Node | None) -> str:  # noqa: ANN401  (pydan
     where = f"line {line_of(node, place)}, {where}"
     message = entry["msg"].removeprefix("Value error, ")
     if entry["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(entry["loc"][-1]), _FIELDS, n=1)
-        return f"{where}: there's no such field{odd_letters(str(entry['loc'][-1]))}" + (
-            f"; did you mean {near[0]}?" if near else ""
-        )
+        name = str(entry["loc"][-1])  # One that belongs elsewhere isn't a slip of the pen.
+        near = [] if name in _FIELDS else difflib.get_close_matches(name, _FIELDS, n=1)
+        return f"{where}: there's no such field{odd_letters(name)}" + (f"; did you mean {near[0]}?" if near else "")
     if entry["type"] in {"value_error", "missing"}:
         return f"{where}: {message}"
-    return f"{where}: {message}, not {entry['input']!r:.60}"
+    odd = odd_letters(entry["input"]) if isinstance(entry["input"], str) else ""
+    return f"{where}: {message}, not {entry['input']!r:.60}{odd}"
 
 
 _FIELDS = [

@@ -378,15 +378,15 @@ class Lifecycle(KnownNames):
         """Write the end, whatever has failed before; workers of a loader end with the run."""
         if self.feed is not None:
             self.feed.close()
-        plan = self.plan  # As long as the run tells why it was stopped.
-        run, self._run = self._run, None
         self.stopwatch.stop()
         if kind is not None:
             self._ended = outcome_of(kind)
-        assert run is not None, "opened"
+        assert self._run is not None, "opened"
         assert self._ended is not None, "by itself or by an error"
-        reason = run.stop_reason if self._ended == "stopped" else ""
-        run.close(dataclasses.replace(self._result(self._ended), reason=reason), plan)
+        run, told, self._run = self._run, (self._result(self._ended), self.plan), None  # It says why it was stopped.
+        run.close(*told)
+        if self.policy_watch is not None:
+            self.policy_watch.close(self._ended)
 
     def _result(self, ended: str) -> RunResult:
         watch, folder = self.stopwatch, self.assembly.config.run_folder

@@ -50,7 +50,10 @@ from cosmati.train.signed import refuse_declared
 FILE = "policy-change.json"
 """In a run's folder: a `policy`, or where a signed one is (`url`, `root`, `name`, `number`)."""
 REFUSED_FILE = "policy-change-refused.json"
+MOST_BYTES = 1 << 23
+"""A longer file isn't read: a policy's text has a million characters at most."""
 _MEND = "Stop the run, and go on with RunConfig(change='policy')."
+LATE = "To go on with it, give the policy and a longer budget: RunConfig(change=('policy', 'budget'))."
 _Found = tuple[bytes, PolicyFile | CosmatiError]
 
 
@@ -199,24 +202,41 @@ class PolicyWatch:
         return _Newest(raw, change, found.vouched.files if found.vouched is not None else {})
 
     def _refuse(self, raw: bytes, why: str) -> None:
-        told = {"why": why, "given": raw.decode("utf-8", "replace")}
+        told = {"why": why, "given": raw[: 1 << 20].decode("utf-8", "replace")}
         replace_file(self._folder / REFUSED_FILE, json.dumps(told, indent=2).encode())
         self._take_away(raw)
         warnings.warn(f"The run goes on with the policy that it has. {why}", stacklevel=2)
 
     def _take_away(self, raw: bytes) -> None:
         """Remove what was read, and nothing that has come in its place since."""
-        path = self._folder / FILE
-        if path.exists() and path.read_bytes() == raw:
-            path.unlink()
+        if self._content() == raw:
+            (self._folder / FILE).unlink(missing_ok=True)
+
+    def _content(self) -> bytes | None:
+        """Return what lies there now, its beginning where it's too long; None where there's no file."""
+        try:
+            with (self._folder / FILE).open("rb") as file:
+                return file.read(MOST_BYTES + 1)
+        except OSError:
+            return None
 
     def look(self) -> None:
         """Read what lies there now; it's heeded at the next step at which it is looked for."""
-        try:
-            raw = (self._folder / FILE).read_bytes()
-        except OSError:
+        raw = self._content()
+        if raw is not None:
+            self._found.put((raw, _read(raw)))
+
+    def close(self, outcome: str) -> None:
+        """Say of what still lies there that it came too late, where the run was completed. After its end.
+
+        Args:
+            outcome: of the run; one that was stopped or broken off heeds it when it's resumed.
+        """
+        if outcome != "completed" or self._a.ranks.rank != 0:
             return
-        self._found.put((raw, _read(raw)))
+        raw = self._content()
+        if raw is not None:
+            self._refuse(raw, f"The run was completed before it looked at {FILE}. {LATE}")
 
     def _allowed(self, policy: PolicyFile, step: int, continuity: Continuity) -> dict[str, Any] | None:
         """Return a change from the next step on, or a later one that its signers name; None where it's none.
@@ -298,6 +318,8 @@ def _denied(weights: Sequence[float]) -> tuple[bool, ...]:
 
 def _read(raw: bytes) -> PolicyFile | CosmatiError:
     """Return the policy that a file of changes holds or names, or why there's none."""
+    if len(raw) > MOST_BYTES:
+        return PolicyError(f"{FILE} is longer than {MOST_BYTES:,} bytes. Write it with `cosmati policy change`.")
     try:
         told = json.loads(raw)
         if "policy" in told:
