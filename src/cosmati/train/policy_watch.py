@@ -271,6 +271,9 @@ class PolicyWatch:
         if (now.regions, now.partition.parameters) != (new.regions, new.partition.parameters):
             raise PolicyError(f"The policy cuts the model into other regions than the run has. {_MEND}")
         _refuse_for_methods(self._a.plan, now, new, begin)
+        if self._a.plan.facts.packed and (told := _unlike(new, self._class_map, begin) - _unlike(now, self._class_map)):
+            what = ", ".join(sorted(told))
+            raise PolicyError(f"In packs, the policy tells classes apart in {what}, and none did so before. {_MEND}")
         if not isinstance(self._data, Source):  # a loop of the user's own has no order
             return
         first, starts = self._a.policy, [phase.start_step for phase in new.phases if phase.start_step > begin]
@@ -310,6 +313,13 @@ def _refuse_for_methods(plan: Plan, now: CompiledPolicy, new: CompiledPolicy, be
         if any(any(weights) and _denied(weights) not in before for weights in after):
             what = ", ".join(type(method).__name__ for method in methods)
             raise PolicyError(f"The policy denies {name} other regions than before, and {what} acts by that. {_MEND}")
+
+
+def _unlike(policy: CompiledPolicy, class_map: Sequence[int], begin: int = 0) -> set[str]:
+    """Return the regions that the data's classes don't teach alike: whether tokens can be told apart, a step tells."""
+    late = [index for index, phase in enumerate(policy.phases) if phase.end_step > begin]
+    rows = [policy.weight[policy.row(own)] for own in class_map]
+    return {name for r, name in enumerate(policy.regions) if any(len({row[p][r] for row in rows}) > 1 for p in late)}
 
 
 def _denied(weights: Sequence[float]) -> tuple[bool, ...]:

@@ -13,6 +13,7 @@ from cosmati.routing.selective_masking import SelectiveGradientMasking
 from cosmati.train.config import RunConfig
 from cosmati.train.policy_watch import REFUSED_FILE
 from cosmati.train.trainer import Trainer
+from tests.train.packs import samples as packs
 from tests.train.policy_world import Happening, leave
 from tests.train.strategies.samples import CLASSES, REGIONS, Net, policy, source, trainer
 
@@ -43,3 +44,14 @@ def test_other_weights_are_taken(tmp_path: Path) -> None:
     made.fit()
     assert not (tmp_path / "run" / REFUSED_FILE).exists()
     assert made.assembly.router.route_of(CLASSES.index("gone"), 6).weights == (0.5,) * 4
+
+
+def test_in_packs_classes_are_told_apart_elsewhere_at_a_resume_only(tmp_path: Path) -> None:
+    """Whether tokens can be told apart where a region is read, only a step tells."""
+    ones = {name: dict.fromkeys(packs.REGIONS, 1.0) for name in packs.CLASSES}
+    seen = Happening({4: leave(packs.policy(ones | {"doubtful": ones["doubtful"] | {"head": 0.0}}))})
+    data, config = packs.source(packs.documents()), {"run_folder": tmp_path / "run"}
+    made = packs.trainer(packs.model(), data, packs.policy(ones), budget="8ba", config=config, observers=seen)
+    seen.trainer = made
+    with pytest.warns(UserWarning, match="In packs, the policy tells classes apart in head, and none did so before"):
+        assert made.fit().clock.step == 8
