@@ -89,8 +89,12 @@ class Database:
         database = _connect(self.path, "rwc")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")  # the index can be made again
+        # A writer whose lock went away with a folder that was moved may be making the same file.
+        database.execute("BEGIN IMMEDIATE")
         if database.execute("PRAGMA user_version").fetchone()[0] != VERSION:
-            database.executescript(_SCHEMA)
+            for statement in filter(str.strip, _SCHEMA.split(";")):
+                database.execute(statement)
+        database.commit()
         return database
 
     def _is_sound(self, *, check: bool) -> bool:
