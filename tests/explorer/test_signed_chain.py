@@ -50,7 +50,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         class_of=lambda row: CLASSES[min(2, int(row["number"]) // 16)],
         source="rows",
     )
-    authority, policy = rehearse(folder / "rehearsal", folder / "data", load_policy(POLICY))
+    return trained(folder, POLICY, "6ba")
+
+
+def trained(folder: Path, policy_text: str, budget: str) -> Path:
+    """Have a data set and a policy signed in a rehearsal, and train on them; return the run's folder."""
+    authority, policy = rehearse(folder / "rehearsal", folder / "data", load_policy(policy_text))
     torch.manual_seed(0)
     Trainer(
         nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1)),
@@ -59,7 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         optimizers=SGD(lr=1e-3),
         policy=policy,
         taxonomy=software_licences(),
-        config=RunConfig(budget="6ba", num_threads=1, num_microbatches=2, run_folder=folder / "run"),
+        config=RunConfig(budget=budget, num_threads=1, num_microbatches=2, run_folder=folder / "run"),
     ).fit()
     return folder / "run"
 
@@ -137,17 +142,6 @@ def test_rows_of_several_classes_are_as_signed_as_others(tmp_path: Path) -> None
     write_dataset(
         rows, tmp_path / "data", {"number": "int"}, class_of="open/psf", source="both", also=["open/permissive"]
     )
-    authority, policy = rehearse(tmp_path / "rehearsal", tmp_path / "data", load_policy(POLICY.rpartition("  -")[0]))
-    Trainer(
-        nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1)),
-        loss,
-        StreamingSource(StreamingDataset(tmp_path / "data", columns=("number",), authority=authority), 8),
-        optimizers=SGD(lr=1e-3),
-        policy=policy,
-        taxonomy=software_licences(),
-        config=RunConfig(budget="2ba", num_threads=1, num_microbatches=2, run_folder=tmp_path / "run"),
-    ).fit()
-    assert [(one.class_name, one.num_rows) for one in trust_of(tmp_path / "run").sources] == [
-        ("open/permissive&open/psf", 16)
-    ]
+    run = trained(tmp_path, POLICY.rpartition("  -")[0], "2ba")
+    assert [(one.class_name, one.num_rows) for one in trust_of(run).sources] == [("open/permissive&open/psf", 16)]
     assert "declared: nobody signed" not in render_report(title="both", run=read_run(tmp_path / "run"))

@@ -17,6 +17,7 @@ from cosmati.errors import PlanError
 from cosmati.routing.split_forward import groups_of
 from cosmati.routing.token_layers import TokenMask
 from cosmati.routing.token_masks import TokenMasks, UntappedError
+from tests.routing.test_token_masks import Squared
 
 WIDTH = 4
 
@@ -228,21 +229,6 @@ def test_a_module_that_keeps_what_it_makes_of_parameters_is_refused() -> None:
     module = Reads(way)
     with masks_of(module, HALF, HALF), pytest.raises(PlanError, match=r"keeps from one run to the next .* 2 times"):
         module(torch.randn(2, 3, WIDTH))
-
-
-class Squared(torch.autograd.Function):
-    """A function of the user's own: PyTorch shows it to no mode."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(weight)
-        return weight**2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (weight,) = ctx.saved_tensors
-        found: Tensor = 2 * weight * gradient
-        return found
 
 
 REFUSED: dict[str, Callable[[nn.Parameter, nn.Parameter, Tensor], Any]] = {
