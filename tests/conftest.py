@@ -1,4 +1,4 @@
-"""What every test runs under: one thread, laws without a deadline, no wait for a disk, and no silent skip."""
+"""What every test runs under: one thread, one seed, laws without a deadline, no wait for a disk, and no silent skip."""
 
 from __future__ import annotations
 
@@ -60,7 +60,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
-    """Leave the path of imports as it was: a study's file leaves its folder there, where others' modules may lie."""
+    """Begin with PyTorch's generator seeded, and leave the path of imports as it was.
+
+    PyTorch seeds itself by chance in each process: a model that a test builds without a seed would be another one each
+    time. A study's file leaves its folder on the path, where others' modules may lie.
+    """
+    torch.manual_seed(0)
     before = list(sys.path)
     try:
         return (yield)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -238,10 +239,10 @@ def test_what_runs_for_each_route_gives_what_it_gives_when_it_runs_once(kind: st
 @pytest.mark.parametrize(
     ("options", "because"),
     [
-        ({}, "blocks.0.mixture couples rows"),
-        ({"dispatch": "dense", "balance": "batch"}, "blocks.0.mixture couples rows"),
-        ({"dispatch": "dense", "capacity_factor": 1.0}, "blocks.0.mixture couples rows"),
-        ({"dispatch": "dense", "balance": "bias"}, "forward changes the buffers blocks.0.mixture.bias"),
+        ({}, r"blocks\.0\.mixture couples rows"),
+        ({"dispatch": "dense", "balance": "batch"}, r"blocks\.0\.mixture couples rows"),
+        ({"dispatch": "dense", "capacity_factor": 1.0}, r"blocks\.0\.mixture couples rows"),
+        ({"dispatch": "dense", "balance": "bias"}, r"forward changes the buffers|follows from another's"),
         ({"dispatch": "dense", "balance": "sequence"}, ""),
         ({"dispatch": "dense"}, ""),
     ],
@@ -254,7 +255,8 @@ def test_what_lets_experts_reach_from_document_to_document_is_named(options: dic
     made.fit()
     broken = [g.because for g in made.plan.guarantees if g.promise is Promise.NO_DIRECT_WRITE and not g.holds]
     assert bool(broken) == bool(because)
-    assert all(because in one for one in broken)
+    # What a bias changes is seen in it or, where a look's second pass chose other experts for it, in what they read.
+    assert all(re.search(because, one) for one in broken)
 
 
 @pytest.mark.filterwarnings("ignore:Parameters are read in ways")
