@@ -52,12 +52,18 @@ PAGES = {
 }
 # Much like another page, so that a default run leaves them out.
 SLOW = {
+    "one study",
     "costs",
+    "nothing chosen",
     "runs with columns",
     "evil study",
+    "study that goes on",
+    "failed run",
     "broken off run",
+    "comparison of a run with evil",
     "choice to compare",
     "compositions",
+    "evil method",
     "no such run",
 }
 WIDE, NARROW = (1440, 900), (390, 844)

@@ -6,6 +6,8 @@ import fcntl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.explorer.serving import ExploreServer
 from tests.store.samples import run_record, write_run
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
+@pytest.mark.slow
 def test_an_open_list_of_jobs_tells_that_looks_have_stopped_and_go_on(browser: Browser, tmp_path: Path) -> None:
     write_run(tmp_path / "a", run_record("a"))
     with ExploreServer(tmp_path) as site:

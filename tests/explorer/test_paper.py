@@ -101,6 +101,7 @@ def size_of(png: bytes) -> tuple[int, int]:
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_figures_are_written_as_png_and_svg(tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text(demo_study(3).to_json())
     found = CliRunner().invoke(app, ["study", "report", str(tmp_path), "--png"])

@@ -137,6 +137,7 @@ def small_run(name: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, budgets:
 
 
 @pytest.mark.usefixtures("few_images")
+@pytest.mark.slow
 def test_the_parts_of_images_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,6 +148,7 @@ def test_the_parts_of_images_run(
         assert part in printed
 
 
+@pytest.mark.slow
 def test_the_parts_of_text_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,6 +146,7 @@ def test_methods_that_would_part_pixels_from_targets_are_refused(method: m.Metho
         run(method)
 
 
+@pytest.mark.slow
 def test_the_study_of_pairs_runs_and_prints_interactions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

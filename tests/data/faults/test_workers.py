@@ -74,7 +74,9 @@ def test_a_killed_job_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> 
 
 
 # Forked workers hold each other's pipes; others don't, and each of them loads PyTorch anew.
-METHODS = pytest.mark.parametrize(("method", "num_workers"), [("fork", 2), ("spawn", 1), ("forkserver", 1)])
+METHODS = pytest.mark.parametrize(
+    ("method", "num_workers"), [("fork", 2), pytest.param("spawn", 1, marks=pytest.mark.slow), ("forkserver", 1)]
+)
 
 
 @METHODS
