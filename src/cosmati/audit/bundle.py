@@ -6,6 +6,7 @@ name, files that the list doesn't know, and more bytes than it says.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -62,13 +63,17 @@ def unpack(bundle: Path, folder: Path) -> dict[str, Any]:
             says, or tries something.
     """
     try:
-        with zipfile.ZipFile(bundle) as archive:
+        with bundle.open("rb") as file, zipfile.ZipFile(file) as archive:
             return _unpacked(archive, bundle, folder)
+    except LedgerError:
+        raise
     except OSError as error:
-        raise LedgerError(f"{bundle} can't be read: {error.strerror or error}. Give a bundle's file.") from error
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
-        if isinstance(error, LedgerError):
-            raise
+        if error.errno == errno.EINVAL:  # a place before the file's beginning, say
+            raise TamperError(f"{bundle} isn't a whole ZIP archive: {error}. Ask for it again.") from error
+        raise LedgerError(
+            f"{error.filename or folder}: {error.strerror or error}. Give a file that can be read."
+        ) from error
+    except Exception as error:  # an archive is anybody's: whatever reading it raises says that it's none
         raise TamperError(f"{bundle} isn't a whole ZIP archive: {error}. Ask for it again.") from error
 
 
@@ -104,7 +109,8 @@ def _checked_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     entries = dict[str, zipfile.ZipInfo]()
     for info in archive.infolist():
         kind = stat.S_IFMT(info.external_attr >> 16)
-        if not _NAME.fullmatch(info.filename) or kind not in (0, stat.S_IFREG):
+        is_plain = kind in (0, stat.S_IFREG) and info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        if not (is_plain and _NAME.fullmatch(info.filename)):
             raise TamperError(
                 f"The bundle holds {info.filename!r:.200}, which is no plain file below it. Don't unpack it."
             )

@@ -28,7 +28,7 @@ from cosmati.provenance.voucher import FOLDER
 LEDGER, WEIGHTS, WEIGHTS_SIGNATURE, WEIGHTS_KEY = "ledger", "weights", "weights.sig.json", "weights.pub.pem"
 FIGURES, ABOUT = "figures.json", "about.json"
 TRAINING, EXCLUSIONS = "statements/training.dsse.json", "statements/exclusions.dsse.json"
-_TRIES = 5
+_TRIES = 20
 """To copy a ledger whose run goes on: each signed checkpoint replaces files of the one before."""
 README = """\
 This is what a training run says of itself, and who signed which part of it.
@@ -135,7 +135,7 @@ def copy_ledger(ledger: Path, folder: Path) -> Path:
     for left in reversed(range(_TRIES)):
         try:
             return _copied(ledger, folder)
-        except (TamperError, FileNotFoundError) as error:
+        except (TamperError, OSError) as error:
             before = (folder / CHECKPOINT_FILE).read_bytes() if (folder / CHECKPOINT_FILE).exists() else b""
             is_live = (ledger / CHECKPOINT_FILE).exists() and (ledger / CHECKPOINT_FILE).read_bytes() != before
             shutil.rmtree(folder, ignore_errors=True)

@@ -26,8 +26,10 @@ dl { display: grid; grid-template-columns: minmax(9rem, 15rem) 1fr; gap: .35rem 
 dt { color: var(--dim); } dd { margin: 0; white-space: pre-wrap; }
 .missing { color: var(--missing); font-style: italic; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .92rem; }
-th, td { overflow-wrap: break-word; text-align: left; vertical-align: top; padding: .35rem .6rem .35rem 0; border-bottom: 1px solid var(--line); }
-th.number, td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; } .note { color: var(--dim); font-size: .92rem; }
+th, td { overflow-wrap: break-word; text-align: left; vertical-align: top; min-width: 5.5rem;
+  padding: .35rem .6rem .35rem 0; border-bottom: 1px solid var(--line); }
+th.number, td.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; min-width: 0; }
+.note { color: var(--dim); font-size: .92rem; }
 @media (max-width: 34rem) { dl { grid-template-columns: 1fr; } dd { margin-bottom: .6rem; } }
 @media print { body { font-size: 11pt; padding: 0; max-width: none; } }
 """
@@ -55,8 +57,8 @@ def summary_page(found: Mapping[str, Any], about: About, made: str) -> str:
     run = found["run"]
     origin = (
         f'<p class="note">For Article 53(1)(d) of Regulation (EU) 2024/1689. Made {escape(made)} from the training '
-        f"ledger {escape(run['origin'])}, {run['tree_size']:,} entries, root {escape(run['root'])}. Figures are the ledger's; "
-        "words are the provider's.</p>"
+        f"ledger {escape(run['origin'])}, {run['tree_size']:,} entries, root {escape(run['root'])}. Figures are the "
+        "ledger's; words are the provider's.</p>"
     )
     body = "\n".join(
         (
