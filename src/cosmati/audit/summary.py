@@ -33,6 +33,7 @@ th.number, td.number { text-align: right; white-space: nowrap; font-variant-nume
 @media (max-width: 34rem) { dl { grid-template-columns: 1fr; } dd { margin-bottom: .6rem; } }
 @media print { body { font-size: 11pt; padding: 0; max-width: none; } }
 """
+_NUMBER = ' class="number"'
 _MISSING = '<span class="missing">Not stated by the provider.</span>'
 _KINDS = (
     ("public", "2.1", "Publicly available data sets"),
@@ -222,8 +223,11 @@ def _list(words: Mapping[str, str]) -> str:
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     found = [tuple(row) for row in rows]
-    kinds = [' class="number"' if isinstance(value, int) else "" for value in (found or [heads])[0]]
-    head = "".join(f'<th scope="col"{kind}>{escape(one)}</th>' for one, kind in zip(heads, kinds, strict=True))
+    numbers = [isinstance(value, int) for value in (found[0] if found else ())] or [False] * len(heads)
+    head = "".join(
+        f'<th scope="col"{_NUMBER * is_number}>{escape(one)}</th>'
+        for one, is_number in zip(heads, numbers, strict=True)
+    )
     lines = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in found)
     return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
 
