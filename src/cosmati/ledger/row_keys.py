@@ -1,9 +1,9 @@
 """Keys of rows, each of which can be forgotten while all others stay: a puncturable tree in one small file.
 
 A row's key is a leaf of a tree with 256 branches at each of 8 levels, by the bytes of its id (Goldreich, Goldwasser and
-Micali, 1986; keyed BLAKE3 is the generator). The file holds nodes that cover all ids, at first the root alone. To forget a
-row, the node above it is replaced by those beside its path: from what is left, its key can't be derived by anybody, and a
-commitment that was made with it can't be opened or guessed at any more. It's the one thing here that forgets.
+Micali, 1986; keyed BLAKE3 is the generator). The file holds nodes that cover all ids, at first the root alone. To forget
+a row, the node above it is replaced by those beside its path: from what is left, its key can't be derived by anybody,
+and a commitment that was made with it can't be opened or guessed at any more. It's the one thing here that forgets.
 """
 
 from __future__ import annotations
@@ -56,18 +56,15 @@ class RowKeys:
         Returns:
             [..., 32].
         """
-        flat = np.ascontiguousarray(ids, ">i8").view(np.uint8).reshape(-1, _DEPTH)
-        heads, which = np.unique(flat[:, :-1], axis=0, return_inverse=True)
-        which = which.reshape(-1)  # NumPy 2.0 keeps an axis
-        blocks = (
-            np.stack([self._block(head.tobytes()) for head in heads]) if len(heads) else np.empty((0, 0, 0), np.uint8)
-        )
-        keys = blocks[which, flat[:, -1]] if len(flat) else np.empty((0, KEY_BYTES), np.uint8)
-        return keys.reshape(*ids.shape, KEY_BYTES)
+        flat, block = ids.reshape(-1), self._block
+        places = zip((flat // _WIDTH).tolist(), (flat % _WIDTH * KEY_BYTES).tolist(), strict=True)
+        keys = b"".join([block(number)[start : start + KEY_BYTES] for number, start in places])
+        return np.frombuffer(keys, np.uint8).reshape(*ids.shape, KEY_BYTES)
 
     def has(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return whether each row still has a key. [...], as the ids."""
-        return self.of(ids).any(axis=-1)
+        found: NDArray[np.bool_] = self.of(ids).any(axis=-1)
+        return found
 
     def forget(self, ids: Iterable[int]) -> None:
         """Drop the keys of rows, for good; those that are gone already stay gone."""
@@ -78,28 +75,31 @@ class RowKeys:
                 continue
             key = self.nodes.pop(above)
             for depth in range(len(above), _DEPTH):
-                children = _children(key)
+                keys = _branches(key)
                 for branch in range(_WIDTH):
                     if branch != path[depth]:
-                        self.nodes[path[:depth] + bytes((branch,))] = children[branch].tobytes()
-                key = children[path[depth]].tobytes()
+                        self.nodes[path[:depth] + bytes((branch,))] = _branch(keys, branch)
+                key = _branch(keys, path[depth])
         self._block.cache_clear()
 
-    def _derived(self, head: bytes) -> NDArray[np.uint8]:
-        """Return the keys of all ids that begin with 7 bytes, zeros for those without. [256, 32]."""
+    def _derived(self, number: int) -> bytes:
+        """Return the keys of the 256 ids from 256 x `number` on, one after another, zeros for those without."""
+        head = struct.pack(">q", number * _WIDTH)[:-1]
         for depth in range(_DEPTH):
             if (key := self.nodes.get(head[:depth])) is not None:
                 for branch in head[depth:]:
-                    key = _children(key)[branch].tobytes()
-                return _children(key)
-        own = [self.nodes.get(head + bytes((branch,)), bytes(KEY_BYTES)) for branch in range(_WIDTH)]
-        return np.frombuffer(b"".join(own), np.uint8).reshape(_WIDTH, KEY_BYTES)
+                    key = _branch(_branches(key), branch)
+                return _branches(key)
+        return b"".join(self.nodes.get(head + bytes((branch,)), bytes(KEY_BYTES)) for branch in range(_WIDTH))
 
 
-def _children(key: bytes) -> NDArray[np.uint8]:
-    """Return the keys of a node's branches. [256, 32]."""
-    data = blake3.blake3(b"cosmati row keys", key=key).digest(length=_WIDTH * KEY_BYTES)
-    return np.frombuffer(data, np.uint8).reshape(_WIDTH, KEY_BYTES)
+def _branches(key: bytes) -> bytes:
+    """Return the keys of a node's branches, one after another."""
+    return blake3.blake3(b"cosmati row keys", key=key).digest(length=_WIDTH * KEY_BYTES)
+
+
+def _branch(keys: bytes, number: int) -> bytes:
+    return keys[number * KEY_BYTES : (number + 1) * KEY_BYTES]
 
 
 def create_row_keys(path: Path) -> RowKeys:
