@@ -1,9 +1,9 @@
 """Keys of rows, each of which can be forgotten while all others stay: a puncturable tree in one small file.
 
 A row's key is a leaf of a tree with 256 branches at each of 8 levels, by the bytes of its id (Goldreich, Goldwasser and
-Micali, 1986; keyed BLAKE3 is the generator). The file holds nodes that cover all ids, at first the root alone. To forget
-a row, the node above it is replaced by those beside its path: from what is left, its key can't be derived by anybody,
-and a commitment that was made with it can't be opened or guessed at any more. It's the one thing here that forgets.
+Micali, 1986; keyed BLAKE3 is the generator). The file holds nodes that cover all ids, at first the root alone. To
+forget a row, the node above it is replaced by those beside its path: from what is left, its key can't be derived by
+anybody, and a commitment that was made with it can't be opened or guessed at any more. It's the one thing here that forgets.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ class RowKeys:
 
     def has(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return whether each row still has a key. [...], as the ids."""
-        found: NDArray[np.bool_] = self.of(ids).any(axis=-1)
-        return found
+        return np.asarray(self.of(ids).any(axis=-1))
 
     def forget(self, ids: Iterable[int]) -> None:
         """Drop the keys of rows, for good; those that are gone already stay gone."""
