@@ -288,7 +288,7 @@ def check_weights_of(
       cosmati ledger check-weights RUN --weights delivered/model.safetensors
     """  # noqa: D301
     directory = _ledger(folder)
-    from cosmati.cli.weights import check_weights, named_weights  # needs PyTorch, and nothing else here does
+    from cosmati.audit.weights import check_weights, named_weights  # needs PyTorch, and nothing else here does
 
     path = weights or named_weights(folder, directory)
     found = check_weights(VerifiedLedger(directory, vkey), path)

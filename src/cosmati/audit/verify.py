@@ -1,0 +1,247 @@
+"""Checks a bundle with nothing but itself and what an auditor got elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cosmati import __version__
+from cosmati.audit.about import read_about
+from cosmati.audit.bundle import LIST_FILE, LIST_STATEMENT, sha256_of, unpack
+from cosmati.audit.claims import training_claim
+from cosmati.audit.documents import documents
+from cosmati.audit.export import ABOUT, EXCLUSIONS, FIGURES, LEDGER, TRAINING, WEIGHTS, WEIGHTS_KEY, WEIGHTS_SIGNATURE
+from cosmati.audit.figures import figures
+from cosmati.audit.signed_weights import verify_weights
+from cosmati.audit.statements import read_statement
+from cosmati.audit.trust import TrustFile
+from cosmati.audit.weights import check_weights
+from cosmati.errors import CosmatiError, RefutedError, TamperError
+from cosmati.ledger.details import encode_details
+from cosmati.ledger.note import VerifierKey
+from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.reader import CHECKPOINT_FILE, read_verifier_key
+from cosmati.ledger.verify import LedgerReport, verify_ledger
+from cosmati.provenance.authority.audit import audit, audit_policy, audit_withdrawn
+from cosmati.provenance.voucher import FOLDER
+
+
+@dataclass(frozen=True)
+class BundleReport:
+    """What was found to hold; there's a report only where nothing was wrong.
+
+    Attributes:
+        lines: what holds, by what it's about.
+        unpinned: what holds by the bundle's own word alone, since the auditor named nothing to compare it with.
+        evidence_level: what the bundle shows at most.
+        figures: what its documents were made from.
+    """
+
+    lines: tuple[tuple[str, str], ...]
+    unpinned: tuple[str, ...]
+    evidence_level: str
+    figures: Mapping[str, Any]
+
+
+@dataclass
+class _Findings:
+    """What is found on the way."""
+
+    trust: TrustFile | None
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    unpinned: list[str] = field(default_factory=list)
+
+    def say(self, what: str, words: str) -> None:
+        self.lines.append((what, words))
+
+    def pin(self, what: str, root: str, known: Sequence[str]) -> None:
+        """Compare an authority's root with those that the auditor knows."""
+        words = f"{what}: the authority {root} is the bundle's own word"
+        if not known and words not in self.unpinned:
+            self.unpinned.append(words)
+        if known and root not in known:
+            raise RefutedError(f"The {what} is signed by the authority {root}, and you trust {', '.join(known)}.")
+
+
+def verify_bundle(bundle: Path, folder: Path, trust: TrustFile | None = None) -> BundleReport:
+    """Check every signature, digest, figure and document of a bundle.
+
+    Args:
+        bundle: the file.
+        folder: an empty one, where its files are unpacked and may be read afterwards.
+        trust: what the auditor got elsewhere; without it, what holds is consistent in itself and nothing more.
+
+    Raises:
+        RefutedError: something doesn't hold, or is signed by somebody else than the auditor trusts. LedgerError: it
+            can't be read, or isn't a bundle.
+    """
+    try:
+        return _verified(bundle, folder, trust)
+    except RefutedError:
+        raise
+    except TamperError as error:
+        raise RefutedError(str(error)) from error
+
+
+def _verified(bundle: Path, folder: Path, trust: TrustFile | None) -> BundleReport:
+    found = _Findings(trust)
+    told = unpack(bundle, folder)
+    directory = folder / LEDGER
+    key = VerifierKey.parse(trust.operator) if trust else read_verifier_key(directory)
+    if trust is None:
+        found.unpinned.append(f"operator: the key {key.text} is the bundle's own word")
+    subjects, facts = read_statement((folder / LIST_STATEMENT).read_bytes(), key, "bundle")
+    if subjects != {LIST_FILE: sha256_of(folder / LIST_FILE)} or facts != {name: told.get(name) for name in facts}:
+        raise TamperError("The bundle's list isn't the one that the operator has signed.")
+    found.say("files", f"{len(told['files'])}, each as the operator's list says; made {told.get('made')}")
+    report = verify_ledger(directory, vkey=key.text)
+    if (told.get("origin"), told.get("tree_size"), told.get("root")) != (report.origin, report.size, report.root):
+        raise TamperError("The bundle's ledger isn't the one that its list names.")
+    ledger = VerifiedLedger(directory, key.text)
+    found.say("ledger", f"{report.origin}: {report.size} entries, {report.num_steps} steps, root {report.root}")
+    _check_data(found, directory, report)
+    _check_policies(found, directory, report, key)
+    _check_artifacts(found, directory, report)
+    figured = figures(ledger, report, directory)
+    if encode_details(figured) != (folder / FIGURES).read_bytes():
+        raise TamperError("The bundle's figures aren't those that its ledger gives.")
+    found.say(
+        "figures", f"{len(figured['classes'])} classes, {len(figured['regions'])} regions, as the ledger gives them"
+    )
+    digests, step = _check_weights(found, folder, ledger)
+    _check_claims(found, folder, key, figured, report, digests, step)
+    _check_documents(found, folder, told, figured, digests)
+    return BundleReport(tuple(found.lines), tuple(found.unpinned), report.evidence_level, figured)
+
+
+def _check_data(found: _Findings, directory: Path, report: LedgerReport) -> None:
+    roots = found.trust.data_roots if found.trust else ()
+    for step, facts in report.provenance_from:
+        since = f"from step {step} on, " if step else ""
+        if facts is None:
+            if roots:
+                raise RefutedError(
+                    f"Nobody vouches for the data {since or 'of the run'}, and you trust {', '.join(roots)}."
+                )
+            found.say("data", f"{since}declared: nobody vouches for their classes")
+            continue
+        if problems := audit(directory / FOLDER, facts):
+            raise RefutedError("Who vouched for the data doesn't hold: " + "; ".join(problems))
+        for source in facts["sources"]:
+            found.pin("data", source["root"], roots)
+            found.say(
+                "data",
+                f"{since}{source['target']}, signed by {_keys(source)} of {source['root'][:12]}, {facts['opened']}",
+            )
+    sources = [source for facts in report.provenance for source in facts["sources"]]
+    manifests = {source["target"]: source["manifest_sha256"] for source in sources}
+    known = list[Mapping[str, Any]]()
+    for facts in report.withdrawn:
+        new = [one for one in facts["in_force"] if one not in known]
+        known = facts["in_force"]
+        for words, is_refuted in audit_withdrawn(directory / FOLDER, {**facts, "in_force": new}, manifests):
+            if is_refuted:
+                raise RefutedError(f"What was withdrawn doesn't hold: {words}.")
+            found.say("withdrawn", words)
+
+
+def _check_policies(found: _Findings, directory: Path, report: LedgerReport, key: VerifierKey) -> None:
+    roots = found.trust.policy_roots if found.trust else ()
+    for policy in report.policies:
+        since = f"from step {policy.step} on, " if policy.step else ""
+        if policy.facts is None:
+            if roots:
+                raise RefutedError(
+                    f"Nobody has signed the policy {policy.digest.hex()}, and you trust {', '.join(roots)}."
+                )
+            found.say("policy", f"{since}{policy.digest.hex()[:16]}, declared: nobody has signed it")
+            continue
+        problems = audit_policy(directory / FOLDER, policy.facts, policy.digest) or policy.problems(key.text)
+        if problems:
+            raise RefutedError("Who signed the policy doesn't hold: " + "; ".join(problems))
+        (source,) = policy.facts["sources"]
+        found.pin("policy", source["root"], roots)
+        found.say("policy", f"{since}{source['target']}, signed by {_keys(source)} of {source['root'][:12]}")
+
+
+def _check_artifacts(found: _Findings, directory: Path, report: LedgerReport) -> None:
+    roots = found.trust.data_roots if found.trust else ()
+    for _, facts in report.artifacts_from:
+        for label, one in (facts or {}).items():
+            if "provenance" not in one:
+                found.say("prepared", f"{label}: ungoverned, nobody vouches for it")
+                continue
+            if problems := audit(directory / FOLDER, one["provenance"]):
+                raise RefutedError(f"Who signed the {label} doesn't hold: " + "; ".join(problems))
+            for source in one["provenance"]["sources"]:
+                found.pin(label, source["root"], roots)
+                found.say("prepared", f"{label}: {source['target']}, signed by {_keys(source)}")
+
+
+def _check_weights(found: _Findings, folder: Path, ledger: VerifiedLedger) -> tuple[dict[str, str], int | None]:
+    if not (folder / WEIGHTS).is_dir():
+        found.say("weights", "none in this bundle")
+        return {}, None
+    verify_weights(folder / WEIGHTS, folder / WEIGHTS_SIGNATURE, folder / WEIGHTS_KEY)
+    files = sorted((folder / WEIGHTS).iterdir())
+    if len(files) != 1:
+        raise TamperError(f"The bundle holds {len(files)} files of weights, and one is signed by the ledger.")
+    try:
+        signed = check_weights(ledger, files[0])
+    except CosmatiError as error:
+        raise RefutedError(str(error)) from error
+    found.say(
+        "weights", f"{files[0].name}, those after {signed.step} steps: root {signed.root.hex()}, entry {signed.index}"
+    )
+    return {f"{WEIGHTS}/{files[0].name}": sha256_of(files[0])}, signed.step
+
+
+def _check_claims(
+    found: _Findings,
+    folder: Path,
+    key: VerifierKey,
+    figured: Mapping[str, Any],
+    report: LedgerReport,
+    digests: Mapping[str, str],
+    step: int | None,
+) -> None:
+    wanted = dict(digests) or {f"{LEDGER}/{CHECKPOINT_FILE}": sha256_of(folder / LEDGER / CHECKPOINT_FILE)}
+    key_digest = sha256_of(folder / WEIGHTS_KEY) if digests else ""
+    claims = {
+        "training": (TRAINING, training_claim(figured, report.evidence_level, step, key_digest)),
+        "exclusions": (EXCLUSIONS, {"figures_sha256": sha256_of(folder / FIGURES), "pairs": figured["exclusions"]}),
+    }
+    for kind, (name, claim) in claims.items():
+        subjects, predicate = read_statement((folder / name).read_bytes(), key, kind)
+        if subjects != wanted or encode_details(predicate) != encode_details(claim):
+            raise TamperError(f"The statement {kind!r} says something else than the ledger gives.")
+    found.say("statements", f"{', '.join(claims)}: signed, and as the ledger gives them")
+    for class_name, region in figured["exclusions"]:
+        if figured["classes"][class_name]["rows"]:
+            found.say("excluded", f"no logged step gave rows of {class_name} weight in {region}")
+
+
+def _check_documents(
+    found: _Findings, folder: Path, told: Mapping[str, Any], figured: Mapping[str, Any], digests: Mapping[str, str]
+) -> None:
+    if told.get("release") != __version__:
+        found.say(
+            "documents", f"rendered by release {told.get('release')}; this one, {__version__}, can't compare them"
+        )
+        return
+    rendered = documents(figured, read_about(folder / ABOUT), digests, str(told.get("made")))
+    there = {name for name in told["files"] if name.startswith("documents/")}
+    wrong = [name for name in sorted(there | rendered.keys()) if not _is_same(folder / name, rendered.get(name))]
+    if wrong:
+        raise TamperError(f"{', '.join(wrong[:3])} of the bundle isn't what its figures give.")
+    found.say("documents", f"{len(rendered)}, as the figures give them")
+
+
+def _is_same(path: Path, data: bytes | None) -> bool:
+    return path.is_file() and path.read_bytes() == data
+
+
+def _keys(source: Mapping[str, Any]) -> str:
+    return ", ".join(keyid[:12] for keyid in source["keyids"])
