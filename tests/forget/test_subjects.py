@@ -28,7 +28,13 @@ IDS = st.sampled_from(["ada", "bob", "Ada", " ada ", "u\u0308", "\u00fc", "", "7
 
 def rows_of(authors: list[Any], mentions: list[Any]) -> list[dict[str, Any]]:
     return [
-        {"text": f"text {number}", "author": who, "mentions": others, "annotator": f"a{number % 3}", "class": f"c{number % 2}"}
+        {
+            "text": f"text {number}",
+            "author": who,
+            "mentions": others,
+            "annotator": f"a{number % 3}",
+            "class": f"c{number % 2}",
+        }
         for number, (who, others) in enumerate(zip(authors, mentions, strict=True))
     ]
 
@@ -57,7 +63,13 @@ def brute(dataset: StreamingDataset) -> dict[str, list[int]]:
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.lists(st.tuples(IDS | st.integers(0, 9) | st.none(), st.lists(IDS | st.integers(0, 9), max_size=3)), min_size=4, max_size=24))
+@given(
+    st.lists(
+        st.tuples(IDS | st.integers(0, 9) | st.none(), st.lists(IDS | st.integers(0, 9), max_size=3)),
+        min_size=4,
+        max_size=24,
+    )
+)
 def test_it_finds_what_a_dictionary_finds(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
     folder = tmp_path_factory.mktemp("subjects")
     dataset = written(folder, rows_of([who for who, _ in rows], [others for _, others in rows]))
@@ -191,7 +203,9 @@ def test_packs_are_asked_for_documents(tmp_path: Path) -> None:
     write_dataset(packed, tmp_path / "out", packed.columns, class_of=packed.class_of, source="s")
     dataset = StreamingDataset(tmp_path / "out")
     index = indexed(dataset, tmp_path, "annotator")
-    expected = {(row["row_id"], doc) for row in dataset for doc in np.asarray(row["spans"])[:, 0].tolist() if doc % 3 == 1}
+    expected = {
+        (row["row_id"], doc) for row in dataset for doc in np.asarray(row["spans"])[:, 0].tolist() if doc % 3 == 1
+    }
     found = index.find("a1")
     assert {*map(tuple, found.documents.tolist())} == expected
     assert len(expected) > 4  # some are in two packs

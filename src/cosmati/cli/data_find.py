@@ -21,7 +21,8 @@ Data = Annotated[list[str], typer.Argument(metavar="DATA...", help="Data sets, i
 Cache = Annotated[Path | None, typer.Option("--cache", help="Where fetched shards are kept; needed for a remote.")]
 Key = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The index's key.")]
 Index = Annotated[
-    Path | None, typer.Option("--index", metavar="FILE", help="The index; beside the key, as FILE.subjects, if left out.")
+    Path | None,
+    typer.Option("--index", metavar="FILE", help="The index; beside the key, as FILE.subjects, if left out."),
 ]
 _MAX_ASKED_BYTES = 1 << 26
 

@@ -38,7 +38,9 @@ class RowsOfSource:
 
 def columns_of(source: OpenedSource) -> frozenset[str]:
     """Return the names of a source's columns; none where it has no shard."""
-    return frozenset(column.name for column in source.index.shard(0).columns) if source.index.num_shards else frozenset()
+    return (
+        frozenset(column.name for column in source.index.shard(0).columns) if source.index.num_shards else frozenset()
+    )
 
 
 def every_row(

@@ -239,7 +239,9 @@ def _seal(sorter: sqlite3.Connection) -> tuple[int, int]:
 
     def sealed() -> Iterator[tuple[bytes]]:
         last, number = b"", 0
-        for tag, row_id, document in sorter.execute("SELECT DISTINCT tag, row_id, document FROM found ORDER BY 1, 2, 3"):
+        for tag, row_id, document in sorter.execute(
+            "SELECT DISTINCT tag, row_id, document FROM found ORDER BY 1, 2, 3"
+        ):
             number = number + 1 if tag == last else 0
             counted["tags"] += tag != last
             last = tag
@@ -306,7 +308,9 @@ class SubjectIndex:
             with path.open("rb") as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise DataError(f"{path} can't be read as an index of subjects: {error}. Make it: index-subjects.") from error
+            raise DataError(
+                f"{path} can't be read as an index of subjects: {error}. Make it: index-subjects."
+            ) from error
         end = content.find(b"\n", len(_MAGIC))
         if content[: len(_MAGIC)] != _MAGIC or end < 0:
             raise DataError(f"{path} is no index of subjects, or of another version. Make it: index-subjects.")
@@ -321,7 +325,9 @@ class SubjectIndex:
         if not is_ours:
             raise DataError(f"{path} was made with another key than the one given. Give its own.")
         if not hmac.compare_digest(mac.digest(), content[max(view, 0) :]):
-            raise TamperError(f"{path} isn't what was written: it was cut, changed, or written by others. Make it anew.")
+            raise TamperError(
+                f"{path} isn't what was written: it was cut, changed, or written by others. Make it anew."
+            )
         if dataset is not None and header["data"] != rows_digest(dataset):
             raise DataError(f"{path} is the index of other data, or of what these were before. Index them anew.")
         return cls(content, key, header, end + 1)
