@@ -110,7 +110,7 @@ def by_hand(weights: Mapping[str, torch.Tensor]) -> dict[str, float]:
             batch = order.microbatch(step, index)
             for x, y, class_id in zip(*batch.data, batch.lineage.class_ids.tolist(), strict=True):
                 loss = summed(network, (x[None], y[None])).sum
-                sums["forget" if CLASSES[class_id] == "gone" else "retain"].append(float(loss))
+                sums["forget" if CLASSES[class_id] == "gone" else "retain"].append(float(loss.detach()))
     return {name: sum(values) / len(values) for name, values in sums.items()}
 
 

@@ -1,0 +1,283 @@
+"""What ways to take a class back cost, and what they leave: `python -m benchmarks.deletion`.
+
+Bytes of this machine's Python sources; one class is to be forgotten, in which canaries are planted. Each way is trained
+or repaired for every seed, and attacked: by a threshold on the loss, by a loss calibrated with a model that never had the
+rows, and by the canaries' prefixes. Everything is trained on one thread; nothing is tuned on these figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from benchmarks.measure import RESULTS, surroundings
+from cosmati.core.loss import LanguageModel
+from cosmati.core.source import Source
+from cosmati.corpora.python_library import load_python_library
+from cosmati.data.in_memory import InMemory
+from cosmati.data.tombstoned import Tombstoned
+from cosmati.forget.ablation import ablate
+from cosmati.forget.attacks import extracted, membership_auc
+from cosmati.models.gpt import GPT, GPTConfig
+from cosmati.optim import AdamW
+from cosmati.progress import ProgressDisplay
+from cosmati.provenance.taxonomy import Taxonomy
+from cosmati.routing.policy_file import PolicyFile, load_policy
+from cosmati.routing.selective_masking import SelectiveGradientMasking, ablate_region
+from cosmati.study.statistics import student_quantile
+from cosmati.train.config import RunConfig
+from cosmati.train.trainer import Trainer
+
+LENGTH, ROWS_PER_STEP, V = 64, 32, 4
+CLASSES = ("forget", "retain")
+TAXONOMY = Taxonomy("deletion", "1", tuple((name, name) for name in CLASSES))
+OWN = "blocks.2.*"
+EVERYTHING = "rules:\n  - {class: '**', weight: 1}\n"
+APART = (
+    "rules:\n  - {class: retain, region: rest, weight: 1}\n  - {class: retain, region: own, weight: 0}\n"
+    "  - {class: forget, region: rest, weight: 0}\n  - {class: forget, region: own, weight: 1}\n"
+)
+PREFIX, DIGITS = 24, 6
+COLUMNS = {
+    "retain": "retain loss",
+    "forget": "forget loss, held out",
+    "members": "forget loss, trained on",
+    "auc": "AUC, loss",
+    "calibrated": "AUC, calibrated",
+    "extracted": "canaries extracted",
+    "steps": "steps to delete",
+    "seconds": "seconds to delete",
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is trained and measured."""
+
+    steps: int = 600
+    repair_steps: int = 60
+    num_retain: int = 4096
+    num_forget: int = 192
+    num_canaries: int = 16
+    copies: int = 4
+    seeds: int = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A seed's rows, uint8 [rows, tokens + 1].
+
+    Attributes:
+        train: the rows that are trained on; the first `num_forget` are to be forgotten, canaries last among them.
+        num_forget: of them.
+        members: rows to be forgotten, without canaries.
+        others: of the same packages, never trained on.
+        held_out: rows of retained packages, never trained on.
+        canaries: each once.
+    """
+
+    train: Tensor
+    num_forget: int
+    members: Tensor
+    others: Tensor
+    held_out: Tensor
+    canaries: Tensor
+
+
+def tasks_of(size: Size, seed: int) -> Task:
+    """Draw a seed's rows: of packages under the Python licence those to retain, of all others those to forget."""
+    library = load_python_library(sequence_length=LENGTH, max_bytes=3_000_000)
+    names, tokens, ids = library.class_names, library.train.tokens, library.train.class_ids
+    draw = np.random.default_rng([seed, 77])
+    retain = draw.permutation(np.flatnonzero(ids == names.index("open/psf")))
+    forget = draw.permutation(np.flatnonzero(ids != names.index("open/psf")))
+    canaries = torch.tensor(np.stack([_canary(draw) for _ in range(size.num_canaries)]))
+    members = tokens[forget[: size.num_forget]]
+    to_forget = torch.cat([members, canaries.repeat(size.copies, 1)])
+    return Task(
+        train=torch.cat([to_forget, tokens[retain[: size.num_retain]]]),
+        num_forget=len(to_forget),
+        members=members,
+        others=tokens[forget[size.num_forget : 2 * size.num_forget]],
+        held_out=tokens[retain[size.num_retain : size.num_retain + 512]],
+        canaries=canaries,
+    )
+
+
+def _canary(draw: np.random.Generator) -> NDArray[np.uint8]:
+    name = "".join(draw.choice(list("abcdefghijklmnopqrstuvwxyz"), 8))
+    number = "".join(draw.choice(list("0123456789"), DIGITS))
+    text = f"the number of {name}: ".ljust(PREFIX) + number
+    return np.frombuffer(text.ljust(LENGTH + 1, "\n").encode(), np.uint8)
+
+
+def policy(rules: str) -> PolicyFile:
+    """Return a policy over the last block, and the rest."""
+    regions = f"regions:\n  own: {{params: '{OWN}'}}\n  rest: {{params: '*', exclude: ['{OWN}']}}\n"
+    return load_policy(f"version: 1\ntaxonomy: deletion\n{regions}{rules}")
+
+
+def maker(task: Task, size: Size, seed: int, rules: str, *methods: Any, only_retained: bool = False) -> Any:
+    """Return what makes a run's trainer (see `cosmati.forget.ablation.Make`)."""
+    rows = task.train[task.num_forget if only_retained else 0 :]
+    class_ids = torch.ones(len(rows), dtype=torch.int64)
+    class_ids[: 0 if only_retained else task.num_forget] = 0
+    # Of few rows to forget each is visited many times, as text that is found in many copies is.
+    repeated = torch.arange(len(rows)) if only_retained else _balanced(task.num_forget, len(rows))
+    data = rows[repeated].long()
+    source = InMemory((data[:, :-1], data[:, 1:]), ROWS_PER_STEP, class_ids[repeated], CLASSES)
+
+    def make(wrap: Callable[[object], Source] = lambda source: source, **config: Any) -> Trainer:  # type: ignore[assignment]
+        torch.manual_seed(seed)
+        network = GPT(GPTConfig(sequence_length=LENGTH, width=64, num_blocks=3, num_heads=4))
+        settings = {"budget": f"{size.steps}ba", "seed": seed, "num_microbatches": V, "num_threads": 1, **config}
+        return Trainer(
+            network,
+            LanguageModel(),
+            wrap(source),
+            optimizers=[AdamW(lr=3e-3)],
+            methods=methods,
+            policy=policy(rules),
+            taxonomy=TAXONOMY,
+            config=RunConfig(**settings),
+        )
+
+    return make
+
+
+def _balanced(num_forget: int, num_rows: int) -> Tensor:
+    """Repeat the rows to forget until they're a quarter of all."""
+    times = max(1, round((num_rows - num_forget) / 3 / num_forget))
+    return torch.cat([torch.arange(num_forget).repeat(times), torch.arange(num_forget, num_rows)])
+
+
+@torch.no_grad()
+def losses(model: nn.Module, rows: Tensor) -> NDArray[np.float64]:
+    """Return each row's mean loss, nats per byte."""
+    model.eval()
+    found = [
+        F.cross_entropy(model(part[:, :-1].long()).transpose(1, 2), part[:, 1:].long(), reduction="none").mean(1)
+        for part in rows.split(128)
+    ]
+    return torch.cat(found).double().numpy()
+
+
+def measured(model: nn.Module, task: Task, reference: nn.Module) -> dict[str, float]:
+    """Return what is measured of a model, but for what it cost."""
+    members, others = losses(model, task.members), losses(model, task.others)
+    known, unknown = losses(reference, task.members), losses(reference, task.others)
+    canaries = task.canaries.long()
+    told = extracted(model, canaries[:, :PREFIX], canaries[:, PREFIX : PREFIX + DIGITS])
+    return {
+        "retain": float(losses(model, task.held_out).mean()),
+        "forget": float(others.mean()),
+        "members": float(members.mean()),
+        "auc": membership_auc(-members, -others),
+        "calibrated": membership_auc(known - members, unknown - others),
+        "extracted": float(told.mean()),
+    }
+
+
+def of_seed(size: Size, seed: int, folder: Path, tell: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    """Train every arm of a seed, and return what is measured of each."""
+    task, found = tasks_of(size, seed), dict[str, dict[str, float]]()
+
+    def trained(name: str, make: Any, wrap: Any = lambda source: source, **config: Any) -> tuple[nn.Module, float]:
+        tell(f"seed {seed}, {name}")
+        trainer, begin = make(wrap, **config), time.perf_counter()
+        trainer.fit()
+        return trainer.model, time.perf_counter() - begin
+
+    def note(name: str, model: nn.Module, steps: int, seconds: float) -> None:
+        found[name] = {**measured(model, task, reference), "steps": steps, "seconds": seconds}
+
+    without = lambda source: Tombstoned(source, ["forget"])  # noqa: E731
+    other_seed = maker(task, size, seed + 1000, EVERYTHING)
+    reference, _ = trained("reference", other_seed, without)
+    everything = maker(task, size, seed, EVERYTHING)
+    model, _ = trained("no deletion", everything)
+    note("no deletion", model, 0, 0.0)
+    model, seconds = trained("retain-only", everything, without)
+    note("retain-only: replay from the start", model, size.steps, seconds)
+    filtered = maker(task, size, seed, EVERYTHING, only_retained=True)
+    model, _ = trained("filtered", filtered)
+    note("filtered from the start", model, 0, 0.0)
+    for kind, methods in (("routed", ()), ("SGTM", (SelectiveGradientMasking(forget="own"),))):
+        make, run = maker(task, size, seed, APART, *methods), folder / f"{kind}-{seed}"
+        model, _ = trained(kind, make, run_folder=run)
+        note(f"{kind}, before", model, 0, 0.0)
+        ablate_region(model, policy(APART), "own")
+        note(f"{kind}, ablated", model, 0, 0.0)
+        tell(f"seed {seed}, {kind}, repair")
+        repaired, begin = nn.ModuleList(), time.perf_counter()
+
+        def keep(wrap: Any, make: Any = make, repaired: nn.ModuleList = repaired, **config: Any) -> Trainer:
+            trainer: Trainer = make(wrap, **config)
+            if config.get("run_folder"):
+                repaired.append(trainer.model)
+            return trainer
+
+        ablate(run, keep, ["forget"], folder / f"{kind}-{seed}-repaired", repair_steps=size.repair_steps)
+        note(f"{kind}, ablated and repaired", repaired[0], size.repair_steps, time.perf_counter() - begin)
+    return found
+
+
+def table_of(seeds: Sequence[Mapping[str, Mapping[str, float]]]) -> str:
+    """Return the table as Markdown: means, and half of each 95 % interval's width."""
+    quantile = student_quantile(0.975, len(seeds) - 1)
+    lines = [f"| way | {' | '.join(COLUMNS.values())} |", "|---" * (1 + len(COLUMNS)) + "|"]
+    for name in seeds[0]:
+        cells = []
+        for column in COLUMNS:
+            values = np.asarray([one[name][column] for one in seeds])
+            if column == "steps" or not values.any():
+                cells.append(f"{values.mean():.0f}")
+                continue
+            half = quantile * values.std(ddof=1) / np.sqrt(len(values))
+            digits = 1 if column == "seconds" else 3
+            cells.append(f"{values.mean():.{digits}f} ± {half:.{digits}f}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS) -> None:
+    """Train, write `deletion.json` and `.md`, and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.deletion", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; nothing is written")
+    quick = parser.parse_args(arguments).quick
+    size = Size(steps=4, repair_steps=2, num_retain=256, num_forget=32, seeds=2) if quick else Size()
+    torch.set_num_threads(1)
+    num_trainings = 7 * size.seeds
+    told = list[str]()
+    with ProgressDisplay("deletion") as progress, tempfile.TemporaryDirectory() as runs:
+
+        def tell(text: str) -> None:
+            told.append(text)
+            progress.update((len(told) - 1) / num_trainings, text)
+
+        seeds = [of_seed(size, seed, Path(runs), tell) for seed in range(size.seeds)]
+    table = table_of(seeds)
+    sys.stdout.write(table)
+    if not quick:
+        facts = {**surroundings(), "command": "python -m benchmarks.deletion", **asdict(size)}
+        lines = "".join(f"- {key}: {value}\n" for key, value in facts.items())
+        note = f"Means of {size.seeds} seeds, ± half of a 95 % interval. Losses are nats per byte.\n"
+        (folder / "deletion.md").write_text(f"# deletion\n\n{lines}\n{note}\n{table}")
+        (folder / "deletion.json").write_text(json.dumps({**facts, "found": seeds}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
