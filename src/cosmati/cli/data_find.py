@@ -12,7 +12,7 @@ from cosmati.data.ingest.images import IMAGE_SUFFIXES
 from cosmati.data.people import ChosenRows
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import DataError
-from cosmati.forget.near_duplicates import Likeness, like_image, like_text
+from cosmati.forget.near_duplicates import IMAGE_THRESHOLD, TEXT_THRESHOLD, Likeness, like_image, like_text
 from cosmati.forget.reading import OnShare
 from cosmati.forget.subjects import SubjectIndex, index_subjects, make_key, read_key
 from cosmati.progress import ProgressDisplay
@@ -133,11 +133,11 @@ def _like(
             content[str(file)] = file.read_bytes()
         except OSError as error:
             raise DataError(f"{file} can't be read: {error}. Name another file.") from error
-    options = {"on_share": on_share, **({"threshold": threshold} if threshold is not None else {})}
+    of_images, of_text = (own if threshold is None else threshold for own in (IMAGE_THRESHOLD, TEXT_THRESHOLD))
     images = {name: data for name, data in content.items() if name.lower().endswith(IMAGE_SUFFIXES)}
     found: dict[str, list[Likeness]] = {}
     if images:
-        found |= like_image(dataset, images, column=column or "image", **options)
+        found |= like_image(dataset, images, threshold=of_images, column=column or "image", on_share=on_share)
     texts = dict[str, str]()
     for name, data in content.items():
         if name not in images:
@@ -147,5 +147,5 @@ def _like(
                 msg = f"{name} is neither text in UTF-8 nor named as an image ({', '.join(IMAGE_SUFFIXES[:4])}, ...)."
                 raise DataError(f"{msg} Convert it, or name it by its kind.") from error
     if texts:
-        found |= like_text(dataset, texts, column=column or "text", **options)
+        found |= like_text(dataset, texts, threshold=of_text, column=column or "text", on_share=on_share)
     return found

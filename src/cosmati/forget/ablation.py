@@ -110,8 +110,7 @@ class AblationReport:
     def __str__(self) -> str:
         lines = [f"ablation of {', '.join(self.classes)}; {self.strength}"]
         for title, regions in (("ablated", self.ablated), ("left", self.left)):
-            for one in regions:
-                lines.append(f"  {title:<9}{one.region}, of whose teaching {one.share:.1%} was theirs")
+            lines += [f"  {title:<9}{one.region}, of whose teaching {one.share:.1%} was theirs" for one in regions]
         lines.append(f"  repair   {self.repair_steps} steps; {self.num_parameters:,} numbers were set to {self.fill}")
         for name in self.before:
             values = " -> ".join(f"{found[name]:.4f}" for found in (self.before, self.between, self.after))
@@ -212,9 +211,8 @@ def ablate(
     weights = _weights_of(run, ledger)
     ablated, num_parameters = _without(probe, weights, [one.region for one in chosen], fill)
     before, between = probe(weights), probe(ablated)
-    if bad := [name for name, value in between.items() if not math.isfinite(value)]:
-        msg = f"With {chosen[0].region} ablated, {', '.join(bad)} isn't finite: something divides by it. Use fill='initial'."
-        raise PlanError(msg)
+    _refuse_unmeasured(before, "Before the ablation", "no such row may be in the steps: give more measured_steps")
+    _refuse_unmeasured(between, "With the region ablated", "something divides by it: use fill='initial'")
     file = out.with_name(out.name + ".ablated.safetensors")
     _keep(ablated, file)
     repair = make(
@@ -236,6 +234,11 @@ def ablate(
     )
     replace_file(out / REPORT, report.to_json().encode())
     return report
+
+
+def _refuse_unmeasured(found: Mapping[str, float], when: str, mend: str) -> None:
+    if bad := [name for name, value in found.items() if not math.isfinite(value)]:
+        raise PlanError(f"{when}, {' and '.join(bad)} can't be measured: {found[bad[0]]}; {mend}.")
 
 
 def _weights_of(run: Path, ledger: VerifiedLedger) -> Mapping[str, Tensor]:
@@ -283,8 +286,8 @@ class _Probe:
     def _told_apart(self, source: object, *, is_theirs: bool) -> tuple[Source, list[str]]:
         if not isinstance(source, Source):
             msg = (
-                f"The recipe's data are a {type(source).__name__}, and only a Source's rows can have tombstones in their "
-                "places. Train anew without them."
+                f"The recipe's data are a {type(source).__name__}, and only a Source's rows can have tombstones in "
+                "their places. Train anew without them."
             )
             raise PlanError(msg)
         return source, [name for name in source.class_names if bool(self._classes & {*members_of(name)}) == is_theirs]

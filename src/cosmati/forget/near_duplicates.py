@@ -186,8 +186,8 @@ def _pieces(part: RowsOfSource) -> Iterator[tuple[int, int, int, NDArray[Any]]]:
     for row_id, tokens, spans in zip(part.rows.row_ids.tolist(), columns["tokens"], columns["spans"], strict=True):
         if len(tokens) and int(np.max(tokens)) > _BYTES:
             raise DataError(
-                f"{part.source.url} has packs of another tokenizer's tokens, whose text isn't known here. Ask data that "
-                "hold the text."
+                f"{part.source.url} has packs of another tokenizer's tokens, whose text isn't known here. Ask data "
+                "that hold the text."
             )
         for document, _, start, stop, offset in np.asarray(spans).tolist():
             yield row_id, document, offset, np.asarray(tokens[start:stop])

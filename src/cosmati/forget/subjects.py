@@ -1,8 +1,8 @@
 """Which rows are a person's or a customer's: an index that answers who has its key, and tells nobody else anything.
 
 A subject's tag is HMAC-SHA256 of its id under the key. Its i-th row is a record of 32 bytes: HMAC(tag, i) gives the
-label by which the record is found, and what its row number is hidden with (the dictionary of Cash et al., 2014, "Dynamic
-Searchable Encryption in Very-Large Databases"). Records lie in the order of their labels, so that without the key the
+label by which the record is found, and what its row number is hidden with (the dictionary of Cash et al., 2014,
+"Dynamic Searchable Encryption in Very-Large Databases"). Records lie in the order of their labels, so that without the key the
 file is noise: neither who is in it, nor which rows belong together, nor how many somebody has. It shows the names of
 the fields, and how many records there are, up to 12 % of padding (Nikitin et al., 2019, arXiv 1806.03160).
 """
