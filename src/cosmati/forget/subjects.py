@@ -2,9 +2,9 @@
 
 A subject's tag is HMAC-SHA256 of its id under the key. Its i-th row is a record of 32 bytes: HMAC(tag, i) gives the
 label by which the record is found, and what its row number is hidden with (the dictionary of Cash et al., 2014,
-"Dynamic Searchable Encryption in Very-Large Databases"). Records lie in the order of their labels, so that without the key the
-file is noise: neither who is in it, nor which rows belong together, nor how many somebody has. It shows the names of
-the fields, and how many records there are, up to 12 % of padding (Nikitin et al., 2019, arXiv 1806.03160).
+"Dynamic Searchable Encryption in Very-Large Databases"). Records lie in the order of their labels, so that without the
+key the file is noise: neither who is in it, nor which rows belong together, nor how many somebody has. It shows the
+names of the fields, and how many records there are, up to 12 % of padding (Nikitin et al., 2019, arXiv 1806.03160).
 """
 
 from __future__ import annotations
