@@ -8,6 +8,7 @@ the rows, and by the canaries' prefixes. Everything is trained on one thread; no
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import tempfile
@@ -15,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,9 @@ from torch import Tensor, nn
 
 from benchmarks.measure import RESULTS, surroundings
 from cosmati.core.loss import LanguageModel
+from cosmati.core.method import Method
 from cosmati.core.source import Source
+from cosmati.core.state import load_model_tensors
 from cosmati.corpora.python_library import load_python_library
 from cosmati.data.in_memory import InMemory
 from cosmati.data.tombstoned import Tombstoned
@@ -39,6 +41,7 @@ from cosmati.routing.policy_file import PolicyFile, load_policy
 from cosmati.routing.selective_masking import SelectiveGradientMasking, ablate_region
 from cosmati.study.statistics import student_quantile
 from cosmati.train.config import RunConfig
+from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 
 LENGTH, ROWS_PER_STEP, V = 64, 32, 4
@@ -73,7 +76,7 @@ class Size:
     num_forget: int = 96
     num_canaries: int = 8
     copies: int = 4
-    seeds: int = 3
+    seeds: int = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,32 +133,45 @@ def policy(rules: str) -> PolicyFile:
     return load_policy(f"version: 1\ntaxonomy: deletion\n{regions}{rules}")
 
 
-def maker(task: Task, size: Size, seed: int, rules: str, *methods: Any, only_retained: bool = False) -> Any:
-    """Return what makes a run's trainer (see `cosmati.forget.ablation.Make`)."""
-    rows = task.train[task.num_forget if only_retained else 0 :]
-    class_ids = torch.ones(len(rows), dtype=torch.int64)
-    class_ids[: 0 if only_retained else task.num_forget] = 0
-    # Of few rows to forget each is visited many times, as text that is found in many copies is.
-    repeated = torch.arange(len(rows)) if only_retained else _balanced(task.num_forget, len(rows))
-    data = rows[repeated].long()
-    source = InMemory((data[:, :-1], data[:, 1:]), ROWS_PER_STEP, class_ids[repeated], CLASSES)
+@dataclass(frozen=True, eq=False)
+class Making:
+    """Makes trainers of one kind (see `cosmati.forget.ablation.Make`).
 
-    def make(wrap: Callable[[object], Source] = lambda source: source, **config: Any) -> Trainer:  # type: ignore[assignment]
-        torch.manual_seed(seed)
-        network = GPT(GPTConfig(sequence_length=LENGTH, width=48, num_blocks=3, num_heads=4))
-        settings = {"budget": f"{size.steps}ba", "seed": seed, "num_microbatches": V, "num_threads": 1, **config}
+    Args:
+        task: whose rows.
+        steps: of a run.
+        seed: of weights and order.
+        rules: of the policy.
+        methods: training methods.
+        only_retained: train on the rows to retain alone, in their own order.
+    """
+
+    task: Task
+    steps: int
+    seed: int
+    rules: str
+    methods: tuple[Method, ...] = ()
+    only_retained: bool = False
+
+    def __call__(self, wrap: Callable[[object], Source] | None = None, **config: object) -> Trainer:
+        """Return a trainer over these rows, or over what is put around them."""
+        rows, num_forget = self.task.train, self.task.num_forget
+        # Of few rows to forget each is visited many times, as text that is found in many copies is.
+        chosen = torch.arange(num_forget, len(rows)) if self.only_retained else _balanced(num_forget, len(rows))
+        data, class_ids = rows[chosen].long(), (chosen >= num_forget).long()
+        source = InMemory((data[:, :-1], data[:, 1:]), ROWS_PER_STEP, class_ids, CLASSES)
+        torch.manual_seed(self.seed)
+        settings = {"budget": f"{self.steps}ba", "seed": self.seed, "num_microbatches": V, "num_threads": 1, **config}
         return Trainer(
-            network,
+            GPT(GPTConfig(sequence_length=LENGTH, width=48, num_blocks=3, num_heads=4)),
             LanguageModel(),
-            wrap(source),
+            source if wrap is None else wrap(source),
             optimizers=[AdamW(lr=5e-3)],
-            methods=methods,
-            policy=policy(rules),
+            methods=self.methods,
+            policy=policy(self.rules),
             taxonomy=TAXONOMY,
-            config=RunConfig(**settings),
+            config=dataclasses.replace(RunConfig(), **settings),  # type: ignore[arg-type]
         )
-
-    return make
 
 
 def _balanced(num_forget: int, num_rows: int) -> Tensor:
@@ -191,48 +207,61 @@ def measured(model: nn.Module, task: Task, reference: nn.Module) -> dict[str, fl
     }
 
 
-def of_seed(size: Size, seed: int, folder: Path, tell: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    """Train every arm of a seed, and return what is measured of each."""
-    task, found = tasks_of(size, seed), dict[str, dict[str, float]]()
+class OfSeed:
+    """One seed's arms, trained one after another.
 
-    def trained(name: str, make: Any, wrap: Any = lambda source: source, **config: Any) -> tuple[nn.Module, float]:
-        tell(f"seed {seed}, {name}")
+    Attributes:
+        found: what was measured of each.
+    """
+
+    def __init__(self, size: Size, seed: int, folder: Path, tell: Callable[[str], None]) -> None:
+        self._size, self._seed, self._folder, self._tell = size, seed, folder, tell
+        self._task = tasks_of(size, seed)
+        self.found: dict[str, dict[str, float]] = {}
+        self._reference, _ = self._trained("reference", self._making(EVERYTHING, seed=seed + 1000), without)
+        self._note("no deletion", self._trained("no deletion", self._making(EVERYTHING))[0])
+        model, seconds = self._trained("retain-only", self._making(EVERYTHING), without)
+        self._note("retain-only: replay from the start", model, size.steps, seconds)
+        filtered = self._making(EVERYTHING, only_retained=True)
+        self._note("filtered from the start", self._trained("filtered", filtered)[0])
+        self._take_away("routed")
+        self._take_away("SGTM", SelectiveGradientMasking(forget="own"))
+
+    def _making(self, rules: str, *methods: Method, seed: int | None = None, only_retained: bool = False) -> Making:
+        seed = self._seed if seed is None else seed
+        return Making(self._task, self._size.steps, seed, rules, methods, only_retained)
+
+    def _trained(
+        self, name: str, make: Making, wrap: Callable[[object], Source] | None = None, **config: object
+    ) -> tuple[nn.Module, float]:
+        self._tell(f"seed {self._seed}, {name}")
         trainer, begin = make(wrap, **config), time.process_time()
         trainer.fit()
         return trainer.model, time.process_time() - begin
 
-    def note(name: str, model: nn.Module, steps: int, seconds: float) -> None:
-        found[name] = {**measured(model, task, reference), "steps": steps, "seconds": seconds}
+    def _note(self, name: str, model: nn.Module, steps: int = 0, seconds: float = 0.0) -> None:
+        self.found[name] = {**measured(model, self._task, self._reference), "steps": steps, "seconds": seconds}
 
-    without = lambda source: Tombstoned(source, ["forget"])  # noqa: E731
-    other_seed = maker(task, size, seed + 1000, EVERYTHING)
-    reference, _ = trained("reference", other_seed, without)
-    everything = maker(task, size, seed, EVERYTHING)
-    model, _ = trained("no deletion", everything)
-    note("no deletion", model, 0, 0.0)
-    model, seconds = trained("retain-only", everything, without)
-    note("retain-only: replay from the start", model, size.steps, seconds)
-    filtered = maker(task, size, seed, EVERYTHING, only_retained=True)
-    model, _ = trained("filtered", filtered)
-    note("filtered from the start", model, 0, 0.0)
-    for kind, methods in (("routed", ()), ("SGTM", (SelectiveGradientMasking(forget="own"),))):
-        make, run = maker(task, size, seed, APART, *methods), folder / f"{kind}-{seed}"
-        model, _ = trained(kind, make, run_folder=run)
-        note(f"{kind}, before", model, 0, 0.0)
+    def _take_away(self, kind: str, *methods: Method) -> None:
+        """Train with the class apart, and measure before, ablated, and repaired."""
+        make, run = self._making(APART, *methods), self._folder / f"{kind}-{self._seed}"
+        out, repair_steps = run.with_name(f"{run.name}-repaired"), self._size.repair_steps
+        model, _ = self._trained(kind, make, run_folder=run)
+        self._note(f"{kind}, before", model)
         ablate_region(model, policy(APART), "own")
-        note(f"{kind}, ablated", model, 0, 0.0)
-        tell(f"seed {seed}, {kind}, repair")
-        repaired, begin = nn.ModuleList(), time.process_time()
+        self._note(f"{kind}, ablated", model)
+        self._tell(f"seed {self._seed}, {kind}, repair")
+        begin = time.process_time()
+        ablate(run, make, ["forget"], out, repair_steps=repair_steps)
+        seconds = time.process_time() - begin
+        load_model_tensors(model, read_checkpoint(list_checkpoints(out / "checkpoints")[0]).model)
+        self._note(f"{kind}, ablated and repaired", model, repair_steps, seconds)
 
-        def keep(wrap: Any, make: Any = make, repaired: nn.ModuleList = repaired, **config: Any) -> Trainer:
-            trainer: Trainer = make(wrap, **config)
-            if config.get("run_folder"):
-                repaired.append(trainer.model)
-            return trainer
 
-        ablate(run, keep, ["forget"], folder / f"{kind}-{seed}-repaired", repair_steps=size.repair_steps)
-        note(f"{kind}, ablated and repaired", repaired[0], size.repair_steps, time.process_time() - begin)
-    return found
+def without(source: object) -> Source:
+    """Put tombstones in place of the rows to forget."""
+    assert isinstance(source, Source), "the task's own"
+    return Tombstoned(source, ["forget"])
 
 
 def table_of(seeds: Sequence[Mapping[str, Mapping[str, float]]]) -> str:
@@ -260,7 +289,7 @@ def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS) -> None
     quick = parser.parse_args(arguments).quick
     size = Size(steps=4, repair_steps=2, num_retain=256, num_forget=32, seeds=2) if quick else Size()
     torch.set_num_threads(1)
-    num_trainings = 7 * size.seeds
+    num_trainings = 8 * size.seeds
     told = list[str]()
     with ProgressDisplay("deletion") as progress, tempfile.TemporaryDirectory() as runs:
 
@@ -268,7 +297,7 @@ def main(arguments: Sequence[str] | None = None, folder: Path = RESULTS) -> None
             told.append(text)
             progress.update((len(told) - 1) / num_trainings, text)
 
-        seeds = [of_seed(size, seed, Path(runs), tell) for seed in range(size.seeds)]
+        seeds = [OfSeed(size, seed, Path(runs), tell).found for seed in range(size.seeds)]
     table = table_of(seeds)
     sys.stdout.write(table)
     if not quick:
