@@ -76,7 +76,7 @@ class Size:
     num_forget: int = 96
     num_canaries: int = 8
     copies: int = 4
-    seeds: int = 5
+    seeds: int = 3
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from cosmati.core.source import Source
 from cosmati.data.in_memory import InMemory
 from cosmati.data.tombstoned import Tombstoned
-from cosmati.errors import CheckpointError, PlanError, TamperError
+from cosmati.errors import CheckpointError, CosmatiError, PlanError, TamperError
 from cosmati.forget.ablation import STRENGTH, RegionShare, ablate, region_shares, separated
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.optim import SGD
@@ -192,6 +192,30 @@ def test_called_again_after_a_kill_it_comes_to_the_same(tmp_path: Path) -> None:
     with pytest.raises(StoppedError):
         ablate(tmp_path / "run", failing, ["gone"], tmp_path / "killed", repair_steps=4)
     assert ablate(tmp_path / "run", make, ["gone"], tmp_path / "killed", repair_steps=4) == whole
+
+
+def test_another_ablation_isnt_taken_for_this_one(tmp_path: Path) -> None:
+    make = trained(tmp_path / "run")
+    ablate(tmp_path / "run", make, ["gone"], tmp_path / "out", repair_steps=1)
+    before = (tmp_path / "out" / "ablation.json").read_bytes()
+    with pytest.raises(PlanError, match="doesn't repair these weights"):
+        ablate(tmp_path / "run", make, ["gone"], tmp_path / "out", repair_steps=1, fill="initial")
+    with pytest.raises(CosmatiError, match="budget"):
+        ablate(tmp_path / "run", make, ["gone"], tmp_path / "out", repair_steps=2)
+    with pytest.raises(PlanError, match="doesn't repair these weights"):
+        ablate(tmp_path / "run", make, ["gone"], tmp_path / "run", repair_steps=1)
+    assert (tmp_path / "out" / "ablation.json").read_bytes() == before
+
+
+def test_what_isnt_in_the_measured_steps_is_said(tmp_path: Path) -> None:
+    run = maker(APART)
+    run(run_folder=tmp_path / "run").fit()
+
+    def make(wrap: Any, **config: Any) -> Trainer:
+        return run(lambda source: wrap(Tombstoned(source, ["gone"])), **config)
+
+    with pytest.raises(PlanError, match="forget can't be measured: nan; no such row may be in the steps"):
+        ablate(tmp_path / "run", make, ["gone"], tmp_path / "out", repair_steps=1)
 
 
 def test_what_cannot_be_is_refused_by_name(tmp_path: Path) -> None:

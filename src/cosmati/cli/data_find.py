@@ -24,7 +24,7 @@ Index = Annotated[
     Path | None,
     typer.Option("--index", metavar="FILE", help="The index; beside the key, as FILE.subjects, if left out."),
 ]
-_MAX_ASKED_BYTES = 1 << 26
+_MAX_ASKED_BYTES = 1 << 24
 
 
 def index_subjects_of(
@@ -51,6 +51,7 @@ def index_subjects_of(
     with ProgressDisplay("indexing") as progress:
         made = index_subjects(dataset, field, _index_of(key, index), secret, on_share=progress.update)
     typer.echo(f"{made.num_subjects:,} subjects in {made.num_rows:,} rows; {made.num_unnamed:,} name nobody")
+    _say_without(made.without)
     typer.echo(f"Ask it:   cosmati data find {' '.join(data)} --subject ID --key {key}")
 
 
@@ -94,6 +95,7 @@ def find(
         opened = SubjectIndex.open(_index_of(key, index), read_key(key), dataset)
         ids = list(opened.rows_of(who))
         _say_subject(dataset, opened.find(who))
+        _say_without(opened.without)
     else:
         with ProgressDisplay("comparing") as progress:
             found = _like(dataset, like or [], threshold, column, progress.update)
@@ -111,6 +113,11 @@ def find(
 
 def _index_of(key: Path, index: Path | None) -> Path:
     return index or key.with_name(key.name + ".subjects")
+
+
+def _say_without(classes: tuple[str, ...]) -> None:
+    if classes:
+        typer.echo(f"not covered, since they have none of the fields: {', '.join(classes)}")
 
 
 def _say_subject(dataset: StreamingDataset, found: ChosenRows) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from cosmati.core.batch import TOMBSTONE, Batch
@@ -208,13 +208,15 @@ def ablate(
     shares = region_shares(ledger, classes)
     chosen = separated(shares, classes, min_share)
     probe = _Probe(make, classes, measured_steps, measure)
+    if probe.trainer.assembly.ranks.is_parallel:
+        raise PlanError("An ablation is measured in one process. Run it without torchrun.")
     weights = _weights_of(run, ledger)
     ablated, num_parameters = _without(probe, weights, [one.region for one in chosen], fill)
     before, between = probe(weights), probe(ablated)
     _refuse_unmeasured(before, "Before the ablation", "no such row may be in the steps: give more measured_steps")
     _refuse_unmeasured(between, "With the region ablated", "something divides by it: use fill='initial'")
     file = out.with_name(out.name + ".ablated.safetensors")
-    _keep(ablated, file)
+    _keep(ablated, file, out)
     repair = make(
         probe.without_classes, run_folder=out, budget=f"{repair_steps}ba", load_weights=file, evaluate_every=None
     )
@@ -252,7 +254,17 @@ def _weights_of(run: Path, ledger: VerifiedLedger) -> Mapping[str, Tensor]:
     return weights
 
 
-def _keep(tensors: Mapping[str, Tensor], path: Path) -> None:
+def _keep(tensors: Mapping[str, Tensor], path: Path, out: Path) -> None:
+    """Write the weights that the repair begins from; one that has begun goes on from those that it began from.
+
+    Raises:
+        PlanError: `out` has begun from others.
+    """
+    if out.exists():
+        if not path.exists() or parameter_root(load_file(path)) != parameter_root(tensors):
+            msg = f"{out} is there already, and doesn't repair these weights. Name another folder, or remove it."
+            raise PlanError(msg)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = draft_of(path)
     save_file({name: value.contiguous().clone() for name, value in tensors.items()}, draft)

@@ -125,7 +125,7 @@ def like_image(
     _check(threshold)
     asked = {name: difference_hash(data, name) for name, data in images.items()}
     found: dict[str, list[Likeness]] = {name: [] for name in images}
-    for part in every_row(dataset, lambda source: {_known(source, column)}, on_share):
+    for part in every_row(dataset, lambda source: {_known(source, column)} if source.num_rows else set(), on_share):
         for row_id, data in zip(part.rows.row_ids.tolist(), part.rows.columns[column], strict=True):
             own = difference_hash(data, f"row {row_id}")
             for name, other in asked.items():
@@ -157,6 +157,8 @@ def _texts(
     """Yield source, row id, document and text of each row, or of each document of packs."""
 
     def wanted(source: OpenedSource) -> set[str]:
+        if not source.num_rows:
+            return set()
         is_pack = column not in (columns := columns_of(source)) and {"tokens", "spans"} <= columns
         return {"tokens", "spans"} if is_pack else {_known(source, column)}
 

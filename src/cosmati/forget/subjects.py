@@ -52,11 +52,13 @@ class Indexed:
         num_subjects: different ids.
         num_rows: rows, or documents of packs, that name at least one.
         num_unnamed: rows and documents that name nobody.
+        without: classes of sources that have none of the fields, whose rows nobody can be asked for.
     """
 
     num_subjects: int
     num_rows: int
     num_unnamed: int
+    without: tuple[str, ...]
 
 
 def make_key(path: Path) -> bytes:
@@ -110,12 +112,9 @@ def index_subjects(
         on_share: told how far it is.
 
     Raises:
-        DataError: a field isn't there or holds no ids, or a row can't be read.
+        DataError: no source has a field, or it holds no ids, or a row can't be read.
     """
-    if not fields:
-        raise DataError("Name at least one field that says whose a row is.")
-    for source in dataset.sources:
-        _refuse_missing(source, fields)
+    without = _without(dataset, fields)
     # A file of SQLite's own that has no name: it sorts beyond memory, and a crash leaves nothing of it.
     with closing(sqlite3.connect("")) as sorter:
         sorter.executescript(
@@ -130,22 +129,40 @@ def index_subjects(
             "fields": list(fields),
             "key": _key_id(key),
             "records": num_records,
+            "without": without,
         }
         found = (record for (record,) in sorter.execute("SELECT record FROM records ORDER BY record"))
         _write(path, _MAGIC + json.dumps(header, sort_keys=True).encode() + b"\n", found, key)
-    return Indexed(num_subjects, *counted)
+    return Indexed(num_subjects, *counted, tuple(without))
 
 
-def _refuse_missing(source: OpenedSource, fields: Sequence[str]) -> None:
-    columns = columns_of(source)
-    is_pack = {"tokens", "spans"} <= columns
-    known = [name for name in _OF_DOCUMENTS if name in columns or is_pack] if is_pack else sorted(columns)
-    if source.num_rows and (missing := [name for name in fields if name not in known]):
-        what = "Packs of documents keep" if is_pack else "It has"
+def _without(dataset: StreamingDataset, fields: Sequence[str]) -> list[str]:
+    """Return the classes of sources that have none of the fields.
+
+    Raises:
+        DataError: there's no field, or one that no source has.
+    """
+    known = {source.url: _fields_of(source) for source in dataset.sources if source.num_rows}
+    missing = [name for name in fields if not any(name in names for names in known.values())]
+    if missing or not fields:
+        has = "; ".join(f"{url} has {', '.join(sorted(names)) or 'none'}" for url, names in known.items())
         raise DataError(
-            f"{source.url} has no field {', '.join(map(repr, missing))}. {what} {', '.join(known)}. Name one of these, "
-            "or write the data with it."
+            f"No row has a field {', '.join(map(repr, missing)) or 'that was named'} to say whose it is: {has}. Name "
+            "one of these, or write the data with it."
         )
+    return sorted({one.class_path for one in dataset.sources if one.num_rows and not known[one.url] & {*fields}})
+
+
+def _is_pack(source: OpenedSource) -> bool:
+    return {"tokens", "spans"} <= columns_of(source)
+
+
+def _fields_of(source: OpenedSource) -> set[str]:
+    """Return the fields that can say whose a row is; of packs those that they may keep of documents."""
+    columns = {*columns_of(source)}
+    if not _is_pack(source):
+        return columns
+    return {*(_OF_DOCUMENTS[:3] if "people" in columns else ()), *(_OF_DOCUMENTS[3:] if "origins" in columns else ())}
 
 
 def _collect(
@@ -156,7 +173,7 @@ def _collect(
 
     def noted() -> Iterator[tuple[bytes, int, int]]:
         for part in every_row(dataset, lambda source: _wanted(source, fields), on_share):
-            for row_id, document, told in _told(part.rows, fields, part.source.url):
+            for row_id, document, told in _told(part.rows, fields):
                 ids = {one for field, value in told.items() for one in _ids_in(value, field, row_id)}
                 counted[bool(ids)] += 1
                 for one in ids:
@@ -167,27 +184,19 @@ def _collect(
 
 
 def _wanted(source: OpenedSource, fields: Sequence[str]) -> set[str]:
-    columns = columns_of(source)
-    return {*columns} & ({"spans", "people", "origins"} if {"tokens", "spans"} <= columns else {*fields})
+    return {*columns_of(source)} & ({"spans", "people", "origins"} if _is_pack(source) else {*fields})
 
 
-def _told(rows: RowBatch, fields: Sequence[str], url: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yield row id, document (of a pack, else -1), and what stands in the fields."""
-    if "spans" not in rows.columns or set(fields) <= {*rows.columns}:
-        for index, row_id in enumerate(rows.row_ids.tolist()):
-            yield row_id, -1, {field: rows.columns[field][index] for field in fields}
-        return
-    asks_people = set(fields) - {"origin_file"}
+def _told(rows: RowBatch, fields: Sequence[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield row id, document (of a pack, else -1), and what stands in the fields that are there."""
+    columns = rows.columns
     for index, row_id in enumerate(rows.row_ids.tolist()):
-        spans = rows.columns["spans"][index]
-        people = rows.columns["people"][index] if "people" in rows.columns else None
-        if asks_people and people is None:
-            msg = f"{url} has packs whose documents say nothing of {', '.join(sorted(asks_people))}. Pack them anew."
-            raise DataError(msg)
-        for place, document in enumerate(spans[:, 0].tolist()):
-            told = dict(people[place]) if people is not None else {}
-            if "origin_file" in fields:
-                told["origin_file"] = rows.columns["origins"][index][place][0]
+        if "spans" not in columns:
+            yield row_id, -1, {field: columns[field][index] for field in fields if field in columns}
+            continue
+        for place, document in enumerate(columns["spans"][index][:, 0].tolist()):
+            told = dict(columns["people"][index][place]) if "people" in columns else {}
+            told |= {"origin_file": columns["origins"][index][place][0]} if "origins" in columns else {}
             yield row_id, document, {field: told.get(field) for field in fields}
 
 
@@ -285,11 +294,13 @@ class SubjectIndex:
 
     Attributes:
         fields: names of the fields that it was made of.
+        without: classes of sources that have none of them, whose rows it doesn't know.
     """
 
     def __init__(self, content: mmap.mmap, key: bytes, header: dict[str, Any], start: int) -> None:
         self._content, self._key, self._start, self._num = content, key, start, int(header["records"])
         self.fields: tuple[str, ...] = tuple(header["fields"])
+        self.without: tuple[str, ...] = tuple(header["without"])
 
     @classmethod
     def open(cls, path: Path, key: bytes, dataset: StreamingDataset | None = None) -> Self:
