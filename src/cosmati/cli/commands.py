@@ -23,7 +23,7 @@ SUMMARIES = {
     "done.",
     "track": "Send a run to a tracker after the fact: losses, what monitors measured, metrics, checkpoints' digests.",
     "explore": "Look at runs and studies in a browser, offline, while they run and afterwards.",
-    "data": "Write, inspect, verify, convert and plan streamed data.",
+    "data": "Write, inspect, verify, convert, plan and search streamed data.",
     "study": "Run and report studies: arms, budgets and seeds.",
     "store": "Folders of runs and studies: into other tools, and out of them.",
     "ledger": "Verify a run's ledger, and ask it what it knows.",

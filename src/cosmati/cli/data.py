@@ -9,6 +9,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from cosmati.cli.data_find import find, index_subjects_of
 from cosmati.cli.data_inputs import Inputs
 from cosmati.data.ingest import Kind, Rows
 from cosmati.data.opened import CacheOptions, open_sources
@@ -26,7 +27,7 @@ from cosmati.explorer.class_schedule import class_schedule_svg
 from cosmati.progress import ProgressDisplay
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Write, inspect, verify, convert and plan streamed data."
+    no_args_is_help=True, rich_markup_mode=None, help="Write, inspect, verify, convert, plan and search streamed data."
 )
 Url = Annotated[str, typer.Argument(metavar="URL", help="A data set or a source: a directory, or s3://, hf://, ...")]
 Keep = Annotated[
@@ -34,6 +35,8 @@ Keep = Annotated[
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="Where fetched shards are kept; needed for a remote.")]
 
+app.command("index-subjects")(index_subjects_of)
+app.command()(find)
 By = Annotated[
     list[str] | None,
     typer.Option(
