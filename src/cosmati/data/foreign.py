@@ -20,6 +20,7 @@ from torch.utils.data import (
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
+    default_collate,
 )
 
 from cosmati.errors import DataError
@@ -125,6 +126,11 @@ def has_known_order(data: object) -> bool:
         return False
     batches = data.batch_sampler
     return type(_sampler(data)) in _KNOWN_SAMPLERS and (batches is None or type(batches) is BatchSampler)
+
+
+def collates_by_default(data: object) -> bool:
+    """Say whether a loader puts rows together as PyTorch does: it knows tensors, numbers and text, and no lineage."""
+    return isinstance(data, DataLoader) and data.collate_fn is default_collate
 
 
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)

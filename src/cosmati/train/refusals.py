@@ -212,12 +212,25 @@ def refuse_packs(policy: CompiledPolicy, class_ids: Sequence[int | None]) -> Non
             "tokens. Leave bands, floors and measures out, or pack each class, band and grade by itself."
         )
         raise PlanError(msg)
+    refuse_waiting(policy, "packs hold tokens of several classes")
+
+
+def refuse_waiting(policy: CompiledPolicy, why: str) -> None:
+    """Refuse a policy that defers classes, where their rows can't wait for a later phase.
+
+    Args:
+        policy: of the run.
+        why: they can't.
+
+    Raises:
+        PlanError: it does.
+    """
     deferred = ", ".join(
         name for name, decisions in zip(policy.classes, policy.decision, strict=True) if "defer" in decisions
     )
     if deferred:
         msg = (
-            f"The policy defers {deferred}, and packs hold tokens of several classes: they can't wait for some of "
-            "them. Give these classes a weight or reject them in each phase, or pack each class by itself."
+            f"The policy defers {deferred}, and {why}: they can't wait. Give these classes a weight or reject them in "
+            "each phase, or give their rows by a source that gives each class by itself."
         )
         raise PlanError(msg)

@@ -190,6 +190,13 @@ class Router:
         if self._policy is None:
             return
         check_rows(batch)
+        bands = batch.lineage.bands
+        if bands is not None and bool((bands != batch.band).any()):
+            msg = (
+                f"A microbatch of band {batch.band} holds rows of bands {bands.unique().tolist()}, and a governed "
+                "microbatch holds rows of one. Give them to step(), which regroups them, or mend the source."
+            )
+            raise PlanError(msg)
         if class_id is not None and not batch.lineage.is_known:
             return
         if class_id is None and batch.lineage.token_class_ids is None:
