@@ -225,9 +225,8 @@ def refuse_waiting(policy: CompiledPolicy, why: str) -> None:
     Raises:
         PlanError: it does.
     """
-    deferred = ", ".join(
-        name for name, decisions in zip(policy.classes, policy.decision, strict=True) if "defer" in decisions
-    )
+    rows = {name: policy.rows_of(own) for own, name in enumerate(policy.classes)}
+    deferred = ", ".join(n for n, own in rows.items() if any("defer" in policy.decision[row] for row in own))
     if deferred:
         msg = (
             f"The policy defers {deferred}, and {why}: they can't wait. Give these classes a weight or reject them in "
