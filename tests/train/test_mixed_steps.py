@@ -179,6 +179,31 @@ def test_ones_everywhere_are_a_run_without_a_policy_over_the_same_microbatches()
     assert torch.equal(weights(governed), weights(free))
 
 
+def test_a_hugging_face_data_set_gives_its_classes_by_the_collate_function() -> None:
+    datasets = pytest.importorskip("datasets")
+    columns = {
+        "input": INPUTS.tolist(),
+        "target": TARGETS.tolist(),
+        "licence": CLASS_OF.tolist(),
+        "id": list(range(NUM)),
+    }
+
+    def collate(rows: list[dict[str, Any]]) -> Batch:
+        data = {name: torch.tensor([row[name] for row in rows]) for name in columns}
+        lineage = Lineage(data.pop("id") + 100, data.pop("licence"))
+        return Batch(data, lineage)
+
+    loaded = DataLoader(datasets.Dataset.from_dict(columns), STEP, collate_fn=collate)
+    seen = Seen()
+    made = fitted(loaded, observers=[seen])
+    other = fitted([chosen(range(STEP * i, STEP * i + STEP)) for i in range(6)])
+    assert torch.equal(weights(made), weights(other))
+    assert [sorted(torch.cat([b.lineage.row_ids for b in one.batches]).tolist())[0] for one in seen.steps][:2] == [
+        100,
+        110,
+    ]
+
+
 def test_methods_mix_rows_of_one_class(whole: tuple[Tensor, list[StepOutcome]]) -> None:
     seen = Seen()
     made = fitted(loader(), methods=[MixUp()], observers=[seen])
@@ -396,6 +421,14 @@ def test_what_cannot_be_regrouped_is_refused() -> None:
         with pytest.raises(error, match=why):
             made.fit()
         assert made.clock.step == 0
+
+
+def test_a_class_with_one_row_and_batch_norm_is_explained() -> None:
+    rows = torch.cat([(CLASS_OF == 2).nonzero()[:7, 0], (CLASS_OF == 1).nonzero()[:1, 0]])
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match="more than 1 value") as raised:
+        fitted([chosen(rows)], model=model, policy=ONES)
+    assert "one class may have a single row in a step" in raised.value.__notes__[0]
 
 
 def test_rows_that_are_regrouped_cannot_wait() -> None:

@@ -146,13 +146,19 @@ def refuse_unsavable(model: nn.Module, loss: LossFunction | Sequence[SubStep]) -
 
 
 def explain(error: BaseException | None, model: nn.Module) -> None:
-    """Add to an error of a loss's first call what a loss is given, where it took the model for the model's output.
+    """Add to an error of a step what a loss is given, where it took the model for its output, and what BatchNorm needs.
 
     Raises:
         BatchError: instead of PyTorch's error of a label or an id that is out of range.
     """
     if isinstance(error, IndexError):
         refuse_index(error)
+    if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):
+        error.add_note(
+            "A microbatch had one row, of which BatchNorm takes no statistics: where rows are regrouped by class, one "
+            "class may have a single row in a step. Give larger steps, or a Source, whose microbatches are of one "
+            "size; or take GroupNorm."
+        )
     kind = type(model).__name__
     if isinstance(error, TypeError | AttributeError) and f"{kind}" in str(error):
         error.add_note(f"A loss is given the {kind} itself, and not what it returns. {_EXAMPLE}.")
