@@ -175,7 +175,8 @@ class Router:
             raise PlanError(msg)
         if not 0 <= found[0] < len(self._class_map):
             msg = (
-                f"Class id {found[0]} names no class: ids go from 0 to {len(self._class_map) - 1}, and -1 doesn't wrap."
+                f"Class id {found[0]} names no class: ids go from 0 to {len(self._class_map) - 1}, and -1 doesn't wrap "
+                "(packs have it, whose lineage tells the class of each token). Mend the lineage."
             )
             raise PlanError(msg)
         return found[0]
