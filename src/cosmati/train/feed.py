@@ -18,7 +18,14 @@ from cosmati.core.batch import Batch, Data
 from cosmati.core.clock import Clock
 from cosmati.core.rng import DefaultGenerators, position_key
 from cosmati.core.source import Order, ReadsAhead, ResizesImages
-from cosmati.data.foreign import collates_by_default, has_known_order, own_generators, refuse_rows, refuse_shares
+from cosmati.data.foreign import (
+    collates_by_default,
+    has_known_order,
+    own_generators,
+    refuse_rows,
+    refuse_shares,
+    refuse_streams,
+)
 from cosmati.errors import DataError
 from cosmati.train.by_position import ByPosition
 from cosmati.train.content import content_digest
@@ -175,6 +182,8 @@ class IterableFeed:
     ) -> None:
         refuse_rows(data)
         refuse_shares(data)
+        if is_governed:
+            refuse_streams(data)
         if is_governed and (collates_by_default(data) or type(data) in (list, tuple)):
             refuse_untold(None if isinstance(data, DataLoader) else next(iter(data), None), data)
         self._data = data

@@ -20,6 +20,7 @@ from cosmati.routing.policy import CompiledPolicy
 from cosmati.train.assembly import SubStep
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.loss_state import loss_module
+from cosmati.train.routes import refuse_measured
 from cosmati.train.signed import refuse_declared
 
 _OF_A_CRITERION = frozenset(
@@ -212,12 +213,7 @@ def refuse_packs(policy: CompiledPolicy, class_ids: Sequence[int | None]) -> Non
     """
     if None not in class_ids:
         return
-    if len(policy.kinds) > 1:
-        msg = (
-            f"The policy has bands or grades ({', '.join(policy.bands[:5])}), and packs don't say those of their "
-            "tokens. Leave bands, floors and measures out, or pack each class, band and grade by itself."
-        )
-        raise PlanError(msg)
+    refuse_measured(policy)
     refuse_waiting(policy, "packs hold tokens of several classes")
 
 

@@ -160,6 +160,7 @@ class Router:
         if self._policy is None:
             return batch.class_id
         if batch.lineage.token_class_ids is not None and batch.class_id is None:
+            refuse_measured(self._policy)
             return None
         found = classes_in(batch) if batch.lineage.is_known else []
         if batch.class_id is not None:
@@ -248,6 +249,20 @@ class Router:
         """Say whether a microbatch may move the statistics of a BatchNorm layer."""
         region = self._regions.region_of_buffer(f"{layer}.running_mean")
         return route.offered and (region is None or route.weights[region] != 0)
+
+
+def refuse_measured(policy: CompiledPolicy) -> None:
+    """Refuse a policy that has bands or grades where tokens of several classes are packed together.
+
+    Raises:
+        PlanError: it has.
+    """
+    if len(policy.kinds) > 1:
+        msg = (
+            f"The policy has bands or grades ({', '.join(policy.bands[:5])}), and packs don't say those of their "
+            "tokens. Leave bands, floors and measures out, or pack each class, band and grade by itself."
+        )
+        raise PlanError(msg)
 
 
 def empty_flags(mine: Sequence[Batch], device: torch.device) -> torch.Tensor:
