@@ -6,8 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from cosmati.train.gradients import StepPasses
 from tests.processes import launch_ranks
+from tests.train.packs.samples import documents, first_step, model, policy, source, trainer
 
 WORKER = Path(__file__).with_name("collectives_worker.py")
 DONE = "done, and promises neither"
@@ -30,3 +33,16 @@ QUICK = ("looks, unnamed", "one rejected later")
 def test_two_ranks_that_meet_end_alike_or_are_refused(case: str) -> None:
     for said, expected in zip(launch_ranks([WORKER, case], 2, timeout=60), CASES[case], strict=True):
         assert re.match(expected, said), said
+
+
+def test_a_look_leaves_draws_as_the_last_microbatch_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop of one's own may draw between steps, and steps that are looked at are others after a resume."""
+    drawn = []
+    for looks in (True, False):
+        if not looks:
+            monkeypatch.setattr(StepPasses, "_look", lambda *_: None)
+        made = trainer(model(dropout=0.1), None, policy())
+        with made:
+            made.step_microbatches(first_step(source(documents())), [None, None])
+            drawn.append(torch.rand(3))
+    assert torch.equal(*drawn)
