@@ -86,7 +86,7 @@ def plain(size: Size) -> Step:
 def governed(
     size: Size,
     runs: ExitStack,
-    batches: Sequence[Batch],
+    batches: Sequence[Batch] | Batch,
     policy: PolicyFile,
     taxonomy: Taxonomy,
     *,
@@ -99,7 +99,7 @@ def governed(
     Args:
         size: what is measured.
         runs: closes the run.
-        batches: of each step.
+        batches: of each step: its microbatches, or its rows in one, which are regrouped by class each time.
         policy: of the run.
         taxonomy: likewise.
         model: that surgery has changed already; a fresh one if left out.
@@ -119,6 +119,8 @@ def governed(
         model, LOSS, optimizers=[optimizer], methods=methods, policy=policy, taxonomy=taxonomy, config=settings
     )
     runs.enter_context(trainer)
+    if isinstance(batches, Batch):
+        return lambda: trainer.step(batches)
     classes = [batch.class_id for batch in batches]
     return lambda: trainer.step_microbatches(batches, classes)
 

@@ -1,7 +1,8 @@
-"""What Gradient Routing and SGTM cost beside a policy's routes alone: a GPT, V = 8 pure microbatches of four classes.
+"""What regrouping, Gradient Routing and SGTM cost beside a policy's routes alone: a GPT, V = 8, rows of four classes.
 
 The region is the feed-forward layers of the upper half. Under the first policy half of the classes may not teach it;
-under the second these teach it alone, and the others may not. Everything is over plain accumulation.
+under the second these teach it alone, and the others may not. Microbatches are pure and of one size, or regrouped from
+mixed rows in each step, and ragged. Everything is over plain accumulation.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def arms_of(size: Packs, runs: ExitStack) -> dict[str, Step]:
     masking = [SelectiveGradientMasking(forget="branch")]
     return {
         "half denied the branch, routes alone": governed(size, runs, batches, denied, TAXONOMY),
+        "likewise, of mixed rows, regrouped": governed(size, runs, size.mixed(), denied, TAXONOMY),
         "and GradientRouting": governed(size, runs, batches, denied, TAXONOMY, methods=[GradientRouting()]),
         "half teach the branch alone, routes alone": governed(size, runs, batches, kinds, TAXONOMY),
         "and SelectiveGradientMasking": governed(size, runs, batches, kinds, TAXONOMY, methods=masking),
@@ -51,7 +53,7 @@ def run(*, quick: bool) -> str:
             f"strategies_{tokens}" + "_quick" * quick,
             Packs.on_cpu(tokens, quick=quick),
             arms_of,
-            rounds=2 if quick else 12,
+            rounds=2 if quick else 12 if tokens < 2048 else 6,
         )
         for tokens in ((512,) if quick else (512, 2048))
     )

@@ -11,7 +11,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from cosmati import Classification, InMemory, LanguageModel, RunConfig, SubStep, Taxonomy, Trainer, load_policy
+from cosmati import (
+    Batch,
+    Classification,
+    InMemory,
+    LanguageModel,
+    Lineage,
+    RunConfig,
+    SubStep,
+    Taxonomy,
+    Trainer,
+    load_policy,
+)
 from cosmati.methods import EMA, SAM, GradientClipping, MixUp
 from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import SGD, AdamW, Cosine, Muon
@@ -40,6 +51,12 @@ def rows(num: int = 64) -> tuple[Tensor, Tensor]:
 
 def tokens() -> Tensor:
     return torch.randint(64, (48, 17), generator=torch.Generator().manual_seed(1))
+
+
+def of_both_classes(indices: list[int]) -> Batch:
+    """Collate rows as a loader of one's own may: with their lineage."""
+    ids = torch.tensor(indices)
+    return Batch(tuple(one[ids] for one in rows()), Lineage(ids, (ids % 3 == 0).long()))
 
 
 def network() -> nn.Module:
@@ -90,6 +107,11 @@ def make(name: str, folder: Path) -> Trainer:
     elif name == "loader":
         model, loss = network(), classify
         data = DataLoader(TensorDataset(*rows(40)), batch_size=8, shuffle=True, num_workers=1)
+    elif name == "mixed":
+        model, loss = network(), Classification(3)
+        data = DataLoader(range(64), batch_size=16, shuffle=True, num_workers=1, collate_fn=of_both_classes)
+        config |= {"num_microbatches": 4}
+        given |= {"policy": load_policy(POLICY), "taxonomy": TAXONOMY, "methods": [MixUp(), EMA(half_life="3ba")]}
     elif name == "sub-steps":
         model = nn.ModuleDict({"maker": nn.Linear(6, 6), "critic": nn.Linear(6, 1)})
         loss, data = (
@@ -106,7 +128,7 @@ def make(name: str, folder: Path) -> Trainer:
     return Trainer(model, loss, data, observers=[Tells()], config=RunConfig(**config), **given)  # type: ignore[arg-type]
 
 
-NAMES = ("plain", "own loop", "microbatches", "governed", "loader", "sub-steps", "tied", "ranks")
+NAMES = ("plain", "own loop", "microbatches", "governed", "loader", "mixed", "sub-steps", "tied", "ranks")
 
 
 def train(name: str, folder: Path) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 from cosmati.core.batch import Batch
 from cosmati.core.clock import Clock
 from cosmati.errors import DataError, PlanError
-from cosmati.train.assembly import split_batch
-from cosmati.train.feed import IterableFeed, OrderedFeed, as_batch
+from cosmati.train.feed import IterableFeed, OrderedFeed
+from cosmati.train.step_rows import as_batch, split_batch
 from tests.train.hand_made import rows
 
 DATA = [torch.full((4, 1), float(step)) for step in range(3)]
@@ -111,10 +111,6 @@ def test_a_list_is_read_by_position_again_and_again() -> None:
     feed = IterableFeed(DATA, 2)
     assert [_first(feed.whole(Clock(step=step))) for step in (0, 1, 2, 3, 7)] == [0, 1, 2, 0, 1]
     assert (feed.steps_per_epoch, feed.is_positional, feed.num_passes, feed.state()) == (3, True, 0, {})
-    mine = feed.microbatches(Clock(step=1, rows=40), (1,))
-    assert _ids(mine) == [42]
-    assert [batch.num_rows for batch in mine or ()] == [2]
-    assert feed.class_ids(Clock()) == [None, None]
     assert _ids(feed.again(2)) == [0, 2]
     assert [_first(batch.data) for batch in feed.again(2)] == [2.0, 2.0]
     assert list(feed.again(3)) == []
@@ -137,7 +133,6 @@ def test_a_generator_has_one_pass_in_it() -> None:
     feed = IterableFeed(iter(DATA[:2]), 1)
     assert [_first(feed.whole(Clock())) for _ in range(3)] == [0, 1, None]
     assert feed.num_passes == 1
-    assert feed.microbatches(Clock(), (0,)) is None
 
 
 def test_a_loader_that_gives_nothing_ends_the_data() -> None:

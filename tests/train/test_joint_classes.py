@@ -191,7 +191,7 @@ def test_policies_are_found_where_they_were(tmp_path: Path) -> None:
     """A run over rows of several classes goes on under another policy."""
     run = trainer(network(), config={"run_folder": tmp_path, "budget": "4ba"})
     with run:
-        run._take(run._next(run.feed), run.feed.class_ids(run.clock))  # type: ignore[union-attr, arg-type]
+        run._take(*run._next(run.feed))  # type: ignore[arg-type, misc]
         run.save()
     trainer(network(), weight=0.25, config={"run_folder": tmp_path, "budget": "4ba", "change": ("policy",)}).fit()
     report = verify_ledger(tmp_path / "ledger")

@@ -42,7 +42,7 @@ def stop(folder: Path, policy: PolicyFile, step: int = STEP) -> None:
     run = trainer(folder, policy, change=("policy",))
     with run:
         while run.clock.step < step:
-            run._take(run._next(run.feed), run.feed.class_ids(run.clock))  # type: ignore[union-attr, arg-type]
+            run._take(*run._next(run.feed))  # type: ignore[arg-type, misc]
         run.save()
 
 

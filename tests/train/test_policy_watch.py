@@ -114,7 +114,7 @@ def test_who_resumes_goes_on_under_it(changed: Path, tmp_path: Path) -> None:
             with run:
                 while run.clock.step < 5:
                     run._get_ready()
-                    run._take(run._next(run.feed), run.feed.class_ids(run.clock))  # type: ignore[union-attr, arg-type]
+                    run._take(*run._next(run.feed))  # type: ignore[arg-type, misc]
                 run.save()
         else:
             run.fit()
@@ -344,7 +344,7 @@ def test_a_thread_reads_what_the_command_leaves(tmp_path: Path) -> None:
         assert watch is not None
         for _ in range(2 * LOOK_EVERY + 2):  # it's noticed, read, put on record, and acts
             run._get_ready()
-            run._take(run._next(run.feed), run.feed.class_ids(run.clock))  # type: ignore[union-attr, arg-type]
+            run._take(*run._next(run.feed))  # type: ignore[arg-type, misc]
             if watch._thread is not None:
                 watch._thread.join()
     assert not (tmp_path / "run" / FILE).exists()

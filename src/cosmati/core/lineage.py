@@ -36,6 +36,7 @@ class Lineage:
             `TOMBSTONE` where it's padding. None where a row is of one class.
         token_row_ids: int64 [rows, tokens], the id of the row from which each token was packed; likewise.
         parent_class_ids: int64 [rows, num_parents], the class of each parent.
+        bands: int64 [rows], the band of each row within its class, where `Batch.band` doesn't say it of all.
         is_known: whether it says where the rows come from; it doesn't for rows that were only numbered.
     """
 
@@ -46,6 +47,7 @@ class Lineage:
     token_class_ids: Tensor | None = None
     token_row_ids: Tensor | None = None
     parent_class_ids: Tensor | None = None
+    bands: Tensor | None = None
     is_known: bool = True
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -57,7 +59,7 @@ class Lineage:
     def _tensors(self) -> tuple[Tensor | None, ...]:
         """All of them, in the order in which they're given."""
         own = (self.row_ids, self.class_ids, self.parents, self.digests)
-        return (*own, *self.by_token, self.parent_class_ids)
+        return (*own, *self.by_token, self.parent_class_ids, self.bands)
 
     @property
     def by_token(self) -> tuple[Tensor | None, Tensor | None]:
@@ -109,9 +111,8 @@ class Lineage:
         parents, of_parents = (
             None if own is None else torch.cat([own, own[indices]], dim=1) for own in (rows, classes)
         )
-        return Lineage(
-            self.row_ids, self.class_ids, parents, self.digests, parent_class_ids=of_parents, is_known=self.is_known
-        )
+        own = (self.row_ids, self.class_ids, parents, self.digests)
+        return Lineage(*own, parent_class_ids=of_parents, bands=self.bands, is_known=self.is_known)
 
     def without(self, gone: Tensor) -> Lineage:
         """Return the lineage with tombstones in place of some rows; they keep their class.
@@ -132,6 +133,7 @@ class Lineage:
             classes,
             rows,
             self.parent_class_ids,
+            self.bands,
             self.is_known,
         )
 
@@ -197,6 +199,10 @@ class _Numbered(Lineage):
     def parent_class_ids(self) -> None:
         """None: each row is its own."""
 
+    @property
+    def bands(self) -> None:
+        """None: nobody says."""
+
 
 def _are_whole(ids: Tensor) -> bool:
     return not (ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex())
@@ -209,6 +215,7 @@ def check_lineage(lineage: Lineage) -> None:
         BatchError: ids aren't whole numbers, or speak of different rows.
     """
     fields = {"row_ids": lineage.row_ids, "class_ids": lineage.class_ids}
+    fields |= {} if lineage.bands is None else {"bands": lineage.bands}
     for name, ids in fields.items():
         if not _are_whole(ids) or ids.ndim != 1:
             msg = (

@@ -64,6 +64,7 @@ class Facts:
         rows_per_microbatch: None where the user feeds batches by hand.
         positional_data: batches are a pure function of the position, or their loader restores its own state.
         own_loop: a loop of the user's gives the batches; nothing is known of which come next.
+        regroups: a step's rows come together, and are regrouped by class.
         input_kind: images or tokens; None where that isn't known before the first step.
         loss_couples: what the loss declares (`couples="rows"`), with its name; empty otherwise.
         row_coupled_layers: names of modules whose forward couples the rows of a microbatch (BatchNorm).
@@ -86,6 +87,7 @@ class Facts:
     rows_per_microbatch: int | None
     positional_data: bool
     own_loop: bool = False
+    regroups: bool = False
     input_kind: InputKind | None = None
     loss_couples: str = ""
     row_coupled_layers: tuple[str, ...] = ()
@@ -257,6 +259,7 @@ def _guarantees(methods: Sequence[Method], facts: Facts) -> list[Guarantee]:
     kernels = [] if facts.deterministic else ["deterministic kernels are off"]
     base = data + clock + kernels
     single = ["V = 1 runs on one rank"] if facts.num_microbatches == 1 else []
+    unlike = ["a step's rows are regrouped by class, into microbatches of unlike sizes"] if facts.regroups else []
     loop = ", if your loop goes on with the rows of step `trainer.clock.step`" if facts.own_loop else ""
     ledger = [] if facts.has_ledger else ["no ledger is kept"]
     changed = [f"methods change the step: {', '.join(map(describe, methods))}"] if methods else []
@@ -268,7 +271,7 @@ def _guarantees(methods: Sequence[Method], facts: Facts) -> list[Guarantee]:
         _promise(Promise.RESUME, base, f"model, optimizer, method states and the clock are all the state{loop}"),
         _promise(
             Promise.ELASTIC,
-            base + single,
+            base + single + unlike,
             f"any number of ranks that divides V = {facts.num_microbatches}",
         ),
         _promise(Promise.REPLAYABLE, base + ledger, "data, draws and order follow from the position"),

@@ -20,6 +20,7 @@ from torch.utils.data import (
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
+    default_collate,
 )
 
 from cosmati.errors import DataError
@@ -125,6 +126,28 @@ def has_known_order(data: object) -> bool:
         return False
     batches = data.batch_sampler
     return type(_sampler(data)) in _KNOWN_SAMPLERS and (batches is None or type(batches) is BatchSampler)
+
+
+def refuse_streams(data: object) -> None:
+    """Refuse a loader over our own shards in a governed run: what its class ids mean, and bands, its data set knows.
+
+    Raises:
+        DataError: it's one.
+    """
+    part = data
+    for _ in range(3):  # a loader, what reads for it, the data set
+        if _is_of(part, "cosmati.", "StreamingDataset"):
+            msg = (
+                f"Under a policy, the rows of a StreamingDataset come by StreamingSource(dataset, rows_per_step=32), "
+                f"which knows their classes and bands, and not by a {type(data).__name__}."
+            )
+            raise DataError(msg)
+        part = getattr(part, "dataset", None)
+
+
+def collates_by_default(data: object) -> bool:
+    """Say whether a loader puts rows together as PyTorch does: it knows tensors, numbers and text, and no lineage."""
+    return isinstance(data, DataLoader) and data.collate_fn is default_collate
 
 
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)

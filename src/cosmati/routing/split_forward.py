@@ -18,9 +18,17 @@ from torch.autograd.function import once_differentiable
 
 from cosmati.core.batch import Data, iterate_tensors, map_tensors
 from cosmati.core.containers import rebuilt
+from cosmati.core.meetings import num_collectives
 from cosmati.core.rng import DefaultGenerators
 from cosmati.errors import PlanError
 from cosmati.routing.token_layers import TokenMask
+
+ALONE = (
+    "calls collectives of torch.distributed, and reads parameters in a way that can't be taken apart by token, so that "
+    "ranks would run it unlike many times, and wait for ever. Leave the ranks' sharing to the trainer; or pack each "
+    "class by itself."
+)
+"""What is wrong with a module that would run once for each route."""
 
 
 class TokenGroup(NamedTuple):
@@ -98,16 +106,19 @@ def run_apart(
         What it gives; None where that isn't all of tokens, with draws and buffers as before.
 
     Raises:
-        PlanError: the module changes what it's given, in place, so that the next run would read something else.
+        PlanError: the module changes what it's given, in place, so that the next run would read something else; or it
+            waits for other ranks.
     """
     tensors = list(iterate_tensors(given))
     versions = [tensor._version for tensor in tensors]  # noqa: SLF001
-    generators = DefaultGenerators(groups[0].members.device)
+    generators, met = DefaultGenerators(groups[0].members.device), num_collectives()
     found: list[list[Tensor]] = []
     for index, group in enumerate(groups):
         is_last = index == len(groups) - 1
         with nullcontext() if is_last else generators.restored(), nullcontext() if is_last else _own_buffers(module):
             output = run(group)
+        if not is_last and met != num_collectives():
+            raise PlanError(f"{name or 'The model'} {ALONE}")
         if versions != [tensor._version for tensor in tensors]:  # noqa: SLF001
             msg = (
                 f"{name or 'The model'} changes in place what it is given, and has to run once for each route, since "

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from cosmati.core.batch import Batch
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.loss import LossFunction
 from cosmati.core.method import Method
@@ -197,80 +195,6 @@ class Assembly:
                 "a new Trainer: RunConfig(load_weights=...)."
             )
             raise PlanError(msg)
-
-
-def split_batch(batch: Batch, num_microbatches: int, *, by_class: bool = False) -> list[Batch]:
-    """Cut a step's batch into V microbatches of equal shape, in order.
-
-    Args:
-        batch: of a step.
-        num_microbatches: V.
-        by_class: each microbatch has to hold rows of one class: where it wouldn't, rows are regrouped
-            (`regrouped_by_class`).
-
-    Raises:
-        PlanError: V doesn't divide the rows; or it's less than the number of classes.
-    """
-    if by_class and (ids := _mixed_classes(batch, num_microbatches)) is not None:
-        return regrouped_by_class(batch, ids, num_microbatches)
-    if num_microbatches == 1:
-        return [batch]
-    rows, rest = divmod(batch.num_rows, num_microbatches)
-    if rest or not rows:
-        msg = (
-            f"A batch of {batch.num_rows} rows can't be split into V = {num_microbatches} microbatches of one shape. "
-            f"Give a multiple of {num_microbatches} rows (drop_last=True in a DataLoader), or set "
-            "another num_microbatches."
-        )
-        raise PlanError(msg)
-    return [batch.select(slice(i * rows, (i + 1) * rows)) for i in range(num_microbatches)]
-
-
-def _mixed_classes(batch: Batch, num_microbatches: int) -> Tensor | None:
-    """Return the class of each row, where microbatches cut in order would hold several.
-
-    A tombstone keeps its class, so that a step is cut as if its row were there. One without a class follows the first.
-    """
-    lineage, present = batch.lineage, batch.present
-    if batch.class_id is not None or not lineage.is_known or lineage.token_class_ids is not None:
-        return None
-    ids = lineage.class_ids
-    if present is not None and bool((ids >= 0).any()):
-        ids = ids.masked_fill(~present & (ids < 0), int(ids[ids >= 0][0]))
-    parts = ids.chunk(num_microbatches) if len(ids) % num_microbatches == 0 else [ids]
-    return ids if any(bool((part != part[0]).any()) for part in parts) else None
-
-
-def regrouped_by_class(batch: Batch, class_ids: Tensor, num_microbatches: int) -> list[Batch]:
-    """Cut a batch into V route-pure microbatches, of unlike sizes: classes in order, each class's rows in theirs.
-
-    Each class gets one, and each further one goes to the class whose are largest.
-
-    Args:
-        batch: of a step.
-        class_ids: of each row, int64 [rows].
-        num_microbatches: V.
-
-    Raises:
-        PlanError: there are more classes, or fewer rows, than microbatches.
-    """
-    classes, sizes = (found.tolist() for found in class_ids.unique(return_counts=True))
-    if not len(classes) <= num_microbatches <= len(class_ids):
-        msg = (
-            f"A governed step's microbatches hold rows of one class each, and this step has {len(class_ids)} rows of "
-            f"{len(classes)} classes for V = {num_microbatches}. Set num_microbatches to a power of two between these "
-            "numbers, or give a step fewer classes."
-        )
-        raise PlanError(msg)
-    shares = [1] * len(classes)
-    while sum(shares) < num_microbatches:
-        largest = max(range(len(classes)), key=lambda index: sizes[index] / shares[index])
-        shares[largest] += 1
-    return [
-        dataclasses.replace(batch.select(part), class_id=class_id)
-        for class_id, share in zip(classes, shares, strict=True)
-        for part in (class_ids == class_id).nonzero().squeeze(1).tensor_split(share)
-    ]
 
 
 def resolve_turns(

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from torch import nn
 
 from cosmati.core.plan import Plan, Promise
+from cosmati.errors import PlanError
 from cosmati.train.ranks import Ranks
 from cosmati.train.reach import functions_run
 from cosmati.train.user_code import functions_within, methods_called, names_read, reached
@@ -16,6 +17,8 @@ _COLLECTIVES = ("reduce", "gather", "scatter", "broadcast", "all_to_all", "send"
 _STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 _ALL_BUFFERS = {"buffers", "named_buffers", "state_dict"}
 _MAX_FUNCTIONS = 1000
+_WHO = "model, loss or a hook"
+_OF_ALL = (Promise.ELASTIC, Promise.PARITY, Promise.NO_DIRECT_WRITE, Promise.ISOLATED)
 
 
 def without_named(
@@ -42,21 +45,45 @@ def without_named(
         )
         plan = plan.withdraw(Promise.PARITY, because)
     names = sorted({name for one in found for name in _collectives_in(one)})
+    ranks.has_met |= ranks.is_parallel and bool(names)
     return _without(plan, ranks, f"model or loss call {', '.join(names)}") if names else plan
 
 
 def without_met(plan: Plan, ranks: Ranks, *, is_on: bool) -> Plan:
     """Return the plan without what is broken where ranks have met in a forward or backward pass. All ranks ask."""
-    # The plan is asked last: other surroundings at a resume may have withdrawn the promise on some ranks only.
-    if not (is_on and ranks.is_parallel and ranks.agree(ranks.has_met) and plan.holds(Promise.ELASTIC)):
+    if not (is_on and ranks.is_parallel and ranks.agree(ranks.has_met)):
         return plan
-    return _without(plan, ranks, "model, loss or a hook call collectives of torch.distributed")
+    return _without(plan, ranks, f"{_WHO} call collectives of torch.distributed")
+
+
+def refuse_unmet(world: int, offered: Sequence[bool]) -> None:
+    """Refuse a step in which only some ranks would run code that waits for the others: on all ranks, before it's run.
+
+    Args:
+        world: number of ranks.
+        offered: of each of the step's microbatches, whether it's run forward.
+
+    Raises:
+        PlanError: it's such a step.
+    """
+    slots = zip(*(offered[rank::world] for rank in range(world)), strict=True)
+    if any(len(set(slot)) > 1 for slot in slots):
+        msg = (
+            f"{_WHO.capitalize()} call collectives of torch.distributed, and in this step some ranks have rows that "
+            "the policy doesn't offer, so that others would wait for them for ever. Leave the ranks' sharing to the "
+            "trainer, give these classes a weight, or run on one rank."
+        )
+        raise PlanError(msg)
 
 
 def _without(plan: Plan, ranks: Ranks, what: str) -> Plan:
-    because = f"{what}: what they compute follows from the number of ranks. Leave the ranks' sharing to the trainer"
-    for promise in (Promise.ELASTIC, Promise.PARITY) if ranks.is_parallel else (Promise.ELASTIC,):
-        plan = plan.withdraw(promise, because) if plan.holds(promise) else plan
+    because = (
+        f"{what}: what they compute follows from the number of ranks, and from what each has. Leave the ranks' sharing "
+        "to the trainer"
+    )
+    for guarantee in plan.guarantees:
+        if guarantee.holds and guarantee.promise in (_OF_ALL if ranks.is_parallel else (Promise.ELASTIC,)):
+            plan = plan.withdraw(guarantee.promise, because, guarantee.pair)
     return plan
 
 

@@ -1,4 +1,8 @@
-"""Where `fit` takes its batches from: a source in keyed order, or whatever the user iterates over."""
+"""Where `fit` takes its batches from: a source in keyed order, or whatever the user iterates over.
+
+A source cuts its steps itself. Everything else is given whole, as in a loop of the user's own, and is cut there as here
+(`split_step`): under a policy, rows of several classes are regrouped.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,26 @@ from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch.utils.data import DataLoader
 
-from cosmati.core.batch import Batch, Data, Lineage, count_rows, count_rows_and_tokens
+from cosmati.core.batch import Batch, Data
 from cosmati.core.clock import Clock
-from cosmati.core.containers import shallow_copy
 from cosmati.core.rng import DefaultGenerators, position_key
 from cosmati.core.source import Order, ReadsAhead, ResizesImages
-from cosmati.data.foreign import has_known_order, own_generators, refuse_rows, refuse_shares
+from cosmati.data.foreign import (
+    collates_by_default,
+    has_known_order,
+    own_generators,
+    refuse_rows,
+    refuse_shares,
+    refuse_streams,
+)
 from cosmati.errors import DataError
-from cosmati.train.assembly import split_batch
 from cosmati.train.by_position import ByPosition
 from cosmati.train.content import content_digest
 from cosmati.train.ranks import Ranks
 from cosmati.train.seen import Kept, LastGiven
+from cosmati.train.step_rows import as_batch, refuse_untold, split_batch
 
 
 class Feed(Protocol):
@@ -42,16 +53,8 @@ class Feed(Protocol):
         """Return the step's data whole, or None where the data have ended for good."""
         ...
 
-    def microbatches(self, clock: Clock, mine: Sequence[int]) -> list[Batch] | None:
-        """Return this rank's microbatches, or None where the data have ended for good."""
-        ...
-
     def again(self, step: int) -> Sequence[Batch]:
         """Return all microbatches of an early step once more, none where the data can't be read twice."""
-        ...
-
-    def class_ids(self, clock: Clock) -> list[int | None]:
-        """Return the class of each of the step's V microbatches."""
         ...
 
     def state(self) -> Mapping[str, Any]:
@@ -68,7 +71,13 @@ class Feed(Protocol):
 
 
 class OrderedFeed:
-    """StepInput from a source's order: a pure function of the step."""
+    """A step's rows from a source's order: a pure function of the step.
+
+    Args:
+        order: of the source.
+        num_microbatches: V.
+        is_whole: the order's one microbatch is a step of rows of several classes.
+    """
 
     is_positional = True
     num_passes = 0
@@ -76,8 +85,8 @@ class OrderedFeed:
     generators: Sequence[torch.Generator] = ()
     doubt = ""
 
-    def __init__(self, order: Order, num_microbatches: int) -> None:
-        self._order = order
+    def __init__(self, order: Order, num_microbatches: int, *, is_whole: bool = False) -> None:
+        self._order, self.is_whole = order, is_whole
         self._num_microbatches = num_microbatches
         self._expect = order.expect if isinstance(order, ReadsAhead) else None
         self.steps_per_epoch: int | None = order.steps_per_epoch
@@ -95,7 +104,10 @@ class OrderedFeed:
         """Return the one microbatch of a step."""
         if self._expect:
             self._expect(clock.step, (0,))
-        return self._order.microbatch(clock.step, 0)
+        batch = self._order.microbatch(clock.step, 0)
+        if self.is_whole:
+            refuse_untold(batch, self._order)
+        return batch
 
     def microbatches(self, clock: Clock, mine: Sequence[int]) -> list[Batch]:
         """Return this rank's microbatches."""
@@ -105,6 +117,8 @@ class OrderedFeed:
 
     def again(self, step: int) -> Sequence[Batch]:
         """Return all microbatches of a step."""
+        if self.is_whole:
+            return split_batch(self._order.microbatch(step, 0), self._num_microbatches, by_class=True)
         return [self._order.microbatch(step, index) for index in range(self._num_microbatches)]
 
     def class_ids(self, clock: Clock) -> list[int | None]:
@@ -120,6 +134,11 @@ class OrderedFeed:
 
     def close(self) -> None:
         """Do nothing: an order has no place of its own."""
+
+
+def in_microbatches(feed: Feed | None) -> OrderedFeed | None:
+    """Return a feed that gives microbatches; None where a step comes whole."""
+    return feed if isinstance(feed, OrderedFeed) and not feed.is_whole else None
 
 
 class IterableFeed:
@@ -138,6 +157,7 @@ class IterableFeed:
         seed: of the run.
         generators: seeded before each batch; None leaves them alone.
         ranks: each of which has to be given the same batches; None where there's one.
+        is_governed: each batch has to say the classes of its rows.
 
     Attributes:
         has_ended: asked for a batch, the data had none, and would have none in another pass.
@@ -147,6 +167,7 @@ class IterableFeed:
 
     Raises:
         DataError: it's empty, gives rows instead of batches, or only this rank's share of them.
+        PlanError: it's governed, and can't ever say of which classes its rows are.
     """
 
     def __init__(
@@ -157,14 +178,19 @@ class IterableFeed:
         seed: int = 0,
         generators: DefaultGenerators | None = None,
         ranks: Ranks | None = None,
+        is_governed: bool = False,
     ) -> None:
         refuse_rows(data)
         refuse_shares(data)
+        if is_governed:
+            refuse_streams(data)
+        if is_governed and (collates_by_default(data) or type(data) in (list, tuple)):
+            refuse_untold(None if isinstance(data, DataLoader) else next(iter(data), None), data)
         self._data = data
         self._num_microbatches = num_microbatches
         self._key = partial(position_key, seed, "data")
         self._generators = generators
-        self._ranks = ranks or Ranks.alone()
+        self._ranks, self._is_governed = ranks or Ranks.alone(), is_governed
         self._iterator: Iterator[Data] | None = None
         self._given_last: tuple[int, Data | None] = (-1, None)
         self._was_closed = False
@@ -194,21 +220,18 @@ class IterableFeed:
         """Why a resume may be given other rows, or was given them."""
         return self._kept.doubt if self._kept is not None else ""
 
-    def microbatches(self, clock: Clock, mine: Sequence[int]) -> list[Batch] | None:
-        """Return this rank's part of the next batch."""
-        data = self.whole(clock)
-        if self._by_position is None:
-            self._ranks.refuse_unlike_end(clock.step, self.num_passes, data)
-        if data is None:
-            return None
-        self._ranks.refuse_unlike(clock.step, data, *(generator.get_state() for generator in self.generators))
-        parts = split_batch(as_batch(data, clock.rows, pieces=self._num_microbatches), self._num_microbatches)
-        return [parts[index] for index in mine]
-
     def whole(self, clock: Clock) -> Data | None:
         """Return the next batch as it is."""
         if self._by_position is not None:
-            return self._by_position.read(clock.step)
+            data = self._by_position.read(clock.step)
+        else:
+            data = self._taken(clock)
+            self._ranks.refuse_unlike_end(clock.step, self.num_passes, data)
+        if self._is_governed and data is not None:
+            refuse_untold(data, self._data)
+        return data
+
+    def _taken(self, clock: Clock) -> Data | None:
         if self._was_closed and self._given_last[0] == clock.step:
             self._last.refuse_changed(clock.step)  # That step was never committed: it has failed, and somebody goes on.
             return self._given_last[1]
@@ -313,11 +336,7 @@ class IterableFeed:
         if self._by_position is None or step >= (self.steps_per_epoch or 0):
             return ()
         batch = as_batch(self._by_position.read(step), 0, pieces=self._num_microbatches)
-        return split_batch(batch, self._num_microbatches)
-
-    def class_ids(self, clock: Clock) -> list[int | None]:
-        """Return that no class is known."""
-        return [None] * self._num_microbatches
+        return split_batch(batch, self._num_microbatches, by_class=self._is_governed)
 
     def state(self) -> Mapping[str, Any]:
         """Return the place in the pass, and the loader's own state or its generators' at the pass's start."""
@@ -376,24 +395,3 @@ def _length(data: Iterable[Data]) -> int | None:
         return len(data) if isinstance(data, Sized) else None
     except (TypeError, NotImplementedError):
         return None
-
-
-def as_batch(data: Data, first_row: int, *, trusted: bool = False, pieces: int = 1) -> Batch:
-    """Wrap the user's data, numbering its rows from `first_row`; a `Batch` is taken as it is.
-
-    Args:
-        data: the user's nest of tensors.
-        first_row: id of its first row.
-        trusted: count the first tensor's rows, and don't compare all tensors' (10 us).
-        pieces: into how many microbatches it's going to be cut.
-
-    Raises:
-        BatchError: its rows can't be counted, or can in two ways, or a `Batch`'s lineage is of others.
-    """
-    if isinstance(data, Batch):
-        if not trusted:
-            data.check()
-        return data
-    if trusted:
-        return Batch(data, Lineage.of_rows(first_row, count_rows_and_tokens(data)[0]), None)
-    return Batch(shallow_copy(data), Lineage.of_rows(first_row, count_rows(data, pieces)), None)

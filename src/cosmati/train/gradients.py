@@ -28,6 +28,7 @@ from cosmati.errors import OutOfMemoryError
 from cosmati.routing.token_masks import TokenMasks
 from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
+from cosmati.train.collectives import refuse_unmet
 from cosmati.train.cutting import shortage
 from cosmati.train.foreign_reads import foreign_read
 from cosmati.train.forward_watch import ForwardWatch, loss_roots
@@ -139,10 +140,11 @@ class StepPasses:
         """
         if turn is self._a.turns[0] and not all(p.tensor.requires_grad for p in self._a.layout.parameters):
             self._a.check_unchanged()
-        if self.watch.is_on and self._a.policy is not None:
-            self._look_at_isolated(step, turn)
         given = Repeated(step.batches) if self._again else None
         gradients = self._pass(step, turn, measure=measure)
+        # Afterwards, when it's known whether they wait for other ranks, who may not look: then nothing is promised.
+        if self.watch.is_on and self._a.policy is not None and not self._a.ranks.has_met:
+            self._look(step, turn)
         weights = self._a.layout.weights()
         for method in self._again:
             with torch.no_grad():
@@ -171,16 +173,17 @@ class StepPasses:
         norms: list[Tensor] = []
         statistics: list[Tensor] = []
         admitted = [route.weights for route in step.routes]
-        looked = self._looked_at_now(step)
+        if a.ranks.has_met:
+            refuse_unmet(a.ranks.world, [route.offered for route in step.routes])
         with a.layout.step(admitted, learns, measure=measure) as sums, self.watch.around():
             for batch, position in zip(step.batches, step.positions, strict=True):
                 mark = a.statistics.clear()
-                route, is_looked_at = step.routes[position.microbatch], position.microbatch in looked
+                route = step.routes[position.microbatch]
                 with sums.slot(position.microbatch) as slot, a.router.running(route, batch, a.device):
                     # Where one was too much, the others are left out; ranks still meet in each slot.
                     is_offered = route.offered and not why
                     try:
-                        run = partial(self._microbatch, slot, batch, position, turn, scale, route, is_looked_at)
+                        run = partial(self._microbatch, slot, batch, position, turn, scale, route)
                         seen.append(self._apart.settled(run, route.tokens) if is_offered else NO_LEAF)
                     except (RuntimeError, MemoryError) as error:
                         why = shortage(error)
@@ -211,7 +214,7 @@ class StepPasses:
         return StepGradients(root, loss, weights, leaf_norms if measure else None, num_rows, told, statistics)
 
     def _looked_at_now(self, step: StepInput) -> frozenset[int]:
-        """Return the microbatches of packs that are looked at: of one slot, since a loss may wait for other ranks."""
+        """Return the microbatches of packs that are looked at, which costs two passes: one of each rank's at most."""
         number, world = step.positions[0].clock.step, self._a.ranks.world
         mixed = [m for m, r in enumerate(step.routes) if r.offered and r.tokens is not None and r.tokens.mixed]
         if not mixed or not self.watch.is_on or self._looked_at == number:
@@ -228,7 +231,6 @@ class StepPasses:
         turn: Turn,
         scale: float | None,
         route: Route,
-        is_looked_at: bool,
     ) -> LeafFacts:
         """Run one microbatch forward and backward."""
         a = self._a
@@ -237,8 +239,6 @@ class StepPasses:
         if masks is not None and a.config.compile_blocks:
             refuse_compiled()
         with self._passing.around(batch, position, route) as look:
-            if masks is not None and is_looked_at:
-                self._look_at_packs(batch, position, turn, scale, route)
             result = self._forward(batch, position, turn, masks)
             if masks is not None and isinstance(result, Loss) and result.aux:
                 self.watch.note_read(_BY_ALL_LABELS.format(", ".join(sorted(result.aux))))
@@ -267,19 +267,24 @@ class StepPasses:
             return
         put_back = remember(self._roots)  # A look leaves no trace: a run that resumes looks at other steps.
         try:
-            parameters = a.layout.parameters
-            self.watch.note(leak_between_documents(probed, batch, route.tokens, parameters, self._apart))
+            with self._passing.around(batch, position, route):
+                parameters = a.layout.parameters
+                self.watch.note(leak_between_documents(probed, batch, route.tokens, parameters, self._apart))
         finally:
             put_back()
 
-    def _look_at_isolated(self, step: StepInput, turn: Turn) -> None:
-        """See whether microbatches read what is another class's own, and note it where they do."""
-        a = self._a
-        for batch, at in zip(step.batches, step.positions, strict=True):
-            route, forward = step.routes[at.microbatch], partial(self._forward, turn=turn, position=at, masks=None)
-            if route.offered:
-                with a.router.running(route, batch, a.device):
-                    self.watch.note_read(foreign_read(a.model, turn.loss, a.layout, forward, batch))
+    def _look(self, step: StepInput, turn: Turn) -> None:
+        """See whether microbatches read what is another class's own, and note it where they do; then look at packs."""
+        a, looked = self._a, self._looked_at_now(step)
+        with a.generators.restored():
+            for batch, at in zip(step.batches, step.positions, strict=True):
+                route, forward = step.routes[at.microbatch], partial(self._forward, turn=turn, position=at, masks=None)
+                if route.offered:
+                    with a.router.running(route, batch, a.device):
+                        self.watch.note_read(foreign_read(a.model, turn.loss, a.layout, forward, batch))
+                        if at.microbatch in looked:
+                            see = partial(self._look_at_packs, batch, at, turn, self._scale(step), route)
+                            self._apart.settled(see, route.tokens)
 
     def _forward(self, batch: Batch, position: Position, turn: Turn, masks: TokenMasks | None) -> Tensor | Loss:
         """Run one microbatch forward."""

@@ -43,6 +43,7 @@ from cosmati.train.isolation import without_admitted
 from cosmati.train.observers.ledger_checks import policy_changes_in
 from cosmati.train.policy_change import change_policy, refuse_anothers
 from cosmati.train.prepare import Prepared
+from cosmati.train.refusals import refuse_waiting
 from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.run.session import OpenRun
 from cosmati.train.signed import refuse_declared
@@ -274,7 +275,9 @@ class PolicyWatch:
         if self._a.plan.facts.packed and (told := _unlike(new, self._class_map, begin) - _unlike(now, self._class_map)):
             what = ", ".join(sorted(told))
             raise PolicyError(f"In packs, the policy tells classes apart in {what}, and none did so before. {_MEND}")
-        if not isinstance(self._data, Source):  # a loop of the user's own has no order
+        if not isinstance(self._data, Source):  # a loop of the user's own has no order, and nor has a loader
+            if self._data is not None:
+                refuse_waiting(new, "a step's rows are regrouped as they come")
             return
         first, starts = self._a.policy, [phase.start_step for phase in new.phases if phase.start_step > begin]
         assert first is not None, "a governed run"

@@ -38,7 +38,7 @@ from cosmati.train.compiled_blocks import compile_blocks
 from cosmati.train.config import RunConfig
 from cosmati.train.couplings import counts_together, find_couplings
 from cosmati.train.epochs import refuse_times
-from cosmati.train.feed import Feed, IterableFeed, OrderedFeed
+from cosmati.train.feed import Feed, IterableFeed, OrderedFeed, in_microbatches
 from cosmati.train.given_policy import compile_given, offered
 from cosmati.train.image_sizes import ask_for_sizes, input_kind_of
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
@@ -46,7 +46,7 @@ from cosmati.train.isolation import denied_pairs, isolated_pairs
 from cosmati.train.layout.whole import Whole
 from cosmati.train.loss_state import refuse_untrained
 from cosmati.train.ranks import Ranks
-from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_packs, refuse_unsavable
+from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_packs, refuse_unsavable, refuse_waiting
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
 from cosmati.train.signed import digests_of, provenance_of, vouched_of, wants_ledger
@@ -153,15 +153,16 @@ def _facts(
     never_offered: tuple[str, ...],
     statistics: BatchNormStatistics,
 ) -> Facts:
-    config = given.config
+    config, cut, is_governed = given.config, in_microbatches(feed), given.policy is not None
     return Facts(
         num_microbatches=num_microbatches,
-        rows_per_microbatch=budget.rows_per_step // num_microbatches if isinstance(given.data, Source) else None,
+        rows_per_microbatch=budget.rows_per_step // num_microbatches if cut is not None else None,
         positional_data=feed is None or feed.is_positional,
         own_loop=feed is None,
         input_kind=input_kind_of(given, feed),
         loss_couples="rows" if getattr(turns[0].loss, "couples", None) == "rows" else "",
-        packed=given.policy is not None and feed is not None and None in feed.class_ids(Clock()),
+        packed=is_governed and cut is not None and None in cut.class_ids(Clock()),
+        regroups=is_governed and feed is not None and cut is None,
         row_coupled_layers=statistics.row_coupled,
         rounded_statistics=statistics.rounded if num_microbatches > 1 else (),
         host_clock=budget.span.unit is Unit.SECOND,
@@ -206,30 +207,30 @@ def _feed(
     generators: DefaultGenerators,
     ranks: Ranks,
 ) -> tuple[Feed | None, Budget]:
-    config, data = given.config, given.data
+    config, data, is_governed = given.config, given.data, given.policy is not None
     ratio = math.prod((method.dilation() for method in given.methods), start=1.0)
     span = Time.parse(config.budget)
     if data is None:
         return None, Budget(span, ratio=ratio, knows_rows=False)
     if isinstance(data, Source):
-        order = data.order(
-            seed=config.seed,
-            num_microbatches=num_microbatches,
-            route_pure=given.policy is not None,
-            classes=classes,
-        )
-        first = order.microbatch(0, 0)
+        given_by = partial(data.order, seed=config.seed, route_pure=is_governed, classes=classes)
+        order = given_by(num_microbatches=num_microbatches)
+        first, is_whole = order.microbatch(0, 0), False
+        if is_governed and order.class_id(0, 0) is None and first.lineage.token_class_ids is None:
+            order, is_whole = given_by(num_microbatches=1), True
+            first = order.microbatch(0, 0)
         tokens = first.num_tokens // first.num_rows
-        return OrderedFeed(order, num_microbatches), Budget(
+        return OrderedFeed(order, num_microbatches, is_whole=is_whole), Budget(
             span, order.steps_per_epoch, order.rows_per_step, tokens, ratio
         )
-    if given.policy is not None:
-        msg = (
-            f"A policy needs rows with classes, and {type(data).__name__} has none. Use a Source (InMemory(..., "
-            "class_ids=..., class_names=...)), or feed route-pure Batch objects to step()."
-        )
-        raise PlanError(msg)
-    feed = IterableFeed(data, num_microbatches, seed=config.seed, generators=generators, ranks=ranks)
+    feed = IterableFeed(
+        data,
+        num_microbatches,
+        seed=config.seed,
+        generators=generators,
+        ranks=ranks,
+        is_governed=given.policy is not None,
+    )
     return feed, Budget(span, feed.steps_per_epoch, ratio=ratio, knows_rows=False)
 
 
@@ -237,9 +238,13 @@ def _deferring(
     given: Ingredients, feed: Feed | None, policy: CompiledPolicy | None, class_map: Sequence[int]
 ) -> tuple[Feed | None, tuple[str, ...]]:
     """Return the feed in which deferred microbatches come again, and what is never offered, in words."""
-    if policy is None or not isinstance(feed, OrderedFeed):
+    if policy is None or feed is None:
         return feed, ()
-    refuse_packs(policy, feed.class_ids(Clock()))
+    cut = in_microbatches(feed)
+    if cut is None:
+        refuse_waiting(policy, "a step's rows are regrouped as they come")
+        return feed, ()
+    refuse_packs(policy, cut.class_ids(Clock()))
     if not any("defer" in policy.decision[row] for own in class_map for row in policy.rows_of(own)):
         return feed, ()
     orders: list[DeferredOrder] = []
@@ -249,7 +254,7 @@ def _deferring(
         orders.append(DeferredOrder(order, policy, class_map, num_microbatches, kind_map(policy, given.data)))
         return orders[0]
 
-    feed = feed.reordered(change)
+    feed = cut.reordered(change)
     left = sorted(orders[0].never_offered.items())
     return feed, tuple(f"{policy.classes[class_map[own]]}, {num} microbatches" for own, num in left)
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cosmati.core.batch import Batch, Data, count_rows_and_tokens
+from cosmati.core.meetings import num_collectives
 from cosmati.errors import DataError, PlanError
 from cosmati.optim.sharing import Sharing
 from cosmati.train.content import content_digest
@@ -28,7 +29,7 @@ class Ranks:
     """This process's place among the ranks; one rank where there is no process group and torchrun didn't start it.
 
     Attributes:
-        has_met: whether the user's own code has called a collective.
+        has_met: whether the user's own code calls collectives, as far as is known.
     """
 
     def __init__(self) -> None:
@@ -174,9 +175,11 @@ class Ranks:
         if not self.is_parallel:
             yield
             return
-        before = _num_collectives()
-        yield
-        self.has_met |= before != _num_collectives()
+        before = num_collectives()
+        try:
+            yield
+        finally:
+            self.has_met |= before != num_collectives()
 
     def told(self, message: bytes) -> bytes:
         """Return what the first rank has to tell; one small exchange where that is nothing."""
@@ -215,12 +218,6 @@ def all_gather(gathered: Tensor, own: Tensor) -> None:
     """Gather equal tensors of all ranks into one; PyTorch 2.13 has it under another name, and warns of the old one."""
     name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
     getattr(dist, name)(gathered, own)
-
-
-def _num_collectives() -> list[int]:
-    """Return how many collectives each process group has seen."""
-    groups = list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001  (no other list of them)
-    return [group._get_sequence_number_for_group() for group in groups]  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _device() -> torch.device:

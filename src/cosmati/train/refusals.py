@@ -20,6 +20,7 @@ from cosmati.routing.policy import CompiledPolicy
 from cosmati.train.assembly import SubStep
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.loss_state import loss_module
+from cosmati.train.routes import refuse_measured
 from cosmati.train.signed import refuse_declared
 
 _OF_A_CRITERION = frozenset(
@@ -146,13 +147,19 @@ def refuse_unsavable(model: nn.Module, loss: LossFunction | Sequence[SubStep]) -
 
 
 def explain(error: BaseException | None, model: nn.Module) -> None:
-    """Add to an error of a loss's first call what a loss is given, where it took the model for the model's output.
+    """Add to an error of a step what a loss is given, where it took the model for its output, and what BatchNorm needs.
 
     Raises:
         BatchError: instead of PyTorch's error of a label or an id that is out of range.
     """
     if isinstance(error, IndexError):
         refuse_index(error)
+    if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):
+        error.add_note(
+            "A microbatch had one row, of which BatchNorm takes no statistics: where rows are regrouped by class, one "
+            "class may have a single row in a step. Give larger steps, or a Source, whose microbatches are of one "
+            "size; or take GroupNorm."
+        )
     kind = type(model).__name__
     if isinstance(error, TypeError | AttributeError) and f"{kind}" in str(error):
         error.add_note(f"A loss is given the {kind} itself, and not what it returns. {_EXAMPLE}.")
@@ -206,18 +213,25 @@ def refuse_packs(policy: CompiledPolicy, class_ids: Sequence[int | None]) -> Non
     """
     if None not in class_ids:
         return
-    if len(policy.kinds) > 1:
-        msg = (
-            f"The policy has bands or grades ({', '.join(policy.bands[:5])}), and packs don't say those of their "
-            "tokens. Leave bands, floors and measures out, or pack each class, band and grade by itself."
-        )
-        raise PlanError(msg)
-    deferred = ", ".join(
-        name for name, decisions in zip(policy.classes, policy.decision, strict=True) if "defer" in decisions
-    )
+    refuse_measured(policy)
+    refuse_waiting(policy, "packs hold tokens of several classes")
+
+
+def refuse_waiting(policy: CompiledPolicy, why: str) -> None:
+    """Refuse a policy that defers classes, where their rows can't wait for a later phase.
+
+    Args:
+        policy: of the run.
+        why: they can't.
+
+    Raises:
+        PlanError: it does.
+    """
+    rows = {name: policy.rows_of(own) for own, name in enumerate(policy.classes)}
+    deferred = ", ".join(n for n, own in rows.items() if any("defer" in policy.decision[row] for row in own))
     if deferred:
         msg = (
-            f"The policy defers {deferred}, and packs hold tokens of several classes: they can't wait for some of "
-            "them. Give these classes a weight or reject them in each phase, or pack each class by itself."
+            f"The policy defers {deferred}, and {why}: they can't wait. Give these classes a weight or reject them in "
+            "each phase, or give their rows by a source that gives each class by itself."
         )
         raise PlanError(msg)

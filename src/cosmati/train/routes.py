@@ -160,6 +160,7 @@ class Router:
         if self._policy is None:
             return batch.class_id
         if batch.lineage.token_class_ids is not None and batch.class_id is None:
+            refuse_measured(self._policy)
             return None
         found = classes_in(batch) if batch.lineage.is_known else []
         if batch.class_id is not None:
@@ -175,7 +176,8 @@ class Router:
             raise PlanError(msg)
         if not 0 <= found[0] < len(self._class_map):
             msg = (
-                f"Class id {found[0]} names no class: ids go from 0 to {len(self._class_map) - 1}, and -1 doesn't wrap."
+                f"Class id {found[0]} names no class: ids go from 0 to {len(self._class_map) - 1}, and -1 doesn't wrap "
+                "(packs have it, whose lineage tells the class of each token). Mend the lineage."
             )
             raise PlanError(msg)
         return found[0]
@@ -190,6 +192,13 @@ class Router:
         if self._policy is None:
             return
         check_rows(batch)
+        bands = batch.lineage.bands
+        if bands is not None and bool((bands != batch.band).any()):
+            msg = (
+                f"A microbatch of band {batch.band} holds rows of bands {bands.unique().tolist()}, and a governed "
+                "microbatch holds rows of one. Give them to step(), which regroups them, or mend the source."
+            )
+            raise PlanError(msg)
         if class_id is not None and not batch.lineage.is_known:
             return
         if class_id is None and batch.lineage.token_class_ids is None:
@@ -240,6 +249,20 @@ class Router:
         """Say whether a microbatch may move the statistics of a BatchNorm layer."""
         region = self._regions.region_of_buffer(f"{layer}.running_mean")
         return route.offered and (region is None or route.weights[region] != 0)
+
+
+def refuse_measured(policy: CompiledPolicy) -> None:
+    """Refuse a policy that has bands or grades where tokens of several classes are packed together.
+
+    Raises:
+        PlanError: it has.
+    """
+    if len(policy.kinds) > 1:
+        msg = (
+            f"The policy has bands or grades ({', '.join(policy.bands[:5])}), and packs don't say those of their "
+            "tokens. Leave bands, floors and measures out, or pack each class, band and grade by itself."
+        )
+        raise PlanError(msg)
 
 
 def empty_flags(mine: Sequence[Batch], device: torch.device) -> torch.Tensor:

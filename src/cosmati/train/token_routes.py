@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.labels import IGNORED, predicts_next
+from cosmati.core.meetings import num_collectives
 from cosmati.errors import BatchError, PlanError
+from cosmati.routing.split_forward import ALONE
 from cosmati.routing.token_layers import TokenMask
 from cosmati.routing.token_masks import TokenMasks, UntappedError
 from cosmati.train.held import remember
@@ -152,15 +154,18 @@ class RunApart:
             route: of its tokens, None where rows aren't packs.
 
         Raises:
-            UntappedError: even the whole model can't run once for each route.
+            PlanError: even the whole model can't run once for each route; or the attempt has waited for other ranks.
         """
         mixed = frozenset[int]() if route is None else route.mixed
         # What follows from the data may be read for the first time later: then a forward pass too many is left.
         put_back, is_new = None if mixed <= self._known else remember(self._roots), False
         while True:
+            before = num_collectives()
             try:
                 result = attempt()
             except UntappedError as error:
+                if before != num_collectives():
+                    raise PlanError(f"The model or its loss {ALONE}") from error
                 if any(self._around.get(name, name) == "" for name in error.names):
                     raise
                 self._around |= {name: self._around.get(name, name).rpartition(".")[0] for name in error.names}

@@ -7,13 +7,14 @@ dimension isn't the tokens'. It costs two more passes, so only the steps are loo
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cosmati.core.batch import Batch
+from cosmati.core.batch import Batch, map_tensors
 from cosmati.core.labels import IGNORED
 from cosmati.routing.token_masks import TokenMasks
 from cosmati.train.cutting import shortage
@@ -59,8 +60,9 @@ def leak_between_documents(
                 torch.autograd.backward(value, inputs=[tap.output for tap in taps])
         return [_Trace(t.name, t.axis, t.tokens, t.output.detach(), t.output.grad) for t in taps]
 
+    own = dataclasses.replace(batch, data=map_tensors(torch.clone, batch.data))  # A loss may change it in place.
     try:
-        before, after = traced(batch), traced(other)
+        before, after = traced(own), traced(other)
     except (RuntimeError, MemoryError) as error:
         if not (why := shortage(error)):
             raise

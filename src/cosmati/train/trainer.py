@@ -22,13 +22,13 @@ from cosmati.core.source import Source
 from cosmati.errors import DataError, DivergenceError, OutOfMemoryError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.train.assembly import SubStep, split_batch
+from cosmati.train.assembly import SubStep
 from cosmati.train.collectives import without_met
 from cosmati.train.commit import Commit
 from cosmati.train.config import RunConfig
 from cosmati.train.cutting import refuse_uncut, shortage
 from cosmati.train.exporting import ExportingTrainer
-from cosmati.train.feed import Feed, as_batch
+from cosmati.train.feed import Feed, in_microbatches
 from cosmati.train.finite import MAX_LEFT_OUT
 from cosmati.train.forward_watch import loss_roots
 from cosmati.train.gradients import StepInput
@@ -43,6 +43,7 @@ from cosmati.train.prepare import prepare
 from cosmati.train.routes import Route
 from cosmati.train.run.environment import numerics
 from cosmati.train.run.result import RunResult
+from cosmati.train.step_rows import as_batch, split_step
 from cosmati.train.token_routes import without_withheld
 
 _AS_IT_IS = nullcontext()
@@ -121,11 +122,11 @@ class Trainer(ExportingTrainer):
                         ended = "stopped"
                         break
                     self._get_ready()
-                    data = self._next(self.feed)
-                    if data is None:
+                    given = self._next(self.feed)
+                    if given is None:
                         ended = "completed" if self.assembly.budget.is_over(self.clock) else "exhausted"
                         break
-                    take(data, None if self.is_plain else self.feed.class_ids(self.clock))
+                    take(*given)
             self.finite.look(self.clock.step)
             self.check_finite()
             self.look_around()
@@ -135,16 +136,20 @@ class Trainer(ExportingTrainer):
             self.save()
             return self._result(ended)
 
-    def _next(self, feed: Feed) -> Any:  # noqa: ANN401  (the short road takes the user's own nest)
-        """Return what a step trains on: all on the short road, else this rank's microbatches; None at the end."""
-        passes = feed.num_passes
-        data = feed.whole(self.clock) if self.is_plain else feed.microbatches(self.clock, self.assembly.layout.mine)
+    def _next(self, feed: Feed) -> tuple[Any, Sequence[int | None] | None] | None:
+        """Return what a step trains on, as `_take` takes it; None at the end."""
+        passes, cut = feed.num_passes, None if self.is_plain else in_microbatches(feed)
+        data = feed.whole(self.clock) if cut is None else cut.microbatches(self.clock, self.assembly.layout.mine)
         if feed.num_passes != passes and feed.steps_per_epoch is None:
             # Data without a length tell of an epoch's end only when asked for more.
             self.clock = self.clock._replace(epoch=feed.num_passes, step_in_epoch=0)
             if self.assembly.budget.is_over(self.clock):
                 return None
-        return data
+        if data is None or self.is_plain:
+            return None if data is None else (data, None)
+        if cut is not None:
+            return data, cut.class_ids(self.clock)
+        return split_step(self.assembly, self.clock, data, feed.generators)
 
     def step(self, batch: Data) -> StepOutcome:
         """Train on one step's rows: every rank is given the same batch, and takes its own microbatches of it.
@@ -165,15 +170,7 @@ class Trainer(ExportingTrainer):
             self._get_ready(is_own=True)
             if self.is_plain and isinstance(batch, Batch):
                 batch.check()
-            return self.watched(self._take, *((batch, None) if self.is_plain else self._split(batch)))
-
-    def _split(self, batch: Data) -> tuple[list[Batch], list[int | None]]:
-        """Return this rank's microbatches of a step's rows, and the classes of all."""
-        a = self.assembly
-        a.ranks.refuse_unlike(self.clock.step, batch)
-        whole = as_batch(batch, self.clock.rows, pieces=a.num_microbatches)
-        parts = split_batch(whole, a.num_microbatches, by_class=a.policy is not None)
-        return [parts[i] for i in a.layout.mine], [a.router.class_of(part) for part in parts]
+            return self.watched(self._take, *((batch, None) if self.is_plain else split_step(a, self.clock, batch)))
 
     def _take(self, data: Any, class_ids: Sequence[int | None] | None) -> StepOutcome:  # noqa: ANN401  (see `_next`)
         """Take a step, and do what is due after it.
@@ -213,8 +210,8 @@ class Trainer(ExportingTrainer):
         why = "as in an earlier attempt" if self.cuts.is_due(self.clock.step) else ""
         rows = self._rows = StepRows(data)
         while True:
-            if why or self.cuts.made:
-                data, class_ids = (data, class_ids) if class_ids is not None else self._split(data)
+            if class_ids is None and (why or self.cuts.made):
+                data, class_ids = split_step(self.assembly, self.clock, data)
             if why:
                 have_changed = self.assembly.ranks.agree(rows.have_changed())
                 refuse_uncut(data, self.cuts.pieces, self.clock.step, why, have_changed=have_changed)

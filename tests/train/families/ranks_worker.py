@@ -17,6 +17,7 @@ from cosmati.core.plan import Promise
 from cosmati.core.state import parameter_root
 from cosmati.train.trainer import Trainer
 from tests.train.families.samples import BIASED, FAMILIES, OPTIMIZERS, SIZES, language, microbatches, policy, trainer
+from tests.train.families.samples import mixed as loaded
 from tests.train.packs import samples as packs
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -49,6 +50,9 @@ def main() -> None:
             rows = family.make(torch.Generator().manual_seed(0), len(classes))
             made.step(Batch(rows, Lineage(torch.arange(len(classes)), classes)))
             found[f"{name}, mixed"] = [*what_became(made), made.clock.rows, made.clock.tokens]
+            made = trainer(family, family.model(), optimizers(), policy(family), data=loaded(family), budget="2ba")
+            made.fit()
+            found[f"{name}, loaded"] = [*what_became(made), made.clock.rows, made.clock.tokens]
         if family.loss is language:
             data = packs.source(packs.documents(60), rows_per_step=8)
             made = packs.trainer(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from cosmati.core.batch import Batch, Data, Lineage
 from cosmati.core.loss import Loss, LossFunction
@@ -207,8 +208,28 @@ def microbatches(family: Family, strategy: str, step: int, swapped: str = "") ->
     return found
 
 
+def mixed(family: Family, swapped: str = "") -> DataLoader[Batch]:
+    """Return a loader of two batches of eleven rows, whose classes come as they come.
+
+    Rows of one class may hold something else in the last one.
+    """
+    kinds = torch.tensor([0, 2, 2, 1, 0, 2, 2, 2, 1, 2, 2, 1, 0, 2, 1, 1, 0, 0, 2, 1, 0, 1])
+    data = family.make(torch.Generator().manual_seed(9), len(kinds))
+    is_other = (kinds == (CLASSES.index(swapped) if swapped else -1)) & (torch.arange(len(kinds)) >= 11)
+
+    def chosen(own: Any, other: Any) -> Any:
+        if isinstance(own, tuple):
+            return tuple(map(chosen, own, other))
+        return torch.where(is_other.view(-1, *[1] * (own.ndim - 1)), other, own)
+
+    of_class = torch.tensor([TAXONOMY.id_of(name) for name in CLASSES])[kinds]
+    rows = Batch(chosen(data, family.swap(data)), Lineage(torch.arange(len(kinds)), of_class))
+    return DataLoader(range(len(kinds)), 11, collate_fn=lambda indices: rows.select(torch.tensor(indices)))  # type: ignore[arg-type]
+
+
 def trainer(family: Family, network: nn.Module, optimizers: Any, chosen: PolicyFile | None, **options: Any) -> Trainer:
-    config = RunConfig(budget="5ba", num_microbatches=4, num_threads=1, precision=options.pop("precision", "float32"))
+    budget, precision = options.pop("budget", "5ba"), options.pop("precision", "float32")
+    config = RunConfig(budget=budget, num_microbatches=4, num_threads=1, precision=precision)
     taxonomy = TAXONOMY if chosen else None
     loss = options.pop("loss", family.loss)
     return Trainer(network, loss, optimizers=optimizers, policy=chosen, taxonomy=taxonomy, config=config, **options)

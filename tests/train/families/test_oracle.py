@@ -9,7 +9,9 @@ import warnings
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
+from cosmati.train.step_rows import split_batch
 from tests.train.families.samples import (
     FAMILIES,
     OPTIMIZERS,
@@ -17,23 +19,33 @@ from tests.train.families.samples import (
     by_hand,
     in_double,
     microbatches,
+    mixed,
     oracle,
     policy,
     run,
     trainer,
 )
 
-ALL = list(itertools.product(FAMILIES, OPTIMIZERS, SIZES))
+LOADED = [(family, name, "mixed") for family in FAMILIES for name in ("SGD", "AdamW", "Muon")]
+"""Rows of all classes out of a loader."""
+ALL = list(itertools.product(FAMILIES, OPTIMIZERS, SIZES)) + LOADED
 SAMPLE = [(family, "SGD", "ragged") for family in FAMILIES]
 SAMPLE += [(random.Random(name).choice(list(FAMILIES)), name, "pure") for name in OPTIMIZERS]
+SAMPLE += [LOADED[0], LOADED[-8], LOADED[-2]]
 
 
 def hold(name: str, optimizer: str, strategy: str) -> None:
     """Two steps on gradients taken row by row, and applied by hand, are the run's."""
     family = FAMILIES[name]
     network, other = family.model().double(), family.model().double()
-    steps = [in_double(microbatches(family, strategy, step)) for step in range(2)]
-    made = trainer(family, network, OPTIMIZERS[optimizer](), policy(family))
+    loaded = [in_double([batch])[0] for batch in mixed(family)]
+    steps = (
+        [split_batch(batch, 4, by_class=True) for batch in loaded]
+        if strategy == "mixed"
+        else [in_double(microbatches(family, strategy, step)) for step in range(2)]
+    )
+    data = {"data": DataLoader(loaded, None), "budget": "2ba"} if strategy == "mixed" else {}
+    made = trainer(family, network, OPTIMIZERS[optimizer](), policy(family), **data)
     gradients: list[dict[str, Tensor]] = [{}, {}]
     states: list[dict[str, Tensor]] = []
 
@@ -46,7 +58,7 @@ def hold(name: str, optimizer: str, strategy: str) -> None:
         scheduled.optimizer.register_step_pre_hook(look)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run(made, steps)
+        made.fit() if data else run(made, steps)
     optimizers = by_hand(OPTIMIZERS[optimizer](), other)
     for step, batches in enumerate(steps):
         if optimizer in _UNSTABLE:
@@ -81,4 +93,4 @@ def test_each_row_alone_by_its_route_in_any_combination(combination: tuple[str, 
 
 
 def test_the_sample_has_some_of_everything() -> None:
-    assert [set(part) for part in zip(*SAMPLE, strict=True)] == [set(FAMILIES), set(OPTIMIZERS), set(SIZES)]
+    assert [set(part) for part in zip(*SAMPLE, strict=True)] == [set(FAMILIES), set(OPTIMIZERS), {*SIZES, "mixed"}]

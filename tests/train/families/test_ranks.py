@@ -21,7 +21,10 @@ def test_two_ranks_give_each_family_the_bits_of_one(tmp_path: Path) -> None:
     one, two = found
     # A bias that each microbatch moves follows from which rank runs what: the plan says so, and the bits do differ.
     biased = {name for name in one if name.startswith("biased")}
-    assert {name for name, (_, holds, *_) in two.items() if not holds} == biased
+    # Steps of a loader that are regrouped aren't promised, and are the same here.
+    loaded = {name for name in one if name.endswith("loaded")}
+    assert loaded
+    assert {name for name, (_, holds, *_) in two.items() if not holds} == biased | loaded
     assert {name for name in one if one[name][0] != two[name][0]} <= biased
     assert {name: counted for name, (_, _, *counted) in one.items()} == {
         n: counted for n, (_, _, *counted) in two.items()

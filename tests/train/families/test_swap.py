@@ -22,6 +22,7 @@ from tests.train.families.samples import (
     Family,
     language,
     microbatches,
+    mixed,
     policy,
     run,
     trainer,
@@ -31,8 +32,10 @@ from tests.train.packs import samples as packs
 DENIED = {"doubtful": "lower", "personal": "upper"}
 """The region that denies each of the classes; with `WEIGHTS`."""
 ALL = [(f, o, s) for f, o in itertools.product(FAMILIES, OPTIMIZERS) for s in ("pure", "ragged")]
+ALL += [(f, o, "mixed") for f, o in itertools.product(FAMILIES, ("SGD", "AdamW", "Muon"))]
 ALL += [(f, o, "packed") for f, o in itertools.product(PACKED, OPTIMIZERS)]
 SAMPLE = [(name, "AdamW", "ragged") for name in FAMILIES] + [(name, "SGD", "packed") for name in PACKED]
+SAMPLE += [("transformer", "AdamW", "mixed"), ("ResNet", "Muon", "mixed"), ("gathered experts", "SGD", "mixed")]
 SAMPLE += [(random.Random(name).choice(list(FAMILIES)), name, "pure") for name in OPTIMIZERS]
 
 
@@ -43,6 +46,10 @@ def trained(family: Family, optimizers: Any, strategy: str, swapped: str = "", w
         classes = [packs.CLASSES.index(swapped)] if swapped else []
         given = packs.source(packs.documents(swapped=classes))
         made = packs.trainer(network, given, chosen, optimizers=optimizers)
+        made.fit()
+        return made
+    if strategy == "mixed":
+        made = trainer(family, network, optimizers, chosen, data=mixed(family, swapped), budget="2ba")
         made.fit()
         return made
     steps = [microbatches(family, strategy, step, swapped if step else "") for step in range(2)]
@@ -98,7 +105,7 @@ def test_the_content_of_a_denied_class_moves_nothing_however_combined(combinatio
 
 
 def test_the_sample_has_some_of_everything() -> None:
-    strategies = {"pure", "ragged", "packed"}
+    strategies = {"pure", "ragged", "mixed", "packed"}
     assert [set(part) for part in zip(*SAMPLE, strict=True)] == [set(FAMILIES), set(OPTIMIZERS), strategies]
 
 

@@ -240,14 +240,16 @@ class Untold2:
         own = batch.lineage
         if not self.lineage:
             return Batch(batch.data, Lineage.of_rows(0, batch.num_rows))
-        return Batch(batch.data, Lineage(own.row_ids, own.class_ids.clamp(min=0)))
+        return Batch(batch.data, Lineage(own.row_ids, own.class_ids))
 
 
-@pytest.mark.parametrize("lineage", [False, True])
-def test_packs_that_dont_tell_their_tokens_classes_are_refused(lineage: bool) -> None:
+@pytest.mark.parametrize(
+    ("lineage", "why"), [(False, "A policy needs rows with classes"), (True, "tells the class of each token")]
+)
+def test_packs_that_dont_tell_their_tokens_classes_are_refused(lineage: bool, why: str) -> None:
     untold = Untold(source(documents()), lineage)
     assert isinstance(untold, Source)
-    with pytest.raises(PlanError, match="doesn't tell the class of each token"):
+    with pytest.raises(PlanError, match=why):
         trainer(model(), untold, policy()).fit()
 
 
