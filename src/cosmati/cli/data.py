@@ -36,7 +36,7 @@ Keep = Annotated[
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="Where fetched shards are kept; needed for a remote.")]
 
-InputKind = Annotated[
+ReadKind = Annotated[
     Kind | None,
     typer.Option(help="What the inputs are; their names tell, if not given. `packages` is this machine's Python."),
 ]
@@ -86,7 +86,7 @@ Policy = Annotated[
 def write(  # noqa: PLR0913, PLR0917  (a command's options)
     out: Annotated[str, typer.Argument(metavar="OUT", help="The data set: a directory, or s3://, hf://, ...")],
     inputs: Annotated[list[Path] | None, typer.Argument(metavar="[IN]...", help="Files or directories.")] = None,
-    kind: InputKind = None,
+    kind: ReadKind = None,
     class_path: Annotated[str, typer.Option("--class", help="Class of all rows, such as open/permissive.")] = "",
     class_field: Annotated[str, typer.Option(help="JSON Lines: the field that holds each row's class.")] = "",
     text_field: Annotated[str, typer.Option(help="JSON Lines: the field of text to pack; `text` if not given.")] = "",
