@@ -54,8 +54,8 @@ class SaidOfRows:
         if self.also and self.also_field:
             raise DataError("--also is of all rows, and --also-field of each. Give one of them.")
         if wrong := next((name for name in self.people if name not in PEOPLE), None):
-            msg = f"--by {wrong} is no field of people's. The fields are {', '.join(PEOPLE)}: give --by annotator=ada, say."
-            raise DataError(msg)
+            msg = f"--by {wrong} is no field of people's. The fields are {', '.join(PEOPLE)}."
+            raise DataError(f"{msg} Give --by annotator=ada, say.")
         if (policy := self._policy) is None:
             return
         known = [*policy.measures, *([policy.bands.measure] if policy.bands is not None else [])]

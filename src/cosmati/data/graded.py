@@ -49,9 +49,10 @@ class MeasuredSource(Protocol):
         ...
 
 
-def kind_of(source: MeasuredSource) -> BandAndGrades:
-    """Return band and grades of a source's rows."""
-    return source.band, tuple(sorted(source.grades.items()))
+def kind_of(source: MeasuredSource | SourceKind) -> BandAndGrades:
+    """Return band and grades of a source's rows, or of those of a kind."""
+    grades = source.grades if isinstance(source, SourceKind) else source.grades.items()
+    return source.band, tuple(sorted(grades))
 
 
 def numbered(sources: Sequence[MeasuredSource]) -> dict[BandAndGrades, int]:

@@ -9,6 +9,8 @@ same document, and ignored at each border; the model has to keep documents apart
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +24,11 @@ from cosmati.core.batch import Batch
 from cosmati.core.labels import IGNORED
 from cosmati.core.lineage import TOMBSTONE, Lineage
 from cosmati.core.source import Order, ReadsAhead, Source
+from cosmati.data.graded import SourceKind, kind_of
 from cosmati.data.packing import Pack
 from cosmati.data.rows import RowBatch
 from cosmati.errors import DataError
+from cosmati.records.joint_classes import joint_name
 
 _CLASSES, _ROWS = "token_class_ids", "token_row_ids"
 _COLUMNS = ("input", "target", "documents", _CLASSES, _ROWS)
@@ -84,18 +88,37 @@ class PackedSource:
         source: of packs: its rows are what `pack_tensors` gives (a `StreamingSource` over
             `StreamingDataset(..., transform=read_packs)`, or an `InMemory` of it). The class of its rows isn't read,
             and their tokens' classes are declared by who packed them, even where the packs are signed.
-        class_names: names that the class ids in the packs' spans index: `pack_rows(..., class_names=...)`.
+        class_names: names that the class ids in the packs' spans index: `pack_rows(..., class_names=...)`. Of rows that
+            belong to several classes they become the name that joins them.
+        row_kinds: what was measured of the rows of each: `pack_rows(..., kinds=...)`. Then a class stands there once
+            for each kind of its rows.
 
     Raises:
-        DataError: names repeat.
+        DataError: names repeat, or there are other numbers of names and kinds.
     """
 
     source: Source
     class_names: tuple[str, ...]
+    row_kinds: tuple[SourceKind, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.class_names or len(set(self.class_names)) < len(self.class_names):
+        said = self.row_kinds or (SourceKind(),) * len(self.class_names)
+        if len(said) != len(self.class_names):
+            raise DataError(f"{len(said)} row_kinds go with {len(self.class_names)} class_names: give one for each.")
+        names = tuple(joint_name((name, *kind.also)) for name, kind in zip(self.class_names, said, strict=True))
+        object.__setattr__(self, "class_names", names)
+        if not names or len({*zip(names, map(kind_of, said), strict=True)}) < len(names):
             raise DataError(f"class_names={self.class_names} must be distinct, one at least: ids are places in it.")
+
+    @property
+    def kinds(self) -> tuple[tuple[int, int], ...]:
+        """Class id, and the number of what was measured of its rows (see `measured`)."""
+        return tuple((index, index if self.row_kinds else 0) for index in range(len(self.class_names)))
+
+    @property
+    def measured(self) -> dict[int, tuple[int, dict[str, str]]]:
+        """Band and grades of the rows of each class id; nothing where nobody says."""
+        return {index: (kind.band, dict(kind.grades)) for index, kind in enumerate(self.row_kinds)}
 
     @property
     def dataset(self) -> object:
@@ -104,8 +127,10 @@ class PackedSource:
 
     @property
     def digest(self) -> str:
-        """Hex digest of the packs, and of the spans in them."""
-        return self.source.digest
+        """Hex digest of the packs and the spans in them, and of what is said to have been measured."""
+        if not self.row_kinds:
+            return self.source.digest
+        return hashlib.sha256(f"{self.source.digest}\0{json.dumps(self.row_kinds)}".encode()).hexdigest()
 
     def order(
         self, *, seed: int, num_microbatches: int, route_pure: bool, classes: Collection[int] | None = None

@@ -194,26 +194,29 @@ def refuse_foreign(optimizer: torch.optim.Optimizer, model: nn.Module, trainable
         raise PlanError(msg)
 
 
-def refuse_packs(policy: CompiledPolicy, class_ids: Sequence[int | None]) -> None:
-    """Refuse a policy that has bands or defers classes, where tokens of several classes are packed together.
+def refuse_packs(policy: CompiledPolicy, class_ids: Sequence[int | None], *, has_kinds: bool) -> None:
+    """Refuse a policy that defers classes, or has bands of which nothing is known, where classes are packed together.
 
     Args:
         policy: of the run.
         class_ids: of a step's microbatches, None where they're packs.
+        has_kinds: the packs say what was measured of their rows.
 
     Raises:
         PlanError: it has, or does.
     """
     if None not in class_ids:
         return
-    if len(policy.kinds) > 1:
+    if len(policy.kinds) > 1 and not has_kinds:
         msg = (
-            f"The policy has bands or grades ({', '.join(policy.bands[:5])}), and packs don't say those of their "
-            "tokens. Leave bands, floors and measures out, or pack each class, band and grade by itself."
+            f"The policy has bands or grades ({', '.join(policy.bands[:5])}), and these packs don't say those of their "
+            "tokens. Say them with PackedSource(..., row_kinds=...), or leave bands, floors and measures out."
         )
         raise PlanError(msg)
     deferred = ", ".join(
-        name for name, decisions in zip(policy.classes, policy.decision, strict=True) if "defer" in decisions
+        name
+        for own, name in enumerate(policy.classes)
+        if any("defer" in policy.decision[row] for row in policy.rows_of(own))
     )
     if deferred:
         msg = (
