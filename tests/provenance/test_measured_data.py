@@ -149,3 +149,16 @@ def test_a_source_that_takes_anothers_name_is_refused(people: People, corpus: Pa
     (second / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, separators=(",", ":")))
     with pytest.raises(TamperedManifestError):
         trained(people, corpus)
+
+
+def test_what_is_appended_is_signed_beside_what_was(people: People) -> None:
+    """A class's second source has a name of its own, and both are vouched for."""
+    for name in ("one", "two"):
+        (people.root / f"{name}.txt").write_text(name)
+        more = ["--append"] if name == "two" else []
+        call("data", "write", people.root / "corpus", people.root / f"{name}.txt", "--class", NEWS, *more)
+    keys: list[str | Path] = ["--keys", people.folder.parent / "own", "--keys", people.root / "ada"]
+    assert call("data", "sign", people.root / "corpus", "--authority", people.folder, *keys).count(": signed") == 2
+    authority = Authority(people.folder, people.pin, state=people.root / "seen")
+    data = StreamingDataset(people.root / "corpus", authority=authority)
+    assert {row["text"] for row in data} == {"one", "two"}

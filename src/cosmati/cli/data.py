@@ -46,6 +46,7 @@ Replace = Annotated[
 LabelsOf = Annotated[
     Path | None, typer.Option(metavar="DATASET", help="Images: number the labels as this data set does.")
 ]
+TextField = Annotated[str, typer.Option(help="JSON Lines, Parquet: the field of text to pack; `text` if not given.")]
 Words = list[str] | None
 By = Annotated[
     Words,
@@ -55,7 +56,9 @@ By = Annotated[
 ]
 ByField = Annotated[
     Words,
-    typer.Option("--by-field", metavar="FIELD=NAME", help="JSON Lines: the same by a field of each row; repeatable."),
+    typer.Option(
+        "--by-field", metavar="FIELD=NAME", help="JSON Lines, Parquet: the same by a field of each row; repeatable."
+    ),
 ]
 Grade = Annotated[
     Words,
@@ -66,7 +69,9 @@ Grade = Annotated[
 GradeField = Annotated[
     Words,
     typer.Option(
-        "--grade-field", metavar="MEASURE=NAME", help="JSON Lines: the same by a field of each row; repeatable."
+        "--grade-field",
+        metavar="MEASURE=NAME",
+        help="JSON Lines, Parquet: the same by a field of each row; repeatable.",
     ),
 ]
 Also = Annotated[
@@ -74,7 +79,9 @@ Also = Annotated[
 ]
 AlsoField = Annotated[
     str,
-    typer.Option(metavar="NAME", help="JSON Lines: the field that holds each row's other class, or a list of them."),
+    typer.Option(
+        metavar="NAME", help="JSON Lines, Parquet: the field that holds each row's other class, or a list of them."
+    ),
 ]
 Policy = Annotated[
     Path | None,
@@ -88,8 +95,8 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
     inputs: Annotated[list[Path] | None, typer.Argument(metavar="[IN]...", help="Files or directories.")] = None,
     kind: ReadKind = None,
     class_path: Annotated[str, typer.Option("--class", help="Class of all rows, such as open/permissive.")] = "",
-    class_field: Annotated[str, typer.Option(help="JSON Lines: the field that holds each row's class.")] = "",
-    text_field: Annotated[str, typer.Option(help="JSON Lines: the field of text to pack; `text` if not given.")] = "",
+    class_field: Annotated[str, typer.Option(help="JSON Lines, Parquet: the field that holds each row's class.")] = "",
+    text_field: TextField = "",
     append: Annotated[bool, typer.Option("--append", help="Add new inputs, under facts of their own.")] = False,
     replace: Replace = False,
     keep: Keep = None,
@@ -131,6 +138,7 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
       cosmati data write corpus posts.jsonl --class open/permissive --text-field body --pack 1024
       cosmati data write corpus papers.jsonl --class medical --grade-field evidence=level --by-field rater=reviewer
       cosmati data write corpus papers.jsonl --class medical --grade-field trust=score --policy policy.yaml
+      cosmati data write corpus rows.parquet --class-field class --also-field topics
       cosmati data write photos images/ more-images/ --class customer/pii
       cosmati data write held-out test-images/ --class customer/pii --labels-of photos
       cosmati data write s3://bucket/corpus notes/ --class open/psf --keep corpus-secrets

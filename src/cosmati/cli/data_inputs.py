@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
 from cosmati.cli.data_measures import SaidOfRows
 from cosmati.corpora.python_rows import read_python_packages
 from cosmati.data.graded import SourceKind
-from cosmati.data.ingest import Kind, Rows, class_by_field, kind_of_files, read_image_folder, read_jsonl, read_text
+from cosmati.data.ingest import (
+    ORIGIN_COLUMNS,
+    Kind,
+    Rows,
+    class_by_field,
+    kind_of_files,
+    read_image_folder,
+    read_jsonl,
+    read_parquet,
+    read_text,
+)
 from cosmati.data.ingest.jsonl import infer_columns
 from cosmati.data.ingest.measured import kinds_in
 from cosmati.data.ingest.people import PEOPLE
@@ -57,16 +67,20 @@ class Inputs:
         if given > 1:
             raise DataError("--class is of all rows, and --class-field of each. Give one of them.")
         if kind is not Kind.PACKAGES and not given:
-            hint = ", or --class-field FIELD" if kind is Kind.JSONL else ""
+            hint = ", or --class-field FIELD" if kind.has_fields else ""
             raise DataError(f"Rows have no class. Give --class open/permissive, say{hint}.")
-        if self.class_field and kind is not Kind.JSONL:
-            raise DataError(f"--class-field names a field of JSON Lines, and these are {kind}. Use --class.")
-        for name, option in self.said_of_rows.fields.items() if kind is not Kind.JSONL else ():
+        if self.class_field and not kind.has_fields:
+            raise DataError(f"--class-field names a field of JSON Lines or Parquet, and these are {kind}. Use --class.")
+        for name, option in () if kind.has_fields else self.said_of_rows.fields.items():
             all_rows = option.removesuffix("-field")
-            raise DataError(f"{option} names {name!r}, a field of JSON Lines, and these are {kind}. Use {all_rows}.")
-        if self.text_field and (kind is not Kind.JSONL or not self.pack):
-            why = "rows that aren't packed keep all fields" if kind is Kind.JSONL else f"these are {kind}"
-            raise DataError(f"--text-field says which field of JSON Lines --pack reads, and {why}. Leave it out.")
+            raise DataError(
+                f"{option} names {name!r}, a field of JSON Lines or Parquet, and these are {kind}. Use {all_rows}."
+            )
+        if self.text_field and not (kind.has_fields and self.pack):
+            why = "rows that aren't packed keep all fields" if kind.has_fields else f"these are {kind}"
+            raise DataError(
+                f"--text-field says which field of JSON Lines or Parquet --pack reads, and {why}. Leave it out."
+            )
         if self.pack and kind is Kind.IMAGES:
             raise DataError("--pack packs text, and these are images. Leave it out.")
 
@@ -100,13 +114,16 @@ class Inputs:
             label_names: labels that have their numbers already.
         """
         rows = self.said_of_rows.said_of(self._read(label_names))
-        if rows.kind_of is None and not (self.pack and self.class_field):
-            found = [(self.class_path, SourceKind())]
-            if self.kind is Kind.PACKAGES:
-                found = [(name, SourceKind()) for name in software_licences().classes]
+        fields = self.said_of_rows.fields
+        if not self.pack and not fields:
+            return rows
+        if self.kind is Kind.PACKAGES and rows.kind_of is None:
+            found = [(name, SourceKind()) for name in software_licences().classes]
+        elif self.class_path and not fields:
+            found = [(self.class_path, rows.kind({}))]
         else:
-            # One pass to know all classes and kinds: each fills packs of its own, and what a row says wrongly of what
-            # was measured is refused before anything is written.
+            # One pass to know all classes and kinds: each fills packs of its own, and what a row says wrongly is
+            # refused before anything is written.
             found = kinds_in(rows)
         if not self.pack:
             return rows
@@ -130,6 +147,10 @@ class Inputs:
                     on_error=on_error,
                     strict=not self.pack,
                 )
+            case Kind.PARQUET:
+                read = partial(read_parquet, self.paths, class_of=class_of, on_error=on_error)
+                there = {name: kind for name, kind in read().columns.items() if name not in ORIGIN_COLUMNS}
+                return read(columns=list(self._fields_to_pack(there))) if self.pack else read()
             case Kind.IMAGES:
                 return read_image_folder(
                     self.paths,
@@ -142,13 +163,13 @@ class Inputs:
                 return read_text(self.paths, class_of=class_of, on_error=on_error)
 
     def _fields_to_pack(self, there: dict[str, str]) -> dict[str, str]:
-        """Return the fields of JSON Lines that packs are made from, whatever else rows have.
+        """Return the fields of JSON Lines and Parquet that packs are made from, whatever else rows have.
 
         Args:
-            there: fields of the first row.
+            there: all fields.
 
         Raises:
-            DataError: the first row has no such field, or no text in it.
+            DataError: there's no such field, or no text in it.
         """
         text, fields = self.text_field or "text", self.said_of_rows.fields
         for name, option in ((text, "--text-field"), (self.class_field, "--class-field"), *fields.items()):
