@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from cosmati.cli.main import app
 from cosmati.data.ingest import read_parquet
+from cosmati.data.shards.convert import mds_to_parquet
 from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import DataError
@@ -102,6 +103,13 @@ def test_files_that_arent_alike_or_whole_are_refused_by_name(files: Path, tmp_pa
     pq.write_table(pa.table({"x": pa.array([1], pa.time64("us"))}), tmp_path / "own" / "d.parquet")
     with pytest.raises(DataError, match=r"column 'x' is time64\[us\], which no encoding holds"):
         read_parquet(tmp_path / "own", class_of="open")
+
+
+def test_what_was_made_of_shards_says_its_own_class(tmp_path: Path) -> None:
+    write_dataset([{"text": "a"}], tmp_path / "out", {"text": "str"}, class_of="mail", source="s")
+    mds_to_parquet(tmp_path / "out" / "mail", tmp_path / "in")
+    with pytest.raises(DataError, match="says itself of which class its rows are"):
+        read_parquet(tmp_path / "in", class_of="open")
 
 
 def test_damage_within_a_file_and_a_change_while_it_is_read_are_told(files: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from cosmati.data.ingest.arrow import convert_cell, kind_of_column, row_digest
 from cosmati.data.ingest.files import Paths, file_digests, list_files
 from cosmati.data.ingest.rows import ORIGIN_COLUMNS, ClassOf, OnError, OriginFile, Reading, Row, Rows
+from cosmati.data.shards.parquet import METADATA_KEY
 from cosmati.errors import DataError, MissingExtraError
 
 PARQUET_SUFFIXES = (".parquet",)
@@ -39,6 +40,11 @@ def read_parquet(
     """
     files = list_files(paths, PARQUET_SUFFIXES)
     schemas = {name: _opened(path).schema_arrow for name, path in files}
+    if own := [name for name, schema in schemas.items() if METADATA_KEY in (schema.metadata or {})]:
+        raise DataError(
+            f"{own[0]} was made of shards, and says itself of which class its rows are and what was measured of them. "
+            "`cosmati data convert` makes shards of it again."
+        )
     first = schemas[files[0][0]]
     kept = list(first.names) if columns is None else list(columns)
     if twice := sorted({one for one in first.names if first.names.count(one) > 1}):
