@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any
 
@@ -259,6 +260,7 @@ def pack_rows(
         rows,
         columns=MappingProxyType(columns),
         class_of=class_of or class_path,
+        packed=() if packing.class_pure else tuple(zip(class_names, kinds or repeat(SourceKind()), strict=False)),
         kind_of=kind_of if rows.kind_of is not None and packing.class_pure else None,
         read=lambda reading: _packed_rows(reading, numbered, names, packing, dtype),
         label_names={},

@@ -115,6 +115,9 @@ def taught(network: Any, data: Any, policy: PolicyFile, **options: Any) -> Any:
 def test_each_document_teaches_by_its_own_band_and_grade(gone: int | None) -> None:
     network, data = model().double(), source()
     given: Source = data if gone is None else Tombstoned(data, classes=["open"], rows=[gone])
+    if gone is not None:
+        labelled = [batch.lineage.token_class_ids[batch.target != IGNORED] for batch in first_step(given)]  # type: ignore[index]
+        assert {*torch.cat(labelled).tolist()} == {2, 3, 4}, "both kinds of the class are gone, and what is joint isn't"
     expected = oracle(network, first_step(given), rho)
     for name, found in taught(network, given, POLICY).items():
         torch.testing.assert_close(found, expected[name], rtol=1e-12, atol=1e-14)
@@ -209,6 +212,11 @@ def test_kinds_that_the_policy_takes_for_one_share_a_cell(tmp_path: Path) -> Non
     assert [cell.class_id for cell in entry.microbatches] == [TAXONOMY.classes.index("open")] * 2
     labels = sum(int((batch.target != IGNORED).sum()) for batch in first_step(data))
     assert sum(cell.weight for cell in entry.microbatches) == labels
+    owners = [
+        batch.data["documents"].masked_fill(batch.lineage.token_class_ids == -1, -1) for batch in first_step(data)
+    ]
+    whole = sum(len({*row.tolist()} - {-1}) for rows in owners for row in rows)
+    assert sum(cell.num_rows for cell in entry.microbatches) == whole
 
 
 def test_from_a_file_to_what_each_grade_taught(tmp_path: Path) -> None:

@@ -39,28 +39,7 @@ def read_parquet(
         MissingExtraError: pyarrow isn't installed.
     """
     files = list_files(paths, PARQUET_SUFFIXES)
-    schemas = {name: _opened(path).schema_arrow for name, path in files}
-    if own := [name for name, schema in schemas.items() if METADATA_KEY in (schema.metadata or {})]:
-        raise DataError(
-            f"{own[0]} was made of shards, and says itself of which class its rows are and what was measured of them. "
-            "`cosmati data convert` makes shards of it again."
-        )
-    first = schemas[files[0][0]]
-    kept = list(first.names) if columns is None else list(columns)
-    if twice := sorted({one for one in first.names if first.names.count(one) > 1}):
-        raise DataError(f"{files[0][0]} has the column {twice[0]!r} twice. Rename one of them.")
-    if unknown := [one for one in kept if one not in first.names]:
-        raise DataError(f"{files[0][0]} has no column {', '.join(unknown)}. It has {', '.join(first.names)}.")
-    for name, schema in schemas.items():
-        unlike = [one for one in kept if one not in schema.names or schema.field(one).type != first.field(one).type]
-        if unlike or (columns is None and len(schema.names) > len(kept)):
-            more = unlike or [one for one in schema.names if one not in kept]
-            there = f"{files[0][0]} has {', '.join(first.names)}"
-            raise DataError(
-                f"{name} has other columns than {there}: {', '.join(more)}. Write it by itself, or name it."
-            )
-    if taken := [one for one in kept if one in ORIGIN_COLUMNS]:
-        raise DataError(f"Column {taken[0]!r} is taken by a row's origin. Rename it, or leave it out of columns=.")
+    first, kept = _alike(files, columns)
     kinds = {}
     for one in kept:
         found = kind_of_column(first.field(one).type)
@@ -86,6 +65,37 @@ def read_parquet(
 
     encodings = MappingProxyType({column: encoding for column, (encoding, _) in kinds.items()} | dict(ORIGIN_COLUMNS))
     return Rows(encodings, class_of, read, on_error, inputs=partial(file_digests, files))
+
+
+def _alike(files: Sequence[tuple[str, Path]], columns: Sequence[str] | None) -> tuple[Any, list[str]]:
+    """Return the schema of the first file, and the names of the columns to read, which all files have alike.
+
+    Raises:
+        DataError: they don't, or the columns can't be read.
+    """
+    schemas = {name: _opened(path).schema_arrow for name, path in files}
+    if own := [name for name, schema in schemas.items() if METADATA_KEY in (schema.metadata or {})]:
+        raise DataError(
+            f"{own[0]} was made of shards, and says itself of which class its rows are and what was measured of them. "
+            "`cosmati data convert` makes shards of it again."
+        )
+    first = schemas[files[0][0]]
+    kept = list(first.names) if columns is None else list(columns)
+    if twice := sorted({one for one in first.names if first.names.count(one) > 1}):
+        raise DataError(f"{files[0][0]} has the column {twice[0]!r} twice. Rename one of them.")
+    if unknown := [one for one in kept if one not in first.names]:
+        raise DataError(f"{files[0][0]} has no column {', '.join(unknown)}. It has {', '.join(first.names)}.")
+    for name, schema in schemas.items():
+        unlike = [one for one in kept if one not in schema.names or schema.field(one).type != first.field(one).type]
+        if unlike or (columns is None and len(schema.names) > len(kept)):
+            more = unlike or [one for one in schema.names if one not in kept]
+            there = f"{files[0][0]} has {', '.join(first.names)}"
+            raise DataError(
+                f"{name} has other columns than {there}: {', '.join(more)}. Write it by itself, or name it."
+            )
+    if taken := [one for one in kept if one in ORIGIN_COLUMNS]:
+        raise DataError(f"Column {taken[0]!r} is taken by a row's origin. Rename it, or leave it out of columns=.")
+    return first, kept
 
 
 def _parquet() -> ModuleType:

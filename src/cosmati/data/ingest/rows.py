@@ -122,6 +122,7 @@ class Rows:
         left_out: how many files or records are no rows by rule, and which rule; none of these is an error.
         inputs: computes the SHA-256 in hex of what is read, by the names in `origin_file`; none where that isn't known.
         kind_of: gives what was measured of a row (see `measure`); None where nothing was.
+        packed: of packs of several classes, class and kind of the rows that each class id in their spans means.
 
     Raises:
         DataError: a class path isn't of the form `open/permissive`, or `on_error` is neither.
@@ -135,6 +136,7 @@ class Rows:
     left_out: Mapping[str, int] = field(default_factory=dict)
     inputs: Callable[[], Mapping[str, str]] = dict
     kind_of: KindOf | None = None
+    packed: Sequence[tuple[str, SourceKind]] = ()
     _passes: list[Reading] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:

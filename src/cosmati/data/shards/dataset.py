@@ -84,6 +84,8 @@ def write_dataset(
     if kind_of is not None and (twice := sorted({*SourceKind._fields} & {*options})):
         raise DataError(f"{', '.join(twice)} of all rows is said, and of each row too. Say it once.")
     of_all = SourceKind.of_journal(options)
+    if isinstance(rows, Rows) and rows.packed:
+        options = {"packed": rows.packed, **options}
     if mode == "append" and not inputs:
         raise DataError("Name inputs= to append: without them a second run can't be told from new rows.")
     said = {"source": source, **({"class": class_of} if isinstance(class_of, str) else {}), **(reading or {})}
