@@ -243,7 +243,8 @@ def test_from_a_file_to_what_each_grade_taught(tmp_path: Path) -> None:
     def made() -> Any:
         torch.manual_seed(0)
         config = GPTConfig(vocabulary_size=257, sequence_length=LENGTH, width=8, num_blocks=2, num_heads=2)
-        data = PackedSource(StreamingSource(dataset, 4, tail="pad"), names, kinds)
+        data = PackedSource(StreamingSource(dataset, 4, tail="pad"))
+        assert (data.class_names, data.row_kinds) == (names, kinds), "the shards say them"
         own = {"run_folder": tmp_path / "run"}
         return trainer(GPT(config), data, POLICY, loss=exact, budget="1ep", config=own)
 
@@ -261,6 +262,54 @@ def test_from_a_file_to_what_each_grade_taught(tmp_path: Path) -> None:
     assert {one.region: one.num_rows for one in taught_by} == {
         region: len(own) - without_head * (region == "head") for region in REGIONS
     }
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """Two data sets of packs, of the same rows and of other classes."""
+    (tmp_path / "rows.jsonl").write_text('{"text": "abc", "trust": "low"}\n{"text": "defg", "trust": "high"}\n')
+    for out, name in (("one", "open"), ("two", "doubtful")):
+        rows = tokenize(read_jsonl(tmp_path / "rows.jsonl", class_of=name), ByteTokenizer(), keep=("trust",))
+        rows = measure(rows, grades={"trust": of_field("trust")}, also=["personal"])
+        names, kinds = zip(*kinds_in(rows), strict=True)
+        packing = Packing(LENGTH, class_pure=False)
+        packed = pack_rows(rows, packing, class_names=names, kinds=kinds, class_of="mixture")
+        (manifest,) = write_dataset(packed, tmp_path / out, packed.columns, class_of="mixture", source="s")
+        assert [(one.class_path, one.kind) for one in manifest.packed] == list(zip(names, kinds, strict=True))
+    return tmp_path
+
+
+def streamed(*folders: Path) -> StreamingSource:
+    return StreamingSource(StreamingDataset([*folders], transform=read_packs), 1)
+
+
+def test_shards_say_what_their_class_ids_mean(written: Path) -> None:
+    data = PackedSource(streamed(written / "one"))
+    assert data.class_names == ("open&personal",) * 2
+    assert [dict(kind.grades) for kind in data.row_kinds] == [{"trust": "high"}, {"trust": "low"}]
+    assert PackedSource(streamed(written / "one"), ("open",) * 2, data.row_kinds).digest == data.digest
+    for names, kinds in (
+        (("open",), ()),
+        (("personal&open",) * 2, data.row_kinds[::-1]),
+        (("mail",) * 2, data.row_kinds),
+    ):
+        with pytest.raises(
+            DataError, match="ids mean open, trust high, also personal; open, trust low, also personal,"
+        ):
+            PackedSource(streamed(written / "one"), names, kinds)
+    with pytest.raises(DataError, match="mean different classes or kinds"):
+        PackedSource(streamed(written / "one", written / "two"))
+
+
+@pytest.mark.parametrize("said", [[{"class_path": "A"}], [3], 3, [{"class_path": "a", "rank": 1}]])
+def test_an_index_that_says_something_else_of_class_ids_is_refused(written: Path, said: object) -> None:
+    path = written / "one" / "mixture" / "index.json"
+    index = json.loads(path.read_text())
+    assert len(index["cosmati"]["packed"]) == 2
+    index["cosmati"]["packed"] = said
+    path.write_text(json.dumps(index))
+    with pytest.raises(DataError, match="says that class ids in packs mean"):
+        StreamingDataset(path.parent)
 
 
 def test_what_a_class_has_of_its_own_runs_for_all_its_kinds() -> None:
