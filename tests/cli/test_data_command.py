@@ -146,7 +146,7 @@ def test_kinds_are_inferred_and_contradictions_refused(notes: Path, tmp_path: Pa
                                     "--class-field", "licence")  # fmt: skip
     assert "Give one of them" in refused("data", "write", tmp_path / "four", lines, "--class-field", "licence", *MIT)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    assert "Parquet" in refused("data", "write", tmp_path / "four", tmp_path / "t.parquet", *MIT)
+    assert "can't be read as Parquet" in refused("data", "write", tmp_path / "four", tmp_path / "t.parquet", *MIT)
     assert not (tmp_path / "four").exists()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
 
+from cosmati.data.graded import SourceKind
 from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.signing import sign_sources
 from cosmati.data.streaming import StreamingDataset
@@ -31,7 +32,7 @@ def people(tmp_path: Path) -> People:
 def corpus(people: People) -> Path:
     folder = people.root / "corpus"
     rows = [{"number": number} for number in range(8)]
-    kind: dict[str, Any] = {"grades": {"evidence": "low"}, "also": [PII], "band": 1}
+    kind: dict[str, Any] = {"grades": {"evidence": "low"}, "also": [PII], "band": 1, "packed": [(NEWS, SourceKind(2))]}
     write_dataset(rows, folder, {"number": "int"}, class_of=NEWS, source="corpus", **kind)
     assert [state for _, state in sign_sources(str(folder), people.folder, people.ring("ada"))] == ["signed"]
     return folder
@@ -45,6 +46,8 @@ EDITS: dict[str, dict[str, Any]] = {
     "no further class": {"also": []},
     "another class": {"also": ["public-domain"]},
     "band": {"band": 2},
+    "class ids in packs": {"packed": [{"class_path": "public-domain", "band": 2, "grades": {}, "also": []}]},
+    "no class ids": {"packed": []},
 }
 
 
@@ -66,7 +69,7 @@ def test_an_index_that_says_otherwise_is_refused(people: People, corpus: Path, w
         opened(people, corpus)
 
 
-@pytest.mark.parametrize("name", ["grades", "also", "band"])
+@pytest.mark.parametrize("name", ["grades", "also", "band", "packed"])
 def test_an_index_that_leaves_it_out_is_refused(people: People, corpus: Path, name: str) -> None:
     source = source_of(corpus, NEWS)
     edit(source / "index.json", lambda one: one["cosmati"].pop(name))

@@ -15,8 +15,15 @@ from cosmati.cli.main import app
 from cosmati.data.loader import StreamingLoader
 from cosmati.data.order.plan import Tail
 from cosmati.data.shards.encodings import encoding
+from cosmati.data.streaming import StreamingDataset
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+POLICY = """
+version: 1
+taxonomy: t
+measures: {evidence: {grades: [report, trial]}, trust: {grades: [low, high], thresholds: [0.5]}}
+rules: [{class: "**", weight: 1}]
+"""
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,8 +32,12 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes").mkdir()
     for number in range(40):
         (tmp_path / "notes" / f"{number}.txt").write_text(f"Note {number}: " + "marble of known origin, " * 12)
-    commands = re.findall(r"^cosmati (data .*?)(?: +#.*)?$", PAGE, re.MULTILINE)
-    assert len(commands) == 4
+    (tmp_path / "papers.jsonl").write_text(
+        '{"text": "a", "level": "trial", "score": 0.6, "topics": ["mail"], "reviewer": "ada"}'
+    )
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    commands = re.findall(r"^cosmati (data .*?)(?: +#.*)?$", PAGE.replace("\\\n", ""), re.MULTILINE)
+    assert len(commands) == 5
     for command in commands:
         here = command.replace("s3://bucket", f"local://{tmp_path}/bucket")  # by fsspec too, without a server
         result = CliRunner().invoke(app, shlex.split(here))
@@ -34,6 +45,9 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scope: dict[str, object] = {"__name__": "page"}
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         exec(compile(block, "data.md", "exec"), scope)
+    (source,) = StreamingDataset("papers").sources
+    assert (source.class_path, source.grades) == ("mail&medical/papers", {"evidence": "trial", "trust": "high"})
+    assert [one.num_rows for one in StreamingDataset("graded").sources] == [1, 1]
     assert scope["tokens"].shape[1] == 128  # type: ignore[attr-defined]
     assert scope["state"]["position"] == len(scope["rows"])  # type: ignore[index, arg-type]
 

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cosmati.errors import ExportError
 from cosmati.routing.strict_yaml import load_yaml
 
-SourceKind = Literal["public", "licensed", "private", "crawled", "user", "synthetic", "other"]
+SourceCategory = Literal["public", "licensed", "private", "crawled", "user", "synthetic", "other"]
 """Of a source, as the summary of training content tells them apart."""
-KINDS: dict[str, SourceKind] = {
+KINDS: dict[str, SourceCategory] = {
     "downloaded": "public",
     "installed": "public",
     "public": "public",
@@ -87,9 +87,9 @@ class About(BaseModel):
     reservations: str = ""
     illegal_content: str = ""
     processing: str = ""
-    sources: dict[str, SourceKind] = {}
+    sources: dict[str, SourceCategory] = {}
 
-    def kind_of(self, source: str, obtained: str) -> SourceKind:
+    def kind_of(self, source: str, obtained: str) -> SourceCategory:
         """Return which kind a source is of: as the provider says, or else as its manifest does."""
         return self.sources.get(source) or KINDS.get(obtained.strip().lower(), "other")
 

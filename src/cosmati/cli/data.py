@@ -11,6 +11,8 @@ import typer
 
 from cosmati.cli.data_find import find, index_subjects_of
 from cosmati.cli.data_inputs import Inputs
+from cosmati.cli.data_measures import SaidOfRows
+from cosmati.data.graded import SourceKind
 from cosmati.data.ingest import Kind, Rows
 from cosmati.data.opened import CacheOptions, open_sources
 from cosmati.data.order.quality import shuffle_quality, simulate_cache
@@ -37,11 +39,56 @@ Cache = Annotated[Path | None, typer.Option("--cache", help="Where fetched shard
 
 app.command("index-subjects")(index_subjects_of)
 app.command()(find)
+ReadKind = Annotated[
+    Kind | None,
+    typer.Option(help="What the inputs are; their names tell, if not given. `packages` is this machine's Python."),
+]
+Replace = Annotated[
+    bool, typer.Option("--replace", help="Write all of the classes anew; what is there stays until they're whole.")
+]
+LabelsOf = Annotated[
+    Path | None, typer.Option(metavar="DATASET", help="Images: number the labels as this data set does.")
+]
+TextField = Annotated[str, typer.Option(help="JSON Lines, Parquet: the field of text to pack; `text` if not given.")]
+Words = list[str] | None
 By = Annotated[
-    list[str] | None,
+    Words,
     typer.Option(
         "--by", metavar="FIELD=ID", help="Who made the rows: annotator=, label_function=, rater=; repeatable."
     ),
+]
+ByField = Annotated[
+    Words,
+    typer.Option(
+        "--by-field", metavar="FIELD=NAME", help="JSON Lines, Parquet: the same by a field of each row; repeatable."
+    ),
+]
+Grade = Annotated[
+    Words,
+    typer.Option(
+        "--grade", metavar="MEASURE=GRADE", help="What was measured of all rows: evidence=trial, say; repeatable."
+    ),
+]
+GradeField = Annotated[
+    Words,
+    typer.Option(
+        "--grade-field",
+        metavar="MEASURE=NAME",
+        help="JSON Lines, Parquet: the same by a field of each row; repeatable.",
+    ),
+]
+Also = Annotated[
+    Words, typer.Option("--also", metavar="CLASS", help="Another class of all rows, which only lowers; repeatable.")
+]
+AlsoField = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="JSON Lines, Parquet: the field that holds each row's other class, or a list of them."
+    ),
+]
+Policy = Annotated[
+    Path | None,
+    typer.Option("--policy", help="The policy file whose grades, bands and thresholds --grade and --grade-field mean."),
 ]
 
 
@@ -49,30 +96,29 @@ By = Annotated[
 def write(  # noqa: PLR0913, PLR0917  (a command's options)
     out: Annotated[str, typer.Argument(metavar="OUT", help="The data set: a directory, or s3://, hf://, ...")],
     inputs: Annotated[list[Path] | None, typer.Argument(metavar="[IN]...", help="Files or directories.")] = None,
-    kind: Annotated[
-        Kind | None,
-        typer.Option(help="What the inputs are; their names tell, if not given. `packages` is this machine's Python."),
-    ] = None,
+    kind: ReadKind = None,
     class_path: Annotated[str, typer.Option("--class", help="Class of all rows, such as open/permissive.")] = "",
-    class_field: Annotated[str, typer.Option(help="JSON Lines: the field that holds each row's class.")] = "",
-    text_field: Annotated[str, typer.Option(help="JSON Lines: the field of text to pack; `text` if not given.")] = "",
+    class_field: Annotated[str, typer.Option(help="JSON Lines, Parquet: the field that holds each row's class.")] = "",
+    text_field: TextField = "",
     append: Annotated[bool, typer.Option("--append", help="Add new inputs, under facts of their own.")] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Write all of the classes anew; what is there stays until they're whole.")
-    ] = False,
+    replace: Replace = False,
     keep: Keep = None,
     source: Annotated[str, typer.Option(help="Name of the source; the data set's if not given.")] = "",
     pack: Annotated[int, typer.Option(help="Pack the text's bytes into rows of so many tokens; 0 keeps text.")] = 0,
     labels: Annotated[bool, typer.Option(help="Images: the folder is the label.")] = True,
-    labels_of: Annotated[
-        Path | None, typer.Option(metavar="DATASET", help="Images: number the labels as this data set does.")
-    ] = None,
+    labels_of: LabelsOf = None,
     compression: Annotated[str, typer.Option(help="zstd, zstd:7, gz, br, bz2, snappy; empty for none.")] = "",
     size_limit: Annotated[int, typer.Option(help="Bytes of an uncompressed shard at most.")] = 1 << 26,
     origin: Annotated[str, typer.Option(help="For the manifest: where the data come from.")] = "",
     licence: Annotated[str, typer.Option(help="For the manifest: SPDX identifier, or the contract.")] = "",
     skip_bad_rows: Annotated[bool, typer.Option(help="Leave bad rows out and list them.")] = False,
     by: By = None,
+    by_field: ByField = None,
+    grade: Grade = None,
+    grade_field: GradeField = None,
+    policy: Policy = None,
+    also: Also = None,
+    also_field: AlsoField = "",
 ) -> None:
     """Write shards with provenance: one source for each class, with manifest and index.
 
@@ -80,6 +126,9 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
     write that was broken off goes on where it was: run the same command again. Another class is added beside those
     that are there. Inputs that changed, or another licence, are refused by name; then --append or --replace says what
     is meant.
+
+    Rows of other grades, bands or further classes are a source of their own, so that what was measured is signed with
+    the shards. A field's value is a grade's name; with --policy also a number, put between its thresholds.
 
     A remote takes each shard as it's full, and its index last. The salt, which keeps others from guessing rows, is
     never uploaded: --keep names the directory here for it, and for what a broken write needs to go on.
@@ -90,6 +139,9 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
       cosmati data write corpus more/*.txt --class licensed/news --licence "contract 13" --pack 1024 --append
       cosmati data write corpus crawl.jsonl.gz --class-field class
       cosmati data write corpus posts.jsonl --class open/permissive --text-field body --pack 1024
+      cosmati data write corpus papers.jsonl --class medical --grade-field evidence=level --by-field rater=reviewer
+      cosmati data write corpus papers.jsonl --class medical --grade-field trust=score --policy policy.yaml
+      cosmati data write corpus rows.parquet --class-field class --also-field topics
       cosmati data write photos images/ more-images/ --class customer/pii
       cosmati data write held-out test-images/ --class customer/pii --labels-of photos
       cosmati data write s3://bucket/corpus notes/ --class open/psf --keep corpus-secrets
@@ -98,7 +150,8 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
     if append and replace:
         raise DataError("--append keeps what is there, and --replace doesn't. Give one of them.")
     place = Destination(out, keep)
-    wanted = Inputs(tuple(inputs or ()), kind, class_path, class_field, text_field, pack, labels, skip_bad_rows, by)
+    said = SaidOfRows(policy, grade or (), grade_field or (), also or (), also_field, by or (), by_field or ())
+    wanted = Inputs(tuple(inputs or ()), kind, class_path, class_field, text_field, pack, labels, skip_bad_rows, said)
     rows, before = wanted.rows(_label_names(place, labels_of)), _listed(place)
     with ProgressDisplay("writing") as progress:
         manifests = write_dataset(
@@ -107,7 +160,7 @@ def write(  # noqa: PLR0913, PLR0917  (a command's options)
             rows.columns,
             class_of=rows.class_of,
             source=source or out.rstrip("/").rpartition("/")[2],
-            facts=SourceFacts(origin=origin, licence=licence, annotators=tuple(wanted.people.values())),
+            facts=SourceFacts(origin=origin, licence=licence, annotators=said.ids),
             reading=wanted.reading(),
             mode="append" if append else "replace" if replace else "new",
             on_row=lambda number: progress.update(None, f"{number:,} rows"),
@@ -132,7 +185,9 @@ def _label_names(place: Destination, like: Path | None) -> Sequence[str]:
 def _report(manifests: Iterable[SourceManifest], rows: Rows, replaced: Iterable[str]) -> None:
     """Say what was written, what it took the place of, and what was left out."""
     for manifest in manifests:
-        typer.echo(f"{manifest.class_path:<28} {manifest.num_rows:>10,} rows  {manifest.num_bytes / 1e6:>9,.1f} MB")
+        size = f"{manifest.num_rows:>10,} rows  {manifest.num_bytes / 1e6:>9,.1f} MB"
+        kind = SourceKind(manifest.band, tuple(manifest.grades.items()), manifest.also)
+        typer.echo(f"{manifest.class_path:<28} {size}  {kind}".rstrip())
     for path in sorted(replaced):
         typer.echo(f"replaced and removed: {path}")
     for left_out in (*(f"{number:,} {why}" for why, number in rows.left_out.items()), *rows.skipped):
@@ -160,6 +215,8 @@ def inspect(url: Url, cache: Cache = None, rows: Annotated[int, typer.Option(hel
         info = source.index.shard(0) if source.index.num_shards else None
         typer.echo(f"{source.url}")
         typer.echo(f"  class    {source.class_path}")
+        if told := str(SourceKind(source.band, tuple(source.grades.items()))):
+            typer.echo(f"  measured {told}")
         typer.echo(f"  rows     {source.num_rows:,} in {source.index.num_shards:,} shards")
         typer.echo(f"  index    sha256 {source.index.digest}")
         for column in info.columns if info else ():

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
+from cosmati.cli.data_measures import SaidOfRows
 from cosmati.corpora.python_rows import read_python_packages
-from cosmati.data.ingest import Kind, Rows, class_by_field, kind_of_files, read_image_folder, read_jsonl, read_text
+from cosmati.data.graded import SourceKind
+from cosmati.data.ingest import (
+    ORIGIN_COLUMNS,
+    Kind,
+    Rows,
+    class_by_field,
+    kind_of_files,
+    read_image_folder,
+    read_jsonl,
+    read_parquet,
+    read_text,
+)
 from cosmati.data.ingest.jsonl import infer_columns
-from cosmati.data.ingest.people import PEOPLE, attribute
+from cosmati.data.ingest.measured import kinds_in
+from cosmati.data.ingest.people import PEOPLE
 from cosmati.data.packing import Packing, pack_rows
 from cosmati.data.tokens import ByteTokenizer, tokenize
 from cosmati.errors import DataError
@@ -31,7 +44,7 @@ class Inputs:
         pack: tokens of a pack, or 0.
         with_labels: give images the labels of their folders.
         skip_bad_rows: leave them out.
-        by: who has labelled or rated all rows: `annotator=ada` and the like.
+        said_of_rows: what else is said of them.
 
     Raises:
         DataError: what was said doesn't go together.
@@ -45,7 +58,7 @@ class Inputs:
     pack: int
     with_labels: bool
     skip_bad_rows: bool
-    by: Sequence[str] | None = None
+    said_of_rows: SaidOfRows
 
     def __post_init__(self) -> None:
         kind, given = self.kind, bool(self.class_path) + bool(self.class_field)
@@ -54,13 +67,20 @@ class Inputs:
         if given > 1:
             raise DataError("--class is of all rows, and --class-field of each. Give one of them.")
         if kind is not Kind.PACKAGES and not given:
-            hint = ", or --class-field FIELD" if kind is Kind.JSONL else ""
+            hint = ", or --class-field FIELD" if kind.has_fields else ""
             raise DataError(f"Rows have no class. Give --class open/permissive, say{hint}.")
-        if self.class_field and kind is not Kind.JSONL:
-            raise DataError(f"--class-field names a field of JSON Lines, and these are {kind}. Use --class.")
-        if self.text_field and (kind is not Kind.JSONL or not self.pack):
-            why = "rows that aren't packed keep all fields" if kind is Kind.JSONL else f"these are {kind}"
-            raise DataError(f"--text-field says which field of JSON Lines --pack reads, and {why}. Leave it out.")
+        if self.class_field and not kind.has_fields:
+            raise DataError(f"--class-field names a field of JSON Lines or Parquet, and these are {kind}. Use --class.")
+        for name, option in () if kind.has_fields else self.said_of_rows.fields.items():
+            all_rows = option.removesuffix("-field")
+            raise DataError(
+                f"{option} names {name!r}, a field of JSON Lines or Parquet, and these are {kind}. Use {all_rows}."
+            )
+        if self.text_field and not (kind.has_fields and self.pack):
+            why = "rows that aren't packed keep all fields" if kind.has_fields else f"these are {kind}"
+            raise DataError(
+                f"--text-field says which field of JSON Lines or Parquet --pack reads, and {why}. Leave it out."
+            )
         if self.pack and kind is Kind.IMAGES:
             raise DataError("--pack packs text, and these are images. Leave it out.")
 
@@ -73,11 +93,6 @@ class Inputs:
             raise DataError("There is nothing to read. Name files or directories after OUT.")
         return kind_of_files(self.paths, self.said)
 
-    @cached_property
-    def people(self) -> Mapping[str, str]:
-        """Ids of who has labelled or rated all rows, by their fields."""
-        return people_said(self.by or ())
-
     def reading(self) -> dict[str, str]:
         """Return what the data set notes: how the inputs become rows."""
         told = {
@@ -88,7 +103,7 @@ class Inputs:
             "pack": str(self.pack or ""),
             "labels": "" if self.with_labels else "none",
             "bad rows": "left out" if self.skip_bad_rows else "",
-            **{name.replace("_", " "): who for name, who in self.people.items()},
+            **self.said_of_rows.reading(),
         }
         return {name: value for name, value in told.items() if value}
 
@@ -98,16 +113,24 @@ class Inputs:
         Args:
             label_names: labels that have their numbers already.
         """
-        rows = attribute(self._read(label_names), **self.people)
+        rows = self.said_of_rows.said_of(self._read(label_names))
+        fields = self.said_of_rows.fields
+        if not self.pack and not fields:
+            return rows
+        if self.kind is Kind.PACKAGES and rows.kind_of is None:
+            found = [(name, SourceKind()) for name in software_licences().classes]
+        elif self.class_path and not fields:
+            found = [(self.class_path, rows.kind({}))]
+        else:
+            # One pass to know all classes and kinds: each fills packs of its own, and what a row says wrongly is
+            # refused before anything is written.
+            found = kinds_in(rows)
         if not self.pack:
             return rows
         column = "content" if self.kind is Kind.PACKAGES else self.text_field or "text"
-        if self.kind is Kind.PACKAGES:
-            classes: Sequence[str] = software_licences().classes
-        else:
-            # One pass to know all classes: each fills packs of its own.
-            classes = (self.class_path,) if self.class_path else sorted({rows.class_path(row) for row in rows})
-        return pack_rows(tokenize(rows, ByteTokenizer(), column=column), Packing(length=self.pack), class_names=classes)
+        tokens = tokenize(rows, ByteTokenizer(), column=column)
+        names, kinds = [name for name, _ in found], [kind for _, kind in found]
+        return pack_rows(tokens, Packing(length=self.pack), class_names=names, kinds=kinds)
 
     def _read(self, label_names: Sequence[str]) -> Rows:
         on_error: Literal["raise", "record"] = "record" if self.skip_bad_rows else "raise"
@@ -116,7 +139,18 @@ class Inputs:
             case Kind.PACKAGES:
                 return read_python_packages(self.paths or None, on_error=on_error)
             case Kind.JSONL:
-                return read_jsonl(self.paths, self._fields_to_pack(), class_of=class_of, on_error=on_error)
+                columns = self.said_of_rows.encodings(infer_columns(self.paths))
+                return read_jsonl(
+                    self.paths,
+                    self._fields_to_pack(columns) if self.pack else columns,
+                    class_of=class_of,
+                    on_error=on_error,
+                    strict=not self.pack,
+                )
+            case Kind.PARQUET:
+                read = partial(read_parquet, self.paths, class_of=class_of, on_error=on_error)
+                there = {name: kind for name, kind in read().columns.items() if name not in ORIGIN_COLUMNS}
+                return read(columns=list(self._fields_to_pack(there))) if self.pack else read()
             case Kind.IMAGES:
                 return read_image_folder(
                     self.paths,
@@ -128,16 +162,17 @@ class Inputs:
             case Kind.TEXT:
                 return read_text(self.paths, class_of=class_of, on_error=on_error)
 
-    def _fields_to_pack(self) -> dict[str, str] | None:
-        """Return the fields of JSON Lines that packs are made from, whatever else rows have; None keeps all of them.
+    def _fields_to_pack(self, there: dict[str, str]) -> dict[str, str]:
+        """Return the fields of JSON Lines and Parquet that packs are made from, whatever else rows have.
+
+        Args:
+            there: all fields.
 
         Raises:
-            DataError: the first row has no such field, or no text in it.
+            DataError: there's no such field, or no text in it.
         """
-        if not self.pack:
-            return None
-        there, text = infer_columns(self.paths), self.text_field or "text"
-        for name, option in ((text, "--text-field"), (self.class_field, "--class-field")):
+        text, fields = self.text_field or "text", self.said_of_rows.fields
+        for name, option in ((text, "--text-field"), (self.class_field, "--class-field"), *fields.items()):
             if name and name not in there:
                 raise DataError(
                     f"The rows have no field {name!r}. They have {', '.join(map(repr, there))}: name one with {option}."
@@ -146,20 +181,4 @@ class Inputs:
             others = ", ".join(repr(name) for name, kind in there.items() if kind == "str") or "no field"
             raise DataError(f"Field {text!r} holds no text. Text is in {others}: name it with --text-field.")
         people = [name for name in PEOPLE if name in there]
-        return {name: there[name] for name in (text, self.class_field, *people) if name}
-
-
-def people_said(given: Sequence[str]) -> dict[str, str]:
-    """Return ids by their fields, of `annotator=ada` and the like.
-
-    Raises:
-        DataError: it isn't of that form, or a field is said twice.
-    """
-    told: dict[str, str] = {}
-    for one in given:
-        name, _, who = one.partition("=")
-        if name not in PEOPLE or not who or name in told:
-            msg = f"--by {one} isn't a field that wasn't said before with an id: give --by annotator=ada, say."
-            raise DataError(f"{msg} The fields are {', '.join(PEOPLE)}.")
-        told[name] = who
-    return told
+        return {name: there[name] for name in (text, self.class_field, *people, *fields) if name}

@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cosmati.errors import DataError
 
 BandAndGrades = tuple[int, tuple[tuple[str, str], ...]]
+
+
+class SourceKind(NamedTuple):
+    """What all rows of a source share beside their class; rows of another kind are a source of their own.
+
+    Args:
+        band: number of the quality band.
+        grades: measure and grade, in the order of measures' names.
+        also: other classes to which the rows belong, in order.
+    """
+
+    band: int = 0
+    grades: tuple[tuple[str, str], ...] = ()
+    also: tuple[str, ...] = ()
+
+    @classmethod
+    def of_journal(cls, entry: Mapping[str, Any]) -> SourceKind:
+        """Return the kind that a source was begun with; older journals don't speak of all of it."""
+        grades = tuple(sorted((entry.get("grades") or {}).items()))
+        return cls(entry.get("band", 0), grades, tuple(sorted(entry.get("also", ()))))
+
+    def __str__(self) -> str:
+        told = [f"band {self.band}"] if self.band else []
+        told += [f"{name} {grade}" for name, grade in self.grades] + [f"also {name}" for name in self.also]
+        return ", ".join(told)
 
 
 class MeasuredSource(Protocol):
@@ -24,9 +49,10 @@ class MeasuredSource(Protocol):
         ...
 
 
-def kind_of(source: MeasuredSource) -> BandAndGrades:
-    """Return band and grades of a source's rows."""
-    return source.band, tuple(sorted(source.grades.items()))
+def kind_of(source: MeasuredSource | SourceKind) -> BandAndGrades:
+    """Return band and grades of a source's rows, or of those of a kind."""
+    grades = source.grades if isinstance(source, SourceKind) else source.grades.items()
+    return source.band, tuple(sorted(grades))
 
 
 def numbered(sources: Sequence[MeasuredSource]) -> dict[BandAndGrades, int]:

@@ -28,6 +28,7 @@ from cosmati.data.shards.cache import ShardCache, ShardFiles
 from cosmati.data.shards.formats import files_of
 from cosmati.data.shards.gathering import Part, rows_together
 from cosmati.data.shards.index import ShardIndex, ShardInfo
+from cosmati.data.shards.manifest import packed_said
 from cosmati.data.shards.mds import ChangedShardError, MdsShard, are_alike
 from cosmati.data.shards.opening import CacheOptions, Opening, cache_directory, has_kept, remote_of
 from cosmati.data.shards.parquet import ParquetIndex, ParquetShard
@@ -109,6 +110,7 @@ class OpenedSource:
             self.class_path, self.band, self.grades = signed.class_path, signed.band, dict(signed.grades)
         # What rows belong to besides is in the index, as in the manifest that has signed it.
         self.class_path = joint_name((self.class_path, *also_said(url, own)))
+        self.packed = packed_said(url, own)
         self._version = opening.version(url, self.index)
         self.fetcher: int | None = None
         self._open()

@@ -1,7 +1,7 @@
 """Packs whose tokens have classes of their own, as a source: what a policy says of a class holds token by token.
 
     dataset = StreamingDataset("packs/", transform=read_packs)
-    source = PackedSource(StreamingSource(dataset, rows_per_step=16), class_names=("open/psf", "unknown"))
+    source = PackedSource(StreamingSource(dataset, rows_per_step=16))
 
 A microbatch is a mapping with `input`, `target` and `documents` [rows, tokens]. The target is the next token of the
 same document, and ignored at each border; the model has to keep documents apart (`GPT` does, by `documents`).
@@ -9,6 +9,8 @@ same document, and ignored at each border; the model has to keep documents apart
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +24,11 @@ from cosmati.core.batch import Batch
 from cosmati.core.labels import IGNORED
 from cosmati.core.lineage import TOMBSTONE, Lineage
 from cosmati.core.source import Order, ReadsAhead, Source
+from cosmati.data.graded import BandAndGrades, SourceKind, kind_of
 from cosmati.data.packing import Pack
 from cosmati.data.rows import RowBatch
 from cosmati.errors import DataError
+from cosmati.records.joint_classes import joint_name
 
 _CLASSES, _ROWS = "token_class_ids", "token_row_ids"
 _COLUMNS = ("input", "target", "documents", _CLASSES, _ROWS)
@@ -84,18 +88,47 @@ class PackedSource:
         source: of packs: its rows are what `pack_tensors` gives (a `StreamingSource` over
             `StreamingDataset(..., transform=read_packs)`, or an `InMemory` of it). The class of its rows isn't read,
             and their tokens' classes are declared by who packed them, even where the packs are signed.
-        class_names: names that the class ids in the packs' spans index: `pack_rows(..., class_names=...)`.
+        class_names: names that the class ids in the packs' spans index: `pack_rows(..., class_names=...)`. Of rows that
+            belong to several classes they become the name that joins them. They may be left out where the packs' shards
+            say them, as `write_dataset` notes them of `pack_rows`.
+        row_kinds: what was measured of the rows of each: `pack_rows(..., kinds=...)`. Then a class stands there once
+            for each kind of its rows.
 
     Raises:
-        DataError: names repeat.
+        DataError: names repeat, there are other numbers of names and kinds, nobody says them, or the shards say others.
     """
 
     source: Source
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...] = ()
+    row_kinds: tuple[SourceKind, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.class_names or len(set(self.class_names)) < len(self.class_names):
+        told = _said_of(self.dataset)
+        if told and not self.class_names:
+            kinds = tuple(kind for _, kind in told)
+            object.__setattr__(self, "class_names", tuple(name for name, _ in told))
+            object.__setattr__(self, "row_kinds", kinds if any(map(str, kinds)) else ())
+        given = self.row_kinds or (SourceKind(),) * len(self.class_names)
+        if len(given) != len(self.class_names):
+            raise DataError(f"{len(given)} row_kinds go with {len(self.class_names)} class_names: give one for each.")
+        named = [_meaning(*one) for one in zip(self.class_names, given, strict=True)]
+        object.__setattr__(self, "class_names", tuple(name for name, _ in named))
+        if not named or len({*named}) < len(named):
             raise DataError(f"class_names={self.class_names} must be distinct, one at least: ids are places in it.")
+        if told and named != [_meaning(*one) for one in told]:
+            said = "; ".join(", ".join(filter(None, (name, str(kind)))) for name, kind in told)
+            msg = f"The packs' shards say that their class ids mean {said}, and others were given. Leave them out."
+            raise DataError(msg)
+
+    @property
+    def kinds(self) -> tuple[tuple[int, int], ...]:
+        """Class id, and the number of what was measured of its rows (see `measured`)."""
+        return tuple((index, index if self.row_kinds else 0) for index in range(len(self.class_names)))
+
+    @property
+    def measured(self) -> dict[int, tuple[int, dict[str, str]]]:
+        """Band and grades of the rows of each class id; nothing where nobody says."""
+        return {index: (kind.band, dict(kind.grades)) for index, kind in enumerate(self.row_kinds)}
 
     @property
     def dataset(self) -> object:
@@ -104,8 +137,10 @@ class PackedSource:
 
     @property
     def digest(self) -> str:
-        """Hex digest of the packs, and of the spans in them."""
-        return self.source.digest
+        """Hex digest of the packs and the spans in them, and of what is said to have been measured."""
+        if not self.row_kinds:
+            return self.source.digest
+        return hashlib.sha256(f"{self.source.digest}\0{json.dumps(self.row_kinds)}".encode()).hexdigest()
 
     def order(
         self, *, seed: int, num_microbatches: int, route_pure: bool, classes: Collection[int] | None = None
@@ -118,6 +153,25 @@ class PackedSource:
         del route_pure, classes
         order = self.source.order(seed=seed, num_microbatches=num_microbatches, route_pure=False)
         return PackedOrder(order, len(self.class_names))
+
+
+def _meaning(class_name: str, kind: SourceKind) -> tuple[str, BandAndGrades]:
+    """Return what a class id means: a class, joint where rows belong to several, and what was measured of them."""
+    return joint_name((class_name, *kind.also)), kind_of(kind)
+
+
+def _said_of(dataset: object) -> tuple[tuple[str, SourceKind], ...]:
+    """Return what the shards of packs say of the class ids in their spans; empty where they don't.
+
+    Raises:
+        DataError: they say different things.
+    """
+    sources: Sequence[object] = getattr(dataset, "sources", ())
+    told = {getattr(source, "packed", ()) for source in sources}
+    if len(told) > 1:
+        msg = "The class ids in the packs of these sources mean different classes or kinds. Pack all rows in one write."
+        raise DataError(msg)
+    return told.pop() if told else ()
 
 
 class PackedOrder:

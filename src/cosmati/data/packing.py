@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cosmati.data.graded import SourceKind
 from cosmati.data.ingest.people import people_in
 from cosmati.data.ingest.rows import ORIGIN_COLUMNS, Reading, Row, Rows
 from cosmati.errors import DataError
@@ -177,31 +179,42 @@ def _place(
             yield chosen
 
 
-def number_rows(rows: Rows, class_names: Sequence[str]) -> Rows:
+def number_rows(rows: Rows, class_names: Sequence[str], kinds: Sequence[SourceKind] = ()) -> Rows:
     """Give rows of a reader what `pack` wants: `row_id`, their place among the good rows, and `class_id`.
 
     Args:
         rows: of a reader.
         class_names: all classes; a class's place is its id. A row of another class is bad.
+        kinds: what was measured of the rows of each; then a class may stand there several times, and a row of another
+            kind is bad. Of several classes at once, a row is of the name that joins them.
     """
-    ids = {name: number for number, name in enumerate(class_names)}
+    pairs = zip(class_names, kinds, strict=True) if kinds else ((name, SourceKind()) for name in class_names)
+    ids = {pair: number for number, pair in enumerate(pairs)}
 
     def read(reading: Reading) -> Iterator[Row]:
         number = 0
         for row in rows.pass_over(reading):
-            path = rows.class_path(row)
-            if path in ids:
-                yield row | {"row_id": number, "class_id": ids[path]}
+            path, kind = rows.class_path(row), rows.kind(row) if kinds else SourceKind()
+            if (path, kind) in ids:
+                yield row | {"row_id": number, "class_id": ids[path, kind]}
                 number += 1
             else:
-                reason = f"its class {path!r} isn't one of {', '.join(class_names)}"
+                of_kind = f" ({kind})" if str(kind) else ""
+                reason = f"its class {path!r}{of_kind} isn't one of {', '.join(class_names)}"
                 reading.reject(row["origin_file"], row["origin_place"], reason)
 
     columns = dict(rows.columns) | {"row_id": "int", "class_id": "int"}
     return dataclasses.replace(rows, columns=MappingProxyType(columns), read=read)
 
 
-def pack_rows(rows: Rows, packing: Packing, *, class_names: Sequence[str], class_of: str | None = None) -> Rows:
+def pack_rows(
+    rows: Rows,
+    packing: Packing,
+    *,
+    class_names: Sequence[str],
+    kinds: Sequence[SourceKind] = (),
+    class_of: str | None = None,
+) -> Rows:
     """Pack the token rows of a reader into rows that can be written as shards.
 
     The columns are `tokens` (of the encoding's fixed length), `spans` (see `Pack`) and `origins`: for each span the
@@ -213,54 +226,78 @@ def pack_rows(rows: Rows, packing: Packing, *, class_names: Sequence[str], class
         rows: with a column `tokens`, as `tokenize` gives them.
         packing: how.
         class_names: all classes; a class's place is its id in the spans.
+        kinds: what was measured of the rows of each (see `kinds_in`); class-pure packs are of one kind, too. It's
+            needed where something was measured of the rows.
         class_of: class path of packs that hold several classes. Class-pure packs have their rows' class: give None.
 
     Raises:
-        DataError: there is no column of tokens, or packs of several classes have no class path.
+        DataError: there is no column of tokens, packs of several classes have no class path, or rows of several kinds
+            would be of one.
     """
-    found = rows.columns.get("tokens", "missing")
-    kind, dtype, *_ = [*found.split(":"), "float64"]
-    if kind != "ndarray" or np.dtype(dtype).kind not in "iu":
-        raise DataError(f"Column 'tokens' is {found}, not an ndarray of integers. Tokenize first.")
+    dtype = _dtype_of_tokens(rows)
     if packing.class_pure != (class_of is None):
         msg = (
             f"class_pure={packing.class_pure} and class_of={class_of!r} don't go together: packs of one class have "
             "that class, and packs of several need a class_of= that says how the mixture is to be governed."
         )
         raise DataError(msg)
-    numbered, names = number_rows(rows, class_names), people_in(rows.columns)
-
-    def read(reading: Reading) -> Iterator[Row]:
-        origins: dict[int, list[Any]] = {}
-        people: dict[int, dict[str, str]] = {}
-        num_left: dict[int, int] = {}
-
-        def noted() -> Iterator[Row]:
-            for row in numbered.pass_over(reading):
-                origins[row["row_id"]] = [row["origin_file"], row["origin_place"], row["origin_sha256"].hex()]
-                people[row["row_id"]] = {name: row[name] for name in names}
-                num_left[row["row_id"]] = len(row["tokens"])
-                yield row
-
-        for full in pack(noted(), packing, dtype=dtype):
-            listed = [origins[row] for row in full.spans[:, 0].tolist()]
-            who = {"people": [people[row] for row in full.spans[:, 0].tolist()]} if names else {}
-            for row, _, _, piece in full.pieces():
-                num_left[row] -= len(piece)
-                if not num_left[row]:  # all of it is packed
-                    del num_left[row], origins[row], people[row]
-            file, place, sha256 = listed[0]
-            origin = {"origin_file": file, "origin_place": place, "origin_sha256": bytes.fromhex(sha256)}
-            yield full.to_row() | {"origins": listed} | who | origin
+    if rows.kind_of is not None and not kinds:
+        raise DataError(
+            "Something was measured of the rows, and packs would be of several kinds. Give class_names= and kinds= as "
+            "`kinds_in(rows)` pairs them."
+        )
+    numbered, names = number_rows(rows, class_names, kinds), people_in(rows.columns)
 
     def class_path(row: Mapping[str, Any]) -> str:
         return class_names[int(row["spans"][0, 1])]
 
+    def kind_of(row: Mapping[str, Any]) -> SourceKind:
+        return kinds[int(row["spans"][0, 1])]
+
     told = {"origins": "json"} | ({"people": "json"} if names else {})
     columns = pack_columns(packing.length, dtype) | told | dict(ORIGIN_COLUMNS)
     return dataclasses.replace(
-        rows, columns=MappingProxyType(columns), class_of=class_of or class_path, read=read, label_names={}
+        rows,
+        columns=MappingProxyType(columns),
+        class_of=class_of or class_path,
+        packed=() if packing.class_pure else tuple(zip(class_names, kinds or repeat(SourceKind()), strict=False)),
+        kind_of=kind_of if rows.kind_of is not None and packing.class_pure else None,
+        read=lambda reading: _packed_rows(reading, numbered, names, packing, dtype),
+        label_names={},
     )
+
+
+def _packed_rows(reading: Reading, numbered: Rows, names: Sequence[str], packing: Packing, dtype: str) -> Iterator[Row]:
+    """Yield packs as rows, with the origin of each span, and people's columns `names` of it."""
+    origins: dict[int, list[Any]] = {}
+    people: dict[int, dict[str, str]] = {}
+    num_left: dict[int, int] = {}
+
+    def noted() -> Iterator[Row]:
+        for row in numbered.pass_over(reading):
+            origins[row["row_id"]] = [row["origin_file"], row["origin_place"], row["origin_sha256"].hex()]
+            people[row["row_id"]] = {name: row[name] for name in names}
+            num_left[row["row_id"]] = len(row["tokens"])
+            yield row
+
+    for full in pack(noted(), packing, dtype=dtype):
+        listed = [origins[row] for row in full.spans[:, 0].tolist()]
+        who = {"people": [people[row] for row in full.spans[:, 0].tolist()]} if names else {}
+        for row, _, _, piece in full.pieces():
+            num_left[row] -= len(piece)
+            if not num_left[row]:  # all of it is packed
+                del num_left[row], origins[row], people[row]
+        file, place, sha256 = listed[0]
+        origin = {"origin_file": file, "origin_place": place, "origin_sha256": bytes.fromhex(sha256)}
+        yield full.to_row() | {"origins": listed} | who | origin
+
+
+def _dtype_of_tokens(rows: Rows) -> str:
+    found = rows.columns.get("tokens", "missing")
+    kind, dtype, *_ = [*found.split(":"), "float64"]
+    if kind != "ndarray" or np.dtype(dtype).kind not in "iu":
+        raise DataError(f"Column 'tokens' is {found}, not an ndarray of integers. Tokenize first.")
+    return dtype
 
 
 def pack_columns(length: int, dtype: str) -> dict[str, str]:

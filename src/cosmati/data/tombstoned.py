@@ -16,6 +16,7 @@ from torch import Tensor
 from cosmati.core.batch import TOMBSTONE, Batch, bury
 from cosmati.core.labels import IGNORED
 from cosmati.core.source import ImageSize, Order, ReadsAhead, ResizesImages, Source, TellsBands
+from cosmati.data.graded import SourceKind
 from cosmati.errors import DataError
 
 
@@ -67,6 +68,11 @@ class Tombstoned:
         return getattr(self.source, "measured", {})
 
     @property
+    def row_kinds(self) -> tuple[SourceKind, ...]:
+        """What was measured of the rows of each class of packs; empty where nobody says, or rows aren't packs."""
+        return getattr(self.source, "row_kinds", ())
+
+    @property
     def digest(self) -> str:
         """Hex digest of the source's own, and of what is gone."""
         told = f"{self.source.digest}\0{sorted(self.classes)}\0{sorted(self.rows)}"
@@ -81,8 +87,8 @@ class Tombstoned:
             DataError: the source can't be put in order.
         """
         order = self.source.order(seed=seed, num_microbatches=num_microbatches, route_pure=route_pure, classes=classes)
-        names = self.source.class_names
-        return TombstonedOrder(order, [names.index(name) for name in self.classes], list(self.rows))
+        gone = [index for index, name in enumerate(self.source.class_names) if name in self.classes]
+        return TombstonedOrder(order, gone, list(self.rows))
 
 
 class TombstonedOrder:

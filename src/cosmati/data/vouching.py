@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from cosmati.data.kept_vouchers import kept_vouchers
 from cosmati.data.shards.index import ShardIndex, ShardInfo
-from cosmati.data.shards.manifest import SourceManifest
+from cosmati.data.shards.manifest import SourceManifest, packed_as_json
 from cosmati.data.shards.remote import EnvironmentFaultError
 from cosmati.errors import DataError, ProvenanceError
 from cosmati.provenance.authority import errors
@@ -285,8 +285,8 @@ def _check_index(url: str, manifest: SourceManifest, index: ShardIndex, sizes: S
     own = index.extra.get("cosmati")
     says = own if isinstance(own, dict) else {}
     wanted = {"class": manifest.class_path, "band": manifest.band, "grades": manifest.grades}
-    wanted["also"] = list(manifest.also)
-    usual: dict[str, object] = {"band": 0, "grades": {}, "also": []}
+    wanted |= {"also": list(manifest.also), "packed": packed_as_json(manifest.packed)}
+    usual: dict[str, object] = {"band": 0, "grades": {}, "also": [], "packed": []}
     for name, value in wanted.items():
         if says.get(name, usual.get(name)) != value:
             msg = f"{url}/index.json says {name} {says.get(name)!r}, and {value!r} was signed. Restore it."

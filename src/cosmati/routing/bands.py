@@ -20,6 +20,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from cosmati.routing.measures import is_measured
 from cosmati.routing.selectors import Names, RegionName, Strict
 
 
@@ -54,6 +55,18 @@ class Bands(Strict):
             msg = f"What was measured ({self.measure}) is no number. Leave the row out, or measure it again."
             raise ValueError(msg)
         return bisect_right(self.thresholds, value)
+
+    def read(self, value: object) -> int:
+        """Return the number of the band that a field of a row says: by a band's name, or by what was measured.
+
+        Raises:
+            ValueError: it's neither, or it isn't finite.
+        """
+        if isinstance(value, str) and value in self.names:
+            return self.names.index(value)
+        if is_measured(value):
+            return self.band_of(float(value))
+        raise ValueError(f"{value!r:.60} is neither a finite number nor one of the bands {', '.join(self.names)}")
 
 
 class Floor(Strict):

@@ -22,7 +22,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
-from typing import Annotated, NamedTuple
+from numbers import Real
+from typing import Annotated, NamedTuple, TypeGuard
 
 from pydantic import Field, model_validator
 
@@ -71,6 +72,29 @@ class Grading(Strict):
             msg = f"The measure with the grades {', '.join(self.grades)} {what}. Name the grade, or leave it out."
             raise ValueError(msg)
         return self.grades[bisect_right(self.thresholds, value)]
+
+    def read(self, value: object) -> str:
+        """Return the grade that a field of a row says: one of the words, or a number between thresholds.
+
+        Raises:
+            ValueError: it's neither, or it isn't finite.
+        """
+        if isinstance(value, str) and value in self.grades:
+            return value
+        if self.thresholds is not None and is_measured(value):
+            return self.grade_of(float(value))
+        what = "none of" if self.thresholds is None else "neither a finite number nor one of"
+        raise ValueError(f"{value!r:.60} is {what} the grades {', '.join(self.grades)}")
+
+
+def is_measured(value: object) -> TypeGuard[float]:
+    """Return whether a value is a number that can stand between thresholds."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
 
 
 class Attenuation(Strict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from cosmati.core.source import Source
 from cosmati.errors import PolicyError
@@ -47,6 +48,30 @@ def described_by(data: object) -> Callable[[int], tuple[int, Mapping[str, str]]]
     """Return what gives band and grades of rows that a source says to be of a band."""
     measured: KindNumbers = getattr(data, "measured", {})
     return lambda number: measured.get(number, (number, {}))
+
+
+class SaidKind(Protocol):
+    """What packs say was measured of the rows of one class id."""
+
+    @property
+    def band(self) -> int:
+        """Number of the band."""
+        ...
+
+    @property
+    def grades(self) -> tuple[tuple[str, str], ...]:
+        """Measure and grade."""
+        ...
+
+
+def token_kinds(policy: CompiledPolicy | None, data: object) -> tuple[int, ...]:
+    """Return the policy's kind of the tokens of each of the source's classes; empty where packs say none.
+
+    Raises:
+        PolicyError: a band or a grade that the policy doesn't have.
+    """
+    said: Sequence[SaidKind] = getattr(data, "row_kinds", ())
+    return () if policy is None else tuple(policy.kind_of(one.band, dict(one.grades), "Packs") for one in said)
 
 
 def check_kinds(policy: CompiledPolicy, data: object, class_map: Sequence[int], *, on_starvation: str) -> None:

@@ -96,7 +96,7 @@ def compile_given(
 
 
 def _refuse_measured_packs(policy: CompiledPolicy, data: object) -> None:
-    """Refuse packs of which something was measured that the policy goes by: documents tell their classes alone."""
+    """Refuse packs whose shards say that something was measured which the policy goes by: it's of no document."""
     packs = data.source if isinstance(data, Tombstoned) else data
     if not isinstance(packs, PackedSource):
         return
@@ -106,7 +106,8 @@ def _refuse_measured_packs(policy: CompiledPolicy, data: object) -> None:
         if policy.kind_of(band, grades, "Packs"):
             what = ", ".join([f"band {band}", *(f"{name} {grade}" for name, grade in sorted(grades.items()))])
             msg = (
-                f"The packs' shards say {what}, and the policy goes by that; but documents of packs tell their classes "
-                "alone. Write packs without band= and grades=, or give their rows unpacked."
+                f"The packs' shards say {what}, and the policy goes by that; but the documents of a pack are of "
+                "kinds of their own. Write packs without band= and grades=, and say those of their rows with "
+                "PackedSource(..., row_kinds=...)."
             )
             raise PolicyError(msg)

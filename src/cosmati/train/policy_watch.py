@@ -30,7 +30,7 @@ from cosmati.provenance.voucher import FOLDER
 from cosmati.routing.policy import CompiledPolicy, partition_by
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.routing.signed_policy import signed_policy
-from cosmati.routing.starvation import kind_map
+from cosmati.routing.starvation import kind_map, token_kinds
 from cosmati.storage.atomic import replace_file
 from cosmati.train.assembly import Assembly
 from cosmati.train.authority_watch import LOOK_EVERY, AuthorityWatch
@@ -175,7 +175,7 @@ class PolicyWatch:
         if change["signed"] is not None and self._a.ranks.rank == 0:  # who alone writes
             vouched = kept_policy(self._folder / "ledger" / FOLDER, change["signed"])
         compiled = self._compiled(policy)
-        self._a.router.go_by(compiled, kind_map(compiled, self._data))
+        self._a.router.go_by(compiled, kind_map(compiled, self._data), token_kinds(compiled, self._data))
         if self._vouchers is not None:
             compiled = self._vouchers.rebase(compiled, policy.grace)
         continuity.go_by(policy, compiled, change["anchor"] and {"text": policy.to_mapping(), **change["anchor"]})
@@ -272,7 +272,7 @@ class PolicyWatch:
         if (now.regions, now.partition.parameters) != (new.regions, new.partition.parameters):
             raise PolicyError(f"The policy cuts the model into other regions than the run has. {_MEND}")
         _refuse_for_methods(self._a.plan, now, new, begin)
-        if self._a.plan.facts.packed and (told := _unlike(new, self._class_map, begin) - _unlike(now, self._class_map)):
+        if self._a.plan.facts.packed and (told := self._unlike(new, begin) - self._unlike(now)):
             what = ", ".join(sorted(told))
             raise PolicyError(f"In packs, the policy tells classes apart in {what}, and none did so before. {_MEND}")
         if not isinstance(self._data, Source):  # a loop of the user's own has no order, and nor has a loader
@@ -292,6 +292,15 @@ class PolicyWatch:
                 if decision in ("admit", "gate") and not first.ever_admits(own):
                     msg = f"The policy admits {new.classes[own]}, of which the run has no rows in its order. {_MEND}"
                     raise PolicyError(msg)
+
+    def _unlike(self, policy: CompiledPolicy, begin: int = 0) -> set[str]:
+        """Return the regions that the packs' classes don't teach alike: if tokens can be told apart, a step tells."""
+        late = [index for index, phase in enumerate(policy.phases) if phase.end_step > begin]
+        kinds = token_kinds(policy, self._data) or (0,) * len(self._class_map)
+        rows = [policy.weight[policy.row(*one)] for one in zip(self._class_map, kinds, strict=True)]
+        return {
+            name for r, name in enumerate(policy.regions) if any(len({row[p][r] for row in rows}) > 1 for p in late)
+        }
 
 
 def policy_watch_of(prepared: Prepared) -> PolicyWatch | None:
@@ -316,13 +325,6 @@ def _refuse_for_methods(plan: Plan, now: CompiledPolicy, new: CompiledPolicy, be
         if any(any(weights) and _denied(weights) not in before for weights in after):
             what = ", ".join(type(method).__name__ for method in methods)
             raise PolicyError(f"The policy denies {name} other regions than before, and {what} acts by that. {_MEND}")
-
-
-def _unlike(policy: CompiledPolicy, class_map: Sequence[int], begin: int = 0) -> set[str]:
-    """Return the regions that the data's classes don't teach alike: whether tokens can be told apart, a step tells."""
-    late = [index for index, phase in enumerate(policy.phases) if phase.end_step > begin]
-    rows = [policy.weight[policy.row(own)] for own in class_map]
-    return {name for r, name in enumerate(policy.regions) if any(len({row[p][r] for row in rows}) > 1 for p in late)}
 
 
 def _denied(weights: Sequence[float]) -> tuple[bool, ...]:

@@ -27,8 +27,8 @@ from cosmati.provenance.artifact import Artifact
 from cosmati.provenance.voucher import VouchedData
 from cosmati.routing.deferral import DeferredOrder
 from cosmati.routing.policy import CompiledPolicy, partition_by
-from cosmati.routing.regions import partition_parameters
-from cosmati.routing.starvation import kind_map
+from cosmati.routing.regions import Regions, partition_parameters
+from cosmati.routing.starvation import kind_map, token_kinds
 from cosmati.train.artifacts import artifacts_of
 from cosmati.train.assembly import Assembly, ScheduledOptimizer, Turn, resolve_turns
 from cosmati.train.authority_watch import AuthorityWatch, watch_of
@@ -125,7 +125,7 @@ def prepare(given: Ingredients) -> Prepared:
         layout=layout,
         regions=regions,
         policy=policy,
-        router=Router(policy, regions, class_map, kind_map(policy, given.data), isolated_modules(model)),
+        router=_router(given, policy, regions, class_map, model),
         turns=turns,
         plan=plan,
         config=config,
@@ -234,6 +234,13 @@ def _feed(
     return feed, Budget(span, feed.steps_per_epoch, ratio=ratio, knows_rows=False)
 
 
+def _router(
+    given: Ingredients, policy: CompiledPolicy | None, regions: Regions, class_map: Sequence[int], model: nn.Module
+) -> Router:
+    kinds = kind_map(policy, given.data), isolated_modules(model), token_kinds(policy, given.data)
+    return Router(policy, regions, class_map, *kinds)
+
+
 def _deferring(
     given: Ingredients, feed: Feed | None, policy: CompiledPolicy | None, class_map: Sequence[int]
 ) -> tuple[Feed | None, tuple[str, ...]]:
@@ -244,7 +251,7 @@ def _deferring(
     if cut is None:
         refuse_waiting(policy, "a step's rows are regrouped as they come")
         return feed, ()
-    refuse_packs(policy, cut.class_ids(Clock()))
+    refuse_packs(policy, cut.class_ids(Clock()), has_kinds=bool(token_kinds(policy, given.data)))
     if not any("defer" in policy.decision[row] for own in class_map for row in policy.rows_of(own)):
         return feed, ()
     orders: list[DeferredOrder] = []

@@ -20,7 +20,6 @@ from cosmati.routing.policy import CompiledPolicy
 from cosmati.train.assembly import SubStep
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.loss_state import loss_module
-from cosmati.train.routes import refuse_measured
 from cosmati.train.signed import refuse_declared
 
 _OF_A_CRITERION = frozenset(
@@ -201,19 +200,25 @@ def refuse_foreign(optimizer: torch.optim.Optimizer, model: nn.Module, trainable
         raise PlanError(msg)
 
 
-def refuse_packs(policy: CompiledPolicy, class_ids: Sequence[int | None]) -> None:
-    """Refuse a policy that has bands or defers classes, where tokens of several classes are packed together.
+def refuse_packs(policy: CompiledPolicy, class_ids: Sequence[int | None], *, has_kinds: bool) -> None:
+    """Refuse a policy that defers classes, or has bands of which nothing is known, where classes are packed together.
 
     Args:
         policy: of the run.
         class_ids: of a step's microbatches, None where they're packs.
+        has_kinds: the packs say what was measured of their rows.
 
     Raises:
         PlanError: it has, or does.
     """
     if None not in class_ids:
         return
-    refuse_measured(policy)
+    if len(policy.kinds) > 1 and not has_kinds:
+        msg = (
+            f"The policy has bands or grades ({', '.join(policy.bands[:5])}), and these packs don't say those of their "
+            "tokens. Say them with PackedSource(..., row_kinds=...), or leave bands, floors and measures out."
+        )
+        raise PlanError(msg)
     refuse_waiting(policy, "packs hold tokens of several classes")
 
 

@@ -52,6 +52,7 @@ class Router:
         class_map: policy's class of each of the source's classes.
         kind_of: policy's kind of rows of what a batch calls its band.
         isolated: what classes have of their own in the model.
+        token_kinds: policy's kind of the tokens of each of the source's classes; empty where packs say none.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class Router:
         class_map: Sequence[int],
         kind_of: Callable[[int], int] = int,
         isolated: Mapping[str, Isolated] | None = None,
+        token_kinds: Sequence[int] = (),
     ) -> None:
-        self._policy, self._kind_of = policy, kind_of
+        self._policy, self._kind_of, self._token_kinds = policy, kind_of, token_kinds
         self._regions = regions
         self._class_map = class_map
         self._isolated = list((isolated or {}).values())
@@ -71,18 +73,24 @@ class Router:
         """Go by a policy that takes more away than the one before, over the same classes and regions."""
         self._policy = policy
 
-    def go_by(self, policy: CompiledPolicy, kind_of: Callable[[int], int]) -> None:
+    def go_by(self, policy: CompiledPolicy, kind_of: Callable[[int], int], token_kinds: Sequence[int] = ()) -> None:
         """Go by another policy over the same classes and regions."""
-        self._policy, self._kind_of = policy, kind_of
+        self._policy, self._kind_of, self._token_kinds = policy, kind_of, token_kinds
 
     @property
     def num_classes(self) -> int:
         """Classes of the source; 0 without a policy."""
         return len(self._class_map)
 
-    def source_class(self, own: int) -> int:
-        """Return the source's class that is one of the policy's."""
-        return self._class_map.index(own)
+    def source_classes(self, own: int, kind: int) -> list[int]:
+        """Return the source's classes whose tokens are of one of the policy's, and of one of its kinds."""
+        return [c for c, one in enumerate(self._class_map) if one == own and self._kind_of_tokens(c, kind) == kind]
+
+    def _kind_of_tokens(self, class_id: int, band: int) -> int:
+        """Return the kind of a source's class of tokens; where the policy tells none apart, the band of their rows."""
+        if self._policy is None or len(self._policy.kinds) == 1:
+            return band
+        return self._token_kinds[class_id] if self._token_kinds else 0
 
     def found(self, mine: Sequence[Batch], class_ids: Sequence[int | None], device: torch.device) -> torch.Tensor:
         """Return what routes depend on beside classes: if a microbatch is empty, its band, its size, tokens by class.
@@ -117,7 +125,7 @@ class Router:
         Args:
             class_id: of its rows; None where they're packs.
             step: of the run.
-            band: of its rows; packs have none.
+            band: of its rows.
             is_empty: it holds nothing but tombstones.
             tokens: of packs, how many there are of each class.
         """
@@ -125,26 +133,26 @@ class Router:
         if policy is None:
             return Route(0, 0, 0, (1.0,) * len(self._regions.names), not is_empty, kind=band)
         if class_id is None:
-            return self._route_of_packs(policy, step, tokens)
+            return self._route_of_packs(policy, step, tokens, band)
         own = self._class_map[class_id]
         phase, kind = policy.phase_at(step), self._kind_of(band) if len(policy.kinds) > 1 else band
         offered = policy.decision[policy.row(own, kind)][phase] in ("admit", "gate") and not is_empty
         route_id, weights = policy.route_id(own, phase, kind), policy.route(own, step, kind)
         return Route(route_id, phase, own, weights, offered, kind=kind)
 
-    def _route_of_packs(self, policy: CompiledPolicy, step: int, tokens: Sequence[float]) -> Route:
-        """Combine the routes of the classes that a microbatch has tokens of."""
+    def _route_of_packs(self, policy: CompiledPolicy, step: int, tokens: Sequence[float], band: int) -> Route:
+        """Combine the routes of the classes and kinds that a microbatch has tokens of."""
         phase, none = policy.phase_at(step), (0.0,) * len(self._regions.names)
         present = [c for c, num in enumerate(tokens) if num]
-        offered = [c for c in present if policy.decision[policy.row(self._class_map[c])][phase] in ("admit", "gate")]
-        table = torch.tensor(
-            [*(policy.weight[policy.row(own)][phase] for own in self._class_map), none], dtype=torch.float64
-        )
+        of_class = [(own, self._kind_of_tokens(c, band)) for c, own in enumerate(self._class_map)]
+        rows = [policy.row(*one) for one in of_class]
+        offered = [c for c in present if policy.decision[rows[c]][phase] in ("admit", "gate")]
+        table = torch.tensor([*(policy.weight[row][phase] for row in rows), none], dtype=torch.float64)
         chosen = table[present or [-1]]
         differ = (chosen != chosen[:1]).any(0)
         mixed = frozenset(differ.nonzero().flatten().tolist())
         withheld = tuple(c for c in present if c not in offered)
-        cells = tuple((own, policy.route_id(own, phase)) for own in self._class_map)
+        cells = tuple((own, kind, policy.route_id(own, phase, kind)) for own, kind in of_class)
         alike = tuple(torch.where(differ, 1.0, chosen[0]).tolist())
         return Route(-1, phase, -1, alike, bool(offered), TokenRoute(table, mixed, withheld, cells))
 
@@ -242,7 +250,8 @@ class Router:
             return running(self._isolated, {policy.classes[route.class_id]: True})
         ids = token_classes(batch)
         present = [c for c in ids.unique().tolist() if c != TOMBSTONE and c not in route.tokens.withheld]
-        masks = {policy.classes[self._class_map[c]]: (ids == c).to(device) for c in present}
+        classes = {policy.classes[own]: [c for c in present if self._class_map[c] == own] for own in self._class_map}
+        masks = {name: torch.isin(ids, torch.tensor(own)).to(device) for name, own in classes.items() if own}
         return running(self._isolated, masks)
 
     def teaches(self, route: Route, layer: str) -> bool:

@@ -24,7 +24,7 @@ from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger, learnt_weights
 from cosmati.ledger.reader import ScannedEntry
 from cosmati.ledger.rows import commit_rows, derive_blinds, hash_rows
-from cosmati.records.ledger import StepEntry
+from cosmati.records.ledger import MicrobatchCell, StepEntry
 from cosmati.train.cutting import piece_of
 from cosmati.train.lifecycle import Lifecycle
 from cosmati.train.observers.pack_cells import documents_in
@@ -119,7 +119,7 @@ class _Again:
             if slots is not None:
                 batch = batch.select(torch.tensor(slots))
             is_pack = owners is not None and batch.lineage.token_class_ids is not None
-            took_part = self._of_class(batch, cell.class_id) if is_pack else _of_rows(batch)
+            took_part = self._of_cell(batch, cell) if is_pack else _of_rows(batch)
             is_opened = took_part.commitment(self._salt, entry.step, m) == cell.row_commitment
             if not is_opened and not self._changes_rows and not (slots is not None and has_gaps):
                 msg = (
@@ -141,9 +141,9 @@ class _Again:
         pieces = num_microbatches // self._num_microbatches
         return [piece_of(batch, k, pieces) for k in range(pieces) for batch in found] if pieces > 1 else found
 
-    def _of_class(self, batch: Batch, class_id: int) -> _TookPart:
+    def _of_cell(self, batch: Batch, cell: MicrobatchCell) -> _TookPart:
         ids, classes = documents_in(batch)
-        return _TookPart(ids, classes == self._router.source_class(class_id))
+        return _TookPart(ids, np.isin(classes, self._router.source_classes(cell.class_id, cell.band)))
 
     def _num_chosen(self, batch: Batch, took_part: _TookPart, is_pack: bool) -> int:
         """Count whole rows, and documents of packs, that were chosen."""

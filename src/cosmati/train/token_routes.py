@@ -49,13 +49,21 @@ class TokenRoute(NamedTuple):
         weights: by the source's class and region, float64 [classes + 1, regions]; the last is padding's, 0.
         mixed: regions that its classes may not teach alike.
         withheld: classes whose tokens are left out before the forward pass: rejected ones.
-        cells: the policy's class and route id of each of the source's classes.
+        cells: the policy's class, kind and route id of each of the source's classes.
     """
 
     weights: Tensor
     mixed: frozenset[int]
     withheld: tuple[int, ...]
-    cells: tuple[tuple[int, int], ...]
+    cells: tuple[tuple[int, int, int], ...]
+
+    @property
+    def groups(self) -> dict[tuple[int, int, int], list[int]]:
+        """The source's classes that each cell is of: a policy may tell fewer kinds apart than the data do."""
+        found: dict[tuple[int, int, int], list[int]] = {}
+        for class_id, cell in enumerate(self.cells):
+            found.setdefault(cell, []).append(class_id)
+        return found
 
     def teachers(self, labels: Tensor) -> Tensor:
         """Return how many labels may teach each region, float64 [regions].

@@ -14,6 +14,7 @@ from cosmati.data.ingest.hugging_face import read_hugging_face, to_hugging_face
 from cosmati.data.ingest.images import decode_image, read_image_folder
 from cosmati.data.ingest.jsonl import infer_columns, read_jsonl
 from cosmati.data.ingest.kinds import Kind, kind_of_files
+from cosmati.data.ingest.parquet import read_parquet
 from cosmati.data.ingest.people import PEOPLE, attribute
 from cosmati.data.ingest.rows import (
     ORIGIN_COLUMNS,
@@ -47,6 +48,7 @@ __all__ = [
     "read_hugging_face",
     "read_image_folder",
     "read_jsonl",
+    "read_parquet",
     "read_text",
     "to_hugging_face",
 ]

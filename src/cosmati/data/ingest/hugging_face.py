@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cosmati.data.ingest.arrow import Convert, convert_cell, filled_cell, kind_of_column, row_digest
 from cosmati.data.ingest.rows import ORIGIN_COLUMNS, ClassOf, OnError, OriginFile, Reading, Row, Rows
 from cosmati.errors import DataError, MissingExtraError
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 _BATCH_ROWS = 256
-_Convert = Callable[[Any], Any]
-"""Takes an Arrow scalar; raises ValueError with the reason where the encoding can't hold it."""
 
 
 def read_hugging_face(
@@ -73,8 +70,8 @@ def read_hugging_face(
         whole = hashlib.sha256()
         for place, cells in _cells(source, name, reading):
             try:
-                row = {column: _convert(column, cells[column], convert) for column, (_, convert) in kinds.items()}
-                sha256 = _digest(row)
+                row = {column: convert_cell(column, cells[column], convert) for column, (_, convert) in kinds.items()}
+                sha256 = row_digest(row)
             except ValueError as error:
                 reading.reject(name, place, str(error), error)
                 continue
@@ -159,112 +156,22 @@ def _cells(source: Any, name: str, reading: Reading) -> Iterator[tuple[int, dict
         reading.reject(name, place, reason, error)
 
 
-def _kind(where: str, features: Any, column: str) -> tuple[str, _Convert]:  # noqa: ANN401  (optional package)
+def _kind(where: str, features: Any, column: str) -> tuple[str, Convert]:  # noqa: ANN401  (optional package)
     """Return a column's encoding, and what takes its cells there."""
     import datasets
 
     arrow = features.arrow_schema.field(column).type
     if isinstance(features[column], datasets.Image):
         return "bytes", _image
-    found = _scalar_kind(arrow) or _array_kind(arrow) or _json_kind(arrow)
+    found = kind_of_column(arrow)
     if found is None:
         msg = f"{where} is of the type {features[column]}, which no encoding holds. Cast it, or leave it out."
         raise DataError(msg)
     return found
 
 
-def _scalar_kind(arrow: Any) -> tuple[str, _Convert] | None:  # noqa: ANN401  (optional package)
-    from pyarrow import types
-
-    if types.is_string(arrow) or types.is_large_string(arrow):
-        return "str", _plain
-    if types.is_binary(arrow) or types.is_large_binary(arrow):
-        return "bytes", _plain
-    if types.is_boolean(arrow):
-        return "uint8", lambda scalar: int(_plain(scalar))
-    return (_dtype(arrow), _plain) if _is_number(arrow) else None
-
-
-def _array_kind(arrow: Any) -> tuple[str, _Convert] | None:  # noqa: ANN401  (optional package)
-    from pyarrow import types
-
-    shape = getattr(arrow, "shape", None)
-    if shape is not None:  # Array2D to Array5D
-        inner = arrow.storage_type
-        while _is_list(inner):
-            inner = inner.value_type
-        dtype = _dtype(inner)
-        static = "" if None in shape else ":" + ",".join(map(str, shape))
-        return f"ndarray:{dtype}{static}", lambda scalar: _filled(np.array(_plain(scalar), dtype))
-    if _is_list(arrow) and (_is_number(arrow.value_type) or types.is_boolean(arrow.value_type)):
-        dtype = _dtype(arrow.value_type)
-        static = f":{arrow.list_size}" if types.is_fixed_size_list(arrow) else ""
-        return f"ndarray:{dtype}{static}", lambda scalar: _list(scalar, dtype)
-    return None
-
-
-def _json_kind(arrow: Any) -> tuple[str, _Convert] | None:  # noqa: ANN401  (optional package)
-    if str(arrow) == "extension<arrow.json>":
-        return "json", lambda scalar: None if scalar.as_py() is None else json.loads(scalar.as_py())
-    return ("json", lambda scalar: scalar.as_py()) if _is_json(arrow) else None
-
-
-def _dtype(arrow: Any) -> str:  # noqa: ANN401  (optional package)
-    name = str(np.dtype(arrow.to_pandas_dtype()))
-    return "uint8" if name == "bool" else name
-
-
-def _is_number(arrow: Any) -> bool:  # noqa: ANN401  (optional package)
-    from pyarrow import types
-
-    return bool(types.is_integer(arrow) or types.is_floating(arrow))
-
-
-def _is_list(arrow: Any) -> bool:  # noqa: ANN401  (optional package)
-    from pyarrow import types
-
-    return bool(types.is_list(arrow) or types.is_large_list(arrow) or types.is_fixed_size_list(arrow))
-
-
-def _is_json(arrow: Any) -> bool:  # noqa: ANN401  (optional package)
-    from pyarrow import types
-
-    if _is_list(arrow):
-        return _is_json(arrow.value_type)
-    if types.is_struct(arrow):
-        return all(_is_json(field.type) for field in arrow)
-    known = (types.is_string, types.is_large_string, types.is_boolean, types.is_null, _is_number)
-    return any(test(arrow) for test in known)
-
-
-def _convert(column: str, scalar: Any, convert: _Convert) -> Any:  # noqa: ANN401  (whatever the data set holds)
-    try:
-        return convert(scalar)
-    except ValueError as error:
-        raise ValueError(f"column {column!r} {error}") from error
-
-
-def _plain(scalar: Any) -> Any:  # noqa: ANN401  (an Arrow scalar)
-    value = scalar.as_py()
-    if value is None:
-        raise ValueError("is null, and its encoding has no null")
-    return value
-
-
-def _list(scalar: Any, dtype: str) -> np.ndarray[Any, Any]:  # noqa: ANN401  (an Arrow scalar)
-    if not scalar.is_valid or scalar.values.null_count:
-        raise ValueError("is or holds a null, and its encoding has no null")
-    return _filled(scalar.values.to_numpy(zero_copy_only=False).astype(dtype))
-
-
-def _filled(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if array.size == 0:
-        raise ValueError("is an empty list, which the format can't hold")
-    return array
-
-
 def _image(scalar: Any) -> bytes:  # noqa: ANN401  (an Arrow scalar)
-    image = _plain(scalar)
+    image = filled_cell(scalar)
     if image["bytes"] is not None:
         return bytes(image["bytes"])
     try:
@@ -274,29 +181,6 @@ def _image(scalar: Any) -> bytes:  # noqa: ANN401  (an Arrow scalar)
         names_nothing = isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError)
         msg = f"holds no bytes, and its file can't be read ({error})"
         raise ValueError(msg) from (None if names_nothing else error)
-
-
-def _digest(row: Row) -> bytes:
-    """Return SHA-256 over the columns sorted by name; each of name, type and value with its length before it."""
-    found = hashlib.sha256()
-    for name in sorted(row):
-        for part in (name.encode(), *_canonical(row[name])):
-            found.update(struct.pack("<Q", len(part)) + part)
-    return found.digest()
-
-
-def _canonical(value: Any) -> tuple[bytes, bytes]:  # noqa: ANN401  (whatever a row holds)
-    if isinstance(value, bytes):
-        return b"bytes", value
-    if isinstance(value, str):
-        return b"str", value.encode()
-    if isinstance(value, float):
-        return b"float", struct.pack("<d", value)
-    if isinstance(value, np.ndarray):
-        little = value.astype(value.dtype.newbyteorder("<"))
-        return f"ndarray:{value.dtype.name}:{','.join(map(str, value.shape))}".encode(), little.tobytes()
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return b"json", text.encode()
 
 
 # ------------------------------------------------------------------------------------------------------ to

@@ -31,6 +31,7 @@ def read_jsonl(
     class_of: str | ClassOf,
     on_error: OnError = "raise",
     max_row_bytes: int = MAX_RECORD_BYTES,
+    strict: bool = False,
 ) -> Rows:
     """Read JSON Lines, plain or compressed (`.gz`, `.bz2`, `.xz`, `.zst`).
 
@@ -46,6 +47,7 @@ def read_jsonl(
         class_of: class path of all rows, or a function of a row (see `class_by_field`).
         on_error: `raise` at a bad row, or leave it out and `record` it in `Rows.skipped`.
         max_row_bytes: a longer line is bad.
+        strict: a row with a field that's none of the columns is bad, too.
 
     Raises:
         DataError: there are no files, or a column has an encoding that JSON can't fill.
@@ -68,7 +70,7 @@ def read_jsonl(
                 if not record.strip():
                     continue
                 try:
-                    row = _row(_parse(record, line), wanted, strict=columns is None)
+                    row = _row(_parse(record, line), wanted, strict=strict or columns is None)
                 except ValueError as error:
                     reading.reject(name, line, str(error), error)
                     continue

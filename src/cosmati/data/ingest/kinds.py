@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cosmati.data.ingest.images import IMAGE_SUFFIXES
 from cosmati.data.ingest.jsonl import JSONL_SUFFIXES
+from cosmati.data.ingest.parquet import PARQUET_SUFFIXES
 from cosmati.data.ingest.text import TEXT_SUFFIXES
 from cosmati.errors import DataError
 
@@ -19,9 +20,20 @@ class Kind(StrEnum):
     TEXT = "text"
     IMAGES = "images"
     PACKAGES = "packages"
+    PARQUET = "parquet"
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether rows have fields of their own, which may say their class and what was measured of them."""
+        return self in {Kind.JSONL, Kind.PARQUET}
 
 
-_SUFFIXES = {Kind.JSONL: JSONL_SUFFIXES, Kind.TEXT: TEXT_SUFFIXES, Kind.IMAGES: IMAGE_SUFFIXES}
+_SUFFIXES = {
+    Kind.JSONL: JSONL_SUFFIXES,
+    Kind.TEXT: TEXT_SUFFIXES,
+    Kind.IMAGES: IMAGE_SUFFIXES,
+    Kind.PARQUET: PARQUET_SUFFIXES,
+}
 _KNOWN = ", ".join(f"{kind} ({', '.join(suffixes[:3])}, ...)" for kind, suffixes in _SUFFIXES.items())
 
 
@@ -63,11 +75,6 @@ def _kinds(files: Iterable[Path]) -> dict[Kind, Path]:
     found: dict[Kind, Path] = {}
     for file in files:
         name = file.name.lower()
-        if name.endswith(".parquet"):
-            raise DataError(
-                f"{file} is Parquet, which is read as it lies: StreamingDataset({str(file.parent)!r}). To have it as "
-                "MDS, with a manifest: cosmati data convert."
-            )
         if name.endswith(".json"):
             raise DataError(f"{file} is JSON, of which no reader knows the rows. Give a row a line, as .jsonl.")
         for kind, suffixes in _SUFFIXES.items():

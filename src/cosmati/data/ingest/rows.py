@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from cosmati.data.faults import is_of_the_environment
+from cosmati.data.graded import SourceKind
 from cosmati.data.shards.remote import EnvironmentFaultError
 from cosmati.errors import DataError
 
@@ -18,6 +19,9 @@ Row = dict[str, Any]
 
 ClassOf = Callable[[Mapping[str, Any]], str]
 """Gives a row's class path; raises DataError where it can't."""
+
+KindOf = Callable[[Mapping[str, Any]], SourceKind]
+"""Gives what was measured of a row; raises DataError where it can't."""
 
 OnError = Literal["raise", "record"]
 
@@ -117,6 +121,8 @@ class Rows:
         label_names: for columns of labels, the name of each number.
         left_out: how many files or records are no rows by rule, and which rule; none of these is an error.
         inputs: computes the SHA-256 in hex of what is read, by the names in `origin_file`; none where that isn't known.
+        kind_of: gives what was measured of a row (see `measure`); None where nothing was.
+        packed: of packs of several classes, class and kind of the rows that each class id in their spans means.
 
     Raises:
         DataError: a class path isn't of the form `open/permissive`, or `on_error` is neither.
@@ -129,13 +135,15 @@ class Rows:
     label_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
     inputs: Callable[[], Mapping[str, str]] = dict
+    kind_of: KindOf | None = None
+    packed: Sequence[tuple[str, SourceKind]] = ()
     _passes: list[Reading] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         if self.on_error not in {"raise", "record"}:
             raise DataError(f"on_error={self.on_error!r} is neither 'raise' nor 'record'.")
         if isinstance(self.class_of, str):
-            _check_class_path(self.class_of)
+            check_class_path(self.class_of)
 
     def __iter__(self) -> Iterator[Row]:
         reading = Reading(self.on_error)
@@ -143,27 +151,33 @@ class Rows:
         return self.pass_over(reading)
 
     def pass_over(self, reading: Reading) -> Iterator[Row]:
-        """Yield the rows that have a class; bad ones go to `reading`."""
+        """Yield the rows that have a class, and of which is known what is to be; bad ones go to `reading`."""
         classes: set[str] = set()
         for row in self.read(reading):
-            if not isinstance(self.class_of, str):
-                try:
+            try:
+                if not isinstance(self.class_of, str):
                     path = self.class_of(row)
                     if path not in classes:
-                        _check_class_path(path)
+                        check_class_path(path)
                         classes.add(path)
-                except DataError as error:
-                    where = row.get("origin_file", "a row"), row.get("origin_place", 0)
-                    reading.reject(*where, str(error).rstrip("."), error)
-                    continue
+                if self.kind_of is not None:
+                    self.kind_of(row)
+            except DataError as error:
+                where = row.get("origin_file", "a row"), row.get("origin_place", 0)
+                reading.reject(*where, str(error).rstrip("."), error)
+                continue
             yield row
 
     def class_path(self, row: Mapping[str, Any]) -> str:
         """Return a row's class path."""
         return self.class_of if isinstance(self.class_of, str) else self.class_of(row)
 
+    def kind(self, row: Mapping[str, Any]) -> SourceKind:
+        """Return what was measured of a row."""
+        return SourceKind() if self.kind_of is None else self.kind_of(row)
+
     def keep(self, names: Sequence[str]) -> Rows:
-        """Return rows with some of the columns; keep the one that says the class, if one does.
+        """Return rows with some of the columns; keep those that say their class, and what was measured of them.
 
         Raises:
             DataError: there is no such column.
@@ -210,7 +224,12 @@ def class_by_field(name: str, classes: Mapping[Any, str] | None = None) -> Class
     return class_of
 
 
-def _check_class_path(path: str) -> None:
+def check_class_path(path: str) -> None:
+    """Refuse what is no class path.
+
+    Raises:
+        DataError: it isn't one.
+    """
     if not _CLASS_PATH.fullmatch(path):
         raise DataError(
             f"{path!r} is no class path: write names of [a-z0-9-]+ with slashes between, as open/permissive."

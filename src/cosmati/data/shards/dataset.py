@@ -1,8 +1,8 @@
-"""Data sets: a source for each class and each write, and what each write committed to.
+"""Data sets: a source for each class, kind of rows and write, and what each write committed to.
 
     sources.json           the sources, by path and class: what readers read
     writes.jsonl           what was written from which inputs, under which facts; the owner's
-    open/permissive/       a source, open/permissive.2/ one that was appended or took its place
+    open/permissive/       a source, open/permissive.2/ one that was appended, took its place, or is of another kind
 
 Rows keep what they were written with. A write of other inputs or facts never touches an earlier one's source: it has
 one of its own, and `sources.json` changes at the end, at once.
@@ -17,7 +17,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, Literal
 
-from cosmati.data.ingest.rows import Rows
+from cosmati.data.graded import SourceKind
+from cosmati.data.ingest.rows import KindOf, Rows
 from cosmati.data.shards.appended import digests_of_files, records_of
 from cosmati.data.shards.commitment import Commitment, uncompressed_name
 from cosmati.data.shards.journal import Journal, first_entry, noted_entries
@@ -40,6 +41,7 @@ def write_dataset(
     *,
     class_of: Callable[[Mapping[str, Any]], str] | str,
     source: str,
+    kind_of: KindOf | None = None,
     facts: SourceFacts | None = None,
     inputs: Mapping[str, str] | None = None,
     reading: Mapping[str, str] | None = None,
@@ -47,7 +49,7 @@ def write_dataset(
     on_row: Callable[[int], None] = lambda _number: None,
     **options: Any,  # noqa: ANN401  (ShardWriter's own)
 ) -> list[SourceManifest]:
-    """Write rows of several classes: a source for each class, and `sources.json`, which names them.
+    """Write rows of several classes and kinds: a source for each, and `sources.json`, which names them.
 
     The directory notes what its rows were read from, and all that is said of them. After a crash, call it again with
     the same: finished shards are compared with what the rows give now, and kept. Classes that others write there stay.
@@ -57,7 +59,9 @@ def write_dataset(
         out: directory of the data set, or a `Destination` that may be remote.
         columns: encodings of the columns by name.
         class_of: class path of a row, or of all.
-        source: name of the sources.
+        source: name of the sources; of a class's second one `NAME.2`, and so on, since each is signed by its name.
+        kind_of: gives what was measured of a row, rows of each kind being a source; None takes that of a reader's
+            `Rows`. Where that's None too, `band`, `grades` and `also` of the options are those of all rows.
         facts: where the data come from.
         inputs: SHA-256 in hex of what the rows are read from, by name; None takes those of a reader's `Rows`.
         reading: what else makes the rows what they are, such as the kind of the inputs: names and values.
@@ -68,7 +72,7 @@ def write_dataset(
         options: of `ShardWriter`.
 
     Returns:
-        The manifests of the sources that were written, by class.
+        The manifests of the sources that were written, by class and kind.
 
     Raises:
         DataError: inputs or facts aren't those of before, and the message names what differs; or an input changed while
@@ -76,27 +80,34 @@ def write_dataset(
     """
     if inputs is None:
         inputs = rows.inputs() if isinstance(rows, Rows) else {}
+    kind_of = (rows.kind_of if isinstance(rows, Rows) else None) if kind_of is None else kind_of
+    if kind_of is not None and (twice := sorted({*SourceKind._fields} & {*options})):
+        raise DataError(f"{', '.join(twice)} of all rows is said, and of each row too. Say it once.")
+    of_all = SourceKind.of_journal(options)
+    if isinstance(rows, Rows) and rows.packed:
+        options = {"packed": rows.packed, **options}
     if mode == "append" and not inputs:
         raise DataError("Name inputs= to append: without them a second run can't be told from new rows.")
     said = {"source": source, **({"class": class_of} if isinstance(class_of, str) else {}), **(reading or {})}
     labels = rows.label_names if isinstance(rows, Rows) else {}
     place = out if isinstance(out, Destination) else Destination(str(out))
     data_set = _DataSet(place, Commitment(inputs, facts or SourceFacts(), said), mode, labels)
-    writers: dict[str, ShardWriter] = {}
+    writers: dict[tuple[str, SourceKind], ShardWriter] = {}
     paths: dict[str, str] = {}
     try:
         for number, row in enumerate(rows, 1):
             class_path = class_of if isinstance(class_of, str) else class_of(row)
-            if class_path not in writers:
-                writer, path = data_set.writer(class_path, columns, source=source, **options)
-                writers[class_path], paths[path] = writer, class_path
+            key = class_path, of_all if kind_of is None else kind_of(row)
+            if key not in writers:
+                writers[key], path = data_set.writer(*key, columns, source=source, **options)
+                paths[path] = class_path
             data_set.refuse_known(row)
-            writers[class_path].write(row)
+            writers[key].write(row)
             on_row(number)
         if not writers:
             raise DataError("There is no row to write.")
         _check_unchanged(rows, inputs)
-        manifests = [writers[path].finish() for path in sorted(writers)]
+        manifests = [writers[key].finish() for key in sorted(writers)]
         data_set.publish(paths, writers.values())
     finally:
         for writer in writers.values():
@@ -238,10 +249,13 @@ class _DataSet:
     def writer(
         self,
         class_path: str,
+        kind: SourceKind,
         columns: Mapping[str, str],
+        *,
+        source: str,
         **options: Any,  # noqa: ANN401  (ShardWriter's own)
     ) -> tuple[ShardWriter, str]:
-        """Return the writer of a class, at its path: where this very write was broken off, or one that is free."""
+        """Return the writer of a class's kind, at its path: where this write was broken off, or one that is free."""
         with self._locked() as journal:
             named = [str(entry["path"]) for entry in listed_sources(self._target) or () if entry["class"] == class_path]
             sources = self._begun()
@@ -251,23 +265,28 @@ class _DataSet:
                     self._remove(path)
                     mine.remove(path)
             taken = sorted({*named, *mine}, key=_place)
-            same = [path for path in mine if sources[path] == self._digest]
+            own = [path for path in mine if sources[path] == self._digest]
             if self._mode == "replace":
-                same = [path for path in same if path not in named]
-            if self._mode == "new" and named and not {*same} & {*named}:
-                same = []  # what is left of a write whose place another has taken
-            if self._mode == "new" and taken and not same:
+                own = [path for path in own if path not in named]
+            if self._mode == "new" and named and not {*own} & {*named}:
+                own = []  # what is left of a write whose place another has taken
+            if self._mode == "new" and taken and not own:
                 one = max(named or taken, key=_place)
                 raise self._refusal(one, self._known(journal).get(sources.get(one, "")), "was begun already")
+            begun = {path: first_entry(self._here / path / JOURNAL_FILE) or {} for path in own}
+            same = [path for path, entry in begun.items() if SourceKind.of_journal(entry) == kind]
             free = next(path for n in range(1, len(taken) + 2) if (path := _path(class_path, n)) not in taken)
             path = max(same, key=lambda one: (one in named, _place(one))) if same else free
+            number = _place(path)[1]
+            name = begun[path]["source"] if same else source if number == 1 else f"{source}.{number}"
             writer = ShardWriter(
                 self._place.below(path),
                 columns,
                 class_path=class_path,
+                source=name,
+                **{**options, "band": kind.band, "grades": dict(kind.grades), "also": kind.also},
                 facts=self._commitment.facts,
                 commitment=self._digest,
-                **options,
             )
             return writer, path
 

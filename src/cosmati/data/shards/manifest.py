@@ -11,12 +11,14 @@ import hmac
 import json
 import re
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import rfc8785
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
+from cosmati.data.graded import SourceKind
 from cosmati.errors import DataError
 from cosmati.records.joint_classes import joint_name
 from cosmati.storage.atomic import create_secret
@@ -75,6 +77,32 @@ class ShardDigest(_Model):
     rows: int = Field(ge=0)
 
 
+class PackedRows(_Model):
+    """What one class id means in the spans of packs.
+
+    Attributes:
+        class_path: class of the rows.
+        band: quality band of the rows.
+        grades: what else was measured of them, by measure.
+        also: other classes to which they belong, too.
+    """
+
+    class_path: str = Field(pattern=_CLASS_PATH)
+    band: int = Field(default=0, ge=0)
+    grades: dict[_Word, _Word] = Field(default_factory=dict)
+    also: tuple[Annotated[str, Field(pattern=_CLASS_PATH)], ...] = ()
+
+    @classmethod
+    def of(cls, class_path: str, kind: SourceKind) -> PackedRows:
+        """Return it of a class and a kind of its rows."""
+        return cls(class_path=class_path, band=kind.band, grades=dict(kind.grades), also=kind.also)
+
+    @property
+    def kind(self) -> SourceKind:
+        """What was measured of the rows."""
+        return SourceKind(self.band, tuple(sorted(self.grades.items())), self.also)
+
+
 class SourceManifest(_Model):
     """A source: a version of a data set, all of one class.
 
@@ -86,6 +114,7 @@ class SourceManifest(_Model):
         also: other classes to which they belong, too: they teach what all of these may.
         band: quality band of all its rows, where a policy tells bands apart; measured once, and signed with the shards.
         grades: what else was measured of all its rows, by measure: `{"evidence": "trial"}`; likewise.
+        packed: of packs of several classes, what each class id in their spans means.
         num_rows: rows.
         num_bytes: of the uncompressed shards.
         shards: digests of the uncompressed shards, in order.
@@ -101,6 +130,7 @@ class SourceManifest(_Model):
     band: int = Field(default=0, ge=0)
     grades: dict[_Word, _Word] = Field(default_factory=dict)
     also: tuple[Annotated[str, Field(pattern=_CLASS_PATH)], ...] = ()
+    packed: tuple[PackedRows, ...] = ()
     num_rows: int = Field(ge=0)
     num_bytes: int = Field(ge=0)
     shards: tuple[ShardDigest, ...]
@@ -112,7 +142,7 @@ class SourceManifest(_Model):
     def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what isn't said, so that manifests of sources without it have the bytes that they had."""
         fields: dict[str, Any] = dump(self)
-        return {name: value for name, value in fields.items() if value or name not in ("grades", "also")}
+        return {name: value for name, value in fields.items() if value or name not in ("grades", "also", "packed")}
 
     @property
     def class_name(self) -> str:
@@ -131,7 +161,7 @@ class SourceManifest(_Model):
     @property
     def told(self) -> dict[str, Any]:
         """What the index says of it."""
-        measured = {"grades": self.grades, "also": list(self.also)}
+        measured = {"grades": self.grades, "also": list(self.also), "packed": packed_as_json(self.packed)}
         told = {"version": 1, "class": self.class_path, "band": self.band}
         return told | {name: value for name, value in measured.items() if value} | {"manifest_sha256": self.digest}
 
@@ -154,6 +184,26 @@ class SourceManifest(_Model):
         if json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() != data:
             raise DataError(f"{name} isn't canonical JSON, so its digest isn't its content's. Write the source again.")
         return found
+
+
+def packed_said(url: str, own: Any) -> tuple[tuple[str, SourceKind], ...]:  # noqa: ANN401  (as JSON has it)
+    """Return class and kind of the rows that each class id in packs means, as an index says.
+
+    Raises:
+        DataError: it says something else.
+    """
+    found = own.get("packed", []) if isinstance(own, dict) else []
+    try:
+        listed = [PackedRows.model_validate_json(json.dumps(one)) for one in found]
+    except (ValidationError, TypeError) as error:
+        msg = f"{url} says that class ids in packs mean {found!r:.80}, and that's no list of classes. Write it again."
+        raise DataError(msg) from error
+    return tuple((one.class_path, one.kind) for one in listed)
+
+
+def packed_as_json(packed: Sequence[PackedRows]) -> list[dict[str, Any]]:
+    """Return what class ids in packs mean, as an index and a journal have it."""
+    return [one.model_dump(mode="json") for one in packed]
 
 
 def check_class(class_path: str) -> None:

@@ -13,27 +13,22 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
-from cosmati.data.graded import kind_of
+from cosmati.data.graded import SourceKind, kind_of
 from cosmati.data.shards.cache import ShardCache, ShardFiles, hash_of
 from cosmati.data.shards.commitment import differences
 from cosmati.data.shards.compression import compress, extension
-from cosmati.data.shards.index import (
-    FileInfo,
-    ShardInfo,
-    dump_index,
-    parse_index,
-    shard_from_json,
-    shard_to_json,
-)
+from cosmati.data.shards.index import FileInfo, ShardInfo, dump_index, parse_index, shard_from_json, shard_to_json
 from cosmati.data.shards.journal import Journal
 from cosmati.data.shards.manifest import (
     MANIFEST_FILE,
+    PackedRows,
     ShardDigest,
     SourceFacts,
     SourceManifest,
     check_class,
+    packed_as_json,
     read_or_make_salt,
     row_leaf,
 )
@@ -43,7 +38,7 @@ from cosmati.errors import DataError
 from cosmati.storage.merkle import MerkleTree
 
 JOURNAL_FILE = "writer.jsonl"
-_UNSAID: dict[str, object] = {"grades": {}, "also": []}
+_UNSAID: dict[str, object] = {"grades": {}, "also": [], "packed": []}
 _HEAD_BYTES = 1 << 12
 _MAX_INDEX_BYTES = 1 << 30
 
@@ -52,13 +47,13 @@ class ShardWriter:
     """Writes one source.
 
     Args:
-        out: its directory, or a `Destination` that may be remote. What a broken write of the same source left there is
-            gone on from.
+        out: its directory, or a `Destination` that may be remote; what a broken write left there is gone on from.
         columns: encodings of the columns by name, in order.
         class_path: class of all rows, such as `open/permissive`.
         band: quality band of all rows; each band is a source of its own.
         grades: what else was measured of all rows, by measure: `{"evidence": "trial"}`; likewise.
         also: other classes to which all rows belong, too.
+        packed: of packs of several classes, what each class id in their spans means: class and kind of the rows.
         source: name of the source.
         source_version: of its content.
         size_limit: bytes of an uncompressed shard at most, under 4 GiB; a longer row has a shard of its own.
@@ -71,8 +66,7 @@ class ShardWriter:
         append: add rows to the source if it's finished: its index stays as it was until the new one is in place.
 
     Raises:
-        DataError: the directory holds another source, or a finished one and `append` isn't said, or another process
-            writes it.
+        DataError: the directory holds another source, a finished one without `append`, or one that's being written.
 
     Example:
         >>> with ShardWriter("out", {"text": "str"}, class_path="open/permissive", source="notes") as writer:
@@ -91,6 +85,7 @@ class ShardWriter:
         band: int = 0,
         grades: Mapping[str, str] | None = None,
         also: Sequence[str] = (),
+        packed: Sequence[tuple[str, SourceKind]] = (),
         size_limit: int = 1 << 26,
         compression: str | None = None,
         hashes: Sequence[str] = ("sha256",),
@@ -104,11 +99,13 @@ class ShardWriter:
         extension(compression)
         check_class(class_path)
         self._told, self._size_limit, self._compression = facts or SourceFacts(), size_limit, compression
+        self._packed = tuple(PackedRows.of(*one) for one in packed)
         self._settings: dict[str, Any] = {
             "class_path": class_path,
             "band": band,
             "grades": dict(grades or {}),
             "also": sorted(also),
+            "packed": packed_as_json(self._packed),
             "source": source,
             "source_version": source_version,
             "size_limit": size_limit,
@@ -123,7 +120,6 @@ class ShardWriter:
         try:
             self._take_over(salt, replay=commitment is not None)
             if commitment is None:
-                self._refuse_lost()
                 self._refuse_finished(append=append)
         except BaseException:
             self.close()
@@ -178,6 +174,7 @@ class ShardWriter:
 
     def _refuse_finished(self, *, append: bool) -> None:
         """Refuse a source that is whole: a script that runs twice would write its rows twice."""
+        self._refuse_lost()
         if append or not self._shards or not self._target.exists("index.json"):
             return
         index = parse_index(self._target.read("index.json", max_bytes=_MAX_INDEX_BYTES), name="index.json")
@@ -266,8 +263,7 @@ class ShardWriter:
         return info
 
     def _file(self, name: str, data: bytes) -> FileInfo:
-        hashes = cast("list[str]", self._settings["hashes"])
-        return FileInfo(name, len(data), {kind: hash_of(kind, data) for kind in hashes})
+        return FileInfo(name, len(data), {kind: hash_of(kind, data) for kind in self._settings["hashes"]})
 
     def finish(self) -> SourceManifest:
         """Write the last shard, the manifest and the index; return the manifest."""
@@ -284,6 +280,7 @@ class ShardWriter:
             band=int(str(self._settings["band"])),
             grades=self._settings["grades"],
             also=tuple(self._settings["also"]),
+            packed=self._packed,
             num_rows=self.num_written,
             num_bytes=sum(shard.raw.num_bytes for shard in self._shards),
             shards=tuple(self._digests),
@@ -329,7 +326,17 @@ def merge_sources(parts: Sequence[Path | str], out: Path | str, *, salt: bytes |
     manifests = [SourceManifest.from_bytes((part / MANIFEST_FILE).read_bytes()) for part in places]
     indices = [parse_index((part / "index.json").read_bytes(), name=f"{part}/index.json") for part in places]
     one = manifests[0]
-    kinds = {(m.class_name, kind_of(m), m.source, m.source_version, m.facts.model_dump_json()) for m in manifests}
+    kinds = {
+        (
+            m.class_name,
+            kind_of(m),
+            json.dumps(packed_as_json(m.packed)),
+            m.source,
+            m.source_version,
+            m.facts.model_dump_json(),
+        )
+        for m in manifests
+    }
     if len(kinds) != 1 or len({index.shard(n).columns for index in indices for n in range(index.num_shards)}) > 1:
         raise DataError("The parts differ in class, source, facts or columns. Write them with the same arguments.")
     salt = read_or_make_salt(folder, salt)

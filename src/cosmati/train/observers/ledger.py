@@ -251,7 +251,7 @@ class LedgerObserver(Observer):
         table, columns, places = table.split(widths, dim=1)
         details = _details(outcome, step, len(self._facts.regions)) | _kept_details(places)
         if packed[0]:
-            told = packed_cells(outcome, table[:, -1].tolist(), partial(_cell, outcome, table), columns)
+            told = packed_cells(outcome, partial(_cell, outcome, table), columns)
             details, cells = by_cell(details, told), tuple(one.cell for one in told)
         else:
             cells = tuple(_cell(outcome, table, m) for m in range(len(table)))

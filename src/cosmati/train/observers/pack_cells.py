@@ -1,4 +1,4 @@
-"""What a step's entry says of packs: a cell for each class that a microbatch has tokens of."""
+"""What a step's entry says of packs: a cell for each class and kind that a microbatch has tokens of."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cosmati.train.outcome import StepOutcome
 from cosmati.train.routes import Route
 
 _WIDTH = DIGEST_SIZE + 2
-"""Columns of a class: commitment to its documents, how many took part, and whether there are any."""
+"""Columns of a cell: commitment to its documents, how many took part, and whether there are any."""
 
 
 def are_packs(routes: Sequence[Route]) -> bool:
@@ -26,7 +26,7 @@ def are_packs(routes: Sequence[Route]) -> bool:
 
 
 def class_columns(batch: Batch, routes: Sequence[Route], salt: bytes, step: int, m: int) -> list[int]:
-    """Return what a microbatch's cells are made from, [classes * _WIDTH]; zeros where rows aren't packs.
+    """Return what a microbatch's cells are made from, [cells * _WIDTH]; zeros where rows aren't packs.
 
     A document's leaf has two ids, of its pack and of the row that it was packed from, and no content: a pack's digest
     would tell of all its documents. Blinds are numbered by document, in order.
@@ -38,15 +38,15 @@ def class_columns(batch: Batch, routes: Sequence[Route], salt: bytes, step: int,
         step: its number.
         m: the microbatch's.
     """
-    route, num_classes = routes[m], next(len(r.tokens.cells) for r in routes if r.tokens is not None)
+    route, groups = routes[m], next(r.tokens.groups for r in routes if r.tokens is not None)
     if route.tokens is None:
-        return [0] * (_WIDTH * num_classes)
+        return [0] * (_WIDTH * len(groups))
     ids, classes = documents_in(batch)
     blinds = derive_blinds(salt, step, m, len(ids))
     columns: list[int] = []
-    for class_id in range(num_classes):
-        is_there = classes == class_id
-        takes_part = is_there & (route.offered and class_id not in route.tokens.withheld)
+    for own in groups.values():
+        is_there = np.isin(classes, own)
+        takes_part = is_there & (route.offered and not {*own} & {*route.tokens.withheld})
         commitment = commit_rows(hash_rows(blinds[takes_part], ids[takes_part]))
         columns += [*commitment, int(takes_part.sum()), int(is_there.any())]
     return columns
@@ -80,14 +80,11 @@ class PackedCell(NamedTuple):
     cell: MicrobatchCell
 
 
-def packed_cells(
-    outcome: StepOutcome, bands: Sequence[int], pure: Callable[[int], MicrobatchCell], columns: Tensor
-) -> list[PackedCell]:
+def packed_cells(outcome: StepOutcome, pure: Callable[[int], MicrobatchCell], columns: Tensor) -> list[PackedCell]:
     """Return a step's cells, in the order of its microbatches.
 
     Args:
         outcome: of the step.
-        bands: of its microbatches.
         pure: gives the cell of a microbatch whose rows aren't packs.
         columns: `class_columns` of each.
     """
@@ -98,11 +95,11 @@ def packed_cells(
             continue
         labels = torch.zeros(len(route.tokens.cells)) if outcome.labels is None else outcome.labels[m].cpu()
         weight = 0.0 if outcome.weights is None else float(outcome.weights[m])
-        for class_id, (policy_class, route_id) in enumerate(route.tokens.cells):
-            *digest, number, is_there = columns[m, class_id * _WIDTH : (class_id + 1) * _WIDTH].tolist()
+        for index, ((policy_class, kind, route_id), own) in enumerate(route.tokens.groups.items()):
+            *digest, number, is_there = columns[m, index * _WIDTH : (index + 1) * _WIDTH].tolist()
             if is_there:
-                share = float(labels[class_id] / labels.sum().clamp(min=1)) if number else 0.0
-                told = policy_class, bands[m], route.phase, route_id, number, weight * share, bytes(digest)
+                share = float(labels[own].sum() / labels.sum().clamp(min=1)) if number else 0.0
+                told = policy_class, kind, route.phase, route_id, number, weight * share, bytes(digest)
                 found.append(PackedCell(m, share, MicrobatchCell(*told)))
     return found
 
