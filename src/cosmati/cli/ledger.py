@@ -132,8 +132,6 @@ def _say_provenance(directory: Path, report: LedgerReport) -> None:
 
 def _say_withdrawn(directory: Path, report: LedgerReport) -> None:
     """Say what was withdrawn since, and look whether the archive bears it out: each against that of its own time."""
-    sources = [source for facts in report.provenance for source in facts["sources"]]
-    manifests = {source["target"]: source["manifest_sha256"] for source in sources}
     known = list[Mapping[str, Any]]()
     for facts in report.withdrawn:
         try:
@@ -142,7 +140,7 @@ def _say_withdrawn(directory: Path, report: LedgerReport) -> None:
             return  # said above
         new = [one for one in facts["in_force"] if one not in known]
         known = facts["in_force"]
-        for words, is_refuted in audit_withdrawn(directory / FOLDER, {**facts, "in_force": new}, manifests):
+        for words, is_refuted in audit_withdrawn(directory / FOLDER, {**facts, "in_force": new}, report.manifests):
             if is_refuted:
                 raise RefutedError(f"What was withdrawn from the run in {directory} doesn't hold: {words}.")
             typer.echo(f"  withdrawn {words}")

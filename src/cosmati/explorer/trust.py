@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 from cosmati.ledger.policy_changes import PolicyInForce
 from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import LedgerReport
-from cosmati.provenance.voucher import FOLDER, class_of_target
+from cosmati.provenance.voucher import FOLDER, POLICY, class_of_target
 from cosmati.records.joint_classes import joint_name
 from cosmati.store.scan import plain_bytes
 
 _MAX_MANIFESTS = 5_000
+_ACTIONS = {"stop": "the run stops", "reject": "its rows are rejected", "skip": "it isn't read any more"}
 
 
 class SignedSource(NamedTuple):
@@ -155,9 +156,8 @@ def _followed(directory: Path, report: LedgerReport) -> tuple[tuple[str, ...], s
     for policy in report.policies:
         problems += [] if policy.facts is None else audit_policy(archive, policy.facts, policy.digest)
     if not problems:  # these speak of the same sources
-        manifests = {one["target"]: one["manifest_sha256"] for facts in report.provenance for one in facts["sources"]}
         for _, facts in _withdrawn(report):
-            problems += [words for words, is_refuted in audit_withdrawn(archive, facts, manifests) if is_refuted]
+            problems += [words for words, is_refuted in audit_withdrawn(archive, facts, report.manifests) if is_refuted]
     return tuple(dict.fromkeys(problems)), ""
 
 
@@ -180,14 +180,17 @@ def _history(report: LedgerReport) -> Iterator[str]:
     for step, facts in report.withdrawn_from:
         now = facts["in_force"] if facts else []
         for one in (one for one in now if one not in known):
-            what = (
-                f"{'the run stops' if one['action'] == 'stop' else 'its rows are rejected'} from step {one['step']} on"
-            )
-            yield f"Found at step {step}: {one['target']} is withdrawn ({one['reason']}), {what}."
-        yield from (f"From step {step} on: {one['target']} is vouched for again." for one in known if one not in now)
+            what = f"{_ACTIONS[one['action']]} from step {one['step']} on"
+            yield f"Found at step {step}: {_named(one)} is withdrawn ({one['reason']}), {what}."
+        yield from (f"From step {step} on: {_named(one)} is vouched for again." for one in known if one not in now)
         known = now
     if len(report.policies) > 1:
         yield from (f"From step {one.step} on: {_policy_text(one)}." for one in report.policies)
+
+
+def _named(one: Mapping[str, Any]) -> str:
+    of = one.get("of", "")
+    return f"{of} {one['target']}" if of not in ("", POLICY) else str(one["target"])
 
 
 def _policy_text(policy: PolicyInForce) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def artifact(
         DataError: there's no such file, or a file isn't what was signed.
     """
     is_path = isinstance(content, str | Path)
-    vouched = vouched_data(vouched_sources(content))
+    sources = vouched_sources(content)
     if authority is not None:
         if not is_path or not Path(str(content)).is_dir():
             msg = (
@@ -54,8 +53,9 @@ def artifact(
                 f"{type(content).__name__}. Give its folder; a StreamingDataset takes its own authority=."
             )
             raise ProvenanceError(msg)
-        vouched = vouched_files(Path(str(content)), authority)
-    return Artifact(kind, _digest_of(kind, content), origin or (str(content) if is_path else ""), name, vouched)
+        sources = [vouched_files(Path(str(content)), authority)]
+    digest, origin = _digest_of(kind, content), origin or (str(content) if is_path else "")
+    return Artifact(kind, digest, origin, name, vouched_data(sources), tuple(sources))
 
 
 def _digest_of(kind: str, content: Any) -> str:  # noqa: ANN401  (whatever was prepared)
@@ -126,8 +126,8 @@ def _evaluated_on(evaluation: Any) -> Iterator[Artifact]:  # noqa: ANN401  (one,
         if _own_digest(data) or (isinstance(data, list | tuple) and _num_bytes(data) <= _LARGEST):
             yield artifact("evaluation data", data, name=str(name))
         else:
-            found = Artifact("evaluation data", "", type(data).__name__, str(name))
-            yield replace(found, vouched=vouched_data(vouched_sources(data)))
+            sources, kind = vouched_sources(data), type(data).__name__
+            yield Artifact("evaluation data", "", kind, str(name), vouched_data(sources), tuple(sources))
 
 
 def _num_bytes(data: object) -> int:

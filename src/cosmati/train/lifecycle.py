@@ -29,7 +29,7 @@ from cosmati.train.epochs import refuse_endless
 from cosmati.train.finite import FiniteCheck
 from cosmati.train.identity import Change
 from cosmati.train.marks import StepRows
-from cosmati.train.named_evaluations import Evaluations, checked, evaluate_all, try_out_all
+from cosmati.train.named_evaluations import Evaluations, checked, evaluate_all, try_out_all, without
 from cosmati.train.observers.observer import Observer, checked_observers, states_of
 from cosmati.train.opening import open_run, read_back, without_ends, without_schedulers
 from cosmati.train.optimizer_watch import OptimizerWatch
@@ -228,17 +228,23 @@ class Lifecycle(KnownNames):
 
     def evaluate(self) -> Mapping[str, float]:
         """Measure now, tell observers, and return the metrics; nothing without an `Evaluation` or an open run."""
-        if self.evaluation is None or self._run is None:
+        evaluation = self._still_read()
+        if evaluation is None or self._run is None:
             return {}
         a = self.assembly
         with self.stopwatch.paused("evaluation"):
             self.tell("evaluate")
             with self.averaged() as model:
                 autocast, losses = a.config.autocast(a.device), [turn.loss for turn in a.turns]
-                self._metrics = evaluate_all(model, self.evaluation, a.ranks, a.device, autocast, losses)
+                self._metrics = evaluate_all(model, evaluation, a.ranks, a.device, autocast, losses)
             self._evaluated_at = self.clock
             self._run.evaluated(self.clock, self._metrics, self.stopwatch.training_seconds())
         return self._metrics
+
+    def _still_read(self) -> Evaluations | None:
+        """Return what is measured, without what those who vouch for its data have taken back."""
+        watch = self.prepared.watch
+        return self.evaluation if watch is None else without(self.evaluation, lambda o: watch.reads(o, self.clock.step))
 
     def save(self) -> None:
         """Write a checkpoint of this step now, if there is a folder for it and no such checkpoint yet.

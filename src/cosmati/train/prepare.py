@@ -49,7 +49,7 @@ from cosmati.train.ranks import Ranks
 from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_packs, refuse_unsavable
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
-from cosmati.train.signed import digests_of, provenance_of, vouched_of, wants_ledger
+from cosmati.train.signed import digests_of, provenance_of, refuse_ungoverned, vouched_of, wants_ledger
 from cosmati.train.warm_start import place
 
 
@@ -101,6 +101,7 @@ def prepare(given: Ingredients) -> Prepared:
     regions = partition_by(given.policy, model) if given.policy else partition_parameters(model)
     # Compiled twice: the order's length, and so the phases, follow from which classes the policy ever admits.
     generators, artifacts = DefaultGenerators(device), artifacts_of(given, parent)
+    refuse_ungoverned(given, artifacts)
     feed, budget = _feed(given, num_microbatches, offered(given, regions), generators, ranks)
     policy, class_map = compile_given(given, regions, budget)
     feed, never_offered = _deferring(given, feed, policy, class_map)
@@ -137,7 +138,8 @@ def prepare(given: Ingredients) -> Prepared:
         device=device,
         image_size=ask_for_sizes(feed, plan, budget),
     )
-    (digest, text, vouched), watch = digests_of(given.data), watch_of(given, assembly)
+    digest, text, vouched = digests_of(given.data)
+    watch = watch_of(given, vouched, artifacts, assembly)
     return Prepared(assembly, feed, digest, identity, vouched, text, watch, given, class_map, artifacts)
 
 
