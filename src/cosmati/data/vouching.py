@@ -207,6 +207,37 @@ class AskedAuthority:
         return {**own, f"manifests/{manifest.digest}.json": manifest.to_bytes()}
 
 
+def asked_for(
+    urls: Sequence[str | Path], authority: Vouches | Mapping[str | Path, Vouches] | None
+) -> list[AskedAuthority | None]:
+    """Return who was asked about each of some data sets; each authority is asked once, and now.
+
+    What one has signed when it was asked last may be revoked by now.
+
+    Args:
+        urls: of the data sets.
+        authority: who vouches for all of them, or for each by its address; None where nobody does.
+
+    Raises:
+        ProvenanceError: an authority can't be asked, a data set has none, or one is named for no data set.
+    """
+    if not isinstance(authority, Mapping):
+        asked = AskedAuthority(authority) if authority is not None else None
+        return [asked] * len(urls)
+    own = {_place(url): one for url, one in authority.items()}
+    places = [_place(url) for url in urls]
+    if unlike := sorted({*places} ^ {url for url, one in own.items() if one is not None}):
+        what = "has no authority" if unlike[0] in places else "isn't among the data"
+        msg = f"{unlike[0]} {what}. Name who vouches for each of the data: authority={{URL: Authority(...), ...}}."
+        raise ProvenanceError(msg)
+    everyone = {id(one): AskedAuthority(one) for one in dict.fromkeys(own.values())}
+    return [everyone[id(own[place])] for place in places]
+
+
+def _place(url: str | Path) -> str:
+    return str(url).rstrip("/")
+
+
 def vouched_shards(authority: AskedAuthority, url: str, data: bytes, index: object, sizes: Sizes) -> VouchedShards:
     """Return a source that an authority vouches for; nothing of it is read but small files.
 

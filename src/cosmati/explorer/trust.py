@@ -106,7 +106,9 @@ def read_trust(directory: Path, report: LedgerReport) -> Trust | None:
 
 def _all_sources(report: LedgerReport) -> Mapping[str, Any]:
     """Return each source that was ever vouched for, as it was said last: one that was withdrawn has taught, too."""
-    return {"sources": list({one["target"]: one for facts in report.provenance for one in facts["sources"]}.values())}
+    every = [one for facts in report.provenance for one in facts["sources"]]
+    by_target = {(one["root"], one["target"]): one for one in every}
+    return {"sources": list(by_target.values())}
 
 
 def _sources(facts: Mapping[str, Any] | None, archive: Path) -> tuple[SignedSource, ...]:

@@ -87,13 +87,14 @@ class LedgerReport:
 
     @property
     def manifests(self) -> dict[str, str]:
-        """SHA-256 of the manifest of all that was ever vouched for, by its target, as it was said last."""
+        """SHA-256 of the manifest of all that was ever vouched for, by its target and by `ROOT/TARGET`."""
         prepared = [
             one["provenance"] for _, told in self.artifacts_from for one in (told or {}).values() if "provenance" in one
         ]
         decided = [policy.facts for policy in self.policies if policy.facts is not None]
         every = [one for facts in (*prepared, *decided, *self.provenance) for one in facts["sources"]]
-        return {one["target"]: one["manifest_sha256"] for one in every}
+        by_target = {one["target"]: one["manifest_sha256"] for one in every}
+        return by_target | {f"{one['root']}/{one['target']}": one["manifest_sha256"] for one in every}
 
 
 def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead | str | None = None) -> LedgerReport:

@@ -87,15 +87,20 @@ def audit_withdrawn(folder: Path, facts: Mapping[str, Any], manifests: Mapping[s
     Args:
         folder: of the archive.
         facts: what the ledger's entry says (`Withdrawn.facts`); whoever wrote the ledger may have made it up.
-        manifests: SHA-256 of each source's manifest by its target, as the ledger has said before.
+        manifests: SHA-256 of each manifest by its target, as the ledger has said before; or by `ROOT/TARGET`, where
+            several authorities have signed one.
     """
     try:
         found, problems = _archived(folder, facts["archive"])
         at = datetime.fromisoformat(facts["seen"])
-        told = [_borne_out(one, found, at, manifests.get(one["target"], "")) for one in facts["in_force"]]
+        told = [_borne_out(one, found, at, _manifest_of(one, manifests)) for one in facts["in_force"]]
         return [(problem, True) for problem in problems] + told
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return [(f"what the ledger says was withdrawn isn't of the form that runs write: {error!r}", True)]
+
+
+def _manifest_of(one: Mapping[str, Any], manifests: Mapping[str, str]) -> str:
+    return manifests.get(f"{one.get('root', '')}/{one['target']}") or manifests.get(one["target"], "")
 
 
 def _borne_out(one: Mapping[str, Any], found: Mapping[str, bytes], at: datetime, manifest: str) -> tuple[str, bool]:
