@@ -108,7 +108,7 @@ class AuthorityWatch:
         if any(one.watched.asked is None for one in things):
             msg = "Signed data were opened in another process, and who vouches for them can't be asked again from here."
             raise NoLongerVouchedError(f"{msg} Open them in the process that trains.")
-        self._known = [_holds(one.watched.voucher) for one in things]
+        self._known = [_holds(one.of, one.watched.voucher) for one in things]
         watched = [one.watched for one in things]
         self._latest = [VouchedData(one.opened, (one.voucher,), one.archive, lost=one.lost) for one in watched]
         self._askings = askings_of(dict(enumerate(watched)))
@@ -143,7 +143,10 @@ class AuthorityWatch:
         if vouched is not None and self.policy_source is not None:
             self.policy_source.go_by(vouched)
             number = next(n for n, one in enumerate(self._things) if one.of == POLICY)
-            self._known[number], self._latest[number] = _holds(self.policy_source.voucher), self.policy_source.vouched
+            self._known[number], self._latest[number] = (
+                _holds(POLICY, self.policy_source.voucher),
+                self.policy_source.vouched,
+            )
         tightened = self._tightened(self.withdrawals)
         assert tightened is not None, "a governed run"
         self._a.router.tighten(tightened)
@@ -245,8 +248,9 @@ class AuthorityWatch:
         changes = dict[int, Change]()
         for number, (was, one) in enumerate(zip(self._known, self._latest, strict=True)):
             for voucher in one.vouchers:
-                if (now := _holds(voucher)) != was:
-                    named = " ".join(filter(None, (self._things[number].of, voucher.target)))
+                of = self._things[number].of
+                if (now := _holds(of, voucher)) != was:
+                    named = voucher.target if of in ("", POLICY) else f"{of} {voucher.target}"
                     changes[number] = Change("provenance", f"{named}: {was}", f"{named}: {now}")
                     self._known[number] = now
         return changes
@@ -362,9 +366,12 @@ def _of_thing(answer: Literal["stop", "reject"], of: str) -> Literal["stop", "re
     return "skip" if of.startswith(EVALUATION_DATA) else "stop"
 
 
-def _holds(voucher: Voucher) -> str:
+def _holds(of: str, voucher: Voucher) -> str:
+    keys = f"signed by {', '.join(keyid[:12] for keyid in voucher.keyids)}"
+    if of == POLICY:  # each version that is signed lets all of them hold for longer
+        return keys
     besides = f", as version {', '.join(voucher.others)} is" if voucher.others else ""
-    return f"signed by {', '.join(keyid[:12] for keyid in voucher.keyids)} until {voucher.expires}{besides}"
+    return f"{keys} until {voucher.expires}{besides}"
 
 
 def watch_of(

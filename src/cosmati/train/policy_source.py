@@ -55,7 +55,8 @@ class PolicySource:
                 raise TamperedManifestError(f"Another policy is signed as {was.voucher.target} than the run was given.")
             self._look_for_the_next(was.number)
         except ProvenanceError as error:
-            archive = {} if self.asked.failed is not None else self._authority.archive()
+            # What was known before shows later that it had expired.
+            archive = was.archive if self.asked.failed is not None else self._authority.archive()
             return VouchedData(now, (), archive, lost=(self.asked.lost(was.voucher.target, error),))
         return VouchedPolicy(now, found.vouchers, found.archive, found.statement, place=self.place)
 

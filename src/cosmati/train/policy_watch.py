@@ -112,6 +112,7 @@ class PolicyWatch:
         made = [one for one in facts.get("policy_changes", ()) if one["step"] <= at]
         if checkpoint is not None and facts["identity"].get("policy") != policy:
             made = []  # Another policy is given: `change_policy` holds it against the one in force.
+            self._refuse_taken(logged)
             if coming:
                 msg = (
                     f"The ledger says that another policy acts from step {coming[0]['step']} on, and the run is at "
@@ -123,6 +124,18 @@ class PolicyWatch:
             run.restate(**self._go_by(made[-1], continuity))
         continuity.policy_changes = self._changes  # the list itself, which grows
         run.restate(policy_changes=PolicyChanges(tuple(self._changes)))
+
+    def _refuse_taken(self, logged: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse a policy that the run has taken up by itself in the place of the one that it was begun with."""
+        given = self._given.policy
+        assert given is not None, "a governed run"
+        taken = [one["step"] for one in logged if PolicyFile.model_validate(one["text"]).digest == given.digest]
+        if taken and "policy" not in self._given.config.change:
+            msg = (
+                f"The run has taken this policy up by itself, from step {taken[0]} on, and was begun with another one. "
+                "Give that one, and the ledger says when which of them acts: signed_policy(..., run=FOLDER) finds it."
+            )
+            raise CheckpointError(msg)
 
     def before_step(self, run: OpenRun, clock: Clock, continuity: Continuity, plan: Plan) -> Plan:
         """Let a change act that is due, and put on record one that was found. All ranks ask, before each step.

@@ -165,6 +165,8 @@ class OpenRun:
     def restate(self, **facts: Any) -> None:  # noqa: ANN401  (fields of RunFacts)
         """Let some of the run's facts be others, before it starts."""
         self.facts = dataclasses.replace(self.facts, **facts)
+        if self._folder is not None:
+            self._folder.restate(self.facts)
 
     def amend(self, clock: Clock, changes: Sequence[Change], **facts: Any) -> None:  # noqa: ANN401  (see `restate`)
         """Put on record what is different from the step on at which the clock stands."""
