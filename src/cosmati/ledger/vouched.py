@@ -44,7 +44,7 @@ def _is_withdrawal(one: object) -> bool:
     return (
         isinstance(one, dict)
         and all(isinstance(one.get(name), str) for name in ("target", "class", "reason", "because"))
-        and all(isinstance(one.get(name, ""), str) for name in ("of", "root"))
+        and all(isinstance(one.get(name, ""), str) for name in ("of", "root", "deletion"))
         and one.get("action") in (("stop", "skip") if one.get("of") else ("stop", "reject"))
         and type(one.get("step")) is int
         and "/".join(one["target"].split("/")[1:-2]) == one["class"]

@@ -107,6 +107,7 @@ class Withdrawal:
         step: the first at which that is so.
         of: what it is: empty of data, `POLICY`, or the label of an artifact.
         root: SHA-256 of its authority's first root, in hex.
+        deletion: how what it has taught is deleted, in words; empty where that isn't asked for.
     """
 
     target: str
@@ -116,6 +117,7 @@ class Withdrawal:
     step: int
     of: str = ""
     root: str = ""
+    deletion: str = ""
 
     @property
     def class_path(self) -> str:
@@ -134,7 +136,8 @@ class Withdrawal:
             "skip": f"the {self.of} aren't read any more",
         }[self.action]
         name = f"the {self.of} {self.target}" if self.of and self.action != "skip" else self.target
-        return f"{what} from step {self.step} on, {name} being withdrawn ({self.reason}): {self.because}"
+        said = f"{what} from step {self.step} on, {name} being withdrawn ({self.reason}): {self.because}"
+        return f"{said} {self.deletion}".rstrip()
 
 
 @dataclass(frozen=True)

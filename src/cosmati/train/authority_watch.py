@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal, NamedTuple
 
 from cosmati.core.clock import Clock
 from cosmati.data.vouching import VouchedShards, vouched_sources
@@ -21,67 +20,25 @@ from cosmati.provenance.voucher import (
     LostVoucher,
     VouchedData,
     VouchedPolicy,
-    Voucher,
     Withdrawal,
     Withdrawn,
     together,
 )
-from cosmati.records.artifacts import EVALUATION_DATA
 from cosmati.routing.grace import Grace
 from cosmati.routing.policy import CompiledPolicy, resolve_time
 from cosmati.routing.tightening import without_class
-from cosmati.train.asking import Found, Watched, askings_of
+from cosmati.train.asking import Found, askings_of
 from cosmati.train.assembly import Assembly
-from cosmati.train.facts import RunFacts
+from cosmati.train.evaluation import Evaluation
 from cosmati.train.identity import Change
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.policy_source import PolicySource
 from cosmati.train.run.session import OpenRun
+from cosmati.train.vouched_things import News, Thing, deletion, holds, of_thing, targets, without
 
 LOOK_EVERY = 4
 """Steps between looks at what has come: on several ranks each look is a small exchange."""
 _MEND = "There's a checkpoint of this step: once that is mended, start the run again, and it goes on."
-
-
-class Thing(NamedTuple):
-    """Something that is vouched for.
-
-    Attributes:
-        of: what it is: empty of data, `POLICY`, or the label of an artifact.
-        watched: it, to be asked about.
-    """
-
-    of: str
-    watched: Watched
-
-
-class News(NamedTuple):
-    """What has changed.
-
-    Attributes:
-        changes: in words, for the record.
-        vouched: who vouches now for what they vouch for otherwise, or for longer, by what it is; none on all ranks but
-            the first.
-        withdrawn: what they have taken back; None for nothing.
-        policy: that is in force with it.
-    """
-
-    changes: Sequence[Change]
-    vouched: Mapping[str, VouchedData]
-    withdrawn: Withdrawn | None
-    policy: CompiledPolicy | None
-
-    def facts(self, was: RunFacts) -> dict[str, Any]:
-        """Return the run's facts that are others now."""
-        now: dict[str, Any] = {"withdrawn": self.withdrawn, "policy": self.policy}
-        if "" in self.vouched:
-            now["vouched"] = self.vouched[""]
-        if POLICY in self.vouched:
-            now["vouched_policy"] = self.vouched[POLICY]
-        if self.vouched.keys() - {"", POLICY}:
-            artifacts = [replace(one, vouched=self.vouched.get(one.label, one.vouched)) for one in was.artifacts]
-            now["artifacts"] = tuple(artifacts)
-        return now
 
 
 class AuthorityWatch:
@@ -108,7 +65,7 @@ class AuthorityWatch:
         if any(one.watched.asked is None for one in things):
             msg = "Signed data were opened in another process, and who vouches for them can't be asked again from here."
             raise NoLongerVouchedError(f"{msg} Open them in the process that trains.")
-        self._known = [_holds(one.of, one.watched.voucher) for one in things]
+        self._known = [holds(one.of, one.watched.voucher) for one in things]
         watched = [one.watched for one in things]
         self._latest = [VouchedData(one.opened, (one.voucher,), one.archive, lost=one.lost) for one in watched]
         self._askings = askings_of(dict(enumerate(watched)))
@@ -144,7 +101,7 @@ class AuthorityWatch:
             self.policy_source.go_by(vouched)
             number = next(n for n, one in enumerate(self._things) if one.of == POLICY)
             self._known[number], self._latest[number] = (
-                _holds(POLICY, self.policy_source.voucher),
+                holds(POLICY, self.policy_source.voucher),
                 self.policy_source.vouched,
             )
         tightened = self._tightened(self.withdrawals)
@@ -157,10 +114,17 @@ class AuthorityWatch:
         """What is in force."""
         return self._withdrawn.in_force if self._withdrawn is not None else ()
 
-    def reads(self, data: object, step: int) -> bool:
-        """Return whether an evaluation reads its data at a step: not those that were withdrawn."""
-        gone = {(one.root, one.target) for one in self.withdrawals if one.action == "skip" and one.step <= step}
-        return not gone or not any((o.voucher.root, o.voucher.target) in gone for o in vouched_sources(data))
+    def reads(self, evaluation: Evaluation, *, step: int) -> bool:
+        """Return whether one is measured at a step: no data that were withdrawn, no modules of a rejected class."""
+        gone = [one for one in self.withdrawals if one.step <= step]
+        rejected = {one.class_path for one in gone if one.action == "reject"}
+        classes = evaluation.classes
+        if rejected & ({classes} if isinstance(classes, str) else {*classes}):
+            return False
+        skipped = {(one.root, one.target) for one in gone if one.action == "skip"}
+        return not skipped or not any(
+            (o.voucher.root, o.voucher.target) in skipped for o in vouched_sources(evaluation.data)
+        )
 
     def resume(self, recorded: Withdrawn | None, clock: Clock) -> News | None:
         """Go on with what the ledger has recorded, and with what was found when all was opened. All ranks ask.
@@ -178,14 +142,20 @@ class AuthorityWatch:
             self.look()
             self._take(self._newest())
         lost = dict(self._lost(range(len(self._things))))
-        kept = [one for one in before if one.action != "stop" or one.key in lost]
+        kept = [one for one in before if one.action != "stop" or (one.key in lost and not self._rejects(one))]
         known = {one.key for one in kept}
-        new = self._answers([(of, one) for (of, *_), one in _without(lost, known)], kept, clock.step)
+        new = self._answers([(of, one) for (of, *_), one in without(lost, known)], kept, clock.step)
         changes = self._changes(new)
-        changes += [Change("provenance", str(one), "vouched for again") for one in before if one not in kept]
+        lifted = [(one, "answered anew" if one.key in lost else "vouched for again") for one in before]
+        changes += [Change("provenance", str(one), now) for one, now in lifted if one not in kept]
         other = self._other_keys()
         self._withdrawn = recorded
         return self._agreed([*kept, *new], [*changes, *other.values()], other, self._latest)
+
+    def _rejects(self, one: Withdrawal) -> bool:
+        """Return whether the grace in force now rejects, where an earlier one has stopped the run."""
+        answer, _ = self._grace.answer(one.reason, self._steps)
+        return of_thing(answer, one.of) != "stop"
 
     def before_step(self, run: OpenRun, clock: Clock, save: Callable[[], object]) -> None:
         """Put on record what has changed, and stop the run where that is due. All ranks ask, before each step.
@@ -201,7 +171,7 @@ class AuthorityWatch:
         if (news := self.heed(clock)) is not None:
             run.amend(clock, news.changes, **news.facts(run.facts))
         if why := self.refuse(clock.step):
-            run.ask_to_stop(why)
+            run.ask_to_stop(why, follows_from_rows=False)
             save()
             raise NoLongerVouchedError(f"{why} {_MEND}")
 
@@ -222,7 +192,7 @@ class AuthorityWatch:
             return self._agreed((), ())
         self._take(found)
         known = {one.key for one in self.withdrawals}
-        lost = [(of, one) for (of, *_), one in _without(dict(self._lost(found)), known)]
+        lost = [(of, one) for (of, *_), one in without(dict(self._lost(found)), known)]
         new = self._answers(lost, self.withdrawals, clock.step + 1)
         other = {} if new else self._other_keys()
         in_force = [*self.withdrawals, *new] if new or other else ()
@@ -232,7 +202,7 @@ class AuthorityWatch:
         """Return what was found last, without what is of a policy that isn't in force any more."""
         found = {number: one for asking in self._askings for number, one in asking.newest().items()}
         now = [one.watched.voucher.target for one in self._things]
-        return {n: one for n, one in found.items() if _targets(one) == {now[n]}}
+        return {n: one for n, one in found.items() if targets(one) == {now[n]}}
 
     def _take(self, found: Found) -> None:
         for number, one in found.items():
@@ -249,7 +219,7 @@ class AuthorityWatch:
         for number, (was, one) in enumerate(zip(self._known, self._latest, strict=True)):
             for voucher in one.vouchers:
                 of = self._things[number].of
-                if (now := _holds(of, voucher)) != was:
+                if (now := holds(of, voucher)) != was:
                     named = voucher.target if of in ("", POLICY) else f"{of} {voucher.target}"
                     changes[number] = Change("provenance", f"{named}: {was}", f"{named}: {now}")
                     self._known[number] = now
@@ -266,8 +236,10 @@ class AuthorityWatch:
         found = list[Withdrawal]()
         for of, one in lost:
             answer, later = self._grace.answer(one.reason, self._steps)
-            action = _of_thing(answer, of)
+            action = of_thing(answer, of)
             found.append(Withdrawal(one.target, one.reason, one.because, action, step + later, of, one.root))
+            if not of and one.reason != "expiry":
+                found[-1] = replace(found[-1], deletion=deletion(self._a, found[-1].class_path))
         if self._base is not None and self._data is not None and not self._offers([*before, *found], step):
             # Nothing would be left to learn from: as good as a stop, and it says why.
             found = [replace(one, action="stop") if not one.of else one for one in found]
@@ -351,29 +323,6 @@ class AuthorityWatch:
             asking.look()
 
 
-def _targets(found: VouchedData) -> set[str]:
-    return {one.target for one in found.vouchers} | {one.target for one in found.lost}
-
-
-def _without(lost: Mapping[Any, LostVoucher], known: Collection[Any]) -> list[tuple[Any, LostVoucher]]:
-    return [(key, one) for key, one in lost.items() if key not in known]
-
-
-def _of_thing(answer: Literal["stop", "reject"], of: str) -> Literal["stop", "reject", "skip"]:
-    """Return what a grace's answer means for a thing: of a policy or a tokenizer no part can be left out."""
-    if not of or answer == "stop":
-        return answer
-    return "skip" if of.startswith(EVALUATION_DATA) else "stop"
-
-
-def _holds(of: str, voucher: Voucher) -> str:
-    keys = f"signed by {', '.join(keyid[:12] for keyid in voucher.keyids)}"
-    if of == POLICY:  # each version that is signed lets all of them hold for longer
-        return keys
-    besides = f", as version {', '.join(voucher.others)} is" if voucher.others else ""
-    return f"{keys} until {voucher.expires}{besides}"
-
-
 def watch_of(
     given: Ingredients, data: VouchedData | None, artifacts: Sequence[Artifact], assembly: Assembly
 ) -> AuthorityWatch | None:
@@ -396,3 +345,14 @@ def watch_of(
     remembers = given.config.run_folder is None or assembly.plan.facts.has_ledger
     grace = given.policy.grace if given.policy is not None and remembers else None
     return AuthorityWatch(things, data, assembly, grace)
+
+
+def still_measured(
+    evaluation: Evaluation | Mapping[str, Evaluation] | None, watch: AuthorityWatch | None, step: int
+) -> Evaluation | Mapping[str, Evaluation] | None:
+    """Return the evaluations that are measured at a step; None where none is left."""
+    if watch is None or evaluation is None:
+        return evaluation
+    if isinstance(evaluation, Evaluation):
+        return evaluation if watch.reads(evaluation, step=step) else None
+    return {name: one for name, one in evaluation.items() if watch.reads(one, step=step)} or None

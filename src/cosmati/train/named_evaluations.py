@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -50,13 +50,6 @@ def checked(given: Evaluations | None) -> Evaluations | None:
 def _parts(given: Evaluations) -> Mapping[str, Evaluation]:
     """Return evaluations by what stands before their metrics' names."""
     return {"": given} if isinstance(given, Evaluation) else {f"{name}/": one for name, one in given.items()}
-
-
-def without(given: Evaluations | None, reads: Callable[[object], bool]) -> Evaluations | None:
-    """Return the evaluations whose data are read; None where none is left."""
-    if given is None or isinstance(given, Evaluation):
-        return given if given is not None and reads(given.data) else None
-    return {name: one for name, one in given.items() if reads(one.data)} or None
 
 
 def evaluate_all(

@@ -70,7 +70,7 @@ class OpenRun:
         self.observers = list(observers)
         self._model = model
         self._beginning: list[Observer] = []
-        self.stop_reason = ""
+        self.stop_reason = self.stop_from_rows = ""
         self._attempt = 0
         self._stop = StopSignal()
         self._folder: RunFolder | None = None
@@ -181,10 +181,16 @@ class OpenRun:
         """Take Ctrl-C and SIGTERM as a request to stop, for as long as `fit` runs: a loop of the user's has its own."""
         return self._stop.listening()
 
-    def ask_to_stop(self, why: str = "") -> None:
-        """End the run after the step in progress; the first reason is told."""
+    def ask_to_stop(self, why: str = "", *, follows_from_rows: bool = True) -> None:
+        """End the run after the step in progress; the first reason is told.
+
+        Args:
+            why: in words; empty of somebody who ends the run as such.
+            follows_from_rows: what the run has seen may be the reason, unless there's none.
+        """
         if not self._stop.is_set:
             self.stop_reason = "" if why is None else str(why)
+            self.stop_from_rows = self.stop_reason if follows_from_rows else ""
         self._stop.is_set = True
 
     def publish(self, clock: Clock, values: Mapping[str, float]) -> None:
