@@ -147,6 +147,7 @@ def test_each_is_pinned_and_archived(firms: Firms, tmp_path: Path) -> None:
     roots = {firms.people(name).pin for name in CLASSES}
     (facts,) = verify_ledger(folder / "ledger").provenance
     assert {one["root"] for one in facts["sources"]} == roots
+    assert "rehears" not in verify(folder)
     assert {name.partition("/")[0] for name in facts["archive"]} - {"manifests"} == roots
     said = verify(folder)
     for name, path in CLASSES.items():

@@ -23,6 +23,7 @@ from cosmati.ledger.query import (
 from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import LEVEL_0, LedgerReport, verify_ledger
 from cosmati.ledger.wal import WAL_FILE, read_wal
+from cosmati.provenance.rehearsal import SAYS, rehearsed
 from cosmati.provenance.voucher import FOLDER
 from cosmati.records.artifacts import words_of
 from cosmati.records.ledger import StepEntry
@@ -104,6 +105,8 @@ def verify(
     _say_withdrawn(directory, report)
     _say_policies(directory, report.policies)
     _say_artifacts(directory, report)
+    for root in rehearsed(directory / FOLDER, report.vouched_facts):
+        typer.echo(f"  rehearsal the authority {root[:12]} is {SAYS}")
     if report.num_unsigned:
         typer.echo(f"  {report.num_unsigned} further entries aren't signed yet, and weren't checked")
     if report.diverged_steps:

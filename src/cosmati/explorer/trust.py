@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from cosmati.ledger.policy_changes import PolicyInForce
 from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import LedgerReport
+from cosmati.provenance.rehearsal import rehearsed
 from cosmati.provenance.voucher import FOLDER, POLICY, class_of_target
 from cosmati.records.joint_classes import joint_name
 from cosmati.store.scan import plain_bytes
@@ -58,6 +59,7 @@ class Trust:
         missing: the package without which signatures can't be followed; empty where they were.
         problems: what the archive doesn't bear out. Nothing is believed then.
         history: what was said at which step, a line each, where something has changed in mid-run.
+        rehearsed: first roots, in hex, of the authorities among them that say they're a rehearsal's.
     """
 
     sources: tuple[SignedSource, ...]
@@ -68,6 +70,7 @@ class Trust:
     missing: str = ""
     problems: tuple[str, ...] = ()
     history: tuple[str, ...] = ()
+    rehearsed: tuple[str, ...] = ()
 
     @property
     def is_signed(self) -> bool:
@@ -99,6 +102,7 @@ def read_trust(directory: Path, report: LedgerReport) -> Trust | None:
             policy=decided[0] if decided else None,
             missing=missing,
             history=tuple(_history(report)),
+            rehearsed=rehearsed(archive, report.vouched_facts),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return replace(declared, problems=(f"what the ledger says of signatures can't be read: {error!r}",))
