@@ -57,7 +57,11 @@ class World(PolicyPeople):
 
         def act() -> None:
             previous = load_policy(POLICY + BEFORE).digest.hex()
-            said = {"run": read_verifier_key(folder / "ledger").text, "previous": previous, "from_step": step}
+            said: dict[str, str | int] = {
+                "run": read_verifier_key(folder / "ledger").text,
+                "previous": previous,
+                "from_step": step,
+            }
             self.sign(text, *names, **said | other)()
 
         return act

@@ -182,7 +182,12 @@ def test_nobody_vouches_for_what_is_anothers(firms: Firms) -> None:
 
 def test_each_is_asked_once(firms: Firms, monkeypatch: pytest.MonkeyPatch) -> None:
     real, asked = Authority.refresh, list[str]()
-    monkeypatch.setattr(Authority, "refresh", lambda one: (asked.append(one.root), real(one))[1])
+
+    def refresh(one: Authority) -> Any:
+        asked.append(one.root)
+        return real(one)
+
+    monkeypatch.setattr(Authority, "refresh", refresh)
     firms.data()
     assert sorted(asked) == sorted(firms.people(name).pin for name in CLASSES)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Mapping
 from datetime import timedelta
@@ -284,6 +285,16 @@ def test_who_takes_only_what_is_signed_takes_no_ungoverned_artifact(world: World
     save_file(dict(nn.Linear(1, 1).state_dict()), tmp_path / "base.safetensors")
     with pytest.raises(DeclaredOnlyError, match="the base weights is ungoverned"):
         bare(world, load_weights=tmp_path / "base.safetensors")
+    given: dict[str, Any] = {"artifacts": [dataclasses.replace(tokenizer(world), kind="base weights")]}
+    with pytest.raises(DeclaredOnlyError, match=r"base\.safetensors isn't one of the files that were signed"):
+        bare(world, load_weights=tmp_path / "base.safetensors", **given)
+    people, folder = others_of(world).people, tmp_path / "weights"
+    folder.mkdir()
+    shutil.copy(tmp_path / "base.safetensors", folder)
+    describe_files(folder, class_path=OPEN, source="weights", version="1")
+    list(sign_sources(str(folder), people.folder, people.ring("eve")))
+    weights_ = artifact("base weights", folder, authority=authority(world))
+    bare(world, load_weights=folder / "base.safetensors", artifacts=[weights_])
     signed = bare(world, artifacts=[tokenizer(world)], evaluation=evaluation(world))
     assert signed.fit().outcome == "completed"
     own = world.people.pin

@@ -111,7 +111,7 @@ class StreamingDataset(Choosable, Dataset[Any]):
         class_path: str | None = None,
         on_bad_row: Literal["raise", "skip"] = "raise",
         allow_pickle: bool = False,
-        authority: Vouches | Mapping[str | Path, Vouches] | None = None,
+        authority: Vouches | Mapping[str, Vouches] | Mapping[Path, Vouches] | None = None,
     ) -> None:
         options = cache if isinstance(cache, CacheOptions) else CacheOptions(Path(cache) if cache else None)
         check_options({"seed": seed, "window_rows": window_rows, "on_bad_row": on_bad_row, "columns": columns}, options)

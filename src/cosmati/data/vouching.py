@@ -208,7 +208,7 @@ class AskedAuthority:
 
 
 def asked_for(
-    urls: Sequence[str | Path], authority: Vouches | Mapping[str | Path, Vouches] | None
+    urls: Sequence[str | Path], authority: Vouches | Mapping[str, Vouches] | Mapping[Path, Vouches] | None
 ) -> list[AskedAuthority | None]:
     """Return who was asked about each of some data sets; each authority is asked once, and now.
 

@@ -49,7 +49,7 @@ from cosmati.train.ranks import Ranks
 from cosmati.train.refusals import refuse_foreign, refuse_misgiven, refuse_packs, refuse_unsavable
 from cosmati.train.routes import Router
 from cosmati.train.settings import identity_of, settings_of
-from cosmati.train.signed import digests_of, provenance_of, refuse_ungoverned, vouched_of, wants_ledger
+from cosmati.train.signed import digests_of, provenance_of, vouched_of, wants_ledger
 from cosmati.train.warm_start import place
 
 
@@ -91,8 +91,7 @@ def prepare(given: Ingredients) -> Prepared:
         DataError: the data can't be put in order.
     """
     refuse_misgiven(given)
-    config = given.config
-    ranks = Ranks()
+    config, ranks = given.config, Ranks()
     num_microbatches = config.resolve_microbatches(governed=given.policy is not None)
     ranks.mine(num_microbatches)
     model = _surgery(given)
@@ -101,7 +100,6 @@ def prepare(given: Ingredients) -> Prepared:
     regions = partition_by(given.policy, model) if given.policy else partition_parameters(model)
     # Compiled twice: the order's length, and so the phases, follow from which classes the policy ever admits.
     generators, artifacts = DefaultGenerators(device), artifacts_of(given, parent)
-    refuse_ungoverned(given, artifacts)
     feed, budget = _feed(given, num_microbatches, offered(given, regions), generators, ranks)
     policy, class_map = compile_given(given, regions, budget)
     feed, never_offered = _deferring(given, feed, policy, class_map)
