@@ -49,6 +49,10 @@ def test_it_signs_data_and_policy_with_keys_of_different_people(tmp_path: Path) 
     keys = [*signers.values(), policy.vouched.voucher.keyids]
     assert len({*keys}) == 3, "each signs with a key of their own"
     assert policy.signed_root != authority.root
+    assert [standing(AuthorityRepository(tmp_path / "rehearsal" / name)).is_rehearsal for name in (DATA, POLICIES)] == [
+        True,
+        True,
+    ]
     private = list((tmp_path / "rehearsal" / KEYS).rglob("*.key.pem"))
     assert len(private) == 3 + 2 * 6
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}

@@ -145,3 +145,23 @@ def test_rows_of_several_classes_are_as_signed_as_others(tmp_path: Path) -> None
     run = trained(tmp_path, POLICY.rpartition("  -")[0], "2ba")
     assert [(one.class_name, one.num_rows) for one in trust_of(run).sources] == [("open/permissive&open/psf", 16)]
     assert "declared: nobody signed" not in render_report(title="both", run=read_run(tmp_path / "run"))
+
+
+def test_a_rehearsal_says_so_wherever_its_run_is_copied(run: Path, tmp_path: Path) -> None:
+    """Its first roots say it, which are pinned and archived; no folder's name and no about.json does."""
+    copied = Path(shutil.copytree(run, tmp_path / "elsewhere"))
+    (copied / "about.json").unlink(missing_ok=True)
+    found = trust_of(copied)
+    assert found.policy is not None
+    assert set(found.rehearsed) == {found.policy.root, found.sources[0].root}
+    said = CliRunner().invoke(app, ["ledger", "verify", str(copied)]).output
+    page = render_report(title="Run", run=read_run(copied))
+    for root in found.rehearsed:
+        assert f"the authority {root[:12]} is a rehearsal's" in said
+    assert page.count("is a rehearsal's") == 2
+    # Whoever takes the word out has another root than the one that was pinned.
+    (root,) = [path for path in (copied / "ledger" / "provenance").iterdir() if path.name == found.policy.root]
+    root.write_bytes(root.read_bytes().replace(b"x-cosmati-rehearsal", b"x-cosmati-in-earnest"))
+    refuted = CliRunner().invoke(app, ["ledger", "verify", str(copied)])
+    assert refuted.exit_code == 1
+    assert trust_of(copied).problems

@@ -16,7 +16,7 @@ from cosmati import RunConfig, StreamingDataset, StreamingLoader, artifact
 from cosmati.cli.main import app
 from cosmati.data.plain_files import TamperedFileError, describe_files
 from cosmati.data.shards.dataset import write_dataset
-from cosmati.data.shards.manifest import SourceFacts
+from cosmati.data.shards.manifest import SourceFacts, SourceManifest
 from cosmati.data.signing import sign_sources
 from cosmati.data.vouching import LicenceExpiredError
 from cosmati.errors import ProvenanceError
@@ -74,6 +74,35 @@ def test_a_signed_tokenizer_is_archived_and_audited(people: People, signed: Path
         assert refuted.exit_code == 1, file
         assert "Who signed the tokenizer" in refuted.output + str(refuted.exception)
         file.write_bytes(kept)
+
+
+def test_two_commands_sign_a_tokenizer(people: People, tmp_path: Path) -> None:
+    folder = tmp_path / "bpe"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
+
+    def ask(*words: object) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["data", *map(str, words)])
+        return result.exit_code, result.output
+
+    code, said = ask("describe", folder, "--class", NEWS, "--licence", "MIT", "--licence-until", "2031-12-31")
+    assert (code, "1 file(s)" in said) == (0, True), said
+    keys = ["--keys", people.root / "ada", "--keys", people.root / "own"]
+    code, said = ask("sign", folder, "--authority", people.folder, *keys)
+    assert (code, "bpe 1: signed" in said) == (0, True), said
+    signed = artifact("tokenizer", folder, authority=authority(people))
+    assert signed.state == "signed"
+    manifest = SourceManifest.from_bytes((folder / "manifest.json").read_bytes(), name="manifest.json")
+    assert (manifest.facts.licence, manifest.facts.licence_valid_until) == ("MIT", "2031-12-31")
+    (folder / "index.json").write_text("{}")
+    for words, why in (
+        ((folder, "--class", NEWS), "it's a data set"),
+        ((tmp_path / "none", "--class", NEWS), "holds no file"),
+        ((tmp_path / "bpe", "--class", NEWS, "--licence-until", "2031-13-01"), "is no day"),
+    ):
+        code, said = ask("describe", *words)
+        assert (code, why in said) == (1, True), said
+        (folder / "index.json").unlink(missing_ok=True)
 
 
 def test_to_sign_it_later_changes_nothing_but_the_word(people: People, tmp_path: Path) -> None:

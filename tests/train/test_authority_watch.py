@@ -26,7 +26,7 @@ from cosmati.ledger.verify import verify_ledger
 from cosmati.provenance.authority.audit import audit_withdrawn
 from cosmati.provenance.authority.errors import NoLongerVouchedError
 from cosmati.provenance.authority.trusted import Authority
-from cosmati.train import authority_watch
+from cosmati.train import asking
 from cosmati.train.policy_watch import FILE
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from tests.provenance.authority.people import NEWS, PII, People
@@ -343,7 +343,7 @@ def test_who_asks_nobody_is_not_watched(world: World, tmp_path: Path) -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever finds nothing asks again without a pause."""
-    monkeypatch.setattr(authority_watch, "_AGAIN_SECONDS", (0.001, 0.001))
+    monkeypatch.setattr(asking, "_AGAIN_SECONDS", (0.001, 0.001))
 
 
 @pytest.mark.usefixtures("at_once")
@@ -375,18 +375,18 @@ def test_data_that_were_opened_long_ago_are_looked_at_first(world: World, tmp_pa
 @pytest.mark.usefixtures("at_once")
 def test_one_failure_is_none(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that breaks, and a repository that is read while it's changed, are asked again."""
-    answers, found = threading.Event(), authority_watch.look_again
+    answers, found = threading.Event(), Authority.refresh
     asked = list[int]()
 
-    def look(sources: Any) -> Any:
+    def refresh(authority: Authority) -> Any:
         asked.append(len(asked))
         if len(asked) == 1:
             raise OSError("a blip")
         answers.set()
-        return found(sources)
+        return found(authority)
 
-    monkeypatch.setattr(authority_watch, "look_again", look)
     trainer = world.trainer(tmp_path / "run", {}, refresh=0.001)
+    monkeypatch.setattr(Authority, "refresh", refresh)
     with trainer:
         assert answers.wait(60)
         assert trainer.fit().outcome == "completed"
@@ -395,9 +395,9 @@ def test_one_failure_is_none(world: World, tmp_path: Path, monkeypatch: pytest.M
 
 def test_who_does_not_answer_vouches_for_nothing(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
-    monkeypatch.setattr(authority_watch, "_PATIENCE_SECONDS", 0.02)
-    monkeypatch.setattr(authority_watch, "look_again", lambda _sources: answer.wait())
+    monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 0.02)
     trainer = world.trainer(tmp_path / "run", {}, refresh=0.01, budget="1000000ba", checkpoint_every=None)
+    monkeypatch.setattr(Authority, "refresh", lambda _authority: answer.wait())
     try:
         with pytest.raises(NoLongerVouchedError, match="hasn't answered"):
             trainer.fit()

@@ -96,11 +96,12 @@ class World:
             events: what happens after how many steps; whoever asks then finds it.
             grace: of the policy.
             budget: of the run.
-            more: settings of the run; the `policy`, text or signed; and how an authority is opened (`run`, `refresh`).
+            more: settings of the run; the `policy`, text or signed; an `evaluation`; and how an authority is opened
+                (`run`, `refresh`).
         """
         torch.manual_seed(0)
         own = {name: more.pop(name) for name in ("run", "refresh") if name in more}
-        text = more.pop("policy", POLICY)
+        text, evaluation = more.pop("policy", POLICY), more.pop("evaluation", None)
         policy = text if isinstance(text, PolicyFile) else None
         if text and policy is None:
             policy = load_policy(f"{text}{grace and 'grace: ' + grace}")
@@ -115,6 +116,7 @@ class World:
             policy=policy,
             taxonomy=TAXONOMY,
             observers=seen,
+            evaluation=evaluation,
             config=RunConfig(**settings | more),
         )
         return seen.trainer

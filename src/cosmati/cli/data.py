@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Annotated
 
@@ -228,6 +229,43 @@ def inspect(url: Url, cache: Cache = None, rows: Annotated[int, typer.Option(hel
                 typer.echo(f"  row {row}    {name} = {text[:90]}{'…' if len(text) > 90 else ''}")
     for number, name in enumerate(noted_labels(Destination(url)) if Path(url).is_dir() else ()):
         typer.echo(f"label {number} is {name}")
+
+
+@app.command()
+def describe(
+    folder: Annotated[Path, typer.Argument(help="The folder of the files: a tokenizer, base weights, statistics.")],
+    class_path: Annotated[str, typer.Option("--class", help="Class under which they're signed.")],
+    source: Annotated[str, typer.Option(help="Their name; the folder's, if not given.")] = "",
+    version: Annotated[str, typer.Option(help="Of their content.")] = "1",
+    licence: Annotated[str, typer.Option(help="SPDX identifier, or the contract.")] = "",
+    licence_until: Annotated[str, typer.Option(help="The licence's last day, YYYY-MM-DD; no end if not given.")] = "",
+    origin: Annotated[str, typer.Option(help="Where they're from: a URL, a name, a contract.")] = "",
+) -> None:
+    """Write the manifest of files that are no rows, so that `cosmati data sign` can sign them as data are.
+
+    \b
+    Example:
+      cosmati data describe tokenizer --class open/permissive --licence Apache-2.0
+      cosmati data sign tokenizer --authority authority --keys ~/keys
+    """  # noqa: D301
+    from cosmati.data.plain_files import describe_files
+
+    if rows := next((name for name in ("index.json", "sources.json") if (folder / name).is_file()), None):
+        raise DataError(f"{folder} has {rows}: it's a data set, and `cosmati data write` has written its manifest.")
+    facts = SourceFacts(origin=origin, licence=licence, licence_valid_until=_day(licence_until))
+    manifest = describe_files(
+        folder, class_path=class_path, source=source or folder.resolve().name, version=version, facts=facts
+    )
+    typer.echo(f"{manifest.class_path:<28} {manifest.num_rows:>10,} file(s)  {manifest.num_bytes / 1e6:>9,.1f} MB")
+    typer.echo(f"Have it signed:  cosmati data sign {folder} --authority AUTHORITY")
+    typer.echo(f"Name it:         artifact(KIND, {str(folder)!r}, authority=Authority(...))")
+
+
+def _day(text: str) -> str:
+    try:
+        return text and date.fromisoformat(text).isoformat()
+    except ValueError as error:
+        raise DataError(f"--licence-until {text!r} is no day. Write it as 2027-12-31.") from error
 
 
 @app.command()

@@ -15,6 +15,7 @@ from rich.text import Text
 from cosmati.provenance.authority.ceremony import RoleStatus
 from cosmati.provenance.authority.repository import AuthorityRepository
 from cosmati.provenance.authority.standing import Standing, fold, is_due
+from cosmati.provenance.rehearsal import SAYS
 
 _PLAIN_WIDTH = 120
 _BAD, _SOON, _GOOD, _DIM = "bold red", "yellow", "green", "dim"
@@ -32,6 +33,8 @@ def show_standing(repository: AuthorityRepository, found: Standing, names: Mappi
     classes = f"taxonomy {found.taxonomy.name} {found.taxonomy.version}" if found.taxonomy else "no taxonomy"
     console.print(Text.assemble((str(repository.folder), "bold"), f", {classes}"))
     console.print(Text.assemble(("root ", _DIM), found.root), soft_wrap=True)
+    if found.is_rehearsal:
+        console.print(Text(f"! This is {SAYS}.", _SOON), soft_wrap=True)
     for style, line in _to_do(repository, found):
         console.print(Text(line, style), soft_wrap=True)
     if (ahead := found.next) and ahead.expires:
@@ -64,6 +67,7 @@ def as_mapping(found: Standing, names: Mapping[str, str]) -> dict[str, Any]:
     taxonomy = {"name": found.taxonomy.name, "version": found.taxonomy.version} if found.taxonomy else None
     return {
         "root": found.root,
+        "rehearsal": found.is_rehearsal,
         "taxonomy": taxonomy,
         "next": found.next.role if found.next else None,
         "roles": roles,

@@ -23,6 +23,7 @@ from cosmati.ledger.query import (
 from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import LEVEL_0, LedgerReport, verify_ledger
 from cosmati.ledger.wal import WAL_FILE, read_wal
+from cosmati.provenance.rehearsal import SAYS, rehearsed
 from cosmati.provenance.voucher import FOLDER
 from cosmati.records.artifacts import words_of
 from cosmati.records.ledger import StepEntry
@@ -104,6 +105,8 @@ def verify(
     _say_withdrawn(directory, report)
     _say_policies(directory, report.policies)
     _say_artifacts(directory, report)
+    for root in rehearsed(directory / FOLDER, report.vouched_facts):
+        typer.echo(f"  rehearsal the authority {root[:12]} is {SAYS}")
     if report.num_unsigned:
         typer.echo(f"  {report.num_unsigned} further entries aren't signed yet, and weren't checked")
     if report.diverged_steps:
@@ -132,8 +135,6 @@ def _say_provenance(directory: Path, report: LedgerReport) -> None:
 
 def _say_withdrawn(directory: Path, report: LedgerReport) -> None:
     """Say what was withdrawn since, and look whether the archive bears it out: each against that of its own time."""
-    sources = [source for facts in report.provenance for source in facts["sources"]]
-    manifests = {source["target"]: source["manifest_sha256"] for source in sources}
     known = list[Mapping[str, Any]]()
     for facts in report.withdrawn:
         try:
@@ -142,7 +143,7 @@ def _say_withdrawn(directory: Path, report: LedgerReport) -> None:
             return  # said above
         new = [one for one in facts["in_force"] if one not in known]
         known = facts["in_force"]
-        for words, is_refuted in audit_withdrawn(directory / FOLDER, {**facts, "in_force": new}, manifests):
+        for words, is_refuted in audit_withdrawn(directory / FOLDER, {**facts, "in_force": new}, report.manifests):
             if is_refuted:
                 raise RefutedError(f"What was withdrawn from the run in {directory} doesn't hold: {words}.")
             typer.echo(f"  withdrawn {words}")

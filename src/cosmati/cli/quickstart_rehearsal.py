@@ -1,7 +1,8 @@
 """The quickstart's rehearsal of who signs what: two authorities of its own, all of whose keys lie in one folder.
 
 In earnest nobody holds them all, and who trusts an authority pins a root that the authority itself has told. Here the
-root is read from the folder in which the keys lie, which proves that signatures are followed, and nothing else.
+root is read from the folder in which the keys lie, which proves that signatures are followed, and nothing else. Both
+roots say that they're a rehearsal's, and so does whatever is signed under them, wherever it's copied to.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def _make(folder: Path, clock: Callable[[], datetime]) -> None:
     keys, taxonomy = folder / KEYS, software_licences()
     people = {name: create_key(keys / "people", name) for name in (*STEWARDS, DECIDES)}
     data, policies = (AuthorityRepository(folder / name, clock=clock) for name in (DATA, POLICIES))
-    init(data.folder, keys / DATA, taxonomy, repository=data)
-    init(policies.folder, keys / POLICIES, None, repository=policies)
+    init(data.folder, keys / DATA, taxonomy, repository=data, is_rehearsal=True)
+    init(policies.folder, keys / POLICIES, None, repository=policies, is_rehearsal=True)
     with data.change(KeyRing([keys / DATA])) as change:
         for name, branches in STEWARDS.items():
             for branch in branches:

@@ -34,7 +34,7 @@ from cosmati.data.shards.opening import CacheOptions, Opening, cache_directory, 
 from cosmati.data.shards.parquet import ParquetIndex, ParquetShard
 from cosmati.data.shards.remote import EnvironmentFaultError, disk_error, local_path
 from cosmati.data.shards.split import SplitShard
-from cosmati.data.vouching import AskedAuthority, CheckedOnce, VouchedShards, vouched_shards
+from cosmati.data.vouching import AskedAuthority, CheckedOnce, VouchedShards, asked_for, vouched_shards
 from cosmati.errors import DataError
 from cosmati.records.joint_classes import joint_name
 from cosmati.storage.lease import Lease
@@ -348,10 +348,13 @@ def open_sources(
 
 
 def open_all(urls: Iterable[str | Path], **options: Any) -> list[OpenedSource]:  # noqa: ANN401  (of open_sources)
-    """Open several data sets, with the options of `open_sources`; a cache that is too small for them is refused."""
-    if options.get("authority") is not None:  # what it signed when it was asked last may be revoked by now
-        options["authority"] = AskedAuthority(options["authority"])
-    sources = [source for url in urls for source in open_sources(url, **options)]
+    """Open several data sets, with the options of `open_sources`; a cache that is too small for them is refused.
+
+    `authority` is who vouches for all of them, or for each by its address; they're asked now, each once.
+    """
+    listed, authority = list(urls), options.pop("authority", None)
+    pairs = zip(listed, asked_for(listed, authority), strict=True)
+    sources = [source for url, asked in pairs for source in open_sources(url, authority=asked, **options)]
     refuse_small_cache(sources)
     return sources
 

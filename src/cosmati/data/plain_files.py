@@ -19,9 +19,8 @@ from cosmati.data.shards.manifest import (
     read_or_make_salt,
     row_leaf,
 )
-from cosmati.data.vouching import AskedAuthority, Vouches
+from cosmati.data.vouching import AskedAuthority, VouchedShards, Vouches, vouched_manifest
 from cosmati.errors import DataError
-from cosmati.provenance.voucher import VouchedData, Voucher
 from cosmati.storage.atomic import replace_file
 from cosmati.storage.merkle import MerkleTree
 
@@ -93,8 +92,8 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def vouched_files(folder: Path, authority: Vouches) -> VouchedData:
-    """Return who vouches for a folder's files, after comparing each with what was signed.
+def vouched_files(folder: Path, authority: Vouches) -> VouchedShards:
+    """Return a folder's files as a source that is vouched for, after comparing each with what was signed.
 
     Raises:
         ProvenanceError: nobody who may has signed the manifest.
@@ -109,9 +108,7 @@ def vouched_files(folder: Path, authority: Vouches) -> VouchedData:
         )
         raise DataError(msg)
     manifest = SourceManifest.from_bytes(path.read_bytes(), name=str(path))
-    asked, found = AskedAuthority(authority), list[Voucher]()
-    for error in asked.wrongs(str(folder), manifest, found):
-        raise error
+    vouched = vouched_manifest(AskedAuthority(authority), str(folder), manifest)
     here, signed = digests_of_files(folder), {one.name: one.sha256 for one in manifest.shards}
     for name in sorted({*here, *signed}):
         if here.get(name) != signed.get(name):
@@ -119,5 +116,4 @@ def vouched_files(folder: Path, authority: Vouches) -> VouchedData:
                 "is missing" if name not in here else "wasn't signed" if name not in signed else "isn't what was signed"
             )
             raise TamperedFileError(f"{folder / name} {what}. Restore the folder, or have it signed anew.")
-    opened = authority.now().isoformat(timespec="seconds")
-    return VouchedData(opened, tuple(found), asked.archive(manifest))
+    return vouched

@@ -81,7 +81,8 @@ class StreamingDataset(Choosable, Dataset[Any]):
             is wrong with a row's own bytes counts: disks, handles, permissions, memory, whole shards always raise. A
             plain DataLoader and a `for` leave nothing out, and name the row.
         allow_pickle: decode columns of the encoding `pkl`: only from who you'd let run code.
-        authority: an `Authority`, who must vouch for each source; None takes what the data say of themselves.
+        authority: an `Authority`, who must vouch for each source, or one for each of `urls`, by that URL; None takes
+            what the data say of themselves.
 
     Raises:
         ProvenanceError: the authority doesn't vouch for a source.
@@ -110,7 +111,7 @@ class StreamingDataset(Choosable, Dataset[Any]):
         class_path: str | None = None,
         on_bad_row: Literal["raise", "skip"] = "raise",
         allow_pickle: bool = False,
-        authority: Vouches | None = None,
+        authority: Vouches | Mapping[str, Vouches] | Mapping[Path, Vouches] | None = None,
     ) -> None:
         options = cache if isinstance(cache, CacheOptions) else CacheOptions(Path(cache) if cache else None)
         check_options({"seed": seed, "window_rows": window_rows, "on_bad_row": on_bad_row, "columns": columns}, options)

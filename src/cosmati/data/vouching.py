@@ -11,13 +11,13 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from cosmati.data.kept_vouchers import kept_vouchers
 from cosmati.data.shards.index import ShardIndex, ShardInfo
 from cosmati.data.shards.manifest import SourceManifest, packed_as_json
 from cosmati.data.shards.remote import EnvironmentFaultError
 from cosmati.errors import DataError, ProvenanceError
-from cosmati.provenance.authority import errors
-from cosmati.provenance.voucher import LostVoucher, Reason, VouchedData, Voucher
+from cosmati.provenance.authority.errors import reason_of
+from cosmati.provenance.kept_vouchers import kept_vouchers
+from cosmati.provenance.voucher import LostVoucher, Reason, VouchedData, Voucher, together
 
 
 class LicenceExpiredError(DataError):
@@ -92,6 +92,18 @@ class VouchedShards:
         """Leave out who is asked, whose connections and locks belong to one process, and what they have said."""
         return {**self.__dict__, "asked": None, "archive": {}, "kept": ()}
 
+    def again(self) -> VouchedData:
+        """Return what holds of it, or what doesn't, as they have said it when they were asked last; nothing raises."""
+        assert self.asked is not None, "asked in the process that has opened it"
+        found = list[Voucher]()
+        wrongs = list(self.asked.wrongs(self.url, self.manifest, found))
+        return VouchedData(
+            self.asked.authority.now().isoformat(timespec="seconds"),
+            () if wrongs else (replace(found[0], index_sha256=self.voucher.index_sha256),),
+            self.asked.archive(self.manifest),
+            lost=tuple(self.asked.lost(self.voucher.target, error) for error in wrongs),
+        )
+
     def check_shard(self, number: int, path: Path, info: ShardInfo) -> os.stat_result:
         """Read a shard's file whole, and compare it with what was signed; return which file that was.
 
@@ -137,25 +149,23 @@ def _columns(read: Callable[[int], bytes]) -> list[list[object]] | None:
         return None
 
 
-_REVOKED = (errors.OutOfScopeError, errors.TamperedManifestError, errors.UnsignedMetadataError)
-"""Of a source, these say that who may sign its class has taken it back. Others say that nothing new was learnt."""
-
-
 class AskedAuthority:
     """An authority that was asked once for all sources that are opened together.
 
     Args:
         authority: it; where it can't be asked, a run that is resumed goes by what it has kept.
+        is_fresh: it was asked just now.
 
     Raises:
         ProvenanceError: it can't be asked, and nothing was kept.
     """
 
-    def __init__(self, authority: Vouches) -> None:
+    def __init__(self, authority: Vouches, *, is_fresh: bool = False) -> None:
         self.authority = authority
-        self._was_reached = False
+        self._was_reached = is_fresh
         self.failed: ProvenanceError | None = None
-        self.refresh()
+        if not is_fresh:
+            self.refresh()
         if self.failed is not None and authority.run is None:
             raise self.failed
 
@@ -187,17 +197,45 @@ class AskedAuthority:
 
     def lost(self, target: str, error: Exception) -> LostVoucher:
         """Return what a wrong means for a source."""
-        reason: Reason = "expiry"
-        if isinstance(error, LicenceExpiredError):
-            reason = "licence"
-        elif error is not self.failed and isinstance(error, _REVOKED):
-            reason = "revocation"
-        return LostVoucher(target, reason, str(error))
+        is_licence = isinstance(error, LicenceExpiredError)
+        reason: Reason = "licence" if is_licence else reason_of(error, was_asked=error is not self.failed)
+        return LostVoucher(target, reason, str(error), self.authority.root)
 
     def archive(self, manifest: SourceManifest) -> dict[str, bytes]:
         """Return what bears out what was found last: nothing of an authority that was never reached."""
         own = {} if self.failed is not None and not self._was_reached else self.authority.archive()
         return {**own, f"manifests/{manifest.digest}.json": manifest.to_bytes()}
+
+
+def asked_for(
+    urls: Sequence[str | Path], authority: Vouches | Mapping[str, Vouches] | Mapping[Path, Vouches] | None
+) -> list[AskedAuthority | None]:
+    """Return who was asked about each of some data sets; each authority is asked once, and now.
+
+    What one has signed when it was asked last may be revoked by now.
+
+    Args:
+        urls: of the data sets.
+        authority: who vouches for all of them, or for each by its address; None where nobody does.
+
+    Raises:
+        ProvenanceError: an authority can't be asked, a data set has none, or one is named for no data set.
+    """
+    if not isinstance(authority, Mapping):
+        asked = AskedAuthority(authority) if authority is not None else None
+        return [asked] * len(urls)
+    own = {_place(url): one for url, one in authority.items()}
+    places = [_place(url) for url in urls]
+    if unlike := sorted({*places} ^ {url for url, one in own.items() if one is not None}):
+        what = "has no authority" if unlike[0] in places else "isn't among the data"
+        msg = f"{unlike[0]} {what}. Name who vouches for each of the data: authority={{URL: Authority(...), ...}}."
+        raise ProvenanceError(msg)
+    everyone = {id(one): AskedAuthority(one) for one in dict.fromkeys(own.values())}
+    return [everyone[id(own[place])] for place in places]
+
+
+def _place(url: str | Path) -> str:
+    return str(url).rstrip("/")
 
 
 def vouched_shards(authority: AskedAuthority, url: str, data: bytes, index: object, sizes: Sizes) -> VouchedShards:
@@ -218,7 +256,7 @@ def vouched_shards(authority: AskedAuthority, url: str, data: bytes, index: obje
         TamperedShardError: a shard is missing, or is of another size.
     """
     manifest = SourceManifest.from_bytes(data, name=f"{url}/manifest.json")
-    vouched = _vouched(authority, url, manifest)
+    vouched = vouched_manifest(authority, url, manifest)
     if not isinstance(index, ShardIndex):
         msg = f"{url} holds Parquet, whose files no manifest lists. Convert it to MDS to have it vouched for."
         raise TamperedIndexError(msg)
@@ -226,20 +264,25 @@ def vouched_shards(authority: AskedAuthority, url: str, data: bytes, index: obje
     return replace(vouched, voucher=replace(vouched.voucher, index_sha256=index.digest))
 
 
-def _vouched(asked: AskedAuthority, url: str, manifest: SourceManifest) -> VouchedShards:
-    """Return that a source is vouched for now, or was when the run that is resumed has begun."""
+def vouched_manifest(asked: AskedAuthority, url: str, manifest: SourceManifest) -> VouchedShards:
+    """Return that a source is vouched for now, or was when the run that is resumed has begun.
+
+    Raises:
+        ProvenanceError: nobody who may has signed the manifest.
+        LicenceExpiredError: its licence has ended.
+    """
     opened, found = asked.authority.now().isoformat(timespec="seconds"), list[Voucher]()
     wrongs = list(asked.wrongs(url, manifest, found))
     if not wrongs:
         return VouchedShards(manifest, found[0], opened, asked.archive(manifest), url, asked)
     run = asked.authority.run
-    kept = kept_vouchers(run) if run is not None else ()
     whose = asked.authority.root, manifest.digest
-    before = [one for data in kept for one in data.vouchers if (one.root, one.manifest_sha256) == whose]
-    if not before:
-        raise wrongs[0]
-    lost = tuple(asked.lost(before[-1].target, error) for error in wrongs)
-    return VouchedShards(manifest, before[-1], opened, kept[-1].archive, url, asked, lost, kept)
+    for kept in kept_vouchers(run) if run is not None else ():
+        before = [one for data in kept for one in data.vouchers if (one.root, one.manifest_sha256) == whose]
+        if before:
+            lost = tuple(asked.lost(before[-1].target, error) for error in wrongs)
+            return VouchedShards(manifest, before[-1], opened, kept[-1].archive, url, asked, lost, kept)
+    raise wrongs[0]
 
 
 def vouched_sources(data: object) -> list[VouchedShards]:
@@ -256,29 +299,9 @@ def vouched_data(sources: Sequence[VouchedShards]) -> VouchedData | None:
     """Return what a run keeps of those who vouched for its sources; None where nobody did."""
     if not sources:
         return None
-    lost = tuple(one for source in sources for one in source.lost)
+    found = together([VouchedData(one.opened, (one.voucher,), one.archive, lost=one.lost) for one in sources])
     kept = next((source.kept for source in sources if source.kept), ())
-    if kept:
-        return replace(kept[-1], lost=lost)  # what the ledger says of them stands
-    archive = {name: data for one in sources for name, data in one.archive.items()}
-    return VouchedData(min(one.opened for one in sources), tuple(one.voucher for one in sources), archive)
-
-
-def look_again(sources: Sequence[VouchedShards]) -> VouchedData:
-    """Ask those who vouch for sources anew, and return what holds now and what doesn't; no error is raised for it."""
-    everyone = {id(one.asked): one.asked for one in sources if one.asked is not None}
-    for asked in everyone.values():
-        asked.refresh()
-    vouchers, lost, archive = list[Voucher](), list[LostVoucher](), dict[str, bytes]()
-    for one in sources:
-        assert one.asked is not None, "asked in the process that has opened them"
-        found = list[Voucher]()
-        wrongs = list(one.asked.wrongs(one.url, one.manifest, found))
-        lost += [one.asked.lost(one.voucher.target, error) for error in wrongs]
-        vouchers += [] if wrongs else [replace(found[0], index_sha256=one.voucher.index_sha256)]
-        archive |= one.asked.archive(one.manifest)
-    seen = min(asked.authority.now() for asked in everyone.values()).isoformat(timespec="seconds")
-    return VouchedData(seen, tuple(vouchers), archive, lost=tuple(lost))
+    return replace(kept[-1], lost=found.lost) if kept else found  # what the ledger says of them stands
 
 
 def _check_index(url: str, manifest: SourceManifest, index: ShardIndex, sizes: Sizes) -> None:

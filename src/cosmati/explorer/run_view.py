@@ -82,7 +82,8 @@ class RunView:
         root = self.record.digests.get("data_root", "")
         if root in ("", "declared"):
             return root and "The classes of the data are declared: nobody has signed them."
-        return f"The data were signed, of the authority {root[:12]}: the command follows the signatures."
+        names = ", ".join(one[:12] for one in root.split(","))
+        return f"The data were signed, of the authority {names}: the command follows the signatures."
 
     @property
     def prepared(self) -> tuple[tuple[str, str], ...]:

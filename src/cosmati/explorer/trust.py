@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 from cosmati.ledger.policy_changes import PolicyInForce
 from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import LedgerReport
-from cosmati.provenance.voucher import FOLDER, class_of_target
+from cosmati.provenance.rehearsal import rehearsed
+from cosmati.provenance.voucher import FOLDER, POLICY, class_of_target
 from cosmati.records.joint_classes import joint_name
 from cosmati.store.scan import plain_bytes
 
 _MAX_MANIFESTS = 5_000
+_ACTIONS = {"stop": "the run stops", "reject": "its rows are rejected", "skip": "it isn't read any more"}
 
 
 class SignedSource(NamedTuple):
@@ -57,6 +59,7 @@ class Trust:
         missing: the package without which signatures can't be followed; empty where they were.
         problems: what the archive doesn't bear out. Nothing is believed then.
         history: what was said at which step, a line each, where something has changed in mid-run.
+        rehearsed: first roots, in hex, of the authorities among them that say they're a rehearsal's.
     """
 
     sources: tuple[SignedSource, ...]
@@ -67,6 +70,7 @@ class Trust:
     missing: str = ""
     problems: tuple[str, ...] = ()
     history: tuple[str, ...] = ()
+    rehearsed: tuple[str, ...] = ()
 
     @property
     def is_signed(self) -> bool:
@@ -98,6 +102,7 @@ def read_trust(directory: Path, report: LedgerReport) -> Trust | None:
             policy=decided[0] if decided else None,
             missing=missing,
             history=tuple(_history(report)),
+            rehearsed=rehearsed(archive, report.vouched_facts),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return replace(declared, problems=(f"what the ledger says of signatures can't be read: {error!r}",))
@@ -105,7 +110,9 @@ def read_trust(directory: Path, report: LedgerReport) -> Trust | None:
 
 def _all_sources(report: LedgerReport) -> Mapping[str, Any]:
     """Return each source that was ever vouched for, as it was said last: one that was withdrawn has taught, too."""
-    return {"sources": list({one["target"]: one for facts in report.provenance for one in facts["sources"]}.values())}
+    every = [one for facts in report.provenance for one in facts["sources"]]
+    by_target = {(one["root"], one["target"]): one for one in every}
+    return {"sources": list(by_target.values())}
 
 
 def _sources(facts: Mapping[str, Any] | None, archive: Path) -> tuple[SignedSource, ...]:
@@ -155,9 +162,8 @@ def _followed(directory: Path, report: LedgerReport) -> tuple[tuple[str, ...], s
     for policy in report.policies:
         problems += [] if policy.facts is None else audit_policy(archive, policy.facts, policy.digest)
     if not problems:  # these speak of the same sources
-        manifests = {one["target"]: one["manifest_sha256"] for facts in report.provenance for one in facts["sources"]}
         for _, facts in _withdrawn(report):
-            problems += [words for words, is_refuted in audit_withdrawn(archive, facts, manifests) if is_refuted]
+            problems += [words for words, is_refuted in audit_withdrawn(archive, facts, report.manifests) if is_refuted]
     return tuple(dict.fromkeys(problems)), ""
 
 
@@ -180,14 +186,17 @@ def _history(report: LedgerReport) -> Iterator[str]:
     for step, facts in report.withdrawn_from:
         now = facts["in_force"] if facts else []
         for one in (one for one in now if one not in known):
-            what = (
-                f"{'the run stops' if one['action'] == 'stop' else 'its rows are rejected'} from step {one['step']} on"
-            )
-            yield f"Found at step {step}: {one['target']} is withdrawn ({one['reason']}), {what}."
-        yield from (f"From step {step} on: {one['target']} is vouched for again." for one in known if one not in now)
+            what = f"{_ACTIONS[one['action']]} from step {one['step']} on"
+            yield f"Found at step {step}: {_named(one)} is withdrawn ({one['reason']}), {what}."
+        yield from (f"From step {step} on: {_named(one)} is vouched for again." for one in known if one not in now)
         known = now
     if len(report.policies) > 1:
         yield from (f"From step {one.step} on: {_policy_text(one)}." for one in report.policies)
+
+
+def _named(one: Mapping[str, Any]) -> str:
+    of = one.get("of", "")
+    return f"{of} {one['target']}" if of not in ("", POLICY) else str(one["target"])
 
 
 def _policy_text(policy: PolicyInForce) -> str:

@@ -85,6 +85,20 @@ class LedgerReport:
         """What was withdrawn, where something was."""
         return tuple(facts for _, facts in self.withdrawn_from if facts is not None)
 
+    @property
+    def vouched_facts(self) -> tuple[Mapping[str, Any], ...]:
+        """What was ever said of who vouches: for what was prepared, for policies, for data."""
+        named = [one for _, told in self.artifacts_from for one in (told or {}).values()]
+        prepared = [one["provenance"] for one in named if "provenance" in one]
+        return (*prepared, *(one.facts for one in self.policies if one.facts is not None), *self.provenance)
+
+    @property
+    def manifests(self) -> dict[str, str]:
+        """SHA-256 of the manifest of all that was ever vouched for, by its target and by `ROOT/TARGET`."""
+        every = [one for facts in self.vouched_facts for one in facts["sources"]]
+        by_target = {one["target"]: one["manifest_sha256"] for one in every}
+        return by_target | {f"{one['root']}/{one['target']}": one["manifest_sha256"] for one in every}
+
 
 def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead | str | None = None) -> LedgerReport:
     """Check all that the checkpoint covers, and report.

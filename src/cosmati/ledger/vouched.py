@@ -15,12 +15,13 @@ from cosmati.records.joint_classes import ids_with, members_of
 
 
 class Taken(NamedTuple):
-    """One withdrawal: the source's target, its class, what is done, and from which step on."""
+    """One withdrawal: the target, its class, what is done, from which step on; and of what, where it's no data."""
 
     target: str
     class_name: str
     action: str
     step: int
+    of: str = ""
 
 
 def read_withdrawals(details: Mapping[str, Any]) -> tuple[Taken, ...]:
@@ -36,16 +37,17 @@ def read_withdrawals(details: Mapping[str, Any]) -> tuple[Taken, ...]:
     if not isinstance(in_force, list) or not in_force or not all(map(_is_withdrawal, in_force)):
         msg = "what was withdrawn isn't a list of target, class, action and step"
         raise ValueError(msg)
-    return tuple(Taken(one["target"], one["class"], one["action"], one["step"]) for one in in_force)
+    return tuple(Taken(one["target"], one["class"], one["action"], one["step"], one.get("of", "")) for one in in_force)
 
 
 def _is_withdrawal(one: object) -> bool:
     return (
         isinstance(one, dict)
         and all(isinstance(one.get(name), str) for name in ("target", "class", "reason", "because"))
-        and one.get("action") in ("stop", "reject")
+        and all(isinstance(one.get(name, ""), str) for name in ("of", "root", "deletion"))
+        and one.get("action") in (("stop", "skip") if one.get("of") else ("stop", "reject"))
         and type(one.get("step")) is int
-        and one["target"].split("/")[1:-2] == one["class"].split("/")
+        and "/".join(one["target"].split("/")[1:-2]) == one["class"]
     )
 
 
@@ -95,6 +97,10 @@ def problem_with(
     for one in before:
         if one.action == "reject" and not any(o.class_name == one.class_name and o.step <= one.step for o in rejected):
             return f"{one.class_name} was rejected from step {one.step} on, and isn't any more"
+    skipped = {(one.of, one.target): one.step for one in now if one.action == "skip"}
+    for one in before:
+        if one.action == "skip" and skipped.get((one.of, one.target), one.step + 1) > one.step:
+            return f"the {one.of} weren't to be read from step {one.step} on, and they are"
     for one in rejected:
         if not phases or one.class_name not in classes:
             return f"{one.class_name} is rejected, and there's no policy that says so"

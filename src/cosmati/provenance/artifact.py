@@ -21,6 +21,7 @@ class Artifact:
         origin: where it's from: a URL, a name, a folder.
         name: tells it from others of its kind.
         vouched: who vouches for it; None leaves it ungoverned.
+        sources: what they vouch for, so that a run can ask them again.
 
     Raises:
         ProvenanceError: there is no such kind, or the digest isn't hexadecimal.
@@ -31,6 +32,7 @@ class Artifact:
     origin: str = ""
     name: str = ""
     vouched: VouchedData | None = field(default=None, repr=False)
+    sources: tuple[object, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

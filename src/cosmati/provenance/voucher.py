@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
 from typing import Any, Literal
 
 Reason = Literal["expiry", "revocation", "licence"]
@@ -12,6 +14,9 @@ Reason = Literal["expiry", "revocation", "licence"]
 
 FOLDER = "provenance"
 """Where the archive lies, in a run's ledger: each file under its SHA-256, so that what a resume adds stands beside."""
+
+POLICY = "policy"
+"""What is vouched for where it's no data and no artifact."""
 
 KEPT_FILE = "vouched.json"
 """In a run's folder: the facts of who vouched for its data, oldest first, for who resumes it."""
@@ -48,11 +53,13 @@ class LostVoucher:
         target: path under which the source was signed.
         reason: why.
         because: the same in words.
+        root: SHA-256 of the authority's first root, in hex.
     """
 
     target: str
     reason: Reason
     because: str
+    root: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,30 +97,47 @@ class VouchedData:
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """What a run does about a source that isn't vouched for any more, and from which step on.
+    """What a run does about something that isn't vouched for any more, and from which step on.
 
     Attributes:
-        target: path under which the source was signed.
+        target: path under which it was signed.
         reason: why it isn't.
         because: the same in words.
-        action: `stop`, or `reject` the rows of its class.
+        action: `stop`, `reject` the rows of its class, or `skip` the evaluations that read it.
         step: the first at which that is so.
+        of: what it is: empty of data, `POLICY`, or the label of an artifact.
+        root: SHA-256 of its authority's first root, in hex.
+        deletion: how what it has taught is deleted, in words; empty where that isn't asked for.
     """
 
     target: str
     reason: Reason
     because: str
-    action: Literal["stop", "reject"]
+    action: Literal["stop", "reject", "skip"]
     step: int
+    of: str = ""
+    root: str = ""
+    deletion: str = ""
 
     @property
     def class_path(self) -> str:
-        """The source's class."""
+        """Its class; a policy has none."""
         return class_of_target(self.target)
 
+    @property
+    def key(self) -> tuple[str, str, str, Reason]:
+        """What is withdrawn, and why: it's said once."""
+        return self.of, self.root, self.target, self.reason
+
     def __str__(self) -> str:
-        what = "the run stops" if self.action == "stop" else f"rows of {self.class_path} are rejected"
-        return f"{what} from step {self.step} on, {self.target} being withdrawn ({self.reason}): {self.because}"
+        what = {
+            "stop": "the run stops",
+            "reject": f"rows of {self.class_path} are rejected",
+            "skip": f"the {self.of} aren't read any more",
+        }[self.action]
+        name = f"the {self.of} {self.target}" if self.of and self.action != "skip" else self.target
+        said = f"{what} from step {self.step} on, {name} being withdrawn ({self.reason}): {self.because}"
+        return f"{said} {self.deletion}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -145,9 +169,42 @@ class Withdrawn:
         return cls(facts["seen"], tuple(Withdrawal(**one) for one in told), facts["archive"])
 
 
+def together(parts: Sequence[VouchedData]) -> VouchedData:
+    """Return what was found of several things as one: as of the earliest time, at which all of it held or didn't."""
+    return VouchedData(
+        min(one.opened for one in parts),
+        tuple(voucher for one in parts for voucher in one.vouchers),
+        {name: data for one in parts for name, data in one.archive.items()},
+        lost=tuple(lost for one in parts for lost in one.lost),
+    )
+
+
 def class_of_target(target: str) -> str:
     """Return a source's class: what the path says under which it was signed."""
     return "/".join(target.split("/")[1:-2])
+
+
+@dataclass(frozen=True)
+class PolicyPlace:
+    """Where a signed policy is from, so that a run can ask again.
+
+    Attributes:
+        url: of the authority's repository.
+        name: of the policy.
+        root: SHA-256 of the authority's first root, in hex.
+        state: folder for what was seen of the authority.
+        refresh: how often a run asks.
+        clock: says what time it is; None is the machine's.
+        run: folder of the run that the policy was opened for, which may go on from what it has kept.
+    """
+
+    url: str
+    name: str
+    root: str
+    state: str | Path | None = None
+    refresh: float | str = "10m"
+    clock: Callable[[], datetime] | None = None
+    run: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -157,9 +214,11 @@ class VouchedPolicy(VouchedData):
     Attributes:
         statement: what its signers say besides. Of a change in mid-run: the `run`'s verifier key, the digest of the
             `previous` policy, and the step `from_step` from which on it may act.
+        place: where it's from; None where nobody is to be asked again.
     """
 
     statement: Mapping[str, str | int]
+    place: PolicyPlace | None = field(default=None, kw_only=True, compare=False, repr=False)
 
     @property
     def voucher(self) -> Voucher:
@@ -170,6 +229,10 @@ class VouchedPolicy(VouchedData):
     def number(self) -> int:
         """Of the version, from 1."""
         return int(self.voucher.target.rpartition("/")[2])
+
+    def is_of(self, place: PolicyPlace) -> bool:
+        """Return whether it's a version of the policy that is meant."""
+        return (self.voucher.root, self.voucher.target) == (place.root, f"policy/{place.name}/{self.number}")
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-KINDS = ("tokenizer", "base weights", "statistics", "evaluation data", "reference model")
+EVALUATION_DATA = "evaluation data"
+KINDS = ("tokenizer", "base weights", "statistics", EVALUATION_DATA, "reference model")
 ARTIFACT = "artifact: "
 """Before a label, in the digests of a run's record."""
 SIGNED, UNGOVERNED = "signed", "ungoverned"

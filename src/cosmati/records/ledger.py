@@ -38,9 +38,13 @@ Details of an amendment are those of entry 0, as they are from now on, with one 
 Where those who vouch for the data have taken something back, such details say from then on what is in force::
 
     {"withdrawn": {"seen": ISO 8601, "in_force": [{"target": str, "class": name, "reason": str, "because": str,
-                   "action": "stop" | "reject", "step": int}, ...], "archive": {name: SHA-256, ...}}, ...}
+                   "action": "stop" | "reject" | "skip", "step": int, "of": str, "root": hex, "deletion": str}, ...],
+                   "archive": {name: SHA-256, ...}}, ...}
 
-From `step` on the rows of a rejected class are rejected, in every later table too; no step stands at or after a stop.
+From `step` on the rows of a rejected class are rejected, in every later table too; no step stands at or after a stop;
+data that are skipped aren't evaluated on. "of" is empty of data, `policy`, or the label of an artifact, whose rows
+nobody rejects; "root" is that of the authority; "deletion" says how what it taught is deleted. An earlier release
+says none of these.
 
 Details of a step (a microbatch whose norm is off its cadence is absent from "gradient_norm")::
 

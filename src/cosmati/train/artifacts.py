@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ from cosmati.core.batch import Batch
 from cosmati.core.state import parameter_root
 from cosmati.data.plain_files import digests_of_files, file_sha256, vouched_files
 from cosmati.data.tokens import HuggingFaceTokenizer
-from cosmati.data.vouching import Vouches, vouched_data, vouched_sources
+from cosmati.data.vouching import VouchedShards, Vouches, vouched_data, vouched_sources
 from cosmati.errors import ProvenanceError
 from cosmati.provenance.artifact import Artifact, distinct
+from cosmati.provenance.authority.errors import DeclaredOnlyError
 from cosmati.train.content import content_digest
 from cosmati.train.ingredients import Ingredients
-from cosmati.train.signed import vouched_of
+from cosmati.train.signed import refuse_ungoverned, vouched_of
 
 _MAX_AROUND = 8
 _LARGEST = 1 << 30
@@ -46,7 +46,7 @@ def artifact(
         DataError: there's no such file, or a file isn't what was signed.
     """
     is_path = isinstance(content, str | Path)
-    vouched = vouched_data(vouched_sources(content))
+    sources = vouched_sources(content)
     if authority is not None:
         if not is_path or not Path(str(content)).is_dir():
             msg = (
@@ -54,8 +54,9 @@ def artifact(
                 f"{type(content).__name__}. Give its folder; a StreamingDataset takes its own authority=."
             )
             raise ProvenanceError(msg)
-        vouched = vouched_files(Path(str(content)), authority)
-    return Artifact(kind, _digest_of(kind, content), origin or (str(content) if is_path else ""), name, vouched)
+        sources = [vouched_files(Path(str(content)), authority)]
+    digest, origin = _digest_of(kind, content), origin or (str(content) if is_path else "")
+    return Artifact(kind, digest, origin, name, vouched_data(sources), tuple(sources))
 
 
 def _digest_of(kind: str, content: Any) -> str:  # noqa: ANN401  (whatever was prepared)
@@ -94,13 +95,30 @@ def artifacts_of(given: Ingredients, parent: Mapping[str, object]) -> tuple[Arti
         parent: what the weights were loaded from, if any were.
 
     Raises:
-        ProvenanceError: two have one label.
+        ProvenanceError: two have one label; or nobody vouches for one, and the run takes only what is signed.
     """
     named = given.config.artifacts
     is_governed = given.policy is not None or given.config.require_signed or vouched_of(given.data) is not None
     found = [*_base_of(parent), *_evaluated_on(given.evaluation)] if is_governed else []
     kinds = {one.kind for one in named}
-    return distinct([*named, *(one for one in found if one.kind not in kinds)])
+    artifacts = distinct([*named, *(one for one in found if one.kind not in kinds)])
+    refuse_ungoverned(given, artifacts)
+    _refuse_other_weights(given, artifacts, parent)
+    return artifacts
+
+
+def _refuse_other_weights(given: Ingredients, artifacts: Iterable[Artifact], parent: Mapping[str, object]) -> None:
+    """Refuse base weights that aren't among the files that were signed, where the run takes only what is signed."""
+    path = Path(str(given.config.load_weights))
+    if not (given.config.require_signed and parent):
+        return
+    files = [one for a in artifacts if a.kind == "base weights" for one in a.sources if isinstance(one, VouchedShards)]
+    signed = {shard.sha256 for one in files for shard in one.manifest.shards}
+    if not path.is_file() or file_sha256(path) not in signed:
+        raise DeclaredOnlyError(
+            f"require_signed=True, and {path} isn't one of the files that were signed as base weights. Load a file out "
+            "of the folder that RunConfig(artifacts=[artifact('base weights', FOLDER, authority=...)]) names."
+        )
 
 
 def with_base(artifacts: Iterable[Artifact], identity: Mapping[str, Any]) -> tuple[Artifact, ...]:
@@ -126,8 +144,8 @@ def _evaluated_on(evaluation: Any) -> Iterator[Artifact]:  # noqa: ANN401  (one,
         if _own_digest(data) or (isinstance(data, list | tuple) and _num_bytes(data) <= _LARGEST):
             yield artifact("evaluation data", data, name=str(name))
         else:
-            found = Artifact("evaluation data", "", type(data).__name__, str(name))
-            yield replace(found, vouched=vouched_data(vouched_sources(data)))
+            sources, kind = vouched_sources(data), type(data).__name__
+            yield Artifact("evaluation data", "", kind, str(name), vouched_data(sources), tuple(sources))
 
 
 def _num_bytes(data: object) -> int:

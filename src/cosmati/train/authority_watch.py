@@ -1,115 +1,109 @@
-"""Asks those who vouch for a run's data again as it goes on, and says from which step on the run does what about it.
+"""Goes by what those who vouch for a run's data, its policy and what was prepared for it say as it goes on.
 
-The first rank asks, in a thread, so that no step waits. What has come is taken at the border of a step whose number
-`LOOK_EVERY` divides, told to all ranks, put on record, and acted on one step later: every rank does the same at the
-same step, and who resumes or replays reads the entry. No clock decides anything but when it's asked.
+The first rank asks, in threads (`cosmati.train.asking`), so that no step waits. What has come is taken at the border of
+a step whose number `LOOK_EVERY` divides, told to all ranks, put on record, and acted on one step later: every rank does
+the same at the same step, and who resumes or replays reads the entry. No clock decides anything but when it's asked.
 """
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from datetime import datetime
-from queue import Empty, SimpleQueue
-from time import monotonic
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 
 from cosmati.core.clock import Clock
-from cosmati.data.vouching import VouchedShards, look_again, vouched_sources
+from cosmati.data.vouching import VouchedShards, vouched_sources
+from cosmati.provenance.artifact import Artifact
 from cosmati.provenance.authority.errors import NoLongerVouchedError
-from cosmati.provenance.voucher import LostVoucher, VouchedData, Voucher, Withdrawal, Withdrawn
+from cosmati.provenance.voucher import (
+    POLICY,
+    LostVoucher,
+    VouchedData,
+    VouchedPolicy,
+    Withdrawal,
+    Withdrawn,
+    together,
+)
 from cosmati.routing.grace import Grace
 from cosmati.routing.policy import CompiledPolicy, resolve_time
 from cosmati.routing.tightening import without_class
+from cosmati.train.asking import Found, askings_of
 from cosmati.train.assembly import Assembly
+from cosmati.train.evaluation import Evaluation
 from cosmati.train.identity import Change
 from cosmati.train.ingredients import Ingredients
+from cosmati.train.policy_source import PolicySource
 from cosmati.train.run.session import OpenRun
-from cosmati.train.signed import vouched_of
+from cosmati.train.vouched_things import News, Thing, deletion, holds, of_thing, targets, without
 
 LOOK_EVERY = 4
 """Steps between looks at what has come: on several ranks each look is a small exchange."""
-_PATIENCE_SECONDS = 300.0
-"""For who doesn't answer."""
-_AGAIN_SECONDS = (2.0, 15.0)
-"""After which it's asked again where nothing trusted came: a connection fails, a repository is being changed."""
-_END_SECONDS = 1.0
 _MEND = "There's a checkpoint of this step: once that is mended, start the run again, and it goes on."
 
 
-class News(NamedTuple):
-    """What has changed.
-
-    Attributes:
-        changes: in words, for the record.
-        vouched: who vouches for the data now, where that is others or longer; None on all ranks but the first.
-        withdrawn: what they have taken back; None for nothing.
-        policy: that is in force with it.
-    """
-
-    changes: Sequence[Change]
-    vouched: VouchedData | None
-    withdrawn: Withdrawn | None
-    policy: CompiledPolicy | None
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The run's facts that are others now."""
-        vouched = {} if self.vouched is None else {"vouched": self.vouched}
-        return {"withdrawn": self.withdrawn, "policy": self.policy, **vouched}
-
-
 class AuthorityWatch:
-    """Watches over what a run learns from.
+    """Watches over what a run learns from, and what it goes by.
 
     Args:
-        sources: that are vouched for.
-        vouched: by whom, when they were opened.
+        things: that are vouched for, by those who can be asked.
+        data: who vouched for the data when they were opened; None where nobody did.
         assembly: of the run.
-        grace: what follows where they are no longer; None, of a run without a policy or a memory of it, stops.
+        grace: what follows where they do no longer; None, of a run without a policy or a memory of it, stops.
 
     Raises:
-        NoLongerVouchedError: they have been opened as another run has kept them, or in another process.
+        NoLongerVouchedError: something was opened as another run has kept it, or in another process.
     """
 
     def __init__(
-        self,
-        sources: Sequence[VouchedShards],
-        vouched: VouchedData,
-        assembly: Assembly,
-        grace: Grace | None,
+        self, things: Sequence[Thing], data: VouchedData | None, assembly: Assembly, grace: Grace | None
     ) -> None:
-        self._sources, self._vouched, self._a = sources, vouched, assembly
+        self._things, self._data, self._a = things, data, assembly
         self._grace = grace or Grace()
-        self._known = {one.voucher.target: _holds(one.voucher) for one in sources}
         self._base = assembly.policy
         self._withdrawn: Withdrawn | None = None
-        self._found: SimpleQueue[VouchedData] = SimpleQueue()
-        self._asked_since: float | None = None
-        self._wake, self._is_closed = threading.Event(), False
-        self._thread: threading.Thread | None = None
         self._heeded = -1
-        asked = [one.asked for one in sources if one.asked is not None]
-        if len(asked) < len(sources):
+        if any(one.watched.asked is None for one in things):
             msg = "Signed data were opened in another process, and who vouches for them can't be asked again from here."
             raise NoLongerVouchedError(f"{msg} Open them in the process that trains.")
-        self._every = min(threading.TIMEOUT_MAX, *(one.authority.refresh_seconds for one in asked))
+        self._known = [holds(one.of, one.watched.voucher) for one in things]
+        watched = [one.watched for one in things]
+        self._latest = [VouchedData(one.opened, (one.voucher,), one.archive, lost=one.lost) for one in watched]
+        self._askings = askings_of(dict(enumerate(watched)))
         self._starts = {phase.start_step for phase in assembly.policy.phases[1:]} if assembly.policy else set()
-        folder = assembly.config.run_folder
-        kept = {one.authority.run.resolve() for one in asked if one.authority.run is not None}
-        if vouched.lost and (folder is None or kept != {folder.resolve()}):
-            msg = (
-                f"{vouched.lost[0].because} What {asked[0].authority.run} has kept of it is for going on with that "
-                f"run, and run_folder is {folder}."
-            )
-            raise NoLongerVouchedError(msg)
+        self._refuse_of_another_run()
 
-    def rebase(self, policy: CompiledPolicy, grace: Grace | None) -> CompiledPolicy:
-        """Go by another policy and grace; return it without what was withdrawn. All ranks do."""
+    def _refuse_of_another_run(self) -> None:
+        folder = self._a.config.run_folder
+        for one in (one.watched for one in self._things):
+            run = one.asked.authority.run if one.asked is not None else None
+            if one.lost and (folder is None or run is None or run.resolve() != folder.resolve()):
+                msg = (
+                    f"{one.lost[0].because} What {run} has kept of it is for going on with that run, and run_folder is"
+                )
+                raise NoLongerVouchedError(f"{msg} {folder}.")
+
+    @property
+    def policy_source(self) -> PolicySource | None:
+        """The signed policy, where somebody can be asked for its next version."""
+        return next((one.watched for one in self._things if isinstance(one.watched, PolicySource)), None)
+
+    def rebase(self, policy: CompiledPolicy, grace: Grace | None, vouched: VouchedPolicy | None) -> CompiledPolicy:
+        """Go by another policy and grace; return it without what was withdrawn. All ranks do.
+
+        Args:
+            policy: compiled.
+            grace: that it says.
+            vouched: who has signed it; None where it's declared, or on another rank than the first.
+        """
         self._base, self._grace = policy, grace or Grace()
         self._starts = {phase.start_step for phase in policy.phases[1:]}
+        if vouched is not None and self.policy_source is not None:
+            self.policy_source.go_by(vouched)
+            number = next(n for n, one in enumerate(self._things) if one.of == POLICY)
+            self._known[number], self._latest[number] = (
+                holds(POLICY, self.policy_source.voucher),
+                self.policy_source.vouched,
+            )
         tightened = self._tightened(self.withdrawals)
         assert tightened is not None, "a governed run"
         self._a.router.tighten(tightened)
@@ -120,29 +114,48 @@ class AuthorityWatch:
         """What is in force."""
         return self._withdrawn.in_force if self._withdrawn is not None else ()
 
-    def resume(self, recorded: Withdrawn | None, clock: Clock) -> News | None:
-        """Go on with what the ledger has recorded, and with what was found when the data were opened. All ranks ask.
+    def reads(self, evaluation: Evaluation, *, step: int) -> bool:
+        """Return whether one is measured at a step: no data that were withdrawn, no modules of a rejected class."""
+        gone = [one for one in self.withdrawals if one.step <= step]
+        rejected = {one.class_path for one in gone if one.action == "reject"}
+        classes = evaluation.classes
+        if rejected & ({classes} if isinstance(classes, str) else {*classes}):
+            return False
+        skipped = {(one.root, one.target) for one in gone if one.action == "skip"}
+        return not skipped or not any(
+            (o.voucher.root, o.voucher.target) in skipped for o in vouched_sources(evaluation.data)
+        )
 
-        Classes that were rejected stay so. A stop is lifted where those who vouch for the source do so again.
+    def resume(self, recorded: Withdrawn | None, clock: Clock) -> News | None:
+        """Go on with what the ledger has recorded, and with what was found when all was opened. All ranks ask.
+
+        What was rejected or skipped stays so. A stop is lifted where those who vouch do so again.
 
         Args:
             recorded: by the ledger; the first rank's counts.
             clock: where the run goes on.
         """
         if self._a.ranks.rank:
-            return self._agreed((), (), None)
+            return self._agreed((), ())
         before = recorded.in_force if recorded is not None else ()
-        seen = look_again(self._sources) if self._vouched.lost else self._vouched
-        lost = {(one.target, one.reason): one for one in seen.lost}
-        kept = [one for one in before if one.action == "reject" or (one.target, one.reason) in lost]
-        known = {(one.target, one.reason) for one in kept}
-        new = self._answers([one for key, one in lost.items() if key not in known], kept, clock.step)
+        if any(one.watched.lost for one in self._things):
+            self.look()
+            self._take(self._newest())
+        lost = dict(self._lost(range(len(self._things))))
+        kept = [one for one in before if one.action != "stop" or (one.key in lost and not self._rejects(one))]
+        known = {one.key for one in kept}
+        new = self._answers([(of, one) for (of, *_), one in without(lost, known)], kept, clock.step)
         changes = self._changes(new)
-        changes += [Change("provenance", str(one), "vouched for again") for one in before if one not in kept]
-        other = self._other_keys(seen)
+        lifted = [(one, "answered anew" if one.key in lost else "vouched for again") for one in before]
+        changes += [Change("provenance", str(one), now) for one, now in lifted if one not in kept]
+        other = self._other_keys()
         self._withdrawn = recorded
-        news = self._agreed([*kept, *new], [*changes, *other], seen)
-        return news._replace(vouched=seen) if news is not None and other else news
+        return self._agreed([*kept, *new], [*changes, *other.values()], other, self._latest)
+
+    def _rejects(self, one: Withdrawal) -> bool:
+        """Return whether the grace in force now rejects, where an earlier one has stopped the run."""
+        answer, _ = self._grace.answer(one.reason, self._steps)
+        return of_thing(answer, one.of) != "stop"
 
     def before_step(self, run: OpenRun, clock: Clock, save: Callable[[], object]) -> None:
         """Put on record what has changed, and stop the run where that is due. All ranks ask, before each step.
@@ -156,9 +169,9 @@ class AuthorityWatch:
             NoLongerVouchedError: it stops here; there's a checkpoint of this step.
         """
         if (news := self.heed(clock)) is not None:
-            run.amend(clock, news.changes, **news.facts)
+            run.amend(clock, news.changes, **news.facts(run.facts))
         if why := self.refuse(clock.step):
-            run.ask_to_stop(why)
+            run.ask_to_stop(why, follows_from_rows=False)
             save()
             raise NoLongerVouchedError(f"{why} {_MEND}")
 
@@ -169,47 +182,75 @@ class AuthorityWatch:
             clock: stands at the step; what is returned acts from the next one on.
         """
         if clock.step in self._starts:
-            self._wake.set()
+            for asking in self._askings:
+                asking.wake()
         if clock.step % LOOK_EVERY or clock.step == self._heeded:
             return None
         self._heeded = clock.step
-        found = self._newest() if self._a.ranks.rank == 0 else None
-        if found is None:
-            return self._agreed((), (), None)
-        known = {(one.target, one.reason) for one in self.withdrawals}
-        lost = [one for one in found.lost if (one.target, one.reason) not in known]
+        found = self._newest() if self._a.ranks.rank == 0 else {}
+        if not found:
+            return self._agreed((), ())
+        self._take(found)
+        known = {one.key for one in self.withdrawals}
+        lost = [(of, one) for (of, *_), one in without(dict(self._lost(found)), known)]
         new = self._answers(lost, self.withdrawals, clock.step + 1)
-        if new:
-            return self._agreed([*self.withdrawals, *new], self._changes(new), found)
-        other = self._other_keys(found)
-        news = self._agreed(self.withdrawals if other else (), other, found)
-        return news._replace(vouched=found) if news is not None else None
+        other = {} if new else self._other_keys()
+        in_force = [*self.withdrawals, *new] if new or other else ()
+        return self._agreed(in_force, [*self._changes(new), *other.values()], other, list(found.values()))
 
-    def _other_keys(self, found: VouchedData) -> list[Change]:
-        """Return which sources are signed by others than before, for longer, or in another version; it's known now."""
-        holds = {voucher.target: _holds(voucher) for voucher in found.vouchers}
-        other = {target: text for target, text in holds.items() if self._known[target] != text}
-        changes = [Change("provenance", f"{t}: {self._known[t]}", f"{t}: {text}") for t, text in other.items()]
-        self._known |= other
+    def _newest(self) -> Found:
+        """Return what was found last, without what is of a policy that isn't in force any more."""
+        found = {number: one for asking in self._askings for number, one in asking.newest().items()}
+        now = [one.watched.voucher.target for one in self._things]
+        return {n: one for n, one in found.items() if targets(one) == {now[n]}}
+
+    def _take(self, found: Found) -> None:
+        for number, one in found.items():
+            self._latest[number] = one
+
+    def _lost(self, numbers: Iterable[int]) -> Iterator[tuple[tuple[str, str, str, str], LostVoucher]]:
+        for number in numbers:
+            of = self._things[number].of
+            yield from (((of, one.root, one.target, one.reason), one) for one in self._latest[number].lost)
+
+    def _other_keys(self) -> dict[int, Change]:
+        """Return which things are signed by others than before, for longer, or in another version; it's known now."""
+        changes = dict[int, Change]()
+        for number, (was, one) in enumerate(zip(self._known, self._latest, strict=True)):
+            for voucher in one.vouchers:
+                of = self._things[number].of
+                if (now := holds(of, voucher)) != was:
+                    named = voucher.target if of in ("", POLICY) else f"{of} {voucher.target}"
+                    changes[number] = Change("provenance", f"{named}: {was}", f"{named}: {now}")
+                    self._known[number] = now
         return changes
 
     def refuse(self, step: int) -> str:
         """Return why the run stops before a step, empty where it doesn't."""
         return next((str(one) for one in self.withdrawals if one.action == "stop" and one.step <= step), "")
 
-    def _answers(self, lost: Sequence[LostVoucher], before: Sequence[Withdrawal], step: int) -> list[Withdrawal]:
+    def _answers(
+        self, lost: Sequence[tuple[str, LostVoucher]], before: Sequence[Withdrawal], step: int
+    ) -> list[Withdrawal]:
         """Return what follows from what is lost, from a step on."""
         found = list[Withdrawal]()
-        for one in lost:
-            action, later = self._grace.answer(one.reason, self._steps)
-            found.append(Withdrawal(one.target, one.reason, one.because, action, step + later))
-        if self._base is not None and found and not self._offers([*before, *found], step):
+        for of, one in lost:
+            answer, later = self._grace.answer(one.reason, self._steps)
+            action = of_thing(answer, of)
+            found.append(Withdrawal(one.target, one.reason, one.because, action, step + later, of, one.root))
+            if not of and one.reason != "expiry":
+                found[-1] = replace(found[-1], deletion=deletion(self._a, found[-1].class_path))
+        if self._base is not None and self._data is not None and not self._offers([*before, *found], step):
             # Nothing would be left to learn from: as good as a stop, and it says why.
-            found = [Withdrawal(o.target, o.reason, o.because, "stop", o.step) for o in found]
+            found = [replace(one, action="stop") if not one.of else one for one in found]
         return found
 
     def _changes(self, new: Sequence[Withdrawal]) -> list[Change]:
-        return [Change("provenance", f"{one.target}: {self._known[one.target]}", str(one)) for one in new]
+        known = {
+            (one.of, one.watched.voucher.root, one.watched.voucher.target): n for n, one in enumerate(self._things)
+        }
+        was = [self._known[known[one.of, one.root, one.target]] for one in new]
+        return [Change("provenance", f"{one.target}: {text}", str(one)) for one, text in zip(new, was, strict=True)]
 
     def _steps(self, span: str) -> int:
         return resolve_time(span, num_steps=self._a.budget.num_steps or 0)
@@ -218,7 +259,8 @@ class AuthorityWatch:
         policy = self._tightened(withdrawals)
         assert policy is not None, "asked under a policy"
         late = [number for number, phase in enumerate(policy.phases) if phase.end_step > step]
-        own = {policy.classes.index(one.manifest.class_name) for one in self._sources}
+        data = [one.watched for one in self._things if not one.of]
+        own = {policy.classes.index(one.manifest.class_name) for one in data if isinstance(one, VouchedShards)}
         return any(policy.decision[row][p] != "reject" for c in own for row in policy.rows_of(c) for p in late)
 
     def _tightened(self, withdrawals: Sequence[Withdrawal]) -> CompiledPolicy | None:
@@ -229,9 +271,20 @@ class AuthorityWatch:
         return policy
 
     def _agreed(
-        self, withdrawals: Sequence[Withdrawal], changes: Sequence[Change], seen: VouchedData | None
+        self,
+        withdrawals: Sequence[Withdrawal],
+        changes: Sequence[Change],
+        other: Collection[int] = (),
+        found: Sequence[VouchedData] = (),
     ) -> News | None:
-        """Let every rank have what the first one has found, and go by it."""
+        """Let every rank have what the first one has found, and go by it.
+
+        Args:
+            withdrawals: that are in force now.
+            changes: for the record.
+            other: numbers of the things that are vouched for otherwise now; the first rank's.
+            found: what bears it out; likewise.
+        """
         told = {"withdrawals": list(map(asdict, withdrawals)), "changes": [[c.name, c.was, c.now] for c in changes]}
         message = self._a.ranks.told(json.dumps(told).encode() if withdrawals or changes else b"")
         if not message:
@@ -239,96 +292,67 @@ class AuthorityWatch:
         told = json.loads(message)
         in_force = tuple(Withdrawal(**one) for one in told["withdrawals"])
         if in_force != self.withdrawals:
-            seen = seen or VouchedData("", (), {})  # the first rank alone writes
-            self._withdrawn = Withdrawn(seen.opened, in_force, seen.digests, seen.files) if in_force else None
+            seen = together(found) if found else VouchedData("", (), {})  # the first rank alone writes
+            last = max((one.opened for one in found), default="")  # by then all that is lost was
+            self._withdrawn = Withdrawn(last, in_force, seen.digests, seen.files) if in_force else None
         policy = self._tightened(in_force)
         if policy is not None:
             self._a.router.tighten(policy)
-        return News([Change(*one) for one in told["changes"]], None, self._withdrawn, policy)
+        vouched = {of: self._vouched_now(of) for of in {self._things[number].of for number in other}}
+        return News([Change(*one) for one in told["changes"]], vouched, self._withdrawn, policy)
+
+    def _vouched_now(self, of: str) -> VouchedData:
+        own = [latest for one, latest in zip(self._things, self._latest, strict=True) if one.of == of]
+        return own[0] if of == POLICY else together(own)
 
     def start(self) -> None:
         """Begin to ask, on the first rank."""
-        if self._a.ranks.rank == 0 and self._thread is None:
-            self._is_closed = False
-            self._wake.clear()
-            self._thread = threading.Thread(target=self._ask, daemon=True, name="cosmati-authority")
-            self._thread.start()
+        for asking in self._askings if self._a.ranks.rank == 0 else ():
+            asking.start()
 
     def close(self) -> None:
         """Ask no more; what is being asked is given a moment."""
-        self._is_closed = True
-        self._wake.set()
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join(_END_SECONDS)
-
-    def _ask(self) -> None:
-        pause = self._every if self._seconds_open() < self._every else 0.0
-        while not self._ends(pause):
-            found = self._asked()
-            for again in _AGAIN_SECONDS:
-                if self._is_closed or all(one.reason != "expiry" for one in found.lost) or self._ends(again):
-                    break
-                found = self._asked()
-            if not self._is_closed:
-                self._found.put(found)
-            pause = self._every
-
-    def _ends(self, seconds: float) -> bool:
-        """Wait for so long, or until it's to be asked at once; return whether nothing is to be asked any more."""
-        self._wake.wait(seconds)
-        self._wake.clear()
-        return self._is_closed
-
-    def _seconds_open(self) -> float:
-        """Return how long ago the data were opened, and those who vouch for them asked."""
-        now = min(one.asked.authority.now() for one in self._sources if one.asked is not None)
-        return (now - min(datetime.fromisoformat(one.opened) for one in self._sources)).total_seconds()
+        for asking in self._askings:
+            asking.close()
+        for asking in self._askings:
+            asking.wait()
 
     def look(self) -> None:
         """Ask now; what is found is heeded at the next step at which it is looked for."""
-        self._found.put(self._asked())
-
-    def _asked(self) -> VouchedData:
-        self._asked_since = monotonic()
-        try:
-            found = look_again(self._sources)
-        except Exception as error:  # noqa: BLE001  (whatever stands between the run and those who vouch: nothing holds)
-            found = self._nothing(f"it can't be asked: {error or type(error).__name__}")
-        self._asked_since = None
-        return found
-
-    def _newest(self) -> VouchedData | None:
-        """Return what was found last; where nobody has answered for long, that nothing holds."""
-        found: VouchedData | None = None
-        try:
-            while True:
-                found = self._found.get_nowait()
-        except Empty:
-            pass
-        since = self._asked_since
-        if found is None and since is not None and monotonic() - since > _PATIENCE_SECONDS:
-            return self._nothing(f"it hasn't answered for {_PATIENCE_SECONDS:.0f} seconds")
-        return found
-
-    def _nothing(self, why: str) -> VouchedData:
-        asked = next(one.asked for one in self._sources if one.asked is not None)
-        now = asked.authority.now().isoformat(timespec="seconds")
-        lost = tuple(LostVoucher(one.voucher.target, "expiry", why) for one in self._sources)
-        return VouchedData(now, (), {}, lost=lost)
+        for asking in self._askings:
+            asking.look()
 
 
-def _holds(voucher: Voucher) -> str:
-    besides = f", as version {', '.join(voucher.others)} is" if voucher.others else ""
-    return f"signed by {', '.join(keyid[:12] for keyid in voucher.keyids)} until {voucher.expires}{besides}"
+def watch_of(
+    given: Ingredients, data: VouchedData | None, artifacts: Sequence[Artifact], assembly: Assembly
+) -> AuthorityWatch | None:
+    """Return what watches over a run; None where nobody vouches for anything of it, and nothing is to be watched.
 
-
-def watch_of(given: Ingredients, assembly: Assembly) -> AuthorityWatch | None:
-    """Return what watches over a run's data; None where nobody vouches for them, and nothing is to be watched."""
-    sources, vouched = vouched_sources(given.data), vouched_of(given.data)
-    if not sources or vouched is None:
+    Args:
+        given: by the user.
+        data: who vouches for the data; None where nobody does.
+        artifacts: what was prepared before the run.
+        assembly: of the run.
+    """
+    things = [Thing("", one) for one in vouched_sources(given.data)] if data is not None else []
+    things += [Thing(a.label, one) for a in artifacts for one in a.sources if isinstance(one, VouchedShards)]
+    vouched = given.policy.vouched if given.policy is not None else None
+    if vouched is not None and vouched.place is not None:
+        things.append(Thing(POLICY, PolicySource(vouched)))
+    if not things:
         return None
     # What is rejected has to be known to who resumes.
     remembers = given.config.run_folder is None or assembly.plan.facts.has_ledger
     grace = given.policy.grace if given.policy is not None and remembers else None
-    return AuthorityWatch(sources, vouched, assembly, grace)
+    return AuthorityWatch(things, data, assembly, grace)
+
+
+def still_measured(
+    evaluation: Evaluation | Mapping[str, Evaluation] | None, watch: AuthorityWatch | None, step: int
+) -> Evaluation | Mapping[str, Evaluation] | None:
+    """Return the evaluations that are measured at a step; None where none is left."""
+    if watch is None or evaluation is None:
+        return evaluation
+    if isinstance(evaluation, Evaluation):
+        return evaluation if watch.reads(evaluation, step=step) else None
+    return {name: one for name, one in evaluation.items() if watch.reads(one, step=step)} or None

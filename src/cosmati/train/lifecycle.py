@@ -21,6 +21,7 @@ from cosmati.core.plan import Plan, Promise
 from cosmati.errors import PlanError
 from cosmati.records.attempts import metrics_at
 from cosmati.train.applied import AppliedMethods, Trace
+from cosmati.train.authority_watch import still_measured
 from cosmati.train.averaging import averaged, averaged_weights
 from cosmati.train.config import TRAINER_NAMES
 from cosmati.train.continuity import Continuity
@@ -78,13 +79,11 @@ class Lifecycle(KnownNames):
         self._opened: ExitStack | None = None
         self._is_bare = self._is_stopped = False
         self._rows: StepRows | None = None
-        self._written = WrittenHere()
+        self._written, self.cuts = WrittenHere(), Cuts()
         self._continuity: Continuity | None = None
         self._ended: str | None = None
-        self.cuts = Cuts()
         self._optimizer_watch = OptimizerWatch(a.optimizers)
-        self._needs_outcome = False
-        self._num_averaged = 0
+        self._needs_outcome, self._num_averaged = False, 0
         self._is_training = a.model.training
 
     @property
@@ -100,7 +99,7 @@ class Lifecycle(KnownNames):
     @property
     def plan(self) -> Plan:
         """What the run does and promises; promises that the run itself broke are withdrawn."""
-        stopped = "" if self._run is None else self._run.stop_reason
+        stopped = "" if self._run is None else self._run.stop_from_rows
         self._plan = without_schedulers(without_ends(self._plan, (), stopped), self.assembly)
         doubt = self.feed.doubt if self.feed is not None else ""
         for promise in (Promise.RESUME, Promise.ELASTIC, Promise.REPLAYABLE) if doubt else ():
@@ -228,14 +227,15 @@ class Lifecycle(KnownNames):
 
     def evaluate(self) -> Mapping[str, float]:
         """Measure now, tell observers, and return the metrics; nothing without an `Evaluation` or an open run."""
-        if self.evaluation is None or self._run is None:
+        evaluation = still_measured(self.evaluation, self.prepared.watch, self.clock.step)
+        if evaluation is None or self._run is None:
             return {}
         a = self.assembly
         with self.stopwatch.paused("evaluation"):
             self.tell("evaluate")
             with self.averaged() as model:
-                autocast, losses = a.config.autocast(a.device), [turn.loss for turn in a.turns]
-                self._metrics = evaluate_all(model, self.evaluation, a.ranks, a.device, autocast, losses)
+                settings = a.ranks, a.device, a.config.autocast(a.device), [turn.loss for turn in a.turns]
+                self._metrics = evaluate_all(model, evaluation, *settings)
             self._evaluated_at = self.clock
             self._run.evaluated(self.clock, self._metrics, self.stopwatch.training_seconds())
         return self._metrics
@@ -348,8 +348,7 @@ class Lifecycle(KnownNames):
                 self._continuity.see(batch.to(a.device).data)
         if self.evaluation is not None:
             with self.averaged() as model:
-                autocast, losses = a.config.autocast(a.device), [turn.loss for turn in a.turns]
-                try_out_all(model, self.evaluation, a.device, autocast, losses)
+                try_out_all(model, self.evaluation, a.device, a.config.autocast(a.device), [t.loss for t in a.turns])
         self.save()
         read_back(a)
 

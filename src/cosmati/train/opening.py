@@ -13,6 +13,7 @@ from cosmati.core.clock import Clock
 from cosmati.core.method import State
 from cosmati.core.plan import Plan, Promise
 from cosmati.errors import PlanError
+from cosmati.provenance.kept_vouchers import keep_given_policy
 from cosmati.train.artifacts import with_base
 from cosmati.train.assembly import Assembly
 from cosmati.train.continuity import Continuity
@@ -94,9 +95,12 @@ def open_run(
             recorded = withdrawn_in(a.config.run_folder) if a.ranks.rank == 0 else None
             news = prepared.watch.resume(recorded, clock)
             if news is not None:
-                run.restate(**news.facts)
+                run.restate(**news.facts(run.facts))
                 continuity.changed += news.changes
         run.start(clock, continuity.changed, plan, None if checkpoint is None else checkpoint.signed_digest)
+        given = p.given.policy.vouched if p.given.policy is not None else None
+        if given is not None and a.config.run_folder is not None and a.plan.facts.has_ledger and a.ranks.rank == 0:
+            keep_given_policy(Path(a.config.run_folder), given)  # for who resumes: `signed_policy(run=...)`
     return Opened(run, continuity, plan, clock, cuts, states)
 
 

@@ -37,16 +37,18 @@ def refuse_anothers(policy: PolicyFile | None, assembly: Assembly) -> None:
     Raises:
         CheckpointError: it was.
     """
-    vouched = policy.vouched if policy is not None else None
-    if vouched is None or "run" not in vouched.statement:
-        return
-    own = _run_of(assembly)
-    if vouched.statement["run"] != own:
+    if policy is not None and policy.vouched is not None and is_anothers(policy, assembly):
         msg = (
-            f"{vouched.voucher.target} was signed as a change of the run {vouched.statement['run']}, and this is "
-            f"{own or 'a new one'}. Take another version of the policy: number=."
+            f"{policy.vouched.voucher.target} was signed as a change of the run {policy.vouched.statement['run']}, and "
+            f"this is {_run_of(assembly) or 'a new one'}. Take another version of the policy: number=."
         )
         raise CheckpointError(msg)
+
+
+def is_anothers(policy: PolicyFile, assembly: Assembly) -> bool:
+    """Return whether a policy was signed for another run."""
+    statement = policy.vouched.statement if policy.vouched is not None else {}
+    return "run" in statement and statement["run"] != _run_of(assembly)
 
 
 def change_policy(
@@ -77,7 +79,8 @@ def change_policy(
     number = max(was["number"], vouched.number) if vouched else was["number"]
     anchor = {"text": policy.to_mapping(), "root": was["root"], "number": number}
     if not more:
-        return anchor, [Change("policy.changed_by", None, "the operator, who only tightens")]
+        by = "the operator" if vouched is None else f"the authority {was['root'][:12]}, {vouched.voucher.target}"
+        return anchor, [Change("policy.changed_by", None, f"{by}, who only tightens")]
     wrong = _missing(vouched, was, old.digest.hex(), loosened, assembly, step)
     if wrong:
         raise _loosens(was, step, more, wrong)

@@ -1,9 +1,10 @@
 """A policy that changes without a stop: one that's left in the run's folder is put on record, and acts from a step on.
 
 The first rank looks at the borders of steps whose number `LOOK_EVERY` divides, and reads in a thread, so that no step
-waits. What it finds is asked what a resume asks (`policy_change`): the operator alone may tighten, and what loosens was
-signed for it. Then all ranks are told the policy and a step that's still to come, an entry says so, and another one
-stands before that step itself. Who resumes reads them: the run goes on as if nobody had stopped it.
+waits. Under a policy that an authority has signed, its next version is found in the authority's repository likewise
+(`policy_source`). What is found is asked what a resume asks (`policy_change`): the operator alone may tighten, and what
+loosens was signed for it. Then all ranks are told the policy and a step that's still to come, an entry says so, and
+another one stands before that step itself. Who resumes reads them: the run goes on as if nobody had stopped it.
 
 The order of the rows stays the one that the run began with. So a change that would put off rows, offer a class that
 the run has none of, or cut the model otherwise, is refused, and is for a resume: RunConfig(change="policy"). So is one
@@ -24,8 +25,8 @@ from typing import Any, NamedTuple
 from cosmati.core.clock import Clock
 from cosmati.core.plan import Plan
 from cosmati.core.source import Source
-from cosmati.data.kept_vouchers import kept_policy
 from cosmati.errors import CheckpointError, CosmatiError, PolicyError
+from cosmati.provenance.kept_vouchers import kept_policy
 from cosmati.provenance.voucher import FOLDER
 from cosmati.routing.policy import CompiledPolicy, partition_by
 from cosmati.routing.policy_file import PolicyFile
@@ -41,7 +42,7 @@ from cosmati.train.identity import Change
 from cosmati.train.ingredients import Ingredients
 from cosmati.train.isolation import without_admitted
 from cosmati.train.observers.ledger_checks import policy_changes_in
-from cosmati.train.policy_change import change_policy, refuse_anothers
+from cosmati.train.policy_change import change_policy, is_anothers, refuse_anothers
 from cosmati.train.prepare import Prepared
 from cosmati.train.refusals import refuse_waiting
 from cosmati.train.run.checkpoints import Checkpoint
@@ -59,9 +60,9 @@ _Found = tuple[bytes, PolicyFile | CosmatiError]
 
 
 class _Newest(NamedTuple):
-    """A change that was found: the file's content, what is told of it, and the files that bear it out."""
+    """A change that was found: the file's content if it came in one, what is told of it, and what bears it out."""
 
-    raw: bytes
+    raw: bytes | None
     change: dict[str, Any]
     files: Mapping[str, bytes]
 
@@ -112,6 +113,7 @@ class PolicyWatch:
         made = [one for one in facts.get("policy_changes", ()) if one["step"] <= at]
         if checkpoint is not None and facts["identity"].get("policy") != policy:
             made = []  # Another policy is given: `change_policy` holds it against the one in force.
+            self._refuse_taken(logged)
             if coming:
                 msg = (
                     f"The ledger says that another policy acts from step {coming[0]['step']} on, and the run is at "
@@ -123,6 +125,18 @@ class PolicyWatch:
             run.restate(**self._go_by(made[-1], continuity))
         continuity.policy_changes = self._changes  # the list itself, which grows
         run.restate(policy_changes=PolicyChanges(tuple(self._changes)))
+
+    def _refuse_taken(self, logged: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse a policy that the run has taken up by itself in the place of the one that it was begun with."""
+        given = self._given.policy
+        assert given is not None, "a governed run"
+        taken = [one["step"] for one in logged if PolicyFile.model_validate(one["text"]).digest == given.digest]
+        if taken and "policy" not in self._given.config.change:
+            msg = (
+                f"The run has taken this policy up by itself, from step {taken[0]} on, and was begun with another one. "
+                "Give that one, and the ledger says when which of them acts: signed_policy(..., run=FOLDER) finds it."
+            )
+            raise CheckpointError(msg)
 
     def before_step(self, run: OpenRun, clock: Clock, continuity: Continuity, plan: Plan) -> Plan:
         """Let a change act that is due, and put on record one that was found. All ranks ask, before each step.
@@ -177,7 +191,7 @@ class PolicyWatch:
         compiled = self._compiled(policy)
         self._a.router.go_by(compiled, kind_map(compiled, self._data), token_kinds(compiled, self._data))
         if self._vouchers is not None:
-            compiled = self._vouchers.rebase(compiled, policy.grace)
+            compiled = self._vouchers.rebase(compiled, policy.grace, vouched)
         continuity.go_by(policy, compiled, change["anchor"] and {"text": policy.to_mapping(), **change["anchor"]})
         return {"policy": compiled, "policy_text": policy.to_mapping(), "vouched_policy": vouched}
 
@@ -189,28 +203,35 @@ class PolicyWatch:
             if (self._folder / FILE).exists() and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self.look, daemon=True, name="cosmati-policy")
                 self._thread.start()
-            return None
+            source = self._vouchers.policy_source if self._vouchers is not None else None
+            if source is None or source.found.empty():
+                return None
+            raw, found = None, source.found.get_nowait()
         try:
             if isinstance(found, CosmatiError):
                 raise found
+            if raw is None and is_anothers(found, self._a):
+                return None
             change = self._allowed(found, step, continuity)
         except Exception as error:  # noqa: BLE001  (whatever is wrong with it: the other ranks wait for a word)
-            self._refuse(raw, str(error) or type(error).__name__)
+            vouched = found.vouched if raw is None and isinstance(found, PolicyFile) else None
+            given = raw or b"" if vouched is None else vouched.voucher.target.encode()
+            self._refuse(raw, given, str(error) or type(error).__name__)
             return None
         if change is None:
             self._take_away(raw)
             return None
         return _Newest(raw, change, found.vouched.files if found.vouched is not None else {})
 
-    def _refuse(self, raw: bytes, why: str) -> None:
-        told = {"why": why, "given": raw[: 1 << 20].decode("utf-8", "replace")}
+    def _refuse(self, raw: bytes | None, given: bytes, why: str) -> None:
+        told = {"why": why, "given": given[: 1 << 20].decode("utf-8", "replace")}
         replace_file(self._folder / REFUSED_FILE, json.dumps(told, indent=2).encode())
         self._take_away(raw)
         warnings.warn(f"The run goes on with the policy that it has. {why}", stacklevel=2)
 
-    def _take_away(self, raw: bytes) -> None:
-        """Remove what was read, and nothing that has come in its place since."""
-        if self._content() == raw:
+    def _take_away(self, raw: bytes | None) -> None:
+        """Remove what was read, if it was a file, and nothing that has come in its place since."""
+        if raw is not None and self._content() == raw:
             (self._folder / FILE).unlink(missing_ok=True)
 
     def _content(self) -> bytes | None:
@@ -237,7 +258,7 @@ class PolicyWatch:
             return
         raw = self._content()
         if raw is not None:
-            self._refuse(raw, f"The run was completed before it looked at {FILE}. {LATE}")
+            self._refuse(raw, raw, f"The run was completed before it looked at {FILE}. {LATE}")
 
     def _allowed(self, policy: PolicyFile, step: int, continuity: Continuity) -> dict[str, Any] | None:
         """Return a change from the next step on, or a later one that its signers name; None where it's none.

@@ -91,8 +91,7 @@ def prepare(given: Ingredients) -> Prepared:
         DataError: the data can't be put in order.
     """
     refuse_misgiven(given)
-    config = given.config
-    ranks = Ranks()
+    config, ranks = given.config, Ranks()
     num_microbatches = config.resolve_microbatches(governed=given.policy is not None)
     ranks.mine(num_microbatches)
     model = _surgery(given)
@@ -137,7 +136,8 @@ def prepare(given: Ingredients) -> Prepared:
         device=device,
         image_size=ask_for_sizes(feed, plan, budget),
     )
-    (digest, text, vouched), watch = digests_of(given.data), watch_of(given, assembly)
+    digest, text, vouched = digests_of(given.data)
+    watch = watch_of(given, vouched, artifacts, assembly)
     return Prepared(assembly, feed, digest, identity, vouched, text, watch, given, class_map, artifacts)
 
 

@@ -12,6 +12,7 @@ from cosmati.errors import PlanError
 from cosmati.provenance.artifact import Artifact
 from cosmati.provenance.authority.errors import DeclaredOnlyError, UntrustedRootError
 from cosmati.provenance.voucher import VouchedData
+from cosmati.records.artifacts import EVALUATION_DATA
 from cosmati.train.config import RunConfig
 from cosmati.train.ingredients import Ingredients
 
@@ -72,7 +73,7 @@ def refuse_declared(given: Ingredients) -> None:
             "authority=Authority(url, root=...)), ...). Or leave require_signed out."
         )
         raise DeclaredOnlyError(msg)
-    roots = {one.root for one in vouched.vouchers}
+    roots = _roots(vouched)
     if given.policy is not None:
         if not (root := given.policy.signed_root):
             msg = (
@@ -81,6 +82,44 @@ def refuse_declared(given: Ingredients) -> None:
             )
             raise DeclaredOnlyError(msg)
         roots.add(root)
+    _refuse_untrusted(given, roots)
+
+
+def refuse_ungoverned(given: Ingredients, artifacts: Iterable[Artifact]) -> None:
+    """Refuse what was prepared before the run and nobody vouches for, where the run takes only what is signed.
+
+    Raises:
+        DeclaredOnlyError: it's ungoverned.
+        UntrustedRootError: it's signed by others than those who are trusted.
+    """
+    if not given.config.require_signed:
+        return
+    for one in artifacts:
+        if one.vouched is None:
+            raise DeclaredOnlyError(
+                f"require_signed=True, and the {one.label} is ungoverned: nobody vouches for it. {_signed_how(one)} Or "
+                "leave require_signed out."
+            )
+        _refuse_untrusted(given, _roots(one.vouched))
+
+
+def _signed_how(artifact: Artifact) -> str:
+    if artifact.kind == EVALUATION_DATA:
+        return (
+            "Open it as the data that the run learns from: StreamingDataset(..., authority=...), of a data set that "
+            "`cosmati data write` has written and `cosmati data sign` has signed."
+        )
+    return (
+        "Put its files into a folder, describe and sign it (`cosmati data describe FOLDER --class CLASS`, `cosmati "
+        f"data sign FOLDER`), and name it: RunConfig(artifacts=[artifact({artifact.kind!r}, FOLDER, authority=...)])."
+    )
+
+
+def _roots(vouched: VouchedData) -> set[str]:
+    return {one.root for one in vouched.vouchers}
+
+
+def _refuse_untrusted(given: Ingredients, roots: set[str]) -> None:
     trusted = {root.removeprefix("sha256:") for root in given.config.trusted_roots}
     if trusted and (others := sorted(roots - trusted)):
         msg = (

@@ -18,6 +18,7 @@ from cosmati.provenance.authority.chain import Chain, checked, read_chain
 from cosmati.provenance.authority.errors import ExpiredMetadataError
 from cosmati.provenance.authority.names import PolicyName, SourceName, role_of, target_file
 from cosmati.provenance.authority.taxonomies import read_taxonomies
+from cosmati.provenance.voucher import POLICY
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -86,30 +87,41 @@ def audit_withdrawn(folder: Path, facts: Mapping[str, Any], manifests: Mapping[s
     Args:
         folder: of the archive.
         facts: what the ledger's entry says (`Withdrawn.facts`); whoever wrote the ledger may have made it up.
-        manifests: SHA-256 of each source's manifest by its target, as the ledger has said before.
+        manifests: SHA-256 of each manifest by its target, as the ledger has said before; or by `ROOT/TARGET`, where
+            several authorities have signed one.
     """
     try:
         found, problems = _archived(folder, facts["archive"])
         at = datetime.fromisoformat(facts["seen"])
-        told = [_borne_out(one, found, at, manifests.get(one["target"], "")) for one in facts["in_force"]]
+        told = [_borne_out(one, found, at, _manifest_of(one, manifests)) for one in facts["in_force"]]
         return [(problem, True) for problem in problems] + told
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return [(f"what the ledger says was withdrawn isn't of the form that runs write: {error!r}", True)]
 
 
+def _manifest_of(one: Mapping[str, Any], manifests: Mapping[str, str]) -> str:
+    return manifests.get(f"{one.get('root', '')}/{one['target']}") or manifests.get(one["target"], "")
+
+
 def _borne_out(one: Mapping[str, Any], found: Mapping[str, bytes], at: datetime, manifest: str) -> tuple[str, bool]:
     """Return how one withdrawal is borne out as of a time, and whether it's refuted."""
-    says = f"{one['target']} ({one['reason']}), {one['action']} from step {one['step']} on"
+    of = f"{one['of']} " if one.get("of") not in (None, "", POLICY) else ""
+    says = f"{of}{one['target']} ({one['reason']}), {one['action']} from step {one['step']} on"
     if one["reason"] == "licence":
         until = json.loads(found[f"manifests/{manifest}.json"])["facts"]["licence_valid_until"]
         if until and datetime.fromisoformat(until).date() < at.date():
             return f"{says}: the manifest says until {until}", False
         return f"{says}: the manifest says {f'until {until}' if until else 'nothing of the kind'}", True
     wrongs, signed = list[ProvenanceError](), list[str]()
-    for root in {name.partition("/")[0] for name in found if _HEX.fullmatch(name.partition("/")[0])}:
-        own = {name.removeprefix(f"{root}/"): data for name, data in found.items()}
+    roots = {name.partition("/")[0] for name in found if _HEX.fullmatch(name.partition("/")[0])}
+    for root in roots & {one["root"]} if one.get("root") else roots:
+        own = {name.removeprefix(f"{root}/"): data for name, data in found.items() if name.startswith(f"{root}/")}
         try:
-            info = read_chain(own.get, at=at, root_sha256=root).source(SourceName.of_target(one["target"]))
+            chain = read_chain(own.get, at=at, root_sha256=root)
+            if one.get("of") == POLICY:
+                info = chain.policy(PolicyName.of_target(one["target"]))
+            else:
+                info = chain.source(SourceName.of_target(one["target"]))
             signed.append(info.hashes["sha256"])
         except ProvenanceError as error:
             wrongs.append(error)

@@ -67,6 +67,7 @@ def init(
     *,
     passphrase: str = "",
     repository: AuthorityRepository | None = None,
+    is_rehearsal: bool = False,
 ) -> str:
     """Make an authority: three keys for its root, of which two must sign, one for each other role, and its repository.
 
@@ -76,6 +77,7 @@ def init(
         taxonomy: the classes; None for an authority for policies, which has none.
         passphrase: of the keys; empty for none.
         repository: in place of one with the usual lifetimes.
+        is_rehearsal: all of its keys are made for show; its first root says so, and whoever reads a run is told.
 
     Returns:
         The digest of the first root, which everybody who trusts this authority writes down.
@@ -90,7 +92,7 @@ def init(
     made = {"root": [create_key(keys, f"root-{n}", passphrase=passphrase) for n in range(1, ROOT_KEYS + 1)]}
     made |= {role: [create_key(keys, role, passphrase=passphrase)] for role in TOP_ROLES if role != "root"}
     ring = KeyRing([keys], passphrase=passphrase)
-    return repository.create(taxonomy, made, root_threshold=ROOT_THRESHOLD, ring=ring)
+    return repository.create(taxonomy, made, root_threshold=ROOT_THRESHOLD, ring=ring, is_rehearsal=is_rehearsal)
 
 
 def taxonomy_of(repository: AuthorityRepository, chain: Chain) -> Taxonomy:

@@ -27,6 +27,7 @@ from cosmati.provenance.authority.errors import (
     UntrustedRootError,
 )
 from cosmati.provenance.authority.names import PolicyName, SourceName, metadata_file, role_of
+from cosmati.provenance.rehearsal import REHEARSAL
 
 Reader = Callable[[str], bytes | None]
 """Returns a file of a repository by its name below it, None where it isn't there."""
@@ -69,6 +70,11 @@ class Chain:
     def holds_policies(self) -> bool:
         """Whether it's an authority for policies: its first root says so, and that is what is pinned."""
         return bool(self.roots[0].signed.unrecognized_fields.get(POLICIES))
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether all of its keys were made for show: its first root says so."""
+        return self.roots[0].signed.unrecognized_fields.get(REHEARSAL) is True
 
     def check_kind(self, *, policies: bool) -> None:
         """Refuse the authority of policies where one of data is asked, and the other way round.

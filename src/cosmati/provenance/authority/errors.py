@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cosmati.errors import ProvenanceError
+from cosmati.provenance.voucher import Reason
 
 
 class UnsignedMetadataError(ProvenanceError):
@@ -51,3 +52,17 @@ class DeclaredOnlyError(ProvenanceError):
 
 class NoLongerVouchedError(ProvenanceError):
     """What a run learns from isn't vouched for any more, and it stops."""
+
+
+_REVOKED = (OutOfScopeError, TamperedManifestError, UnsignedMetadataError)
+"""Of what was signed, these say that who may sign it has taken it back. Others say that nothing new was learnt."""
+
+
+def reason_of(error: Exception, *, was_asked: bool) -> Reason:
+    """Return what an error means for what was vouched for: that it was taken back, or that it's as if it had expired.
+
+    Args:
+        error: of one thing that was signed.
+        was_asked: whether the authority as a whole has answered, with what is trusted.
+    """
+    return "revocation" if was_asked and isinstance(error, _REVOKED) else "expiry"

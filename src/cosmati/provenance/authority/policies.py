@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
 from cosmati.errors import ProvenanceError
 from cosmati.provenance.authority.chain import Chain
@@ -64,7 +63,13 @@ def fetch_policy(authority: Authority, name: str, number: int | None = None) -> 
     Raises:
         ProvenanceError: one of `cosmati.provenance.authority.errors`: each wrong has its own.
     """
-    chain = authority.refresh()
+    authority.refresh()
+    return read_policy(authority, name, number)
+
+
+def read_policy(authority: Authority, name: str, number: int | None = None) -> tuple[bytes, VouchedPolicy]:
+    """Return likewise what the authority has said when it was asked last (see `fetch_policy`)."""
+    chain = authority.chain
     newest = max(numbers_of(chain, name), default=0)
     if number is None and not newest:
         chain.policy(PolicyName(name))  # says why there's none
@@ -75,7 +80,7 @@ def fetch_policy(authority: Authority, name: str, number: int | None = None) -> 
     digest = info.hashes["sha256"]
     voucher = Voucher(authority.root, policy.target, digest, chain.signers(policy.role), expires)
     archive = {**authority.archive(), f"manifests/{digest}.json": data}
-    opened = datetime.now(UTC).isoformat(timespec="seconds")
+    opened = authority.now().isoformat(timespec="seconds")
     return data, VouchedPolicy(opened, (voucher,), archive, dict(info.custom or {}))
 
 

@@ -47,6 +47,7 @@ from cosmati.provenance.authority.names import (
     taxonomy_target,
 )
 from cosmati.provenance.authority.taxonomies import NUMBER, number_of, published
+from cosmati.provenance.rehearsal import REHEARSAL
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.storage.atomic import replace_files
 from cosmati.storage.lock import FileLock
@@ -230,7 +231,13 @@ class AuthorityRepository:
         return checked(data, info)
 
     def create(
-        self, taxonomy: Taxonomy | None, keys: dict[str, list[Any]], *, root_threshold: int, ring: KeyRing
+        self,
+        taxonomy: Taxonomy | None,
+        keys: dict[str, list[Any]],
+        *,
+        root_threshold: int,
+        ring: KeyRing,
+        is_rehearsal: bool = False,
     ) -> str:
         """Make a repository, and return the digest of its first root, which everybody who trusts it writes down.
 
@@ -239,6 +246,7 @@ class AuthorityRepository:
             keys: public keys by top role.
             root_threshold: how many of the root's keys must sign who may sign what.
             ring: the private halves.
+            is_rehearsal: all of its keys are made for show; its first root says so for good.
 
         Raises:
             ProvenanceError: there's one already, or a key is missing.
@@ -251,6 +259,8 @@ class AuthorityRepository:
                 for key in publics:
                     root.add_key(key, role)
             root.roles["root"].threshold = root_threshold
+            if is_rehearsal:
+                root.unrecognized_fields[REHEARSAL] = True
             if taxonomy is None:
                 root.unrecognized_fields[POLICIES] = True
                 change.targets()

@@ -29,6 +29,7 @@ class Standing:
         roles: who signs what, what expires first ahead.
         former: ids of keys that could sign once, and may no more.
         signed: the classes of which something was signed, whoever may sign them now.
+        is_rehearsal: all of its keys were made for show.
     """
 
     root: str
@@ -37,6 +38,7 @@ class Standing:
     roles: tuple[RoleStatus, ...]
     former: tuple[str, ...]
     signed: frozenset[str]
+    is_rehearsal: bool = False
 
     @property
     def next(self) -> RoleStatus | None:
@@ -75,7 +77,7 @@ def standing(repository: AuthorityRepository) -> Standing:
     still = {keyid for one in roles for keyid in one.keyids}
     former = tuple(keyid for keyid in dict.fromkeys(_ever(repository.folder, chain)) if keyid not in still)
     signed = frozenset(class_of_role(name.removesuffix(".json")) for name in chain.snapshot.signed.meta)
-    return Standing(chain.first_root_sha256, repository.clock(), taxonomy, roles, former, signed)
+    return Standing(chain.first_root_sha256, repository.clock(), taxonomy, roles, former, signed, chain.is_rehearsal)
 
 
 def _ever(folder: Path, chain: Chain) -> Iterator[str]:

@@ -20,12 +20,12 @@ from torch import Tensor
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.method import Stage
-from cosmati.data.kept_vouchers import keep_vouchers
 from cosmati.errors import LedgerError
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
 from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
 from cosmati.ledger.writer import LedgerWriter, details_digest
+from cosmati.provenance.kept_vouchers import keep_vouchers
 from cosmati.provenance.voucher import FOLDER
 from cosmati.records.ledger import (
     DIGEST_SIZE,
@@ -122,8 +122,11 @@ class LedgerObserver(Observer):
         for part in (facts.vouched, facts.withdrawn, facts.vouched_policy, facts.policy_changes, *prepared):
             if part is not None and part.files:
                 replace_files(self._directory / FOLDER, part.files)
-        if self._facts.vouched is not None:
-            keep_vouchers(self._directory.parent, self._facts.vouched)
+        if facts.vouched is not None:
+            keep_vouchers(self._directory.parent, facts.vouched)
+        for one in facts.artifacts:
+            if one.vouched is not None:
+                keep_vouchers(self._directory.parent, one.vouched, one.label)
 
     def _resume(self, clock: Clock) -> None:
         """Say from which step the run goes on, and what it commits to from now on where that has changed."""
@@ -196,12 +199,8 @@ class LedgerObserver(Observer):
 
     def _commitments(self) -> dict[str, bytes]:
         facts = self._facts
-        given = {"provenance": facts.vouched, "policy_provenance": facts.vouched_policy}
-        vouched = {name: details_digest(one.facts) for name, one in given.items() if one is not None}
-        if facts.artifacts:
-            vouched["artifacts"] = details_digest({"artifacts": [one.facts for one in facts.artifacts]})
         environment = "\n".join(f"{k}={v}" for k, v in sorted(facts.environment.items()))
-        return vouched | {
+        return _vouched_for(facts) | {
             "data": hashlib.sha256(facts.data_digest.encode()).digest(),
             "environment": hashlib.sha256(environment.encode()).digest(),
             "model": facts.model_root,
@@ -222,10 +221,8 @@ class LedgerObserver(Observer):
             details = self._details() | {"changes": [[c.name, _text(c.was), _text(c.now)] for c in changes]}
             in_force = self._writer.in_force
             assert in_force is not None, "there is an entry 0"
-            given = {"provenance": facts.vouched, "policy_provenance": facts.vouched_policy}
-            now = {name: details_digest(one.facts) for name, one in given.items() if one is not None}
             before = {name: one for name, one in in_force.commitments if name != "policy_provenance"}
-            commitments = tuple(sorted((before | now | {"policy": self._policy}).items()))
+            commitments = tuple(sorted((before | _vouched_for(facts) | {"policy": self._policy}).items()))
             self._writer.append(AmendEntry(clock.step, commitments, details_digest(details)), details)
             self._writer.checkpoint()
 
@@ -377,6 +374,15 @@ def _refuse_another_salt(ledger: Path, path: Path) -> None:
     if dict(first.entry.commitments).get("rows_salt") != _salt_commitment(path):
         msg = f"{path} isn't the salt that entry 0 of the ledger commits to. Put the run's own salt back."
         raise LedgerError(msg)
+
+
+def _vouched_for(facts: RunFacts) -> dict[str, bytes]:
+    """Return the commitments to who vouches for data, policy and what was prepared."""
+    given = {"provenance": facts.vouched, "policy_provenance": facts.vouched_policy}
+    found = {name: details_digest(one.facts) for name, one in given.items() if one is not None}
+    if facts.artifacts:
+        found["artifacts"] = details_digest({"artifacts": [one.facts for one in facts.artifacts]})
+    return found
 
 
 def _keep_salt(path: Path, *, may_create: bool) -> None:

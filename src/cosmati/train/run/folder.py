@@ -119,6 +119,11 @@ class RunFolder:
             msg = f"{self.path}/run.json can't be written: {error}. Free space, and start the run again: it goes on."
             raise RunError(msg) from error
 
+    def restate(self, facts: RunFacts) -> None:
+        """Name from now on what governs the run, and who vouches for it, as the ledger does."""
+        governing = {name: getattr(facts, name) for name in ("policy", "vouched", "vouched_policy", "artifacts")}
+        self._facts = dataclasses.replace(self._facts, **governing)
+
     def note(self, clock: Clock, changed: Sequence[Change]) -> None:
         """Append to `changes.jsonl` what a resume has changed."""
         if changed:

@@ -47,6 +47,9 @@ class OpenRun:
         observers: the user's; those of the run folder are added.
         digest: gives the model's Merkle root as it is now.
         model: for observers to look at.
+
+    Attributes:
+        facts: what it is now.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class OpenRun:
         digest: Callable[[], bytes],
         model: nn.Module,
     ) -> None:
-        self._facts = facts
+        self.facts = facts
         self._config = config
         self._budget = budget
         self._ranks = ranks
@@ -67,7 +70,7 @@ class OpenRun:
         self.observers = list(observers)
         self._model = model
         self._beginning: list[Observer] = []
-        self.stop_reason = ""
+        self.stop_reason = self.stop_from_rows = ""
         self._attempt = 0
         self._stop = StopSignal()
         self._folder: RunFolder | None = None
@@ -86,7 +89,7 @@ class OpenRun:
             yield None
             return
         if self._ranks.rank == 0:
-            self._folder = RunFolder.open(path, self._facts)
+            self._folder = RunFolder.open(path, self.facts)
         try:
             self._ranks.barrier()
             is_first = self._folder is not None
@@ -116,11 +119,11 @@ class OpenRun:
         path = self._config.run_folder
         _ = self._evaluate_every, self._checkpoint_seconds or self._checkpoint_every  # What has no step is found now.
         if self._folder is not None:
-            self._folder.write("running", plan or self._facts.plan, clock, None)
+            self._folder.write("running", plan or self.facts.plan, clock, None)
             self._folder.note(clock, changed)
             self.observers.append(MetricsFile(self._folder.path))
-        if path is not None and self._facts.plan.facts.has_ledger:
-            self.observers.append(LedgerObserver(path, self._facts, self._ranks, self._digest, changed, state_digest))
+        if path is not None and self.facts.plan.facts.has_ledger:
+            self.observers.append(LedgerObserver(path, self.facts, self._ranks, self._digest, changed, state_digest))
         if self._config.progress and self._ranks.rank == 0:
             self.observers.append(ProgressBar())
         with ExitStack() as undone:
@@ -137,7 +140,7 @@ class OpenRun:
             self._attempt, started = attempt.number, attempt.started
             undone.callback(end_attempt, self._folder.path, self._attempt, clock, "failed", "")
         run = WatchedRun(
-            facts=self._facts,
+            facts=self.facts,
             model=self._model,
             folder=self._config.run_folder,
             rank=self._ranks.rank,
@@ -161,7 +164,9 @@ class OpenRun:
 
     def restate(self, **facts: Any) -> None:  # noqa: ANN401  (fields of RunFacts)
         """Let some of the run's facts be others, before it starts."""
-        self._facts = dataclasses.replace(self._facts, **facts)
+        self.facts = dataclasses.replace(self.facts, **facts)
+        if self._folder is not None:
+            self._folder.restate(self.facts)
 
     def amend(self, clock: Clock, changes: Sequence[Change], **facts: Any) -> None:  # noqa: ANN401  (see `restate`)
         """Put on record what is different from the step on at which the clock stands."""
@@ -170,16 +175,22 @@ class OpenRun:
             self._folder.note(clock, changes)
         for observer in self.observers:
             if isinstance(observer, LedgerObserver):
-                observer.amend(clock, changes, self._facts)
+                observer.amend(clock, changes, self.facts)
 
     def listening(self) -> AbstractContextManager[None]:
         """Take Ctrl-C and SIGTERM as a request to stop, for as long as `fit` runs: a loop of the user's has its own."""
         return self._stop.listening()
 
-    def ask_to_stop(self, why: str = "") -> None:
-        """End the run after the step in progress; the first reason is told."""
+    def ask_to_stop(self, why: str = "", *, follows_from_rows: bool = True) -> None:
+        """End the run after the step in progress; the first reason is told.
+
+        Args:
+            why: in words; empty of somebody who ends the run as such.
+            follows_from_rows: what the run has seen may be the reason, unless there's none.
+        """
         if not self._stop.is_set:
             self.stop_reason = "" if why is None else str(why)
+            self.stop_from_rows = self.stop_reason if follows_from_rows else ""
         self._stop.is_set = True
 
     def publish(self, clock: Clock, values: Mapping[str, float]) -> None:
