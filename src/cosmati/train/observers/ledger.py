@@ -47,7 +47,7 @@ from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
 
 _NO_POLICY = bytes(32)
-_SALT_BYTES = 32
+SALT_BYTES = 32
 
 
 class LedgerObserver(Observer):
@@ -207,7 +207,7 @@ class LedgerObserver(Observer):
             "model": facts.model_root,
             "plan": bytes.fromhex(facts.plan.digest),
             "policy": self._policy,
-            "rows_salt": _salt_commitment(self._private / "rows.salt"),
+            "rows_salt": salt_commitment((self._private / "rows.salt").read_bytes()),
             "taxonomy": facts.policy.taxonomy_digest if facts.policy else _NO_POLICY,
         }
 
@@ -365,8 +365,9 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _salt_commitment(path: Path) -> bytes:
-    return hashlib.sha256(b"cosmati rows salt" + path.read_bytes()).digest()
+def salt_commitment(salt: bytes) -> bytes:
+    """Return what entry 0 commits to of the rows' salt: 32 bytes."""
+    return hashlib.sha256(b"cosmati rows salt" + salt).digest()
 
 
 def _refuse_another_salt(ledger: Path, path: Path) -> None:
@@ -374,7 +375,7 @@ def _refuse_another_salt(ledger: Path, path: Path) -> None:
     first = next(iter(Scan(ledger, read_head(ledger, read_verifier_key(ledger)))), None)
     if first is None or not isinstance(first.entry, RunEntry):
         return
-    if dict(first.entry.commitments).get("rows_salt") != _salt_commitment(path):
+    if dict(first.entry.commitments).get("rows_salt") != salt_commitment(path.read_bytes()):
         msg = f"{path} isn't the salt that entry 0 of the ledger commits to. Put the run's own salt back."
         raise LedgerError(msg)
 
@@ -384,10 +385,10 @@ def _keep_salt(path: Path, *, may_create: bool) -> None:
     if not path.exists():
         if not may_create:
             raise LedgerError(f"{path} is gone, and the ledger's rows are salted with it. Put the run's own salt back.")
-        create_secret(path, secrets.token_bytes(_SALT_BYTES))
-    if (size := path.stat().st_size) != _SALT_BYTES:
+        create_secret(path, secrets.token_bytes(SALT_BYTES))
+    if (size := path.stat().st_size) != SALT_BYTES:
         mend = "Delete it, and start the run again." if may_create else "Put the run's own salt back."
-        raise LedgerError(f"{path} holds {size} bytes, and a salt has {_SALT_BYTES}: its writing was cut. {mend}")
+        raise LedgerError(f"{path} holds {size} bytes, and a salt has {SALT_BYTES}: its writing was cut. {mend}")
 
 
 def _finite(value: float) -> float | None:

@@ -1,0 +1,217 @@
+"""Compares a replay with the ledger, step by step: the ledger's own observer, with a comparison for its writer."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from cosmati.core.clock import Budget, Clock
+from cosmati.errors import LedgerError
+from cosmati.ledger.difference import Difference, compare_step, compare_tables
+from cosmati.ledger.reader import ScannedEntry
+from cosmati.ledger.rows import ROWS_VERSION
+from cosmati.ledger.standing import StandingSteps
+from cosmati.ledger.tables import Tables
+from cosmati.records.ledger import (
+    AmendEntry,
+    CheckpointEntry,
+    EndEntry,
+    Entry,
+    ResumeEntry,
+    RunEntry,
+    StepEntry,
+)
+from cosmati.train.observers.ledger import SALT_BYTES, LedgerObserver, salt_commitment
+from cosmati.train.observers.observer import WatchedRun
+from cosmati.train.ranks import Ranks
+
+Told = Callable[[int, Sequence[Difference]], None]
+_TABLES = ("classes", "regions", "routes", "phases", "policy", "bands", "kinds", "seed", "parameters", "policy_text")
+_MOST_TOLD = 100
+"""Differences that are kept in words; the rest is counted."""
+
+
+class Comparison:
+    """Takes what the ledger's observer writes, as its writer would, and compares it with what was written then.
+
+    Args:
+        run: the steps that stand.
+        segment: which are compared.
+        salt: of the row commitments; None where it isn't known, and these aren't compared.
+        keep_going: compare all, and don't stop at the first step that differs.
+        told: is called with each step and how it differs.
+
+    Attributes:
+        differences: found so far.
+        num_differences: likewise, those that weren't kept in words included.
+        num_steps: compared.
+        num_roots: signed states of weights and optimizers compared.
+        skipped: names of details that no replay of this release can compare.
+        is_over: the segment has been taken, or a difference ends it.
+        stop: ends the run after the step; it's given when the run is open.
+        save: takes a checkpoint now; likewise.
+    """
+
+    def __init__(
+        self, run: StandingSteps, segment: range, salt: bytes | None, *, keep_going: bool, told: Told | None = None
+    ) -> None:
+        self.run, self.segment, self.salt, self.keep_going = run, segment, salt, keep_going
+        self._expected = run.steps(segment.start, segment.stop)
+        self._told = told
+        self._tables: Tables | None = None
+        self._compared_tables: Tables | None = None
+        self._roots: list[tuple[int, bytes]] = []
+        self.differences: list[Difference] = []
+        self.num_differences = self.num_steps = self.num_roots = 0
+        self.skipped = set[str]()
+        self.is_over = False
+        self.span_end = segment.stop
+        self.stop: Callable[[str], None] = _unopened
+        self.save: Callable[[], None] = _unopened
+        self.tables_now: Callable[[], Mapping[str, Any]] = _unopened
+        self.signs_otherwise: Callable[[int, Sequence[bytes]], bool] = _unopened
+        if salt is not None:
+            _refuse_another_salt(run, salt)
+
+    @property
+    def compares_rows(self) -> bool:
+        """Whether row commitments are compared."""
+        return self.salt is not None and self.run.ledger.details.get("rows_version") == ROWS_VERSION
+
+    @property
+    def rows_salt(self) -> bytes:
+        """The salt, or what stands for it where nothing is compared by it."""
+        return self.salt or bytes(SALT_BYTES)
+
+    def differs(self, *found: Difference) -> None:
+        """Take note of differences."""
+        self.num_differences += len(found)
+        self.differences += found[: max(0, _MOST_TOLD - len(self.differences))]
+        self.is_over = self.is_over or bool(found) and not self.keep_going
+
+    # What the observer asks of a writer.
+
+    def append(self, entry: Entry, details: Mapping[str, Any] | None = None) -> None:
+        """Compare an entry with the one that was written then."""
+        self._look_at_roots()
+        if isinstance(entry, StepEntry):
+            self._compare_step(entry, details or {})
+        elif isinstance(entry, CheckpointEntry) and entry.step in self.run.checkpoints:
+            self._compare_checkpoint(entry)
+        elif isinstance(entry, EndEntry) and self.run.end is not None and self.run.end.step == entry.step:
+            self.num_roots += 1
+            was, now = self.run.end.parameter_root, entry.parameter_root
+            if was != now:
+                self.differs(Difference(entry.step - 1, "root of the weights at the end", _short(was), _short(now)))
+
+    def checkpoint(self) -> None:
+        """Sign nothing."""
+
+    def close(self) -> None:
+        """Look at what is left to compare."""
+        self._look_at_roots()
+
+    def has_ended(self) -> bool:
+        """Let the end be compared."""
+        return False
+
+    def next_attempt(self) -> int:
+        """Return a number that nobody reads."""
+        return 0
+
+    def resume_entry(self, from_step: int) -> ResumeEntry:
+        """Return an entry that nobody reads."""
+        return ResumeEntry(from_step, 0, 0)
+
+    @property
+    def in_force(self) -> RunEntry | AmendEntry:
+        """What the ledger commits to."""
+        return self.run.ledger.run if self._tables is None else self._tables.entry
+
+    def _compare_step(self, made: StepEntry, details: Mapping[str, Any]) -> None:
+        found = list[Difference]()
+        for item, logged, tables in self._next(made.step):
+            if tables is not self._compared_tables:
+                found += compare_tables(made.step, tables.details, self.tables_now(), _TABLES)
+                self._tables = self._compared_tables = tables
+            unlike, skipped = compare_step(item, logged, tables, made, details, rows=self.compares_rows)
+            found += unlike
+            self.skipped |= skipped
+            self.num_steps += 1
+        self.differs(*found)
+        if self._told is not None:
+            self._told(made.step, found)
+        done = made.step + 1
+        if done in self.run.checkpoints and done < self.span_end:  # at its end there's one in any case
+            self.save()
+        if self.is_over or done >= self.span_end:
+            self.stop("the replay has what it compares")
+
+    def _next(self, step: int) -> Iterator[tuple[ScannedEntry, StepEntry, Tables]]:
+        yield from (one for one in itertools.islice(self._expected, 1) if one[1].step == step)
+
+    def _compare_checkpoint(self, made: CheckpointEntry) -> None:
+        logged = self.run.checkpoints[made.step]
+        self.num_roots += 1
+        if made.parameter_root not in [one.parameter_root for one in logged]:
+            was = logged[-1].parameter_root
+            what = f"root of parameters and buffers after {made.step} steps"
+            self.differs(Difference(None, what, _short(was), _short(made.parameter_root)))
+        elif made.state_digest not in [one.state_digest for one in logged]:
+            self._roots.append((made.step, made.state_digest))
+
+    def _look_at_roots(self) -> None:
+        """Look again at states that are signed otherwise: the digest covers facts that bits don't rest on."""
+        for step, digest in self._roots:
+            signed = [one.state_digest for one in self.run.checkpoints[step]]
+            if not self.signs_otherwise(step, signed):
+                what = f"digest of weights, optimizers and averages after {step} steps"
+                self.differs(Difference(None, what, _short(signed[-1]), _short(digest)))
+        self._roots.clear()
+
+
+class ReplayedLedger(LedgerObserver):
+    """The ledger's observer of a replay: it writes no ledger.
+
+    Args:
+        comparison: takes what it would write.
+        digest: gives the model's Merkle root as it is now.
+    """
+
+    def __init__(self, comparison: Comparison, digest: Callable[[], bytes]) -> None:
+        self._comparison, self._digest_of = comparison, digest
+
+    def on_open(self, run: WatchedRun) -> None:
+        """Take note of what is replayed: only now are its facts known."""
+        assert run.folder is not None, "a replay has a folder of its own"
+        super().__init__(run.folder, run.facts, Ranks.alone(), self._digest_of)
+        self._comparison.stop = run.stop
+
+    def on_start(self, clock: Clock, budget: Budget) -> None:
+        """Open nothing."""
+        self._writer = self._comparison
+        self._salt = self._comparison.rows_salt
+        self._comparison.tables_now = self._details
+
+    def _keep_archive(self) -> None:
+        """Keep nothing: the ledger has it."""
+
+
+def _unopened(*_: Any) -> Any:  # noqa: ANN401  (stands for several functions)
+    raise AssertionError("the run isn't open")
+
+
+def _short(digest: bytes) -> str:
+    return digest.hex()[:16]
+
+
+def _refuse_another_salt(run: StandingSteps, salt: bytes) -> None:
+    digest = dict(run.ledger.run.commitments).get("rows_salt")
+    if digest != salt_commitment(salt):
+        msg = (
+            f"The salt with the SHA-256 {hashlib.sha256(salt).hexdigest()[:16]} isn't the one that entry 0 commits to, "
+            "so no row commitment can be compared with it. Give the run's own private/rows.salt, or none."
+        )
+        raise LedgerError(msg)
