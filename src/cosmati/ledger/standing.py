@@ -52,6 +52,7 @@ class StandingSteps:
         ledger: as given.
         spans: in the order of steps, without a gap.
         checkpoints: entries of model checkpoints that lie on the steps that stand, by their number of steps.
+        signed_states: step and state digest of all model checkpoints, superseded ones too.
         end: the run's end, where it stands.
         cuts: from which step on each microbatch was cut into how many pieces, where memory was short.
         num_steps: that stand.
@@ -61,6 +62,7 @@ class StandingSteps:
         self.ledger = ledger
         self.spans: tuple[Span, ...] = ()
         self.checkpoints: dict[int, list[CheckpointEntry]] = {}
+        self.signed_states = set[tuple[int, bytes]]()
         self.end: EndEntry | None = None
         self.cuts: list[tuple[int, int]] = []
         self.num_steps = len(ledger.standing)
@@ -70,6 +72,7 @@ class StandingSteps:
                 self._take_step(item, entry, tables)
             elif isinstance(entry, CheckpointEntry):
                 self.checkpoints.setdefault(entry.step, []).append(entry)
+                self.signed_states.add((entry.step, entry.state_digest))
             elif isinstance(entry, EndEntry):
                 self.end = entry
             elif isinstance(entry, ResumeEntry):

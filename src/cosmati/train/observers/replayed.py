@@ -49,7 +49,9 @@ class Comparison:
         num_steps: compared.
         num_roots: signed states of weights and optimizers compared.
         skipped: names of details that no replay of this release can compare.
-        is_over: the segment has been taken, or a difference ends it.
+        is_over: a difference has ended it.
+        done: number of steps taken, those before the segment included.
+        span_end: where the run is stopped, at the end of the segment or before.
         stop: ends the run after the step; it's given when the run is open.
         save: takes a checkpoint now; likewise.
     """
@@ -67,7 +69,7 @@ class Comparison:
         self.num_differences = self.num_steps = self.num_roots = 0
         self.skipped = set[str]()
         self.is_over = False
-        self.span_end = segment.stop
+        self.done, self.span_end = segment.start, segment.stop
         self.stop: Callable[[str], None] = _unopened
         self.save: Callable[[], None] = _unopened
         self.tables_now: Callable[[], Mapping[str, Any]] = _unopened
@@ -143,7 +145,7 @@ class Comparison:
         self.differs(*found)
         if self._told is not None:
             self._told(made.step, found)
-        done = made.step + 1
+        done = self.done = made.step + 1
         if done in self.run.checkpoints and done < self.span_end:  # at its end there's one in any case
             self.save()
         if self.is_over or done >= self.span_end:
