@@ -8,52 +8,30 @@ scratch folder, from a copy of the nearest checkpoint that the ledger has signed
 
 from __future__ import annotations
 
-import json
-import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
-from typing import Any
 
-from cosmati.core.plan import Plan, Promise
-from cosmati.errors import CheckpointError, DivergenceError, LedgerError, RefutedError
+from cosmati.errors import LedgerError
 from cosmati.ledger.difference import Difference
-from cosmati.ledger.reader import VKEY_FILE
 from cosmati.ledger.standing import Span, StandingSteps
-from cosmati.provenance.voucher import FOLDER
-from cosmati.routing.policy_file import PolicyFile
-from cosmati.train.config import CHANGEABLE
-from cosmati.train.facts import describe_environment
-from cosmati.train.identity import CADENCES, SURROUNDINGS, Change, changes, differences, kind_of
-from cosmati.train.observers.observer import Observer
-from cosmati.train.observers.replayed import Comparison, ReplayedLedger, Told
-from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, publish_checkpoint, read_checkpoint
-from cosmati.train.run.checkpoints import write_checkpoint as draft_checkpoint
-from cosmati.train.trainer import Trainer
+from cosmati.train.observers.replayed import Comparison, Told
+from cosmati.train.replay_span import Asked, MakeTrainer, SpanAgain, furnish
+from cosmati.train.replay_start import From, nearest_checkpoint
 
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a replay asks of whoever makes its trainer.
-
-    Attributes:
-        run_folder: a scratch one.
-        observers: to be given to the trainer, and no others.
-        policy: that was in force, as the ledger has it; None for a run without.
-        settings: of `RunConfig`, in place of the recipe's own.
-    """
-
-    run_folder: Path
-    observers: Sequence[Observer]
-    policy: PolicyFile | None
-    settings: Mapping[str, Any]
-
-
-MakeTrainer = Callable[[Asked], Trainer]
+__all__ = [
+    "Asked",
+    "From",
+    "MakeTrainer",
+    "Replayed",
+    "nearest_checkpoint",
+    "plan_replays",
+    "replay",
+    "replay_segments",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +41,7 @@ class Replayed:
     Attributes:
         segment: the steps that were asked for.
         start: number of the first step that was taken.
-        checkpoint: that the replay went on from, None where it began at entry 0.
+        from_entry_0: it began with the model that the recipe makes, and trusts no checkpoint.
         num_steps: compared, those before the segment included.
         num_roots: signed states of weights and optimizers that were compared.
         differences: the first ones, in words.
@@ -76,7 +54,7 @@ class Replayed:
 
     segment: range
     start: int
-    checkpoint: int | None
+    from_entry_0: bool
     num_steps: int
     num_roots: int
     differences: tuple[Difference, ...]
@@ -94,60 +72,6 @@ class Replayed:
         if self.is_interrupted:
             return "interrupted"
         return "equal" if self.compares_rows else "equal, rows not compared"
-
-
-@dataclass(frozen=True, kw_only=True)
-class From:
-    """Where a replay begins.
-
-    Attributes:
-        checkpoint: that it goes on from; None begins at entry 0.
-        unsigned: checkpoints that were passed over, since the ledger has signed others.
-    """
-
-    checkpoint: Checkpoint | None
-    unsigned: tuple[Difference, ...] = ()
-
-    @property
-    def step(self) -> int:
-        """Number of the first step to take."""
-        return 0 if self.checkpoint is None else self.checkpoint.step
-
-
-def nearest_checkpoint(run: StandingSteps, step: int, folder: Path | None) -> From:
-    """Return the nearest checkpoint at or before a step that the ledger has signed, and that lies on what stands.
-
-    Args:
-        run: the steps that stand.
-        step: number of the first step that is wanted.
-        folder: with `step-...` folders in it, or one of these; None for none.
-    """
-    unsigned = list[Difference]()
-    is_one = folder is not None and (folder / "state.json").exists()
-    for path in [] if folder is None else [folder] if is_one else list_checkpoints(folder):
-        try:
-            checkpoint = read_checkpoint(path)
-        except CheckpointError:
-            if is_one:
-                raise
-            continue  # Damaged, or a running process has just removed it.
-        if checkpoint.step > step:
-            if is_one:
-                msg = f"{path} holds the state after {checkpoint.step} steps, and step {step} was asked for."
-                raise LedgerError(f"{msg} Give an earlier one, or none.")
-            continue
-        digest = checkpoint.signed_digest
-        if digest in [one.state_digest for one in run.checkpoints.get(checkpoint.step, ())]:
-            return From(checkpoint=checkpoint, unsigned=tuple(unsigned))
-        if (checkpoint.step, digest) not in run.signed_states:
-            signed = [one.state_digest.hex()[:16] for one in run.checkpoints.get(checkpoint.step, ())]
-            what = f"checkpoint {path.name}"
-            unsigned.append(Difference(None, what, signed[-1] if signed else "no such checkpoint", digest.hex()[:16]))
-        elif is_one:
-            raise LedgerError(f"{path} is of an attempt that was superseded. Give another one, or none.")
-    if is_one:
-        raise RefutedError(f"{unsigned[0]}: weights or state were exchanged.")
-    return From(checkpoint=None, unsigned=tuple(unsigned))
 
 
 def replay(
@@ -178,7 +102,7 @@ def replay(
     Raises:
         LedgerError: it can't be replayed here: other surroundings by name, or no promise that it can.
     """
-    start = start or From(checkpoint=None)
+    start = start or From()
     taken = range(start.step, segment.stop)
     comparison = Comparison(run, taken, salt, keep_going=keep_going, told=told)
     comparison.differs(*start.unsigned)
@@ -186,11 +110,12 @@ def replay(
     is_interrupted = False
     with tempfile.TemporaryDirectory(prefix="cosmati-replay-") as place, _quiet():
         scratch = Path(place) / "run"
-        _furnish(scratch, ledger, run, start.checkpoint)
+        checkpoint = start.load(run)
+        furnish(scratch, ledger, run, checkpoint)
         for span in run.spans:
             if comparison.is_over or is_interrupted or span.end <= taken.start or span.first >= taken.stop:
                 continue
-            again = _Again(run, span, comparison, scratch, start.checkpoint, make)
+            again = SpanAgain(run, span, comparison, scratch, checkpoint, make)
             doubts += [one for one in again.doubts() if one not in doubts]
             if doubts and not anyway:
                 raise LedgerError(_refusal(span, doubts))
@@ -200,7 +125,7 @@ def replay(
     return Replayed(
         segment=segment,
         start=start.step,
-        checkpoint=None if start.checkpoint is None else start.checkpoint.step,
+        from_entry_0=start.path is None,
         num_steps=comparison.num_steps,
         num_roots=comparison.num_roots,
         differences=tuple(comparison.differences),
@@ -212,152 +137,58 @@ def replay(
     )
 
 
-class _Again:
-    """The steps of one span, once more.
+def replay_segments(
+    run: StandingSteps,
+    planned: Sequence[tuple[From, Sequence[range]]],
+    make: MakeTrainer,
+    *,
+    ledger: Path,
+    salt: bytes | None = None,
+    anyway: bool = False,
+    told: Told | None = None,
+) -> list[Replayed]:
+    """Replay several segments, and return of each what was found in it, and before it since the start of its replay.
 
     Args:
         run: the steps that stand.
-        span: of them.
-        comparison: takes what is found.
-        scratch: the folder in which they're taken.
-        checkpoint: from which the replay began.
-        make: makes the trainer.
+        planned: which are replayed together, from where (`plan_replays`).
+        make: as for `replay`, and so are the others.
+        ledger: likewise.
+        salt: likewise.
+        anyway: likewise.
+        told: likewise.
+
+    Raises:
+        LedgerError: as for `replay`.
     """
-
-    def __init__(
-        self,
-        run: StandingSteps,
-        span: Span,
-        comparison: Comparison,
-        scratch: Path,
-        checkpoint: Checkpoint | None,
-        make: MakeTrainer,
-    ) -> None:
-        self._span, self._comparison, self._scratch, self._start = span, comparison, scratch, checkpoint
-        observer = ReplayedLedger(comparison, self._digest)
-        settings = _settings(span)
-        asked = Asked(run_folder=scratch, observers=[observer], policy=_policy(run, span), settings=settings)
-        self._trainer = make(asked)
-        # Who vouches for the data today says nothing of then.
-        self._trainer.prepared = replace(self._trainer.prepared, watch=None)
-        watch = self._trainer.policy_watch
-        if watch is not None:
-            watch.recorded = list(span.tables.details.get("policy_changes") or [])
-        comparison.save, comparison.signs_otherwise = self._trainer.save, self._signs_otherwise
-        self._compare_recipe()
-
-    def _digest(self) -> bytes:
-        return self._trainer.assembly.layout.digest()
-
-    def _compare_recipe(self) -> None:
-        """Compare what makes the run itself with what the ledger says of it; of cadences nobody needs to know."""
-        files = {} if self._start is None else self._start.facts.get("files", {})
-        now = {name: "" if value is None else str(value) for name, value in self._trainer.prepared.identity.items()}
-        found = differences({**self._span.recipe, **files}, now, is_elsewhere=bool(self._elsewhere()))
-        for change in found:
-            if kind_of(change.name) != "free" and change.was != change.now and not change.name.startswith("files."):
-                was, is_now = (str(value or "nothing")[:200] for value in (change.was, change.now))
-                self._comparison.differs(Difference(None, f"recipe, {change.label}", was, is_now))
-
-    def doubts(self) -> Iterator[str]:
-        """Yield why a difference in these steps would say nothing.
-
-        Raises:
-            LedgerError: they can't be replayed at all.
-        """
-        if self._trainer.assembly.ranks.is_parallel:
-            raise LedgerError("A replay runs on one rank, whatever the run had. Start it without a launcher.")
-        if any(one.step < self._comparison.segment.stop for one in self._span.tables.withdrawn):
-            msg = "what was withdrawn from the run can't be replayed yet, and would act in these steps"
-            raise LedgerError(f"Steps {self._span.first}:{self._span.end}: {msg}. Ask for the steps before it.")
-        for change in self._elsewhere():
-            yield f"{change.name} is {change.now}, and was {change.was}"
-        if why := _unpromised(self._trainer.plan):
-            yield f"the run isn't promised to be replayable: {why}"
-
-    def _elsewhere(self) -> list[Change]:
-        was = {name: _without_cores(self._span.environment.get(name, "")) for name in SURROUNDINGS}
-        here = describe_environment(self._trainer.assembly.device)
-        now = {name: _without_cores(here.get(name, "")) for name in SURROUNDINGS}
-        # Threads are a setting, which is taken from the ledger.
-        return [change for change in changes(was, now) if change.name != "threads"]
-
-    def broken(self) -> list[str]:
-        """Return why it turned out that the steps needn't come out the same."""
-        why = _unpromised(self._trainer.plan)
-        return [f"the run isn't replayable: {why}"] if why else []
-
-    def take(self, end: int) -> bool:
-        """Take the steps up to `end`; return whether somebody has interrupted that."""
-        comparison, trainer = self._comparison, self._trainer
-        comparison.span_end = end
-        try:
-            result = trainer.fit()
-        except DivergenceError as error:
-            comparison.differs(Difference(trainer.clock.step, "loss and gradients", "a step", str(error)))
-            comparison.is_over = True
-            return False
-        except CheckpointError as error:
-            if error.__cause__ is not None:  # of a disk
-                raise
-            comparison.differs(Difference(None, "recipe or code", "another run", str(error)))
-            comparison.is_over = True
-            return False
-        if comparison.is_over or comparison.done >= end:
-            return False
-        if result.outcome == "stopped":
-            return True
-        comparison.differs(Difference(result.clock.step, "length of the run", "a step", f"its end ({result.outcome})"))
-        comparison.is_over = True
-        return False
-
-    def _signs_otherwise(self, step: int, signed: Sequence[bytes]) -> bool:
-        """Say whether a state is one that was signed, but for facts that bits don't rest on.
-
-        Whether an evaluation has asked for the budget is one; another, how the recipe's file is called today.
-        """
-        made = read_checkpoint(self._scratch / "checkpoints" / f"step-{step:08d}")
-        identities = [made.facts["identity"]] + ([] if self._start is None else [self._start.facts["identity"]])
-        for identity, was_read, is_told in product(identities, (False, True), (True, False)):
-            facts = {"identity": identity, "budget_was_read": was_read, "budget_use_is_told": is_told}
-            if replace(made, facts={**made.facts, **facts}).signed_digest in signed:
-                return True
-        return False
+    found = list[Replayed]()
+    for start, group in planned:
+        if found and found[-1].is_interrupted:
+            found += [replace(found[-1], segment=one, start=start.step, num_steps=0) for one in group]
+            continue
+        whole = range(group[0].start, max(one.stop for one in group))
+        one = replay(run, whole, make, ledger=ledger, start=start, salt=salt, keep_going=True, anyway=anyway, told=told)
+        for segment in group:
+            own = tuple(d for d in one.differences if d.step is None or d.step < segment.stop)
+            is_cut = one.is_interrupted and start.step + one.num_steps < segment.stop
+            found.append(
+                replace(one, segment=segment, differences=own, num_differences=len(own), is_interrupted=is_cut)
+            )
+    return found
 
 
-def _furnish(scratch: Path, ledger: Path, run: StandingSteps, checkpoint: Checkpoint | None) -> None:
-    """Put into a scratch folder what a run that goes on finds in its own."""
-    (scratch / "ledger").mkdir(parents=True)
-    (scratch / "checkpoints").mkdir()
-    shutil.copy(ledger / VKEY_FILE, scratch / "ledger" / VKEY_FILE)
-    if (ledger / FOLDER).is_dir():
-        shutil.copytree(ledger / FOLDER, scratch / "ledger" / FOLDER)
-    if run.cuts:
-        (scratch / "cuts.json").write_text(json.dumps(run.cuts))
-    if checkpoint is not None:
-        publish_checkpoint(draft_checkpoint(scratch / "checkpoints", checkpoint), keep=1)
-
-
-def _settings(span: Span) -> dict[str, Any]:
-    """Return the settings that were in force, as far as they don't make the run itself."""
-    recipe = span.recipe
-    told = {name: recipe[f"cadence.{name}"] for name in CADENCES if f"cadence.{name}" in recipe}
-    cadences = {name: int(text) if text.isdecimal() else text or None for name, text in told.items()}
-    budget = {"budget": recipe["budget.span"]} if "budget.span" in recipe else {}
-    threads = span.environment.get("threads", "")
-    threads_then = {"num_threads": int(threads)} if threads.isdecimal() else {}
-    return {**budget, **cadences, **threads_then, "change": CHANGEABLE, "ledger": True, "progress": False}
-
-
-def _policy(run: StandingSteps, span: Span) -> PolicyFile | None:
-    """Return the policy with which the span began; changes without a stop follow from the ledger."""
-    digest = span.recipe.get("policy")
-    if not digest:
-        return None
-    for tables in run.ledger.tables:
-        if dict(tables.entry.commitments).get("policy", b"").hex() == digest and tables.details.get("policy_text"):
-            return PolicyFile.model_validate(tables.details["policy_text"])
-    raise LedgerError(f"The ledger commits to the policy {digest[:16]} and has no text of it, so nobody can replay it.")
+def plan_replays(
+    run: StandingSteps, segments: Sequence[range], checkpoints: Path | None
+) -> list[tuple[From, list[range]]]:
+    """Return from where which segments are replayed together, in the order of steps."""
+    planned = list[tuple[From, list[range]]]()
+    for segment in sorted(segments, key=lambda one: one.start):
+        start = nearest_checkpoint(run, segment.start, checkpoints)
+        if planned and start.step <= max(one.stop for one in planned[-1][1]):
+            planned[-1][1].append(segment)
+        else:
+            planned.append((start, [segment]))
+    return planned
 
 
 @contextmanager
@@ -369,18 +200,8 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _unpromised(plan: Plan) -> str:
-    found = [g for g in plan.guarantees if g.promise is Promise.REPLAYABLE and not g.holds]
-    return found[0].because if found else ""
-
-
 def _refusal(span: Span, doubts: Sequence[str]) -> str:
     return (
         f"Steps {span.first}:{span.end} aren't comparable here: {'; '.join(doubts)}. A difference would say nothing of "
         "the run. Replay them where they were trained, or try all the same: --anyway, in Python anyway=True."
     )
-
-
-def _without_cores(device: str) -> str:
-    """Return a processor without the number of its cores: threads are what bits rest on."""
-    return device.rpartition(", ")[0] if device.endswith(" cores") else device

@@ -91,7 +91,7 @@ class Comparison:
         """Take note of differences."""
         self.num_differences += len(found)
         self.differences += found[: max(0, _MOST_TOLD - len(self.differences))]
-        self.is_over = self.is_over or bool(found) and not self.keep_going
+        self.is_over = self.is_over or (bool(found) and not self.keep_going)
 
     # What the observer asks of a writer.
 

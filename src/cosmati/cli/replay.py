@@ -1,0 +1,295 @@
+"""`cosmati ledger replay` and `spot-check`, which need PyTorch and the run's recipe, as little else there does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cosmati.cli.errors import STOPPED
+from cosmati.cli.ledger_folder import ledger_of
+from cosmati.errors import LedgerError, RefutedError
+from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.spot_check import (
+    ReplayResult,
+    SegmentResult,
+    choose_segments,
+    is_witnessed,
+    result_of,
+)
+from cosmati.ledger.standing import StandingSteps
+from cosmati.progress import ProgressDisplay
+from cosmati.storage.atomic import replace_file
+
+if TYPE_CHECKING:
+    from cosmati.ledger.difference import Difference
+    from cosmati.train.replay import MakeTrainer, Replayed
+
+Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a copy of its ledger folder alone.")]
+RecipeFile = Annotated[
+    str, typer.Option("--recipe", metavar="FILE[:FUNCTION]", help="What the run was made from; it is run.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="As it was given to `cosmati train`.")
+]
+CheckpointFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint", metavar="FOLDER", help="Go on from this one, or one of those in it; RUN's if left out."
+    ),
+]
+Salt = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The run's private/rows.salt; that in RUN if left out.")
+]
+WithoutRows = Annotated[
+    bool, typer.Option("--without-rows", help="Without the salt: take it for an answer that no rows were compared.")
+]
+Anyway = Annotated[
+    bool, typer.Option("--anyway", help="Also where a difference would say nothing: on another processor, say.")
+]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write what was found, as JSON.")]
+Key = Annotated[str | None, typer.Option("--vkey", help="The operator's verifier key, from a source you trust.")]
+_TOLD = 8
+
+
+def replay_steps(
+    folder: Folder,
+    recipe: RecipeFile,
+    steps: Annotated[str, typer.Option(metavar="FIRST:END", help="Which; `:` is all. END is left out.")] = ":",
+    settings: Settings = None,
+    checkpoint: CheckpointFolder = None,
+    salt: Salt = None,
+    without_rows: WithoutRows = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Compare all steps, and don't stop at the first that differs.")
+    ] = False,
+    anyway: Anyway = False,
+    out: Out = None,
+    vkey: Key = None,
+) -> None:
+    """Run steps again from the nearest checkpoint, and compare every digest with the ledger's.
+
+    RUN is read and never written; it may still be training. 0: all that the ledger says of these steps came out
+    the same. 1: it didn't, and the first difference is named. 2: there's no answer.
+
+    \b
+    Examples:
+      cosmati ledger replay runs/one --recipe digits.py --steps 100:120
+      cosmati ledger replay ledger-copy --recipe digits.py --steps :50 --without-rows
+    """  # noqa: D301
+    asked = _Asked(ledger_of(folder), recipe, settings or [], checkpoint, salt, anyway, vkey)
+    segment = asked.run.segment(*_parse(steps, asked.run.num_steps))
+    found = asked.replay_one(segment, keep_going=keep_going)
+    result = asked.result([found], seed="")
+    _write(out, result)
+    _tell(found)
+    typer.echo(f"  evidence  {result.level}")
+    _answer([found], without_rows=without_rows)
+
+
+def spot_check(
+    folder: Folder,
+    recipe: RecipeFile,
+    auditor_seed: Annotated[str, typer.Option(help="The auditor's own, which the operator couldn't know.")],
+    segments: Annotated[int, typer.Option(help="How many.")] = 5,
+    length: Annotated[int, typer.Option(help="Steps in each.")] = 4,
+    settings: Settings = None,
+    checkpoint: CheckpointFolder = None,
+    salt: Salt = None,
+    without_rows: WithoutRows = False,
+    anyway: Anyway = False,
+    out: Out = None,
+    vkey: Key = None,
+) -> None:
+    """Replay segments that neither side has chosen: they follow from the signed tree head and the auditor's seed.
+
+    The choice is printed before anything runs. The result file states head, seed, segments, outcomes and level.
+
+    \b
+    Example:
+      cosmati ledger spot-check runs/one --recipe digits.py --auditor-seed "$SEED" --out found.json
+    """  # noqa: D301
+    asked = _Asked(ledger_of(folder), recipe, settings or [], checkpoint, salt, anyway, vkey)
+    head, num_steps = asked.ledger.head, asked.run.num_steps
+    chosen = choose_segments(head, auditor_seed, num_steps=num_steps, number=segments, length=length)
+    typer.echo(f"Chosen by the head of {head.size} entries, root {head.root.hex()}, and the auditor's seed:")
+    typer.echo(f"  steps     {', '.join(f'{one.start}:{one.stop}' for one in chosen)} of {num_steps}")
+    found = asked.replay_several(chosen)
+    result = asked.result(found, seed=auditor_seed)
+    _write(out, result)
+    for one in found:
+        _tell(one)
+    typer.echo(f"  evidence  {result.level}")
+    _answer(found, without_rows=without_rows)
+
+
+@dataclass
+class _Asked:
+    """What both commands are given, opened."""
+
+    directory: Path
+    recipe: str
+    settings: Sequence[str]
+    checkpoint: Path | None
+    salt_file: Path | None
+    anyway: bool
+    vkey: str | None
+
+    def __post_init__(self) -> None:
+        self.ledger = VerifiedLedger(self.directory, self.vkey)
+        self.run = StandingSteps(self.ledger)
+        own = self.directory.parent / "private" / "rows.salt"
+        self.salt = self.salt_file.read_bytes() if self.salt_file else _readable(own)
+        folder = self.checkpoint or self.directory.parent / "checkpoints"
+        self.checkpoints = folder if self.checkpoint or folder.is_dir() else None
+
+    def _make(self) -> MakeTrainer:
+        from cosmati.cli.files import load_recipe
+        from cosmati.recipes.replaying import trainers_of
+
+        return trainers_of(load_recipe(self.recipe, self.settings))
+
+    def replay_one(self, segment: range, *, keep_going: bool) -> Replayed:
+        from cosmati.train.replay import nearest_checkpoint, replay
+
+        start = nearest_checkpoint(self.run, segment.start, self.checkpoints)
+        with _shown(segment.stop - start.step) as told:
+            return replay(
+                self.run,
+                segment,
+                self._make(),
+                ledger=self.directory,
+                start=start,
+                salt=self.salt,
+                keep_going=keep_going,
+                anyway=self.anyway,
+                told=told,
+            )
+
+    def replay_several(self, segments: Sequence[range]) -> list[Replayed]:
+        from cosmati.train.replay import plan_replays, replay_segments
+
+        planned = plan_replays(self.run, segments, self.checkpoints)
+        num_steps = sum(max(one.stop for one in group) - start.step for start, group in planned)
+        typer.echo(f"  to run    {num_steps} steps, from {', '.join(str(start.step) for start, _ in planned)}")
+        with _shown(num_steps) as told:
+            return replay_segments(
+                self.run,
+                planned,
+                self._make(),
+                ledger=self.directory,
+                salt=self.salt,
+                anyway=self.anyway,
+                told=told,
+            )
+
+    def result(self, found: Sequence[Replayed], *, seed: str) -> ReplayResult:
+        """Return what is written down: segments that weren't reached are in it, too."""
+        import torch
+
+        from cosmati.train.facts import describe_environment
+
+        segments = [
+            SegmentResult(
+                first=one.segment.start,
+                end=one.segment.stop,
+                start=one.start,
+                from_entry_0=one.from_entry_0,
+                outcome=one.outcome,
+                num_differences=one.num_differences,
+                differences=tuple(map(str, one.differences[:_TOLD])),
+            )
+            for one in found
+        ]
+        return result_of(
+            self.ledger,
+            self.run,
+            segments,
+            seed=seed,
+            witnessed=is_witnessed(self.directory, self.ledger.head),
+            compares_rows=bool(found) and all(one.compares_rows for one in found),
+            skipped=sorted({name for one in found for name in one.skipped}),
+            doubts=list(dict.fromkeys(doubt for one in found for doubt in one.doubts)),
+            environment=describe_environment(torch.device("cpu")),
+        )
+
+
+def _parse(steps: str, num_steps: int) -> tuple[int, int]:
+    """Read `FIRST:END`; either may be left out."""
+    first, colon, end = steps.partition(":")
+    if not colon or not all(part.isdecimal() or not part for part in (first, end)):
+        raise LedgerError(f"--steps {steps!r} is no FIRST:END, such as 100:120, :50 or 100:. Write it so.")
+    return int(first or 0), int(end or num_steps)
+
+
+def _readable(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:  # An auditor has no private folder, or isn't let in.
+        return None
+
+
+@contextmanager
+def _shown(num_steps: int) -> Iterator[Callable[[int, Sequence[Difference]], None]]:
+    """Show how far a replay is, and whether it has come out the same so far; Ctrl-C ends it without a trace."""
+    done, differs = 0, 0
+
+    def told(step: int, found: Sequence[Difference]) -> None:
+        nonlocal done, differs
+        done, differs = done + 1, differs + bool(found)
+        display.update(done / num_steps, f"step {step}, {f'{differs} steps differ' if differs else 'equal so far'}")
+
+    try:
+        with ProgressDisplay("replaying") as display:
+            yield told
+    except KeyboardInterrupt:
+        typer.echo("Stopped before anything could be said.", err=True)
+        raise typer.Exit(STOPPED) from None
+
+
+def _write(out: Path | None, result: ReplayResult) -> None:
+    if out is not None:
+        replace_file(out, result.to_bytes())
+
+
+def _tell(found: Replayed) -> None:
+    """Say what was compared, and what wasn't."""
+    segment = found.segment
+    begun = "entry 0, with the recipe's own model" if found.from_entry_0 else f"the checkpoint of step {found.start}"
+    typer.echo(f"Steps {segment.start}:{segment.stop}: {found.outcome}")
+    typer.echo(f"  from      {begun}; {found.num_steps} steps and {found.num_roots} signed states compared")
+    if not found.compares_rows:
+        typer.echo("  but       row commitments weren't compared: that takes the run's private/rows.salt")
+    if found.skipped:
+        typer.echo(f"  but       of the details, {', '.join(found.skipped)} weren't compared")
+    for doubt in found.doubts:
+        typer.echo(f"  but       {doubt}")
+    for one in found.differences[:_TOLD]:
+        typer.echo(f"  differs   {one}")
+    if found.num_differences > _TOLD:
+        typer.echo(f"            and {found.num_differences - _TOLD} more")
+
+
+def _answer(found: Sequence[Replayed], *, without_rows: bool) -> None:
+    """Exit as the other questions to a ledger do.
+
+    Raises:
+        RefutedError: it came out otherwise. LedgerError: nobody can say.
+    """
+    by_outcome = {one.outcome: one for one in reversed(found)}
+    if one := by_outcome.get("different"):
+        raise RefutedError(f"The first that differs is {one.differences[0]}.")
+    if one := by_outcome.get("not comparable"):
+        msg = f"It came out otherwise ({one.differences[0]}), which says nothing here: {'; '.join(one.doubts)}."
+        raise LedgerError(f"{msg} Replay it where it was trained.")
+    if "interrupted" in by_outcome:
+        typer.echo("Stopped. What was compared until then is equal.", err=True)
+        raise typer.Exit(STOPPED)
+    if "equal" not in by_outcome and not without_rows:
+        msg = "All that was compared is equal, and row commitments weren't compared: that rows are those which the"
+        raise LedgerError(f"{msg} ledger says isn't shown. Give --salt FILE, or ask for less: --without-rows.")
+    typer.echo("Yes. Equal in every digest" + ("." if "equal" in by_outcome else " but those of rows."))
