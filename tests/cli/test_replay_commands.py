@@ -18,7 +18,7 @@ RECIPE = '''
 import torch
 from torch import nn
 from cosmati import InMemory, RunConfig, Taxonomy, load_policy
-from cosmati.recipes import Recipe
+from cosmati.recipes.recipe import Recipe
 from cosmati.core.loss import Classification
 from cosmati.optim import AdamW
 
@@ -76,14 +76,44 @@ def test_the_ledger_alone_says_nothing_of_rows(once: Path, tmp_path: Path) -> No
     code, said = ask(once, "replay", tmp_path / "copy", "--steps", ":3", "--without-rows")
     assert (code, "Equal in every digest but those of rows." in said) == (0, True)
     assert "evidence none" in said
-    given = "--salt", once / "run/private/rows.salt", "--checkpoint", once / "run/checkpoints/step-00000004"
+    given = "--rows", once / "run/private/rows.salt", "--checkpoint", once / "run/checkpoints/step-00000004"
     code, said = ask(once, "replay", tmp_path / "copy", "--steps", "4:", *given)
     assert (code, "from the checkpoint of step 4; 6 steps and 3 signed states compared" in said) == (0, True)
 
 
+def test_blinds_of_some_steps_open_these_and_no_others(once: Path, tmp_path: Path) -> None:
+    shutil.copytree(once / "run/ledger", tmp_path / "copy")
+    file = tmp_path / "blinds.json"
+    told = ["ledger", "blinds", str(once / "run"), "--steps", "2:4", "--out", str(file)]
+    assert CliRunner().invoke(app, told).exit_code == 0
+    assert (once / "run/private/rows.salt").read_bytes().hex() not in file.read_text()
+    # Steps 0 and 1 are on the way, and nobody has asked for them.
+    code, said = ask(once, "replay", tmp_path / "copy", "--steps", "2:4", "--rows", file)
+    assert (code, said.endswith("Yes. Equal in every digest.")) == (0, True)
+    code, said = ask(once, "replay", tmp_path / "copy", "--steps", "2:5", "--rows", file)
+    assert (code, "row commitments weren't compared" in said) == (2, True)
+    # Nobody has to believe them: others don't fit.
+    blinds = json.loads(file.read_bytes())
+    blinds["blinds"]["3/1"] = "00" * 1000 + blinds["blinds"]["3/1"][2000:]
+    file.write_text(json.dumps(blinds, separators=(",", ":")))
+    code, said = ask(once, "replay", tmp_path / "copy", "--steps", "2:4", "--rows", file)
+    assert (code, "No. The first that differs is step 3, row commitment, microbatch 1: " in said) == (1, True)
+    for wrong in (b'{"', b"salt", json.dumps(blinds | {"origin": "another"}, separators=(",", ":")).encode()):
+        file.write_bytes(wrong)
+        assert ask(once, "replay", tmp_path / "copy", "--steps", "2:4", "--rows", file)[0] == 2
+    told = ["ledger", "blinds", str(tmp_path / "copy"), "--steps", "2:4", "--out", str(file)]
+    assert CliRunner().invoke(app, told).exit_code == 2  # without the salt
+
+
+def test_a_recipe_that_fails_is_no_answer(once: Path, tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(RECIPE.replace("def model():", "def model():\n    raise ValueError('no')"))
+    code, said = ask(tmp_path, "replay", once / "run", "--steps", "2:4")
+    assert (code, "The recipe fails where its steps are taken again: ValueError('no')" in said) == (2, True)
+
+
 def test_the_whole_run_is_level_3(once: Path, tmp_path: Path) -> None:
     shutil.copytree(once / "run/ledger", tmp_path / "copy")
-    code, said = ask(once, "replay", tmp_path / "copy", "--salt", once / "run/private/rows.salt")
+    code, said = ask(once, "replay", tmp_path / "copy", "--rows", once / "run/private/rows.salt")
     assert (code, "evidence L3: the whole run was replayed" in said) == (0, True)
 
 

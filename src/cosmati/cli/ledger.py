@@ -10,7 +10,7 @@ import typer
 
 from cosmati.cli.errors import Answering
 from cosmati.cli.ledger_folder import ledger_of as _ledger
-from cosmati.cli.replay import replay_steps, spot_check
+from cosmati.cli.replay import blinds_for, replay_steps, spot_check
 from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger.policy_changes import PolicyInForce
 from cosmati.ledger.proof import check_inclusion, prove_inclusion
@@ -381,4 +381,5 @@ def query(
 
 
 app.command("replay")(replay_steps)
+app.command("blinds")(blinds_for)
 app.command("spot-check")(spot_check)

@@ -12,8 +12,9 @@ import typer
 
 from cosmati.cli.errors import STOPPED
 from cosmati.cli.ledger_folder import ledger_of
-from cosmati.errors import LedgerError, RefutedError
+from cosmati.errors import CosmatiError, LedgerError, RefutedError
 from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.row_blinds import blinds_of_salt, read_blinds, write_blinds
 from cosmati.ledger.spot_check import (
     ReplayResult,
     SegmentResult,
@@ -42,11 +43,19 @@ CheckpointFolder = Annotated[
         "--checkpoint", metavar="FOLDER", help="Go on from this one, or one of those in it; RUN's if left out."
     ),
 ]
-Salt = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The run's private/rows.salt; that in RUN if left out.")
+Rows = Annotated[
+    Path | None,
+    typer.Option(
+        "--rows",
+        metavar="FILE",
+        help="To compare rows: what `cosmati ledger blinds` has written, or the run's private/rows.salt. RUN's salt if "
+        "left out.",
+    ),
 ]
+Salt = Annotated[Path | None, typer.Option(metavar="FILE", help="The run's private/rows.salt; RUN's if left out.")]
 WithoutRows = Annotated[
-    bool, typer.Option("--without-rows", help="Without the salt: take it for an answer that no rows were compared.")
+    bool,
+    typer.Option("--without-rows", help="Without --rows and a salt: take it for an answer that no rows were compared."),
 ]
 Anyway = Annotated[
     bool, typer.Option("--anyway", help="Also where a difference would say nothing: on another processor, say.")
@@ -62,7 +71,7 @@ def replay_steps(
     steps: Annotated[str, typer.Option(metavar="FIRST:END", help="Which; `:` is all. END is left out.")] = ":",
     settings: Settings = None,
     checkpoint: CheckpointFolder = None,
-    salt: Salt = None,
+    rows: Rows = None,
     without_rows: WithoutRows = False,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Compare all steps, and don't stop at the first that differs.")
@@ -81,7 +90,7 @@ def replay_steps(
       cosmati ledger replay runs/one --recipe digits.py --steps 100:120
       cosmati ledger replay ledger-copy --recipe digits.py --steps :50 --without-rows
     """  # noqa: D301
-    asked = _Asked(ledger_of(folder), recipe, settings or [], checkpoint, salt, anyway, vkey)
+    asked = _Asked(ledger_of(folder), recipe, settings or [], checkpoint, rows, anyway, vkey)
     segment = asked.run.segment(*_parse(steps, asked.run.num_steps))
     found = asked.replay_one(segment, keep_going=keep_going)
     result = asked.result([found], seed="")
@@ -99,7 +108,7 @@ def spot_check(
     length: Annotated[int, typer.Option(help="Steps in each.")] = 4,
     settings: Settings = None,
     checkpoint: CheckpointFolder = None,
-    salt: Salt = None,
+    rows: Rows = None,
     without_rows: WithoutRows = False,
     anyway: Anyway = False,
     out: Out = None,
@@ -113,7 +122,7 @@ def spot_check(
     Example:
       cosmati ledger spot-check runs/one --recipe digits.py --auditor-seed "$SEED" --out found.json
     """  # noqa: D301
-    asked = _Asked(ledger_of(folder), recipe, settings or [], checkpoint, salt, anyway, vkey)
+    asked = _Asked(ledger_of(folder), recipe, settings or [], checkpoint, rows, anyway, vkey)
     head, num_steps = asked.ledger.head, asked.run.num_steps
     chosen = choose_segments(head, auditor_seed, num_steps=num_steps, number=segments, length=length)
     typer.echo(f"Chosen by the head of {head.size} entries, root {head.root.hex()}, and the auditor's seed:")
@@ -127,6 +136,32 @@ def spot_check(
     _answer(found, without_rows=without_rows)
 
 
+def blinds_for(
+    folder: Folder,
+    steps: Annotated[str, typer.Option(metavar="FIRST:END", help="Which; END is left out.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write them.")],
+    salt: Salt = None,
+    vkey: Key = None,
+) -> None:
+    """Write what an auditor needs to compare the rows of some steps, and of no others: their blinds.
+
+    The operator does that once the steps are chosen. Who has the file can try ids and contents against these rows.
+
+    \b
+    Example:
+      cosmati ledger blinds runs/one --steps 100:120 --out blinds.json
+    """  # noqa: D301
+    directory = ledger_of(folder)
+    run = StandingSteps(VerifiedLedger(directory, vkey))
+    found = salt.read_bytes() if salt is not None else _salt_of(directory)
+    if found is None:
+        raise LedgerError(
+            f"There's no private/rows.salt beside {directory}: only the operator has it. Give --salt FILE."
+        )
+    replace_file(out, write_blinds(run, found, run.segment(*_parse(steps, run.num_steps))))
+    typer.echo(str(out))
+
+
 @dataclass
 class _Asked:
     """What both commands are given, opened."""
@@ -135,15 +170,16 @@ class _Asked:
     recipe: str
     settings: Sequence[str]
     checkpoint: Path | None
-    salt_file: Path | None
+    rows: Path | None
     anyway: bool
     vkey: str | None
 
     def __post_init__(self) -> None:
         self.ledger = VerifiedLedger(self.directory, self.vkey)
         self.run = StandingSteps(self.ledger)
-        own = self.directory.parent / "private" / "rows.salt"
-        self.salt = self.salt_file.read_bytes() if self.salt_file else _readable(own)
+        known = self.rows.read_bytes() if self.rows else _salt_of(self.directory)
+        read = read_blinds if known is not None and known.startswith(b'{"') else blinds_of_salt
+        self.blinds = None if known is None else read(self.run, known)
         folder = self.checkpoint or self.directory.parent / "checkpoints"
         self.checkpoints = folder if self.checkpoint or folder.is_dir() else None
 
@@ -164,7 +200,7 @@ class _Asked:
                 self._make(),
                 ledger=self.directory,
                 start=start,
-                salt=self.salt,
+                blinds=self.blinds,
                 keep_going=keep_going,
                 anyway=self.anyway,
                 told=told,
@@ -182,7 +218,7 @@ class _Asked:
                 planned,
                 self._make(),
                 ledger=self.directory,
-                salt=self.salt,
+                blinds=self.blinds,
                 anyway=self.anyway,
                 told=told,
             )
@@ -226,9 +262,10 @@ def _parse(steps: str, num_steps: int) -> tuple[int, int]:
     return int(first or 0), int(end or num_steps)
 
 
-def _readable(path: Path) -> bytes | None:
+def _salt_of(directory: Path) -> bytes | None:
+    """Return the salt beside a ledger."""
     try:
-        return path.read_bytes()
+        return (directory.parent / "private" / "rows.salt").read_bytes()
     except OSError:  # An auditor has no private folder, or isn't let in.
         return None
 
@@ -246,6 +283,10 @@ def _shown(num_steps: int) -> Iterator[Callable[[int, Sequence[Difference]], Non
     try:
         with ProgressDisplay("replaying") as display:
             yield told
+    except (CosmatiError, OSError, typer.Exit):
+        raise
+    except Exception as error:  # of the recipe's own code: it's no answer, and mustn't exit as a no
+        raise LedgerError(f"The recipe fails where its steps are taken again: {error!r}.") from error
     except KeyboardInterrupt:
         typer.echo("Stopped before anything could be said.", err=True)
         raise typer.Exit(STOPPED) from None
@@ -263,7 +304,7 @@ def _tell(found: Replayed) -> None:
     typer.echo(f"Steps {segment.start}:{segment.stop}: {found.outcome}")
     typer.echo(f"  from      {begun}; {found.num_steps} steps and {found.num_roots} signed states compared")
     if not found.compares_rows:
-        typer.echo("  but       row commitments weren't compared: that takes the run's private/rows.salt")
+        typer.echo("  but       row commitments weren't compared: that takes the run's salt, or blinds of these steps")
     if found.skipped:
         typer.echo(f"  but       of the details, {', '.join(found.skipped)} weren't compared")
     for doubt in found.doubts:
@@ -291,5 +332,5 @@ def _answer(found: Sequence[Replayed], *, without_rows: bool) -> None:
         raise typer.Exit(STOPPED)
     if "equal" not in by_outcome and not without_rows:
         msg = "All that was compared is equal, and row commitments weren't compared: that rows are those which the"
-        raise LedgerError(f"{msg} ledger says isn't shown. Give --salt FILE, or ask for less: --without-rows.")
+        raise LedgerError(f"{msg} ledger says isn't shown. Give --rows FILE, or ask for less: --without-rows.")
     typer.echo("Yes. Equal in every digest" + ("." if "equal" in by_outcome else " but those of rows."))

@@ -110,11 +110,10 @@ def compare_tables(
 def _unlike_cells(
     one: MicrobatchCell, other: MicrobatchCell, tables: Tables, *, rows: bool
 ) -> Iterator[tuple[str, object, object]]:
-    phases = tables.details.get("phases") or []
     listed: Mapping[str, Sequence[Any]] = {
         "class_id": tables.classes,
         "band": tables.bands,
-        "phase": [phase[0] for phase in phases],
+        "phase": _names_of(tables.details.get("phases")),
     }
     for field in fields(one):
         was, now = getattr(one, field.name), getattr(other, field.name)
@@ -125,6 +124,10 @@ def _unlike_cells(
             continue
         names = listed.get(field.name, ())
         yield field.name.removesuffix("_id").replace("_", " "), _at(names, was), _at(names, now)
+
+
+def _names_of(phases: object) -> list[Any]:
+    return [one[0] for one in phases if isinstance(one, list) and one] if isinstance(phases, list) else []
 
 
 def _at(names: Sequence[Any], index: Any) -> object:  # noqa: ANN401  (a cell's field)

@@ -13,7 +13,7 @@ from cosmati.errors import LedgerError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import ScannedEntry
-from cosmati.ledger.tables import Tables, in_force
+from cosmati.ledger.tables import Tables, broken, in_force
 from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry, StepEntry
 
 
@@ -34,12 +34,12 @@ class Span:
     @property
     def recipe(self) -> Mapping[str, str]:
         """What made the run itself, by name, as texts."""
-        return dict(self.tables.details.get("recipe") or {})
+        return _texts(self.tables.details.get("recipe"))
 
     @property
     def environment(self) -> Mapping[str, str]:
         """What was around it: PyTorch's release, threads, processor."""
-        return dict(self.tables.details.get("environment") or {})
+        return _texts(self.tables.details.get("environment"))
 
 
 class StandingSteps:
@@ -89,7 +89,9 @@ class StandingSteps:
             self.spans = (*self.spans[:-1], Span(last.first, own.end, tables))
         else:
             self.spans = (*self.spans, own)
-        pieces = _num_microbatches(item, entry) // int(self.ledger.details.get("num_microbatches", 1))
+        whole = self.ledger.details.get("num_microbatches")
+        number = max(microbatch_of_cells(item, entry), default=0) + 1
+        pieces = number // whole if isinstance(whole, int) and whole > 0 else 1
         if pieces > (self.cuts[-1][1] if self.cuts else 1):
             self.cuts.append((entry.step, pieces))
 
@@ -113,8 +115,17 @@ class StandingSteps:
         return range(first, end)
 
 
-def _num_microbatches(item: ScannedEntry, entry: StepEntry) -> int:
+def microbatch_of_cells(item: ScannedEntry, entry: StepEntry) -> list[int]:
+    """Return of which microbatch each cell of a step is."""
     if item.details is not None and b'"cell_microbatches"' in item.details:
-        owners = decode_details(item.details)["cell_microbatches"]
-        return max(owners, default=0) + 1 if isinstance(owners, list) else len(entry.microbatches)
-    return len(entry.microbatches)
+        owners = decode_details(item.details).get("cell_microbatches")
+        if not isinstance(owners, list) or not all(type(m) is int and m >= 0 for m in owners):
+            raise broken(item, "its cells don't say of which microbatches they are")
+        return owners
+    return list(range(len(entry.microbatches)))
+
+
+def _texts(value: object) -> dict[str, str]:
+    """Return an object of texts; nothing where it's something else, so that whatever is compared with it differs."""
+    items = value.items() if isinstance(value, Mapping) else ()
+    return {name: text for name, text in items if isinstance(text, str)}

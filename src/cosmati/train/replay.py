@@ -17,6 +17,7 @@ from pathlib import Path
 
 from cosmati.errors import LedgerError
 from cosmati.ledger.difference import Difference
+from cosmati.ledger.row_blinds import RowBlinds
 from cosmati.ledger.standing import Span, StandingSteps
 from cosmati.train.observers.replayed import Comparison, Told
 from cosmati.train.replay_span import Asked, MakeTrainer, SpanAgain, furnish
@@ -46,7 +47,7 @@ class Replayed:
         num_roots: signed states of weights and optimizers that were compared.
         differences: the first ones, in words.
         num_differences: all of them.
-        compares_rows: whether row commitments were compared: it takes the salt.
+        without_rows: steps taken whose row commitments weren't compared: it takes blinds.
         skipped: names of details in the ledger that this release can't compare.
         doubts: why a difference says nothing: other surroundings, or a run that isn't promised to be replayable.
         is_interrupted: it was stopped before its end.
@@ -59,10 +60,15 @@ class Replayed:
     num_roots: int
     differences: tuple[Difference, ...]
     num_differences: int
-    compares_rows: bool
+    without_rows: frozenset[int]
     skipped: tuple[str, ...]
     doubts: tuple[str, ...]
     is_interrupted: bool
+
+    @property
+    def compares_rows(self) -> bool:
+        """Whether the row commitments of the segment were compared."""
+        return not any(step in self.without_rows for step in self.segment)
 
     @property
     def outcome(self) -> str:
@@ -81,7 +87,7 @@ def replay(
     *,
     ledger: Path,
     start: From | None = None,
-    salt: bytes | None = None,
+    blinds: RowBlinds | None = None,
     keep_going: bool = False,
     anyway: bool = False,
     told: Told | None = None,
@@ -94,7 +100,7 @@ def replay(
         make: makes the trainer, as the run's own was made.
         ledger: the ledger's folder; read, and not written.
         start: where to begin (`nearest_checkpoint`); None is at entry 0.
-        salt: of the row commitments, `private/rows.salt` of the run; without it they aren't compared.
+        blinds: of the rows (`blinds_of_salt`, `read_blinds`); without them row commitments aren't compared.
         keep_going: compare all steps, and don't stop at the first that differs.
         anyway: replay where a difference would say nothing: in other surroundings, or a run that isn't `replayable`.
         told: is called with each step and how it differs.
@@ -104,7 +110,7 @@ def replay(
     """
     start = start or From()
     taken = range(start.step, segment.stop)
-    comparison = Comparison(run, taken, salt, keep_going=keep_going, told=told)
+    comparison = Comparison(run, taken, blinds, keep_going=keep_going, told=told)
     comparison.differs(*start.unsigned)
     doubts = list[str]()
     is_interrupted = False
@@ -130,7 +136,7 @@ def replay(
         num_roots=comparison.num_roots,
         differences=tuple(comparison.differences),
         num_differences=comparison.num_differences,
-        compares_rows=comparison.compares_rows,
+        without_rows=frozenset(comparison.without_rows),
         skipped=tuple(sorted(comparison.skipped)),
         doubts=tuple(dict.fromkeys(doubts)),
         is_interrupted=is_interrupted,
@@ -143,7 +149,7 @@ def replay_segments(
     make: MakeTrainer,
     *,
     ledger: Path,
-    salt: bytes | None = None,
+    blinds: RowBlinds | None = None,
     anyway: bool = False,
     told: Told | None = None,
 ) -> list[Replayed]:
@@ -154,7 +160,7 @@ def replay_segments(
         planned: which are replayed together, from where (`plan_replays`).
         make: as for `replay`, and so are the others.
         ledger: likewise.
-        salt: likewise.
+        blinds: likewise.
         anyway: likewise.
         told: likewise.
 
@@ -167,7 +173,9 @@ def replay_segments(
             found += [replace(found[-1], segment=one, start=start.step, num_steps=0) for one in group]
             continue
         whole = range(group[0].start, max(one.stop for one in group))
-        one = replay(run, whole, make, ledger=ledger, start=start, salt=salt, keep_going=True, anyway=anyway, told=told)
+        one = replay(
+            run, whole, make, ledger=ledger, start=start, blinds=blinds, keep_going=True, anyway=anyway, told=told
+        )
         for segment in group:
             own = tuple(d for d in one.differences if d.step is None or d.step < segment.stop)
             is_cut = one.is_interrupted and start.step + one.num_steps < segment.stop

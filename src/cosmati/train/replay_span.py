@@ -179,7 +179,7 @@ def _settings(span: Span) -> dict[str, Any]:
     cadences = {name: int(text) if text.isdecimal() else text or None for name, text in told.items()}
     budget = {"budget": recipe["budget.span"]} if "budget.span" in recipe else {}
     threads = span.environment.get("threads", "")
-    threads_then = {"num_threads": int(threads)} if threads.isdecimal() else {}
+    threads_then = {"num_threads": int(threads)} if threads.isdecimal() and len(threads) < 4 else {}
     return {**budget, **cadences, **threads_then, "change": CHANGEABLE, "ledger": True, "progress": False}
 
 
@@ -190,7 +190,10 @@ def _policy(run: StandingSteps, span: Span) -> PolicyFile | None:
         return None
     for tables in run.ledger.tables:
         if dict(tables.entry.commitments).get("policy", b"").hex() == digest and tables.details.get("policy_text"):
-            return PolicyFile.model_validate(tables.details["policy_text"])
+            try:
+                return PolicyFile.model_validate(tables.details["policy_text"])
+            except ValueError as error:
+                raise LedgerError(f"The ledger's text of the policy {digest[:16]} is none: {error}") from error
     raise LedgerError(f"The ledger commits to the policy {digest[:16]} and has no text of it, so nobody can replay it.")
 
 

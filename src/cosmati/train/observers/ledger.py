@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmati.core.batch import TOMBSTONE, Batch
@@ -24,6 +26,7 @@ from cosmati.data.kept_vouchers import keep_vouchers
 from cosmati.errors import LedgerError
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
+from cosmati.ledger.row_blinds import salt_commitment
 from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
 from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.provenance.voucher import FOLDER
@@ -47,7 +50,7 @@ from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
 
 _NO_POLICY = bytes(32)
-SALT_BYTES = 32
+_SALT_BYTES = 32
 
 
 class LedgerObserver(Observer):
@@ -277,15 +280,18 @@ class LedgerObserver(Observer):
             return [[] for _ in outcome.batches]
         ours = range(self._ranks.rank, len(outcome.routes), self._ranks.world)
         return [
-            class_columns(batch, outcome.routes, self._salt, step, m)
+            class_columns(batch, outcome.routes, partial(self._blinds, step, m), m)
             for m, batch in zip(ours, outcome.batches, strict=True)
         ]
+
+    def _blinds(self, step: int, microbatch: int, num_rows: int) -> NDArray[np.uint8]:
+        return derive_blinds(self._salt, step, microbatch, num_rows)
 
     def _commit(self, batch: Batch, step: int, microbatch: int) -> bytes:
         """Return the commitment to the rows that took part."""
         lineage = batch.lineage
         ids = (lineage.row_ids[:, None] if lineage.parents is None else lineage.parents).numpy()
-        blinds = derive_blinds(self._salt, step, microbatch, len(ids))
+        blinds = self._blinds(step, microbatch, len(ids))
         took_part = ids[:, 0] != TOMBSTONE
         contents = None if lineage.digests is None else lineage.digests.numpy()[took_part]
         return commit_rows(hash_rows(blinds[took_part], ids[took_part], contents))
@@ -365,11 +371,6 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def salt_commitment(salt: bytes) -> bytes:
-    """Return what entry 0 commits to of the rows' salt: 32 bytes."""
-    return hashlib.sha256(b"cosmati rows salt" + salt).digest()
-
-
 def _refuse_another_salt(ledger: Path, path: Path) -> None:
     """Compare the salt with what entry 0 commits to: with another one, nobody could open the rows of later steps."""
     first = next(iter(Scan(ledger, read_head(ledger, read_verifier_key(ledger)))), None)
@@ -385,10 +386,10 @@ def _keep_salt(path: Path, *, may_create: bool) -> None:
     if not path.exists():
         if not may_create:
             raise LedgerError(f"{path} is gone, and the ledger's rows are salted with it. Put the run's own salt back.")
-        create_secret(path, secrets.token_bytes(SALT_BYTES))
-    if (size := path.stat().st_size) != SALT_BYTES:
+        create_secret(path, secrets.token_bytes(_SALT_BYTES))
+    if (size := path.stat().st_size) != _SALT_BYTES:
         mend = "Delete it, and start the run again." if may_create else "Put the run's own salt back."
-        raise LedgerError(f"{path} holds {size} bytes, and a salt has {SALT_BYTES}: its writing was cut. {mend}")
+        raise LedgerError(f"{path} holds {size} bytes, and a salt has {_SALT_BYTES}: its writing was cut. {mend}")
 
 
 def _finite(value: float) -> float | None:

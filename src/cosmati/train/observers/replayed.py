@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cosmati.core.clock import Budget, Clock
-from cosmati.errors import LedgerError
 from cosmati.ledger.difference import Difference, compare_step, compare_tables
 from cosmati.ledger.reader import ScannedEntry
-from cosmati.ledger.rows import ROWS_VERSION
+from cosmati.ledger.row_blinds import RowBlinds
+from cosmati.ledger.rows import BLIND_BYTES, ROWS_VERSION
 from cosmati.ledger.standing import StandingSteps
 from cosmati.ledger.tables import Tables
 from cosmati.records.ledger import (
@@ -23,7 +25,7 @@ from cosmati.records.ledger import (
     RunEntry,
     StepEntry,
 )
-from cosmati.train.observers.ledger import SALT_BYTES, LedgerObserver, salt_commitment
+from cosmati.train.observers.ledger import LedgerObserver
 from cosmati.train.observers.observer import WatchedRun
 from cosmati.train.ranks import Ranks
 
@@ -39,7 +41,7 @@ class Comparison:
     Args:
         run: the steps that stand.
         segment: which are compared.
-        salt: of the row commitments; None where it isn't known, and these aren't compared.
+        blinds: of the rows; None where nobody knows them, and row commitments aren't compared.
         keep_going: compare all, and don't stop at the first step that differs.
         told: is called with each step and how it differs.
 
@@ -48,6 +50,7 @@ class Comparison:
         num_differences: likewise, those that weren't kept in words included.
         num_steps: compared.
         num_roots: signed states of weights and optimizers compared.
+        without_rows: steps whose row commitments weren't compared.
         skipped: names of details that no replay of this release can compare.
         is_over: a difference has ended it.
         done: number of steps taken, those before the segment included.
@@ -57,9 +60,15 @@ class Comparison:
     """
 
     def __init__(
-        self, run: StandingSteps, segment: range, salt: bytes | None, *, keep_going: bool, told: Told | None = None
+        self,
+        run: StandingSteps,
+        segment: range,
+        blinds: RowBlinds | None,
+        *,
+        keep_going: bool,
+        told: Told | None = None,
     ) -> None:
-        self.run, self.segment, self.salt, self.keep_going = run, segment, salt, keep_going
+        self.run, self.segment, self.keep_going = run, segment, keep_going
         self._expected = run.steps(segment.start, segment.stop)
         self._told = told
         self._tables: Tables | None = None
@@ -74,18 +83,17 @@ class Comparison:
         self.save: Callable[[], None] = _unopened
         self.tables_now: Callable[[], Mapping[str, Any]] = _unopened
         self.signs_otherwise: Callable[[int, Sequence[bytes]], bool] = _unopened
-        if salt is not None:
-            _refuse_another_salt(run, salt)
+        is_known = run.ledger.details.get("rows_version") == ROWS_VERSION
+        self._blinds = blinds if is_known else None
+        self.without_rows = set[int]()
 
-    @property
-    def compares_rows(self) -> bool:
-        """Whether row commitments are compared."""
-        return self.salt is not None and self.run.ledger.details.get("rows_version") == ROWS_VERSION
-
-    @property
-    def rows_salt(self) -> bytes:
-        """The salt, or what stands for it where nothing is compared by it."""
-        return self.salt or bytes(SALT_BYTES)
+    def blinds(self, step: int, microbatch: int, num_rows: int) -> NDArray[np.uint8]:
+        """Return the blinds of a microbatch's rows, or what stands for them where nobody knows them."""
+        found = self._blinds(step, microbatch, num_rows) if self._blinds is not None else None
+        if found is not None:
+            return found
+        self.without_rows.add(step)
+        return np.zeros((num_rows, BLIND_BYTES), np.uint8)
 
     def differs(self, *found: Difference) -> None:
         """Take note of differences."""
@@ -138,7 +146,7 @@ class Comparison:
             if tables is not self._compared_tables:
                 found += compare_tables(made.step, tables.details, self.tables_now(), _TABLES)
                 self._tables = self._compared_tables = tables
-            unlike, skipped = compare_step(item, logged, tables, made, details, rows=self.compares_rows)
+            unlike, skipped = compare_step(item, logged, tables, made, details, rows=made.step not in self.without_rows)
             found += unlike
             self.skipped |= skipped
             self.num_steps += 1
@@ -194,8 +202,10 @@ class ReplayedLedger(LedgerObserver):
     def on_start(self, clock: Clock, budget: Budget) -> None:
         """Open nothing."""
         self._writer = self._comparison
-        self._salt = self._comparison.rows_salt
         self._comparison.tables_now = self._details
+
+    def _blinds(self, step: int, microbatch: int, num_rows: int) -> NDArray[np.uint8]:
+        return self._comparison.blinds(step, microbatch, num_rows)
 
     def _keep_archive(self) -> None:
         """Keep nothing: the ledger has it."""
@@ -207,13 +217,3 @@ def _unopened(*_: Any) -> Any:  # noqa: ANN401  (stands for several functions)
 
 def _short(digest: bytes) -> str:
     return digest.hex()[:16]
-
-
-def _refuse_another_salt(run: StandingSteps, salt: bytes) -> None:
-    digest = dict(run.ledger.run.commitments).get("rows_salt")
-    if digest != salt_commitment(salt):
-        msg = (
-            f"The salt with the SHA-256 {hashlib.sha256(salt).hexdigest()[:16]} isn't the one that entry 0 commits to, "
-            "so no row commitment can be compared with it. Give the run's own private/rows.salt, or none."
-        )
-        raise LedgerError(msg)
