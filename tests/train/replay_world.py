@@ -23,7 +23,7 @@ from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile, load_policy
 from cosmati.train.config import RunConfig
 from cosmati.train.observers.observer import Observer
-from cosmati.train.replay import Asked, MakeTrainer, Replayed, nearest_checkpoint, replay
+from cosmati.train.replay import MakeTrainer, ReplayFound, ReplayRequest, nearest_checkpoint, replay
 from cosmati.train.trainer import Trainer
 from tests.ledger.test_verify import Item, write_signed
 from tests.train.packs import samples as packs
@@ -99,7 +99,7 @@ def build(kind: str, folder: Path, *, observers: Sequence[Observer] = (), **opti
 def again(kind: str, **options: Any) -> MakeTrainer:
     """Return what makes the trainers of a replay."""
 
-    def make(asked: Asked) -> Trainer:
+    def make(asked: ReplayRequest) -> Trainer:
         policy = {} if asked.policy is None else {"policy": asked.policy}
         settings = {**options, **asked.settings, **policy}
         return build(kind, asked.run_folder, observers=asked.observers, **settings)
@@ -120,7 +120,7 @@ def replayed(
     with_salt: bool = True,
     with_checkpoints: bool = True,
     **options: Any,
-) -> Replayed:
+) -> ReplayFound:
     """Replay steps of a run from its own folder."""
     run = opened(folder)
     start = nearest_checkpoint(run, first, folder / "checkpoints" if with_checkpoints else None)

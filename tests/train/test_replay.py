@@ -22,7 +22,7 @@ from cosmati.optim import AdamW, Cosine
 from cosmati.train.config import RunConfig
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
-from cosmati.train.replay import Asked, Replayed
+from cosmati.train.replay import ReplayFound, ReplayRequest
 from cosmati.train.replay_span import MakeTrainer
 from cosmati.train.run.checkpoints import list_checkpoints
 from cosmati.train.trainer import Trainer
@@ -102,7 +102,7 @@ class Crash(Observer):
             raise self.error()
 
 
-def check_all(folder: Path, make: MakeTrainer, *segments: tuple[int, int]) -> list[Replayed]:
+def check_all(folder: Path, make: MakeTrainer, *segments: tuple[int, int]) -> list[ReplayFound]:
     found = [replayed(folder, first, end, make) for first, end in segments]
     assert [(one.outcome, one.differences) for one in found] == [("equal", ())] * len(found)
     return found
@@ -153,7 +153,7 @@ def test_other_cadences_since_a_resume(tmp_path: Path) -> None:
     assert len(list_checkpoints(run / "checkpoints")) == 2
 
 
-def policy_runs(asked: Asked) -> Trainer:
+def policy_runs(asked: ReplayRequest) -> Trainer:
     events = policy_world.trainer(asked.run_folder, policy=asked.policy, **asked.settings)
     return Trainer(
         events.model,
@@ -197,7 +197,7 @@ def test_microbatches_that_were_cut_for_want_of_memory(tmp_path: Path) -> None:
             memory.Short(4, from_call=6), run, ledger=True, checkpoint_every="2ba", num_checkpoints=9
         ).fit()
 
-    def make(asked: Asked) -> Trainer:
+    def make(asked: ReplayRequest) -> Trainer:
         made = memory.trainer_of(memory.Short(64), asked.run_folder, **asked.settings)
         made.observers[:] = asked.observers
         return made
@@ -219,7 +219,7 @@ def test_what_is_one_classes_own(tmp_path: Path, name: str) -> None:
     settings = {"checkpoint_every": "2ba", "num_checkpoints": 9}
     isolated.fitted(case, isolated.source(case), methods=[EMA(half_life="2ba")], config={"run_folder": run, **settings})
 
-    def make(asked: Asked) -> Trainer:
+    def make(asked: ReplayRequest) -> Trainer:
         config = {name: value for name, value in asked.settings.items() if name not in ("budget", "num_threads")}
         own = {"methods": [EMA(half_life="2ba")], "observers": asked.observers, "chosen": asked.policy}
         return isolated.trainer(case, isolated.source(case), **own, config={"run_folder": asked.run_folder, **config})
@@ -246,7 +246,7 @@ def test_lists_and_loaders(tmp_path: Path, is_list: bool) -> None:
 
 def test_a_run_that_still_trains_is_replayed_beside_it(tmp_path: Path) -> None:
     """Its lock, log and folder are left alone."""
-    run, found = tmp_path / "run", list[Replayed]()
+    run, found = tmp_path / "run", list[ReplayFound]()
 
     class Auditor(Observer):
         def on_step(self, outcome: StepOutcome) -> None:

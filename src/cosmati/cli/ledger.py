@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cosmati.cli.errors import Answering
+from cosmati.cli.ledger_folder import Folder, Key
 from cosmati.cli.ledger_folder import ledger_of as _ledger
 from cosmati.cli.replay import blinds_for, replay_steps, spot_check
 from cosmati.errors import LedgerError, RefutedError, TamperError
@@ -35,8 +36,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Verify a run's ledger, and ask it what it knows. 0 means yes, 1 no, 2 that there is no answer.",
 )
-Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or its ledger folder.")]
-Key = Annotated[str | None, typer.Option("--vkey", help="The operator's verifier key, from a source you trust.")]
 
 
 def _opened(folder: Path, vkey: str | None) -> tuple[VerifiedLedger, str]:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from cosmati.errors import LedgerError
+
+Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or its ledger folder.")]
+Key = Annotated[str | None, typer.Option("--vkey", help="The operator's verifier key, from a source you trust.")]
 
 
 def ledger_of(folder: Path) -> Path:

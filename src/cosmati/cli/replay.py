@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cosmati.cli.errors import STOPPED
-from cosmati.cli.ledger_folder import ledger_of
+from cosmati.cli.ledger_folder import Folder, Key, ledger_of
 from cosmati.errors import CosmatiError, LedgerError, RefutedError
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.row_blinds import blinds_of_salt, read_blinds, write_blinds
@@ -27,14 +27,13 @@ from cosmati.progress import ProgressDisplay
 from cosmati.storage.atomic import replace_file
 
 if TYPE_CHECKING:
-    from cosmati.ledger.difference import Difference
-    from cosmati.train.replay import MakeTrainer, Replayed
+    from cosmati.ledger.difference import LedgerDifference
+    from cosmati.train.replay import MakeTrainer, ReplayFound
 
-Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a copy of its ledger folder alone.")]
-RecipeFile = Annotated[
+ReplayRecipe = Annotated[
     str, typer.Option("--recipe", metavar="FILE[:FUNCTION]", help="What the run was made from; it is run.")
 ]
-Settings = Annotated[
+RecipeSettings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="As it was given to `cosmati train`.")
 ]
 CheckpointFolder = Annotated[
@@ -43,7 +42,7 @@ CheckpointFolder = Annotated[
         "--checkpoint", metavar="FOLDER", help="Go on from this one, or one of those in it; RUN's if left out."
     ),
 ]
-Rows = Annotated[
+RowsFile = Annotated[
     Path | None,
     typer.Option(
         "--rows",
@@ -61,17 +60,16 @@ Anyway = Annotated[
     bool, typer.Option("--anyway", help="Also where a difference would say nothing: on another processor, say.")
 ]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write what was found, as JSON.")]
-Key = Annotated[str | None, typer.Option("--vkey", help="The operator's verifier key, from a source you trust.")]
 _TOLD = 8
 
 
 def replay_steps(
     folder: Folder,
-    recipe: RecipeFile,
+    recipe: ReplayRecipe,
     steps: Annotated[str, typer.Option(metavar="FIRST:END", help="Which; `:` is all. END is left out.")] = ":",
-    settings: Settings = None,
+    settings: RecipeSettings = None,
     checkpoint: CheckpointFolder = None,
-    rows: Rows = None,
+    rows: RowsFile = None,
     without_rows: WithoutRows = False,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Compare all steps, and don't stop at the first that differs.")
@@ -102,13 +100,13 @@ def replay_steps(
 
 def spot_check(
     folder: Folder,
-    recipe: RecipeFile,
+    recipe: ReplayRecipe,
     auditor_seed: Annotated[str, typer.Option(help="The auditor's own, which the operator couldn't know.")],
     segments: Annotated[int, typer.Option(help="How many.")] = 5,
     length: Annotated[int, typer.Option(help="Steps in each.")] = 4,
-    settings: Settings = None,
+    settings: RecipeSettings = None,
     checkpoint: CheckpointFolder = None,
-    rows: Rows = None,
+    rows: RowsFile = None,
     without_rows: WithoutRows = False,
     anyway: Anyway = False,
     out: Out = None,
@@ -189,7 +187,7 @@ class _Asked:
 
         return trainers_of(load_recipe(self.recipe, self.settings))
 
-    def replay_one(self, segment: range, *, keep_going: bool) -> Replayed:
+    def replay_one(self, segment: range, *, keep_going: bool) -> ReplayFound:
         from cosmati.train.replay import nearest_checkpoint, replay
 
         start = nearest_checkpoint(self.run, segment.start, self.checkpoints)
@@ -206,7 +204,7 @@ class _Asked:
                 told=told,
             )
 
-    def replay_several(self, segments: Sequence[range]) -> list[Replayed]:
+    def replay_several(self, segments: Sequence[range]) -> list[ReplayFound]:
         from cosmati.train.replay import plan_replays, replay_segments
 
         planned = plan_replays(self.run, segments, self.checkpoints)
@@ -223,7 +221,7 @@ class _Asked:
                 told=told,
             )
 
-    def result(self, found: Sequence[Replayed], *, seed: str) -> ReplayResult:
+    def result(self, found: Sequence[ReplayFound], *, seed: str) -> ReplayResult:
         """Return what is written down: segments that weren't reached are in it, too."""
         import torch
 
@@ -271,11 +269,11 @@ def _salt_of(directory: Path) -> bytes | None:
 
 
 @contextmanager
-def _shown(num_steps: int) -> Iterator[Callable[[int, Sequence[Difference]], None]]:
+def _shown(num_steps: int) -> Iterator[Callable[[int, Sequence[LedgerDifference]], None]]:
     """Show how far a replay is, and whether it has come out the same so far; Ctrl-C ends it without a trace."""
     done, differs = 0, 0
 
-    def told(step: int, found: Sequence[Difference]) -> None:
+    def told(step: int, found: Sequence[LedgerDifference]) -> None:
         nonlocal done, differs
         done, differs = done + 1, differs + bool(found)
         display.update(done / num_steps, f"step {step}, {f'{differs} steps differ' if differs else 'equal so far'}")
@@ -297,7 +295,7 @@ def _write(out: Path | None, result: ReplayResult) -> None:
         replace_file(out, result.to_bytes())
 
 
-def _tell(found: Replayed) -> None:
+def _tell(found: ReplayFound) -> None:
     """Say what was compared, and what wasn't."""
     segment = found.segment
     begun = "entry 0, with the recipe's own model" if found.from_entry_0 else f"the checkpoint of step {found.start}"
@@ -315,7 +313,7 @@ def _tell(found: Replayed) -> None:
         typer.echo(f"            and {found.num_differences - _TOLD} more")
 
 
-def _answer(found: Sequence[Replayed], *, without_rows: bool) -> None:
+def _answer(found: Sequence[ReplayFound], *, without_rows: bool) -> None:
     """Exit as the other questions to a ledger do.
 
     Raises:

@@ -31,7 +31,7 @@ _ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class LedgerDifference:
     """Something that came out otherwise.
 
     Attributes:
@@ -53,7 +53,7 @@ class Difference:
 
 def compare_step(
     item: ScannedEntry, logged: StepEntry, tables: Tables, made: StepEntry, details: Mapping[str, Any], *, rows: bool
-) -> tuple[list[Difference], set[str]]:
+) -> tuple[list[LedgerDifference], set[str]]:
     """Return how a step that was run again differs from its entry, and which details couldn't be compared.
 
     Args:
@@ -84,12 +84,12 @@ def compare_step(
         skipped = {*told, *now} - {*compared}
         for name in sorted(compared):
             found += _unlike_details(name, told.get(name), now.get(name), tables.regions)
-    return [Difference(logged.step, what, _say(was), _say(now)) for what, was, now in found], skipped
+    return [LedgerDifference(logged.step, what, _say(was), _say(now)) for what, was, now in found], skipped
 
 
 def compare_tables(
     step: int, logged: Mapping[str, Any], made: Mapping[str, Any], names: Sequence[str]
-) -> Iterator[Difference]:
+) -> Iterator[LedgerDifference]:
     """Yield how the tables with which a replay's steps are read differ from those in force in the ledger.
 
     Args:
@@ -104,7 +104,7 @@ def compare_tables(
         for path in [path for path in {**leaves, **others} if not _same(leaves, others, path)][:1]:
             what = ".".join(map(str, (name, *path)))
             was, is_now = (_say(side.get(path, _ABSENT)) for side in (leaves, others))
-            yield Difference(step, f"table {what}", was, is_now)
+            yield LedgerDifference(step, f"table {what}", was, is_now)
 
 
 def _unlike_cells(

@@ -77,7 +77,7 @@ class SegmentResult:
         end: of the first one after it.
         start: from which step on it was replayed: a checkpoint's, or 0.
         from_entry_0: it began with the model that the recipe makes, and trusts no checkpoint.
-        outcome: as `Replayed.outcome` says it.
+        outcome: as `ReplayFound.outcome` says it.
         num_differences: in its steps and those before it since the start.
         differences: the first of them, in words.
     """

@@ -18,7 +18,7 @@ from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry, StepE
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RecipeSpan:
     """Steps that one recipe took in one environment.
 
     Attributes:
@@ -60,7 +60,7 @@ class StandingSteps:
 
     def __init__(self, ledger: VerifiedLedger) -> None:
         self.ledger = ledger
-        self.spans: tuple[Span, ...] = ()
+        self.spans: tuple[RecipeSpan, ...] = ()
         self.checkpoints: dict[int, list[CheckpointEntry]] = {}
         self.signed_states = set[tuple[int, bytes]]()
         self.end: EndEntry | None = None
@@ -80,13 +80,13 @@ class StandingSteps:
                 self.checkpoints = {step: own for step, own in self.checkpoints.items() if step <= entry.from_step}
 
     def _take_step(self, item: ScannedEntry, entry: StepEntry, tables: Tables) -> None:
-        own = Span(entry.step, entry.step + 1, tables)
+        own = RecipeSpan(entry.step, entry.step + 1, tables)
         last = self.spans[-1] if self.spans else None
         is_same = last is not None and (
             last.tables is tables or (last.recipe, last.environment) == (own.recipe, own.environment)
         )
         if last is not None and is_same:
-            self.spans = (*self.spans[:-1], Span(last.first, own.end, tables))
+            self.spans = (*self.spans[:-1], RecipeSpan(last.first, own.end, tables))
         else:
             self.spans = (*self.spans, own)
         whole = self.ledger.details.get("num_microbatches")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from cosmati.recipes.recipe import Recipe
-from cosmati.train.replay import Asked, MakeTrainer
+from cosmati.train.replay import MakeTrainer, ReplayRequest
 from cosmati.train.trainer import Trainer
 
 
 def trainers_of(recipe: Recipe) -> MakeTrainer:
     """Return what makes trainers of a recipe as a replay asks for them: without evaluations, in its folder."""
 
-    def make(asked: Asked) -> Trainer:
+    def make(asked: ReplayRequest) -> Trainer:
         # The recipe's own, where it's the same one: it knows who has signed it.
         is_own = asked.policy is None or (recipe.policy is not None and recipe.policy.digest == asked.policy.digest)
         config = dataclasses.replace(recipe.config, **asked.settings)

@@ -16,18 +16,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cosmati.errors import LedgerError
-from cosmati.ledger.difference import Difference
+from cosmati.ledger.difference import LedgerDifference
 from cosmati.ledger.row_blinds import RowBlinds
-from cosmati.ledger.standing import Span, StandingSteps
-from cosmati.train.observers.replayed import Comparison, Told
-from cosmati.train.replay_span import Asked, MakeTrainer, SpanAgain, furnish
+from cosmati.ledger.standing import RecipeSpan, StandingSteps
+from cosmati.train.observers.replayed import LedgerComparison, ReplayTold
+from cosmati.train.replay_span import MakeTrainer, ReplayRequest, SpanAgain, furnish
 from cosmati.train.replay_start import From, nearest_checkpoint
 
 __all__ = [
-    "Asked",
     "From",
     "MakeTrainer",
-    "Replayed",
+    "ReplayFound",
+    "ReplayRequest",
     "nearest_checkpoint",
     "plan_replays",
     "replay",
@@ -36,7 +36,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replayed:
+class ReplayFound:
     """What a replay found.
 
     Attributes:
@@ -58,7 +58,7 @@ class Replayed:
     from_entry_0: bool
     num_steps: int
     num_roots: int
-    differences: tuple[Difference, ...]
+    differences: tuple[LedgerDifference, ...]
     num_differences: int
     without_rows: frozenset[int]
     skipped: tuple[str, ...]
@@ -90,8 +90,8 @@ def replay(
     blinds: RowBlinds | None = None,
     keep_going: bool = False,
     anyway: bool = False,
-    told: Told | None = None,
-) -> Replayed:
+    told: ReplayTold | None = None,
+) -> ReplayFound:
     """Run steps again and compare them with the ledger's.
 
     Args:
@@ -110,7 +110,7 @@ def replay(
     """
     start = start or From()
     taken = range(start.step, segment.stop)
-    comparison = Comparison(run, taken, blinds, keep_going=keep_going, told=told)
+    comparison = LedgerComparison(run, taken, blinds, keep_going=keep_going, told=told)
     comparison.differs(*start.unsigned)
     doubts = list[str]()
     is_interrupted = False
@@ -128,7 +128,7 @@ def replay(
             if not comparison.is_over:
                 is_interrupted = again.take(min(span.end, taken.stop))
                 doubts += again.broken() if comparison.num_differences else []
-    return Replayed(
+    return ReplayFound(
         segment=segment,
         start=start.step,
         from_entry_0=start.path is None,
@@ -151,8 +151,8 @@ def replay_segments(
     ledger: Path,
     blinds: RowBlinds | None = None,
     anyway: bool = False,
-    told: Told | None = None,
-) -> list[Replayed]:
+    told: ReplayTold | None = None,
+) -> list[ReplayFound]:
     """Replay several segments, and return of each what was found in it, and before it since the start of its replay.
 
     Args:
@@ -167,7 +167,7 @@ def replay_segments(
     Raises:
         LedgerError: as for `replay`.
     """
-    found = list[Replayed]()
+    found = list[ReplayFound]()
     for start, group in planned:
         if found and found[-1].is_interrupted:
             found += [replace(found[-1], segment=one, start=start.step, num_steps=0) for one in group]
@@ -208,7 +208,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _refusal(span: Span, doubts: Sequence[str]) -> str:
+def _refusal(span: RecipeSpan, doubts: Sequence[str]) -> str:
     return (
         f"Steps {span.first}:{span.end} aren't comparable here: {'; '.join(doubts)}. A difference would say nothing of "
         "the run. Replay them where they were trained, or try all the same: --anyway, in Python anyway=True."

@@ -12,22 +12,22 @@ from typing import Any
 
 from cosmati.core.plan import Plan, Promise
 from cosmati.errors import CheckpointError, DivergenceError, LedgerError
-from cosmati.ledger.difference import Difference
+from cosmati.ledger.difference import LedgerDifference
 from cosmati.ledger.reader import VKEY_FILE
-from cosmati.ledger.standing import Span, StandingSteps
+from cosmati.ledger.standing import RecipeSpan, StandingSteps
 from cosmati.provenance.voucher import FOLDER
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.config import CHANGEABLE
 from cosmati.train.facts import describe_environment
 from cosmati.train.identity import CADENCES, SURROUNDINGS, Change, changes, differences, kind_of
 from cosmati.train.observers.observer import Observer
-from cosmati.train.observers.replayed import Comparison, ReplayedLedger
+from cosmati.train.observers.replayed import LedgerComparison, ReplayedLedger
 from cosmati.train.run.checkpoints import Checkpoint, publish_checkpoint, read_checkpoint, write_checkpoint
 from cosmati.train.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ReplayRequest:
     """What a replay asks of whoever makes its trainer.
 
     Attributes:
@@ -43,7 +43,7 @@ class Asked:
     settings: Mapping[str, Any]
 
 
-MakeTrainer = Callable[[Asked], Trainer]
+MakeTrainer = Callable[[ReplayRequest], Trainer]
 
 
 class SpanAgain:
@@ -61,8 +61,8 @@ class SpanAgain:
     def __init__(
         self,
         run: StandingSteps,
-        span: Span,
-        comparison: Comparison,
+        span: RecipeSpan,
+        comparison: LedgerComparison,
         scratch: Path,
         checkpoint: Checkpoint | None,
         make: MakeTrainer,
@@ -70,7 +70,7 @@ class SpanAgain:
         self._span, self._comparison, self._scratch, self._start = span, comparison, scratch, checkpoint
         observer = ReplayedLedger(comparison, self._digest)
         settings = _settings(span)
-        asked = Asked(run_folder=scratch, observers=[observer], policy=_policy(run, span), settings=settings)
+        asked = ReplayRequest(run_folder=scratch, observers=[observer], policy=_policy(run, span), settings=settings)
         self._trainer = make(asked)
         # Who vouches for the data today says nothing of then.
         self._trainer.prepared = replace(self._trainer.prepared, watch=None)
@@ -91,7 +91,7 @@ class SpanAgain:
         for change in found:
             if kind_of(change.name) != "free" and change.was != change.now and not change.name.startswith("files."):
                 was, is_now = (str(value or "nothing")[:200] for value in (change.was, change.now))
-                self._comparison.differs(Difference(None, f"recipe, {change.label}", was, is_now))
+                self._comparison.differs(LedgerDifference(None, f"recipe, {change.label}", was, is_now))
 
     def doubts(self) -> Iterator[str]:
         """Yield why a difference in these steps would say nothing.
@@ -128,20 +128,22 @@ class SpanAgain:
         try:
             result = trainer.fit()
         except DivergenceError as error:
-            comparison.differs(Difference(trainer.clock.step, "loss and gradients", "a step", str(error)))
+            comparison.differs(LedgerDifference(trainer.clock.step, "loss and gradients", "a step", str(error)))
             comparison.is_over = True
             return False
         except CheckpointError as error:
             if error.__cause__ is not None:  # of a disk
                 raise
-            comparison.differs(Difference(None, "recipe or code", "another run", str(error)))
+            comparison.differs(LedgerDifference(None, "recipe or code", "another run", str(error)))
             comparison.is_over = True
             return False
         if comparison.is_over or comparison.done >= end:
             return False
         if result.outcome == "stopped":
             return True
-        comparison.differs(Difference(result.clock.step, "length of the run", "a step", f"its end ({result.outcome})"))
+        comparison.differs(
+            LedgerDifference(result.clock.step, "length of the run", "a step", f"its end ({result.outcome})")
+        )
         comparison.is_over = True
         return False
 
@@ -172,7 +174,7 @@ def furnish(scratch: Path, ledger: Path, run: StandingSteps, checkpoint: Checkpo
         publish_checkpoint(write_checkpoint(scratch / "checkpoints", checkpoint), keep=1)
 
 
-def _settings(span: Span) -> dict[str, Any]:
+def _settings(span: RecipeSpan) -> dict[str, Any]:
     """Return the settings that were in force, as far as they don't make the run itself."""
     recipe = span.recipe
     told = {name: recipe[f"cadence.{name}"] for name in CADENCES if f"cadence.{name}" in recipe}
@@ -183,7 +185,7 @@ def _settings(span: Span) -> dict[str, Any]:
     return {**budget, **cadences, **threads_then, "change": CHANGEABLE, "ledger": True, "progress": False}
 
 
-def _policy(run: StandingSteps, span: Span) -> PolicyFile | None:
+def _policy(run: StandingSteps, span: RecipeSpan) -> PolicyFile | None:
     """Return the policy with which the span began; changes without a stop follow from the ledger."""
     digest = span.recipe.get("policy")
     if not digest:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from cosmati.errors import CheckpointError, LedgerError, RefutedError
-from cosmati.ledger.difference import Difference
+from cosmati.ledger.difference import LedgerDifference
 from cosmati.ledger.standing import StandingSteps
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
 
@@ -24,7 +24,7 @@ class From:
 
     step: int = 0
     path: Path | None = None
-    unsigned: tuple[Difference, ...] = ()
+    unsigned: tuple[LedgerDifference, ...] = ()
 
     def load(self, run: StandingSteps) -> Checkpoint | None:
         """Read the checkpoint; None where there is none.
@@ -54,7 +54,7 @@ def nearest_checkpoint(run: StandingSteps, step: int, folder: Path | None) -> Fr
     """
     if folder is not None and (folder / "state.json").exists():
         return _only(run, step, folder)
-    unsigned = list[Difference]()
+    unsigned = list[LedgerDifference]()
     for path in [] if folder is None else list_checkpoints(folder):
         try:
             checkpoint = read_checkpoint(path)
@@ -82,7 +82,7 @@ def _only(run: StandingSteps, step: int, path: Path) -> From:
     return From(step=checkpoint.step, path=path)
 
 
-def _unlike_signed(run: StandingSteps, path: Path, checkpoint: Checkpoint) -> Difference | Literal[""] | None:
+def _unlike_signed(run: StandingSteps, path: Path, checkpoint: Checkpoint) -> LedgerDifference | Literal[""] | None:
     """Return how a checkpoint differs from what was signed; nothing where it was superseded, None where it's that."""
     digest = checkpoint.signed_digest
     signed = [one.state_digest for one in run.checkpoints.get(checkpoint.step, ())]
@@ -91,4 +91,4 @@ def _unlike_signed(run: StandingSteps, path: Path, checkpoint: Checkpoint) -> Di
     if (checkpoint.step, digest) in run.signed_states:
         return ""
     was = signed[-1].hex()[:16] if signed else "no such checkpoint"
-    return Difference(None, f"digest of the checkpoint {path.name}", was, digest.hex()[:16])
+    return LedgerDifference(None, f"digest of the checkpoint {path.name}", was, digest.hex()[:16])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cosmati.core.clock import Budget, Clock
-from cosmati.ledger.difference import Difference, compare_step, compare_tables
+from cosmati.ledger.difference import LedgerDifference, compare_step, compare_tables
 from cosmati.ledger.reader import ScannedEntry
 from cosmati.ledger.row_blinds import RowBlinds
 from cosmati.ledger.rows import BLIND_BYTES, ROWS_VERSION
@@ -29,13 +29,13 @@ from cosmati.train.observers.ledger import LedgerObserver
 from cosmati.train.observers.observer import WatchedRun
 from cosmati.train.ranks import Ranks
 
-Told = Callable[[int, Sequence[Difference]], None]
+ReplayTold = Callable[[int, Sequence[LedgerDifference]], None]
 _TABLES = ("classes", "regions", "routes", "phases", "policy", "bands", "kinds", "seed", "parameters", "policy_text")
 _MOST_TOLD = 100
 """Differences that are kept in words; the rest is counted."""
 
 
-class Comparison:
+class LedgerComparison:
     """Takes what the ledger's observer writes, as its writer would, and compares it with what was written then.
 
     Args:
@@ -66,7 +66,7 @@ class Comparison:
         blinds: RowBlinds | None,
         *,
         keep_going: bool,
-        told: Told | None = None,
+        told: ReplayTold | None = None,
     ) -> None:
         self.run, self.segment, self.keep_going = run, segment, keep_going
         self._expected = run.steps(segment.start, segment.stop)
@@ -74,7 +74,7 @@ class Comparison:
         self._tables: Tables | None = None
         self._compared_tables: Tables | None = None
         self._roots: list[tuple[int, bytes]] = []
-        self.differences: list[Difference] = []
+        self.differences: list[LedgerDifference] = []
         self.num_differences = self.num_steps = self.num_roots = 0
         self.skipped = set[str]()
         self.is_over = False
@@ -95,7 +95,7 @@ class Comparison:
         self.without_rows.add(step)
         return np.zeros((num_rows, BLIND_BYTES), np.uint8)
 
-    def differs(self, *found: Difference) -> None:
+    def differs(self, *found: LedgerDifference) -> None:
         """Take note of differences."""
         self.num_differences += len(found)
         self.differences += found[: max(0, _MOST_TOLD - len(self.differences))]
@@ -114,7 +114,9 @@ class Comparison:
             self.num_roots += 1
             was, now = self.run.end.parameter_root, entry.parameter_root
             if was != now:
-                self.differs(Difference(entry.step - 1, "root of the weights at the end", _short(was), _short(now)))
+                self.differs(
+                    LedgerDifference(entry.step - 1, "root of the weights at the end", _short(was), _short(now))
+                )
 
     def checkpoint(self) -> None:
         """Sign nothing."""
@@ -141,7 +143,7 @@ class Comparison:
         return self.run.ledger.run if self._tables is None else self._tables.entry
 
     def _compare_step(self, made: StepEntry, details: Mapping[str, Any]) -> None:
-        found = list[Difference]()
+        found = list[LedgerDifference]()
         for item, logged, tables in self._next(made.step):
             if tables is not self._compared_tables:
                 found += compare_tables(made.step, tables.details, self.tables_now(), _TABLES)
@@ -168,7 +170,7 @@ class Comparison:
         if made.parameter_root not in [one.parameter_root for one in logged]:
             was = logged[-1].parameter_root
             what = f"root of parameters and buffers after {made.step} steps"
-            self.differs(Difference(None, what, _short(was), _short(made.parameter_root)))
+            self.differs(LedgerDifference(None, what, _short(was), _short(made.parameter_root)))
         elif made.state_digest not in [one.state_digest for one in logged]:
             self._roots.append((made.step, made.state_digest))
 
@@ -178,7 +180,7 @@ class Comparison:
             signed = [one.state_digest for one in self.run.checkpoints[step]]
             if not self.signs_otherwise(step, signed):
                 what = f"digest of weights, optimizers and averages after {step} steps"
-                self.differs(Difference(None, what, _short(signed[-1]), _short(digest)))
+                self.differs(LedgerDifference(None, what, _short(signed[-1]), _short(digest)))
         self._roots.clear()
 
 
@@ -190,7 +192,7 @@ class ReplayedLedger(LedgerObserver):
         digest: gives the model's Merkle root as it is now.
     """
 
-    def __init__(self, comparison: Comparison, digest: Callable[[], bytes]) -> None:
+    def __init__(self, comparison: LedgerComparison, digest: Callable[[], bytes]) -> None:
         self._comparison, self._digest_of = comparison, digest
 
     def on_open(self, run: WatchedRun) -> None:
