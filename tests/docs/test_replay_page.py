@@ -22,7 +22,7 @@ def test_the_python_of_the_page_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
     recipe.trainer(run_folder=tmp_path / "run").fit()
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(code, {"folder": tmp_path / "run", "recipe": recipe})
-    assert capsys.readouterr().out == "equal\n\n"
+    assert capsys.readouterr().out == "equal\n"
 
 
 def test_the_commands_of_the_page_take_what_it_gives_them() -> None:
