@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from cosmati.core.loss import Classification
 from cosmati.core.state import parameter_root
+from cosmati.data.ingest import read_jsonl
+from cosmati.data.ingest.rows import class_by_field
+from cosmati.data.rows import RowBatch
+from cosmati.data.shards.dataset import write_dataset
+from cosmati.data.source import StreamingSource
+from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import CheckpointError, LedgerError, RefutedError
 from cosmati.ledger.verify import verify_ledger
 from cosmati.ledger.writer import details_digest
@@ -19,11 +27,24 @@ from cosmati.methods import EMA
 from cosmati.optim import AdamW
 from cosmati.records.ledger import CheckpointEntry, EndEntry, StepEntry
 from cosmati.train import replay_span
+from cosmati.train.config import RunConfig
 from cosmati.train.facts import describe_environment
-from cosmati.train.replay import nearest_checkpoint
+from cosmati.train.replay import ReplayRequest, nearest_checkpoint
 from cosmati.train.run.checkpoints import publish_checkpoint, read_checkpoint, write_checkpoint
+from cosmati.train.trainer import Trainer
 from tests.ledger.test_verify import Item
-from tests.train.replay_world import ROWS, again, build, entries, opened, replayed, routed_policy, sign_again
+from tests.train.replay_world import (
+    ROWS,
+    TAXONOMY,
+    again,
+    build,
+    entries,
+    mlp,
+    opened,
+    replayed,
+    routed_policy,
+    sign_again,
+)
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +191,59 @@ def test_a_row_that_was_exchanged_is_found_and_its_microbatch_named(run: Path) -
     own = [told["loss"] for entry, told in entries(run) if isinstance(entry, StepEntry) and told]
     first = next(step for step, both in enumerate(zip(own, other, strict=True)) if both[0] != both[1])
     assert next(one.step for one in kept.differences if one.step is not None) == first
+
+
+def shards_of(folder: Path, other: int | None = None) -> Path:
+    """Write 32 rows of two classes, one of them with other content."""
+    folder.mkdir()
+    rows = [{"number": n + 100 * (n == other), "class": ("cold", "hot")[n % 2]} for n in range(32)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    read = read_jsonl(folder / "rows.jsonl", {"number": "int", "class": "str"}, class_of=class_by_field("class"))
+    write_dataset(read, folder / "out", read.columns, class_of=read.class_of, source="s")
+    return folder / "out"
+
+
+def vectors(rows: RowBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    numbers = rows.tensor("number")
+    return torch.stack([(numbers >> bit) % 2 for bit in range(4)], 1).float(), numbers % 3
+
+
+def streamed(shards: Path, folder: Path, **options: Any) -> Trainer:
+    torch.manual_seed(1)
+    settings = {"budget": "4ba", "num_threads": 1, "num_microbatches": 4, "run_folder": folder}
+    own = {"policy": routed_policy(), "observers": ()} | {
+        n: options.pop(n) for n in ("policy", "observers") if n in options
+    }
+    source = StreamingSource(StreamingDataset(shards, transform=vectors), rows_per_step=16)
+    rest = {"optimizers": [AdamW(lr=0.01)], "taxonomy": TAXONOMY, "config": RunConfig(**settings | options)}
+    return Trainer(mlp(), Classification(3), source, **own, **rest)
+
+
+def test_a_row_of_a_shard_that_was_exchanged_is_found_in_its_microbatch(tmp_path: Path) -> None:
+    """The operator trains on other content of row 9, and logs the honest data's digest."""
+    honest, true, run = shards_of(tmp_path / "honest"), shards_of(tmp_path / "true", other=9), tmp_path / "run"
+    (tmp_path / "said/private").mkdir(parents=True)
+    streamed(true, run).fit()
+    for name in ("rows.salt", "operator.key"):
+        shutil.copy2(run / "private" / name, tmp_path / "said/private" / name)
+    streamed(honest, tmp_path / "said").fit()
+    sign_again(run, told_as(entries(tmp_path / "said"), entries(run)))
+
+    def make(asked: ReplayRequest) -> Trainer:
+        own = {"policy": asked.policy, "observers": asked.observers}
+        return streamed(honest, asked.run_folder, **own, **asked.settings)
+
+    found = replayed(run, 0, 4, make, with_checkpoints=False)
+    assert found.outcome == "different"
+    (rows,) = [one for one in found.differences if one.what.startswith("row commitment")]
+    assert rows.step == found.differences[0].step
+    feed = streamed(honest, tmp_path / "look").feed
+    assert feed is not None
+    given = [(step, m, batch.data) for step in range(4) for m, batch in enumerate(feed.again(step))]
+    bits = torch.tensor([1.0, 0, 0, 1])  # of 9, whose label tells it from 25
+    at = [(step, m) for step, m, (x, y) in given if bool(((x == bits).all(1) & (y == 9 % 3)).any())]
+    place = min(at)
+    assert (rows.step, rows.what) == (place[0], f"row commitment, microbatch {place[1]}")
 
 
 def forge(path: Path, checkpoints: Path) -> None:

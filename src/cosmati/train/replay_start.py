@@ -60,8 +60,8 @@ def nearest_checkpoint(run: StandingSteps, step: int, folder: Path | None) -> Fr
             checkpoint = read_checkpoint(path)
         except CheckpointError:
             continue  # Damaged, or a running process has just removed it.
-        if checkpoint.step > step:
-            continue
+        if not 0 < checkpoint.step <= step:
+            continue  # At step 0 the recipe's own model shows more.
         if (why := _unlike_signed(run, path, checkpoint)) is None:
             return From(step=checkpoint.step, path=path, unsigned=tuple(unsigned))
         if why:
