@@ -9,6 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from cosmati.cli.errors import Answering
+from cosmati.cli.ledger_folder import Folder, Key
+from cosmati.cli.ledger_folder import ledger_of as _ledger
+from cosmati.cli.replay import blinds_for, replay_steps, spot_check
 from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger.policy_changes import PolicyInForce
 from cosmati.ledger.proof import check_inclusion, prove_inclusion
@@ -34,25 +37,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Verify a run's ledger, and ask it what it knows. 0 means yes, 1 no, 2 that there is no answer.",
 )
-Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or its ledger folder.")]
-Key = Annotated[str | None, typer.Option("--vkey", help="The operator's verifier key, from a source you trust.")]
-
-
-def _ledger(folder: Path) -> Path:
-    """Return the ledger's folder, whichever of the two was given."""
-    folder = _run_around(folder)
-    found = folder / "ledger" if (folder / "ledger").is_dir() else folder
-    if not any((found / name).exists() for name in ("checkpoint", "operator.vkey", "details.jsonl")):
-        msg = f"There is no ledger in {folder}. Give a run folder with a `ledger` folder in it, or that folder itself."
-        raise LedgerError(msg)
-    return found
-
-
-def _run_around(folder: Path) -> Path:
-    """Return the run that a checkpoint, its weights, or the folder of all of them belongs to; else what was given."""
-    place = folder.resolve()
-    around = next((one.parent for one in (place, *place.parents[:2]) if one.name == "checkpoints"), folder)
-    return around if (around / "ledger").is_dir() and not (folder / "ledger").is_dir() else folder
 
 
 def _opened(folder: Path, vkey: str | None) -> tuple[VerifiedLedger, str]:
@@ -392,7 +376,10 @@ def query(
             f"{cell.class_name:<22}{cell.region:<16}{cell.num_rows:>8} rows in {cell.num_steps:>6} steps, "
             f"{share:>6} of the region's gradient norms"
         )
-    if not cells:
-        typer.echo("None.")
-    if unsigned:
-        typer.echo(unsigned)
+    for line in filter(None, ("" if cells else "None.", unsigned)):
+        typer.echo(line)
+
+
+app.command("replay")(replay_steps)
+app.command("blinds")(blinds_for)
+app.command("spot-check")(spot_check)

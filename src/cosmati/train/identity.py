@@ -73,10 +73,14 @@ class Change:
     was: object
     now: object
 
-    def __str__(self) -> str:
+    @property
+    def label(self) -> str:
+        """Which fact it is, in words."""
         *place, last = self.name.split(".")
-        label = f"{' '.join(place)}: {_WORDS.get(last, last)}" if place else _WORDS.get(last, last)
-        return f"{label} {_short(self.now)}, was {_short(self.was)}"
+        return f"{' '.join(place)}: {_WORDS.get(last, last)}" if place else _WORDS.get(last, last)
+
+    def __str__(self) -> str:
+        return f"{self.label} {_short(self.now)}, was {_short(self.was)}"
 
 
 def changes(was: Identity, now: Identity) -> list[Change]:
@@ -117,9 +121,7 @@ def check_resume(
     Raises:
         CheckpointError: what fixes the bits has changed, or what may change wasn't asked for.
     """
-    declared = [name for facts in (was, now) for name, value in facts.items() if value == DECLARED]
-    found = [c for c in changes(was, now) if not (_lies_in(c.name, declared) or is_other_python(c))]
-    found = [c for c in found if not (is_elsewhere and c.name.startswith("model.contents."))]
+    found = differences(was, now, is_elsewhere=is_elsewhere)
     named_before = any(kind_of(name) == _PREPARED for name in was)
     free = {"free", *asked} | (set() if named_before else {_PREPARED})
     wrong = [change for change in found if kind_of(change.name) not in free]
@@ -132,6 +134,13 @@ def check_resume(
         msg = f"{where} is of another run: {'; '.join(map(str, wrong))}. {mend}"
         raise CheckpointError(msg)
     return [change for change in found if not change.name.startswith("parent.")]
+
+
+def differences(was: Identity, now: Identity, *, is_elsewhere: bool = False) -> list[Change]:
+    """Return what differs between two identities, but for what another Python, or another machine, explains."""
+    declared = [name for facts in (was, now) for name, value in facts.items() if value == DECLARED]
+    found = [c for c in changes(was, now) if not (_lies_in(c.name, declared) or is_other_python(c))]
+    return [c for c in found if not (is_elsewhere and c.name.startswith("model.contents."))]
 
 
 def _lies_in(name: str, places: Sequence[str]) -> bool:

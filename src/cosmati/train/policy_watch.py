@@ -75,7 +75,12 @@ class PolicyWatch:
         class_map: policy's class of each of the source's classes.
         given: what the run was made of.
         vouchers: watches over the data; None where nobody does.
+
+    Attributes:
+        recorded: the changes that a ledger elsewhere says; None asks that of the run's folder.
     """
+
+    recorded: list[dict[str, Any]] | None = None
 
     def __init__(
         self,
@@ -107,7 +112,8 @@ class PolicyWatch:
             CheckpointError: another policy is given, while a change is to come.
         """
         at, facts = (0, dict[str, Any]()) if checkpoint is None else (checkpoint.step, checkpoint.facts)
-        logged = policy_changes_in(self._folder) if self._a.ranks.rank == 0 else []
+        logged = policy_changes_in(self._folder) if self._a.ranks.rank == 0 and self.recorded is None else []
+        logged = logged if self.recorded is None else self.recorded
         logged = json.loads(self._a.ranks.told(json.dumps(logged).encode()))
         coming = [one for one in logged if one["step"] > at]
         made = [one for one in facts.get("policy_changes", ()) if one["step"] <= at]

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmati.core.batch import TOMBSTONE, Batch
@@ -23,6 +25,7 @@ from cosmati.core.method import Stage
 from cosmati.errors import LedgerError
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import Scan, read_head, read_verifier_key
+from cosmati.ledger.row_blinds import salt_commitment
 from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
 from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.provenance.kept_vouchers import keep_vouchers
@@ -206,7 +209,7 @@ class LedgerObserver(Observer):
             "model": facts.model_root,
             "plan": bytes.fromhex(facts.plan.digest),
             "policy": self._policy,
-            "rows_salt": _salt_commitment(self._private / "rows.salt"),
+            "rows_salt": salt_commitment((self._private / "rows.salt").read_bytes()),
             "taxonomy": facts.policy.taxonomy_digest if facts.policy else _NO_POLICY,
         }
 
@@ -274,15 +277,18 @@ class LedgerObserver(Observer):
             return [[] for _ in outcome.batches]
         ours = range(self._ranks.rank, len(outcome.routes), self._ranks.world)
         return [
-            class_columns(batch, outcome.routes, self._salt, step, m)
+            class_columns(batch, outcome.routes, partial(self._blinds, step, m), m)
             for m, batch in zip(ours, outcome.batches, strict=True)
         ]
+
+    def _blinds(self, step: int, microbatch: int, num_rows: int) -> NDArray[np.uint8]:
+        return derive_blinds(self._salt, step, microbatch, num_rows)
 
     def _commit(self, batch: Batch, step: int, microbatch: int) -> bytes:
         """Return the commitment to the rows that took part."""
         lineage = batch.lineage
         ids = (lineage.row_ids[:, None] if lineage.parents is None else lineage.parents).numpy()
-        blinds = derive_blinds(self._salt, step, microbatch, len(ids))
+        blinds = self._blinds(step, microbatch, len(ids))
         took_part = ids[:, 0] != TOMBSTONE
         contents = None if lineage.digests is None else lineage.digests.numpy()[took_part]
         return commit_rows(hash_rows(blinds[took_part], ids[took_part], contents))
@@ -362,16 +368,12 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _salt_commitment(path: Path) -> bytes:
-    return hashlib.sha256(b"cosmati rows salt" + path.read_bytes()).digest()
-
-
 def _refuse_another_salt(ledger: Path, path: Path) -> None:
     """Compare the salt with what entry 0 commits to: with another one, nobody could open the rows of later steps."""
     first = next(iter(Scan(ledger, read_head(ledger, read_verifier_key(ledger)))), None)
     if first is None or not isinstance(first.entry, RunEntry):
         return
-    if dict(first.entry.commitments).get("rows_salt") != _salt_commitment(path):
+    if dict(first.entry.commitments).get("rows_salt") != salt_commitment(path.read_bytes()):
         msg = f"{path} isn't the salt that entry 0 of the ledger commits to. Put the run's own salt back."
         raise LedgerError(msg)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmati.core.batch import TOMBSTONE, Batch
-from cosmati.ledger.rows import commit_rows, derive_blinds, hash_rows
+from cosmati.ledger.rows import commit_rows, hash_rows
 from cosmati.records.ledger import DIGEST_SIZE, MicrobatchCell
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.routes import Route
@@ -25,7 +25,9 @@ def are_packs(routes: Sequence[Route]) -> bool:
     return any(route.tokens is not None for route in routes)
 
 
-def class_columns(batch: Batch, routes: Sequence[Route], salt: bytes, step: int, m: int) -> list[int]:
+def class_columns(
+    batch: Batch, routes: Sequence[Route], blinds_of: Callable[[int], NDArray[np.uint8]], m: int
+) -> list[int]:
     """Return what a microbatch's cells are made from, [cells * _WIDTH]; zeros where rows aren't packs.
 
     A document's leaf has two ids, of its pack and of the row that it was packed from, and no content: a pack's digest
@@ -34,15 +36,14 @@ def class_columns(batch: Batch, routes: Sequence[Route], salt: bytes, step: int,
     Args:
         batch: as the methods have left it.
         routes: of the step's microbatches, some of packs.
-        salt: the run's own.
-        step: its number.
-        m: the microbatch's.
+        blinds_of: gives the blinds of so many documents of the microbatch.
+        m: its number.
     """
     route, groups = routes[m], next(r.tokens.groups for r in routes if r.tokens is not None)
     if route.tokens is None:
         return [0] * (_WIDTH * len(groups))
     ids, classes = documents_in(batch)
-    blinds = derive_blinds(salt, step, m, len(ids))
+    blinds = blinds_of(len(ids))
     columns: list[int] = []
     for own in groups.values():
         is_there = np.isin(classes, own)

@@ -122,7 +122,8 @@ class OpenRun:
             self._folder.write("running", plan or self.facts.plan, clock, None)
             self._folder.note(clock, changed)
             self.observers.append(MetricsFile(self._folder.path))
-        if path is not None and self.facts.plan.facts.has_ledger:
+        has_own = any(isinstance(one, LedgerObserver) for one in self.observers)  # a replay's, which compares
+        if path is not None and self.facts.plan.facts.has_ledger and not has_own:
             self.observers.append(LedgerObserver(path, self.facts, self._ranks, self._digest, changed, state_digest))
         if self._config.progress and self._ranks.rank == 0:
             self.observers.append(ProgressBar())

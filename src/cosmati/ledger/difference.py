@@ -1,0 +1,184 @@
+"""Where a step that was run again isn't the step that a ledger holds, in words: field by field, region by region."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from cosmati.ledger.details import decode_details, encode_details
+from cosmati.ledger.reader import ScannedEntry
+from cosmati.ledger.tables import Tables
+from cosmati.records.ledger import MicrobatchCell, StepEntry
+
+_MEASURED = (
+    "step",
+    "loss",
+    "gradient_norm",
+    "packed_gradient_norm",
+    "update_norm",
+    "sub_steps",
+    "kept_rows",
+    "cell_microbatches",
+    "left_out",
+)
+"""Details that this release computes for every step: one that only the ledger has, or only the replay, differs."""
+
+_OF_THE_CLOCK = ("when",)
+"""Details that no replay can give again."""
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerDifference:
+    """Something that came out otherwise.
+
+    Attributes:
+        step: number of the step; None for what is the same in all of them.
+        what: the field, with microbatch and region.
+        logged: what the ledger says.
+        replayed: what the replay found.
+    """
+
+    step: int | None
+    what: str
+    logged: str
+    replayed: str
+
+    def __str__(self) -> str:
+        where = "" if self.step is None else f"step {self.step}, "
+        return f"{where}{self.what}: {self.replayed}, and the ledger says {self.logged}"
+
+
+def compare_step(
+    item: ScannedEntry, logged: StepEntry, tables: Tables, made: StepEntry, details: Mapping[str, Any], *, rows: bool
+) -> tuple[list[LedgerDifference], set[str]]:
+    """Return how a step that was run again differs from its entry, and which details couldn't be compared.
+
+    Args:
+        item: of the ledger.
+        logged: its entry.
+        tables: in force for it; those of the replay say the same.
+        made: what the replay would have written.
+        details: likewise.
+        rows: compare row commitments; without the salt nobody can.
+    """
+    found: list[tuple[str, object, object]] = []
+    if logged.policy_digest != made.policy_digest:
+        found.append(("policy digest", logged.policy_digest, made.policy_digest))
+    if logged.parameter_root not in (None, made.parameter_root):
+        found.append(("root of the parameters", logged.parameter_root, made.parameter_root))
+    told = decode_details(item.details) if item.details is not None else {}
+    owners = told.get("cell_microbatches")
+    names = [f"microbatch {m}" for m in (owners if isinstance(owners, list) else range(len(logged.microbatches)))]
+    if len(logged.microbatches) != len(made.microbatches):
+        found.append(("number of cells", len(logged.microbatches), len(made.microbatches)))
+    for name, one, other in zip(names, logged.microbatches, made.microbatches, strict=False):
+        found += [(f"{field}, {name}", a, b) for field, a, b in _unlike_cells(one, other, tables, rows=rows)]
+    skipped = set[str]()
+    if item.details != (line := encode_details(details)):
+        now = decode_details(line)
+        compared = [name for name in {**told, **now} if name in _MEASURED or (name in told and name in now)]
+        compared = [name for name in compared if name not in _OF_THE_CLOCK]
+        skipped = {*told, *now} - {*compared}
+        for name in sorted(compared):
+            found += _unlike_details(name, told.get(name), now.get(name), tables.regions)
+    return [LedgerDifference(logged.step, what, _say(was), _say(now)) for what, was, now in found], skipped
+
+
+def compare_tables(
+    step: int, logged: Mapping[str, Any], made: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[LedgerDifference]:
+    """Yield how the tables with which a replay's steps are read differ from those in force in the ledger.
+
+    Args:
+        step: from which on they're in force.
+        logged: details of the entry in force.
+        made: likewise, of the replay.
+        names: of the tables.
+    """
+    now = decode_details(encode_details(made))
+    for name in names:
+        leaves, others = dict(_leaves(logged.get(name))), dict(_leaves(now.get(name)))
+        for path in [path for path in {**leaves, **others} if not _same(leaves, others, path)][:1]:
+            what = ".".join(map(str, (name, *path)))
+            was, is_now = (_say(side.get(path, _ABSENT)) for side in (leaves, others))
+            yield LedgerDifference(step, f"table {what}", was, is_now)
+
+
+def _unlike_cells(
+    one: MicrobatchCell, other: MicrobatchCell, tables: Tables, *, rows: bool
+) -> Iterator[tuple[str, object, object]]:
+    listed: Mapping[str, Sequence[Any]] = {
+        "class_id": tables.classes,
+        "band": tables.bands,
+        "phase": _names_of(tables.details.get("phases")),
+    }
+    for field in fields(one):
+        was, now = getattr(one, field.name), getattr(other, field.name)
+        if was == now or (field.name == "row_commitment" and not rows):
+            continue
+        if field.name == "route_id":
+            yield from _unlike_routes(_at(tables.routes, was), _at(tables.routes, now), tables.regions)
+            continue
+        names = listed.get(field.name, ())
+        yield field.name.removesuffix("_id").replace("_", " "), _at(names, was), _at(names, now)
+
+
+def _names_of(phases: object) -> list[Any]:
+    return [one[0] for one in phases if isinstance(one, list) and one] if isinstance(phases, list) else []
+
+
+def _at(names: Sequence[Any], index: Any) -> object:  # noqa: ANN401  (a cell's field)
+    return names[index] if names and isinstance(index, int) and index < len(names) and names[index] != "" else index
+
+
+def _unlike_routes(was: object, now: object, regions: Sequence[str]) -> Iterator[tuple[str, object, object]]:
+    if not isinstance(was, tuple) or not isinstance(now, tuple):
+        yield "route", was, now
+        return
+    for region, a, b in zip(regions, was, now, strict=True):
+        if a != b:
+            yield f"weight of its route in region {region}", a, b
+
+
+def _unlike_details(
+    name: str, logged: object, made: object, regions: Sequence[str]
+) -> Iterator[tuple[str, object, object]]:
+    was, now = dict(_leaves(logged)), dict(_leaves(made))
+    for path in {**was, **now}:
+        if not _same(was, now, path):
+            yield _label(name, path, regions), was.get(path, _ABSENT), now.get(path, _ABSENT)
+
+
+def _same(was: Mapping[Any, object], now: Mapping[Any, object], path: object) -> bool:
+    return bool(was.get(path, _ABSENT) == now.get(path, _ABSENT))
+
+
+def _leaves(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], object]]:
+    """Yield what is in nested objects and lists, with the way there."""
+    items = list(value.items()) if isinstance(value, Mapping) else list(enumerate(value)) if _is_list(value) else None
+    if items is None:
+        yield path, value
+    for key, one in items or ():
+        yield from _leaves(one, (*path, key))
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _label(name: str, path: tuple[str | int, ...], regions: Sequence[str]) -> str:
+    """Return which value of a step's details it is, in words."""
+    words = name.replace("_", " ")
+    by_region = {"update_norm": 1, "gradient_norm": 2, "packed_gradient_norm": 2}.get(name)
+    if by_region == len(path) and isinstance(path[-1], int) and path[-1] < len(regions):
+        return ", ".join([f"{words} of region {regions[path[-1]]}", *(f"microbatch {m}" for m in path[:-1])])
+    return " ".join([words, *map(str, path)])
+
+
+def _say(value: object) -> str:
+    if value is _ABSENT:
+        return "nothing"
+    return value.hex()[:16] if isinstance(value, bytes) else "none" if value is None else repr(value)

@@ -1,0 +1,209 @@
+"""The steps that one recipe took, once more: its trainer made as the ledger says, in a scratch folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from cosmati.core.plan import Plan, Promise
+from cosmati.errors import CheckpointError, DivergenceError, LedgerError
+from cosmati.ledger.difference import LedgerDifference
+from cosmati.ledger.reader import VKEY_FILE
+from cosmati.ledger.standing import RecipeSpan, StandingSteps
+from cosmati.provenance.voucher import FOLDER
+from cosmati.routing.policy_file import PolicyFile
+from cosmati.train.config import CHANGEABLE
+from cosmati.train.facts import describe_environment
+from cosmati.train.identity import CADENCES, SURROUNDINGS, Change, changes, differences, kind_of
+from cosmati.train.observers.observer import Observer
+from cosmati.train.observers.replayed import LedgerComparison, ReplayedLedger
+from cosmati.train.run.checkpoints import Checkpoint, publish_checkpoint, read_checkpoint, write_checkpoint
+from cosmati.train.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayRequest:
+    """What a replay asks of whoever makes its trainer.
+
+    Attributes:
+        run_folder: a scratch one.
+        observers: to be given to the trainer, and no others.
+        policy: that was in force, as the ledger has it; None for a run without.
+        settings: of `RunConfig`, in place of the recipe's own.
+    """
+
+    run_folder: Path
+    observers: Sequence[Observer]
+    policy: PolicyFile | None
+    settings: Mapping[str, Any]
+
+
+MakeTrainer = Callable[[ReplayRequest], Trainer]
+
+
+class SpanAgain:
+    """The steps of one span, once more.
+
+    Args:
+        run: the steps that stand.
+        span: of them.
+        comparison: takes what is found.
+        scratch: the folder in which they're taken.
+        checkpoint: from which the replay began.
+        make: makes the trainer.
+    """
+
+    def __init__(
+        self,
+        run: StandingSteps,
+        span: RecipeSpan,
+        comparison: LedgerComparison,
+        scratch: Path,
+        checkpoint: Checkpoint | None,
+        make: MakeTrainer,
+    ) -> None:
+        self._span, self._comparison, self._scratch, self._start = span, comparison, scratch, checkpoint
+        observer = ReplayedLedger(comparison, self._digest)
+        settings = _settings(span)
+        asked = ReplayRequest(run_folder=scratch, observers=[observer], policy=_policy(run, span), settings=settings)
+        self._trainer = make(asked)
+        # Who vouches for the data today says nothing of then.
+        self._trainer.prepared = replace(self._trainer.prepared, watch=None)
+        watch = self._trainer.policy_watch
+        if watch is not None:
+            watch.recorded = list(span.tables.details.get("policy_changes") or [])
+        comparison.save, comparison.signs_otherwise = self._trainer.save, self._signs_otherwise
+        self._compare_recipe()
+
+    def _digest(self) -> bytes:
+        return self._trainer.assembly.layout.digest()
+
+    def _compare_recipe(self) -> None:
+        """Compare what makes the run itself with what the ledger says of it; of cadences nobody needs to know."""
+        files = {} if self._start is None else self._start.facts.get("files", {})
+        now = {name: "" if value is None else str(value) for name, value in self._trainer.prepared.identity.items()}
+        found = differences({**self._span.recipe, **files}, now, is_elsewhere=bool(self._elsewhere()))
+        for change in found:
+            if kind_of(change.name) != "free" and change.was != change.now and not change.name.startswith("files."):
+                was, is_now = (str(value or "nothing")[:200] for value in (change.was, change.now))
+                self._comparison.differs(LedgerDifference(None, f"recipe, {change.label}", was, is_now))
+
+    def doubts(self) -> Iterator[str]:
+        """Yield why a difference in these steps would say nothing.
+
+        Raises:
+            LedgerError: they can't be replayed at all.
+        """
+        if self._trainer.assembly.ranks.is_parallel:
+            raise LedgerError("A replay runs on one rank, whatever the run had. Start it without a launcher.")
+        if any(one.step < self._comparison.segment.stop for one in self._span.tables.withdrawn):
+            msg = "what was withdrawn from the run can't be replayed yet, and would act in these steps"
+            raise LedgerError(f"Steps {self._span.first}:{self._span.end}: {msg}. Ask for the steps before it.")
+        for change in self._elsewhere():
+            yield f"{change.name} is {change.now}, and was {change.was}"
+        if why := _unpromised(self._trainer.plan):
+            yield f"the run isn't promised to be replayable: {why}"
+
+    def _elsewhere(self) -> list[Change]:
+        was = {name: _without_cores(self._span.environment.get(name, "")) for name in SURROUNDINGS}
+        here = describe_environment(self._trainer.assembly.device)
+        now = {name: _without_cores(here.get(name, "")) for name in SURROUNDINGS}
+        # Threads are a setting, which is taken from the ledger.
+        return [change for change in changes(was, now) if change.name != "threads"]
+
+    def broken(self) -> list[str]:
+        """Return why it turned out that the steps needn't come out the same."""
+        why = _unpromised(self._trainer.plan)
+        return [f"the run isn't replayable: {why}"] if why else []
+
+    def take(self, end: int) -> bool:
+        """Take the steps up to `end`; return whether somebody has interrupted that."""
+        comparison, trainer = self._comparison, self._trainer
+        comparison.span_end = end
+        try:
+            result = trainer.fit()
+        except DivergenceError as error:
+            comparison.differs(LedgerDifference(trainer.clock.step, "loss and gradients", "a step", str(error)))
+            comparison.is_over = True
+            return False
+        except CheckpointError as error:
+            if error.__cause__ is not None:  # of a disk
+                raise
+            comparison.differs(LedgerDifference(None, "recipe or code", "another run", str(error)))
+            comparison.is_over = True
+            return False
+        if comparison.is_over or comparison.done >= end:
+            return False
+        if result.outcome == "stopped":
+            return True
+        comparison.differs(
+            LedgerDifference(result.clock.step, "length of the run", "a step", f"its end ({result.outcome})")
+        )
+        comparison.is_over = True
+        return False
+
+    def _signs_otherwise(self, step: int, signed: Sequence[bytes]) -> bool:
+        """Say whether a state is one that was signed, but for facts that bits don't rest on.
+
+        Whether an evaluation has asked for the budget is one; another, how the recipe's file is called today.
+        """
+        made = read_checkpoint(self._scratch / "checkpoints" / f"step-{step:08d}")
+        identities = [made.facts["identity"]] + ([] if self._start is None else [self._start.facts["identity"]])
+        for identity, was_read, is_told in product(identities, (False, True), (True, False)):
+            facts = {"identity": identity, "budget_was_read": was_read, "budget_use_is_told": is_told}
+            if replace(made, facts={**made.facts, **facts}).signed_digest in signed:
+                return True
+        return False
+
+
+def furnish(scratch: Path, ledger: Path, run: StandingSteps, checkpoint: Checkpoint | None) -> None:
+    """Put into a scratch folder what a run that goes on finds in its own."""
+    (scratch / "ledger").mkdir(parents=True)
+    (scratch / "checkpoints").mkdir()
+    shutil.copy(ledger / VKEY_FILE, scratch / "ledger" / VKEY_FILE)
+    if (ledger / FOLDER).is_dir():
+        shutil.copytree(ledger / FOLDER, scratch / "ledger" / FOLDER)
+    if run.cuts:
+        (scratch / "cuts.json").write_text(json.dumps(run.cuts))
+    if checkpoint is not None:
+        publish_checkpoint(write_checkpoint(scratch / "checkpoints", checkpoint), keep=1)
+
+
+def _settings(span: RecipeSpan) -> dict[str, Any]:
+    """Return the settings that were in force, as far as they don't make the run itself."""
+    recipe = span.recipe
+    told = {name: recipe[f"cadence.{name}"] for name in CADENCES if f"cadence.{name}" in recipe}
+    cadences = {name: int(text) if text.isdecimal() else text or None for name, text in told.items()}
+    budget = {"budget": recipe["budget.span"]} if "budget.span" in recipe else {}
+    threads = span.environment.get("threads", "")
+    threads_then = {"num_threads": int(threads)} if threads.isdecimal() and len(threads) < 4 else {}
+    return {**budget, **cadences, **threads_then, "change": CHANGEABLE, "ledger": True, "progress": False}
+
+
+def _policy(run: StandingSteps, span: RecipeSpan) -> PolicyFile | None:
+    """Return the policy with which the span began; changes without a stop follow from the ledger."""
+    digest = span.recipe.get("policy")
+    if not digest:
+        return None
+    for tables in run.ledger.tables:
+        if dict(tables.entry.commitments).get("policy", b"").hex() == digest and tables.details.get("policy_text"):
+            try:
+                return PolicyFile.model_validate(tables.details["policy_text"])
+            except ValueError as error:
+                raise LedgerError(f"The ledger's text of the policy {digest[:16]} is none: {error}") from error
+    raise LedgerError(f"The ledger commits to the policy {digest[:16]} and has no text of it, so nobody can replay it.")
+
+
+def _unpromised(plan: Plan) -> str:
+    found = [g for g in plan.guarantees if g.promise is Promise.REPLAYABLE and not g.holds]
+    return found[0].because if found else ""
+
+
+def _without_cores(device: str) -> str:
+    """Return a processor without the number of its cores: threads are what bits rest on."""
+    return device.rpartition(", ")[0] if device.endswith(" cores") else device
