@@ -1,0 +1,94 @@
+"""When a run first had rows that are to be forgotten, read from the data as the run itself would read them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cosmati.core.batch import Batch
+from cosmati.errors import ForgetError
+from cosmati.forget.past_run import PastRun
+from cosmati.train.identity import check_resume
+from cosmati.train.lifecycle import Lifecycle
+from cosmati.train.run.checkpoints import Checkpoint
+from cosmati.train.script_names import note_files
+
+
+@dataclass(frozen=True)
+class Contact:
+    """What a run had of some rows.
+
+    Attributes:
+        first_step: with any of them; None where none was given to it.
+        classes: names of theirs.
+        num_rows: how many of those that were asked for the run was given.
+    """
+
+    first_step: int | None
+    classes: frozenset[str]
+    num_rows: int
+
+
+def refuse_another(run: PastRun, trainer: Lifecycle, checkpoint: Checkpoint | None) -> None:
+    """Compare a recipe with a run.
+
+    Raises:
+        CheckpointError: it isn't the run's, by name. ForgetError: it makes another model than entry 0 commits to.
+    """
+    identity = trainer.prepared.identity
+    if checkpoint is not None:
+        was = {**checkpoint.facts["identity"], **checkpoint.facts.get("files", {})}
+        now = {**identity, **note_files(identity)}
+        check_resume(was, now, asked=(), where=f"The checkpoint of step {checkpoint.step} in {run.folder}")
+        return
+    if trainer.assembly.layout.digest() != dict(run.ledger.run.commitments)["model"]:
+        msg = (
+            f"The recipe makes other first weights than entry 0 of the ledger of {run.folder} commits to, and no "
+            "checkpoint from before the first contact is kept. Give the recipe, and the --set, that the run had."
+        )
+        raise ForgetError(msg)
+
+
+def contact_of(run: PastRun, trainer: Lifecycle, rows: Collection[int]) -> Contact:
+    """Read a run's rows again until all that are asked for were found, or its steps end.
+
+    Args:
+        run: of which it's asked.
+        trainer: made as the run's own was.
+        rows: ids.
+
+    Raises:
+        ForgetError: its rows can't be read again.
+    """
+    names = getattr(trainer.prepared.given.data, "class_names", ())
+    wanted, seen, first = torch.tensor(sorted(rows)), set[int](), None
+    classes = set[str]()
+    for step in range(run.num_steps):
+        given = () if trainer.feed is None else trainer.feed.again(step)
+        if not given:
+            msg = (
+                f"The rows of step {step} can't be had again: only a Source is read by position. Which rows a loader "
+                "gave is nowhere, so what learnt from them can't be told; train anew without them."
+            )
+            raise ForgetError(msg)
+        for batch in given:
+            ids, class_ids = ids_of(batch)
+            found = torch.isin(ids, wanted)
+            seen |= set(ids[found].tolist())
+            classes |= {names[index] for index in class_ids[found].unique().tolist()}
+        first = step if seen and first is None else first
+        if len(seen) == len(wanted):
+            break
+    return Contact(first, frozenset(classes), len(seen))
+
+
+def ids_of(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the ids and classes of a microbatch's rows, or of its packs' tokens."""
+    lineage = batch.lineage
+    if lineage.token_class_ids is not None:
+        assert lineage.token_row_ids is not None, "packs of a source know their rows"
+        return lineage.token_row_ids.flatten(), lineage.token_class_ids.flatten()
+    return lineage.row_ids, lineage.class_ids
