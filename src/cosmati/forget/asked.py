@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -80,6 +80,10 @@ class Asked:
                 raise ForgetError(msg)
         return tuple(one for one in known if any(is_within(one, name) for name in self.classes))
 
+    def has_any(self, classes: Iterable[str]) -> bool:
+        """Say whether rows of one of these classes are meant."""
+        return any(is_within(name, one) for name in classes for one in self.classes)
+
 
 def is_within(name: str, asked: str) -> bool:
     """Say whether rows of a class belong to another one: it itself, one below it, or several of which it's one."""
@@ -124,8 +128,3 @@ def overlap(one: Asked, other: Asked) -> bool:
     if one.classes and other.classes:
         return any(is_within(a, b) or is_within(b, a) for a in one.classes for b in other.classes)
     return True
-
-
-def overlap_in_classes(rows_classes: Collection[str], asked: Asked) -> bool:
-    """Say whether rows of these classes belong to the classes that are asked for."""
-    return any(is_within(name, one) for name in rows_classes for one in asked.classes)

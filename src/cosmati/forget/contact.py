@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cosmati.core.batch import Batch
+from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.errors import ForgetError
 from cosmati.forget.past_run import PastRun
 from cosmati.train.identity import check_resume
@@ -36,36 +36,33 @@ def refuse_another(run: PastRun, trainer: Lifecycle, checkpoint: Checkpoint | No
     """Compare a recipe with a run.
 
     Raises:
-        CheckpointError: it isn't the run's, by name. ForgetError: it makes another model than entry 0 commits to.
+        CheckpointError: it isn't the run's, by name.
     """
-    identity = trainer.prepared.identity
     if checkpoint is not None:
+        identity = trainer.prepared.identity
         was = {**checkpoint.facts["identity"], **checkpoint.facts.get("files", {})}
         now = {**identity, **note_files(identity)}
         check_resume(was, now, asked=(), where=f"The checkpoint of step {checkpoint.step} in {run.folder}")
-        return
-    if trainer.assembly.layout.digest() != dict(run.ledger.run.commitments)["model"]:
-        msg = (
-            f"The recipe makes other first weights than entry 0 of the ledger of {run.folder} commits to, and no "
-            "checkpoint from before the first contact is kept. Give the recipe, and the --set, that the run had."
-        )
-        raise ForgetError(msg)
 
 
-def contact_of(run: PastRun, trainer: Lifecycle, rows: Collection[int]) -> Contact:
+def contact_of(
+    run: PastRun, trainer: Lifecycle, rows: Collection[int], classes: Collection[str] = ()
+) -> Contact:
     """Read a run's rows again until all that are asked for were found, or its steps end.
 
     Args:
         run: of which it's asked.
         trainer: made as the run's own was.
         rows: ids.
+        classes: in place of rows: names of the data's; the first step with any row of them ends the search.
 
     Raises:
         ForgetError: its rows can't be read again.
     """
     names = getattr(trainer.prepared.given.data, "class_names", ())
-    wanted, seen, first = torch.tensor(sorted(rows)), set[int](), None
-    classes = set[str]()
+    wanted, seen, first = torch.tensor(sorted(rows), dtype=torch.int64), set[int](), None
+    own = torch.tensor([names.index(name) for name in classes], dtype=torch.int64)
+    met = set[str]()
     for step in range(run.num_steps):
         given = () if trainer.feed is None else trainer.feed.again(step)
         if not given:
@@ -76,13 +73,13 @@ def contact_of(run: PastRun, trainer: Lifecycle, rows: Collection[int]) -> Conta
             raise ForgetError(msg)
         for batch in given:
             ids, class_ids = ids_of(batch)
-            found = torch.isin(ids, wanted)
+            found = torch.isin(ids, wanted) | (torch.isin(class_ids, own) & (ids != TOMBSTONE))
             seen |= set(ids[found].tolist())
-            classes |= {names[index] for index in class_ids[found].unique().tolist()}
+            met |= {names[index] for index in class_ids[found].unique().tolist()}
         first = step if seen and first is None else first
-        if len(seen) == len(wanted):
+        if first is not None and len(seen) >= len(wanted):
             break
-    return Contact(first, frozenset(classes), len(seen))
+    return Contact(first, frozenset(met), len(seen))
 
 
 def ids_of(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -128,6 +129,11 @@ class PastRun:
         return len(self.ledger.standing)
 
     @property
+    def is_governed(self) -> bool:
+        """Whether its ledger tells classes apart, as it does under a policy."""
+        return any(tables.policy for tables in self.ledger.tables)
+
+    @property
     def gone(self) -> Gone:
         """What was forgotten before, in this run or those that it succeeds."""
         path = self.folder / "private" / _GONE
@@ -218,6 +224,13 @@ class PastRun:
             msg = f"{found[0]} isn't one that the ledger has signed. Put the run's own checkpoint back."
             raise CheckpointError(msg)
         return found[0], checkpoint
+
+    def any_checkpoint(self) -> Checkpoint | None:
+        """Return the newest checkpoint that's whole, to compare a recipe with; None where none is."""
+        for path in list_checkpoints(self.folder / "checkpoints"):
+            with suppress(CheckpointError):
+                return read_checkpoint(path)
+        return None
 
     def broken(self, promise: str) -> str:
         """Return why a promise isn't the run's, throughout; empty where it is.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cosmati.core.source import Source
-from cosmati.errors import ForgetError
 from cosmati.forget.past_run import FORGOTTEN, Gone, PastRun, Start
-from cosmati.forget.succession import REQUEST, Succession, note_succeeded, of_another_source
+from cosmati.forget.succession import Succession, note_succeeded, of_another_source
 from cosmati.train.run.result import RunResult
 from cosmati.train.trainer import Trainer
 
@@ -20,51 +18,42 @@ Make = Callable[[Wrap, Path], Trainer]
 """Makes the run's trainer over a wrapped source, with a run folder."""
 
 
-def replay(run: PastRun, make: Make, out: Path, start: Start, told: Mapping[str, Any], gone: Gone) -> RunResult:
+def replay(
+    run: PastRun,
+    make: Make,
+    out: Path,
+    start: Start | None,
+    told: Mapping[str, Any],
+    request: Mapping[str, Any],
+    gone: Gone,
+) -> RunResult:
     """Train the run that never had the content, to the end of its budget; after a kill, go on with it.
 
     Args:
         run: that had it.
         make: its trainer, over another source.
         out: the new run's folder.
-        start: where it begins.
+        start: where it begins; None where `out` is there already.
         told: what is forgotten, for the ledger.
+        request: what `out` keeps of it.
         gone: what has tombstones in its place: what's forgotten now, and what was before.
 
     Raises:
-        ForgetError: `out` is another run's, or another deletion's.
+        ForgetError: `out` is another run's.
     """
-    if out.exists():
-        refuse_other_request(out, told)
     trainer = make(lambda source: gone.of(source, run.salt), out)
     ranks = trainer.assembly.ranks
     if ranks.rank == 0:
         if out.exists():
             note_succeeded(run.folder, out)  # A kill may have come between the folder's place and the note.
-        else:
-            _prepare(run, trainer, out, start, told, gone)
+        elif start is not None:
+            made = _prepared(run, trainer, out, start, told)
+            made.publish(request, gone)
     ranks.barrier()
     return trainer.fit()
 
 
-def refuse_other_request(out: Path, told: Mapping[str, Any]) -> None:
-    """Refuse to go on in a folder that isn't this deletion's.
-
-    Raises:
-        ForgetError: it isn't.
-    """
-    try:
-        begun = json.loads((out / REQUEST).read_text())
-    except (OSError, ValueError):
-        begun = {}
-    if begun != told:
-        msg = f"{out} is there already, and isn't what this deletion has begun. Give another --out."
-        raise ForgetError(msg)
-
-
-def _prepare(
-    run: PastRun, trainer: Trainer, out: Path, start: Start, told: Mapping[str, Any], gone: Gone
-) -> None:
+def _prepared(run: PastRun, trainer: Trainer, out: Path, start: Start, told: Mapping[str, Any]) -> Succession:
     digest = trainer.prepared.data_digest
     if start.checkpoint is not None:
         checkpoint = of_another_source(start.checkpoint, trainer.prepared.identity)
@@ -76,4 +65,4 @@ def _prepare(
     was = dict(start.tables.entry.commitments).get("data", b"").hex()
     changes = [["data", was, digest], [FORGOTTEN, "", str(told["asked"])]]
     made.amend(start, told, changes, digest)
-    made.publish(told, gone)
+    return made

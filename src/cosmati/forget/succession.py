@@ -17,6 +17,7 @@ from typing import Any
 
 from cosmati.core.state import parameter_root
 from cosmati.errors import ForgetError
+from cosmati.forget.holds import HOLDS
 from cosmati.forget.past_run import CERTIFICATE, FORGOTTEN, SUCCEEDED, Gone, PastRun, Start
 from cosmati.ledger.details import details_digest
 from cosmati.ledger.keys import load_or_create_key
@@ -31,7 +32,7 @@ from cosmati.train.script_names import note_files
 
 REQUEST = "forget.json"
 """In a successor's folder: what was asked of which run, and how it's done."""
-_PRIVATE = ("operator.key", "rows.salt")
+_PRIVATE = ("operator.key", "rows.salt", HOLDS)
 
 
 class Succession:
@@ -55,7 +56,7 @@ class Succession:
         self.folder.mkdir(parents=True)
         shutil.copytree(run.folder / "ledger", self.folder / "ledger")
         (self.folder / "private").mkdir(mode=0o700)
-        for name in _PRIVATE:
+        for name in filter(lambda one: (run.folder / "private" / one).exists(), _PRIVATE):
             shutil.copy2(run.folder / "private" / name, self.folder / "private" / name)
 
     def keep_record(self, step: int, *, whole: bool = False) -> None:
