@@ -21,6 +21,7 @@ from cosmati.optim import AdamW, Muon
 from cosmati.routing.policy_file import PolicyFile, load_policy
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
+from tests.train.packs import samples as packs
 from tests.train.isolated.samples import CASES, Case, policy, source, trainer
 
 PLAIN = load_policy("version: 1\ntaxonomy: t\nregions: {all: {params: '*'}}\nrules: [{class: '**', weight: 1}]\n")
@@ -44,6 +45,21 @@ def maker(
         own = [EMA(half_life="2ba")] if methods is None else methods
         config = {**settings, "run_folder": folder}
         return trainer(case, wrap(data), [Muon(lr=0.02), AdamW(lr=0.01)], own, chosen=chosen, config=config, **options)
+
+    return make
+
+
+def packed() -> Make:
+    """Return what makes a run over packs of documents of several classes."""
+    data = packs.source(packs.documents())
+
+    def make(wrap: Wrap, folder: Path) -> Trainer:
+        optimizers = [Muon(lr=0.02), AdamW(lr=0.01)]
+        config = {**KEPT, "run_folder": folder}
+        methods = [EMA(half_life="2ba")]
+        return packs.trainer(
+            packs.model(), wrap(data), packs.policy(), optimizers=optimizers, budget="5ba", methods=methods, config=config
+        )
 
     return make
 

@@ -21,7 +21,7 @@ from cosmati.forget.derived import DELETED, Derived
 from cosmati.forget.holds import all_holds
 from cosmati.forget.past_run import CERTIFICATE, FORGOTTEN, PastRun
 from cosmati.forget.planning import DeletionPlan, Option, own_regions
-from cosmati.forget.succession import append_certified
+from cosmati.forget.succession import CERTIFICATES, append_certified
 from cosmati.ledger.note import TreeHead
 from cosmati.ledger.query import VerifiedLedger, direct_write_exclusions
 from cosmati.ledger.reader import Scan
@@ -29,7 +29,6 @@ from cosmati.ledger.verify import LEVEL_0
 from cosmati.records.ledger import AmendEntry, CheckpointEntry
 from cosmati.storage.atomic import replace_files
 
-CERTIFICATES = "certificates"
 KIND, VERSION = "cosmati deletion certificate", 1
 _WORDS = "that rows were there, and where, remains"
 

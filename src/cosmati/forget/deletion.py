@@ -17,14 +17,14 @@ from typing import Any
 
 from cosmati.errors import CosmatiError, ForgetError, RunError
 from cosmati.forget.asked import Asked
-from cosmati.forget.certificate import CERTIFICATES, certify, pending, read_certificate, signed_digests
+from cosmati.forget.certificate import certify, pending, read_certificate, signed_digests
 from cosmati.forget.derived import DELETED, Derived, derived_of
 from cosmati.forget.drop import drop
 from cosmati.forget.past_run import PastRun
 from cosmati.forget.planning import DeletionPlan, Option, plan_deletion
 from cosmati.forget.replay import Make, replay
 from cosmati.forget.request import Request
-from cosmati.forget.succession import REQUEST
+from cosmati.forget.succession import CERTIFICATES, REQUEST
 from cosmati.records.run import RunRecord
 from cosmati.storage.atomic import sync
 from cosmati.train.ranks import Ranks

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cosmati.core.source import Source
 from cosmati.data.tombstoned import Tombstoned
@@ -150,12 +151,12 @@ class PastRun:
             if not {*names} & {*classes} or (found is not None and entry.step >= found):
                 continue
             details = decode_details(item.details) if item.details is not None else {}
-            kept = details.get("kept_rows", {})
-            assert isinstance(kept, dict), "the contract of the details"
+            kept: Any = details.get("kept_rows", {})
+            owners: Any = details.get("cell_microbatches", range(len(names)))
             # Rows that were run and then left out have had their say about what was kept.
             ran = bool(details.get("left_out")) or any(
-                name in classes and (cell.num_rows or str(number) in kept)
-                for number, (name, cell) in enumerate(zip(names, entry.microbatches, strict=True))
+                name in classes and (cell.num_rows or str(m) in kept)
+                for m, name, cell in zip(owners, names, entry.microbatches, strict=True)
             )
             found = entry.step if ran else found
         return found

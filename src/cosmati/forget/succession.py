@@ -32,6 +32,7 @@ from cosmati.train.script_names import note_files
 
 REQUEST = "forget.json"
 """In a successor's folder: what was asked of which run, and how it's done."""
+CERTIFICATES = "certificates"
 _PRIVATE = ("operator.key", "rows.salt", HOLDS)
 
 
@@ -58,6 +59,8 @@ class Succession:
         (self.folder / "private").mkdir(mode=0o700)
         for name in filter(lambda one: (run.folder / "private" / one).exists(), _PRIVATE):
             shutil.copy2(run.folder / "private" / name, self.folder / "private" / name)
+        if (run.folder / CERTIFICATES).exists():
+            shutil.copytree(run.folder / CERTIFICATES, self.folder / CERTIFICATES)
 
     def keep_record(self, step: int, *, whole: bool = False) -> None:
         """Take over what was measured before a step, and how microbatches were cut.

@@ -27,7 +27,7 @@ from cosmati.ledger.rows import commit_rows, derive_blinds, hash_rows
 from cosmati.records.ledger import StepEntry
 from cosmati.train.cutting import piece_of
 from cosmati.train.lifecycle import Lifecycle
-from cosmati.train.observers.pack_cells import documents_in
+from cosmati.train.observers.pack_cells import documents_in, present
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class _Again:
 
     def _of_class(self, batch: Batch, class_id: int) -> _TookPart:
         ids, classes = documents_in(batch)
-        return _TookPart(ids, classes == self._router.source_class(class_id))
+        return _TookPart(ids, (classes == self._router.source_class(class_id)) & present(batch, ids))
 
     def _num_chosen(self, batch: Batch, took_part: _TookPart, is_pack: bool) -> int:
         """Count whole rows, and documents of packs, that were chosen."""

@@ -46,10 +46,20 @@ def class_columns(batch: Batch, routes: Sequence[Route], salt: bytes, step: int,
     columns: list[int] = []
     for class_id in range(num_classes):
         is_there = classes == class_id
-        takes_part = is_there & (route.offered and class_id not in route.tokens.withheld)
+        takes_part = is_there & present(batch, ids) & (route.offered and class_id not in route.tokens.withheld)
         commitment = commit_rows(hash_rows(blinds[takes_part], ids[takes_part]))
         columns += [*commitment, int(takes_part.sum()), int(is_there.any())]
     return columns
+
+
+def present(batch: Batch, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Say which documents are there, bool [documents]; the others are tombstones, which keep their class.
+
+    Args:
+        batch: whose they are.
+        ids: of pack and row, as `documents_in` gives them.
+    """
+    return (ids[:, 1] != TOMBSTONE) | (batch.lineage.token_row_ids is None)
 
 
 def documents_in(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
