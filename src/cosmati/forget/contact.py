@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cosmati.core.batch import TOMBSTONE, Batch
+from cosmati.core.source import Source
 from cosmati.errors import ForgetError
 from cosmati.forget.past_run import PastRun
 from cosmati.train.identity import check_resume
@@ -59,24 +60,25 @@ def contact_of(
     Raises:
         ForgetError: its rows can't be read again.
     """
-    names = getattr(trainer.prepared.given.data, "class_names", ())
+    data = trainer.prepared.given.data
+    if trainer.feed is None or not isinstance(data, Source):
+        msg = (
+            f"The run's data are a {type(data).__name__}, and only a Source's rows are read by position. Which rows "
+            "others gave is nowhere, so what learnt from them can't be told; train anew without them."
+        )
+        raise ForgetError(msg)
+    names = data.class_names
     wanted, seen, first = torch.tensor(sorted(rows), dtype=torch.int64), set[int](), None
     own = torch.tensor([names.index(name) for name in classes], dtype=torch.int64)
     met = set[str]()
     for step in range(run.num_steps):
-        given = () if trainer.feed is None else trainer.feed.again(step)
-        if not given:
-            msg = (
-                f"The rows of step {step} can't be had again: only a Source is read by position. Which rows a loader "
-                "gave is nowhere, so what learnt from them can't be told; train anew without them."
-            )
-            raise ForgetError(msg)
+        given = trainer.feed.again(step)
         for batch in given:
             ids, class_ids = ids_of(batch)
             found = torch.isin(ids, wanted) | (torch.isin(class_ids, own) & (ids != TOMBSTONE))
             seen |= set(ids[found].tolist())
             met |= {names[index] for index in class_ids[found].unique().tolist()}
-        first = step if seen and first is None else first
+        first = step if met and first is None else first
         if first is not None and len(seen) >= len(wanted):
             break
     return Contact(first, frozenset(met), len(seen))

@@ -16,6 +16,7 @@ from cosmati.errors import CheckpointError, ForgetError, RunError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.tables import Tables, in_force
+from cosmati.records.joint_classes import joint_name
 from cosmati.records.ledger import CheckpointEntry, EndEntry
 from cosmati.records.run import RunRecord, training_seconds
 from cosmati.storage.atomic import create_secret
@@ -71,7 +72,11 @@ class Gone:
                 "Which rows such data gave is nowhere; train anew without them."
             )
             raise ForgetError(msg)
-        return Tombstoned(source, sorted(self.classes), self.rows, key) if self.classes or self.rows else source
+        if not (self.classes or self.rows):
+            return source
+        # A taxonomy has classes of which the data have no row, and joint ones in another order.
+        own = [name for name in source.class_names if joint_name([name]) in self.classes]
+        return Tombstoned(source, own, self.rows, key)
 
     def keep(self, folder: Path) -> None:
         """Write them into a run's private folder, which the run has to have again to go on."""
