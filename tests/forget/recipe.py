@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import replace
+from typing import Any
 
 from cosmati.core.source import Source
 from cosmati.methods import EMA
@@ -12,7 +13,7 @@ from cosmati.optim import AdamW, Muon
 from cosmati.recipes.recipe import Recipe
 from cosmati.train.config import RunConfig
 from cosmati.train.trainer import Trainer
-from tests.forget.samples import KEPT, PLAIN
+from tests.forget.samples import PLAIN
 from tests.train.isolated.samples import CASES, TAXONOMY, cnn, source
 
 CASE = CASES["CNN with BatchNorm"]
@@ -32,7 +33,7 @@ def recipe() -> Recipe:
         data=data,
         optimizers=(Muon(lr=0.02), AdamW(lr=0.01)),
         methods=(EMA(half_life="2ba"),),
-        config=RunConfig(budget="6ba", num_microbatches=4, num_threads=1, **KEPT),
+        config=RunConfig(budget="6ba", num_microbatches=4, num_threads=1, checkpoint_every="2ba", num_checkpoints=9),
         policy=PLAIN,
         taxonomy=TAXONOMY,
     )
@@ -41,9 +42,9 @@ def recipe() -> Recipe:
 class Kills(Recipe):
     """The same, in a process that ends at once in the middle of a step."""
 
-    def trainer(self, **options: object) -> Trainer:  # type: ignore[override]
+    def trainer(self, **options: Any) -> Trainer:
         """Return a trainer whose fifth step is never committed."""
-        made = super().trainer(**options)  # type: ignore[arg-type]
+        made = super().trainer(**options)
 
         def tell(event: str) -> None:
             if made.clock.step == 4 and event.startswith("commit"):

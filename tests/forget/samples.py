@@ -21,8 +21,8 @@ from cosmati.optim import AdamW, Muon
 from cosmati.routing.policy_file import PolicyFile, load_policy
 from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
+from tests.train.isolated.samples import CASES, Case, policy, trainer
 from tests.train.packs import samples as packs
-from tests.train.isolated.samples import CASES, Case, policy, source, trainer
 
 PLAIN = load_policy("version: 1\ntaxonomy: t\nregions: {all: {params: '*'}}\nrules: [{class: '**', weight: 1}]\n")
 ISOLATED = policy()
@@ -58,7 +58,13 @@ def packed() -> Make:
         config = {**KEPT, "run_folder": folder}
         methods = [EMA(half_life="2ba")]
         return packs.trainer(
-            packs.model(), wrap(data), packs.policy(), optimizers=optimizers, budget="5ba", methods=methods, config=config
+            packs.model(),
+            wrap(data),
+            packs.policy(),
+            optimizers=optimizers,
+            budget="5ba",
+            methods=methods,
+            config=config,
         )
 
     return make
@@ -106,6 +112,3 @@ def rows_of_step(data: Source, step: int, num: int = 2) -> frozenset[int]:
     """Return the ids of some rows that a run of the samples has at a step, and not before."""
     order = data.order(seed=0, num_microbatches=4, route_pure=True)
     return frozenset(order.microbatch(step, 1).lineage.row_ids.tolist()[:num])
-
-
-__all__ = ["Asked", "source"]

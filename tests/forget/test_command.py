@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from cosmati.cli.main import app
+from cosmati.data.tombstoned import Tombstoned
 from cosmati.errors import ForgetError
 from cosmati.forget import deletion
 from tests.forget import recipe as own
@@ -45,10 +47,6 @@ def ids(folder: Path) -> tuple[Path, frozenset[int]]:
 
 def truth(folder: Path, rows: frozenset[int]) -> Path:
     """Return the run without the rows, in which nothing of `forget` had a part."""
-    from dataclasses import replace
-
-    from cosmati.data.tombstoned import Tombstoned
-
     made = replace(own.recipe(), data=lambda: Tombstoned(own.data(), rows=rows))
     made.trainer(run_folder=folder / "truth").fit()
     return folder / "truth"
@@ -60,7 +58,9 @@ def test_plan_deletion_and_verification(run: Path, tmp_path: Path) -> None:
     planned = call(run, "--rows", path, "--recipe", RECIPE)
     assert planned.exit_code == 0, planned.output
     assert "forget 2 rows" in planned.output
-    assert "replay     exact with respect to content; that rows were there, and where, remains (4 steps" in planned.output
+    assert (
+        "replay     exact with respect to content; that rows were there, and where, remains (4 steps" in planned.output
+    )
     assert "Nothing was done" in planned.output
     told = json.loads(call(run, "--rows", path, "--recipe", RECIPE, "--json").output)
     assert told["options"][0]["method"] == "replay"
@@ -89,11 +89,14 @@ def test_refusals_say_what_and_how(run: Path, tmp_path: Path) -> None:
     for arguments, words in [
         ((run,), "by one of --class, --rows and --subject; given: none"),
         ((run, "--class", "open", "--rows", path), "given: --class, --rows"),
-        ((run, "--subject", "4711"), "--subjects and --key"),
+        ((run, "--subject", "4711"), "--subjects INDEX KEY"),
         ((tmp_path, "--class", "open"), "is no run folder"),
         ((run, "--class", "open", "--yes"), "Nothing is possible. drop: class open isn't isolated"),
         ((run, "--class", "open", "--yes", "--method", "drop"), "drop isn't possible"),
-        ((run, "--rows", path, "--recipe", f"{RECIPE}:other_seed", "--yes"), "is of another run: settings: seed 1, was 0"),
+        (
+            (run, "--rows", path, "--recipe", f"{RECIPE}:other_seed", "--yes"),
+            "is of another run: settings: seed 1, was 0",
+        ),
         ((run, "--rows", path, "--recipe", RECIPE, "--yes", "--out", tmp_path), "isn't what a deletion has begun"),
         ((run, "--rows", path, "--recipe", RECIPE, "--yes", "--method", "ablate"), "no method 'ablate' here"),
     ]:
@@ -130,7 +133,7 @@ def test_a_kill_between_any_two_parts_leaves_what_a_second_call_ends(
     def broken(name: str) -> object:
         def stops(*arguments: object) -> object:
             calls.append(name)
-            if calls.count("certify") == (2 if place == "certify again" else 1) and name == place.split()[0]:
+            if calls.count("certify") == (2 if place == "certify again" else 1) and name == place.split(maxsplit=1)[0]:
                 raise ForgetError("killed")
             return whole[name](*arguments)
 
@@ -144,7 +147,7 @@ def test_a_kill_between_any_two_parts_leaves_what_a_second_call_ends(
     monkeypatch.undo()
     assert call(*command).exit_code == 0
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-00000000", "step-00000002"]
-    last = sorted((out / "certificates").glob("*.json"))[-1]
+    last = max((out / "certificates").glob("*.json"))
     told = json.loads(last.read_text())
     assert last.name == "0002.json"
     assert [one["status"] for one in told["derived"]] == ["never had it"] * 2 + ["deleted"] * 2
@@ -157,7 +160,7 @@ def test_a_kill_between_any_two_parts_leaves_what_a_second_call_ends(
 @pytest.mark.slow
 def test_killed_in_the_middle_of_the_replay_it_goes_on(run: Path, tmp_path: Path) -> None:
     path, rows = ids(tmp_path)
-    command = ["-m", "cosmati", "forget", run, "--rows", path, "--yes", "--out", tmp_path / "out"]
+    command: list[str | Path] = ["-m", "cosmati", "forget", run, "--rows", path, "--yes", "--out", tmp_path / "out"]
     done = run_python([*command, "--recipe", f"{RECIPE}:killed"])
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not (tmp_path / "out" / "certificates").exists()
@@ -169,7 +172,19 @@ def test_killed_in_the_middle_of_the_replay_it_goes_on(run: Path, tmp_path: Path
 @pytest.mark.slow
 def test_two_ranks_give_the_same(run: Path, tmp_path: Path) -> None:
     path, rows = ids(tmp_path)
-    command = ["-m", "cosmati", "forget", run, "--rows", path, "--yes", "--out", tmp_path / "out", "--recipe", RECIPE]
+    command: list[str | Path] = [
+        "-m",
+        "cosmati",
+        "forget",
+        run,
+        "--rows",
+        path,
+        "--yes",
+        "--out",
+        tmp_path / "out",
+        "--recipe",
+        RECIPE,
+    ]
     said = launch_ranks(command, 2)
     assert [bool(one) for one in said] == [True, False], "one rank speaks"
     assert not differing(tensors(tmp_path / "out"), tensors(truth(tmp_path, rows)))

@@ -7,13 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmati.errors import ForgetError
 from cosmati.forget.asked import Asked
 from cosmati.forget.certificate import verify_certificate
-from cosmati.forget.past_run import PastRun
-from cosmati.forget.planning import plan_deletion
-from cosmati.forget.request import Request
-from cosmati.train.config import RunConfig
 from tests.forget.samples import CASES, ISOLATED, bare, forgotten, maker, source, tensors, trained, without
 
 PERSONAL = Asked(classes=("personal",))

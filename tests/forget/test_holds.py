@@ -17,7 +17,6 @@ from tests.forget.samples import bare, forgotten, maker, rows_of_step, source, t
 CASE = bare("MLP, low rank")
 DATA = source(CASE)
 MAKE = maker(CASE, DATA)
-PERSONAL, OPEN = 1, 0
 """Of class `personal` are the rows 1, 4, 7 ...; of `open` 0, 3, 6."""
 
 
@@ -72,7 +71,7 @@ def test_what_is_held_is_refused_by_name(run: Path, held: Asked, asked: Asked, *
 def test_without_the_recipe_what_may_be_held_is(run: Path) -> None:
     """Whether a row belongs to a class, the data say."""
     holds.hold(run, rows(4), "case 12")
-    with pytest.raises(ForgetError, match="Whether its rows are among these the run's recipe can tell: --recipe"):
+    with pytest.raises(ForgetError, match="Whether these are its rows the run's recipe can tell: --recipe"):
         opened(run, classes("open"), None)
 
 

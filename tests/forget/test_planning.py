@@ -75,7 +75,7 @@ def test_without_a_recipe_what_needs_none_is_planned(tmp_path: Path) -> None:
         planned(run, Asked(classes=("persnal",)), None)
     with pytest.raises(ForgetError, match="drop isn't possible: class personal isn't isolated"):
         begin(Request.open(PastRun(run), PERSONAL, None), "drop", tmp_path / "out")
-    with pytest.raises(ForgetError, match="no method 'ablate' here. Take one of drop, replay"):
+    with pytest.raises(ForgetError, match=r"no method 'ablate' here. Take one of drop, replay"):
         begin(Request.open(PastRun(run), PERSONAL, None), "ablate", tmp_path / "out")
 
 
@@ -202,7 +202,7 @@ def test_rows_are_read_from_a_file(tmp_path: Path) -> None:
     assert read_row_ids(path) == {17, 4}
     for odd in ("x", "1.5", "-1", "[1]", "true", '{"row": 1}', str(1 << 63)):
         path.write_text(f"1\n{odd}\n")
-        with pytest.raises(ForgetError, match="line 2: .* is no row"):
+        with pytest.raises(ForgetError, match=r"line 2: .* is no row"):
             read_row_ids(path)
     path.write_text("\n")
     with pytest.raises(ForgetError, match="names no row"):

@@ -12,7 +12,18 @@ from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.past_run import PastRun
 from cosmati.ledger.verify import verify_ledger
 from cosmati.train.observers import Observer, StepReport
-from tests.forget.samples import bare, differing, forgotten, maker, packed, rows_of_step, source, tensors, trained, without
+from tests.forget.samples import (
+    bare,
+    differing,
+    forgotten,
+    maker,
+    packed,
+    rows_of_step,
+    source,
+    tensors,
+    trained,
+    without,
+)
 
 
 def test_the_bits_are_those_of_the_run_without_the_rows(tmp_path: Path) -> None:

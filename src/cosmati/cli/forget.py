@@ -50,8 +50,10 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder that keep
 Classes = Annotated[list[str] | None, typer.Option("--class", help="All rows of a class, and of those below it.")]
 Rows = Annotated[Path | None, typer.Option("--rows", help="Rows: a file with an id a line, or JSON with `row_id`.")]
 Subject = Annotated[str | None, typer.Option("--subject", metavar="ID", help="All rows of a person; needs --subjects.")]
-SubjectsFile = Annotated[Path | None, typer.Option("--subjects", help="The index of subjects: cosmati data index-subjects.")]
-KeyFile = Annotated[Path | None, typer.Option("--key", help="The index's key file.")]
+SubjectsFile = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option("--subjects", metavar="INDEX KEY", help="The index of subjects, and the file of its key."),
+]
 RecipeFile = Annotated[
     str | None, typer.Option("--recipe", metavar="FILE[:FUNCTION]", help="The run's recipe; it is run.")
 ]
@@ -68,7 +70,6 @@ def run(
     rows: Rows = None,
     subject: Subject = None,
     subjects: SubjectsFile = None,
-    key: KeyFile = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
     method: Annotated[str | None, typer.Option(help="drop or replay; the cheapest that's possible.")] = None,
@@ -81,8 +82,8 @@ def run(
 ) -> None:
     """Plan what it takes to forget classes or rows, and with --yes do it.
 
-    `cosmati forget RUN` is short for `cosmati forget run RUN`. RUN stays as it is: the result is a new run folder, which
-    goes on with RUN's ledger, and a certificate in it. Killed, the same command goes on.
+    `cosmati forget RUN` is short for `cosmati forget run RUN`. RUN stays as it is: the result is a new run folder,
+    which goes on with RUN's ledger, and a certificate in it. Killed, the same command goes on.
 
     \b
     drop     leaves out what is the class's own, where the run promises isolated(class, region): exact, at once
@@ -92,10 +93,10 @@ def run(
     Examples:
       cosmati forget runs/one --class licensed/news
       cosmati forget runs/one --rows ids.txt --recipe one.py --method replay --yes
-      cosmati forget runs/one --subject 4711 --subjects people.index --key people.key --recipe one.py
+      cosmati forget runs/one --subject 4711 --subjects people.index people.key --recipe one.py
       cosmati forget verify runs/one-without-3f9c21aa/certificates/0001.json
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
-    asked = _asked(classes, rows, subject, subjects, key)
+    asked = _asked(classes, rows, subject, subjects)
     make = None if recipe is None else _maker(load_recipe(recipe, settings or []))
     with _held(run):
         past = PastRun(run)
@@ -153,10 +154,9 @@ def hold(
     rows: Rows = None,
     subject: Subject = None,
     subjects: SubjectsFile = None,
-    key: KeyFile = None,
 ) -> None:
     """Put a legal hold on classes or rows: nothing of them is forgotten before it's released."""
-    asked = _asked(classes, rows, subject, subjects, key)
+    asked = _asked(classes, rows, subject, subjects)
     with _held(run):
         past = PastRun(run)
         past.refuse_succeeded()
@@ -175,23 +175,24 @@ def release(run: Run, number: Annotated[int, typer.Argument(help="Of the hold.")
 
 
 def _asked(
-    classes: Sequence[str] | None, rows: Path | None, subject: str | None, subjects: Path | None, key: Path | None
+    classes: Sequence[str] | None, rows: Path | None, subject: str | None, subjects: tuple[Path, Path] | None
 ) -> Asked:
     given = [name for name, one in (("--class", classes), ("--rows", rows), ("--subject", subject)) if one]
     if len(given) != 1:
-        raise ForgetError(f"Say what is meant by one of --class, --rows and --subject; given: {', '.join(given) or 'none'}.")
+        raise ForgetError(
+            f"Say what is meant by one of --class, --rows and --subject; given: {', '.join(given) or 'none'}."
+        )
     if classes:
         return Asked(classes=tuple(classes))
     if rows is not None:
         return Asked(rows=read_row_ids(rows))
-    if subjects is None or key is None:
-        msg = "A subject's rows are found by an index that was made of the data: give it and its key, --subjects and --key."
+    if subjects is None:
+        msg = "A subject's rows are found by an index that was made of the data. Give it: --subjects INDEX KEY."
         raise ForgetError(msg)
-    return Asked.of_subject(str(subject), _index(subjects, key))
+    return Asked.of_subject(str(subject), _index(*subjects))
 
 
 def _index(path: Path, key: Path) -> Subjects:
-    # TODO(merge): import SubjectIndex and read_key from cosmati.forget.subjects, once that's in the tree.
     index = importlib.import_module("cosmati.forget.subjects")
     found: Subjects = index.SubjectIndex.open(path, index.read_key(key))
     return found

@@ -49,7 +49,7 @@ def certify(
         The file, and what it says.
     """
     told = _certificate(run, PastRun(out), plan, option, derived)
-    data = rfc8785.dumps(told)  # type: ignore[arg-type]
+    data = rfc8785.dumps(told)
     number = 1 + len(signed_digests(PastRun(out).ledger))
     name = f"{CERTIFICATES}/{number:04d}"
     files = {f"{name}.json": data}
@@ -195,12 +195,14 @@ def verify_certificate(path: Path, ledger: Path, *, vkey: str | None = None) -> 
     verified = VerifiedLedger(ledger, vkey)
     entry = next((t.index for t in verified.tables if _names(t.details, digest, t.changes)), None)
     if entry is None:
-        msg = f"The ledger of {verified.key.name} has signed no certificate {digest[:16]}: it's another run's, or made up."
+        msg = f"The ledger of {verified.key.name} has signed no certificate {digest[:16]}: another run's, or made up."
         raise RefutedError(msg)
     try:
         checked = _check(told, verified, ledger, entry)
     except (KeyError, TypeError, ValueError) as error:
-        raise RefutedError(f"The certificate can't be read as one: {error!r}. The ledger's key signed its digest.") from error
+        raise RefutedError(
+            f"The certificate can't be read as one: {error!r}. The ledger's key signed its digest."
+        ) from error
     not_checked = [
         "that the rows of the request are those that somebody meant: ids are keyed, and the operator has the key",
         "what was made of the run, and where it is: the operator's own list",
@@ -219,7 +221,9 @@ def _names(details: Mapping[str, Any], digest: str, changes: tuple[tuple[str, st
 def _check(told: Mapping[str, Any], ledger: VerifiedLedger, directory: Path, entry: int) -> list[str]:
     heads = [TreeHead(told[n]["tree_size"], bytes.fromhex(told[n]["root"])) for n in ("from", "to")]
     if not heads[0].size < heads[1].size <= entry:
-        raise RefutedError(f"The certificate's trees have {heads[0].size} and {heads[1].size} entries, and it's entry {entry}.")
+        raise RefutedError(
+            f"The certificate's trees have {heads[0].size} and {heads[1].size} entries, and it's entry {entry}."
+        )
     for _ in Scan(directory, ledger.head, heads):
         pass  # Whoever reads to the end has compared the roots.
     forgotten, begun = _forgotten(ledger, told["asked"]["digest"])

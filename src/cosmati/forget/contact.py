@@ -46,9 +46,7 @@ def refuse_another(run: PastRun, trainer: Lifecycle, checkpoint: Checkpoint | No
         check_resume(was, now, asked=(), where=f"The checkpoint of step {checkpoint.step} in {run.folder}")
 
 
-def contact_of(
-    run: PastRun, trainer: Lifecycle, rows: Collection[int], classes: Collection[str] = ()
-) -> Contact:
+def contact_of(run: PastRun, trainer: Lifecycle, rows: Collection[int], classes: Collection[str] = ()) -> Contact:
     """Read a run's rows again until all that are asked for were found, or its steps end.
 
     Args:

@@ -80,7 +80,9 @@ def without_own(checkpoint: Checkpoint, own: Collection[str], classes: Collectio
         return name in own or name.startswith(inside)
 
     if not any(map(is_own, checkpoint.model)):
-        msg = f"The checkpoint of step {checkpoint.step} has no parameters of {', '.join(classes)}: they're gone already."
+        msg = (
+            f"The checkpoint of step {checkpoint.step} has no parameters of {', '.join(classes)}: they're gone already."
+        )
         raise ForgetError(msg)
     model = {name: value for name, value in checkpoint.model.items() if not is_own(name)}
     state: dict[str, Tensor] = {}
@@ -97,13 +99,15 @@ def _is_of_model(name: str, is_own: Any) -> bool:  # noqa: ANN401  (a function o
     """Say whether a fact is of a part of the model that isn't there any more."""
     head, _, rest = name.partition(".")
     kind, _, place = rest.partition(".")
-    return head == "model" and kind in ("modules", "options", "parameters", "buffers", "contents") and (
-        is_own(place) or is_own(f"{place}.")
+    return (
+        head == "model"
+        and kind in ("modules", "options", "parameters", "buffers", "contents")
+        and (is_own(place) or is_own(f"{place}."))
     )
 
 
 def _modules_of(name: str, classes: Collection[str]) -> list[str]:
-    """Return the modules of these classes' own in which a parameter lies, as beginnings of names: buffers lie there too."""
+    """Return the modules of these classes' own in which a parameter lies, as beginnings of names, for buffers too."""
     found = []
     for one in classes:
         for key in (one, f"{one}_"):

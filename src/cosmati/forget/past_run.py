@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -22,9 +21,8 @@ from cosmati.records.run import RunRecord, training_seconds
 from cosmati.storage.atomic import create_secret
 from cosmati.train.observers.ledger_checks import signed_entries
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
+from cosmati.train.run.folder import SUCCEEDED
 
-SUCCEEDED = "succeeded.json"
-"""In the folder of a run whose ledger another folder goes on with."""
 FORGOTTEN, CERTIFICATE = "forgotten", "certificate"
 """Names of what an amendment's details say of a deletion: what was substituted, and the certificate."""
 _FREE = ("cadence.", "parent.", "num_microbatches")
@@ -68,7 +66,7 @@ class Gone:
         """
         if not isinstance(source, Source):
             msg = (
-                f"The recipe's data are a {type(source).__name__}, and rows are told apart by position in a Source only. "
+                f"The recipe's data are a {type(source).__name__}, and only a Source's rows are told apart. "
                 "Which rows such data gave is nowhere; train anew without them."
             )
             raise ForgetError(msg)
@@ -274,13 +272,3 @@ class PastRun:
                 "successor would be a fork of one log."
             )
             raise ForgetError(msg)
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, or of a folder over its files' names and digests; hex."""
-    if path.is_file():
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    files = sorted(one for one in path.rglob("*") if one.is_file())
-    told = [[str(one.relative_to(path)), hashlib.sha256(one.read_bytes()).hexdigest()] for one in files]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
-

@@ -95,7 +95,7 @@ DROP_NOTES = (
 
 
 def own_regions(run: PastRun, classes: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return the pairs of class and region for which a run promises, or promised, that nothing else has of the class."""
+    """Return pairs of class and region where the region is the class's own: the run promises it, or did."""
     promised = {one.name for one in run.record.guarantees}
     return [(c, r) for c in classes for r in run.ledger.regions if f"isolated({c}, {r})" in promised]
 
@@ -192,9 +192,9 @@ def _prepared_with(request: Request) -> Iterator[str]:
         if one["kind"] == "evaluation data":
             continue  # They teach nothing.
         if not classes:
-            yield f"the {label} isn't made again, and nobody says from what it was made: rebuild it if that had the content"
+            yield f"the {label} isn't made again, and nobody says from what it was made: rebuild it if that had it"
         elif request.asked.rows or request.asked.has_any(classes):
-            yield f"the {label} isn't made again, and was made from {', '.join(classes)}: rebuild it if that had the content"
+            yield f"the {label} isn't made again, and was made from {', '.join(classes)}: rebuild it if that had it"
 
 
 def _surroundings(request: Request) -> Iterator[str]:
@@ -203,7 +203,7 @@ def _surroundings(request: Request) -> Iterator[str]:
     now, was = describe_environment(request.trainer.assembly.device), request.run.record.environment
     odd = [f"{name} {now.get(name)}, was {was.get(name)}" for name in SURROUNDINGS if now.get(name) != was.get(name)]
     if odd:
-        yield f"this machine computes other bits than the run's ({'; '.join(odd)}): free of the content, not bit for bit"
+        yield f"this machine computes other bits ({'; '.join(odd)}): free of the content, and not bit for bit the run's"
 
 
 METHODS = {"drop": assess_drop, "replay": assess_replay}

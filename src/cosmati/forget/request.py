@@ -113,7 +113,7 @@ def _refuse_held(run: PastRun, asked: Asked, trainer: Trainer | None) -> None:
         if not (hold.asked.rows and asked.rows) and not (hold.asked.classes and asked.classes):
             if trainer is not None and not _classes_meet(run, hold, asked, trainer):
                 continue
-            maybe = "" if trainer is not None else " Whether its rows are among these the run's recipe can tell: --recipe."
+            maybe = "" if trainer is not None else " Whether these are its rows the run's recipe can tell: --recipe."
         else:
             maybe = ""
         msg = (

@@ -18,7 +18,7 @@ from typing import Any
 from cosmati.core.state import parameter_root
 from cosmati.errors import ForgetError
 from cosmati.forget.holds import HOLDS
-from cosmati.forget.past_run import CERTIFICATE, FORGOTTEN, SUCCEEDED, Gone, PastRun, Start
+from cosmati.forget.past_run import CERTIFICATE, FORGOTTEN, Gone, PastRun, Start
 from cosmati.ledger.details import details_digest
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import read_verifier_key
@@ -28,6 +28,7 @@ from cosmati.records.ledger import AmendEntry, CheckpointEntry, EndEntry
 from cosmati.storage.atomic import publish, replace_file, sync
 from cosmati.train.observers.metrics import FILES
 from cosmati.train.run.checkpoints import Checkpoint, publish_checkpoint, write_checkpoint
+from cosmati.train.run.folder import SUCCEEDED
 from cosmati.train.script_names import note_files
 
 REQUEST = "forget.json"
@@ -145,7 +146,7 @@ def append_certified(folder: Path, told: Mapping[str, Any], changes: list[list[s
 
 
 def of_another_source(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> Checkpoint:
-    """Return a checkpoint as a run's over other data: every tensor, and every fact that isn't of the data, as it was."""
+    """Return a checkpoint as a run's over other data: each tensor, and each fact that isn't of the data, as it was."""
     kept = {name: value for name, value in checkpoint.facts["identity"].items() if not name.startswith("data.")}
     data = {name: value for name, value in identity.items() if name.startswith("data.")}
     now = {**kept, **data}

@@ -59,7 +59,8 @@ def present(batch: Batch, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         batch: whose they are.
         ids: of pack and row, as `documents_in` gives them.
     """
-    return (ids[:, 1] != TOMBSTONE) | (batch.lineage.token_row_ids is None)
+    are_known = batch.lineage.token_row_ids is not None
+    return ids[:, 1] != TOMBSTONE if are_known else np.ones(len(ids), bool)
 
 
 def documents_in(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
