@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cosmati.core.source import Source
 from cosmati.data.tombstoned import Tombstoned
-from cosmati.forget.asked import Asked
+from cosmati.forget.asked import ToForget
 from cosmati.forget.deletion import Deletion, begin, begun_in, carry_out
 from cosmati.forget.past_run import PastRun
 from cosmati.forget.replay import Make, Wrap
@@ -88,7 +88,7 @@ def trained(make: Make, folder: Path, wrap: Wrap = unwrapped) -> Path:
 
 
 def forgotten(
-    folder: Path, asked: Asked, make: Make | None, out: Path, method: str = "replay", *, delete: bool = False
+    folder: Path, asked: ToForget, make: Make | None, out: Path, method: str = "replay", *, delete: bool = False
 ) -> Deletion:
     """Do a deletion, or go on with it, as the command does."""
     run = PastRun(folder)

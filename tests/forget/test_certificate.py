@@ -14,15 +14,16 @@ import pytest
 import rfc8785
 
 from cosmati.errors import CosmatiError, ForgetError, RefutedError, TamperError
-from cosmati.forget.asked import Asked
+from cosmati.forget.asked import ToForget
 from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.past_run import CERTIFICATE, PastRun
 from cosmati.forget.planning import EXACT
 from cosmati.forget.succession import append_certified
 from cosmati.ledger.keys import SigningKey
-from tests.forget.samples import bare, forgotten, maker, rows_of_step, source, trained
+from tests.forget.samples import bare, forgotten, maker, rows_of_step, trained
+from tests.train.isolated.samples import source
 
-PERSONAL = Asked(classes=("personal",))
+PERSONAL = ToForget(classes=("personal",))
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +57,15 @@ def test_it_names_no_row_and_no_subject(tmp_path: Path) -> None:
     case = bare("MLP, low rank")
     make = maker(case, data := source(case))
     rows = rows_of_step(data, 0, num=1) | {10**12 + 7}
-    out = forgotten(trained(make, tmp_path / "run"), Asked(rows=rows, subject="Lovelace"), make, tmp_path / "out").out
+    out = forgotten(
+        trained(make, tmp_path / "run"), ToForget(rows=rows, subject="Lovelace"), make, tmp_path / "out"
+    ).out
     text = "".join(p.read_text(errors="replace") for p in out.rglob("*") if p.is_file() and "private" not in p.parts)
     assert "Lovelace" not in text
     assert str(10**12 + 7) not in text
     told = json.loads((out / "certificates" / "0001.json").read_text())
     assert told["asked"]["num_rows"] == 1, "the other was never there"
-    guessed = Asked(rows=rows, subject="Lovelace")
+    guessed = ToForget(rows=rows, subject="Lovelace")
     assert told["asked"]["digest"] == guessed.digest(PastRun(out).salt) != guessed.digest(bytes(32))
 
 
@@ -127,7 +130,7 @@ def test_a_class_that_went_on_to_teach_is_found(tmp_path: Path) -> None:
     """Rows were forgotten, and the operator signs that it was their class."""
     case = bare("MLP, low rank")
     make = maker(case, source(case))
-    out = forgotten(trained(make, tmp_path / "run"), Asked(rows=frozenset({0})), make, tmp_path / "out").out
+    out = forgotten(trained(make, tmp_path / "run"), ToForget(rows=frozenset({0})), make, tmp_path / "out").out
     told = json.loads((out / "certificates" / "0001.json").read_text())
     told["asked"]["num_rows"] = 0
     data = rfc8785.dumps(told)

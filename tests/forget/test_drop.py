@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmati.forget.asked import Asked
+from cosmati.forget.asked import ToForget
 from cosmati.forget.certificate import verify_certificate
-from tests.forget.samples import CASES, ISOLATED, bare, forgotten, maker, source, tensors, trained, without
+from tests.forget.samples import ISOLATED, bare, forgotten, maker, tensors, trained, without
+from tests.train.isolated.samples import CASES, source
 
-PERSONAL = Asked(classes=("personal",))
+PERSONAL = ToForget(classes=("personal",))
 
 
 @pytest.mark.parametrize("name", ["CNN, expert with BatchNorm", "GPT, low rank"])

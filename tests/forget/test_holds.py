@@ -8,11 +8,12 @@ import pytest
 
 from cosmati.errors import ForgetError
 from cosmati.forget import holds
-from cosmati.forget.asked import Asked
+from cosmati.forget.asked import ToForget
 from cosmati.forget.past_run import PastRun
 from cosmati.forget.replay import Make
 from cosmati.forget.request import Request
-from tests.forget.samples import bare, forgotten, maker, rows_of_step, source, trained
+from tests.forget.samples import bare, forgotten, maker, rows_of_step, trained
+from tests.train.isolated.samples import source
 
 CASE = bare("MLP, low rank")
 DATA = source(CASE)
@@ -30,15 +31,15 @@ def nothing_held(run: Path) -> None:
     (run / "private" / "holds.jsonl").unlink(missing_ok=True)
 
 
-def rows(*ids: int) -> Asked:
-    return Asked(rows=frozenset(ids))
+def rows(*ids: int) -> ToForget:
+    return ToForget(rows=frozenset(ids))
 
 
-def classes(*names: str) -> Asked:
-    return Asked(classes=names)
+def classes(*names: str) -> ToForget:
+    return ToForget(classes=names)
 
 
-def opened(run: Path, asked: Asked, make: Make | None = MAKE) -> Request:
+def opened(run: Path, asked: ToForget, make: Make | None = MAKE) -> Request:
     return Request.open(PastRun(run), asked, make)
 
 
@@ -55,7 +56,7 @@ def opened(run: Path, asked: Asked, make: Make | None = MAKE) -> Request:
         (classes("personal"), rows(3, 6), False),
     ],
 )
-def test_what_is_held_is_refused_by_name(run: Path, held: Asked, asked: Asked, *, is_refused: bool) -> None:
+def test_what_is_held_is_refused_by_name(run: Path, held: ToForget, asked: ToForget, *, is_refused: bool) -> None:
     holds.hold(run, held, "case 12")
     if not is_refused:
         assert opened(run, asked).contact.first_step is not None
@@ -99,6 +100,6 @@ def test_a_hold_has_a_reason_and_a_number(run: Path) -> None:
 def test_holds_go_with_the_run_to_its_successor(tmp_path: Path) -> None:
     run = trained(MAKE, tmp_path / "run")
     holds.hold(run, rows(4), "case 12")
-    done = forgotten(run, Asked(rows=rows_of_step(DATA, 4) - {4}), MAKE, tmp_path / "out")
+    done = forgotten(run, ToForget(rows=rows_of_step(DATA, 4) - {4}), MAKE, tmp_path / "out")
     with pytest.raises(ForgetError, match="Legal hold 1"):
         opened(done.out, rows(4))

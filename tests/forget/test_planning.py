@@ -12,7 +12,7 @@ import torch
 
 from cosmati.core.loss import Classification
 from cosmati.errors import ForgetError
-from cosmati.forget.asked import Asked, read_row_ids
+from cosmati.forget.asked import ToForget, read_row_ids
 from cosmati.forget.deletion import begin
 from cosmati.forget.past_run import PastRun
 from cosmati.forget.planning import EXACT, FROM_ENTRY_0, DeletionPlan, plan_deletion
@@ -22,15 +22,15 @@ from cosmati.optim import SGD
 from cosmati.train.artifacts import artifact
 from cosmati.train.config import RunConfig
 from cosmati.train.trainer import Trainer
-from tests.forget.samples import CASES, ISOLATED, bare, maker, rows_of_step, source, trained, unwrapped
-from tests.train.isolated.samples import policy
+from tests.forget.samples import ISOLATED, bare, maker, rows_of_step, trained, unwrapped
+from tests.train.isolated.samples import CASES, policy, source
 
 CASE = bare("MLP, low rank")
 DATA = source(CASE)
-PERSONAL = Asked(classes=("personal",))
+PERSONAL = ToForget(classes=("personal",))
 
 
-def planned(run: Path, asked: Asked, make: Make | None) -> DeletionPlan:
+def planned(run: Path, asked: ToForget, make: Make | None) -> DeletionPlan:
     return plan_deletion(Request.open(PastRun(run), asked, make))
 
 
@@ -58,7 +58,7 @@ def test_a_plan_has_the_cheapest_first(tmp_path: Path) -> None:
     assert plan.to_mapping() == json.loads(json.dumps(plan.to_mapping())) | {
         name: getattr(plan, name) for name in ("classes", "not_covered")
     } | {k: plan.to_mapping()[k] for k in ("options", "derived")}
-    rows = planned(run, Asked(rows=frozenset({4})), make)
+    rows = planned(run, ToForget(rows=frozenset({4})), make)
     assert [one.method for one in rows.options] == ["replay", "drop"]
     assert "rows are asked for" in why_not(rows, "drop")
     assert rows.classes == ("personal",)
@@ -70,9 +70,9 @@ def test_without_a_recipe_what_needs_none_is_planned(tmp_path: Path) -> None:
     assert "needs the run's recipe: --recipe" in why_not(plan, "replay")
     assert "personal isn't isolated: it has no region of its own (IsolatedAdapters)" in why_not(plan, "drop")
     with pytest.raises(ForgetError, match="Which steps had which rows is told by the data"):
-        planned(run, Asked(rows=frozenset({4})), None)
+        planned(run, ToForget(rows=frozenset({4})), None)
     with pytest.raises(ForgetError, match=r"no class 'persnal'. It has open, other, personal"):
-        planned(run, Asked(classes=("persnal",)), None)
+        planned(run, ToForget(classes=("persnal",)), None)
     with pytest.raises(ForgetError, match="drop isn't possible: class personal isn't isolated"):
         begin(Request.open(PastRun(run), PERSONAL, None), "drop", tmp_path / "out")
     with pytest.raises(ForgetError, match=r"no method 'ablate' here. Take one of drop, replay"):
@@ -125,7 +125,7 @@ def test_what_a_run_changed_on_the_way_is_named(tmp_path: Path) -> None:
     short = maker(CASE, DATA, budget="4ba", methods=[])
     run = trained(short, tmp_path / "two")
     make(unwrapped, run).fit()
-    told = why_not(planned(run, Asked(rows=rows_of_step(DATA, 2)), make), "replay")
+    told = why_not(planned(run, ToForget(rows=rows_of_step(DATA, 2)), make), "replay")
     assert "the run was amended after step 2" in told
     assert "budget" in told
 
@@ -134,12 +134,12 @@ def test_only_checkpoints_from_before_first_contact_are_begun_from(tmp_path: Pat
     make = maker(CASE, DATA)
     run = trained(make, tmp_path / "run")
     for step, begins in ((5, 4), (4, 4), (3, 2), (2, 2), (1, 0)):
-        option = planned(run, Asked(rows=rows_of_step(DATA, step)), make).option("replay")
+        option = planned(run, ToForget(rows=rows_of_step(DATA, step)), make).option("replay")
         assert option is not None
         assert option.from_step == begins
     damaged = run / "checkpoints" / "step-00000004" / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-    option = planned(run, Asked(rows=rows_of_step(DATA, 4)), make).option("replay")
+    option = planned(run, ToForget(rows=rows_of_step(DATA, 4)), make).option("replay")
     assert option is not None
     assert option.from_step == 2
     assert any("passed over: Checkpoint" in note and "damaged" in note for note in option.notes)
@@ -164,7 +164,7 @@ def test_what_is_derived_is_listed(tmp_path: Path) -> None:
     line = {"out": "/elsewhere/model", "step": 6, "weights": "ab"}
     (run / "exports.jsonl").write_text(json.dumps(line) + "\n")
     (run / "checkpoints" / "damaged-1-step-00000004").mkdir()
-    plan = planned(run, Asked(rows=rows_of_step(DATA, 3)), make)
+    plan = planned(run, ToForget(rows=rows_of_step(DATA, 3)), make)
     assert [(one.kind, one.step, one.status) for one in plan.derived] == [
         ("checkpoint", 0, "never had it"),
         ("checkpoint", 2, "never had it"),
@@ -191,7 +191,7 @@ def test_a_run_without_ledger_or_order_is_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
     make(None, tmp_path / "list").fit()
     with pytest.raises(ForgetError, match="The run's data are a list, and only a Source's rows"):
-        planned(tmp_path / "list", Asked(rows=frozenset({1})), make)
+        planned(tmp_path / "list", ToForget(rows=frozenset({1})), make)
     with pytest.raises(ForgetError, match="its ledger tells no classes apart"):
         planned(tmp_path / "list", PERSONAL, None)
 
@@ -218,8 +218,8 @@ def test_one_thing_is_asked_for() -> None:
 
     for options in ({}, {"classes": ("a",), "rows": frozenset({1})}):
         with pytest.raises(ForgetError, match="one of the two"):
-            Asked(**options)  # type: ignore[arg-type]
-    assert Asked.of_subject("known", Nobody()).rows == {3, 4}
+            ToForget(**options)  # type: ignore[arg-type]
+    assert ToForget.of_subject("known", Nobody()).rows == {3, 4}
     with pytest.raises(ForgetError, match="no rows in the index"):
-        Asked.of_subject("stranger", Nobody())
-    assert Asked(classes=("a",)).names_in(["a/b", "a", "ab", "a&c", "c&a/b", "c"]) == ("a/b", "a", "a&c", "c&a/b")
+        ToForget.of_subject("stranger", Nobody())
+    assert ToForget(classes=("a",)).names_in(["a/b", "a", "ab", "a&c", "c&a/b", "c"]) == ("a/b", "a", "a&c", "c&a/b")

@@ -7,23 +7,13 @@ from pathlib import Path
 import pytest
 
 from cosmati.errors import ForgetError
-from cosmati.forget.asked import Asked
+from cosmati.forget.asked import ToForget
 from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.past_run import PastRun
 from cosmati.ledger.verify import verify_ledger
 from cosmati.train.observers import Observer, StepReport
-from tests.forget.samples import (
-    bare,
-    differing,
-    forgotten,
-    maker,
-    packed,
-    rows_of_step,
-    source,
-    tensors,
-    trained,
-    without,
-)
+from tests.forget.samples import bare, differing, forgotten, maker, packed, rows_of_step, tensors, trained, without
+from tests.train.isolated.samples import source
 
 
 def test_the_bits_are_those_of_the_run_without_the_rows(tmp_path: Path) -> None:
@@ -32,7 +22,7 @@ def test_the_bits_are_those_of_the_run_without_the_rows(tmp_path: Path) -> None:
     make = maker(case, data := source(case))
     run = trained(make, tmp_path / "run")
     rows = rows_of_step(data, 3)
-    done = forgotten(run, Asked(rows=rows), make, tmp_path / "out")
+    done = forgotten(run, ToForget(rows=rows), make, tmp_path / "out")
     truth = trained(make, tmp_path / "truth", without(rows=rows))
     assert done.told is not None
     assert done.told["replayed_from"]["step"] == 2
@@ -44,8 +34,10 @@ def test_the_bits_are_those_of_the_run_without_the_rows(tmp_path: Path) -> None:
     assert PastRun(done.out).record.num_steps == 6
 
 
-@pytest.mark.parametrize("asked", [Asked(classes=("personal",)), Asked(rows=frozenset({3, 9}))], ids=["class", "rows"])
-def test_of_packed_text_documents_are_forgotten(asked: Asked, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "asked", [ToForget(classes=("personal",)), ToForget(rows=frozenset({3, 9}))], ids=["class", "rows"]
+)
+def test_of_packed_text_documents_are_forgotten(asked: ToForget, tmp_path: Path) -> None:
     """A class's, or single ones, in packs of several classes."""
     make = packed()
     run = trained(make, tmp_path / "run")
@@ -75,9 +67,9 @@ def test_broken_off_in_the_middle_it_goes_on(tmp_path: Path) -> None:
     run = trained(make, tmp_path / "run")
     for step in (4, 5):
         with pytest.raises(InterruptedError):
-            forgotten(run, Asked(rows=rows), maker(case, data, observers=[Stops(step)]), tmp_path / "out")
+            forgotten(run, ToForget(rows=rows), maker(case, data, observers=[Stops(step)]), tmp_path / "out")
         assert not (tmp_path / "out" / "certificates").exists()
-    done = forgotten(run, Asked(rows=rows), make, tmp_path / "out")
+    done = forgotten(run, ToForget(rows=rows), make, tmp_path / "out")
     assert not differing(tensors(done.out), tensors(trained(make, tmp_path / "truth", without(rows=rows))))
     assert done.certificate is not None
 
@@ -89,13 +81,13 @@ def test_a_second_deletion_goes_on_from_the_first(tmp_path: Path) -> None:
     make = maker(case, data)
     run = trained(make, tmp_path / "run")
     late, early = rows_of_step(data, 3), rows_of_step(data, 0)
-    first = forgotten(run, Asked(rows=late), make, tmp_path / "one").out
+    first = forgotten(run, ToForget(rows=late), make, tmp_path / "one").out
     with pytest.raises(ForgetError, match=r"was succeeded by .*one, which goes on with its ledger"):
-        forgotten(run, Asked(rows=early), make, tmp_path / "two")
-    second = forgotten(first, Asked(rows=early), make, tmp_path / "two")
+        forgotten(run, ToForget(rows=early), make, tmp_path / "two")
+    second = forgotten(first, ToForget(rows=early), make, tmp_path / "two")
     truth = trained(make, tmp_path / "truth", without(rows=late | early))
     assert not differing(tensors(second.out), tensors(truth))
-    third = forgotten(second.out, Asked(classes=("personal",)), make, tmp_path / "three")
+    third = forgotten(second.out, ToForget(classes=("personal",)), make, tmp_path / "three")
     truth = trained(make, tmp_path / "truth 3", without(rows=late | early, classes=["personal"]))
     assert not differing(tensors(third.out), tensors(truth))
     assert PastRun(third.out).gone.rows == late | early

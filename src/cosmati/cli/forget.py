@@ -19,7 +19,7 @@ from cosmati.cli.files import load_recipe
 from cosmati.core.source import Source
 from cosmati.errors import ForgetError, RunError
 from cosmati.forget import holds
-from cosmati.forget.asked import Asked, Subjects, read_row_ids
+from cosmati.forget.asked import ToForget, Subjects, read_row_ids
 from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.deletion import Deletion, begin, begun_in, carry_out, default_out
 from cosmati.forget.past_run import PastRun
@@ -46,18 +46,18 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Plan a deletion from a run, do it, certify it; keep what is on legal hold.",
 )
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder that keeps a ledger.")]
+RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder that keeps a ledger.")]
 Classes = Annotated[list[str] | None, typer.Option("--class", help="All rows of a class, and of those below it.")]
-Rows = Annotated[Path | None, typer.Option("--rows", help="Rows: a file with an id a line, or JSON with `row_id`.")]
+RowsFile = Annotated[Path | None, typer.Option("--rows", help="Rows: a file with an id a line, or JSON with `row_id`.")]
 Subject = Annotated[str | None, typer.Option("--subject", metavar="ID", help="All rows of a person; needs --subjects.")]
 SubjectsFile = Annotated[
     tuple[Path, Path] | None,
     typer.Option("--subjects", metavar="INDEX KEY", help="The index of subjects, and the file of its key."),
 ]
-RecipeFile = Annotated[
+RunRecipe = Annotated[
     str | None, typer.Option("--recipe", metavar="FILE[:FUNCTION]", help="The run's recipe; it is run.")
 ]
-Settings = Annotated[
+RunSettings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="As the run had it: config.seed=3.")
 ]
 Because = Annotated[str, typer.Option("--because", help="Why, for the record.")]
@@ -65,13 +65,13 @@ Because = Annotated[str, typer.Option("--because", help="Why, for the record.")]
 
 @app.command()
 def run(
-    run: Run,
+    run: RunFolderArgument,
     classes: Classes = None,
-    rows: Rows = None,
+    rows: RowsFile = None,
     subject: Subject = None,
     subjects: SubjectsFile = None,
-    recipe: RecipeFile = None,
-    settings: Settings = None,
+    recipe: RunRecipe = None,
+    settings: RunSettings = None,
     method: Annotated[str | None, typer.Option(help="drop or replay; the cheapest that's possible.")] = None,
     out: Annotated[Path | None, typer.Option(help="The new run's folder; beside RUN.")] = None,
     delete_superseded: Annotated[
@@ -148,10 +148,10 @@ def verify(
 
 @app.command()
 def hold(
-    run: Run,
+    run: RunFolderArgument,
     because: Because,
     classes: Classes = None,
-    rows: Rows = None,
+    rows: RowsFile = None,
     subject: Subject = None,
     subjects: SubjectsFile = None,
 ) -> None:
@@ -167,7 +167,9 @@ def hold(
 
 
 @app.command()
-def release(run: Run, number: Annotated[int, typer.Argument(help="Of the hold.")], because: Because) -> None:
+def release(
+    run: RunFolderArgument, number: Annotated[int, typer.Argument(help="Of the hold.")], because: Because
+) -> None:
     """Release a legal hold."""
     with _held(run):
         holds.release(run, number, because)
@@ -176,20 +178,20 @@ def release(run: Run, number: Annotated[int, typer.Argument(help="Of the hold.")
 
 def _asked(
     classes: Sequence[str] | None, rows: Path | None, subject: str | None, subjects: tuple[Path, Path] | None
-) -> Asked:
+) -> ToForget:
     given = [name for name, one in (("--class", classes), ("--rows", rows), ("--subject", subject)) if one]
     if len(given) != 1:
         raise ForgetError(
             f"Say what is meant by one of --class, --rows and --subject; given: {', '.join(given) or 'none'}."
         )
     if classes:
-        return Asked(classes=tuple(classes))
+        return ToForget(classes=tuple(classes))
     if rows is not None:
-        return Asked(rows=read_row_ids(rows))
+        return ToForget(rows=read_row_ids(rows))
     if subjects is None:
         msg = "A subject's rows are found by an index that was made of the data. Give it: --subjects INDEX KEY."
         raise ForgetError(msg)
-    return Asked.of_subject(str(subject), _index(*subjects))
+    return ToForget.of_subject(str(subject), _index(*subjects))
 
 
 def _index(path: Path, key: Path) -> Subjects:

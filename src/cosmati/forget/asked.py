@@ -24,7 +24,7 @@ class Subjects(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ToForget:
     """A request. Its `repr` shows no row and no subject.
 
     Attributes:
@@ -47,7 +47,7 @@ class Asked:
             raise ForgetError(msg)
 
     @classmethod
-    def of_subject(cls, subject: str, subjects: Subjects) -> Asked:
+    def of_subject(cls, subject: str, subjects: Subjects) -> ToForget:
         """Return the request for all rows of a subject.
 
         Raises:
@@ -121,7 +121,7 @@ def _row_id(line: str, where: str) -> int:
     return value
 
 
-def overlap(one: Asked, other: Asked) -> bool:
+def overlap(one: ToForget, other: ToForget) -> bool:
     """Say whether two requests may mean the same rows; rows and classes may, since ids say no class."""
     if one.rows and other.rows:
         return bool(one.rows & other.rows)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cosmati.errors import CosmatiError, ForgetError, RunError
-from cosmati.forget.asked import Asked
+from cosmati.export.publishing import Say
+from cosmati.forget.asked import ToForget
 from cosmati.forget.certificate import certify, pending, read_certificate, signed_digests
 from cosmati.forget.derived import DELETED, Derived, derived_of
 from cosmati.forget.drop import drop
@@ -28,8 +29,6 @@ from cosmati.forget.succession import CERTIFICATES, REQUEST
 from cosmati.records.run import RunRecord
 from cosmati.storage.atomic import sync
 from cosmati.train.ranks import Ranks
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class Deletion:
     told: Mapping[str, Any] | None = None
 
 
-def default_out(run: PastRun, asked: Asked) -> Path:
+def default_out(run: PastRun, asked: ToForget) -> Path:
     """Return where a successor goes if nobody says otherwise: beside the run."""
     return run.folder.with_name(f"{run.folder.name}-without-{asked.digest(run.salt)[:8]}")
 
@@ -139,7 +138,7 @@ def begun_in(out: Path) -> Begun | None:
 
 
 def carry_out(
-    run: PastRun, asked: Asked, begun: Begun, make: Make | None, out: Path, *, delete_superseded: bool, say: Say
+    run: PastRun, asked: ToForget, begun: Begun, make: Make | None, out: Path, *, delete_superseded: bool, say: Say
 ) -> Deletion:
     """Do it, or go on with it: successor, certificate, erasure.
 
@@ -174,7 +173,7 @@ def carry_out(
     return Deletion(out, outcome, *found)
 
 
-def _succeed(run: PastRun, asked: Asked, begun: Begun, make: Make | None, out: Path, say: Say) -> str:
+def _succeed(run: PastRun, asked: ToForget, begun: Begun, make: Make | None, out: Path, say: Say) -> str:
     gone = run.gone.and_also(begun.names, asked.rows)
     told, kept = begun.told, begun.to_mapping()
     if begun.option.method == "drop":

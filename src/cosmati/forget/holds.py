@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmati.errors import ForgetError
-from cosmati.forget.asked import Asked, overlap
+from cosmati.forget.asked import ToForget, overlap
 from cosmati.storage.atomic import replace_file
 
 HOLDS = "holds.jsonl"
@@ -32,17 +32,17 @@ class Hold:
     """
 
     number: int
-    asked: Asked
+    asked: ToForget
     because: str
     at: str
     released: str = ""
 
-    def may_mean(self, asked: Asked) -> bool:
+    def may_mean(self, asked: ToForget) -> bool:
         """Say whether it may be on something that is to be forgotten."""
         return overlap(self.asked, asked)
 
 
-def hold(folder: Path, asked: Asked, because: str) -> Hold:
+def hold(folder: Path, asked: ToForget, because: str) -> Hold:
     """Put a hold on classes or rows of a run.
 
     Raises:
@@ -81,7 +81,7 @@ def all_holds(folder: Path) -> tuple[Hold, ...]:
     for line in _lines(folder):
         if line["action"] == "hold":
             ended = released.get(line["number"])
-            asked = Asked(tuple(line["classes"]), frozenset(line["rows"]), line["subject"])
+            asked = ToForget(tuple(line["classes"]), frozenset(line["rows"]), line["subject"])
             why = f"{ended['because']} ({ended['at']})" if ended else ""
             found.append(Hold(line["number"], asked, line["because"], line["at"], why))
     return tuple(found)
@@ -104,7 +104,7 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for line in lines:
             if line["action"] == "hold":
-                Asked(tuple(line["classes"]), frozenset(line["rows"]), line["subject"])
+                ToForget(tuple(line["classes"]), frozenset(line["rows"]), line["subject"])
             assert isinstance(line["number"], int)
             assert isinstance(line["because"], str)
             assert isinstance(line["at"], str)

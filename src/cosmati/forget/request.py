@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from cosmati.errors import CosmatiError, ForgetError
-from cosmati.forget.asked import Asked
+from cosmati.forget.asked import ToForget
 from cosmati.forget.contact import Contact, contact_of, refuse_another
 from cosmati.forget.holds import Hold, holds_in_force
 from cosmati.forget.past_run import Gone, PastRun
@@ -29,7 +29,7 @@ class Request:
     """
 
     run: PastRun
-    asked: Asked
+    asked: ToForget
     make: Make | None
     names: tuple[str, ...]
     contact: Contact
@@ -37,7 +37,7 @@ class Request:
     not_its: str = ""
 
     @classmethod
-    def open(cls, run: PastRun, asked: Asked, make: Make | None) -> Request:
+    def open(cls, run: PastRun, asked: ToForget, make: Make | None) -> Request:
         """Look up what is meant.
 
         Raises:
@@ -76,7 +76,7 @@ def _not_its(run: PastRun, trainer: Trainer) -> str:
     return ""
 
 
-def _names(run: PastRun, asked: Asked, trainer: Trainer | None) -> tuple[str, ...]:
+def _names(run: PastRun, asked: ToForget, trainer: Trainer | None) -> tuple[str, ...]:
     """Return the classes that are meant: the ledger knows them under a policy, the data always."""
     data = trainer.prepared.given.data if trainer is not None else None
     known = run.ledger.classes if run.is_governed else tuple(getattr(data, "class_names", ()))
@@ -89,7 +89,7 @@ def _names(run: PastRun, asked: Asked, trainer: Trainer | None) -> tuple[str, ..
     return asked.names_in(known)
 
 
-def _contact(run: PastRun, asked: Asked, names: Collection[str], trainer: Trainer | None) -> Contact:
+def _contact(run: PastRun, asked: ToForget, names: Collection[str], trainer: Trainer | None) -> Contact:
     if asked.classes and run.is_governed:
         return Contact(run.first_contact(names), frozenset(names), 0)
     if trainer is None:
@@ -101,7 +101,7 @@ def _contact(run: PastRun, asked: Asked, names: Collection[str], trainer: Traine
     return contact_of(run, trainer, asked.rows, names)
 
 
-def _refuse_held(run: PastRun, asked: Asked, trainer: Trainer | None) -> None:
+def _refuse_held(run: PastRun, asked: ToForget, trainer: Trainer | None) -> None:
     """Refuse what a legal hold is on.
 
     Raises:
@@ -124,7 +124,7 @@ def _refuse_held(run: PastRun, asked: Asked, trainer: Trainer | None) -> None:
         raise ForgetError(msg)
 
 
-def _classes_meet(run: PastRun, hold: Hold, asked: Asked, trainer: Trainer) -> bool:
+def _classes_meet(run: PastRun, hold: Hold, asked: ToForget, trainer: Trainer) -> bool:
     """Say whether rows on the one side belong to a class on the other."""
     by_rows, by_class = (hold.asked, asked) if hold.asked.rows else (asked, hold.asked)
     return by_class.has_any(contact_of(run, trainer, by_rows.rows).classes)
