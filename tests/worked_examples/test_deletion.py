@@ -1,4 +1,4 @@
-"""A model learns from what is everybody's, what was licensed, and what persons wrote; then a licence ends, and one asks.
+"""A model learns from what is everybody's, what was licensed, and what persons wrote; a licence ends, and one asks.
 
 The publisher's texts taught nothing but an adapter of their own, so that what they gave is dropped when the licence
 ends, at once. What persons wrote taught the whole model: when Ada asks, and a legal hold that stood on her letters is

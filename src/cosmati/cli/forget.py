@@ -19,7 +19,7 @@ from cosmati.cli.files import load_recipe
 from cosmati.core.source import Source
 from cosmati.errors import ForgetError, RunError
 from cosmati.forget import holds
-from cosmati.forget.asked import ToForget, Subjects, read_row_ids
+from cosmati.forget.asked import Subjects, ToForget, read_row_ids
 from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.deletion import Deletion, begin, begun_in, carry_out, default_out
 from cosmati.forget.past_run import PastRun

@@ -42,6 +42,14 @@ Where those who vouch for the data have taken something back, such details say f
 
 From `step` on the rows of a rejected class are rejected, in every later table too; no step stands at or after a stop.
 
+Where a run had to forget something, an amendment's changes name `forgotten`, and its details say what the steps from
+then on don't have, and which tree had it; the changes of a later one name `certificate`, and its details the digest of
+the certificate (`cosmati.forget.certificate`)::
+
+    {"forgotten": {"asked": keyed digest, "classes": [name, ...], "num_rows": int, "method": str, "from_step": int,
+                   "succeeds": {"tree_size": int, "root": hex}}, ...}
+    {"certificate": {"digest": hex, "asked": keyed digest, "method": str, "strength": str}, ...}
+
 Details of a step (a microbatch whose norm is off its cadence is absent from "gradient_norm")::
 
     {"step": int,
