@@ -22,7 +22,18 @@ from cosmati.optim import SGD
 from cosmati.train.artifacts import artifact
 from cosmati.train.config import RunConfig
 from cosmati.train.trainer import Trainer
-from tests.forget.samples import ISOLATED, bare, maker, rows_of_step, trained, unwrapped
+from tests.forget.samples import (
+    ISOLATED,
+    bare,
+    differing,
+    forgotten,
+    maker,
+    rows_of_step,
+    tensors,
+    trained,
+    unwrapped,
+    without,
+)
 from tests.train.isolated.samples import CASES, policy, source
 
 CASE = bare("MLP, low rank")
@@ -223,3 +234,34 @@ def test_one_thing_is_asked_for() -> None:
     with pytest.raises(ForgetError, match="no rows in the index"):
         ToForget.of_subject("stranger", Nobody())
     assert ToForget(classes=("a",)).names_in(["a/b", "a", "ab", "a&c", "c&a/b", "c"]) == ("a/b", "a", "a&c", "c&a/b")
+
+
+def test_a_loss_that_cannot_leave_rows_out_is_found_before_anything_is_begun(tmp_path: Path) -> None:
+    def mean(model: torch.nn.Module, data: Any) -> torch.Tensor:
+        return CASE.loss(model, data).mean()  # type: ignore[union-attr]
+
+    make = maker(CASE, DATA, loss=mean)
+    run = trained(make, tmp_path / "run")
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+    plan = planned(run, ToForget(rows=frozenset({4})), make)
+    assert "the loss can't leave rows out: The batch has tombstone rows" in why_not(plan, "replay")
+    assert before == {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+
+
+def test_without_a_policy_the_data_tell_the_classes(tmp_path: Path) -> None:
+    """A plain run that keeps a ledger, at V = 1."""
+
+    def make(wrap: Any, folder: Path) -> Trainer:
+        torch.manual_seed(0)
+        config = RunConfig(budget="6ba", run_folder=folder, ledger=True, num_threads=1, checkpoint_every="1ba")
+        return Trainer(CASE.build(), CASE.loss, wrap(DATA), optimizers=[SGD(lr=0.1)], config=config)
+
+    run = trained(make, tmp_path / "run")
+    personal = ToForget(classes=("personal",))
+    option = planned(run, personal, make).option("replay")
+    assert option is not None
+    assert option.is_possible
+    done = forgotten(run, personal, make, tmp_path / "out")
+    truth = trained(make, tmp_path / "truth", without(classes=["personal"]))
+    assert not differing(tensors(done.out), tensors(truth))
+    assert differing(tensors(run), tensors(truth))

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cosmati.core.batch import TOMBSTONE, Batch
+from cosmati.core.batch import TOMBSTONE, Batch, bury
+from cosmati.core.loss import as_loss, without_tombstones
 from cosmati.core.source import Source
-from cosmati.errors import ForgetError
-from cosmati.forget.past_run import PastRun
+from cosmati.errors import BatchError, ForgetError
+from cosmati.forget.past_run import Gone, PastRun
+from cosmati.records.joint_classes import joint_name
+from cosmati.train.evaluation import kept_state
 from cosmati.train.identity import check_resume
 from cosmati.train.lifecycle import Lifecycle
 from cosmati.train.run.checkpoints import Checkpoint
@@ -89,3 +92,35 @@ def ids_of(batch: Batch) -> tuple[Tensor, Tensor]:
         assert lineage.token_row_ids is not None, "packs of a source know their rows"
         return lineage.token_row_ids.flatten(), lineage.token_class_ids.flatten()
     return lineage.row_ids, lineage.class_ids
+
+
+def without_rows(trainer: Lifecycle, step: int, gone: Gone) -> str:
+    """Say why the loss can't do without some rows of a microbatch; empty where it can, or nobody can tell.
+
+    Found here it costs a forward pass; found by the replay, the run has been succeeded by one that can't be trained.
+
+    Args:
+        trainer: made as the run's own was.
+        step: that has some of them.
+        gone: what is to be forgotten.
+    """
+    a, data = trainer.assembly, trainer.prepared.given.data
+    assert trainer.feed is not None, "it was read"
+    names = data.class_names if isinstance(data, Source) else ()
+    classes = torch.tensor([index for index, name in enumerate(names) if joint_name([name]) in gone.classes])
+    for batch in trainer.feed.again(step):
+        lineage = batch.lineage
+        mask = torch.isin(lineage.class_ids, classes) | torch.isin(lineage.row_ids, torch.tensor(sorted(gone.rows)))
+        is_run = bool(mask.any()) and (a.num_microbatches == 1 or not bool(mask.all()))
+        if lineage.token_class_ids is None and is_run:
+            buried = bury(batch, mask).to(a.device)
+            losses = [turn.loss for turn in a.turns]
+            with kept_state(a.model, losses), a.generators.restored(), a.config.autocast(a.device):
+                try:
+                    without_tombstones(as_loss(losses[0](a.model, buried.data)), buried.present)
+                except BatchError as error:
+                    return f"the loss can't leave rows out: {error}"
+                except Exception:  # noqa: BLE001  (code of the user's, which may want what a step prepares)
+                    return ""
+            break
+    return ""

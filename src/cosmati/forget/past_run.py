@@ -23,9 +23,11 @@ from cosmati.train.observers.ledger_checks import signed_entries
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
 from cosmati.train.run.folder import SUCCEEDED
 
+_VOUCHED = {"provenance", "policy_provenance"}
+"""Who vouches, and when they were asked: rows are those that they were, save rejected ones."""
 FORGOTTEN, CERTIFICATE = "forgotten", "certificate"
 """Names of what an amendment's details say of a deletion: what was substituted, and the certificate."""
-_FREE = ("cadence.", "parent.", "num_microbatches")
+_FREE = ("cadence.", "parent.", "microbatches")
 """Changes in mid-run that a replay doesn't have to be told: cuts of microbatches are kept in the folder."""
 _GONE = "forgotten.json"
 
@@ -197,17 +199,23 @@ class PastRun:
                 found[item.entry.step, item.entry.state_digest] = tables
         return found
 
-    def amended_after(self, start: Start) -> list[str]:
-        """Return in words what the run changed in mid-run after a start, and a replay from there would do otherwise."""
-        later = [tables for tables in self.ledger.tables if tables.index > start.tables.index]
-        own = {FORGOTTEN, CERTIFICATE}
-        later = [tables for tables in later if not own & {name for name, *_ in tables.changes}]
-        return [
-            f"{name} from step {getattr(tables.entry, 'step', 0)} on"
-            for tables in later
-            for name, _, _ in tables.changes
-            if not name.startswith(_FREE)
-        ]
+    def amended_after(self, start: Start, classes: Collection[str]) -> list[str]:
+        """Return in words what the run changed in mid-run after a start, and a replay from there would do otherwise.
+
+        Args:
+            start: of the replay.
+            classes: that are forgotten: that they were rejected on the way changes nothing, since they're gone.
+        """
+        before = {one.class_name for one in start.tables.withdrawn if one.action == "reject"}
+        found = []
+        for tables in (tables for tables in self.ledger.tables if tables.index > start.tables.index):
+            names = {name for name, *_ in tables.changes}
+            rejected = {one.class_name for one in tables.withdrawn if one.action == "reject"} - before
+            step = getattr(tables.entry, "step", 0)
+            if not {FORGOTTEN, CERTIFICATE} & names:
+                found += [f"{name} from step {step} on" for name in names - _VOUCHED if not name.startswith(_FREE)]
+                found += [f"{name} is rejected from step {step} on" for name in rejected - {*classes}]
+        return sorted(set(found))
 
     def end(self) -> EndEntry | None:
         """Return the last end that the ledger has."""
@@ -271,4 +279,8 @@ class PastRun:
                 f"{self.folder} was succeeded by {by}, which goes on with its ledger. Ask that run to forget; a second "
                 "successor would be a fork of one log."
             )
+            if not Path(by).exists():
+                msg += (
+                    f" It isn't there: if it was deleted before anybody had its ledger, delete {path}, and ask again."
+                )
             raise ForgetError(msg)

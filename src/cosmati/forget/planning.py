@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cosmati.errors import CosmatiError, RefutedError
+from cosmati.forget.contact import without_rows
 from cosmati.forget.derived import EVERYWHERE, Derived, derived_of
 from cosmati.forget.past_run import PastRun, Start
 from cosmati.forget.request import Request
@@ -15,6 +16,7 @@ from cosmati.train.facts import describe_environment
 from cosmati.train.identity import SURROUNDINGS
 
 EXACT = "exact with respect to content; that rows were there, and where, remains"
+_KEPT = "the weights and their averages are kept, the optimizer's state isn't: to train on, begin another run from them"
 FROM_ENTRY_0 = "exact with respect to content from entry 0 on; that rows were there, and where, remains"
 
 
@@ -86,12 +88,8 @@ class DeletionPlan:
 
 def assess_drop(request: Request) -> Option:
     """Say whether what is a class's own can be taken out, and that's all there is of it."""
-    return Option(method="drop", strength=EXACT, why_not=tuple(_why_not_drop(request)), notes=DROP_NOTES)
-
-
-DROP_NOTES = (
-    "the weights and their averages are kept, the optimizer's state isn't: to train on, begin another run from them",
-)
+    why_not = tuple(_why_not_drop(request))
+    return Option(method="drop", why_not=why_not) if why_not else Option(method="drop", strength=EXACT, notes=(_KEPT,))
 
 
 def own_regions(run: PastRun, classes: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -158,20 +156,23 @@ def _why_not_replay(request: Request) -> Iterator[str]:
         yield reason if reason.startswith("replayable") else f"replayable isn't promised: {reason}"
     if contact is None:
         return
+    gone = request.gone
     try:
         start = run.start(contact)
         if request.trainer is not None:
-            request.gone.of(request.trainer.prepared.given.data, run.salt)
+            gone.of(request.trainer.prepared.given.data, run.salt)
     except CosmatiError as error:
         yield str(error)
         return
-    for told in run.amended_after(start):
+    for told in run.amended_after(start, request.names):
         yield f"the run was amended after step {start.step}, which a replay from there doesn't do again: {told}"
     if start.checkpoint is None and request.trainer is not None and not request.begins_alike():
         yield (
             f"no checkpoint from before the first contact (step {contact}) is kept, and the recipe makes other first "
             "weights than entry 0 of the ledger commits to"
         )
+    if request.trainer is not None and not request.not_its and (reason := without_rows(request.trainer, contact, gone)):
+        yield reason
 
 
 def _where(start: Start, contact: int) -> Iterator[str]:
