@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
 from cosmati.forget.asked import ToForget
 from cosmati.forget.certificate import verify_certificate
+from cosmati.forget.past_run import PastRun
 from cosmati.ledger.verify import verify_ledger
 from cosmati.optim import AdamW
+from cosmati.provenance.authority.errors import NoLongerVouchedError
 from cosmati.provenance.authority.trusted import Authority
-from tests.forget.samples import differing, forgotten, tensors, trained, without
+from tests.forget.samples import KEPT, differing, forgotten, tensors, trained, unwrapped, without
 from tests.provenance.authority.people import NEWS, People
+from tests.worked_examples import test_three_authorities as story
 
 
 def loss(model: nn.Module, rows: Tensor) -> Loss:
@@ -70,3 +74,32 @@ def test_what_is_left_is_signed(people: People, tmp_path: Path) -> None:
     assert len({str(one["sources"]) for one in (*before.provenance, *after.provenance)}) == 1
     assert done.certificate is not None
     assert verify_certificate(done.certificate, done.out / "ledger").told["replayed_from"]["step"] == 2
+
+
+@pytest.mark.parametrize("grace", ["reject", "stop"])
+def test_what_a_licence_was_for_is_forgotten_after_its_end(
+    grace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run went on without the class, or stopped; whoever vouches for nobody's rows isn't asked about them."""
+    monkeypatch.setattr(story, "POLICY", story.POLICY.replace("licence: reject", f"licence: {grace}"))
+    monkeypatch.setattr(story, "STEPS", 16)
+    publisher = story.Publisher(tmp_path)
+    events: dict[int, Any] = {}
+
+    def make(wrap: Any, folder: Path) -> Trainer:
+        monkeypatch.setattr(story, "StreamingSource", lambda *given: wrap(StreamingSource(*given)))
+        monkeypatch.setattr(story, "RunConfig", lambda **given: RunConfig(**{**given, **KEPT, "run_folder": folder}))
+        monkeypatch.setattr(publisher, "authority", lambda _run: authority(tmp_path / "run"))
+        return publisher.trainer(events)
+
+    authority = publisher.authority
+    truth = trained(make, tmp_path / "truth", without(classes=["licensed/articles"]))
+    events[10] = publisher.licence_ends
+    with contextlib.suppress(NoLongerVouchedError):
+        make(unwrapped, tmp_path / "run").fit()
+    assert PastRun(tmp_path / "run").num_steps == (16 if grace == "reject" else 13), "found at step 12"
+    events.clear()
+    done = forgotten(tmp_path / "run", ToForget(classes=("licensed",)), make, tmp_path / "out")
+    assert not differing(tensors(done.out), tensors(truth))
+    assert done.certificate is not None
+    assert verify_certificate(done.certificate, done.out / "ledger").checked[-1].endswith("rows of licensed/articles")

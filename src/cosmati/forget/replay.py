@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,13 @@ def replay(
 
 
 def _prepared(run: PastRun, trainer: Trainer, out: Path, start: Start, told: Mapping[str, Any]) -> Succession:
-    digest = trainer.prepared.data_digest
+    digest, last = trainer.prepared.data_digest, run.ledger.tables[-1]
+    if last.withdrawn != start.tables.withdrawn:
+        # What is rejected stays so in every later entry, those of steps that are taken anew too.
+        start = replace(start, tables=last)
     if start.checkpoint is not None:
         checkpoint = of_another_source(start.checkpoint, trainer.prepared.identity)
-        start = Start(start.step, checkpoint, start.tables)
+        start = replace(start, checkpoint=checkpoint)
     made = Succession(run, out)
     made.keep_record(start.step)
     if start.checkpoint is not None:

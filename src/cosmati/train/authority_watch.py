@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from queue import Empty, SimpleQueue
@@ -17,9 +17,10 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from cosmati.core.clock import Clock
+from cosmati.data.tombstoned import Tombstoned
 from cosmati.data.vouching import VouchedShards, look_again, vouched_sources
 from cosmati.provenance.authority.errors import NoLongerVouchedError
-from cosmati.provenance.voucher import LostVoucher, VouchedData, Voucher, Withdrawal, Withdrawn
+from cosmati.provenance.voucher import LostVoucher, VouchedData, Voucher, Withdrawal, Withdrawn, class_of_target
 from cosmati.routing.grace import Grace
 from cosmati.routing.policy import CompiledPolicy, resolve_time
 from cosmati.routing.tightening import without_class
@@ -69,6 +70,7 @@ class AuthorityWatch:
         vouched: by whom, when they were opened.
         assembly: of the run.
         grace: what follows where they are no longer; None, of a run without a policy or a memory of it, stops.
+        gone: classes whose rows are tombstones.
 
     Raises:
         NoLongerVouchedError: they have been opened as another run has kept them, or in another process.
@@ -80,6 +82,7 @@ class AuthorityWatch:
         vouched: VouchedData,
         assembly: Assembly,
         grace: Grace | None,
+        gone: Collection[str] = (),
     ) -> None:
         self._sources, self._vouched, self._a = sources, vouched, assembly
         self._grace = grace or Grace()
@@ -99,9 +102,11 @@ class AuthorityWatch:
         self._starts = {phase.start_step for phase in assembly.policy.phases[1:]} if assembly.policy else set()
         folder = assembly.config.run_folder
         kept = {one.authority.run.resolve() for one in asked if one.authority.run is not None}
-        if vouched.lost and (folder is None or kept != {folder.resolve()}):
+        self._gone = frozenset(gone)
+        lost = self._read(vouched.lost)
+        if lost and (folder is None or kept != {folder.resolve()}):
             msg = (
-                f"{vouched.lost[0].because} What {asked[0].authority.run} has kept of it is for going on with that "
+                f"{lost[0].because} What {asked[0].authority.run} has kept of it is for going on with that "
                 f"run, and run_folder is {folder}."
             )
             raise NoLongerVouchedError(msg)
@@ -133,12 +138,12 @@ class AuthorityWatch:
             return self._agreed((), (), None)
         before = recorded.in_force if recorded is not None else ()
         seen = look_again(self._sources) if self._vouched.lost else self._vouched
-        lost = {(one.target, one.reason): one for one in seen.lost}
+        lost = {(one.target, one.reason): one for one in self._read(seen.lost)}
         kept = [one for one in before if one.action == "reject" or (one.target, one.reason) in lost]
         known = {(one.target, one.reason) for one in kept}
         new = self._answers([one for key, one in lost.items() if key not in known], kept, clock.step)
         changes = self._changes(new)
-        changes += [Change("provenance", str(one), "vouched for again") for one in before if one not in kept]
+        changes += [Change("provenance", str(one), self._why_lifted(one)) for one in before if one not in kept]
         other = self._other_keys(seen)
         self._withdrawn = recorded
         news = self._agreed([*kept, *new], [*changes, *other], seen)
@@ -200,13 +205,20 @@ class AuthorityWatch:
     def _answers(self, lost: Sequence[LostVoucher], before: Sequence[Withdrawal], step: int) -> list[Withdrawal]:
         """Return what follows from what is lost, from a step on."""
         found = list[Withdrawal]()
-        for one in lost:
+        for one in self._read(lost):
             action, later = self._grace.answer(one.reason, self._steps)
             found.append(Withdrawal(one.target, one.reason, one.because, action, step + later))
         if self._base is not None and found and not self._offers([*before, *found], step):
             # Nothing would be left to learn from: as good as a stop, and it says why.
             found = [Withdrawal(o.target, o.reason, o.because, "stop", o.step) for o in found]
         return found
+
+    def _read(self, lost: Sequence[LostVoucher]) -> list[LostVoucher]:
+        """Leave out what nobody reads: of rows that are tombstones nobody has to vouch for anything."""
+        return [one for one in lost if class_of_target(one.target) not in self._gone]
+
+    def _why_lifted(self, one: Withdrawal) -> str:
+        return "its rows are gone" if one.class_path in self._gone else "vouched for again"
 
     def _changes(self, new: Sequence[Withdrawal]) -> list[Change]:
         return [Change("provenance", f"{one.target}: {self._known[one.target]}", str(one)) for one in new]
@@ -331,4 +343,5 @@ def watch_of(given: Ingredients, assembly: Assembly) -> AuthorityWatch | None:
     # What is rejected has to be known to who resumes.
     remembers = given.config.run_folder is None or assembly.plan.facts.has_ledger
     grace = given.policy.grace if given.policy is not None and remembers else None
-    return AuthorityWatch(sources, vouched, assembly, grace)
+    gone = given.data.classes if isinstance(given.data, Tombstoned) else ()
+    return AuthorityWatch(sources, vouched, assembly, grace, gone)
