@@ -13,6 +13,7 @@
     ├── CheckpointError    (RuntimeError)  a checkpoint that is damaged, partial or of another plan
     ├── RunError           (RuntimeError)  a run folder that is in use or not a run
     ├── ExportError        (RuntimeError)  a model that can't be exported, or isn't the one that was measured
+    ├── ForgetError        (RuntimeError)  what can't be deleted as it was asked
     └── MissingExtraError  (ImportError)   a package of an extra that isn't installed
 
 Each message says what happened, why, and what mends it.
@@ -75,6 +76,10 @@ class RunError(CosmatiError, RuntimeError):
 
 class ExportError(CosmatiError, RuntimeError):
     """A model that can't be exported as asked, or whose export isn't the model that was measured."""
+
+
+class ForgetError(CosmatiError, RuntimeError):
+    """A deletion that can't be done as it was asked, or that a legal hold forbids."""
 
 
 class MissingExtraError(CosmatiError, ImportError):

@@ -28,6 +28,7 @@ SUMMARIES = {
     "store": "Folders of runs and studies: into other tools, and out of them.",
     "ledger": "Verify a run's ledger, and ask it what it knows.",
     "audit": "Hand a run to an auditor as one file, and check such a file.",
+    "forget": "Plan a deletion from a run, do it, certify it; keep what is on legal hold.",
     "policy": "Begin, check, show, explain, compare and sign policies.",
     "keys": "Who may sign which class of data: make an authority, name its people, take keys back.",
 }

@@ -7,8 +7,9 @@ what it was. Content is replaced before anything reads it, not only weighed by 0
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ class Tombstoned:
         source: that has the rows; of packs, a `PackedSource`.
         classes: names of the classes whose rows are gone.
         rows: ids of rows that are gone; of packs, of the documents.
+        key: keeps who reads the digest from finding the rows by trying ids out; 32 bytes, or none.
 
     Raises:
         DataError: the source has no such class.
@@ -36,6 +38,7 @@ class Tombstoned:
     source: Source
     classes: Collection[str] = ()
     rows: Collection[int] = ()
+    key: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, str) or (unknown := sorted(set(self.classes) - set(self.source.class_names))):
@@ -45,6 +48,8 @@ class Tombstoned:
                 f"{list(self.source.class_names)}."
             )
             raise DataError(msg)
+        # As a set they're in no record: what a run is made of names tuples of numbers in clear.
+        object.__setattr__(self, "rows", frozenset(map(int, self.rows)))
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -76,6 +81,8 @@ class Tombstoned:
     def digest(self) -> str:
         """Hex digest of the source's own, and of what is gone."""
         told = f"{self.source.digest}\0{sorted(self.classes)}\0{sorted(self.rows)}"
+        if self.key:
+            return hmac.digest(self.key, b"cosmati tombstones\0" + told.encode(), "sha256").hex()
         return hashlib.sha256(told.encode()).hexdigest()
 
     def order(

@@ -46,6 +46,14 @@ data that are skipped aren't evaluated on. "of" is empty of data, `policy`, or t
 nobody rejects; "root" is that of the authority; "deletion" says how what it taught is deleted. An earlier release
 says none of these.
 
+Where a run had to forget something, an amendment's changes name `forgotten`, and its details say what the steps from
+then on don't have, and which tree had it; the changes of a later one name `certificate`, and its details the digest of
+the certificate (`cosmati.forget.certificate`)::
+
+    {"forgotten": {"asked": keyed digest, "classes": [name, ...], "num_rows": int, "method": str, "from_step": int,
+                   "succeeds": {"tree_size": int, "root": hex}}, ...}
+    {"certificate": {"digest": hex, "asked": keyed digest, "method": str, "strength": str}, ...}
+
 Details of a step (a microbatch whose norm is off its cadence is absent from "gradient_norm")::
 
     {"step": int,

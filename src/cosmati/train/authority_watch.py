@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, replace
 
 from cosmati.core.clock import Clock
+from cosmati.data.tombstoned import Tombstoned
 from cosmati.data.vouching import VouchedShards, vouched_sources
 from cosmati.provenance.artifact import Artifact
 from cosmati.provenance.authority.errors import NoLongerVouchedError
@@ -22,6 +23,7 @@ from cosmati.provenance.voucher import (
     VouchedPolicy,
     Withdrawal,
     Withdrawn,
+    class_of_target,
     together,
 )
 from cosmati.routing.grace import Grace
@@ -49,16 +51,23 @@ class AuthorityWatch:
         data: who vouched for the data when they were opened; None where nobody did.
         assembly: of the run.
         grace: what follows where they do no longer; None, of a run without a policy or a memory of it, stops.
+        gone: classes whose rows are tombstones: nobody has to vouch for anything of theirs.
 
     Raises:
         NoLongerVouchedError: something was opened as another run has kept it, or in another process.
     """
 
     def __init__(
-        self, things: Sequence[Thing], data: VouchedData | None, assembly: Assembly, grace: Grace | None
+        self,
+        things: Sequence[Thing],
+        data: VouchedData | None,
+        assembly: Assembly,
+        grace: Grace | None,
+        gone: Collection[str] = (),
     ) -> None:
         self._things, self._data, self._a = things, data, assembly
         self._grace = grace or Grace()
+        self._gone = frozenset(gone)
         self._base = assembly.policy
         self._withdrawn: Withdrawn | None = None
         self._heeded = -1
@@ -146,11 +155,14 @@ class AuthorityWatch:
         known = {one.key for one in kept}
         new = self._answers([(of, one) for (of, *_), one in without(lost, known)], kept, clock.step)
         changes = self._changes(new)
-        lifted = [(one, "answered anew" if one.key in lost else "vouched for again") for one in before]
+        lifted = [(one, "answered anew" if one.key in lost else self._why_lifted(one)) for one in before]
         changes += [Change("provenance", str(one), now) for one, now in lifted if one not in kept]
         other = self._other_keys()
         self._withdrawn = recorded
         return self._agreed([*kept, *new], [*changes, *other.values()], other, self._latest)
+
+    def _why_lifted(self, one: Withdrawal) -> str:
+        return "its rows are gone" if not one.of and one.class_path in self._gone else "vouched for again"
 
     def _rejects(self, one: Withdrawal) -> bool:
         """Return whether the grace in force now rejects, where an earlier one has stopped the run."""
@@ -211,7 +223,9 @@ class AuthorityWatch:
     def _lost(self, numbers: Iterable[int]) -> Iterator[tuple[tuple[str, str, str, str], LostVoucher]]:
         for number in numbers:
             of = self._things[number].of
-            yield from (((of, one.root, one.target, one.reason), one) for one in self._latest[number].lost)
+            for one in self._latest[number].lost:
+                if of or class_of_target(one.target) not in self._gone:
+                    yield (of, one.root, one.target, one.reason), one
 
     def _other_keys(self) -> dict[int, Change]:
         """Return which things are signed by others than before, for longer, or in another version; it's known now."""
@@ -240,7 +254,7 @@ class AuthorityWatch:
             found.append(Withdrawal(one.target, one.reason, one.because, action, step + later, of, one.root))
             if not of and one.reason != "expiry":
                 found[-1] = replace(found[-1], deletion=deletion(self._a, found[-1].class_path))
-        if self._base is not None and self._data is not None and not self._offers([*before, *found], step):
+        if self._base is not None and self._data is not None and found and not self._offers([*before, *found], step):
             # Nothing would be left to learn from: as good as a stop, and it says why.
             found = [replace(one, action="stop") if not one.of else one for one in found]
         return found
@@ -344,7 +358,8 @@ def watch_of(
     # What is rejected has to be known to who resumes.
     remembers = given.config.run_folder is None or assembly.plan.facts.has_ledger
     grace = given.policy.grace if given.policy is not None and remembers else None
-    return AuthorityWatch(things, data, assembly, grace)
+    gone = given.data.classes if isinstance(given.data, Tombstoned) else ()
+    return AuthorityWatch(things, data, assembly, grace, gone)
 
 
 def still_measured(

@@ -27,7 +27,7 @@ from cosmati.ledger.rows import commit_rows, derive_blinds, hash_rows
 from cosmati.records.ledger import MicrobatchCell, StepEntry
 from cosmati.train.cutting import piece_of
 from cosmati.train.lifecycle import Lifecycle
-from cosmati.train.observers.pack_cells import documents_in
+from cosmati.train.observers.pack_cells import documents_in, present
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,8 @@ class _Again:
 
     def _of_cell(self, batch: Batch, cell: MicrobatchCell) -> _TookPart:
         ids, classes = documents_in(batch)
-        return _TookPart(ids, np.isin(classes, self._router.source_classes(cell.class_id, cell.band)))
+        is_own = np.isin(classes, self._router.source_classes(cell.class_id, cell.band))
+        return _TookPart(ids, is_own & present(batch, ids))
 
     def _num_chosen(self, batch: Batch, took_part: _TookPart, is_pack: bool) -> int:
         """Count whole rows, and documents of packs, that were chosen."""

@@ -47,10 +47,21 @@ def class_columns(
     columns: list[int] = []
     for own in groups.values():
         is_there = np.isin(classes, own)
-        takes_part = is_there & (route.offered and not {*own} & {*route.tokens.withheld})
+        takes_part = is_there & present(batch, ids) & (route.offered and not {*own} & {*route.tokens.withheld})
         commitment = commit_rows(hash_rows(blinds[takes_part], ids[takes_part]))
         columns += [*commitment, int(takes_part.sum()), int(is_there.any())]
     return columns
+
+
+def present(batch: Batch, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Say which documents are there, bool [documents]; the others are tombstones, which keep their class.
+
+    Args:
+        batch: whose they are.
+        ids: of pack and row, as `documents_in` gives them.
+    """
+    are_known = batch.lineage.token_row_ids is not None
+    return ids[:, 1] != TOMBSTONE if are_known else np.ones(len(ids), bool)
 
 
 def documents_in(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -8,6 +8,7 @@ changes.jsonl       what each resume has changed
 checkpoints/        see checkpoints.py
 ledger/             see cosmati.ledger
 private/            the operator's key and the rows' salt: never part of what is handed on
+succeeded.json      which folder goes on with the ledger, where a deletion has made one
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from cosmati.train.identity import Change
 from cosmati.train.run.checkpoints import list_checkpoints
 from cosmati.train.run.result import RunResult
 
+SUCCEEDED = "succeeded.json"
 _PAUSES = (0.0, 0.01, 0.05, 0.2)
 """Seconds: a collection that is asked for while another thread's goes on does nothing."""
 
@@ -68,6 +70,13 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path, facts: RunFacts) -> Self:
         """Make or open a run folder and lock it; the kernel frees the lock when the process dies."""
+        if (path / SUCCEEDED).exists():
+            by = json.loads((path / SUCCEEDED).read_text())["by"]
+            msg = (
+                f"{path} was succeeded by {by}, which had to forget something. Go on there; "
+                "two ends of one ledger would be a fork."
+            )
+            raise RunError(msg)
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / "checkpoints").mkdir(exist_ok=True)

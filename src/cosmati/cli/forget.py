@@ -1,0 +1,286 @@
+"""`cosmati forget`: a plan first, then drop or replay, a certificate, and what verifies it; legal holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from cosmati.cli.errors import STOPPED, Question
+from cosmati.cli.files import load_recipe
+from cosmati.core.source import Source
+from cosmati.errors import ForgetError, RunError
+from cosmati.forget import holds
+from cosmati.forget.asked import Subjects, ToForget, read_row_ids
+from cosmati.forget.certificate import verify_certificate
+from cosmati.forget.deletion import Deletion, begin, begun_in, carry_out, default_out
+from cosmati.forget.past_run import PastRun
+from cosmati.forget.planning import DeletionPlan, Option, plan_deletion
+from cosmati.forget.replay import Make
+from cosmati.forget.request import Request
+from cosmati.recipes.recipe import Recipe
+from cosmati.storage.lock import FileLock
+from cosmati.train.trainer import Trainer
+
+
+class _OfRuns(TyperGroup):
+    """The group of these commands: what isn't one of them is a run, to plan for."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  (a class that typer keeps private)
+        """Take `cosmati forget RUN ...` for `cosmati forget run RUN ...`."""
+        is_named = bool(args) and (args[0] in self.commands or args[0] in ("--help", "-h"))
+        return super().parse_args(ctx, args if is_named or not args else ["run", *args])
+
+
+app = typer.Typer(
+    cls=_OfRuns,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Plan a deletion from a run, do it, certify it; keep what is on legal hold.",
+)
+RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder that keeps a ledger.")]
+Classes = Annotated[list[str] | None, typer.Option("--class", help="All rows of a class, and of those below it.")]
+RowsFile = Annotated[Path | None, typer.Option("--rows", help="Rows: a file with an id a line, or JSON with `row_id`.")]
+Subject = Annotated[str | None, typer.Option("--subject", metavar="ID", help="All rows of a person; needs --subjects.")]
+SubjectsFile = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option("--subjects", metavar="INDEX KEY", help="The index of subjects, and the file of its key."),
+]
+RunRecipe = Annotated[
+    str | None, typer.Option("--recipe", metavar="FILE[:FUNCTION]", help="The run's recipe; it is run.")
+]
+RunSettings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="As the run had it: config.seed=3.")
+]
+Because = Annotated[str, typer.Option("--because", help="Why, for the record.")]
+
+
+@app.command()
+def run(
+    run: RunFolderArgument,
+    classes: Classes = None,
+    rows: RowsFile = None,
+    subject: Subject = None,
+    subjects: SubjectsFile = None,
+    recipe: RunRecipe = None,
+    settings: RunSettings = None,
+    method: Annotated[str | None, typer.Option(help="drop or replay; the cheapest that's possible.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The new run's folder; beside RUN.")] = None,
+    delete_superseded: Annotated[
+        bool, typer.Option("--delete-superseded", help="Then delete RUN's checkpoints that learnt it.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this, the plan is printed.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON.")] = False,
+) -> None:
+    """Plan what it takes to forget classes or rows, and with --yes do it.
+
+    `cosmati forget RUN` is short for `cosmati forget run RUN`. RUN stays as it is: the result is a new run folder,
+    which goes on with RUN's ledger, and a certificate in it. Killed, the same command goes on.
+
+    \b
+    drop     leaves out what is the class's own, where the run promises isolated(class, region): exact, at once
+    replay   trains again from before first contact, with tombstones in place of the content: exact, and takes steps
+
+    \b
+    Examples:
+      cosmati forget runs/one --class licensed/news
+      cosmati forget runs/one --rows ids.txt --recipe one.py --method replay --yes
+      cosmati forget runs/one --subject 4711 --subjects people.index people.key --recipe one.py
+      cosmati forget verify runs/one-without-3f9c21aa/certificates/0001.json
+    """  # noqa: D301  (\b is click's mark for lines to leave as they are)
+    asked = _asked(classes, rows, subject, subjects)
+    make = None if recipe is None else _maker(load_recipe(recipe, settings or []))
+    with _held(run):
+        past = PastRun(run)
+        out = out or default_out(past, asked)
+        # One that was begun isn't planned again: what it began from may be deleted by now.
+        begun = begun_in(out) if yes else None
+        if begun is None or begun.plan.digest != asked.digest(past.salt):
+            past.refuse_succeeded()
+            request = Request.open(past, asked, make)
+            plan = plan_deletion(request)
+            if not yes:
+                _show(plan, as_json=as_json)
+                return
+            begun = begin(request, method or _cheapest(plan), out)
+            del request
+        done = carry_out(past, asked, begun, make, out, delete_superseded=delete_superseded, say=_say)
+    _tell(done)
+
+
+@app.command(cls=Question)
+def verify(
+    certificate: Annotated[Path, typer.Argument(help="A certificate, of RUN/certificates.")],
+    ledger: Annotated[
+        Path | None, typer.Option(help="A copy of the ledger; the one of the certificate's own run.")
+    ] = None,
+    vkey: Annotated[
+        str | None, typer.Option("--vkey", help="The operator's verifier key, from a source you trust.")
+    ] = None,
+) -> None:
+    """Check a certificate against a copy of the ledger; nothing else of the operator's is needed.
+
+    0 means that the ledger bears it out, 1 that it doesn't, 2 that there is no answer.
+    """
+    found = verify_certificate(certificate, ledger or certificate.resolve().parent.parent / "ledger", vkey=vkey)
+    told = found.told
+    typer.echo(f"Yes: {told['run']} was asked to forget {told['asked']['what']}, {told['at']}.")
+    typer.echo(f"  {told['method']}: {told['strength']}")
+    for line in found.checked:
+        typer.echo(f"  checked      {line}")
+    for line in found.not_checked:
+        typer.echo(f"  not checked  {line}")
+    for line in _uncovered(told):
+        typer.echo(f"  not covered  {line}")
+    for line in told["notes"]:
+        typer.echo(f"  note         {line}")
+    trusted = "" if vkey else " The ledger's own key is believed: give --vkey."
+    typer.echo(f"Evidence: {told['evidence']}.{trusted}")
+
+
+@app.command()
+def hold(
+    run: RunFolderArgument,
+    because: Because,
+    classes: Classes = None,
+    rows: RowsFile = None,
+    subject: Subject = None,
+    subjects: SubjectsFile = None,
+) -> None:
+    """Put a legal hold on classes or rows: nothing of them is forgotten before it's released."""
+    asked = _asked(classes, rows, subject, subjects)
+    with _held(run):
+        past = PastRun(run)
+        past.refuse_succeeded()
+        if asked.classes and past.is_governed:
+            asked.names_in(past.ledger.classes)
+        made = holds.hold(run, asked, because)
+    typer.echo(f"Hold {made.number} is on {asked.words} of {run}.")
+
+
+@app.command()
+def release(
+    run: RunFolderArgument, number: Annotated[int, typer.Argument(help="Of the hold.")], because: Because
+) -> None:
+    """Release a legal hold."""
+    with _held(run):
+        holds.release(run, number, because)
+    typer.echo(f"Hold {number} of {run} is released.")
+
+
+def _asked(
+    classes: Sequence[str] | None, rows: Path | None, subject: str | None, subjects: tuple[Path, Path] | None
+) -> ToForget:
+    given = [name for name, one in (("--class", classes), ("--rows", rows), ("--subject", subject)) if one]
+    if len(given) != 1:
+        raise ForgetError(
+            f"Say what is meant by one of --class, --rows and --subject; given: {', '.join(given) or 'none'}."
+        )
+    if classes:
+        return ToForget(classes=tuple(classes))
+    if rows is not None:
+        return ToForget(rows=read_row_ids(rows))
+    if subjects is None:
+        msg = "A subject's rows are found by an index that was made of the data. Give it: --subjects INDEX KEY."
+        raise ForgetError(msg)
+    return ToForget.of_subject(str(subject), _index(*subjects))
+
+
+def _index(path: Path, key: Path) -> Subjects:
+    index = importlib.import_module("cosmati.forget.subjects")
+    found: Subjects = index.SubjectIndex.open(path, index.read_key(key))
+    return found
+
+
+def _maker(recipe: Recipe) -> Make:
+    def make(wrap: Callable[[object], Source], folder: Path) -> Trainer:
+        return dataclasses.replace(recipe, data=lambda: wrap(recipe.data())).trainer(run_folder=folder)
+
+    return make
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Keep others from training in the folder, or forgetting; under torchrun the first rank does."""
+    if not (folder / "run.json").is_file():
+        raise RunError(f"{folder} is no run folder: it has no run.json. Give what --run-folder or RunConfig named.")
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    try:
+        lock = FileLock(folder / "lock")
+    except BlockingIOError as error:
+        msg = f"{folder} is in use: a process trains in it, or forgets. Wait for its end, or stop it with Ctrl-C."
+        raise RunError(msg) from error
+    with lock:
+        yield
+
+
+def _cheapest(plan: DeletionPlan) -> str:
+    found = next((one for one in plan.options if one.is_possible), None)
+    if found is None:
+        why = "; ".join(f"{one.method}: {', '.join(one.why_not)}" for one in plan.options)
+        raise ForgetError(f"Nothing is possible. {why}.")
+    return found.method
+
+
+def _say(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(line)
+
+
+def _show(plan: DeletionPlan, *, as_json: bool) -> None:
+    if as_json:
+        _say(json.dumps(plan.to_mapping(), indent=1))
+        return
+    _say(f"{plan.run}: forget {plan.asked}")
+    if plan.first_contact is None:
+        _say("No step had any of it: there is nothing to forget.")
+        return
+    given = f"{plan.num_rows} rows were given to it, of" if plan.num_rows else "of"
+    _say(f"  first contact at step {plan.first_contact}; {given} class {', '.join(plan.classes)}")
+    for one in plan.options:
+        _say(_line(one))
+        for note in one.why_not or one.notes:
+            _say(f"             {note}")
+    for derived in plan.derived:
+        _say(f"  {derived.status:<12} {derived.kind} {derived.path}, step {derived.step}")
+    for line in plan.not_covered:
+        _say(f"  not covered  {line}")
+    _say("Nothing was done. To do it: the same command with --method NAME --yes.")
+
+
+def _line(one: Option) -> str:
+    if not one.is_possible:
+        return f"  {one.method:<10} not possible"
+    minutes = "" if one.minutes is None else f", about {one.minutes:.1f} minutes"
+    cost = f"{one.num_steps} steps{minutes}" if one.num_steps else "no training"
+    return f"  {one.method:<10} {one.strength} ({cost})"
+
+
+def _uncovered(told: Any) -> Iterator[str]:  # noqa: ANN401  (JSON)
+    for one in told["derived"]:
+        if one["status"] == "not covered":
+            yield f"{one['kind']} {one['path']}, step {one['step']}"
+    yield from told["not_covered"]
+
+
+def _tell(done: Deletion) -> None:
+    if done.certificate is None or done.told is None:
+        if done.outcome == "stopped":
+            _say("Stopped. The same command goes on from what is on disk.")
+            raise typer.Exit(STOPPED)
+        return
+    _say(f"{done.told['method']}: {done.told['strength']}")
+    _say(f"The run without it: {done.out}")
+    for line in _uncovered(done.told):
+        _say(f"  not covered  {line}")
+    _say(f"Certificate: {done.certificate}. Check it: cosmati forget verify {done.certificate}")

@@ -1,0 +1,130 @@
+"""What is to be forgotten: classes, or rows by their ids; a subject's rows are found by an index first."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import rfc8785
+
+from cosmati.errors import ForgetError
+from cosmati.records.joint_classes import members_of
+
+
+class Subjects(Protocol):
+    """Finds a person's rows."""
+
+    def rows_of(self, subject: str) -> Sequence[int]:
+        """Return the ids of a subject's rows; of packs, of their documents."""
+        ...
+
+
+@dataclass(frozen=True)
+class ToForget:
+    """A request. Its `repr` shows no row and no subject.
+
+    Attributes:
+        classes: names of classes, with all below them.
+        rows: ids of rows, or of documents of packs.
+        subject: whose rows they are, where that's known.
+
+    Raises:
+        ForgetError: neither classes nor rows, or both.
+    """
+
+    classes: tuple[str, ...] = ()
+    rows: frozenset[int] = field(default=frozenset(), repr=False)
+    subject: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        if bool(self.classes) == bool(self.rows):
+            what = f"The subject has no rows in the index{': nothing is to be forgotten' if self.subject else ''}"
+            msg = f"{what}." if self.subject and not self.rows else "Ask for classes, or for rows: one of the two."
+            raise ForgetError(msg)
+
+    @classmethod
+    def of_subject(cls, subject: str, subjects: Subjects) -> ToForget:
+        """Return the request for all rows of a subject.
+
+        Raises:
+            ForgetError: there are none.
+        """
+        return cls(rows=frozenset(map(int, subjects.rows_of(subject))), subject=subject)
+
+    @property
+    def words(self) -> str:
+        """It in words, without ids."""
+        if self.classes:
+            return f"class {', '.join(self.classes)}"
+        return f"{len(self.rows)} rows" + (" of a subject" if self.subject else "")
+
+    def digest(self, salt: bytes) -> str:
+        """Return the hex digest by which a record names the request: who lacks the run's salt can't try ids out."""
+        told = {"classes": sorted(self.classes), "rows": sorted(map(str, self.rows)), "subject": self.subject}
+        return hmac.digest(salt, b"cosmati forget\0" + rfc8785.dumps(told), "sha256").hex()
+
+    def names_in(self, known: Iterable[str]) -> tuple[str, ...]:
+        """Return those of the known classes whose rows are meant: rows of several classes belong to each of them.
+
+        Raises:
+            ForgetError: one that's asked for is none of them.
+        """
+        known = list(known)
+        for name in self.classes:
+            if not any(is_within(one, name) for one in known):
+                msg = f"The run has no class {name!r}. It has {', '.join(known)}."
+                raise ForgetError(msg)
+        return tuple(one for one in known if any(is_within(one, name) for name in self.classes))
+
+    def has_any(self, classes: Iterable[str]) -> bool:
+        """Say whether rows of one of these classes are meant."""
+        return any(is_within(name, one) for name in classes for one in self.classes)
+
+
+def is_within(name: str, asked: str) -> bool:
+    """Say whether rows of a class belong to another one: it itself, one below it, or several of which it's one."""
+    return any(one == asked or one.startswith(f"{asked}/") for one in members_of(name))
+
+
+def read_row_ids(path: Path) -> frozenset[int]:
+    """Read ids of rows: a whole number on each line, or JSON with `row_id`.
+
+    Raises:
+        ForgetError: the file can't be read, has none, or a line is something else.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ForgetError(f"{path} can't be read: {error}. Give a text file with a row's id on each line.") from error
+    found = set[int]()
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            found.add(_row_id(line, f"{path}, line {number}"))
+    if not found:
+        raise ForgetError(f"{path} names no row. Write a row's id on each line.")
+    return frozenset(found)
+
+
+def _row_id(line: str, where: str) -> int:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        value = None
+    value = value.get("row_id") if isinstance(value, dict) else value
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        msg = f'{where}: {line.strip()[:60]!r} is no row. Write its id, such as 17, or {{"row_id": 17}}.'
+        raise ForgetError(msg)
+    return value
+
+
+def overlap(one: ToForget, other: ToForget) -> bool:
+    """Say whether two requests may mean the same rows; rows and classes may, since ids say no class."""
+    if one.rows and other.rows:
+        return bool(one.rows & other.rows)
+    if one.classes and other.classes:
+        return any(is_within(a, b) or is_within(b, a) for a in one.classes for b in other.classes)
+    return True
