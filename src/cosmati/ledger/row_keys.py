@@ -3,7 +3,8 @@
 A row's key is a leaf of a tree with 256 branches at each of 8 levels, by the bytes of its id (Goldreich, Goldwasser and
 Micali, 1986; keyed BLAKE3 is the generator). The file holds nodes that cover all ids, at first the root alone. To
 forget a row, the node above it is replaced by those beside its path: from what is left, its key can't be derived by
-anybody, and a commitment that was made with it can't be opened or guessed at any more. It's the one thing here that forgets.
+anybody, and a commitment that was made with it can't be opened or guessed at any more. It's the one thing here that
+forgets.
 """
 
 from __future__ import annotations

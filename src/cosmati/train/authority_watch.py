@@ -83,12 +83,11 @@ class AuthorityWatch:
 
     def _refuse_of_another_run(self) -> None:
         folder = self._a.config.run_folder
-        for one in (one.watched for one in self._things):
+        for of, one in ((one.of, one.watched) for one in self._things):
+            lost = [lost for lost in one.lost if self._is_read(of, lost)]
             run = one.asked.authority.run if one.asked is not None else None
-            if one.lost and (folder is None or run is None or run.resolve() != folder.resolve()):
-                msg = (
-                    f"{one.lost[0].because} What {run} has kept of it is for going on with that run, and run_folder is"
-                )
+            if lost and (folder is None or run is None or run.resolve() != folder.resolve()):
+                msg = f"{lost[0].because} What {run} has kept of it is for going on with that run, and run_folder is"
                 raise NoLongerVouchedError(f"{msg} {folder}.")
 
     @property
@@ -224,8 +223,12 @@ class AuthorityWatch:
         for number in numbers:
             of = self._things[number].of
             for one in self._latest[number].lost:
-                if of or class_of_target(one.target) not in self._gone:
+                if self._is_read(of, one):
                     yield (of, one.root, one.target, one.reason), one
+
+    def _is_read(self, of: str, one: LostVoucher) -> bool:
+        """Say whether what is lost matters: of rows that are tombstones nobody has to vouch for anything."""
+        return bool(of) or class_of_target(one.target) not in self._gone
 
     def _other_keys(self) -> dict[int, Change]:
         """Return which things are signed by others than before, for longer, or in another version; it's known now."""
