@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cosmati.errors import LedgerError, TamperError
+from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger.consistency import prove_consistency
 from cosmati.ledger.cosignature import Cosignature, WitnessKey, cosignatures
 from cosmati.ledger.note import TreeHead, VerifierKey, signature_lines, unsigned_checkpoint, verify_note
@@ -30,6 +30,10 @@ class WitnessRefusedError(LedgerError):
     """A witness doesn't cosign a checkpoint, or doesn't answer."""
 
 
+class ForkError(WitnessRefusedError, RefutedError):
+    """What a witness has seen of a log isn't the beginning of it."""
+
+
 class CosignedHead(NamedTuple):
     """A head with the cosignatures that it has, and the note that holds them."""
 
@@ -39,20 +43,21 @@ class CosignedHead(NamedTuple):
 
 
 def cosigned_heads(directory: Path, keys: Sequence[WitnessKey]) -> list[CosignedHead]:
-    """Return the heads that some of these witnesses have cosigned, smallest first; the operator's key isn't looked at.
+    """Return the heads that are kept, smallest first, with the cosignatures that these witnesses have given.
+
+    The operator's signature isn't looked at.
 
     Raises:
         TamperError: a file is none, or a cosignature doesn't verify.
     """
     found = []
-    for path in _files(directory) if keys else ():
+    for path in _files(directory):
         try:
             note = path.read_bytes()
             _, _, head = unsigned_checkpoint(note)
             if str(head.size) != path.name:
                 raise TamperError(f"it has the name of another size than its own, {head.size}")
-            if given := cosignatures(note, keys):
-                found.append(CosignedHead(head, given, note))
+            found.append(CosignedHead(head, cosignatures(note, keys), note))
         except TamperError as error:
             raise TamperError(f"{path}: {error}") from error
     return found
@@ -87,8 +92,8 @@ def signed_by_one_of(note: bytes, keys: Iterable[VerifierKey]) -> bool:
     return False
 
 
-def ask_witness(directory: Path, witness: WitnessKey, send: Send) -> Cosignature:
-    """Have a witness cosign a ledger's checkpoint, and keep what it says.
+def ask_witness(directory: Path, witness: WitnessKey, send: Send) -> CosignedHead:
+    """Have a witness cosign a ledger's checkpoint, and keep what it says; return that.
 
     Args:
         directory: the ledger's.
@@ -96,33 +101,35 @@ def ask_witness(directory: Path, witness: WitnessKey, send: Send) -> Cosignature
         send: reaches it.
 
     Raises:
-        WitnessRefusedError: it doesn't cosign, or doesn't answer; the message says why.
+        ForkError: the log was rolled back or rewritten since it was asked last.
+        WitnessRefusedError: it doesn't cosign for another reason, or doesn't answer.
         TamperError: the checkpoint doesn't verify, or a witness has cosigned another one of this size.
     """
     head, note = read_signed_head(directory, read_verifier_key(directory))
-    known = [one.head.size for one in cosigned_heads(directory, [witness]) if one.head.size <= head.size]
+    kept = cosigned_heads(directory, [witness])
+    known = [one.head.size for one in kept if one.cosignatures and one.head.size <= head.size]
     status, answer = _sent(send, _request(directory, note, max(known, default=0), head.size), witness)
     size = _size_of(answer, witness) if status == _OTHER_SIZE else 0
     if size > head.size:
         # Of a run that goes on, somebody else may have shown it a later one.
         head, note = read_signed_head(directory, read_verifier_key(directory))
     if size > head.size:
-        raise WitnessRefusedError(
+        raise ForkError(
             f"Rolled back: {witness.name} has cosigned {size} entries of this log, and this checkpoint covers "
             f"{head.size}. Restore the ledger's newest state: with an older one the witness never goes on."
         )
     if status == _OTHER_SIZE:
         status, answer = _sent(send, _request(directory, note, size, head.size), witness)
     if status == _NO_PROOF or (status == _OTHER_SIZE and size == head.size):
-        raise WitnessRefusedError(
-            f"Forked: the {size or max(known, default=0)} entries that {witness.name} has cosigned of this log aren't the "
-            "beginning of this one. One of the two was rewritten."
+        raise ForkError(
+            f"Forked: the {size or max(known, default=0)} entries of this log that {witness.name} has cosigned aren't "
+            "the beginning of this one. One of the two was rewritten."
         )
     if status != _DONE:
         raise WitnessRefusedError(
             f"The witness {witness.name} doesn't cosign ({status}): {answer.decode('utf-8', 'replace').strip():.300}"
         )
-    return _kept(directory, note, answer, witness)
+    return CosignedHead(head, (_kept(directory, note, answer, witness),), note.encode())
 
 
 def _request(directory: Path, note: str, old_size: int, size: int) -> bytes:

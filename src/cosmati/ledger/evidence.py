@@ -55,6 +55,9 @@ class TrustedWitnesses:
         return self.quorum or len(self.keys)
 
 
+NOBODY = TrustedWitnesses()
+
+
 @dataclass(frozen=True, slots=True)
 class WitnessedHead:
     """The largest tree that enough witnesses had seen.
@@ -102,11 +105,11 @@ class Witnessing:
 
     @property
     def heads(self) -> list[TreeHead]:
-        """Trees with which the ledger has to begin."""
+        """Trees with which the ledger has to begin, whoever cosigned them: the operator signed each."""
         return [one.head for one in self._heads]
 
     def check(self, operator: Iterable[VerifierKey]) -> None:
-        """Check that the operator signed what the witnesses have seen.
+        """Check that the operator signed what has been cosigned.
 
         Raises:
             TamperError: somebody else did.
@@ -119,23 +122,33 @@ class Witnessing:
                 )
                 raise TamperError(f"{msg} Restore it from a copy.")
 
+    def notes(self, key: VerifierKey) -> list[tuple[str, int]]:
+        """Return the cosigned checkpoints that this key signed, and their sizes, the largest first."""
+        own = [one for one in self._heads if signed_by_one_of(one.note, [key])]
+        return [(one.note.decode("utf-8"), one.head.size) for one in reversed(own)]
+
     @property
     def witnessed(self) -> WitnessedHead | None:
         """The largest tree that enough of them had seen; None where nobody is asked for."""
-        if not self._trusted.keys:
-            return None
-        needed, asked = self._trusted.num_needed, len(self._trusted.keys)
-        # Who has seen a larger tree has seen this one in it.
-        seen: dict[WitnessKey, list[tuple[int, int]]] = {}
-        for head, given, _ in self._heads:
-            for one in given:
-                seen.setdefault(one.key, []).append((head.size, one.time))
-        sizes = sorted((max(own)[0] for own in seen.values()), reverse=True)
-        if len(sizes) < needed:
-            return WitnessedHead(0, 0, len(sizes), asked)
-        size = sizes[needed - 1]
-        times = sorted(min(time for s, time in own if s >= size) for own in seen.values() if max(own)[0] >= size)
-        return WitnessedHead(size, times[needed - 1], len(times), asked)
+        return witnessed_in(self._heads, self._trusted)
+
+
+def witnessed_in(heads: Iterable[CosignedHead], trusted: TrustedWitnesses) -> WitnessedHead | None:
+    """Return the largest of some heads of one log that enough witnesses had seen; None where nobody is asked for."""
+    if not trusted.keys:
+        return None
+    needed, asked = trusted.num_needed, len(trusted.keys)
+    # Who has seen a larger tree has seen this one in it.
+    seen: dict[WitnessKey, list[tuple[int, int]]] = {}
+    for head, given, _ in heads:
+        for one in given:
+            seen.setdefault(one.key, []).append((head.size, one.time))
+    sizes = sorted((max(own)[0] for own in seen.values()), reverse=True)
+    if len(sizes) < needed:
+        return WitnessedHead(0, 0, len(sizes), asked)
+    size = sizes[needed - 1]
+    times = sorted(min(time for s, time in own if s >= size) for own in seen.values() if max(own)[0] >= size)
+    return WitnessedHead(size, times[needed - 1], len(times), asked)
 
 
 def evidence_level(size: int, witnessed: WitnessedHead | None = None) -> str:

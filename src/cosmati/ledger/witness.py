@@ -106,6 +106,11 @@ class Witness:
         except _UnmetError as refusal:
             return refusal.answer
 
+    def send(self, request: bytes) -> tuple[int, bytes]:
+        """Answer as over HTTP, within this process (`cosmati.ledger.cosigned.Send`)."""
+        answer = self.answer(request)
+        return answer.status, answer.text.encode()
+
     def _cosigned(self, request: bytes) -> str:
         old_size, proof, note = _read_request(request)
         try:

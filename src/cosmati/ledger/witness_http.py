@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from cosmati.errors import LedgerError
+from cosmati.ledger.cosignature import WitnessKey
 from cosmati.ledger.cosigned import Send
 from cosmati.ledger.witness import MAX_REQUEST_SIZE, Answer, Witness
 
@@ -105,3 +106,17 @@ def _is_here(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
+
+
+def witness_and_url(text: str) -> tuple[WitnessKey, str]:
+    """Return key and address of a witness from one text, with a space between them.
+
+    Raises:
+        LedgerError: it's no such text.
+    """
+    key, _, url = text.strip().partition(" ")
+    if not url.strip():
+        raise LedgerError(f"{text!r:.200} names no witness. Give its verifier key, a space, and its address.")
+    found = WitnessKey.parse(key)
+    over_http(url.strip())
+    return found, url.strip()
