@@ -23,8 +23,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Be a witness, or ask one: it cosigns a ledger's checkpoint, and refuses one that was rewritten or cut back.",
 )
-Folder = Annotated[Path, typer.Argument(metavar="WITNESS", help="Folder with the witness's key and memory.")]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, its ledger folder, or the checkpoint in it.")]
+WitnessFolder = Annotated[
+    Path, typer.Argument(metavar="WITNESS", help="WitnessFolder with the witness's key and memory.")
+]
+WitnessedRun = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run folder, its ledger folder, or the checkpoint in it.")
+]
 Logs = Annotated[
     list[str] | None,
     typer.Option("--log", metavar="VKEY", help="An operator's verifier key, whose log it takes from now on."),
@@ -33,7 +37,7 @@ Logs = Annotated[
 
 @app.command("init")
 def init(
-    folder: Folder,
+    folder: WitnessFolder,
     name: Annotated[str, typer.Option(help="Under which it cosigns, such as witness.example.com/w1.")],
 ) -> None:
     """Make a witness: a key, and a folder for what it remembers. Keep it where the operator can't reach it.
@@ -47,8 +51,8 @@ def init(
 
 @app.command("sign")
 def sign(
-    run: Run,
-    key: Annotated[Path, typer.Option(metavar="WITNESS", help="Folder that `init` made.")],
+    run: WitnessedRun,
+    key: Annotated[Path, typer.Option(metavar="WITNESS", help="WitnessFolder that `init` made.")],
     logs: Logs = None,
 ) -> None:
     """Cosign a run's checkpoint, if it goes on from what this witness has seen of it. 1 if it doesn't.
@@ -73,7 +77,7 @@ def sign(
 
 @app.command("ask")
 def ask(
-    run: Run,
+    run: WitnessedRun,
     witness: Annotated[str, typer.Option(metavar="'VKEY URL'", help="Its key, a space, and its address.")],
 ) -> None:
     """Ask a witness over HTTP to cosign a run's checkpoint. 1 if what it has seen isn't the beginning of this log.
@@ -89,7 +93,7 @@ def ask(
 
 @app.command("serve")
 def serve(
-    folder: Folder,
+    folder: WitnessFolder,
     logs: Logs = None,
     host: Annotated[str, typer.Option(help="Address to listen on: this machine's own if left out.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Of the address; 0 takes a free one.")] = 7380,

@@ -16,9 +16,9 @@ from cosmati.ledger.cosignature import WitnessKey
 from cosmati.ledger.cosigned import CosignedHead
 from cosmati.ledger.evidence import utc
 
-SELF, ATTESTED = "self", "attested"
+PROFILES = SELF, ATTESTED = "self", "attested"
 HOUR_SECONDS = 3600
-_PATIENCE_SECONDS = 900
+PATIENCE_SECONDS = 900
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class LedgerProfile:
         try:
             name, quorum = told["profile"], told["quorum"]
             found = cls(name, tuple(map(WitnessKey.parse, told["witnesses"])), quorum)
-            if name not in (SELF, ATTESTED) or type(quorum) is not int or quorum < (name == ATTESTED):
+            if name not in PROFILES or type(quorum) is not int or quorum < (name == ATTESTED):
                 raise ValueError("it names no profile, or no quorum")
             if quorum > len(found.witnesses):
                 raise ValueError("its quorum is one that nobody can meet")
@@ -95,7 +95,7 @@ def lapses(
     if not met or (first_step is not None and met[0][0] > first_step):
         found.append("entry 0 wasn't witnessed before the first step")
     for (_, before), (_, after) in pairwise(met):
-        if after - before > HOUR_SECONDS + _PATIENCE_SECONDS:
+        if after - before > HOUR_SECONDS + PATIENCE_SECONDS:
             found.append(f"nothing was witnessed between {utc(before)} and {utc(after)}")
     if has_ended and (not met or met[-1][0] < size):
         found.append("the end isn't witnessed: `cosmati ledger witness sign` sends it")

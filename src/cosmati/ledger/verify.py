@@ -138,7 +138,6 @@ def verify_ledger(
         told.take(item, tables)
     history, keys = scan.history, operators(scan.history, key)
     witnessing.check(keys)
-    named = cosigned_heads(directory, told.profile.witnesses)
     return LedgerReport(
         origin=key.name,
         key_id=key.key_id.hex(),
@@ -161,9 +160,7 @@ def verify_ledger(
         keys=keys,
         witnessed=witnessing.witnessed,
         profile=told.profile,
-        lapses=tuple(
-            lapses(told.profile, named, first_step=told.first_step, size=head.size, has_ended=history.has_ended)
-        ),
+        lapses=told.lapses(directory, head, has_ended=history.has_ended),
         clock=(told.times[0], told.times[-1]) if told.times else None,
         clock_went_back=told.times != sorted(told.times),
     )
@@ -179,6 +176,10 @@ class _Told:
         self.profile = OPERATOR_ALONE
         self.first_step: int | None = None
         self.times = list[int]()
+
+    def lapses(self, directory: Path, head: TreeHead, *, has_ended: bool) -> tuple[str, ...]:
+        kept = cosigned_heads(directory, self.profile.witnesses)
+        return tuple(lapses(self.profile, kept, first_step=self.first_step, size=head.size, has_ended=has_ended))
 
     def take(self, item: ScannedEntry, tables: Tables) -> None:
         if isinstance(item.entry, StepEntry) and self.first_step is None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from time import time
+from typing import NamedTuple
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.consistency import HASH_SIZE, is_consistent
@@ -31,8 +31,7 @@ _KEY_FILE, _VKEY_FILE = "witness.key", "witness.vkey"
 _MAX_PROOF = 63
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What a witness says: HTTP's status, and the text with its type."""
 
     status: int
@@ -41,7 +40,7 @@ class Answer:
 
 
 class _UnmetError(Exception):
-    def __init__(self, status: int, text: str, content_type: str = Answer.content_type) -> None:
+    def __init__(self, status: int, text: str, content_type: str = "text/plain; charset=utf-8") -> None:
         self.answer = Answer(status, text + "\n", content_type)
         super().__init__(text)
 

@@ -234,10 +234,12 @@ class Lifecycle(KnownNames):
         with self.stopwatch.paused("evaluation"):
             self.tell("evaluate")
             with self.averaged() as model:
+                root = self._run.root_to_measure()
                 autocast, losses = a.config.autocast(a.device), [turn.loss for turn in a.turns]
                 self._metrics = evaluate_all(model, self.evaluation, a.ranks, a.device, autocast, losses)
             self._evaluated_at = self.clock
-            self._run.evaluated(self.clock, self._metrics, self.stopwatch.training_seconds())
+            weights = "trained" if averaged_weights(a, self.methods.states, self.position()) is None else "averaged"
+            self._run.evaluated(self.clock, self._metrics, self.stopwatch.training_seconds(), (root, weights))
         return self._metrics
 
     def save(self) -> None:

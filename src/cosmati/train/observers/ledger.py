@@ -7,12 +7,11 @@ to their rows are gathered here.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
-import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from time import time
 
 import torch
 from torch import Tensor
@@ -21,9 +20,8 @@ from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.method import Stage
 from cosmati.data.kept_vouchers import keep_vouchers
-from cosmati.errors import LedgerError
 from cosmati.ledger.keys import load_or_create_key
-from cosmati.ledger.reader import Scan, read_head, read_verifier_key
+from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
 from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.provenance.voucher import FOLDER
@@ -32,22 +30,28 @@ from cosmati.records.ledger import (
     AmendEntry,
     CheckpointEntry,
     EndEntry,
+    EvaluationEntry,
     MicrobatchCell,
     RunEntry,
     StepEntry,
+    TimeEntry,
 )
 from cosmati.routing.policy import CompiledPolicy
-from cosmati.storage.atomic import create_secret, replace_files
+from cosmati.storage.atomic import replace_files
 from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
 from cosmati.train.observers.ledger_checks import rare_entries, refuse_readmission, refuse_unsigned
-from cosmati.train.observers.observer import Observer
+from cosmati.train.observers.observer import Observer, WatchedRun
 from cosmati.train.observers.pack_cells import are_packs, by_cell, class_columns, packed_cells
+from cosmati.train.observers.rows_salt import keep_salt, refuse_another_salt, salt_commitment
+from cosmati.train.observers.step_details import finite, kept_details, step_details
+from cosmati.train.observers.witnessing import AskedWitnesses
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
 
 _NO_POLICY = bytes(32)
-_SALT_BYTES = 32
+_TIME_SECONDS = 60.0
+"""Between entries of the clock, where there's no checkpoint."""
 
 
 class LedgerObserver(Observer):
@@ -60,6 +64,7 @@ class LedgerObserver(Observer):
         digest: gives the model's Merkle root as it is now. Every rank calls it.
         changed: since the run was stopped.
         state_digest: of the checkpoint from which it goes on, if it does.
+        witnesses: who are asked to cosign it; None for nobody.
     """
 
     def __init__(
@@ -70,8 +75,12 @@ class LedgerObserver(Observer):
         digest: Callable[[], bytes],
         changed: Sequence[Change] = (),
         state_digest: bytes | None = None,
+        witnesses: AskedWitnesses | None = None,
     ) -> None:
         self._facts = facts
+        self._witnesses = witnesses
+        self._stop: Callable[[str], None] = lambda _: None
+        self._timed = 0.0
         self._ranks = ranks
         self._digest = digest
         self._changed = changed
@@ -85,6 +94,10 @@ class LedgerObserver(Observer):
         self._origin = read_verifier_key(self._directory).name if exists else f"cosmati/{name}"
         self._is_writer = ranks.rank == 0
         self._attempt = 0
+
+    def on_open(self, run: WatchedRun) -> None:
+        """Keep how the run is stopped."""
+        self._stop = run.stop
 
     def on_start(self, clock: Clock, budget: Budget) -> None:
         """Open the ledger: with entry 0, or saying from which step the run goes on."""
@@ -100,17 +113,34 @@ class LedgerObserver(Observer):
                 self._append_run()
             else:
                 self._resume(clock)
+            self._note_time(clock.step)
+            self._begin_witnessing()
         self._ranks.barrier()
         self._salt = (self._private / "rows.salt").read_bytes()
+
+    def _begin_witnessing(self) -> None:
+        if self._witnesses is None:
+            return
+        self._writer.checkpoint()
+        try:
+            self._witnesses.begin()
+        except BaseException:
+            self._writer.close()
+            raise
+
+    def _note_time(self, step: int) -> None:
+        """Put on record what the clock says: nobody else has seen it."""
+        self._timed = time()
+        self._writer.append(TimeEntry(step, int(self._timed)))
 
     def _open(self) -> LedgerWriter:
         directory, salt = self._directory, self._private / "rows.salt"
         self._private.mkdir(mode=0o700, exist_ok=True)
         key = load_or_create_key(self._private / "operator.key", name=self._origin)
         exists = (directory / "wal").exists() or (directory / "checkpoint").exists()
-        _keep_salt(salt, may_create=not exists)
+        keep_salt(salt, may_create=not exists)
         if (directory / "checkpoint").exists():
-            _refuse_another_salt(directory, salt)
+            refuse_another_salt(directory, salt)
         if exists:
             return LedgerWriter.open(directory, key=key)
         return LedgerWriter.create(directory, origin=self._origin, key=key)
@@ -165,6 +195,8 @@ class LedgerObserver(Observer):
             governed["signed"] = dict(facts.plan.facts.provenance)
         if facts.vouched_policy is not None:
             governed["policy_provenance"] = facts.vouched_policy.facts
+        if self._witnesses is not None:
+            governed["witnessing"] = self._witnesses.profile.facts
         if facts.artifacts:
             governed["artifacts"] = [one.facts for one in facts.artifacts]
         if facts.policy_changes.told:
@@ -198,6 +230,8 @@ class LedgerObserver(Observer):
         facts = self._facts
         given = {"provenance": facts.vouched, "policy_provenance": facts.vouched_policy}
         vouched = {name: details_digest(one.facts) for name, one in given.items() if one is not None}
+        if self._witnesses is not None:
+            vouched["witnessing"] = details_digest(self._witnesses.profile.facts)
         if facts.artifacts:
             vouched["artifacts"] = details_digest({"artifacts": [one.facts for one in facts.artifacts]})
         environment = "\n".join(f"{k}={v}" for k, v in sorted(facts.environment.items()))
@@ -207,7 +241,7 @@ class LedgerObserver(Observer):
             "model": facts.model_root,
             "plan": bytes.fromhex(facts.plan.digest),
             "policy": self._policy,
-            "rows_salt": _salt_commitment(self._private / "rows.salt"),
+            "rows_salt": salt_commitment(self._private / "rows.salt"),
             "taxonomy": facts.policy.taxonomy_digest if facts.policy else _NO_POLICY,
         }
 
@@ -249,13 +283,31 @@ class LedgerObserver(Observer):
             return
         widths = [DIGEST_SIZE + 1, len(packed[0]), table.shape[1] - len(packed[0]) - DIGEST_SIZE - 1]
         table, columns, places = table.split(widths, dim=1)
-        details = _details(outcome, step, len(self._facts.regions)) | _kept_details(places)
+        details = step_details(outcome, step, len(self._facts.regions)) | kept_details(places)
         if packed[0]:
             told = packed_cells(outcome, table[:, -1].tolist(), partial(_cell, outcome, table), columns)
             details, cells = by_cell(details, told), tuple(one.cell for one in told)
         else:
             cells = tuple(_cell(outcome, table, m) for m in range(len(table)))
         self._writer.append(StepEntry(step, self._attempt, self._policy, details_digest(details), None, cells), details)
+        if time() - self._timed >= _TIME_SECONDS:
+            self._note_time(step + 1)
+        if self._witnesses is not None and (why := self._witnesses.refuse()):
+            self._stop(why)
+
+    def evaluated(self, clock: Clock, metrics: Mapping[str, float], root: bytes, weights: str) -> None:
+        """Append what was measured, and of which weights.
+
+        Args:
+            clock: where the run stands.
+            metrics: by their names.
+            root: over parameters and buffers as they were measured.
+            weights: `trained`, or `averaged` where averages stood in for them.
+        """
+        if self._is_writer:
+            values = {name: finite(float(value)) for name, value in metrics.items()}
+            details: dict[str, object] = {"step": clock.step, "metrics": values, "weights": weights}
+            self._writer.append(EvaluationEntry(clock.step, root, details_digest(details)), details)
 
     def _kept(self, outcome: StepOutcome) -> list[list[int]]:
         """Say of each row that the data gave at which place of its microbatch it took part, from 1; 0 where it didn't.
@@ -293,6 +345,7 @@ class LedgerObserver(Observer):
     def on_checkpoint(self, clock: Clock, state_digest: bytes, parameter_root: bytes) -> None:
         """Put a signed tree head on disk that covers the model checkpoint."""
         if self._is_writer:
+            self._note_time(clock.step)
             self._writer.append(CheckpointEntry(clock.step, state_digest, parameter_root))
             self._writer.checkpoint()
 
@@ -302,9 +355,14 @@ class LedgerObserver(Observer):
         if self._is_writer:
             try:
                 if root is not None and not self._writer.has_ended():
+                    self._note_time(clock.step)
                     self._writer.append(EndEntry(clock.step, ended, root))
             finally:
                 self._writer.close()
+            if self._witnesses is not None and ended == "failed":
+                self._witnesses.close()
+            elif self._witnesses is not None:
+                self._witnesses.end(must=ended == "completed")
 
 
 def _cell(outcome: StepOutcome, table: Tensor, m: int) -> MicrobatchCell:
@@ -326,69 +384,5 @@ def _kinds(policy: CompiledPolicy) -> dict[str, object]:
     return {"bands": list(policy.bands), "kinds": told}
 
 
-def _kept_details(places: Tensor) -> dict[str, object]:
-    """Say which slots were kept where not all were: nobody could tell without the model of that step."""
-    kept = {
-        str(m): sorted(row.nonzero().flatten().tolist(), key=row.tolist().__getitem__)
-        for m, row in enumerate(places)
-        if not bool(row.all())
-    }
-    return {"kept_rows": kept} if kept else {}
-
-
-def _sub_steps(outcome: StepOutcome, num_regions: int) -> dict[str, object]:
-    """Say what each sub-step taught, where that isn't every region by the cell's weight."""
-    if len(outcome.taught) < 2 and all(len(one.regions) == num_regions for one in outcome.taught):
-        return {}
-    told = [{"regions": list(one.regions), "weights": one.weights.tolist()} for one in outcome.taught]
-    return {"sub_steps": told}
-
-
-def _details(outcome: StepOutcome, step: int, num_regions: int) -> dict[str, object]:
-    norms = (
-        {}
-        if outcome.norms is None
-        else {str(m): [_finite(v) for v in row] for m, row in enumerate(outcome.norms.tolist())}
-    )
-    update = None if outcome.update_norms is None else [_finite(v) for v in outcome.update_norms.tolist()]
-    return {
-        "step": step,
-        "gradient_norm": norms,
-        "update_norm": update,
-        "loss": _finite(float(outcome.loss)),
-        **_sub_steps(outcome, num_regions),
-        **({"left_out": outcome.left_out} if outcome.left_out else {}),
-    }
-
-
 def _text(value: object) -> str:
     return "" if value is None else str(value)
-
-
-def _salt_commitment(path: Path) -> bytes:
-    return hashlib.sha256(b"cosmati rows salt" + path.read_bytes()).digest()
-
-
-def _refuse_another_salt(ledger: Path, path: Path) -> None:
-    """Compare the salt with what entry 0 commits to: with another one, nobody could open the rows of later steps."""
-    first = next(iter(Scan(ledger, read_head(ledger, read_verifier_key(ledger)))), None)
-    if first is None or not isinstance(first.entry, RunEntry):
-        return
-    if dict(first.entry.commitments).get("rows_salt") != _salt_commitment(path):
-        msg = f"{path} isn't the salt that entry 0 of the ledger commits to. Put the run's own salt back."
-        raise LedgerError(msg)
-
-
-def _keep_salt(path: Path, *, may_create: bool) -> None:
-    """Draw a salt where there is none, and refuse one that a crash has cut: short, it would hide no row."""
-    if not path.exists():
-        if not may_create:
-            raise LedgerError(f"{path} is gone, and the ledger's rows are salted with it. Put the run's own salt back.")
-        create_secret(path, secrets.token_bytes(_SALT_BYTES))
-    if (size := path.stat().st_size) != _SALT_BYTES:
-        mend = "Delete it, and start the run again." if may_create else "Put the run's own salt back."
-        raise LedgerError(f"{path} holds {size} bytes, and a salt has {_SALT_BYTES}: its writing was cut. {mend}")
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -22,6 +22,7 @@ from cosmati.train.observers.ledger import LedgerObserver
 from cosmati.train.observers.metrics import MetricsFile
 from cosmati.train.observers.observer import Observer, WatchedRun, plain_numbers, refuse_odd_interval
 from cosmati.train.observers.progress import ProgressBar
+from cosmati.train.observers.witnessing import asked_witnesses
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
 from cosmati.train.run.attempts import begin_attempt, end_attempt
@@ -119,8 +120,10 @@ class OpenRun:
             self._folder.write("running", plan or self._facts.plan, clock, None)
             self._folder.note(clock, changed)
             self.observers.append(MetricsFile(self._folder.path))
-        if path is not None and self._facts.plan.facts.has_ledger:
-            self.observers.append(LedgerObserver(path, self._facts, self._ranks, self._digest, changed, state_digest))
+        if path is not None and self._keeps_ledger:
+            asked = asked_witnesses(path, self._config) if self._ranks.rank == 0 else None
+            made = LedgerObserver(path, self._facts, self._ranks, self._digest, changed, state_digest, asked)
+            self.observers.append(made)
         if self._config.progress and self._ranks.rank == 0:
             self.observers.append(ProgressBar())
         with ExitStack() as undone:
@@ -210,10 +213,22 @@ class OpenRun:
             if outcome.clock.step % observer.every == 0:
                 observer.on_step(outcome)
 
-    def evaluated(self, clock: Clock, metrics: Mapping[str, float], seconds: float) -> None:
-        """Tell observers of metrics."""
+    def root_to_measure(self) -> bytes:
+        """Return the root of the weights that are about to be measured, for the ledger; nothing without one."""
+        return self._digest() if self._keeps_ledger else b""
+
+    @property
+    def _keeps_ledger(self) -> bool:
+        return self._config.run_folder is not None and self._facts.plan.facts.has_ledger
+
+    def evaluated(
+        self, clock: Clock, metrics: Mapping[str, float], seconds: float, measured: tuple[bytes, str]
+    ) -> None:
+        """Tell observers of metrics; the ledger is told what was measured: its root, and whether it was averages."""
         for observer in self.observers:
             observer.on_evaluation(clock, dict(metrics), seconds)
+            if isinstance(observer, LedgerObserver):
+                observer.evaluated(clock, metrics, *measured)
 
     def save(self, clock: Clock, make: Callable[[], Checkpoint]) -> None:
         """Publish a checkpoint, unless there is one of this step: the ledger covers it before it's published.
