@@ -23,9 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Be a witness, or ask one: it cosigns a ledger's checkpoint, and refuses one that was rewritten or cut back.",
 )
-WitnessFolder = Annotated[
-    Path, typer.Argument(metavar="WITNESS", help="WitnessFolder with the witness's key and memory.")
-]
+WitnessFolder = Annotated[Path, typer.Argument(metavar="WITNESS", help="Folder with the witness's key and memory.")]
 WitnessedRun = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run folder, its ledger folder, or the checkpoint in it.")
 ]
@@ -52,7 +50,7 @@ def init(
 @app.command("sign")
 def sign(
     run: WitnessedRun,
-    key: Annotated[Path, typer.Option(metavar="WITNESS", help="WitnessFolder that `init` made.")],
+    key: Annotated[Path, typer.Option(metavar="WITNESS", help="Folder that `init` made.")],
     logs: Logs = None,
 ) -> None:
     """Cosign a run's checkpoint, if it goes on from what this witness has seen of it. 1 if it doesn't.

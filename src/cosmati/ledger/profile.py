@@ -65,7 +65,7 @@ class LedgerProfile:
         """Say it in words."""
         names = ", ".join(one.name for one in self.witnesses)
         if self.name == SELF:
-            return f"self: operator-asserted, {f'though cosigned by {names}' if names else 'nobody else is asked'}"
+            return f"self: operator-asserted; {f'{names} are asked to cosign' if names else 'nobody else is asked'}"
         return f"attested: {self.quorum} of {len(self.witnesses)} witnesses ({names}) at entry 0, hourly, at the end"
 
 

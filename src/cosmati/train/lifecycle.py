@@ -234,12 +234,11 @@ class Lifecycle(KnownNames):
         with self.stopwatch.paused("evaluation"):
             self.tell("evaluate")
             with self.averaged() as model:
-                root = self._run.root_to_measure()
+                measured = self._run.to_measure(averaged_weights(a, self.methods.states, self.position()))
                 autocast, losses = a.config.autocast(a.device), [turn.loss for turn in a.turns]
                 self._metrics = evaluate_all(model, self.evaluation, a.ranks, a.device, autocast, losses)
             self._evaluated_at = self.clock
-            weights = "trained" if averaged_weights(a, self.methods.states, self.position()) is None else "averaged"
-            self._run.evaluated(self.clock, self._metrics, self.stopwatch.training_seconds(), (root, weights))
+            self._run.evaluated(self.clock, self._metrics, self.stopwatch.training_seconds(), measured)
         return self._metrics
 
     def save(self) -> None:
@@ -350,8 +349,7 @@ class Lifecycle(KnownNames):
                 self._continuity.see(batch.to(a.device).data)
         if self.evaluation is not None:
             with self.averaged() as model:
-                autocast, losses = a.config.autocast(a.device), [turn.loss for turn in a.turns]
-                try_out_all(model, self.evaluation, a.device, autocast, losses)
+                try_out_all(model, self.evaluation, a.device, a.config.autocast(a.device), [t.loss for t in a.turns])
         self.save()
         read_back(a)
 

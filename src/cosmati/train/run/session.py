@@ -213,21 +213,21 @@ class OpenRun:
             if outcome.clock.step % observer.every == 0:
                 observer.on_step(outcome)
 
-    def root_to_measure(self) -> bytes:
-        """Return the root of the weights that are about to be measured, for the ledger; nothing without one."""
-        return self._digest() if self._keeps_ledger else b""
+    def to_measure(self, averages: object) -> tuple[bytes, str]:
+        """Return the root of what is about to be measured, nothing without a ledger, and whether it's averages."""
+        return self._digest() if self._keeps_ledger else b"", "trained" if averages is None else "averaged"
 
     @property
     def _keeps_ledger(self) -> bool:
         return self._config.run_folder is not None and self._facts.plan.facts.has_ledger
 
     def evaluated(
-        self, clock: Clock, metrics: Mapping[str, float], seconds: float, measured: tuple[bytes, str]
+        self, clock: Clock, metrics: Mapping[str, float], seconds: float, measured: tuple[bytes, str] = (b"", "")
     ) -> None:
         """Tell observers of metrics; the ledger is told what was measured: its root, and whether it was averages."""
         for observer in self.observers:
             observer.on_evaluation(clock, dict(metrics), seconds)
-            if isinstance(observer, LedgerObserver):
+            if isinstance(observer, LedgerObserver) and measured[0]:
                 observer.evaluated(clock, metrics, *measured)
 
     def save(self, clock: Clock, make: Callable[[], Checkpoint]) -> None:
