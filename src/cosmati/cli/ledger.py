@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cosmati.cli.errors import Answering
-from cosmati.cli.ledger_folder import ledger_of
+from cosmati.cli.ledger_folder import Quorum, Witnesses, ledger_of
 from cosmati.cli.ledger_words import say_artifacts, say_evidence, say_policies, say_provenance, say_withdrawn
 from cosmati.cli.witness import app as witness_app
 from cosmati.errors import LedgerError, RefutedError, TamperError
@@ -37,11 +37,6 @@ app = typer.Typer(
 app.add_typer(witness_app, name="witness")
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or its ledger folder.")]
 Key = Annotated[str | None, typer.Option("--vkey", help="The operator's verifier key, from a source you trust.")]
-Witnesses = Annotated[
-    list[str] | None,
-    typer.Option("--witness", metavar="VKEY", help="A witness's key, from a source you trust: has it seen the ledger?"),
-]
-Quorum = Annotated[int, typer.Option(help="How many of the witnesses have to have seen it; all if left out.")]
 
 
 def _opened(folder: Path, vkey: str | None, trusted: TrustedWitnesses) -> tuple[VerifiedLedger, str]:

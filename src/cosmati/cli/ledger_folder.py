@@ -1,10 +1,19 @@
-"""Where the ledger is that a command was pointed to."""
+"""Where the ledger is that a command was pointed to, and who has to have seen it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from cosmati.errors import LedgerError
+
+Witnesses = Annotated[
+    list[str] | None,
+    typer.Option("--witness", metavar="VKEY", help="A witness's key, from a source you trust: has it seen the ledger?"),
+]
+Quorum = Annotated[int, typer.Option(help="How many of the witnesses have to have seen it; all if left out.")]
 
 
 def ledger_of(folder: Path) -> Path:

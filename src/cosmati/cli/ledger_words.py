@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,16 @@ def say_provenance(directory: Path, report: LedgerReport) -> None:
             raise RefutedError(msg)
         for source in facts["sources"]:
             keys = ", ".join(keyid[:12] for keyid in source["keyids"])
-            typer.echo(f"{since}{source['target']}, signed by {keys} of {source['root'][:12]}, {facts['opened']}")
+            licence = _licence_of(directory / FOLDER, source["manifest_sha256"])
+            who = f"signed by {keys} of {source['root'][:12]}, {facts['opened']}"
+            typer.echo(f"{since}{source['target']}, {licence}, {who}")
+
+
+def _licence_of(archive: Path, manifest_sha256: str) -> str:
+    """Return under which licence a source was signed, as its manifest says; the audit has compared its digest."""
+    facts = json.loads((archive / manifest_sha256).read_bytes())["facts"]
+    until = f" until {facts['licence_valid_until']}" if facts.get("licence_valid_until") else ""
+    return f"licence {facts['licence']}{until}" if facts.get("licence") else "no licence named"
 
 
 def say_withdrawn(directory: Path, report: LedgerReport) -> None:

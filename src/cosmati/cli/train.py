@@ -56,6 +56,13 @@ def train(
         list[str] | None,
         typer.Option("--root", metavar="DIGEST", help="With --require-signed: trust this authority's first root."),
     ] = None,
+    witnesses: Annotated[
+        list[str] | None,
+        typer.Option("--witness", metavar="'VKEY URL'", help="Ask this witness to cosign the ledger, hourly."),
+    ] = None,
+    attested: Annotated[
+        bool, typer.Option("--attested", help="Don't begin without the witnesses, and stop where they can't be had.")
+    ] = False,
     monitor: Annotated[
         bool, typer.Option("--monitor", help="Measure norms, speed, memory, activations and more, every 10 steps.")
     ] = False,
@@ -71,6 +78,7 @@ def train(
       cosmati train digits.py
       cosmati train digits.py --run-folder runs/one --monitor --track tensorboard
       cosmati train licensed.py --require-signed --root 3f9c...
+      cosmati train licensed.py --run-folder runs/licensed --witness "VKEY URL" --attested
       cosmati train digits.py:big --set config.seed=3 --set methods.0.alpha=0.3 --run-folder runs/big-3
       cosmati train gpt.py --policy policies --policy-root 3b27... --run-folder runs/governed
       torchrun --nproc-per-node 2 -m cosmati train digits.py --set config.num_microbatches=4
@@ -80,6 +88,10 @@ def train(
     if require_signed or roots:  # whom to trust alone would ask nobody, and is refused
         is_required, trusted = require_signed or config.require_signed, tuple(roots or ()) or config.trusted_roots
         config = dataclasses.replace(config, require_signed=is_required, trusted_roots=trusted)
+    if witnesses:
+        config = dataclasses.replace(config, witnesses=tuple(witnesses))
+    if attested:
+        config = dataclasses.replace(config, ledger_profile="attested")
     recipe = dataclasses.replace(recipe, config=config)
     observers: list[Observer] = [Tracking(tracker_of(one)) for one in trackers or []]
     trainer = recipe.trainer(run_folder=run_folder, observers=[*observers, *([all_monitors()] if monitor else [])])

@@ -74,10 +74,6 @@ Where witnesses are asked to cosign the ledger's checkpoints, entry 0 (and each 
 
     {"witnessing": {"profile": "self" | "attested", "witnesses": [verifier key, ...], "quorum": int}, ...}
 
-Where the data's own manifests say where their rows come from, entry 0 has::
-
-    {"origins": [{"class": name, "source": str, "licence": str, ...}, ...], ...}
-
 "kept_rows" has the microbatches of which a method selected rows: the slots, from 0, of the rows that took part, among
 those that the data's order gave. A row commitment is over these, in this order.
 """

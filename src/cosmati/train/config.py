@@ -176,6 +176,7 @@ class RunConfig(NamedSettings):
         for name in ("change", "trusted_roots", "witnesses"):
             if isinstance(given := getattr(self, name), str):
                 object.__setattr__(self, name, tuple(one.strip() for one in given.split(",")))
+        object.__setattr__(self, "witnesses", tuple(self.witnesses))
         self._check_witnesses()
         named = (self.artifacts,) if isinstance(self.artifacts, Artifact) else self.artifacts
         object.__setattr__(self, "artifacts", distinct(named))
