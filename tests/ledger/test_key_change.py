@@ -11,7 +11,7 @@ import pytest
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger import key_change
 from cosmati.ledger.cosigned import WitnessRefusedError, ask_witness
-from cosmati.ledger.evidence import TrustedWitnesses
+from cosmati.ledger.evidence import TrustedEvidence
 from cosmati.ledger.key_change import NEXT_KEY, rotate_key
 from cosmati.ledger.keys import SigningKey, create_key, load_key
 from cosmati.ledger.note import TreeHead, VerifierKey
@@ -185,4 +185,4 @@ def test_a_witness_goes_along_once_its_owner_says_so(run: Path, tmp_path: Path) 
     witness.trust(new)
     ask_witness(run / "ledger", witness.key, witness.send)
     # What was cosigned under the old key still counts.
-    assert verify_ledger(run / "ledger", witnesses=TrustedWitnesses((witness.key,))).evidence_level.startswith("L1")
+    assert verify_ledger(run / "ledger", witnesses=TrustedEvidence((witness.key,))).evidence_level.startswith("L1")

@@ -26,7 +26,7 @@ from cosmati.ledger.cosigned import (
     keep_cosigned,
     refuse_contradictions,
 )
-from cosmati.ledger.evidence import TrustedWitnesses
+from cosmati.ledger.evidence import TrustedEvidence
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.note import VerifierKey
 from cosmati.ledger.proof import check_inclusion, prove_inclusion
@@ -75,8 +75,8 @@ def go_on(ledger: Path, steps: range, salt: str = "") -> None:
         append_steps(writer, steps, salt=salt)
 
 
-def trusted(*witnesses: Witness, quorum: int = 0) -> TrustedWitnesses:
-    return TrustedWitnesses(tuple(one.key for one in witnesses), quorum)
+def trusted(*witnesses: Witness, quorum: int = 0) -> TrustedEvidence:
+    return TrustedEvidence(tuple(one.key for one in witnesses), quorum)
 
 
 def request_of(ledger: Path, old: int = 0) -> bytes:
@@ -153,9 +153,9 @@ def test_several_witnesses_share_a_note_and_a_quorum_counts(ledger: Path, tmp_pa
 def test_one_key_counts_once() -> None:
     key = SigningKey.generate("w.example").witness
     with pytest.raises(LedgerError, match="twice"):
-        TrustedWitnesses((key, WitnessKey("other.example", key.public)))
+        TrustedEvidence((key, WitnessKey("other.example", key.public)))
     with pytest.raises(LedgerError, match="can't be met"):
-        TrustedWitnesses((key,), 2)
+        TrustedEvidence((key,), 2)
 
 
 def test_an_operators_key_is_no_witness() -> None:

@@ -18,7 +18,7 @@ from cosmati.core.loss import Classification
 from cosmati.core.state import parameter_root
 from cosmati.errors import LedgerError, PlanError
 from cosmati.ledger.cosigned import WitnessRefusedError, cosigned_heads
-from cosmati.ledger.evidence import TrustedWitnesses
+from cosmati.ledger.evidence import TrustedEvidence
 from cosmati.ledger.keys import create_key
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.verify import LedgerReport, verify_ledger
@@ -90,7 +90,7 @@ class World:
         )
 
     def report(self, quorum: int = 0) -> LedgerReport:
-        trusted = TrustedWitnesses(tuple(one.key for one in self.witnesses), quorum)
+        trusted = TrustedEvidence(tuple(one.key for one in self.witnesses), quorum)
         return verify_ledger(self.run / "ledger", witnesses=trusted)
 
 

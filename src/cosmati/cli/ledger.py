@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from cosmati.cli.errors import Answering
-from cosmati.cli.ledger_folder import Quorum, Witnesses, ledger_of
+from cosmati.cli.ledger_folder import Quorum, Replayed, Witnesses, ledger_of
 from cosmati.cli.ledger_words import say_artifacts, say_evidence, say_policies, say_provenance, say_withdrawn
 from cosmati.cli.witness import app as witness_app
 from cosmati.errors import LedgerError, RefutedError, TamperError
-from cosmati.ledger.evidence import TrustedWitnesses
+from cosmati.ledger.evidence import TrustedEvidence
 from cosmati.ledger.key_change import rotate_key
 from cosmati.ledger.proof import check_inclusion, prove_inclusion
 from cosmati.ledger.query import (
@@ -39,7 +39,7 @@ Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or it
 Key = Annotated[str | None, typer.Option("--vkey", help="The operator's verifier key, from a source you trust.")]
 
 
-def _opened(folder: Path, vkey: str | None, trusted: TrustedWitnesses) -> tuple[VerifiedLedger, str]:
+def _opened(folder: Path, vkey: str | None, trusted: TrustedEvidence) -> tuple[VerifiedLedger, str]:
     """Verify a ledger, and say how much of it isn't signed yet, so that no answer is about it; empty for nothing."""
     directory = ledger_of(folder)
     # Before the checkpoint: a live writer replaces the log after it.
@@ -55,6 +55,7 @@ def verify(
     vkey: Key = None,
     witnesses: Witnesses = None,
     quorum: Quorum = 0,
+    replayed: Replayed = None,
     pinned: Annotated[
         Path | None,
         typer.Option(help="A copy of an earlier `checkpoint` file of this ledger, which the ledger must go on from."),
@@ -71,7 +72,7 @@ def verify(
     """  # noqa: D301
     directory = ledger_of(folder)
     note = None if pinned is None else pinned.read_text("utf-8", "replace")
-    trusted = TrustedWitnesses.parse(witnesses or (), quorum)
+    trusted = TrustedEvidence.parse(witnesses or (), quorum, replayed)
     try:
         report = verify_ledger(directory, vkey=vkey, pinned=note, witnesses=trusted)
     except TamperError as error:
@@ -103,6 +104,7 @@ def decisions(
     vkey: Key = None,
     witnesses: Witnesses = None,
     quorum: Quorum = 0,
+    replayed: Replayed = None,
 ) -> None:
     """Say what became of each class's rows, and why: admitted, gated, deferred or rejected, from which step to which.
 
@@ -115,7 +117,7 @@ def decisions(
     """  # noqa: D301
     from cosmati.routing.proposals import Proposal, proposals  # needs PyTorch, as `check-weights` does
 
-    ledger, unsigned = _opened(folder, vkey, TrustedWitnesses.parse(witnesses or (), quorum))
+    ledger, unsigned = _opened(folder, vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed))
     shared = dict[tuple[object, ...], list[Proposal]]()
     for number, one in enumerate(proposals(ledger, class_name)):
         own = number if class_name or one.num_microbatches else None
@@ -145,6 +147,7 @@ def prove(
     vkey: Key = None,
     witnesses: Witnesses = None,
     quorum: Quorum = 0,
+    replayed: Replayed = None,
 ) -> None:
     """Prove that the signed log holds a step or an entry, to somebody who has the operator's key alone; or check that.
 
@@ -158,7 +161,7 @@ def prove(
             msg = "A proof is checked with the operator's key alone: cosmati ledger prove --check FILE --vkey KEY."
             raise LedgerError(msg)
         found = check_inclusion(
-            check.read_text("utf-8", "replace"), vkey, TrustedWitnesses.parse(witnesses or (), quorum)
+            check.read_text("utf-8", "replace"), vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed)
         )
         what = type(found.entry).__name__.removesuffix("Entry").lower()
         number = f" {found.entry.step}" if isinstance(found.entry, StepEntry) else ""
@@ -190,6 +193,7 @@ def check_weights_of(
     vkey: Key = None,
     witnesses: Witnesses = None,
     quorum: Quorum = 0,
+    replayed: Replayed = None,
 ) -> None:
     """Compare weights with the roots that the ledger signs: are they what the run came to?
 
@@ -204,7 +208,7 @@ def check_weights_of(
     from cosmati.cli.weights import check_weights, named_weights  # needs PyTorch, and nothing else here does
 
     path = weights or named_weights(folder, directory)
-    ledger = VerifiedLedger(directory, vkey, TrustedWitnesses.parse(witnesses or (), quorum))
+    ledger = VerifiedLedger(directory, vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed))
     found = check_weights(ledger, path)
     typer.echo(f"Yes. {path} holds the weights after {found.step} steps.")
     typer.echo(f"  root      {found.root.hex()}, signed by entry {found.index}")
@@ -212,14 +216,16 @@ def check_weights_of(
 
 
 @app.command()
-def show(folder: Folder, vkey: Key = None, witnesses: Witnesses = None, quorum: Quorum = 0) -> None:
+def show(
+    folder: Folder, vkey: Key = None, witnesses: Witnesses = None, quorum: Quorum = 0, replayed: Replayed = None
+) -> None:
     """Show how many rows of each class reached each region.
 
     \b
     Example:
       cosmati ledger show cosmati-quickstart/governed-run
     """  # noqa: D301
-    ledger, unsigned = _opened(folder, vkey, TrustedWitnesses.parse(witnesses or (), quorum))
+    ledger, unsigned = _opened(folder, vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed))
     table = contributions(ledger)
     width = max(len(name) for name in table.classes)
     typer.echo(" " * width + "".join(f"{region:>14}" for region in table.regions))
@@ -268,6 +274,7 @@ def query(
     vkey: Key = None,
     witnesses: Witnesses = None,
     quorum: Quorum = 0,
+    replayed: Replayed = None,
 ) -> None:
     """Ask which class taught which region. With both, state that the class wrote nothing there, or that it did.
 
@@ -288,11 +295,13 @@ def query(
             )
         from cosmati.cli.rows_taught import say_rows_taught  # needs PyTorch
 
-        say_rows_taught(ledger_of(folder).parent, by, recipe, vkey, TrustedWitnesses.parse(witnesses or (), quorum))
+        say_rows_taught(
+            ledger_of(folder).parent, by, recipe, vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed)
+        )
         return
     if recipe:
         raise LedgerError("--recipe is for --by annotator=ID and the like. Leave it out, or ask for somebody's rows.")
-    ledger, unsigned = _opened(folder, vkey, TrustedWitnesses.parse(witnesses or (), quorum))
+    ledger, unsigned = _opened(folder, vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed))
     if class_name and region:
         _say_exclusion(ledger, class_name, region, unsigned)
         return

@@ -10,14 +10,14 @@ from cosmati.cli.files import load_recipe
 from cosmati.data.people import rows_by
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import LedgerError
-from cosmati.ledger.evidence import TrustedWitnesses
+from cosmati.ledger.evidence import TrustedEvidence
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.train.rows_taught import regions_taught_by
 
 _MAX_AROUND = 8
 
 
-def say_rows_taught(run: Path, by: str, recipe: str, vkey: str | None, trusted: TrustedWitnesses) -> None:
+def say_rows_taught(run: Path, by: str, recipe: str, vkey: str | None, trusted: TrustedEvidence) -> None:
     """Print which regions somebody's rows taught, and at which steps.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any
 from cosmati.errors import LedgerError, RunError
 from cosmati.explorer.learning import ClassSchedule, governance_facts
 from cosmati.explorer.trust import Trust, read_trust
-from cosmati.ledger.evidence import NOBODY, TrustedWitnesses
+from cosmati.ledger.evidence import NOBODY, TrustedEvidence
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.tables import Tables
 from cosmati.ledger.verify import LedgerReport, verify_ledger
@@ -103,7 +103,7 @@ class RunView:
         return tuple(name for name in self.governance.classes if name in seen) if self.governance else ()
 
 
-def read_run(folder: str | Path, *, has_ledger: bool = True, witnesses: TrustedWitnesses = NOBODY) -> RunView:
+def read_run(folder: str | Path, *, has_ledger: bool = True, witnesses: TrustedEvidence = NOBODY) -> RunView:
     """Read a run folder: of a run that ended, was broken off or is still going, governed or not.
 
     A ledger that doesn't verify is no error: it's a warning of the view, and nothing is drawn from it.
@@ -280,7 +280,7 @@ class _LedgerReading:
     notes: tuple[str, ...] = ()
 
 
-def _read_ledger(folder: Path, record: RunRecord, witnesses: TrustedWitnesses, *, tries: int) -> _LedgerReading:
+def _read_ledger(folder: Path, record: RunRecord, witnesses: TrustedEvidence, *, tries: int) -> _LedgerReading:
     """Verify the ledger, compare it with the record, and draw from it what it says; a live one may need more tries."""
     is_governed = bool(record.digests.get("policy"))
     directory = folder / "ledger"

@@ -27,7 +27,7 @@ from cosmati.ledger.cosignature import cosignatures
 from cosmati.ledger.cosigned import CosignedHead
 from cosmati.ledger.details import check_line, committed_digest, decode_details
 from cosmati.ledger.entry import decode_entry
-from cosmati.ledger.evidence import NOBODY, TrustedWitnesses, Witnessing, evidence_level, witnessed_in
+from cosmati.ledger.evidence import NOBODY, TrustedEvidence, Witnessing, evidence_level, witnessed_in
 from cosmati.ledger.note import TreeHead, VerifierKey, check_note, parse_checkpoint
 from cosmati.ledger.reader import Scan, ScannedEntry, operators, read_signed_head, read_verifier_key
 from cosmati.ledger.tables import in_force
@@ -99,7 +99,7 @@ def prove_inclusion(
     return json.dumps(proof, indent=1, ensure_ascii=False) + "\n"
 
 
-def check_inclusion(text: str, vkey: str, witnesses: TrustedWitnesses = NOBODY) -> Proven:
+def check_inclusion(text: str, vkey: str, witnesses: TrustedEvidence = NOBODY) -> Proven:
     """Check a proof, knowing the operator's key and nothing else.
 
     Args:
@@ -125,7 +125,9 @@ def check_inclusion(text: str, vkey: str, witnesses: TrustedWitnesses = NOBODY) 
     except TamperError as error:
         raise RefutedError(f"This proof doesn't hold: {error}") from error
     told = None if details is None else decode_details(details.encode())
-    return Proven(key.name, index, entry, told, head, evidence_level(head.size, seen))
+    # Of another head a single proof can't tell whether it goes on from this one.
+    own = witnesses.replayed if witnesses.replayed and witnesses.replayed[:2] == (key.name, head) else None
+    return Proven(key.name, index, entry, told, head, evidence_level(head.size, seen, own))
 
 
 def _read_proof(text: str) -> tuple[str, int, bytes, str | None, list[bytes]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cosmati.errors import LedgerError, RefutedError
 from cosmati.ledger.details import decode_details
-from cosmati.ledger.evidence import NOBODY, TrustedWitnesses, Witnessing, evidence_level
+from cosmati.ledger.evidence import NOBODY, TrustedEvidence, Witnessing
 from cosmati.ledger.note import TreeHead
 from cosmati.ledger.reader import Scan, ScannedEntry, operators, read_head, read_verifier_key
 from cosmati.ledger.tables import Tables, broken, in_force, is_number
@@ -163,7 +163,7 @@ class VerifiedLedger:
         follow the contract in `cosmati.records.ledger`.
     """
 
-    def __init__(self, directory: Path, vkey: str | None = None, witnesses: TrustedWitnesses = NOBODY) -> None:
+    def __init__(self, directory: Path, vkey: str | None = None, witnesses: TrustedEvidence = NOBODY) -> None:
         self.key = read_verifier_key(directory, vkey)
         witnessing = Witnessing(directory, witnesses)
         self.head: TreeHead = read_head(directory, self.key)
@@ -173,7 +173,7 @@ class VerifiedLedger:
         scan = Scan(directory, self.head, witnessing.heads)
         self.tables = [tables for item, tables in in_force(scan) if isinstance(item.entry, RunEntry | AmendEntry)]
         witnessing.check(operators(scan.history, self.key))
-        self.evidence_level = evidence_level(self.head.size, witnessing.witnessed)
+        self.evidence_level = witnessing.level(self.head.size)
         first = self.tables[0]
         assert isinstance(first.entry, RunEntry), "the history refuses anything else as entry 0"
         self.run = first.entry

@@ -10,7 +10,7 @@ from typing import Any
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.cosigned import cosigned_heads
-from cosmati.ledger.evidence import LEVEL_0, NOBODY, TrustedWitnesses, WitnessedHead, Witnessing, evidence_level
+from cosmati.ledger.evidence import LEVEL_0, NOBODY, TrustedEvidence, WitnessedHead, Witnessing
 from cosmati.ledger.files import check_overlap
 from cosmati.ledger.note import TreeHead, VerifierKey, check_note, parse_checkpoint
 from cosmati.ledger.policy_changes import PolicyHistory, PolicyInForce
@@ -108,7 +108,7 @@ def verify_ledger(
     *,
     vkey: str | None = None,
     pinned: TreeHead | str | None = None,
-    witnesses: TrustedWitnesses = NOBODY,
+    witnesses: TrustedEvidence = NOBODY,
 ) -> LedgerReport:
     """Check all that the checkpoint covers, and report.
 
@@ -117,7 +117,7 @@ def verify_ledger(
         vkey: the operator's verifier key from a source that you trust; without it the ledger's own is
             believed.
         pinned: an earlier tree head, or the text of an earlier `checkpoint` file, which must be a prefix.
-        witnesses: whom you trust to have seen the ledger: what they cosigned must be a prefix, too.
+        witnesses: whom you trust to have seen the ledger, and what was replayed of it: both must be a prefix, too.
 
     Raises:
         LedgerError: there is no ledger, `vkey` is no key, or `pinned` no note. TamperError: something doesn't
@@ -152,7 +152,7 @@ def verify_ledger(
         has_ended=history.has_ended,
         num_unsigned=sum(index >= head.size for index in covered),
         pinned_size=None if earlier is None else earlier.size,
-        evidence_level=evidence_level(head.size, witnessing.witnessed),
+        evidence_level=witnessing.level(head.size),
         provenance_from=tuple(told.provenance),
         withdrawn_from=tuple(told.withdrawn),
         policies=tuple(told.policies.seen),
