@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from cosmati.cli.errors import Answering
-from cosmati.cli.ledger_folder import Quorum, Replayed, Witnesses, ledger_of
+from cosmati.cli.ledger_folder import Quorum, ReplayFile, Witnesses, ledger_of
 from cosmati.cli.ledger_words import say_artifacts, say_evidence, say_policies, say_provenance, say_withdrawn
-from cosmati.cli.witness import app as witness_app
+from cosmati.cli.ledger_witness import app as witness_app
 from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger.evidence import TrustedEvidence
 from cosmati.ledger.key_change import rotate_key
@@ -55,7 +55,7 @@ def verify(
     vkey: Key = None,
     witnesses: Witnesses = None,
     quorum: Quorum = 0,
-    replayed: Replayed = None,
+    replayed: ReplayFile = None,
     pinned: Annotated[
         Path | None,
         typer.Option(help="A copy of an earlier `checkpoint` file of this ledger, which the ledger must go on from."),
@@ -104,7 +104,7 @@ def decisions(
     vkey: Key = None,
     witnesses: Witnesses = None,
     quorum: Quorum = 0,
-    replayed: Replayed = None,
+    replayed: ReplayFile = None,
 ) -> None:
     """Say what became of each class's rows, and why: admitted, gated, deferred or rejected, from which step to which.
 
@@ -147,7 +147,7 @@ def prove(
     vkey: Key = None,
     witnesses: Witnesses = None,
     quorum: Quorum = 0,
-    replayed: Replayed = None,
+    replayed: ReplayFile = None,
 ) -> None:
     """Prove that the signed log holds a step or an entry, to somebody who has the operator's key alone; or check that.
 
@@ -193,7 +193,7 @@ def check_weights_of(
     vkey: Key = None,
     witnesses: Witnesses = None,
     quorum: Quorum = 0,
-    replayed: Replayed = None,
+    replayed: ReplayFile = None,
 ) -> None:
     """Compare weights with the roots that the ledger signs: are they what the run came to?
 
@@ -217,7 +217,7 @@ def check_weights_of(
 
 @app.command()
 def show(
-    folder: Folder, vkey: Key = None, witnesses: Witnesses = None, quorum: Quorum = 0, replayed: Replayed = None
+    folder: Folder, vkey: Key = None, witnesses: Witnesses = None, quorum: Quorum = 0, replayed: ReplayFile = None
 ) -> None:
     """Show how many rows of each class reached each region.
 
@@ -274,7 +274,7 @@ def query(
     vkey: Key = None,
     witnesses: Witnesses = None,
     quorum: Quorum = 0,
-    replayed: Replayed = None,
+    replayed: ReplayFile = None,
 ) -> None:
     """Ask which class taught which region. With both, state that the class wrote nothing there, or that it did.
 
@@ -288,20 +288,17 @@ def query(
       cosmati ledger query RUN --class open/psf --region embedding
       cosmati ledger query RUN --by annotator=ada --recipe recipe.py
     """  # noqa: D301
+    trusted = TrustedEvidence.parse(witnesses or (), quorum, replayed)
     if by is not None:
         if class_name or region or not recipe:
-            raise LedgerError(
-                "--by asks of all classes and regions, and needs the run's --recipe FILE. Give these two."
-            )
+            raise LedgerError("--by asks of all classes and regions, and needs the run's --recipe FILE. Give both.")
         from cosmati.cli.rows_taught import say_rows_taught  # needs PyTorch
 
-        say_rows_taught(
-            ledger_of(folder).parent, by, recipe, vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed)
-        )
+        say_rows_taught(ledger_of(folder).parent, by, recipe, vkey, trusted)
         return
     if recipe:
         raise LedgerError("--recipe is for --by annotator=ID and the like. Leave it out, or ask for somebody's rows.")
-    ledger, unsigned = _opened(folder, vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed))
+    ledger, unsigned = _opened(folder, vkey, trusted)
     if class_name and region:
         _say_exclusion(ledger, class_name, region, unsigned)
         return

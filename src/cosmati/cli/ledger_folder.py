@@ -14,7 +14,7 @@ Witnesses = Annotated[
     typer.Option("--witness", metavar="VKEY", help="A witness's key, from a source you trust: has it seen the ledger?"),
 ]
 Quorum = Annotated[int, typer.Option(help="How many of the witnesses have to have seen it; all if left out.")]
-Replayed = Annotated[
+ReplayFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Result of a replay that you have run, or whose auditor you trust."),
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cosmati.cli.ledger_folder import Quorum, Replayed, Witnesses
+from cosmati.cli.ledger_folder import Quorum, ReplayFile, Witnesses
 from cosmati.explorer.price import price_of, runs_below
 from cosmati.explorer.report import write_report
 from cosmati.explorer.run_view import read_run
@@ -22,7 +22,7 @@ def report(
     ] = None,
     witnesses: Witnesses = None,
     quorum: Quorum = 0,
-    replayed: Replayed = None,
+    replayed: ReplayFile = None,
     out: Annotated[Path | None, typer.Option(help="The HTML file; report.html in the run folder if left out.")] = None,
 ) -> None:
     """Write one page about a run that needs nothing from outside: no network, no recipe, no data, no model.

@@ -15,6 +15,8 @@ from cosmati.cli.track import TRACKER_HELP
 from cosmati.integrations import Tracking, tracker_of
 from cosmati.train.observers import Observer
 from cosmati.train.observers.monitors import all_monitors
+from cosmati.train.run.result import RunResult
+from cosmati.train.trainer import Trainer
 
 RecipeArgument = Annotated[
     str,
@@ -88,21 +90,24 @@ def train(
     if require_signed or roots:  # whom to trust alone would ask nobody, and is refused
         is_required, trusted = require_signed or config.require_signed, tuple(roots or ()) or config.trusted_roots
         config = dataclasses.replace(config, require_signed=is_required, trusted_roots=trusted)
-    if witnesses:
-        config = dataclasses.replace(config, witnesses=tuple(witnesses))
-    if attested:
-        config = dataclasses.replace(config, ledger_profile="attested")
-    recipe = dataclasses.replace(recipe, config=config)
+    asked = tuple(witnesses or ()) or config.witnesses
+    profile = "attested" if attested else config.ledger_profile
+    recipe = dataclasses.replace(recipe, config=dataclasses.replace(config, witnesses=asked, ledger_profile=profile))
     observers: list[Observer] = [Tracking(tracker_of(one)) for one in trackers or []]
     trainer = recipe.trainer(run_folder=run_folder, observers=[*observers, *([all_monitors()] if monitor else [])])
-    result = trainer.fit()
+    _say_result(trainer, trainer.fit())
+
+
+def _say_result(trainer: Trainer, result: RunResult) -> None:
+    """Say how a run ended, on the first rank; its exit status says whether it was stopped."""
     # A launcher starts again what ends with another status than 0, and this was asked for; `run.json` says `stopped`.
     is_launched = dist.is_available() and dist.is_torchelastic_launched()
     if trainer.assembly.ranks.rank:
         # Under torchrun one rank speaks for all.
         return
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
-    typer.echo(f"{recipe.name}: {result.outcome} after {result.clock.step} steps, {result.seconds:.1f} s  {metrics}")
+    name, steps = trainer.assembly.config.name, result.clock.step
+    typer.echo(f"{name}: {result.outcome} after {steps} steps, {result.seconds:.1f} s  {metrics}")
     for change in trainer.changed:
         typer.echo(f"Changed since it was stopped: {change}")
     if result.run_folder is not None:
