@@ -138,7 +138,7 @@ def test_train_and_the_ledger_commands_on_its_run(recipe: Path, tmp_path: Path) 
     )
     answer = call("ledger", "query", run, "--class", "open/permissive", "--region", "low")
     assert (answer.exit_code, answer.stderr) == (1, "")
-    assert answer.stdout.startswith("No. The statement is false: entry 2 (step 0)")
+    assert answer.stdout.startswith("No. The statement is false: entry 4 (step 0)")
     assert "cosmati ledger query RUN with --class or --region alone" in answer.stdout
 
 

@@ -314,10 +314,12 @@ def fix_secrets(folder: Path) -> Path:
 def ledger_leaves(directory: Path) -> dict[str, str]:
     """Return SHA-256 of each entry, with its kind: read as tlog-tiles has it, from the widest partial bundle."""
     bundle = max((directory / "tile/entries/000.p").iterdir(), key=lambda path: int(path.name)).read_bytes()
-    leaves, kinds = {}, ("run", "step", "resume", "checkpoint", "end")
+    leaves, kinds = {}, ("run", "step", "resume", "checkpoint", "end", "amend", "evaluation", "time")
     while bundle:
         size = int.from_bytes(bundle[:2], "big")
         entry, bundle = bundle[2 : 2 + size], bundle[2 + size :]
+        if kinds[entry[1]] in ("evaluation", "time"):
+            continue  # What the machine measured and its clock said: no bits of the training.
         leaves[f"{len(leaves)} {kinds[entry[1]]}"] = hashlib.sha256(entry).hexdigest()
     return leaves
 

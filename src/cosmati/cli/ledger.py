@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from cosmati.cli.errors import Answering
-from cosmati.cli.ledger_folder import Folder, Key
-from cosmati.cli.ledger_folder import ledger_of as _ledger
+from cosmati.cli.ledger_folder import Folder, Key, Quorum, ReplayFile, Witnesses, ledger_of
+from cosmati.cli.ledger_witness import app as witness_app
+from cosmati.cli.ledger_words import say_artifacts, say_evidence, say_policies, say_provenance, say_withdrawn
 from cosmati.cli.replay import blinds_for, replay_steps, spot_check
 from cosmati.errors import LedgerError, RefutedError, TamperError
-from cosmati.ledger.policy_changes import PolicyInForce
+from cosmati.ledger.evidence import TrustedEvidence
+from cosmati.ledger.key_change import rotate_key
 from cosmati.ledger.proof import check_inclusion, prove_inclusion
 from cosmati.ledger.query import (
     Contribution,
@@ -23,8 +24,7 @@ from cosmati.ledger.query import (
     direct_write_exclusion,
     regions_of_class,
 )
-from cosmati.ledger.reader import read_verifier_key
-from cosmati.ledger.verify import LEVEL_0, LedgerReport, verify_ledger
+from cosmati.ledger.verify import verify_ledger
 from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.provenance.rehearsal import SAYS, rehearsed
 from cosmati.provenance.voucher import FOLDER
@@ -37,14 +37,15 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Verify a run's ledger, and ask it what it knows. 0 means yes, 1 no, 2 that there is no answer.",
 )
+app.add_typer(witness_app, name="witness")
 
 
-def _opened(folder: Path, vkey: str | None) -> tuple[VerifiedLedger, str]:
+def _opened(folder: Path, vkey: str | None, trusted: TrustedEvidence) -> tuple[VerifiedLedger, str]:
     """Verify a ledger, and say how much of it isn't signed yet, so that no answer is about it; empty for nothing."""
-    directory = _ledger(folder)
+    directory = ledger_of(folder)
     # Before the checkpoint: a live writer replaces the log after it.
     waiting = read_wal(directory).entries if (directory / WAL_FILE).exists() else {}
-    ledger = VerifiedLedger(directory, vkey)
+    ledger = VerifiedLedger(directory, vkey, trusted)
     num_unsigned = sum(index >= ledger.head.size for index in waiting)
     return ledger, f"{num_unsigned} further entries aren't signed yet, and weren't read." if num_unsigned else ""
 
@@ -53,6 +54,9 @@ def _opened(folder: Path, vkey: str | None) -> tuple[VerifiedLedger, str]:
 def verify(
     folder: Folder,
     vkey: Key = None,
+    witnesses: Witnesses = None,
+    quorum: Quorum = 0,
+    replayed: ReplayFile = None,
     pinned: Annotated[
         Path | None,
         typer.Option(help="A copy of an earlier `checkpoint` file of this ledger, which the ledger must go on from."),
@@ -67,10 +71,11 @@ def verify(
       cosmati ledger verify cosmati-quickstart/governed-run
       cosmati ledger verify RUN --vkey "$(cat operator.vkey)" --pinned checkpoint-of-last-week
     """  # noqa: D301
-    directory = _ledger(folder)
+    directory = ledger_of(folder)
     note = None if pinned is None else pinned.read_text("utf-8", "replace")
+    trusted = TrustedEvidence.parse(witnesses or (), quorum, replayed)
     try:
-        report = verify_ledger(directory, vkey=vkey, pinned=note)
+        report = verify_ledger(directory, vkey=vkey, pinned=note, witnesses=trusted)
     except TamperError as error:
         msg = f"{directory} doesn't verify: {error}"
         raise RefutedError(msg) from error
@@ -80,15 +85,13 @@ def verify(
     typer.echo(f"  root      {report.root}")
     if report.pinned_size is not None:
         typer.echo(f"  pinned    its first {report.pinned_size} entries are those of {pinned}")
-    typer.echo(f"  evidence  {report.evidence_level}")
+    say_evidence(report)
     typer.echo(f"  the run {'has ended' if report.has_ended else 'has not ended'}")
     for amendment in report.amendments:
         for name, was, now in amendment.changes:
             typer.echo(f"  from step {amendment.step} on, {name}: {now}, was {was}")
-    _say_provenance(directory, report)
-    _say_withdrawn(directory, report)
-    _say_policies(directory, report.policies)
-    _say_artifacts(directory, report)
+    for say in (say_provenance, say_withdrawn, say_policies, say_artifacts):
+        say(directory, report)
     for root in rehearsed(directory / FOLDER, report.vouched_facts):
         typer.echo(f"  rehearsal the authority {root[:12]} is {SAYS}")
     if report.num_unsigned:
@@ -97,93 +100,14 @@ def verify(
         typer.echo(f"  steps that came out differently when run again: {list(report.diverged_steps)}")
 
 
-def _say_provenance(directory: Path, report: LedgerReport) -> None:
-    """Say who vouched for the data, from which step on, and look whether the archive bears it out."""
-    for number, (step, facts) in enumerate(report.provenance_from):
-        since = f"  data      {f'from step {step} on, ' if number else ''}"
-        if facts is None:
-            typer.echo(f"{since}declared: nobody vouches for their classes")
-            continue
-        try:
-            from cosmati.provenance.authority.audit import audit
-        except ImportError as error:
-            typer.echo(f"{since}vouched for; not checked without {error.name}: pip install 'cosmati[authority]'")
-            continue
-        if problems := audit(directory / FOLDER, facts):
-            msg = f"Who vouched for the data of {directory} doesn't hold: " + "; ".join(problems)
-            raise RefutedError(msg)
-        for source in facts["sources"]:
-            keys = ", ".join(keyid[:12] for keyid in source["keyids"])
-            typer.echo(f"{since}{source['target']}, signed by {keys} of {source['root'][:12]}, {facts['opened']}")
-
-
-def _say_withdrawn(directory: Path, report: LedgerReport) -> None:
-    """Say what was withdrawn since, and look whether the archive bears it out: each against that of its own time."""
-    known = list[Mapping[str, Any]]()
-    for facts in report.withdrawn:
-        try:
-            from cosmati.provenance.authority.audit import audit_withdrawn
-        except ImportError:
-            return  # said above
-        new = [one for one in facts["in_force"] if one not in known]
-        known = facts["in_force"]
-        for words, is_refuted in audit_withdrawn(directory / FOLDER, {**facts, "in_force": new}, report.manifests):
-            if is_refuted:
-                raise RefutedError(f"What was withdrawn from the run in {directory} doesn't hold: {words}.")
-            typer.echo(f"  withdrawn {words}")
-
-
-def _say_policies(directory: Path, policies: Sequence[PolicyInForce]) -> None:
-    """Say who vouched for each policy that steps went by, and look whether the archive bears it out."""
-    for number, policy in enumerate(policies):
-        since = f"  policy    {f'from step {policy.step} on, ' if number else ''}"
-        audited, problems = _audited(directory, policy)
-        # What a ledger says of signatures that don't hold isn't looked at further.
-        if problems := problems or policy.problems(read_verifier_key(directory).text):
-            raise RefutedError(f"Who signed the policy of {directory} doesn't hold: " + "; ".join(problems))
-        typer.echo(f"{since}{audited}")
-
-
-def _say_artifacts(directory: Path, report: LedgerReport) -> None:
-    """Say what was prepared before the run, and look whether the archive bears out what is signed of it."""
-    for number, (step, facts) in enumerate(report.artifacts_from):
-        since = f"from step {step} on, " if number else ""
-        if facts is None and number:
-            typer.echo(f"  prepared  {since}nothing is named")
-        for label, one in (facts or {}).items():
-            unchecked = ""
-            if "provenance" in one:
-                try:
-                    from cosmati.provenance.authority.audit import audit
-                except ImportError as error:
-                    unchecked = f"; not checked without {error.name}: pip install 'cosmati[authority]'"
-                else:
-                    if problems := audit(directory / FOLDER, one["provenance"]):
-                        msg = f"Who signed the {label} of {directory} doesn't hold: " + "; ".join(problems)
-                        raise RefutedError(msg)
-            typer.echo(f"  prepared  {since}{label}: {words_of(one)}{unchecked}")
-
-
-def _audited(directory: Path, policy: PolicyInForce) -> tuple[str, list[str]]:
-    """Return who signed a policy, in words, and what doesn't hold of that."""
-    if policy.facts is None:
-        return f"{policy.digest.hex()[:16]}, declared: nobody has signed it", []
-    try:
-        from cosmati.provenance.authority.audit import audit_policy
-    except ImportError as error:
-        return f"signed; not checked without {error.name}: pip install 'cosmati[authority]'", []
-    if problems := audit_policy(directory / FOLDER, policy.facts, policy.digest):
-        return "", problems
-    (source,) = policy.facts["sources"]
-    keys = ", ".join(keyid[:12] for keyid in source["keyids"])
-    return f"{source['target']}, signed by {keys} of {source['root'][:12]}, {policy.facts['opened']}", []
-
-
 @app.command()
 def decisions(
     folder: Folder,
     class_name: Annotated[str, typer.Option("--class", help="Of one class; of all if left out.")] = "",
     vkey: Key = None,
+    witnesses: Witnesses = None,
+    quorum: Quorum = 0,
+    replayed: ReplayFile = None,
 ) -> None:
     """Say what became of each class's rows, and why: admitted, gated, deferred or rejected, from which step to which.
 
@@ -196,7 +120,7 @@ def decisions(
     """  # noqa: D301
     from cosmati.routing.proposals import Proposal, proposals  # needs PyTorch, as `check-weights` does
 
-    ledger, unsigned = _opened(folder, vkey)
+    ledger, unsigned = _opened(folder, vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed))
     shared = dict[tuple[object, ...], list[Proposal]]()
     for number, one in enumerate(proposals(ledger, class_name)):
         own = number if class_name or one.num_microbatches else None
@@ -209,7 +133,9 @@ def decisions(
         typer.echo(f"{one.decision:<6} {name}, steps {one.start_step} to {one.end_step}: {rows}")
         for line in one.because if is_alike else (f"each for its own reason: --class '{one.class_name}' tells them",):
             typer.echo(f"       {line}")
-    typer.echo(unsigned or LEVEL_0)
+    typer.echo(ledger.evidence_level)
+    if unsigned:
+        typer.echo(unsigned)
 
 
 @app.command()
@@ -222,6 +148,9 @@ def prove(
     out: Annotated[Path | None, typer.Option(help="Where to write the proof; printed if left out.")] = None,
     check: Annotated[Path | None, typer.Option(metavar="FILE", help="A proof to check, made by this command.")] = None,
     vkey: Key = None,
+    witnesses: Witnesses = None,
+    quorum: Quorum = 0,
+    replayed: ReplayFile = None,
 ) -> None:
     """Prove that the signed log holds a step or an entry, to somebody who has the operator's key alone; or check that.
 
@@ -234,11 +163,14 @@ def prove(
         if vkey is None or folder is not None:
             msg = "A proof is checked with the operator's key alone: cosmati ledger prove --check FILE --vkey KEY."
             raise LedgerError(msg)
-        found = check_inclusion(check.read_text("utf-8", "replace"), vkey)
+        found = check_inclusion(
+            check.read_text("utf-8", "replace"), vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed)
+        )
         what = type(found.entry).__name__.removesuffix("Entry").lower()
         number = f" {found.entry.step}" if isinstance(found.entry, StepEntry) else ""
         typer.echo(f"Yes. Entry {found.index} of the log {found.origin} is {what}{number}, with the details given.")
         typer.echo(f"  signed    {found.head.size} entries, root {found.head.root.hex()}")
+        typer.echo(f"  evidence  {found.evidence_level}")
         typer.echo(
             "It doesn't show what else is in the log: which policy is in force, or whether a resume superseded it."
         )
@@ -246,7 +178,7 @@ def prove(
     if folder is None:
         msg = "Nothing to prove or to check. Give a run folder with --step or --entry, or --check FILE."
         raise LedgerError(msg)
-    proof = prove_inclusion(_ledger(folder), step=step, entry=entry, vkey=vkey)
+    proof = prove_inclusion(ledger_of(folder), step=step, entry=entry, vkey=vkey)
     if out is None:
         typer.echo(proof, nl=False)
     else:
@@ -262,6 +194,9 @@ def check_weights_of(
         typer.Option(metavar="FILE", help="A safetensors file; those of the newest checkpoint if left out."),
     ] = None,
     vkey: Key = None,
+    witnesses: Witnesses = None,
+    quorum: Quorum = 0,
+    replayed: ReplayFile = None,
 ) -> None:
     """Compare weights with the roots that the ledger signs: are they what the run came to?
 
@@ -272,24 +207,28 @@ def check_weights_of(
       cosmati ledger check-weights RUN
       cosmati ledger check-weights RUN --weights delivered/model.safetensors
     """  # noqa: D301
-    directory = _ledger(folder)
+    directory = ledger_of(folder)
     from cosmati.audit.weights import check_weights, named_weights  # needs PyTorch, and nothing else here does
 
     path = weights or named_weights(folder, directory)
-    found = check_weights(VerifiedLedger(directory, vkey), path)
+    ledger = VerifiedLedger(directory, vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed))
+    found = check_weights(ledger, path)
     typer.echo(f"Yes. {path} holds the weights after {found.step} steps.")
     typer.echo(f"  root      {found.root.hex()}, signed by entry {found.index}")
+    typer.echo(f"  evidence  {ledger.evidence_level}")
 
 
 @app.command()
-def show(folder: Folder, vkey: Key = None) -> None:
+def show(
+    folder: Folder, vkey: Key = None, witnesses: Witnesses = None, quorum: Quorum = 0, replayed: ReplayFile = None
+) -> None:
     """Show how many rows of each class reached each region.
 
     \b
     Example:
       cosmati ledger show cosmati-quickstart/governed-run
     """  # noqa: D301
-    ledger, unsigned = _opened(folder, vkey)
+    ledger, unsigned = _opened(folder, vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed))
     table = contributions(ledger)
     width = max(len(name) for name in table.classes)
     typer.echo(" " * width + "".join(f"{region:>14}" for region in table.regions))
@@ -336,6 +275,9 @@ def query(
         str | None, typer.Option(metavar="FILE[:FUNCTION]", help="With --by: what the run was made from.")
     ] = None,
     vkey: Key = None,
+    witnesses: Witnesses = None,
+    quorum: Quorum = 0,
+    replayed: ReplayFile = None,
 ) -> None:
     """Ask which class taught which region. With both, state that the class wrote nothing there, or that it did.
 
@@ -349,18 +291,17 @@ def query(
       cosmati ledger query RUN --class open/psf --region embedding
       cosmati ledger query RUN --by annotator=ada --recipe recipe.py
     """  # noqa: D301
+    trusted = TrustedEvidence.parse(witnesses or (), quorum, replayed)
     if by is not None:
         if class_name or region or not recipe:
-            raise LedgerError(
-                "--by asks of all classes and regions, and needs the run's --recipe FILE. Give these two."
-            )
+            raise LedgerError("--by asks of all classes and regions, and needs the run's --recipe FILE. Give both.")
         from cosmati.cli.rows_taught import say_rows_taught  # needs PyTorch
 
-        say_rows_taught(_ledger(folder).parent, by, recipe, vkey)
+        say_rows_taught(ledger_of(folder).parent, by, recipe, vkey, trusted)
         return
     if recipe:
         raise LedgerError("--recipe is for --by annotator=ID and the like. Leave it out, or ask for somebody's rows.")
-    ledger, unsigned = _opened(folder, vkey)
+    ledger, unsigned = _opened(folder, vkey, trusted)
     if class_name and region:
         _say_exclusion(ledger, class_name, region, unsigned)
         return
@@ -376,8 +317,27 @@ def query(
             f"{cell.class_name:<22}{cell.region:<16}{cell.num_rows:>8} rows in {cell.num_steps:>6} steps, "
             f"{share:>6} of the region's gradient norms"
         )
-    for line in filter(None, ("" if cells else "None.", unsigned)):
-        typer.echo(line)
+    if not cells:
+        typer.echo("None.")
+    typer.echo(ledger.evidence_level)
+    if unsigned:
+        typer.echo(unsigned)
+
+
+@app.command("rotate-key")
+def rotate(folder: Folder) -> None:
+    """Sign with a new key from here on, with an entry that both keys sign. Nothing may be writing to the ledger.
+
+    Who trusts the old key goes on to: the entry leads to the new one. A change that was broken off is finished.
+
+    \b
+    Example:
+      cosmati ledger rotate-key RUN
+    """  # noqa: D301
+    directory = ledger_of(folder)
+    old, new = rotate_key(directory, directory.parent / "private" / "operator.key")
+    typer.echo(f"{new.text}")
+    typer.echo(f"From here on this key signs, in place of {old.text}. Give it to those who witness the log.")
 
 
 app.command("replay")(replay_steps)

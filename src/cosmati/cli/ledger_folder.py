@@ -1,4 +1,4 @@
-"""Which folder of a run holds its ledger."""
+"""Where the ledger is that a command was pointed to, and who has to have seen it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from cosmati.errors import LedgerError
 
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or its ledger folder.")]
 Key = Annotated[str | None, typer.Option("--vkey", help="The operator's verifier key, from a source you trust.")]
+Witnesses = Annotated[
+    list[str] | None,
+    typer.Option("--witness", metavar="VKEY", help="A witness's key, from a source you trust: has it seen the ledger?"),
+]
+Quorum = Annotated[int, typer.Option(help="How many of the witnesses have to have seen it; all if left out.")]
+ReplayFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Result of a replay that you have run, or whose auditor you trust."),
+]
 
 
 def ledger_of(folder: Path) -> Path:

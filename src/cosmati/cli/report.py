@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from cosmati.cli.ledger_folder import Quorum, ReplayFile, Witnesses
 from cosmati.explorer.price import price_of, runs_below
 from cosmati.explorer.report import write_report
 from cosmati.explorer.run_view import read_run
+from cosmati.ledger.evidence import TrustedEvidence
 
 
 def report(
@@ -18,6 +20,9 @@ def report(
         list[Path] | None,
         typer.Option(metavar="FOLDER", help="Runs of the same training without the policy; or a folder of such runs."),
     ] = None,
+    witnesses: Witnesses = None,
+    quorum: Quorum = 0,
+    replayed: ReplayFile = None,
     out: Annotated[Path | None, typer.Option(help="The HTML file; report.html in the run folder if left out.")] = None,
 ) -> None:
     """Write one page about a run that needs nothing from outside: no network, no recipe, no data, no model.
@@ -38,7 +43,7 @@ def report(
       cosmati report runs/big-3 --out big-3.html
       cosmati report cosmati-quickstart/governed-run --against cosmati-quickstart/price
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
-    view = read_run(run)
+    view = read_run(run, witnesses=TrustedEvidence.parse(witnesses or (), quorum, replayed))
     price = price_of(view, runs_below(against)) if against else None
     page = write_report(out or run / "report.html", title=view.record.recipe_name, run=view, price=price)
     typer.echo(str(page))

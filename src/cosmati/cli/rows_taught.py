@@ -10,13 +10,14 @@ from cosmati.cli.files import load_recipe
 from cosmati.data.people import rows_by
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import LedgerError
-from cosmati.ledger.verify import LEVEL_0
+from cosmati.ledger.evidence import TrustedEvidence
+from cosmati.ledger.query import VerifiedLedger
 from cosmati.train.rows_taught import regions_taught_by
 
 _MAX_AROUND = 8
 
 
-def say_rows_taught(run: Path, by: str, recipe: str, vkey: str | None) -> None:
+def say_rows_taught(run: Path, by: str, recipe: str, vkey: str | None, trusted: TrustedEvidence) -> None:
     """Print which regions somebody's rows taught, and at which steps.
 
     Raises:
@@ -36,7 +37,9 @@ def say_rows_taught(run: Path, by: str, recipe: str, vkey: str | None) -> None:
         steps = _spans(one.steps)
         unopened = f", {one.num_unopened} microbatches not compared" if one.num_unopened else ""
         typer.echo(f"{one.region:<16}{one.num_rows:>8} rows in {len(one.steps):>6} steps: {steps}{unopened}")
-    typer.echo(f"Rows of {by}, each of them at each visit. {LEVEL_0}." if found else f"None of {by} taught anything.")
+    level = VerifiedLedger(run / "ledger", vkey, trusted).evidence_level
+    typer.echo(f"Rows of {by}, each of them at each visit." if found else f"None of {by} taught anything.")
+    typer.echo(f"{level}.")
 
 
 def _spans(steps: tuple[int, ...]) -> str:

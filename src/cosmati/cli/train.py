@@ -15,6 +15,8 @@ from cosmati.cli.track import TRACKER_HELP
 from cosmati.integrations import Tracking, tracker_of
 from cosmati.train.observers import Observer
 from cosmati.train.observers.monitors import all_monitors
+from cosmati.train.run.result import RunResult
+from cosmati.train.trainer import Trainer
 
 RecipeArgument = Annotated[
     str,
@@ -56,6 +58,13 @@ def train(
         list[str] | None,
         typer.Option("--root", metavar="DIGEST", help="With --require-signed: trust this authority's first root."),
     ] = None,
+    witnesses: Annotated[
+        list[str] | None,
+        typer.Option("--witness", metavar="'VKEY URL'", help="Ask this witness to cosign the ledger, hourly."),
+    ] = None,
+    attested: Annotated[
+        bool, typer.Option("--attested", help="Don't begin without the witnesses, and stop where they can't be had.")
+    ] = False,
     monitor: Annotated[
         bool, typer.Option("--monitor", help="Measure norms, speed, memory, activations and more, every 10 steps.")
     ] = False,
@@ -71,6 +80,7 @@ def train(
       cosmati train digits.py
       cosmati train digits.py --run-folder runs/one --monitor --track tensorboard
       cosmati train licensed.py --require-signed --root 3f9c...
+      cosmati train licensed.py --run-folder runs/licensed --witness "VKEY URL" --attested
       cosmati train digits.py:big --set config.seed=3 --set methods.0.alpha=0.3 --run-folder runs/big-3
       cosmati train gpt.py --policy policies --policy-root 3b27... --run-folder runs/governed
       torchrun --nproc-per-node 2 -m cosmati train digits.py --set config.num_microbatches=4
@@ -80,17 +90,24 @@ def train(
     if require_signed or roots:  # whom to trust alone would ask nobody, and is refused
         is_required, trusted = require_signed or config.require_signed, tuple(roots or ()) or config.trusted_roots
         config = dataclasses.replace(config, require_signed=is_required, trusted_roots=trusted)
-    recipe = dataclasses.replace(recipe, config=config)
+    asked = tuple(witnesses or ()) or config.witnesses
+    profile = "attested" if attested else config.ledger_profile
+    recipe = dataclasses.replace(recipe, config=dataclasses.replace(config, witnesses=asked, ledger_profile=profile))
     observers: list[Observer] = [Tracking(tracker_of(one)) for one in trackers or []]
     trainer = recipe.trainer(run_folder=run_folder, observers=[*observers, *([all_monitors()] if monitor else [])])
-    result = trainer.fit()
+    _say_result(trainer, trainer.fit())
+
+
+def _say_result(trainer: Trainer, result: RunResult) -> None:
+    """Say how a run ended, on the first rank; its exit status says whether it was stopped."""
     # A launcher starts again what ends with another status than 0, and this was asked for; `run.json` says `stopped`.
     is_launched = dist.is_available() and dist.is_torchelastic_launched()
     if trainer.assembly.ranks.rank:
         # Under torchrun one rank speaks for all.
         return
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
-    typer.echo(f"{recipe.name}: {result.outcome} after {result.clock.step} steps, {result.seconds:.1f} s  {metrics}")
+    name, steps = trainer.assembly.config.name, result.clock.step
+    typer.echo(f"{name}: {result.outcome} after {steps} steps, {result.seconds:.1f} s  {metrics}")
     for change in trainer.changed:
         typer.echo(f"Changed since it was stopped: {change}")
     if result.run_folder is not None:

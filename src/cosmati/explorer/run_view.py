@@ -13,6 +13,7 @@ from typing import Any
 from cosmati.errors import LedgerError, RunError
 from cosmati.explorer.learning import ClassSchedule, governance_facts
 from cosmati.explorer.trust import Trust, read_trust
+from cosmati.ledger.evidence import NOBODY, TrustedEvidence
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.tables import Tables
 from cosmati.ledger.verify import LedgerReport, verify_ledger
@@ -103,7 +104,7 @@ class RunView:
         return tuple(name for name in self.governance.classes if name in seen) if self.governance else ()
 
 
-def read_run(folder: str | Path, *, has_ledger: bool = True) -> RunView:
+def read_run(folder: str | Path, *, has_ledger: bool = True, witnesses: TrustedEvidence = NOBODY) -> RunView:
     """Read a run folder: of a run that ended, was broken off or is still going, governed or not.
 
     A ledger that doesn't verify is no error: it's a warning of the view, and nothing is drawn from it.
@@ -111,6 +112,7 @@ def read_run(folder: str | Path, *, has_ledger: bool = True) -> RunView:
     Args:
         folder: of the run.
         has_ledger: read and verify the ledger, too, which takes long where it's long.
+        witnesses: whom the reader trusts to have seen the ledger.
 
     Raises:
         RunError: it's no run folder, or `run.json` can't be read.
@@ -127,7 +129,7 @@ def read_run(folder: str | Path, *, has_ledger: bool = True) -> RunView:
     metrics = {name: tuple((_step(line), finite(line[name])) for line in evaluations if name in line) for name in names}
     metrics = metrics or {name: ((record.num_steps, finite(value)),) for name, value in record.metrics.items()}
     tries = _TRIES if status == "still going" else 1
-    read = _read_ledger(folder, record, tries=tries) if has_ledger else _LedgerReading(None)
+    read = _read_ledger(folder, record, witnesses, tries=tries) if has_ledger else _LedgerReading(None)
     logged = [_step(line) for line in (*steps, *evaluations)]
     notes = [*read.notes]
     if not losses and "imported from" not in record.environment:
@@ -279,7 +281,7 @@ class _LedgerReading:
     notes: tuple[str, ...] = ()
 
 
-def _read_ledger(folder: Path, record: RunRecord, *, tries: int) -> _LedgerReading:
+def _read_ledger(folder: Path, record: RunRecord, witnesses: TrustedEvidence, *, tries: int) -> _LedgerReading:
     """Verify the ledger, compare it with the record, and draw from it what it says; a live one may need more tries."""
     is_governed = bool(record.digests.get("policy"))
     directory = folder / "ledger"
@@ -292,16 +294,16 @@ def _read_ledger(folder: Path, record: RunRecord, *, tries: int) -> _LedgerReadi
     if odd := what_is_not_plain(directory):
         return _LedgerReading(_facts(folder, None, problems=(f"{odd} is a link or no plain file, and isn't read.",)))
     try:
-        report = verify_ledger(directory)
+        report = verify_ledger(directory, witnesses=witnesses)
         facts = _facts(folder, report)
         if report.size == 0:
             return _LedgerReading(facts, notes=("The ledger is empty: the run never came to its first signed entry.",))
-        ledger = VerifiedLedger(directory)
+        ledger = VerifiedLedger(directory, None, witnesses)
         governance, schedule = governance_facts(ledger, facts) if is_governed else (None, ())
         trust = read_trust(directory, report) if is_governed else None
     except (LedgerError, OSError) as error:
         if tries > 1:
-            return _read_ledger(folder, record, tries=tries - 1)
+            return _read_ledger(folder, record, witnesses, tries=tries - 1)
         return _LedgerReading(_facts(folder, None, problems=(str(error),)))
     warnings = _contradictions(ledger.tables[-1], record)
     if report.diverged_steps:
@@ -358,6 +360,9 @@ def _notes(report: LedgerReport) -> tuple[str, ...]:
         signed = "was signed, says the ledger; `cosmati ledger verify` follows the signatures"
         said = signed if policy.facts is not None else "is declared: nobody signed it"
         notes.append(f"The policy {policy.digest.hex()[:16]}, from step {policy.step} on, {said}.")
+    notes += [f"The run's ledger was to be attested, and wasn't throughout: {lapse}." for lapse in report.lapses]
+    if report.clock_went_back:
+        notes.append("The operator's clock went back in the course of the run: what it says of times is in doubt.")
     if report.num_unsigned:
         notes.append(f"{report.num_unsigned} further entries of the ledger aren't signed yet, and are left out here.")
     if not report.has_ended:
@@ -374,6 +379,7 @@ def _facts(folder: Path, report: LedgerReport | None, problems: Sequence[str] = 
         level=report.evidence_level.partition(":")[0] if report else "",
         checked=True,
         problems=tuple(problems),
-        num_witnesses=0,
+        num_witnesses=report.witnessed.num_seen if report and report.witnessed and report.witnessed.size else 0,
         commands=(f"cosmati ledger verify {where}", f"cosmati ledger show {where}"),
+        evidence=report.evidence_level if report else "",
     )

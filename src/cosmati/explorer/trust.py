@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cosmati.ledger.policy_changes import PolicyInForce
-from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import LedgerReport
 from cosmati.provenance.rehearsal import rehearsed
 from cosmati.provenance.voucher import FOLDER, POLICY, class_of_target
@@ -149,8 +148,7 @@ def _followed(directory: Path, report: LedgerReport) -> tuple[tuple[str, ...], s
         What doesn't hold, and the package that is missing for it.
     """
     archive = directory / FOLDER
-    key = read_verifier_key(directory).text
-    problems = [text for policy in report.policies for text in policy.problems(key)]
+    problems = [text for one in report.policies for text in min((one.problems(k.text) for k in report.keys), key=len)]
     if not any(policy.facts for policy in report.policies) and not report.provenance:
         return tuple(problems), ""
     try:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import rfc8785
 
 from cosmati.errors import LedgerError, TamperError
-from cosmati.records.ledger import NO_DETAILS, AmendEntry, Entry, RunEntry, StepEntry
+from cosmati.records.ledger import NO_DETAILS, AmendEntry, Entry, EvaluationEntry, RunEntry, StepEntry
 
 DETAILS_FILE = "details.jsonl"
 
@@ -38,7 +38,9 @@ def details_digest(details: Mapping[str, object]) -> bytes:
 
 def committed_digest(entry: Entry) -> bytes:
     """Return the details digest of an entry; `NO_DETAILS` for kinds that have none."""
-    return entry.details_digest if isinstance(entry, RunEntry | StepEntry | AmendEntry) else NO_DETAILS
+    if isinstance(entry, RunEntry | StepEntry | AmendEntry | EvaluationEntry):
+        return entry.details_digest
+    return NO_DETAILS
 
 
 def check_line(line: bytes, entry: Entry, where: str) -> bytes | None:

@@ -9,6 +9,9 @@
     CHECKPOINT     step u64, state_digest 32, parameter_root 32
     END            step u64, parameter_root 32, outcome text
     AMEND          step u64, details_digest 32, count u16, count x (name text, digest 32)
+    EVALUATION     step u64, parameter_root 32, details_digest 32
+    TIME           step u64, seconds u64
+    KEY            old_key 32, new_key 32, old_signature 64, new_signature 64
     text           length u16, UTF-8
 
 A step of 8 microbatches takes 529 bytes, or 561 with a parameter root.
@@ -16,20 +19,26 @@ A step of 8 microbatches takes 529 bytes, or 561 with a parameter root.
 
 from __future__ import annotations
 
+import dataclasses
 import struct
+from typing import TypeAlias
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.records.ledger import (
     DIGEST_SIZE,
+    RESERVED_KINDS,
     AmendEntry,
     CheckpointEntry,
     EndEntry,
     Entry,
     EntryKind,
+    EvaluationEntry,
+    KeyEntry,
     MicrobatchCell,
     ResumeEntry,
     RunEntry,
     StepEntry,
+    TimeEntry,
 )
 
 ENTRY_VERSION = 1
@@ -38,10 +47,17 @@ _HEAD = struct.Struct(">BB")
 _COUNT = struct.Struct(">H")
 _STEP = struct.Struct(">QI32s32sB")
 _CELL = struct.Struct(">IHHIId32s")
-_RESUME = struct.Struct(">QQI")
-_CHECKPOINT = struct.Struct(">Q32s32s")
 _END = struct.Struct(">Q32s")
 _AMEND = struct.Struct(">Q32s")
+_Flat: TypeAlias = type[ResumeEntry | CheckpointEntry | EvaluationEntry | TimeEntry | KeyEntry]
+_FLAT: dict[EntryKind, tuple[_Flat, struct.Struct]] = {
+    EntryKind.RESUME: (ResumeEntry, struct.Struct(">QQI")),
+    EntryKind.CHECKPOINT: (CheckpointEntry, struct.Struct(">Q32s32s")),
+    EntryKind.EVALUATION: (EvaluationEntry, struct.Struct(">Q32s32s")),
+    EntryKind.TIME: (TimeEntry, struct.Struct(">QQ")),
+    EntryKind.KEY: (KeyEntry, struct.Struct(">32s32s64s64s")),
+}
+"""Entries whose fields are all of a fixed size, in their order."""
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -110,10 +126,10 @@ def _encode_body(entry: Entry) -> tuple[EntryKind, bytes]:
     if isinstance(entry, AmendEntry):
         head = _AMEND.pack(entry.step, entry.details_digest)
         return EntryKind.AMEND, head + _encode_commitments(entry.commitments)
-    if isinstance(entry, ResumeEntry):
-        return EntryKind.RESUME, _RESUME.pack(entry.from_step, entry.supersedes, entry.attempt)
-    if isinstance(entry, CheckpointEntry):
-        return EntryKind.CHECKPOINT, _CHECKPOINT.pack(entry.step, entry.state_digest, entry.parameter_root)
+    for kind, (form, fields) in _FLAT.items():
+        if isinstance(entry, form):
+            return kind, fields.pack(*(getattr(entry, field.name) for field in dataclasses.fields(entry)))
+    assert isinstance(entry, EndEntry), "there's no other"
     return EntryKind.END, _END.pack(entry.step, entry.parameter_root) + _text(entry.outcome)
 
 
@@ -161,13 +177,17 @@ def _decode_body(kind: int, fields: _Fields) -> Entry:
     if kind == EntryKind.AMEND:
         step, digest = _AMEND.unpack(fields.raw(_AMEND.size))
         return AmendEntry(step, fields.commitments(), digest)
-    if kind == EntryKind.RESUME:
-        return ResumeEntry(*fields.take(_RESUME))
-    if kind == EntryKind.CHECKPOINT:
-        return CheckpointEntry(*_CHECKPOINT.unpack(fields.raw(_CHECKPOINT.size)))
     if kind == EntryKind.END:
         step, root = _END.unpack(fields.raw(_END.size))
         return EndEntry(step, fields.text(), root)
+    if kind in _FLAT:
+        form, flat = _FLAT[EntryKind(kind)]
+        return form(*flat.unpack(fields.raw(flat.size)))
+    if kind in RESERVED_KINDS:
+        raise TamperError(
+            f"The entry is of the kind {kind}, kept for {RESERVED_KINDS[kind]}, which this release doesn't write. Read "
+            "it with the release of Cosmati that wrote it, or restore the ledger."
+        )
     raise TamperError(
         f"The entry has the unknown kind {kind}. Read it with the release of Cosmati that wrote it, or restore it."
     )

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.details import DETAILS_FILE, check_line, committed_digest
-from cosmati.ledger.entry import decode_entry
+from cosmati.ledger.entry import decode_entry, encode_entry
 from cosmati.ledger.history import RunHistory
 from cosmati.ledger.keys import SigningKey
-from cosmati.ledger.note import TreeHead, checkpoint_text
-from cosmati.ledger.reader import CHECKPOINT_FILE, VKEY_FILE, Scan, read_head, read_verifier_key
+from cosmati.ledger.note import TreeHead, checkpoint_text, signature_line
+from cosmati.ledger.reader import CHECKPOINT_FILE, VKEY_FILE, Scan, operators, read_head, read_verifier_key
+from cosmati.ledger.rotation import rotation_entry
 from cosmati.ledger.tiles import (
     ENTRIES,
     TILE_WIDTH,
@@ -35,7 +36,7 @@ from cosmati.records.ledger import NO_DETAILS
 from cosmati.storage.atomic import DRAFT_SUFFIX, replace_file, replace_files, sync, write_all
 from cosmati.storage.merkle import MerkleTree, leaf_hash
 
-_WAL_PURPOSE = "write-ahead log"
+WAL_PURPOSE = "write-ahead log"
 
 
 class LedgerFiles:
@@ -85,12 +86,23 @@ class LedgerFiles:
             self._lock.check()
             if self._recent:
                 self._publish()
-            before, self._wal = self._wal, Wal(self._directory, self._key.derive(_WAL_PURPOSE), self.head)
+            before, self._wal = self._wal, Wal(self._directory, self._key.derive(WAL_PURPOSE), self.head)
             if before is not None:
                 before.close()
         return self.head
 
-    def _publish(self) -> None:
+    def rotate(self, new: SigningKey) -> TreeHead:
+        """Hand over to another key: sign, and publish the tree with the entry that says so.
+
+        Both keys sign that one checkpoint: until `operator.vkey` names the new key the old one verifies it.
+        """
+        self.checkpoint()
+        self._lock.check()
+        self._take([encode_entry(rotation_entry(self._key, new, self.head))])
+        self._publish(new)
+        return self.head
+
+    def _publish(self, new: SigningKey | None = None) -> None:
         entries = self._bundle + self._recent
         first = self.head.size // TILE_WIDTH
         chunks = [entries[i : i + TILE_WIDTH] for i in range(0, len(entries), TILE_WIDTH)]
@@ -99,7 +111,7 @@ class LedgerFiles:
             data[tile_path(level, index, len(hashes))] = b"".join(hashes)
         replace_files(self._directory, data)
         head = TreeHead(self.frontier.size, self.frontier.root())
-        publish_head(self._directory, self._key, head)
+        publish_head(self._directory, self._key, head, *([new] if new else []))
         for name in data:
             shutil.rmtree(self._directory / (name + ".p"), ignore_errors=True)
         self._bundle = chunks[-1] if len(chunks[-1]) < TILE_WIDTH else []
@@ -121,7 +133,7 @@ class LedgerFiles:
         Raises:
             TamperError: the log isn't the operator's, or the details don't go with it.
         """
-        wal.authenticate(self._key.derive(_WAL_PURPOSE))
+        wal.authenticate(self._key.derive(WAL_PURPOSE))
         tail = [entry for index, entry in sorted(wal.entries.items()) if index >= self.head.size]
         path = self._directory / DETAILS_FILE
         position = scan.details_size
@@ -148,9 +160,10 @@ class LedgerFiles:
         self._lock.release()
 
 
-def publish_head(directory: Path, key: SigningKey, head: TreeHead) -> None:
-    """Sign a tree head and put it in place as the checkpoint."""
-    note = key.sign_note(checkpoint_text(key.name, head))
+def publish_head(directory: Path, key: SigningKey, head: TreeHead, *others: SigningKey) -> None:
+    """Sign a tree head and put it in place as the checkpoint; others may sign it too."""
+    text = checkpoint_text(key.name, head)
+    note = key.sign_note(text) + "".join(signature_line(o.verifier, o.private.sign(text.encode())) for o in others)
     replace_file(directory / CHECKPOINT_FILE, note.encode())
 
 
@@ -203,6 +216,7 @@ def open_files(directory: Path, key: SigningKey) -> tuple[LedgerFiles, RunHistor
         covered = wal.entries
         for item in scan:
             check_overlap(covered, item.index, item.data)
+        operators(scan.history, verifier)
         return _begin(directory, key, lock, scan, head, wal)
     except BaseException:
         lock.release()

@@ -11,7 +11,18 @@ from dataclasses import replace
 
 from cosmati.errors import LedgerError
 from cosmati.ledger.entry import encode_entry
-from cosmati.records.ledger import AmendEntry, CheckpointEntry, EndEntry, Entry, ResumeEntry, RunEntry, StepEntry
+from cosmati.records.ledger import (
+    AmendEntry,
+    CheckpointEntry,
+    EndEntry,
+    Entry,
+    EvaluationEntry,
+    KeyEntry,
+    ResumeEntry,
+    RunEntry,
+    StepEntry,
+    TimeEntry,
+)
 
 
 class RunHistory:
@@ -25,6 +36,7 @@ class RunHistory:
         num_superseded: Step entries that a resume has superseded.
         num_confirmed: Superseded steps that were run again with equal content.
         diverged_steps: Numbers of those that were run again with another content, though nothing was amended.
+        keys: The operator's public keys, the first and each that took the place of one; none where there was one only.
     """
 
     def __init__(self) -> None:
@@ -32,6 +44,7 @@ class RunHistory:
         self.attempt = 0
         self.has_ended = False
         self.in_force: RunEntry | AmendEntry | None = None
+        self.keys: list[bytes] = []
         self._may_amend = False
         self.num_superseded = 0
         self.num_confirmed = 0
@@ -73,6 +86,9 @@ class RunHistory:
         """
         if isinstance(entry, RunEntry) != (self.size == 0):
             raise self._refuse("a run entry is entry 0, and only entry 0")
+        if isinstance(entry, KeyEntry):  # Also after the end: who signs is no part of the run.
+            self._append_key(entry)
+            return
         if self.has_ended and not isinstance(entry, ResumeEntry):
             raise self._refuse("after its end a run can only resume")
         if isinstance(entry, StepEntry):
@@ -86,8 +102,9 @@ class RunHistory:
             )
         elif isinstance(entry, CheckpointEntry) and entry.step > self.num_steps:
             raise self._refuse(f"a checkpoint after {entry.step} steps, and only {self.num_steps} stand")
-        elif isinstance(entry, EndEntry) and entry.step != self.num_steps:
-            raise self._refuse(f"an end after {entry.step} steps, and {self.num_steps} stand")
+        elif isinstance(entry, EndEntry | EvaluationEntry | TimeEntry) and entry.step != self.num_steps:
+            what = {EndEntry: "an end", EvaluationEntry: "an evaluation", TimeEntry: "a time"}[type(entry)]
+            raise self._refuse(f"{what} after {entry.step} steps, and {self.num_steps} stand")
         if isinstance(entry, RunEntry | AmendEntry):
             self.in_force = entry
             self._may_differ.update(self._superseded)
@@ -99,6 +116,14 @@ class RunHistory:
         return LedgerError(
             f"Entry {self.size} doesn't fit: {reason}. See cosmati.records.ledger for what may follow what."
         )
+
+    def _append_key(self, entry: KeyEntry) -> None:
+        if self.keys and entry.old_key != self.keys[-1]:
+            raise self._refuse("the key that hands over isn't the one that signs")
+        if entry.new_key in (entry.old_key, *self.keys):
+            raise self._refuse("a key takes over that has signed before")
+        self.keys += [entry.new_key] if self.keys else [entry.old_key, entry.new_key]
+        self.size += 1
 
     def _append_step(self, entry: StepEntry) -> None:
         if entry.step != self.num_steps or entry.attempt != self.attempt:

@@ -1,4 +1,4 @@
-"""The operator's key: Ed25519, in a PEM file (PKCS 8, not encrypted) that only its owner may read."""
+"""Keys of operators and witnesses: Ed25519, in a PEM file (PKCS 8, not encrypted) that only its owner may read."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from cosmati.errors import LedgerError
+from cosmati.ledger.cosignature import WitnessKey, cosign
 from cosmati.ledger.note import VerifierKey, check_key_name, sign_note
 from cosmati.storage.atomic import create_secret
 
@@ -47,13 +48,22 @@ class SigningKey:
         """Return the text (ends in a newline) as a signed note."""
         return sign_note(text, self.verifier, self.private.sign)
 
+    @property
+    def witness(self) -> WitnessKey:
+        """The public half, of a key with which a witness cosigns."""
+        return WitnessKey(self.name, self.verifier.public)
+
+    def cosign(self, text: str, time: int) -> str:
+        """Return the line with which a witness cosigns a checkpoint's text, at so many seconds since 1970."""
+        return cosign(text, self.witness, time, self.private.sign)
+
     def derive(self, purpose: str) -> bytes:
         """Return a secret of 32 bytes for another purpose; it doesn't reveal the key."""
         return hmac.digest(self.private.private_bytes_raw(), f"cosmati {purpose} {self.name}".encode(), "sha256")
 
 
-def create_key(path: Path, *, name: str) -> SigningKey:
-    """Write a new key to `path` with mode 0600 and return it.
+def create_key(path: Path, *, name: str, whose: str = "operator") -> SigningKey:
+    """Write a new key to `path` with mode 0600 and return it; `whose` is for messages.
 
     Raises:
         LedgerError: the file is there already, or can't be written.
@@ -64,14 +74,14 @@ def create_key(path: Path, *, name: str) -> SigningKey:
         create_secret(path, pem)
     except OSError as error:
         raise LedgerError(
-            f"The operator key {path} can't be created: {error.strerror}. Name a new file in a folder "
+            f"The {whose} key {path} can't be created: {error.strerror}. Name a new file in a folder "
             "that you may write."
         ) from error
     return key
 
 
-def load_key(path: Path, *, name: str) -> SigningKey:
-    """Read a key.
+def load_key(path: Path, *, name: str, whose: str = "operator") -> SigningKey:
+    """Read a key; `whose` is for messages.
 
     Raises:
         LedgerError: no such file, no Ed25519 key in it, or others than its owner may read or change it.
@@ -82,11 +92,11 @@ def load_key(path: Path, *, name: str) -> SigningKey:
             pem = file.read()
     except OSError as error:
         raise LedgerError(
-            f"The operator key {path} can't be read: {error.strerror}. Check its path and owner."
+            f"The {whose} key {path} can't be read: {error.strerror}. Check its path and owner."
         ) from error
     if mode & 0o077:
         raise LedgerError(
-            f"The operator key {path} has mode {mode:04o}: others than its owner may use it, so a "
+            f"The {whose} key {path} has mode {mode:04o}: others than its owner may use it, so a "
             "signature proves "
             f"nothing. Run `chmod 600 {path}`, and make a new key if somebody may have copied it."
         )

@@ -7,6 +7,7 @@ import binascii
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -31,8 +32,13 @@ class TreeHead:
 
 @dataclass(frozen=True, slots=True)
 class VerifierKey:
-    """Name and Ed25519 public key (32 bytes) of who signs. `text` is the `vkey` form: name+id+base64."""
+    """Name and Ed25519 public key (32 bytes) of who signs. `text` is the `vkey` form: name+id+base64.
 
+    Attributes:
+        kind: The byte that says, in its id and its text, what the key signs.
+    """
+
+    kind: ClassVar[bytes] = ED25519
     name: str
     public: bytes
 
@@ -43,15 +49,15 @@ class VerifierKey:
     @property
     def key_id(self) -> bytes:
         """First 4 bytes of SHA-256 over name, newline, type and key."""
-        return hashlib.sha256(self.name.encode() + b"\n" + ED25519 + self.public).digest()[:_ID_SIZE]
+        return hashlib.sha256(self.name.encode() + b"\n" + self.kind + self.public).digest()[:_ID_SIZE]
 
     @property
     def text(self) -> str:
         """The key as one line without a newline."""
-        return f"{self.name}+{self.key_id.hex()}+{base64.b64encode(ED25519 + self.public).decode()}"
+        return f"{self.name}+{self.key_id.hex()}+{base64.b64encode(self.kind + self.public).decode()}"
 
     @classmethod
-    def parse(cls, text: str) -> VerifierKey:
+    def parse(cls, text: str) -> Self:
         """Read the `vkey` form; white space around it is dropped.
 
         Raises:
@@ -60,9 +66,9 @@ class VerifierKey:
         parts = text.strip().split("+", 2)
         try:
             name, _, key = parts
-            data = _decode_base64(key)
-            if data[:1] != ED25519 or len(data) != 1 + _KEY_SIZE:
-                raise ValueError("it isn't an Ed25519 key")
+            data = decode_base64(key)
+            if data[:1] != cls.kind or len(data) != 1 + _KEY_SIZE:
+                raise ValueError(f"it isn't an Ed25519 key of the kind {cls.kind.hex()}")
             found = cls(name, data[1:])
             Ed25519PublicKey.from_public_bytes(found.public)
             if found.text != text.strip():
@@ -97,8 +103,7 @@ def _is_utf8(text: str) -> bool:
 
 def sign_note(text: str, key: VerifierKey, sign: Callable[[bytes], bytes]) -> str:
     """Return the note: the text (ends in a newline) with one signature of `key`, made by `sign`."""
-    signature = base64.b64encode(key.key_id + sign(text.encode())).decode()
-    return f"{text}\n{_DASH} {key.name} {signature}\n"
+    return f"{text}\n{signature_line(key, sign(text.encode()))}"
 
 
 def verify_note(note: bytes, key: VerifierKey) -> str:
@@ -107,26 +112,10 @@ def verify_note(note: bytes, key: VerifierKey) -> str:
     Raises:
         TamperError: not a note, no signature of this key, or a wrong one.
     """
-    text, lines = _split_note(note)
-    verifier, found = Ed25519PublicKey.from_public_bytes(key.public), False
-    for line in lines:
-        dash, _, rest = line.partition(" ")
-        name, _, encoded = rest.partition(" ")
-        try:
-            signature = _decode_base64(encoded)
-        except ValueError:
-            signature = b""
-        if dash != _DASH or not name or len(signature) <= _ID_SIZE:
-            raise TamperError(f"The note has a malformed signature line: {line!r:.120}. Restore it from a copy.")
-        if name != key.name or signature[:_ID_SIZE] != key.key_id:
-            continue
-        try:
-            verifier.verify(signature[_ID_SIZE:], text.encode())
-        except InvalidSignature as error:
-            raise TamperError(
-                f"The signature of {key.name} doesn't match the note: text or signature was changed. Restore it."
-            ) from error
-        found = True
+    text, _ = _split_note(note)
+    found = [line for line in signature_lines(note) if line.is_of(key)]
+    for line in found:
+        check_signature(line.signature, text.encode(), key)
     if not found:
         raise TamperError(
             f"The note isn't signed by {key.name} (key id {key.key_id.hex()}). Check that you hold the right "
@@ -147,6 +136,59 @@ def check_note(note: bytes, what: str) -> None:
         raise LedgerError(f"{what} can't be read: {error} A `checkpoint` file of the ledger is one.") from error
 
 
+class SignatureLine(NamedTuple):
+    """A signature of a note: whose it says it is, and its bytes. `text` is the whole line with its newline."""
+
+    text: str
+    name: str
+    key_id: bytes
+    signature: bytes
+
+    def is_of(self, key: VerifierKey) -> bool:
+        """Return whether it says that it's of this key."""
+        return (self.name, self.key_id) == (key.name, key.key_id)
+
+
+def signature_lines(note: bytes) -> list[SignatureLine]:
+    """Return the signatures of a note, none of them checked.
+
+    Raises:
+        TamperError: not a note, or a malformed line.
+    """
+    return [_read_line(line) for line in _split_note(note)[1]]
+
+
+def _read_line(line: str) -> SignatureLine:
+    dash, _, rest = line.partition(" ")
+    name, _, encoded = rest.partition(" ")
+    try:
+        data = decode_base64(encoded)
+    except ValueError:
+        data = b""
+    if dash != _DASH or not name or len(data) <= _ID_SIZE:
+        raise TamperError(f"The note has a malformed signature line: {line!r:.120}. Restore it from a copy.")
+    return SignatureLine(line + "\n", name, data[:_ID_SIZE], data[_ID_SIZE:])
+
+
+def signature_line(key: VerifierKey, signature: bytes) -> str:
+    """Return a signature as the line of a note."""
+    return f"{_DASH} {key.name} {base64.b64encode(key.key_id + signature).decode()}\n"
+
+
+def check_signature(signature: bytes, message: bytes, key: VerifierKey) -> None:
+    """Check an Ed25519 signature.
+
+    Raises:
+        TamperError: it isn't of this key over this message.
+    """
+    try:
+        Ed25519PublicKey.from_public_bytes(key.public).verify(signature, message)
+    except InvalidSignature as error:
+        raise TamperError(
+            f"The signature of {key.name} doesn't match the note: text or signature was changed. Restore it."
+        ) from error
+
+
 def _split_note(note: bytes) -> tuple[str, list[str]]:
     try:
         whole = note.decode("utf-8")
@@ -160,7 +202,7 @@ def _split_note(note: bytes) -> tuple[str, list[str]]:
     return body + "\n", signatures[:-1].split("\n")
 
 
-def _decode_base64(text: str) -> bytes:
+def decode_base64(text: str) -> bytes:
     """Decode standard base64, only as an encoder writes it: no other text gives the same bytes."""
     try:
         data = base64.b64decode(text.encode("ascii"))
@@ -182,14 +224,34 @@ def parse_checkpoint(note: bytes, key: VerifierKey) -> TreeHead:
     Raises:
         TamperError: the note doesn't verify or isn't a checkpoint of this log.
     """
-    lines = verify_note(note, key).split("\n")[:-1]
+    origin, head = read_checkpoint_text(verify_note(note, key))
+    if origin != key.name:
+        raise TamperError(f"The checkpoint is of the log {origin!r}, not of {key.name!r}. Give the right ledger.")
+    return head
+
+
+def unsigned_checkpoint(note: bytes) -> tuple[str, str, TreeHead]:
+    """Return text, origin and head of a checkpoint of which no signature was checked.
+
+    Raises:
+        TamperError: it's no checkpoint.
+    """
+    text, _ = _split_note(note)
+    return text, *read_checkpoint_text(text)
+
+
+def read_checkpoint_text(text: str) -> tuple[str, TreeHead]:
+    """Return origin and head.
+
+    Raises:
+        TamperError: the text is no checkpoint's.
+    """
+    lines = text.split("\n")[:-1]
     try:
         origin, size, root = lines[:3]
-        head = TreeHead(int(size), _decode_base64(root))
+        head = TreeHead(int(size), decode_base64(root))
     except ValueError as error:
         raise TamperError(f"The note is no checkpoint: {error}. Restore it from a copy.") from error
     if str(head.size) != size or head.size < 0 or len(head.root) != _ROOT_SIZE or "" in lines:
         raise TamperError("The note is no checkpoint: origin, size and root are not as specified. Restore it.")
-    if origin != key.name:
-        raise TamperError(f"The checkpoint is of the log {origin!r}, not of {key.name!r}. Give the right ledger.")
-    return head
+    return origin, head

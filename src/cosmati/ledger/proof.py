@@ -7,6 +7,8 @@
      "details": its details line, whose SHA-256 is in the entry, or null,
      "path": [hash in base64, ...]}            the siblings from the leaf SHA-256(0x00 || entry) up to the root
 
+The checkpoint may be cosigned by witnesses.
+
 It shows that the operator signed a log with this entry in this place. It doesn't show what else is in the log: which
 tables are in force for a step, or whether a resume superseded it, takes the whole ledger.
 """
@@ -21,10 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from cosmati.errors import LedgerError, RefutedError, TamperError
+from cosmati.ledger.cosignature import cosignatures
+from cosmati.ledger.cosigned import CosignedHead
 from cosmati.ledger.details import check_line, committed_digest, decode_details
 from cosmati.ledger.entry import decode_entry
+from cosmati.ledger.evidence import NOBODY, TrustedEvidence, Witnessing, evidence_level, witnessed_in
 from cosmati.ledger.note import TreeHead, VerifierKey, check_note, parse_checkpoint
-from cosmati.ledger.reader import Scan, ScannedEntry, read_signed_head, read_verifier_key
+from cosmati.ledger.reader import Scan, ScannedEntry, operators, read_signed_head, read_verifier_key
 from cosmati.ledger.tables import in_force
 from cosmati.records.ledger import NO_DETAILS, Entry, StepEntry
 from cosmati.storage.merkle import MerkleTree, leaf_hash, node_hash
@@ -41,12 +46,15 @@ class Proven:
     entry: Entry
     details: dict[str, Any] | None
     head: TreeHead
+    evidence_level: str
 
 
 def prove_inclusion(
     directory: Path, *, step: int | None = None, entry: int | None = None, vkey: str | None = None
 ) -> str:
     """Verify a ledger, and return the proof of one entry as JSON text.
+
+    Its checkpoint is the largest one that a witness has cosigned and that covers the entry; the newest where none does.
 
     Args:
         directory: the ledger's.
@@ -61,19 +69,25 @@ def prove_inclusion(
     if (step is None) == (entry is None):
         raise LedgerError("A proof is of one entry. Give the number of a step, or the index of an entry.")
     key = read_verifier_key(directory, vkey)
+    witnessing = Witnessing(directory, NOBODY)
     head, note = read_signed_head(directory, key)
-    scan = Scan(directory, head)
+    scan = Scan(directory, head, witnessing.heads)
     leaves: list[bytes] = []
     found: dict[int, ScannedEntry] = {}
     for item, _ in in_force(scan):
         leaves.append(leaf_hash(item.data))
         if item.index == entry or (isinstance(item.entry, StepEntry) and item.entry.step == step):
             found[item.index] = item
+    witnessing.check(operators(scan.history, key))
     index = next((i for i in found if i == entry or i in scan.history.standing()), None)
     if index is None:
         held = f"{head.size} entries" if step is None else f"{scan.history.num_steps} steps"
         raise LedgerError(f"The signed head covers {held}, counted from 0. Name one of them.")
     details = found[index].details
+    for cosigned, size in witnessing.notes(key):
+        if size > index:
+            note, leaves = cosigned, leaves[:size]
+            break
     proof = {
         "format": FORMAT,
         "checkpoint": note,
@@ -85,12 +99,13 @@ def prove_inclusion(
     return json.dumps(proof, indent=1, ensure_ascii=False) + "\n"
 
 
-def check_inclusion(text: str, vkey: str) -> Proven:
+def check_inclusion(text: str, vkey: str, witnesses: TrustedEvidence = NOBODY) -> Proven:
     """Check a proof, knowing the operator's key and nothing else.
 
     Args:
         text: what `prove_inclusion` returned.
         vkey: the operator's verifier key from a source that you trust, in its `name+id+base64` form.
+        witnesses: whom you trust to have seen the log.
 
     Raises:
         LedgerError: `vkey` is no key, or the text is no proof. RefutedError: it doesn't prove what it says.
@@ -106,9 +121,13 @@ def check_inclusion(text: str, vkey: str) -> Proven:
             check_line(details.encode() + b"\n", entry, "its details line")
         elif committed_digest(entry) != NO_DETAILS:
             raise TamperError("the details that the entry commits to aren't in it.")
+        seen = witnessed_in([CosignedHead(head, cosignatures(note.encode(), witnesses.keys), b"")], witnesses)
     except TamperError as error:
         raise RefutedError(f"This proof doesn't hold: {error}") from error
-    return Proven(key.name, index, entry, None if details is None else decode_details(details.encode()), head)
+    told = None if details is None else decode_details(details.encode())
+    # Of another head a single proof can't tell whether it goes on from this one.
+    own = witnesses.replayed if witnesses.replayed and witnesses.replayed[:2] == (key.name, head) else None
+    return Proven(key.name, index, entry, told, head, evidence_level(head.size, seen, own))
 
 
 def _read_proof(text: str) -> tuple[str, int, bytes, str | None, list[bytes]]:

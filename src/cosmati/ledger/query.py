@@ -16,10 +16,10 @@ from pathlib import Path
 
 from cosmati.errors import LedgerError, RefutedError
 from cosmati.ledger.details import decode_details
+from cosmati.ledger.evidence import NOBODY, TrustedEvidence, Witnessing
 from cosmati.ledger.note import TreeHead
-from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_key
+from cosmati.ledger.reader import Scan, ScannedEntry, operators, read_head, read_verifier_key
 from cosmati.ledger.tables import Tables, broken, in_force, is_number
-from cosmati.ledger.verify import LEVEL_0
 from cosmati.records.joint_classes import members_of
 from cosmati.records.ledger import AmendEntry, RunEntry, StepEntry
 
@@ -147,8 +147,10 @@ class VerifiedLedger:
     Args:
         directory: the ledger's.
         vkey: the operator's verifier key from a source that you trust.
+        witnesses: whom you trust to have seen it: what they cosigned must be a prefix.
 
     Attributes:
+        evidence_level: What an answer that rests on the whole of it shows.
         run: Entry 0.
         details: Entry 0's details: classes, regions, routes, phases and what else the run committed to.
         tables: What entry 0 and each amendment say, in the order of the log; the last ones are in force at its end.
@@ -161,14 +163,17 @@ class VerifiedLedger:
         follow the contract in `cosmati.records.ledger`.
     """
 
-    def __init__(self, directory: Path, vkey: str | None = None) -> None:
+    def __init__(self, directory: Path, vkey: str | None = None, witnesses: TrustedEvidence = NOBODY) -> None:
         self.key = read_verifier_key(directory, vkey)
+        witnessing = Witnessing(directory, witnesses)
         self.head: TreeHead = read_head(directory, self.key)
         if self.head.size == 0:
             raise LedgerError(f"The ledger {directory} is empty. Query it once the run has begun.")
         self._directory = directory
-        scan = Scan(directory, self.head)
+        scan = Scan(directory, self.head, witnessing.heads)
         self.tables = [tables for item, tables in in_force(scan) if isinstance(item.entry, RunEntry | AmendEntry)]
+        witnessing.check(operators(scan.history, self.key))
+        self.evidence_level = witnessing.level(self.head.size)
         first = self.tables[0]
         assert isinstance(first.entry, RunEntry), "the history refuses anything else as entry 0"
         self.run = first.entry
@@ -240,7 +245,7 @@ def contributions(directory: Path | VerifiedLedger, *, vkey: str | None = None) 
         origin=ledger.key.name,
         tree_size=ledger.head.size,
         root=ledger.head.root.hex(),
-        evidence_level=LEVEL_0,
+        evidence_level=ledger.evidence_level,
         num_steps=len(ledger.standing),
         classes=ledger.classes,
         regions=ledger.regions,
@@ -382,7 +387,7 @@ def direct_write_exclusions(
             num_steps_without_region=num_steps[""] - num_steps[region],
             num_class_microbatches=num_cells[class_name],
             policy_digests=tuple(policies),
-            evidence_level=LEVEL_0,
+            evidence_level=ledger.evidence_level,
         )
         for class_name, region in pairs
     )

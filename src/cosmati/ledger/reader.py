@@ -11,6 +11,7 @@ from cosmati.ledger.details import DETAILS_FILE, check_line, committed_digest
 from cosmati.ledger.entry import decode_entry
 from cosmati.ledger.history import RunHistory
 from cosmati.ledger.note import TreeHead, VerifierKey, parse_checkpoint
+from cosmati.ledger.rotation import check_rotation
 from cosmati.ledger.tiles import (
     ENTRIES,
     TILE_WIDTH,
@@ -21,15 +22,16 @@ from cosmati.ledger.tiles import (
     read_tile,
     tile_files,
 )
-from cosmati.records.ledger import NO_DETAILS, Entry
+from cosmati.records.ledger import NO_DETAILS, Entry, EntryKind, KeyEntry
 from cosmati.storage.merkle import leaf_hash
 
 CHECKPOINT_FILE = "checkpoint"
 VKEY_FILE = "operator.vkey"
+_KEY_KIND = bytes([EntryKind.KEY])
 
 
 def read_verifier_key(directory: Path, vkey: str | None = None) -> VerifierKey:
-    """Return the key in `operator.vkey`, which must be `vkey` where that is given.
+    """Return the key in `operator.vkey`, which must be `vkey` where that is given, or one that `vkey` handed over to.
 
     Raises:
         LedgerError: there is no ledger in the directory, or `vkey` is no key. TamperError: the file is
@@ -48,13 +50,52 @@ def read_verifier_key(directory: Path, vkey: str | None = None) -> VerifierKey:
         raise TamperError(f"{path} is missing. Give a ledger directory, or restore the file from a copy.") from error
     except (UnicodeDecodeError, LedgerError) as error:
         raise TamperError(f"{path} is damaged: {error}") from error
-    if given is not None and given != found:
+    if given is not None and given != found and not _took_over(directory, given, found):
         raise TamperError(
             f"The ledger names the operator {found.text}, and you trust {given.text}. Ask the operator "
             "which is right; "
             "until then believe nothing in it."
         )
     return found
+
+
+def operators(history: RunHistory, key: VerifierKey) -> tuple[VerifierKey, ...]:
+    """Return the keys that have signed a log, the oldest first, the one that signs it now last.
+
+    Args:
+        history: of the whole log.
+        key: that its checkpoint was verified with.
+
+    Raises:
+        TamperError: the log has handed over to another key.
+    """
+    keys = history.keys or [key.public]
+    if keys[-1] != key.public:
+        now = VerifierKey(key.name, keys[-1])
+        raise TamperError(
+            f"The log's last entries hand over to the key {now.text}, and {VKEY_FILE} names {key.text}: the change of "
+            "keys was broken off. The operator runs `cosmati ledger rotate-key` again."
+        )
+    return tuple(VerifierKey(key.name, public) for public in keys)
+
+
+def operators_of(directory: Path, key: VerifierKey) -> tuple[VerifierKey, ...]:
+    """Return the keys that have signed a ledger, from one pass over it; see `operators`.
+
+    Raises:
+        TamperError: it doesn't verify.
+    """
+    scan = Scan(directory, read_head(directory, key))
+    for _ in scan:
+        pass
+    return operators(scan.history, key)
+
+
+def _took_over(directory: Path, given: VerifierKey, found: VerifierKey) -> bool:
+    try:
+        return given.name == found.name and given in operators_of(directory, found)
+    except TamperError:
+        return False
 
 
 def read_head(directory: Path, key: VerifierKey) -> TreeHead:
@@ -145,10 +186,13 @@ class Scan:
 
     def _admit(self, data: bytes) -> Entry:
         number = self.frontier.size
+        before = TreeHead(number, self.frontier.root() if data[1:2] == _KEY_KIND else b"")
         for level, tile, hashes in self.frontier.append(leaf_hash(data)):
             self._check_tile(level, tile, hashes)
         try:
             entry = decode_entry(data)
+            if isinstance(entry, KeyEntry):
+                check_rotation(entry, before)
             self.history.append(entry)
         except LedgerError as error:
             raise TamperError(f"Entry {number} in {self._directory} isn't valid: {error}") from error

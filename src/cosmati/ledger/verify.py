@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cosmati.errors import TamperError
+from cosmati.errors import LedgerError, TamperError
+from cosmati.ledger.cosigned import cosigned_heads
+from cosmati.ledger.evidence import LEVEL_0, NOBODY, TrustedEvidence, WitnessedHead, Witnessing
 from cosmati.ledger.files import check_overlap
 from cosmati.ledger.note import TreeHead, VerifierKey, check_note, parse_checkpoint
 from cosmati.ledger.policy_changes import PolicyHistory, PolicyInForce
-from cosmati.ledger.reader import Scan, read_head, read_verifier_key
-from cosmati.ledger.tables import in_force
+from cosmati.ledger.profile import OPERATOR_ALONE, LedgerProfile, lapses
+from cosmati.ledger.reader import Scan, ScannedEntry, operators, operators_of, read_head, read_verifier_key
+from cosmati.ledger.tables import Tables, broken, in_force
 from cosmati.ledger.wal import WAL_FILE, read_wal
-from cosmati.records.ledger import AmendEntry, RunEntry
+from cosmati.records.ledger import AmendEntry, RunEntry, StepEntry, TimeEntry
 
-LEVEL_0 = "L0: consistent in itself, operator-asserted"
+__all__ = ["LEVEL_0", "LedgerReport", "verify_ledger"]
+
 Told = tuple[int, Mapping[str, Any] | None]
 """From which step on what is said."""
 
@@ -54,6 +59,12 @@ class LedgerReport:
         withdrawn_from: Likewise, what was withdrawn since; None where nothing is in force.
         policies: Those that the steps went by, in the order of the log.
         artifacts_from: Likewise, what was prepared before the run, by its labels; None where nothing is named.
+        keys: The operator's, the oldest first: the last one signs now.
+        witnessed: What the witnesses whom the asker trusts had seen; None where none was asked for.
+        profile: Under which the run keeps its ledger.
+        lapses: Where an attested run went on without its witnesses, a line each.
+        clock: What the operator's clock said first and last, in seconds since 1970; None where it wasn't logged.
+        clock_went_back: Whether it did between the two.
     """
 
     origin: str
@@ -74,6 +85,12 @@ class LedgerReport:
     withdrawn_from: tuple[Told, ...] = ()
     policies: tuple[PolicyInForce, ...] = ()
     artifacts_from: tuple[Told, ...] = ()
+    keys: tuple[VerifierKey, ...] = ()
+    witnessed: WitnessedHead | None = None
+    profile: LedgerProfile = OPERATOR_ALONE
+    lapses: tuple[str, ...] = ()
+    clock: tuple[int, int] | None = None
+    clock_went_back: bool = False
 
     @property
     def provenance(self) -> tuple[Mapping[str, Any], ...]:
@@ -100,7 +117,13 @@ class LedgerReport:
         return by_target | {f"{one['root']}/{one['target']}": one["manifest_sha256"] for one in every}
 
 
-def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead | str | None = None) -> LedgerReport:
+def verify_ledger(
+    directory: Path,
+    *,
+    vkey: str | None = None,
+    pinned: TreeHead | str | None = None,
+    witnesses: TrustedEvidence = NOBODY,
+) -> LedgerReport:
     """Check all that the checkpoint covers, and report.
 
     Args:
@@ -108,6 +131,7 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         vkey: the operator's verifier key from a source that you trust; without it the ledger's own is
             believed.
         pinned: an earlier tree head, or the text of an earlier `checkpoint` file, which must be a prefix.
+        witnesses: whom you trust to have seen the ledger, and what was replayed of it: both must be a prefix, too.
 
     Raises:
         LedgerError: there is no ledger, `vkey` is no key, or `pinned` no note. TamperError: something doesn't
@@ -115,28 +139,19 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
     """
     key = read_verifier_key(directory, vkey)
     # Before the checkpoint: a live writer replaces the log after it, so an honest one is never ahead of it.
+    witnessing = Witnessing(directory, witnesses)
     wal = read_wal(directory) if (directory / WAL_FILE).exists() else None
     head = read_head(directory, key)
-    earlier = _read_pinned(pinned, key)
-    roots = [] if earlier is None else [earlier]
-    if wal is not None:
-        roots.append(wal.head)
+    earlier = _read_pinned(directory, pinned, key)
+    roots = [*witnessing.heads, *([] if earlier is None else [earlier]), *([] if wal is None else [wal.head])]
     scan = Scan(directory, head, roots)
     covered = {} if wal is None else wal.entries
-    amendments, provenance, withdrawn, prepared = [], list[Told](), list[Told](), list[Told]()
-    policies = PolicyHistory()
+    told = _Told()
     for item, tables in in_force(scan):
         check_overlap(covered, item.index, item.data)
-        if isinstance(item.entry, RunEntry | AmendEntry):
-            step = getattr(item.entry, "step", 0)
-            given = tables.details.get("provenance"), tables.details.get("withdrawn"), tables.artifacts or None
-            for told, facts in zip((provenance, withdrawn, prepared), given, strict=True):
-                if not told or told[-1][1] != facts:
-                    told.append((step, facts))
-            policies.take(step, tables)
-        if isinstance(item.entry, AmendEntry):
-            amendments.append(Amendment(item.entry.step, tables.changes))
-    history = scan.history
+        told.take(item, tables)
+    history, keys = scan.history, operators(scan.history, key)
+    witnessing.check(keys)
     return LedgerReport(
         origin=key.name,
         key_id=key.key_id.hex(),
@@ -147,23 +162,70 @@ def verify_ledger(directory: Path, *, vkey: str | None = None, pinned: TreeHead 
         num_superseded=history.num_superseded,
         num_confirmed=history.num_confirmed,
         diverged_steps=tuple(sorted(history.diverged_steps)),
-        amendments=tuple(amendments),
+        amendments=tuple(told.amendments),
         has_ended=history.has_ended,
         num_unsigned=sum(index >= head.size for index in covered),
         pinned_size=None if earlier is None else earlier.size,
-        evidence_level=LEVEL_0,
-        provenance_from=tuple(provenance),
-        withdrawn_from=tuple(withdrawn),
-        policies=tuple(policies.seen),
-        artifacts_from=tuple(prepared),
+        evidence_level=witnessing.level(head.size),
+        provenance_from=tuple(told.provenance),
+        withdrawn_from=tuple(told.withdrawn),
+        policies=tuple(told.policies.seen),
+        artifacts_from=tuple(told.prepared),
+        keys=keys,
+        witnessed=witnessing.witnessed,
+        profile=told.profile,
+        lapses=told.lapses(directory, head, has_ended=history.has_ended),
+        clock=(told.times[0], told.times[-1]) if told.times else None,
+        clock_went_back=told.times != sorted(told.times),
     )
 
 
-def _read_pinned(pinned: TreeHead | str | None, key: VerifierKey) -> TreeHead | None:
+class _Told:
+    """What entries say on the way through a ledger."""
+
+    def __init__(self) -> None:
+        self.amendments = list[Amendment]()
+        self.provenance, self.withdrawn, self.prepared = list[Told](), list[Told](), list[Told]()
+        self.policies = PolicyHistory()
+        self.profile = OPERATOR_ALONE
+        self.first_step: int | None = None
+        self.times = list[int]()
+
+    def lapses(self, directory: Path, head: TreeHead, *, has_ended: bool) -> tuple[str, ...]:
+        kept = cosigned_heads(directory, self.profile.witnesses)
+        return tuple(lapses(self.profile, kept, first_step=self.first_step, size=head.size, has_ended=has_ended))
+
+    def take(self, item: ScannedEntry, tables: Tables) -> None:
+        if isinstance(item.entry, StepEntry) and self.first_step is None:
+            self.first_step = item.index
+        elif isinstance(item.entry, TimeEntry):
+            self.times.append(item.entry.seconds)
+        elif isinstance(item.entry, RunEntry | AmendEntry):
+            self._take_tables(item, tables)
+        if isinstance(item.entry, AmendEntry):
+            self.amendments.append(Amendment(item.entry.step, tables.changes))
+
+    def _take_tables(self, item: ScannedEntry, tables: Tables) -> None:
+        step = getattr(item.entry, "step", 0)
+        given = tables.details.get("provenance"), tables.details.get("withdrawn"), tables.artifacts or None
+        for told, facts in zip((self.provenance, self.withdrawn, self.prepared), given, strict=True):
+            if not told or told[-1][1] != facts:
+                told.append((step, facts))
+        self.policies.take(step, tables)
+        try:
+            self.profile = LedgerProfile.of(tables.details)
+        except LedgerError as error:
+            raise broken(item, str(error)) from error
+
+
+def _read_pinned(directory: Path, pinned: TreeHead | str | None, key: VerifierKey) -> TreeHead | None:
     if not isinstance(pinned, str):
         return pinned
     check_note(pinned.encode(), "The pinned checkpoint")
     try:
         return parse_checkpoint(pinned.encode(), key)
     except TamperError as error:
+        for earlier in operators_of(directory, key)[:-1]:
+            with suppress(TamperError):
+                return parse_checkpoint(pinned.encode(), earlier)
         raise TamperError(f"The pinned checkpoint: {error}") from error

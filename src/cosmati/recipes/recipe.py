@@ -26,13 +26,13 @@ from cosmati.errors import CosmatiError, PlanError
 from cosmati.optim import Optimizer
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.train.config import RunConfig
+from cosmati.train.config import WITNESSING, RunConfig
 from cosmati.train.named_evaluations import Evaluations
 from cosmati.train.observers import Observer
 from cosmati.train.trainer import Trainer
 
 _CONFIG = RunConfig()
-_NOT_OF_THE_TEXT = ("seed", "run_folder", "task", "require_signed", "trusted_roots", "artifacts")
+_NOT_OF_THE_TEXT = ("seed", "run_folder", "task", "require_signed", "trusted_roots", "artifacts", *WITNESSING)
 """What says where a run is kept, what it is called, what it was prepared with and refuses, and not how it trains."""
 
 

@@ -66,8 +66,9 @@ class LedgerFacts:
         level: Evidence level: `L0`, `L1`, `L2` or `L3`.
         checked: Whether the ledger was verified for these facts.
         problems: What verification found; empty where all is well or nothing was checked.
-        num_witnesses: Cosignatures by others. With 0 all that the ledger says is operator-asserted.
+        num_witnesses: Cosignatures by others whom the reader trusts. With 0 all is operator-asserted.
         commands: What a reader runs to verify it.
+        evidence: The evidence level in words, as each answer from the ledger has it.
     """
 
     origin: str
@@ -78,6 +79,7 @@ class LedgerFacts:
     problems: tuple[str, ...]
     num_witnesses: int
     commands: tuple[str, ...]
+    evidence: str = ""
 
     @property
     def is_verified(self) -> bool:

@@ -77,6 +77,15 @@ any class, so it isn't in "gradient_norm". "kept_rows" stays by microbatch.
 "sub_steps" says which regions had a parameter that learnt in each sub-step (the others were frozen), and what each
 microbatch weighed in it. It is absent where there was one, in which all learnt by the cells' weights.
 
+Details of an evaluation::
+
+    {"step": int, "metrics": {name: float | null, ...}, "weights": "trained" | "averaged"}
+
+Where witnesses are asked to cosign the ledger's checkpoints, entry 0 (and each amendment) has, and commits to as
+`witnessing`::
+
+    {"witnessing": {"profile": "self" | "attested", "witnesses": [verifier key, ...], "quorum": int}, ...}
+
 "kept_rows" has the microbatches of which a method selected rows: the slots, from 0, of the rows that took part, among
 those that the data's order gave. A row commitment is over these, in this order.
 """
@@ -91,6 +100,7 @@ from typing import TypeAlias
 from cosmati.errors import LedgerError
 
 DIGEST_SIZE = 32
+SIGNATURE_SIZE = 64
 NO_DETAILS = bytes(DIGEST_SIZE)
 _TEXT_LIMIT = 1024
 
@@ -104,6 +114,19 @@ class EntryKind(IntEnum):
     CHECKPOINT = 3
     END = 4
     AMEND = 5
+    EVALUATION = 6
+    TIME = 7
+    KEY = 8
+
+
+RESERVED_KINDS = {
+    16: "memorization",
+    17: "privacy",
+    18: "retention",
+    19: "inference",
+    20: "merging",
+}
+"""Kinds whose numbers are taken, and that no release writes yet."""
 
 
 def _check_digests(**digests: bytes) -> None:
@@ -303,4 +326,77 @@ class EndEntry:
         _check_digests(parameter_root=self.parameter_root)
 
 
-Entry: TypeAlias = RunEntry | StepEntry | ResumeEntry | CheckpointEntry | EndEntry | AmendEntry
+@dataclass(frozen=True, slots=True)
+class EvaluationEntry:
+    """What was measured of the model.
+
+    Attributes:
+        step: Number of steps done.
+        parameter_root: Root over parameters and buffers as they were measured, averages where these stood in.
+        details_digest: SHA-256 of the details line, which holds names and values.
+    """
+
+    step: int
+    parameter_root: bytes
+    details_digest: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse what the log can't hold."""
+        _check_counts(64, step=self.step)
+        _check_digests(parameter_root=self.parameter_root, details_digest=self.details_digest)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeEntry:
+    """What the operator's clock said when so many steps were done; it may go back, and nobody else has seen it.
+
+    Attributes:
+        step: Number of steps done.
+        seconds: Since 1970.
+    """
+
+    step: int
+    seconds: int
+
+    def __post_init__(self) -> None:
+        """Refuse what the log can't hold."""
+        _check_counts(64, step=self.step, seconds=self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """From here on the operator signs with another key. Both keys sign it (`cosmati.ledger.rotation`).
+
+    Attributes:
+        old_key: Ed25519 public key, 32 bytes, that signed until here.
+        new_key: The one that signs the tree with this entry, and all later ones.
+        old_signature: 64 bytes.
+        new_signature: 64 bytes.
+    """
+
+    old_key: bytes
+    new_key: bytes
+    old_signature: bytes
+    new_signature: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse what the log can't hold."""
+        _check_digests(old_key=self.old_key, new_key=self.new_key)
+        for value in (self.old_signature, self.new_signature):
+            if type(value) is not bytes or len(value) != SIGNATURE_SIZE:
+                raise LedgerError(
+                    f"A signature must be {SIGNATURE_SIZE} bytes and is {value!r:.80}. Sign with Ed25519."
+                )
+
+
+Entry: TypeAlias = (
+    RunEntry
+    | StepEntry
+    | ResumeEntry
+    | CheckpointEntry
+    | EndEntry
+    | AmendEntry
+    | EvaluationEntry
+    | TimeEntry
+    | KeyEntry
+)

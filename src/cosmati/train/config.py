@@ -12,12 +12,17 @@ import torch
 from cosmati.core.clock import Time
 from cosmati.core.named_settings import NamedSettings
 from cosmati.errors import PlanError
+from cosmati.ledger.profile import ATTESTED, PROFILES
+from cosmati.ledger.witness_http import witness_and_url
 from cosmati.provenance.artifact import Artifact, distinct
 
 Precision = Literal["float32", "bfloat16"]
 
 CHANGEABLE = ("policy", "budget", "schedule")
 """What a resumed run may change where it's asked for by name."""
+
+WITNESSING = ("witnesses", "witness_quorum", "ledger_profile")
+"""Settings that say who cosigns the ledger, and nothing of how the run trains."""
 
 _PRECISIONS = {
     "float32": ("fp32", "32", "32-true"),
@@ -76,6 +81,11 @@ class RunConfig(NamedSettings):
         require_signed: refuse data and a policy that nobody vouches for: those that are only declared.
         trusted_roots: digests of the authorities' first roots, of whom alone `require_signed` takes it; without any, of
             those whom the data's own `Authority` names.
+        witnesses: who are asked to cosign the ledger's checkpoints, each as `"VKEY URL"`: at the start, every hour and
+            at the end. The ledger names them.
+        witness_quorum: how many of them an attested run needs; 0 takes all.
+        ledger_profile: `self`, whose figures are operator-asserted; or `attested`: without a quorum of its witnesses
+            the run doesn't begin, and stops with a checkpoint where it can't be had for an hour.
         artifacts: what was prepared before the run (`artifact(...)`): tokenizer, base weights, statistics, evaluation
             data, reference models. The ledger names them, signed or ungoverned; a resume with others is refused.
         resume_from: `newest` checkpoint, and an error where it's damaged; or the newest one that is `whole`.
@@ -132,6 +142,9 @@ class RunConfig(NamedSettings):
     load_weights: PathSetting = PathSetting()
     require_signed: bool = False
     trusted_roots: tuple[str, ...] | str = ()
+    witnesses: tuple[str, ...] | str = ()
+    witness_quorum: int = 0
+    ledger_profile: Literal["self", "attested"] = "self"
     artifacts: tuple[Artifact, ...] = ()
     resume_from: Literal["newest", "whole"] = "newest"
     progress: bool = False
@@ -160,9 +173,11 @@ class RunConfig(NamedSettings):
         if self.on_divergence not in ("stop", "skip"):
             msg = f"RunConfig.on_divergence = {self.on_divergence!r} is not known. Use 'stop' or 'skip'."
             raise PlanError(msg)
-        for name in ("change", "trusted_roots"):
+        for name in ("change", "trusted_roots", "witnesses"):
             if isinstance(given := getattr(self, name), str):
                 object.__setattr__(self, name, tuple(one.strip() for one in given.split(",")))
+        object.__setattr__(self, "witnesses", tuple(self.witnesses))
+        self._check_witnesses()
         named = (self.artifacts,) if isinstance(self.artifacts, Artifact) else self.artifacts
         object.__setattr__(self, "artifacts", distinct(named))
         if unknown := sorted({*self.change} - {*CHANGEABLE}):
@@ -172,6 +187,20 @@ class RunConfig(NamedSettings):
             if getattr(self, name) < 1:
                 msg = f"RunConfig.{name} = {getattr(self, name)}; it must be at least 1."
                 raise PlanError(msg)
+
+    def _check_witnesses(self) -> None:
+        num = len(self.witnesses)
+        if self.ledger_profile not in PROFILES:
+            msg = f"RunConfig.ledger_profile = {self.ledger_profile!r} is not known. Use 'self' or 'attested'."
+            raise PlanError(msg)
+        if self.ledger_profile == ATTESTED and not num:
+            msg = "ledger_profile='attested' takes witnesses to attest it. Give witnesses=['VKEY URL', ...]."
+            raise PlanError(msg)
+        if not 0 <= self.witness_quorum <= num:
+            msg = f"RunConfig.witness_quorum = {self.witness_quorum}, and there are {num} witnesses. Give 0 for all."
+            raise PlanError(msg)
+        for text in self.witnesses:
+            witness_and_url(text)
 
     def resolve_microbatches(self, *, governed: bool) -> int:
         """Return V."""

@@ -234,10 +234,11 @@ class Lifecycle(KnownNames):
         with self.stopwatch.paused("evaluation"):
             self.tell("evaluate")
             with self.averaged() as model:
+                measured = self._run.to_measure(averaged_weights(a, self.methods.states, self.position()))
                 settings = a.ranks, a.device, a.config.autocast(a.device), [turn.loss for turn in a.turns]
                 self._metrics = evaluate_all(model, evaluation, *settings)
             self._evaluated_at = self.clock
-            self._run.evaluated(self.clock, self._metrics, self.stopwatch.training_seconds())
+            self._run.evaluated(self.clock, self._metrics, self.stopwatch.training_seconds(), measured)
         return self._metrics
 
     def save(self) -> None:

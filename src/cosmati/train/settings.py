@@ -17,6 +17,7 @@ from cosmati.core.later import told_fields
 from cosmati.core.method import Method
 from cosmati.core.plan import Plan, describe
 from cosmati.train.assembly import Turn
+from cosmati.train.config import WITNESSING
 from cosmati.train.identity import CADENCES, describe_loss, describe_model, describe_source, identify
 from cosmati.train.ingredients import AnyOptimizer, Ingredients
 from cosmati.train.options import Described, describe_option, public_scalars
@@ -54,6 +55,7 @@ _NEUTRAL = (
     "require_signed",
     "trusted_roots",
     "artifacts",
+    *WITNESSING,
 )
 """Settings that say where a run is kept and how it's handled, and no more."""
 

@@ -144,8 +144,12 @@ def refuse_own_rows(config: RunConfig) -> None:
 
 
 def wants_ledger(config: RunConfig, *governed_by: object) -> bool:
-    """Say whether a run keeps a ledger; unasked it does where it has a policy, or data that somebody vouches for."""
+    """Say whether a run keeps a ledger; unasked where it has a policy, signed data, or witnesses."""
     if config.ledger and config.run_folder is None:
         msg = "RunConfig(ledger=True) needs a run_folder to keep the ledger in."
         raise PlanError(msg)
-    return config.run_folder is not None and (any(governed_by) if config.ledger is None else config.ledger)
+    wanted = (any(governed_by) or bool(config.witnesses)) if config.ledger is None else config.ledger
+    if config.witnesses and (not wanted or config.run_folder is None):
+        msg = "RunConfig.witnesses cosign a ledger, and there is none. Give a run_folder, and leave ledger=False out."
+        raise PlanError(msg)
+    return config.run_folder is not None and wanted

@@ -17,7 +17,6 @@ from cosmati.explorer.run_figures import run_figures
 from cosmati.explorer.server.checks import LedgerChecks, state_of_run, time_text
 from cosmati.explorer.server.site import Site
 from cosmati.explorer.wording import weight_text
-from cosmati.ledger.verify import LEVEL_0
 from cosmati.provenance.credentials import reader_of_row_ids
 from cosmati.records.governance import GovernanceFacts
 from cosmati.store.scan import is_plain
@@ -27,7 +26,6 @@ WAIT_SECONDS = 1.0
 """For a ledger's verification; a page that comes before its end asks again."""
 _MAX_RUNS = 200
 _FIGURES = ("policy-", "shares", "schedule", "contribution-")
-_LEVELS = {"L0": LEVEL_0}
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def governance_router(site: Site) -> APIRouter:
             checked=found,
             checked_at=time_text(found.ended) if found else "",
             going=going,
-            level=_LEVELS.get(view.ledger.level, view.ledger.level) if view and view.ledger else "",
+            level=view.ledger.evidence if view and view.ledger else "",
             region=region,
             taught=_taught(facts, region, folder) if facts else (),
             reader=reader_of_row_ids(run.name),

@@ -7,12 +7,11 @@ to their rows are gathered here.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
-import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from time import time
 
 import numpy as np
 import torch
@@ -22,9 +21,8 @@ from torch import Tensor
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.method import Stage
-from cosmati.errors import LedgerError
 from cosmati.ledger.keys import load_or_create_key
-from cosmati.ledger.reader import Scan, read_head, read_verifier_key
+from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.row_blinds import salt_commitment
 from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
 from cosmati.ledger.writer import LedgerWriter, details_digest
@@ -35,22 +33,28 @@ from cosmati.records.ledger import (
     AmendEntry,
     CheckpointEntry,
     EndEntry,
+    EvaluationEntry,
     MicrobatchCell,
     RunEntry,
     StepEntry,
+    TimeEntry,
 )
 from cosmati.routing.policy import CompiledPolicy
-from cosmati.storage.atomic import create_secret, replace_files
+from cosmati.storage.atomic import replace_files
 from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
 from cosmati.train.observers.ledger_checks import rare_entries, refuse_readmission, refuse_unsigned
-from cosmati.train.observers.observer import Observer
+from cosmati.train.observers.observer import Observer, WatchedRun
 from cosmati.train.observers.pack_cells import are_packs, by_cell, class_columns, packed_cells
+from cosmati.train.observers.rows_salt import keep_salt, refuse_another_salt
+from cosmati.train.observers.step_details import finite, kept_details, step_details
+from cosmati.train.observers.witnessing import AskedWitnesses
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
 
 _NO_POLICY = bytes(32)
-_SALT_BYTES = 32
+_TIME_SECONDS = 60.0
+"""Between entries of the clock, where there's no checkpoint."""
 
 
 class LedgerObserver(Observer):
@@ -63,6 +67,7 @@ class LedgerObserver(Observer):
         digest: gives the model's Merkle root as it is now. Every rank calls it.
         changed: since the run was stopped.
         state_digest: of the checkpoint from which it goes on, if it does.
+        witnesses: who are asked to cosign it; None for nobody.
     """
 
     def __init__(
@@ -73,8 +78,12 @@ class LedgerObserver(Observer):
         digest: Callable[[], bytes],
         changed: Sequence[Change] = (),
         state_digest: bytes | None = None,
+        witnesses: AskedWitnesses | None = None,
     ) -> None:
         self._facts = facts
+        self._witnesses = witnesses
+        self._stop: Callable[[str], None] = lambda _: None
+        self._timed = 0.0
         self._ranks = ranks
         self._digest = digest
         self._changed = changed
@@ -88,6 +97,10 @@ class LedgerObserver(Observer):
         self._origin = read_verifier_key(self._directory).name if exists else f"cosmati/{name}"
         self._is_writer = ranks.rank == 0
         self._attempt = 0
+
+    def on_open(self, run: WatchedRun) -> None:
+        """Keep how the run is stopped."""
+        self._stop = run.stop
 
     def on_start(self, clock: Clock, budget: Budget) -> None:
         """Open the ledger: with entry 0, or saying from which step the run goes on."""
@@ -103,17 +116,34 @@ class LedgerObserver(Observer):
                 self._append_run()
             else:
                 self._resume(clock)
+            self._note_time(clock.step)
+            self._begin_witnessing()
         self._ranks.barrier()
         self._salt = (self._private / "rows.salt").read_bytes()
+
+    def _begin_witnessing(self) -> None:
+        if self._witnesses is None:
+            return
+        self._writer.checkpoint()
+        try:
+            self._witnesses.begin()
+        except BaseException:
+            self._writer.close()
+            raise
+
+    def _note_time(self, step: int) -> None:
+        """Put on record what the clock says: nobody else has seen it."""
+        self._timed = time()
+        self._writer.append(TimeEntry(step, int(self._timed)))
 
     def _open(self) -> LedgerWriter:
         directory, salt = self._directory, self._private / "rows.salt"
         self._private.mkdir(mode=0o700, exist_ok=True)
         key = load_or_create_key(self._private / "operator.key", name=self._origin)
         exists = (directory / "wal").exists() or (directory / "checkpoint").exists()
-        _keep_salt(salt, may_create=not exists)
+        keep_salt(salt, may_create=not exists)
         if (directory / "checkpoint").exists():
-            _refuse_another_salt(directory, salt)
+            refuse_another_salt(directory, salt)
         if exists:
             return LedgerWriter.open(directory, key=key)
         return LedgerWriter.create(directory, origin=self._origin, key=key)
@@ -171,6 +201,8 @@ class LedgerObserver(Observer):
             governed["signed"] = dict(facts.plan.facts.provenance)
         if facts.vouched_policy is not None:
             governed["policy_provenance"] = facts.vouched_policy.facts
+        if self._witnesses is not None:
+            governed["witnessing"] = self._witnesses.profile.facts
         if facts.artifacts:
             governed["artifacts"] = [one.facts for one in facts.artifacts]
         if facts.policy_changes.told:
@@ -203,15 +235,20 @@ class LedgerObserver(Observer):
     def _commitments(self) -> dict[str, bytes]:
         facts = self._facts
         environment = "\n".join(f"{k}={v}" for k, v in sorted(facts.environment.items()))
-        return _vouched_for(facts) | {
-            "data": hashlib.sha256(facts.data_digest.encode()).digest(),
-            "environment": hashlib.sha256(environment.encode()).digest(),
-            "model": facts.model_root,
-            "plan": bytes.fromhex(facts.plan.digest),
-            "policy": self._policy,
-            "rows_salt": salt_commitment((self._private / "rows.salt").read_bytes()),
-            "taxonomy": facts.policy.taxonomy_digest if facts.policy else _NO_POLICY,
-        }
+        witnessing = {} if self._witnesses is None else {"witnessing": details_digest(self._witnesses.profile.facts)}
+        return (
+            _vouched_for(facts)
+            | witnessing
+            | {
+                "data": hashlib.sha256(facts.data_digest.encode()).digest(),
+                "environment": hashlib.sha256(environment.encode()).digest(),
+                "model": facts.model_root,
+                "plan": bytes.fromhex(facts.plan.digest),
+                "policy": self._policy,
+                "rows_salt": salt_commitment((self._private / "rows.salt").read_bytes()),
+                "taxonomy": facts.policy.taxonomy_digest if facts.policy else _NO_POLICY,
+            }
+        )
 
     def amend(self, clock: Clock, changes: Sequence[Change], facts: RunFacts) -> None:
         """Say what is different from the step on at which the clock stands; it's on disk, and signed, on return."""
@@ -249,13 +286,31 @@ class LedgerObserver(Observer):
             return
         widths = [DIGEST_SIZE + 1, len(packed[0]), table.shape[1] - len(packed[0]) - DIGEST_SIZE - 1]
         table, columns, places = table.split(widths, dim=1)
-        details = _details(outcome, step, len(self._facts.regions)) | _kept_details(places)
+        details = step_details(outcome, step, len(self._facts.regions)) | kept_details(places)
         if packed[0]:
             told = packed_cells(outcome, partial(_cell, outcome, table), columns)
             details, cells = by_cell(details, told), tuple(one.cell for one in told)
         else:
             cells = tuple(_cell(outcome, table, m) for m in range(len(table)))
         self._writer.append(StepEntry(step, self._attempt, self._policy, details_digest(details), None, cells), details)
+        if time() - self._timed >= _TIME_SECONDS:
+            self._note_time(step + 1)
+        if self._witnesses is not None and (why := self._witnesses.refuse()):
+            self._stop(why)
+
+    def evaluated(self, clock: Clock, metrics: Mapping[str, float], root: bytes, weights: str) -> None:
+        """Append what was measured, and of which weights.
+
+        Args:
+            clock: where the run stands.
+            metrics: by their names.
+            root: over parameters and buffers as they were measured.
+            weights: `trained`, or `averaged` where averages stood in for them.
+        """
+        if self._is_writer:
+            values = {name: finite(float(value)) for name, value in metrics.items()}
+            details: dict[str, object] = {"step": clock.step, "metrics": values, "weights": weights}
+            self._writer.append(EvaluationEntry(clock.step, root, details_digest(details)), details)
 
     def _kept(self, outcome: StepOutcome) -> list[list[int]]:
         """Say of each row that the data gave at which place of its microbatch it took part, from 1; 0 where it didn't.
@@ -296,6 +351,7 @@ class LedgerObserver(Observer):
     def on_checkpoint(self, clock: Clock, state_digest: bytes, parameter_root: bytes) -> None:
         """Put a signed tree head on disk that covers the model checkpoint."""
         if self._is_writer:
+            self._note_time(clock.step)
             self._writer.append(CheckpointEntry(clock.step, state_digest, parameter_root))
             self._writer.checkpoint()
 
@@ -305,9 +361,14 @@ class LedgerObserver(Observer):
         if self._is_writer:
             try:
                 if root is not None and not self._writer.has_ended():
+                    self._note_time(clock.step)
                     self._writer.append(EndEntry(clock.step, ended, root))
             finally:
                 self._writer.close()
+            if self._witnesses is not None and ended == "failed":
+                self._witnesses.close()
+            elif self._witnesses is not None:
+                self._witnesses.end(must=ended == "completed")
 
 
 def _cell(outcome: StepOutcome, table: Tensor, m: int) -> MicrobatchCell:
@@ -329,53 +390,8 @@ def _kinds(policy: CompiledPolicy) -> dict[str, object]:
     return {"bands": list(policy.bands), "kinds": told}
 
 
-def _kept_details(places: Tensor) -> dict[str, object]:
-    """Say which slots were kept where not all were: nobody could tell without the model of that step."""
-    kept = {
-        str(m): sorted(row.nonzero().flatten().tolist(), key=row.tolist().__getitem__)
-        for m, row in enumerate(places)
-        if not bool(row.all())
-    }
-    return {"kept_rows": kept} if kept else {}
-
-
-def _sub_steps(outcome: StepOutcome, num_regions: int) -> dict[str, object]:
-    """Say what each sub-step taught, where that isn't every region by the cell's weight."""
-    if len(outcome.taught) < 2 and all(len(one.regions) == num_regions for one in outcome.taught):
-        return {}
-    told = [{"regions": list(one.regions), "weights": one.weights.tolist()} for one in outcome.taught]
-    return {"sub_steps": told}
-
-
-def _details(outcome: StepOutcome, step: int, num_regions: int) -> dict[str, object]:
-    norms = (
-        {}
-        if outcome.norms is None
-        else {str(m): [_finite(v) for v in row] for m, row in enumerate(outcome.norms.tolist())}
-    )
-    update = None if outcome.update_norms is None else [_finite(v) for v in outcome.update_norms.tolist()]
-    return {
-        "step": step,
-        "gradient_norm": norms,
-        "update_norm": update,
-        "loss": _finite(float(outcome.loss)),
-        **_sub_steps(outcome, num_regions),
-        **({"left_out": outcome.left_out} if outcome.left_out else {}),
-    }
-
-
 def _text(value: object) -> str:
     return "" if value is None else str(value)
-
-
-def _refuse_another_salt(ledger: Path, path: Path) -> None:
-    """Compare the salt with what entry 0 commits to: with another one, nobody could open the rows of later steps."""
-    first = next(iter(Scan(ledger, read_head(ledger, read_verifier_key(ledger)))), None)
-    if first is None or not isinstance(first.entry, RunEntry):
-        return
-    if dict(first.entry.commitments).get("rows_salt") != salt_commitment(path.read_bytes()):
-        msg = f"{path} isn't the salt that entry 0 of the ledger commits to. Put the run's own salt back."
-        raise LedgerError(msg)
 
 
 def _vouched_for(facts: RunFacts) -> dict[str, bytes]:
@@ -385,18 +401,3 @@ def _vouched_for(facts: RunFacts) -> dict[str, bytes]:
     if facts.artifacts:
         found["artifacts"] = details_digest({"artifacts": [one.facts for one in facts.artifacts]})
     return found
-
-
-def _keep_salt(path: Path, *, may_create: bool) -> None:
-    """Draw a salt where there is none, and refuse one that a crash has cut: short, it would hide no row."""
-    if not path.exists():
-        if not may_create:
-            raise LedgerError(f"{path} is gone, and the ledger's rows are salted with it. Put the run's own salt back.")
-        create_secret(path, secrets.token_bytes(_SALT_BYTES))
-    if (size := path.stat().st_size) != _SALT_BYTES:
-        mend = "Delete it, and start the run again." if may_create else "Put the run's own salt back."
-        raise LedgerError(f"{path} holds {size} bytes, and a salt has {_SALT_BYTES}: its writing was cut. {mend}")
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

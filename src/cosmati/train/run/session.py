@@ -22,6 +22,7 @@ from cosmati.train.observers.ledger import LedgerObserver
 from cosmati.train.observers.metrics import MetricsFile
 from cosmati.train.observers.observer import Observer, WatchedRun, plain_numbers, refuse_odd_interval
 from cosmati.train.observers.progress import ProgressBar
+from cosmati.train.observers.witnessing import asked_witnesses
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
 from cosmati.train.run.attempts import begin_attempt, end_attempt
@@ -123,8 +124,10 @@ class OpenRun:
             self._folder.note(clock, changed)
             self.observers.append(MetricsFile(self._folder.path))
         has_own = any(isinstance(one, LedgerObserver) for one in self.observers)  # a replay's, which compares
-        if path is not None and self.facts.plan.facts.has_ledger and not has_own:
-            self.observers.append(LedgerObserver(path, self.facts, self._ranks, self._digest, changed, state_digest))
+        if path is not None and self._keeps_ledger and not has_own:
+            asked = asked_witnesses(path, self._config) if self._ranks.rank == 0 else None
+            made = LedgerObserver(path, self.facts, self._ranks, self._digest, changed, state_digest, asked)
+            self.observers.append(made)
         if self._config.progress and self._ranks.rank == 0:
             self.observers.append(ProgressBar())
         with ExitStack() as undone:
@@ -222,10 +225,22 @@ class OpenRun:
             if outcome.clock.step % observer.every == 0:
                 observer.on_step(outcome)
 
-    def evaluated(self, clock: Clock, metrics: Mapping[str, float], seconds: float) -> None:
-        """Tell observers of metrics."""
+    def to_measure(self, averages: object) -> tuple[bytes, str]:
+        """Return the root of what is about to be measured, nothing without a ledger, and whether it's averages."""
+        return self._digest() if self._keeps_ledger else b"", "trained" if averages is None else "averaged"
+
+    @property
+    def _keeps_ledger(self) -> bool:
+        return self._config.run_folder is not None and self.facts.plan.facts.has_ledger
+
+    def evaluated(
+        self, clock: Clock, metrics: Mapping[str, float], seconds: float, measured: tuple[bytes, str] = (b"", "")
+    ) -> None:
+        """Tell observers of metrics; the ledger is told what was measured: its root, and whether it was averages."""
         for observer in self.observers:
             observer.on_evaluation(clock, dict(metrics), seconds)
+            if isinstance(observer, LedgerObserver) and measured[0]:
+                observer.evaluated(clock, metrics, *measured)
 
     def save(self, clock: Clock, make: Callable[[], Checkpoint]) -> None:
         """Publish a checkpoint, unless there is one of this step: the ledger covers it before it's published.

@@ -1,0 +1,98 @@
+"""The evidence level that every answer prints: what it takes, and that nothing claims more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cosmati.errors import LedgerError, TamperError
+from cosmati.ledger.evidence import (
+    LEVEL_0,
+    ReplayedHead,
+    TrustedEvidence,
+    WitnessedHead,
+    evidence_level,
+    is_witnessed,
+    read_replayed,
+)
+from cosmati.ledger.keys import SigningKey
+from cosmati.ledger.note import TreeHead
+from cosmati.ledger.proof import check_inclusion, prove_inclusion
+from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.verify import verify_ledger
+from cosmati.ledger.writer import LedgerWriter
+
+from .ledgers import ORIGIN, append_steps, write_run
+
+KEY = SigningKey.generate(ORIGIN)
+SEEN = WitnessedHead(10, 1_700_000_000, 2, 3)
+L2 = "L2: steps chosen after the ledger's head was witnessed were replayed"
+
+
+def replayed(size: int, level: str = L2) -> ReplayedHead:
+    return ReplayedHead(ORIGIN, TreeHead(size, bytes(32)), level)
+
+
+@pytest.mark.parametrize(
+    ("size", "witnessed", "found", "level"),
+    [
+        (10, None, None, LEVEL_0),
+        (10, SEEN, None, "L1: witnessed at 2023-11-14T22:13:20Z by 2 of 3"),
+        (9, SEEN, None, "L1: "),
+        (11, SEEN, None, f"{LEVEL_0}; the first 10 of its 11 entries were witnessed at"),
+        (10, WitnessedHead(0, 0, 1, 3), None, f"{LEVEL_0}; 1 of 3 witnesses have cosigned, which is too few"),
+        (10, SEEN, replayed(10), f"{L2}; witnessed at"),
+        (10, None, replayed(10), L2),
+        (11, None, replayed(10), LEVEL_0),
+        (10, None, replayed(10, "L3: the whole run was replayed"), "L3: the whole run was replayed"),
+        (10, None, replayed(10, "L0: replayed; the head wasn't witnessed"), LEVEL_0),
+        (10, SEEN, replayed(10, "none: not every digest was equal"), "L1: "),
+    ],
+)
+def test_levels(size: int, witnessed: WitnessedHead | None, found: ReplayedHead | None, level: str) -> None:
+    assert evidence_level(size, witnessed, found).startswith(level)
+    assert evidence_level(size, witnessed, found).count("L0") == level.count("L0")
+
+
+def _result(path: Path, ledger: Path, **changed: object) -> Path:
+    report = verify_ledger(ledger)
+    told = {"kind": "cosmati replay", "origin": ORIGIN, "size": report.size, "root": report.root, "evidence_level": L2}
+    path.write_text(json.dumps(told | changed))
+    return path
+
+
+def test_a_replay_counts_for_the_tree_that_it_was_of(tmp_path: Path) -> None:
+    write_run(tmp_path / "l", KEY, 5).close()
+    result = _result(tmp_path / "result.json", tmp_path / "l")
+    trusted = TrustedEvidence.parse(replayed=result)
+    assert verify_ledger(tmp_path / "l", witnesses=trusted).evidence_level == L2
+    assert VerifiedLedger(tmp_path / "l", None, trusted).evidence_level == L2
+    proof = prove_inclusion(tmp_path / "l", step=1)
+    assert check_inclusion(proof, KEY.verifier.text, trusted).evidence_level == L2
+    write_run(tmp_path / "fork", KEY, 3).close()
+    with LedgerWriter.open(tmp_path / "fork", key=KEY) as writer:
+        append_steps(writer, range(3, 6), salt="other")
+    with pytest.raises(TamperError, match="rewritten"):
+        verify_ledger(tmp_path / "fork", witnesses=trusted)
+    with LedgerWriter.open(tmp_path / "l", key=KEY) as writer:
+        append_steps(writer, range(5, 6))
+    assert verify_ledger(tmp_path / "l", witnesses=trusted).evidence_level == LEVEL_0
+    proof = prove_inclusion(tmp_path / "l", step=1)
+    assert check_inclusion(proof, KEY.verifier.text, trusted).evidence_level == LEVEL_0
+
+
+def test_a_replay_of_another_log_or_of_nothing_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "l", KEY, 2).close()
+    other = TrustedEvidence.parse(replayed=_result(tmp_path / "other", tmp_path / "l", origin="another"))
+    with pytest.raises(LedgerError, match="was of the log 'another'"):
+        verify_ledger(tmp_path / "l", witnesses=other)
+    for changed in ({"kind": "a run"}, {"size": "3"}, {"root": "x"}, {"evidence_level": 3}):
+        with pytest.raises(LedgerError, match="is no result of a replay"):
+            read_replayed(_result(tmp_path / "wrong", tmp_path / "l", **changed))
+    for text in ("", "[]", "{}"):
+        (tmp_path / "wrong").write_text(text)
+        with pytest.raises(LedgerError, match="is no result of a replay"):
+            read_replayed(tmp_path / "wrong")
+    assert not is_witnessed(tmp_path / "l", TreeHead(1, b""), TrustedEvidence())
