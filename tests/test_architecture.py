@@ -68,7 +68,7 @@ CONTROLS = {
     "up": ({"core/up.py": "import cosmati.train\n"}, "Imports go down"),
     "up to the command line": ({"errors.py": "import cosmati.cli\n"}, "Imports go down"),
     "the way out above the loop": ({"export/up.py": "import cosmati.train\n"}, "Imports go down"),
-    "deletion below the loop": ({"train/up.py": "import cosmati.forget\n"}, "Imports go down"),
+    "deletion below the loop": ({"corpora/up.py": "import cosmati.forget\n"}, "Imports go down"),
     "sideways": ({"methods/side.py": "import cosmati.routing\n"}, "Imports go down"),
     "inside a function": ({"core/up.py": "def f():\n    import cosmati.train\n"}, "Imports go down"),
     "for types only": (

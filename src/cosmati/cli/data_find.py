@@ -17,9 +17,11 @@ from cosmati.forget.reading import OnShare
 from cosmati.forget.subjects import SubjectIndex, index_subjects, make_key, read_key
 from cosmati.progress import ProgressDisplay
 
-Data = Annotated[list[str], typer.Argument(metavar="DATA...", help="Data sets, in the order in which a run has them.")]
+DataSets = Annotated[
+    list[str], typer.Argument(metavar="DATA...", help="Data sets, in the order in which a run has them.")
+]
 Cache = Annotated[Path | None, typer.Option("--cache", help="Where fetched shards are kept; needed for a remote.")]
-Key = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The index's key.")]
+IndexKey = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The index's key.")]
 Index = Annotated[
     Path | None,
     typer.Option("--index", metavar="FILE", help="The index; beside the key, as FILE.subjects, if left out."),
@@ -28,7 +30,7 @@ _MAX_ASKED_BYTES = 1 << 24
 
 
 def index_subjects_of(
-    data: Data,
+    data: DataSets,
     field: Annotated[list[str], typer.Option("--field", help="Field that says whose a row is; again for more.")],
     key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The index's key; drawn if the file isn't there.")],
     index: Index = None,
@@ -56,11 +58,11 @@ def index_subjects_of(
 
 
 def find(
-    data: Data,
+    data: DataSets,
     subject: Annotated[
         str | None, typer.Option(metavar="ID", help="Whose rows; `-` reads the id from standard input.")
     ] = None,
-    key: Key = None,
+    key: IndexKey = None,
     index: Index = None,
     like: Annotated[
         list[Path] | None, typer.Option("--like", metavar="FILE", help="Rows like this text or image; again for more.")

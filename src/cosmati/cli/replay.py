@@ -42,7 +42,7 @@ CheckpointFolder = Annotated[
         "--checkpoint", metavar="FOLDER", help="Go on from this one, or one of those in it; RUN's if left out."
     ),
 ]
-RowsFile = Annotated[
+BlindsFile = Annotated[
     Path | None,
     typer.Option(
         "--rows",
@@ -69,7 +69,7 @@ def replay_steps(
     steps: Annotated[str, typer.Option(metavar="FIRST:END", help="Which; `:` is all. END is left out.")] = ":",
     settings: RecipeSettings = None,
     checkpoint: CheckpointFolder = None,
-    rows: RowsFile = None,
+    rows: BlindsFile = None,
     without_rows: WithoutRows = False,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Compare all steps, and don't stop at the first that differs.")
@@ -106,7 +106,7 @@ def spot_check(
     length: Annotated[int, typer.Option(help="Steps in each.")] = 4,
     settings: RecipeSettings = None,
     checkpoint: CheckpointFolder = None,
-    rows: RowsFile = None,
+    rows: BlindsFile = None,
     without_rows: WithoutRows = False,
     anyway: Anyway = False,
     out: Out = None,

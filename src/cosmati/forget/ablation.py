@@ -33,7 +33,7 @@ from cosmati.train.run.checkpoints import list_checkpoints, read_checkpoint
 from cosmati.train.trainer import Trainer
 
 Fill = Literal["zero", "initial"]
-Measure = Callable[[nn.Module], Mapping[str, float]]
+MeasureModel = Callable[[nn.Module], Mapping[str, float]]
 STRENGTH = "approximate: measured below, and no more is promised"
 REPORT = "ablation.json"
 """In the folder of the repaired run."""
@@ -44,7 +44,7 @@ _NOT_COVERED = (
 )
 
 
-class Make(Protocol):
+class MakeModel(Protocol):
     """Makes the run's trainer anew; of a recipe: replace `data` by `wrap(recipe.data())`, and settings of `config`."""
 
     def __call__(self, wrap: Callable[[object], Source], **config: object) -> Trainer:
@@ -168,7 +168,7 @@ def separated(shares: Sequence[RegionShare], classes: Collection[str], min_share
 
 def ablate(
     run: Path,
-    make: Make,
+    make: MakeModel,
     classes: Sequence[str],
     out: Path,
     *,
@@ -176,7 +176,7 @@ def ablate(
     min_share: float = 0.9,
     fill: Fill = "zero",
     measured_steps: int = 4,
-    measure: Measure | None = None,
+    measure: MeasureModel | None = None,
     vkey: str | None = None,
 ) -> AblationReport:
     """Ablate the regions that only or mostly some classes taught, and repair the rest by training without them.
@@ -274,7 +274,7 @@ def _keep(tensors: Mapping[str, Tensor], path: Path, out: Path) -> None:
 class _Probe:
     """Measures weights on the run's own rows: those of the classes, and the others."""
 
-    def __init__(self, make: Make, classes: Sequence[str], num_steps: int, measure: Measure | None) -> None:
+    def __init__(self, make: MakeModel, classes: Sequence[str], num_steps: int, measure: MeasureModel | None) -> None:
         self._classes, self._num_steps, self._measure = set(classes), num_steps, measure
         self.trainer = make(self.without_classes, run_folder=None, load_weights=None)
         self._other = make(self._only_classes, run_folder=None, load_weights=None)
