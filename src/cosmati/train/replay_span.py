@@ -15,13 +15,15 @@ from cosmati.errors import CheckpointError, DivergenceError, LedgerError
 from cosmati.ledger.difference import LedgerDifference
 from cosmati.ledger.reader import VKEY_FILE
 from cosmati.ledger.standing import RecipeSpan, StandingSteps
-from cosmati.provenance.voucher import FOLDER
+from cosmati.provenance.voucher import FOLDER, Withdrawn
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.config import CHANGEABLE
 from cosmati.train.facts import describe_environment
 from cosmati.train.identity import CADENCES, SURROUNDINGS, Change, changes, differences, kind_of
 from cosmati.train.observers.observer import Observer
 from cosmati.train.observers.replayed import LedgerComparison, ReplayedLedger
+from cosmati.train.policy_watch import policy_watch_of
+from cosmati.train.recorded_vouchers import RecordedVouchers
 from cosmati.train.run.checkpoints import Checkpoint, publish_checkpoint, read_checkpoint, write_checkpoint
 from cosmati.train.trainer import Trainer
 
@@ -73,10 +75,12 @@ class SpanAgain:
         asked = ReplayRequest(run_folder=scratch, observers=[observer], policy=_policy(run, span), settings=settings)
         self._trainer = make(asked)
         # Who vouches for the data today says nothing of then.
-        self._trainer.prepared = replace(self._trainer.prepared, watch=None)
-        watch = self._trainer.policy_watch
-        if watch is not None:
-            watch.recorded = list(span.tables.details.get("policy_changes") or [])
+        told = [(step, None if facts is None else Withdrawn.of_facts(facts)) for step, facts in run.withdrawn]
+        vouchers = RecordedVouchers(self._trainer.assembly, told) if told else None
+        self._trainer.prepared = replace(self._trainer.prepared, watch=vouchers)
+        self._trainer.policy_watch = policy_watch_of(self._trainer.prepared)
+        if self._trainer.policy_watch is not None:
+            self._trainer.policy_watch.recorded = list(span.tables.details.get("policy_changes") or [])
         comparison.save, comparison.signs_otherwise = self._trainer.save, self._signs_otherwise
         self._compare_recipe()
 
@@ -101,9 +105,6 @@ class SpanAgain:
         """
         if self._trainer.assembly.ranks.is_parallel:
             raise LedgerError("A replay runs on one rank, whatever the run had. Start it without a launcher.")
-        if any(one.step < self._comparison.segment.stop for one in self._span.tables.withdrawn):
-            msg = "what was withdrawn from the run can't be replayed yet, and would act in these steps"
-            raise LedgerError(f"Steps {self._span.first}:{self._span.end}: {msg}. Ask for the steps before it.")
         for change in self._elsewhere():
             yield f"{change.name} is {change.now}, and was {change.was}"
         if why := _unpromised(self._trainer.plan):
@@ -150,12 +151,15 @@ class SpanAgain:
     def _signs_otherwise(self, step: int, signed: Sequence[bytes]) -> bool:
         """Say whether a state is one that was signed, but for facts that bits don't rest on.
 
-        Whether an evaluation has asked for the budget is one; another, how the recipe's file is called today.
+        Whether an evaluation has asked for the budget is one; others are how the recipe's file is called today, and
+        how a policy's phases were cut when a class was rejected, which a resume counts otherwise.
         """
         made = read_checkpoint(self._scratch / "checkpoints" / f"step-{step:08d}")
-        identities = [made.facts["identity"]] + ([] if self._start is None else [self._start.facts["identity"]])
-        for identity, was_read, is_told in product(identities, (False, True), (True, False)):
-            facts = {"identity": identity, "budget_was_read": was_read, "budget_use_is_told": is_told}
+        known = [made.facts, *([] if self._start is None else [self._start.facts])]
+        told = product(known, known, (False, True), (True, False))
+        for identity, phases, was_read, is_told in told:
+            facts = {"identity": identity["identity"], "phases": phases["phases"]}
+            facts |= {"budget_was_read": was_read, "budget_use_is_told": is_told}
             if replace(made, facts={**made.facts, **facts}).signed_digest in signed:
                 return True
         return False
