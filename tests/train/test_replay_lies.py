@@ -20,7 +20,7 @@ from cosmati.data.rows import RowBatch
 from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
-from cosmati.errors import CheckpointError, LedgerError, RefutedError
+from cosmati.errors import CheckpointError, CosmatiError, LedgerError, RefutedError
 from cosmati.ledger.verify import verify_ledger
 from cosmati.ledger.writer import details_digest
 from cosmati.methods import EMA
@@ -325,3 +325,27 @@ def test_steps_that_are_not_there_are_refused(run: Path) -> None:
             opened(run).segment(first, end)
     with pytest.raises(LedgerError, match="holds the state after 8 steps"):
         nearest_checkpoint(opened(run), 5, run / "checkpoints/step-00000008")
+
+
+@pytest.mark.parametrize(
+    ("told", "value"),
+    [
+        ("policy_changes", [1]),
+        ("policy_changes", {"step": 1}),
+        ("recipe", {"cadence.details_every": "often"}),
+        ("recipe", {"budget.span": "1e400ba"}),
+        ("recipe", []),
+        ("environment", 3),
+        ("num_microbatches", 0),
+    ],
+)
+def test_a_ledger_that_says_nonsense_is_no_answer_or_differs(run: Path, told: str, value: Any) -> None:
+    (entry, details), *rest = entries(run)
+    details = dict(details or {})
+    details[told] = {**details[told], **value} if told == "recipe" and value else value  # type: ignore[dict-item]
+    sign_again(run, [(replace(entry, details_digest=details_digest(details)), details), *rest])  # type: ignore[call-arg]
+    try:
+        found = replayed(run, 0, 2, again("routed"), with_checkpoints=False)
+    except CosmatiError:
+        return
+    assert found.outcome == "different" or told == "num_microbatches"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cosmati.errors import LedgerError
 from cosmati.ledger.details import decode_details
@@ -55,6 +56,7 @@ class StandingSteps:
         signed_states: step and state digest of all model checkpoints, superseded ones too.
         end: the run's end, where it stands.
         cuts: from which step on each microbatch was cut into how many pieces, where memory was short.
+        withdrawn: from which step on what was withdrawn, as the tables in force say it; None for nothing.
         num_steps: that stand.
     """
 
@@ -65,6 +67,7 @@ class StandingSteps:
         self.signed_states = set[tuple[int, bytes]]()
         self.end: EndEntry | None = None
         self.cuts: list[tuple[int, int]] = []
+        self.withdrawn: list[tuple[int, Mapping[str, Any] | None]] = []
         self.num_steps = len(ledger.standing)
         for item, tables in in_force(ledger.entries()):
             entry = item.entry
@@ -89,6 +92,9 @@ class StandingSteps:
             self.spans = (*self.spans[:-1], RecipeSpan(last.first, own.end, tables))
         else:
             self.spans = (*self.spans, own)
+        withdrawn = tables.details.get("withdrawn")
+        if withdrawn != (self.withdrawn[-1][1] if self.withdrawn else None):
+            self.withdrawn.append((entry.step, withdrawn))
         whole = self.ledger.details.get("num_microbatches")
         number = max(microbatch_of_cells(item, entry), default=0) + 1
         pieces = number // whole if isinstance(whole, int) and whole > 0 else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,20 +11,32 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from cosmati.core.clock import Time
 from cosmati.core.plan import Plan, Promise
 from cosmati.errors import CheckpointError, DivergenceError, LedgerError
 from cosmati.ledger.difference import LedgerDifference
 from cosmati.ledger.reader import VKEY_FILE
 from cosmati.ledger.standing import RecipeSpan, StandingSteps
-from cosmati.provenance.voucher import FOLDER
+from cosmati.provenance.voucher import FOLDER, Withdrawn
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.train.config import CHANGEABLE
+from cosmati.train.config import CHANGEABLE, RunConfig
 from cosmati.train.facts import describe_environment
 from cosmati.train.identity import CADENCES, SURROUNDINGS, Change, changes, differences, kind_of
 from cosmati.train.observers.observer import Observer
 from cosmati.train.observers.replayed import LedgerComparison, ReplayedLedger
-from cosmati.train.run.checkpoints import Checkpoint, publish_checkpoint, read_checkpoint, write_checkpoint
+from cosmati.train.policy_watch import policy_watch_of
+from cosmati.train.recorded_vouchers import RecordedVouchers
+from cosmati.train.run.checkpoints import (
+    Checkpoint,
+    publish_checkpoint,
+    read_checkpoint,
+    signed_digest_of,
+    write_checkpoint,
+)
 from cosmati.train.trainer import Trainer
+
+_DIGITS, _THREADS = 10, 1025
+"""Below which the ledger's numbers are taken for what they say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +86,12 @@ class SpanAgain:
         asked = ReplayRequest(run_folder=scratch, observers=[observer], policy=_policy(run, span), settings=settings)
         self._trainer = make(asked)
         # Who vouches for the data today says nothing of then.
-        self._trainer.prepared = replace(self._trainer.prepared, watch=None)
-        watch = self._trainer.policy_watch
-        if watch is not None:
-            watch.recorded = list(span.tables.details.get("policy_changes") or [])
+        told = [(step, None if facts is None else Withdrawn.of_facts(facts)) for step, facts in run.withdrawn]
+        vouchers = RecordedVouchers(self._trainer.assembly, told) if told else None
+        self._trainer.prepared = replace(self._trainer.prepared, watch=vouchers)
+        self._trainer.policy_watch = policy_watch_of(self._trainer.prepared)
+        if self._trainer.policy_watch is not None:
+            self._trainer.policy_watch.recorded = _policy_changes(span)
         comparison.save, comparison.signs_otherwise = self._trainer.save, self._signs_otherwise
         self._compare_recipe()
 
@@ -101,9 +116,6 @@ class SpanAgain:
         """
         if self._trainer.assembly.ranks.is_parallel:
             raise LedgerError("A replay runs on one rank, whatever the run had. Start it without a launcher.")
-        if any(one.step < self._comparison.segment.stop for one in self._span.tables.withdrawn):
-            msg = "what was withdrawn from the run can't be replayed yet, and would act in these steps"
-            raise LedgerError(f"Steps {self._span.first}:{self._span.end}: {msg}. Ask for the steps before it.")
         for change in self._elsewhere():
             yield f"{change.name} is {change.now}, and was {change.was}"
         if why := _unpromised(self._trainer.plan):
@@ -150,13 +162,17 @@ class SpanAgain:
     def _signs_otherwise(self, step: int, signed: Sequence[bytes]) -> bool:
         """Say whether a state is one that was signed, but for facts that bits don't rest on.
 
-        Whether an evaluation has asked for the budget is one; another, how the recipe's file is called today.
+        Whether an evaluation has asked for the budget is one; others are how the recipe's file is called today, and
+        how a policy's phases were cut when a class was rejected, which a resume counts otherwise.
         """
         made = read_checkpoint(self._scratch / "checkpoints" / f"step-{step:08d}")
-        identities = [made.facts["identity"]] + ([] if self._start is None else [self._start.facts["identity"]])
-        for identity, was_read, is_told in product(identities, (False, True), (True, False)):
-            facts = {"identity": identity, "budget_was_read": was_read, "budget_use_is_told": is_told}
-            if replace(made, facts={**made.facts, **facts}).signed_digest in signed:
+        known = [made.facts, *([] if self._start is None else [self._start.facts])]
+        told = product(known, known, (False, True), (True, False))
+        digest = made.state_digest
+        for identity, phases, was_read, is_told in told:
+            facts = {"identity": identity["identity"], "phases": phases["phases"]}
+            facts |= {"budget_was_read": was_read, "budget_use_is_told": is_told}
+            if signed_digest_of(digest, {**made.facts, **facts}) in signed:
                 return True
         return False
 
@@ -175,14 +191,46 @@ def furnish(scratch: Path, ledger: Path, run: StandingSteps, checkpoint: Checkpo
 
 
 def _settings(span: RecipeSpan) -> dict[str, Any]:
-    """Return the settings that were in force, as far as they don't make the run itself."""
-    recipe = span.recipe
+    """Return the settings that were in force, as far as they don't make the run itself.
+
+    Raises:
+        LedgerError: the ledger says something that is none.
+    """
+    recipe, threads = span.recipe, span.environment.get("threads", "")
     told = {name: recipe[f"cadence.{name}"] for name in CADENCES if f"cadence.{name}" in recipe}
-    cadences = {name: int(text) if text.isdecimal() else text or None for name, text in told.items()}
-    budget = {"budget": recipe["budget.span"]} if "budget.span" in recipe else {}
-    threads = span.environment.get("threads", "")
-    threads_then = {"num_threads": int(threads)} if threads.isdecimal() and len(threads) < 4 else {}
-    return {**budget, **cadences, **threads_then, "change": CHANGEABLE, "ledger": True, "progress": False}
+    told |= {"budget": recipe["budget.span"]} if "budget.span" in recipe else {}
+    settings: dict[str, Any] = {"change": CHANGEABLE, "ledger": True, "progress": False}
+    for name, text in told.items():
+        is_number = isinstance(getattr(RunConfig(), name), int)
+        is_time = name == "budget" or name.endswith("_every")
+        if (is_number and not (text.isdecimal() and len(text) < _DIGITS)) or (
+            not is_number and is_time and text and not math.isfinite(Time.parse(text).value)
+        ):
+            raise LedgerError(f"The ledger says that {name} was {text!r}, which it can't have been.")
+        settings[name] = int(text) if is_number else text or None
+    return settings | ({"num_threads": int(threads)} if threads.isdecimal() and 0 < int(threads) < _THREADS else {})
+
+
+def _policy_changes(span: RecipeSpan) -> list[dict[str, Any]]:
+    """Return the changes of the policy without a stop.
+
+    Raises:
+        LedgerError: what the ledger says of them is none.
+    """
+    told = span.tables.details.get("policy_changes") or []
+    for one in told if isinstance(told, list) else [told]:
+        is_one = isinstance(one, dict) and {"step", "text", "by", "signed", "anchor"} <= one.keys()
+        if not is_one or type(one["step"]) is not int or not isinstance(one["anchor"], dict | None):
+            raise LedgerError(f"What the ledger says of a changed policy is no change: {one!r:.200}.")
+        _policy_of(one["text"])
+    return list(told)
+
+
+def _policy_of(text: object) -> PolicyFile:
+    try:
+        return PolicyFile.model_validate(text)
+    except (ValueError, TypeError) as error:
+        raise LedgerError(f"The ledger's text of a policy is none: {error}") from error
 
 
 def _policy(run: StandingSteps, span: RecipeSpan) -> PolicyFile | None:
@@ -192,10 +240,7 @@ def _policy(run: StandingSteps, span: RecipeSpan) -> PolicyFile | None:
         return None
     for tables in run.ledger.tables:
         if dict(tables.entry.commitments).get("policy", b"").hex() == digest and tables.details.get("policy_text"):
-            try:
-                return PolicyFile.model_validate(tables.details["policy_text"])
-            except ValueError as error:
-                raise LedgerError(f"The ledger's text of the policy {digest[:16]} is none: {error}") from error
+            return _policy_of(tables.details["policy_text"])
     raise LedgerError(f"The ledger commits to the policy {digest[:16]} and has no text of it, so nobody can replay it.")
 
 

@@ -68,15 +68,8 @@ class Checkpoint:
 
     @property
     def signed_digest(self) -> bytes:
-        """What the ledger signs: the state's root, and those facts that a resume goes by. 32 bytes.
-
-        Seconds and environment differ between runs of the same bits, and stay out.
-        """
-        facts = {name: self.facts[name] for name in _SIGNED if name in self.facts}
-        if not self.facts.get("budget_use_is_told", True):  # else it's as earlier releases signed it
-            facts["budget_use_is_told"] = False
-        text = json.dumps({**facts, "clock": list(self.facts.get("clock", ()))[:5]}, sort_keys=True)
-        return hashlib.sha256(self.state_digest + text.encode()).digest()
+        """What the ledger signs: the state's root, and those facts that a resume goes by. 32 bytes."""
+        return signed_digest_of(self.state_digest, self.facts)
 
     @property
     def state_digest(self) -> bytes:
@@ -86,6 +79,18 @@ class Checkpoint:
         """
         own = {name: value for name, value in self.state.items() if not name.startswith("observer/")}
         return parameter_root({**self.model, **own})
+
+
+def signed_digest_of(state_digest: bytes, facts: Mapping[str, Any]) -> bytes:
+    """Return what the ledger signs of a state and its facts.
+
+    Seconds and environment differ between runs of the same bits, and stay out.
+    """
+    told = {name: facts[name] for name in _SIGNED if name in facts}
+    if not facts.get("budget_use_is_told", True):  # else it's as earlier releases signed it
+        told["budget_use_is_told"] = False
+    text = json.dumps({**told, "clock": list(facts.get("clock", ()))[:5]}, sort_keys=True)
+    return hashlib.sha256(state_digest + text.encode()).digest()
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
