@@ -82,7 +82,7 @@ def told(one: SourceManifest) -> str:
     return repr((one.class_path, one.band, dict(one.grades), one.also))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=12), st.sampled_from([0, 4]))
 def test_each_row_is_in_a_source_of_its_kind(given: list[dict[str, Any]], pack: int) -> None:
     """Against the file itself; packed rows token by token, and written twice to the same bytes."""
@@ -189,7 +189,7 @@ def test_what_holds_for_all_rows_of_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--grade-field", "trust=score"], "a field of JSON Lines, and these are text. Use --grade"),
+        (["--grade-field", "trust=score"], "a field of JSON Lines or Parquet, and these are text. Use --grade"),
         (["--grade", "trust"], "has no name and word. Give --grade evidence=trial, say"),
         (["--grade", "trust=high", "--grade", "trust=low"], "says trust a second time"),
         (["--grade", "trust=higher"], "'higher' is neither a finite number nor one of the grades low, high"),

@@ -126,7 +126,7 @@ def test_each_document_teaches_by_its_own_band_and_grade(gone: int | None) -> No
 FREE = st.sampled_from([0.0, 0.25, 0.5, 1.0])
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(CLASSES), st.integers(0, 2)), min_size=2, max_size=5, unique=True), st.data())
 def test_any_table_of_factors(pairs: list[tuple[str, int]], drawn: st.DataObject) -> None:
     """Random factors by class and grade, and random class ids of the documents."""
