@@ -60,7 +60,7 @@ def run(*, quick: bool) -> str:
             f"isolated_cost_{tokens}" + "_quick" * quick,
             Tokens.on_cpu(tokens, quick=quick),
             arms_of,
-            rounds=2 if quick else 12 if tokens < 2048 else 6,
+            rounds=2 if quick else 12 if tokens < 2048 else 4,
         )
         for tokens in ((512,) if quick else (512, 2048))
     )

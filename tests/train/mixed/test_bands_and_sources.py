@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import pickle
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cosmati import InMemory
 from cosmati.core.batch import Batch, Lineage
 from cosmati.core.plan import Promise
-from cosmati.errors import PlanError, PolicyError
+from cosmati.errors import BatchError, PlanError, PolicyError
 from cosmati.ledger.query import contributions
+from cosmati.train.step_rows import split_batch
 from tests.train.mixed.world import BANDED, CLASS_OF, INPUTS, NUM, STEP, TARGETS, Seen, chosen, fitted, run, weights
 
 # ------------------------------------------------------------------------------------------------------------ bands
@@ -114,3 +118,39 @@ def test_a_source_whose_steps_mix_classes_is_regrouped(tmp_path: Path) -> None:
     assert torch.equal(weights(again), weights(made))
     told = {(c.class_name, c.region) for c in contributions(tmp_path / "ledger").cells if c.weight}
     assert told == {("open", "body"), ("open", "head"), ("doubtful", "head")}
+
+
+KINDS = st.tuples(st.integers(0, 2), st.integers(0, 2))
+
+
+@given(st.lists(KINDS, min_size=1, max_size=24), st.sampled_from([1, 2, 4, 8]))
+def test_each_row_goes_to_one_microbatch_of_its_class_and_band(kinds: list[tuple[int, int]], num: int) -> None:
+    rows, told = torch.arange(len(kinds)), torch.tensor(kinds)
+    batch = Batch(rows, Lineage(rows + 7, told[:, 0], bands=told[:, 1]))
+    announced = Batch(rows, Lineage(rows + 7, torch.full_like(rows, 1), bands=told[:, 1]), 1)
+    for given_batch, expected in ((batch, kinds), (announced, [(1, band) for _, band in kinds])):
+        if not len(set(expected)) <= num <= len(kinds):
+            with pytest.raises(PlanError, match=r"V = |another num_microbatches"):
+                split_batch(given_batch, num, by_class=True)
+            continue
+        parts = split_batch(given_batch, num, by_class=True)
+        assert sorted(row for part in parts for row in part.data.tolist()) == rows.tolist()
+        for part in parts:
+            assert {expected[row] for row in part.data.tolist()} == {(part.class_id, part.band)}
+            assert part.lineage.bands is not None
+            assert set(part.lineage.bands.tolist()) == {part.band}
+
+
+def test_rows_that_are_gone_or_mixed_keep_their_band() -> None:
+    lineage = Lineage(torch.arange(3), torch.zeros(3, dtype=torch.int64), bands=torch.tensor([2, 0, 1]))
+    for changed in (
+        lineage.without(torch.tensor([True, False, True])),
+        lineage.mix(torch.tensor([1, 2, 0])),
+        pickle.loads(pickle.dumps(lineage)),
+    ):
+        assert changed.bands is not None
+        assert changed.bands.tolist() == [2, 0, 1]
+    with pytest.raises(BatchError, match="bands"):
+        Batch(torch.zeros(3), replace(lineage, bands=torch.zeros(3))).check()
+    with pytest.raises(BatchError, match="bands 2"):
+        Batch(torch.zeros(3), replace(lineage, bands=torch.zeros(2, dtype=torch.int64))).check()
