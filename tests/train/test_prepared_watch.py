@@ -5,91 +5,55 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
 
-from cosmati import Evaluation, RunConfig, StreamingDataset, StreamingLoader, Trainer, artifact
+from cosmati import Evaluation, RunConfig, Trainer, artifact
 from cosmati.data.plain_files import describe_files
-from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.signing import sign_sources
 from cosmati.errors import ProvenanceError
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.vouched import problem_with, read_withdrawals
 from cosmati.optim import SGD
-from cosmati.provenance.artifact import Artifact
 from cosmati.provenance.authority.errors import DeclaredOnlyError, NoLongerVouchedError, UntrustedRootError
-from cosmati.provenance.authority.trusted import Authority
 from cosmati.train.observers.observer import Observer
-from tests.provenance.authority.people import NEWS, People
+from tests.processes import PythonProcess, launch_ranks
+from tests.provenance.authority.people import NEWS
+from tests.train import prepared_worker
+from tests.train.prepared_world import (
+    LICENCE_UNTIL,
+    REJECT,
+    at_others,
+    authority,
+    error,
+    evaluation,
+    made_in,
+    others_of,
+    tokenizer,
+)
 from tests.train.test_authority_watch import verify, weights
 from tests.train.vouched_world import OPEN, Events, World, go_on, hide, revoke, rotate
 
-REJECT = "{revocation: reject, expiry: reject, licence: reject}"
+WORKER = prepared_worker.__file__
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The three sources, and another authority, which has signed a tokenizer and what is evaluated on."""
-    root = tmp_path_factory.mktemp("world")
-    World.made_in(root)
-    others = People(root / "others").begin()
-    others.delegate(OPEN, "eve")
-    others.delegate(NEWS, "fay")
-    folder = root / "others" / "tokenizer"
-    folder.mkdir()
-    (folder / "vocab.txt").write_text("a b c")
-    describe_files(folder, class_path=OPEN, source="bpe", version="1")
-    held = root / "others" / "held-out"
-    write_dataset([{"number": number} for number in range(8)], held, {"number": "int"}, class_of=NEWS, source="held")
-    for place, name in ((folder, "eve"), (held, "fay")):
-        assert [state for _, state in sign_sources(str(place), others.folder, others.ring(name))] == ["signed"]
-    (root / "others" / "pin").write_text(others.pin)
-    return root
+    return made_in(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture
 def world(made: Path, tmp_path: Path) -> World:
     return World.found_in(Path(shutil.copytree(made, tmp_path / "world")))
-
-
-def others_of(world: World) -> World:
-    found = World.found_in(world.people.root / "others")
-    found.ahead = world.ahead
-    return found
-
-
-def at_others(event: Any) -> Any:
-    """Return what happens to the other authority in place of the data's."""
-    return lambda world: event(others_of(world))
-
-
-def authority(world: World, **more: Any) -> Authority:
-    people = others_of(world).people
-    return Authority(people.folder, people.pin, state=people.root / "seen", clock=world.now, **more)
-
-
-def tokenizer(world: World, **more: Any) -> Artifact:
-    return artifact("tokenizer", world.people.root / "others" / "tokenizer", authority=authority(world, **more))
-
-
-def evaluation(world: World, **more: Any) -> Evaluation:
-    rows = StreamingDataset(
-        world.people.root / "others" / "held-out", columns=("number",), authority=authority(world, **more)
-    )
-    return Evaluation(StreamingLoader(rows, 4), {"loss": error})
-
-
-def error(model: nn.Module, rows: Tensor) -> Tensor:
-    output: Tensor = model(rows.float()[:, None] / 24)
-    return (output - 1).square().mean()
 
 
 def told(folder: Path) -> list[tuple[str, str, str, int]]:
@@ -126,6 +90,40 @@ def test_a_run_whose_tokenizer_is_taken_back_stops(
     assert ("tokenizer", reason, "stop", 9) in told(folder)
     said = verify(folder)
     assert f"withdrawn tokenizer firm/{OPEN}/bpe/1 ({reason}), stop from step 9 on: {says}" in said
+
+
+def test_a_licence_that_ends_stops_the_run(world: World, tmp_path: Path) -> None:
+    left = datetime.fromisoformat(f"{LICENCE_UNTIL}T00:00:00+00:00") - datetime.now(UTC) + timedelta(days=1)
+
+    def end(own: World) -> None:
+        go_on(left / timedelta(days=1))(own)
+
+    with pytest.raises(NoLongerVouchedError):
+        world.trainer(tmp_path / "run", {5: end}, artifacts=[tokenizer(world)]).fit()
+    assert ("tokenizer", "licence", "stop", 9) in told(tmp_path / "run")
+    assert f"bpe/1 (licence), stop from step 9 on: the manifest says until {LICENCE_UNTIL}" in verify(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("event", ["eve", "fay"], ids=["the tokenizer", "evaluation data"])
+def test_two_ranks_and_a_crash_come_to_the_same(made: Path, tmp_path: Path, event: str) -> None:
+    for place, ranks in (("one", 1), ("two", 2)):
+        shutil.copytree(made, tmp_path / place)
+        launch_ranks([WORKER, tmp_path / place, tmp_path / f"run-{place}", f"5:{event}"], ranks)
+    shutil.copytree(made, tmp_path / "three")
+    command = [WORKER, str(tmp_path / "three"), str(tmp_path / "run-three")]
+    killed = PythonProcess([*command, f"5:{event}", f"{9 if event == 'eve' else 11}:kill"])
+    killed.communicate()
+    again = PythonProcess(command)
+    _, errors = again.communicate()
+    assert again.returncode == 0, errors
+    runs = [tmp_path / f"run-{place}" for place in ("one", "two", "three")]
+    wanted = ("tokenizer", "stop") if event == "eve" else ("evaluation data", "skip")
+    for run in runs:
+        ((of, _, action, step),) = told(run)
+        assert (of, action, step) == (*wanted, 9)
+        assert weights(run) == weights(runs[0])
+        verify(run)
 
 
 def test_a_grace_lets_it_finish(world: World, tmp_path: Path) -> None:

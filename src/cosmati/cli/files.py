@@ -33,14 +33,17 @@ def call_of(file: str, kind: type, default: str) -> object:
     return made
 
 
-def under_policy(recipe: Recipe, url: str | None, name: str, root: str) -> Recipe:
+def under_policy(recipe: Recipe, url: str | None, name: str, root: str, run_folder: Path | None = None) -> Recipe:
     """Return a recipe under a policy that an authority has signed; as it is without `url`.
+
+    A run that is resumed goes on with the version that it was started with, unless it's asked for another one.
 
     Args:
         recipe: whose taxonomy has the classes.
         url: of the authority's repository.
         name: of the policy, with `/NUMBER` for another version than the newest.
         root: digest of the authority's first root.
+        run_folder: of the run that it's for; None is the recipe's.
 
     Raises:
         PolicyError: a part is missing, or the number is none.
@@ -56,9 +59,9 @@ def under_policy(recipe: Recipe, url: str | None, name: str, root: str) -> Recip
     name, slash, number = name.partition("/")
     if slash and not number.isdecimal():
         raise PolicyError(f"--policy-name {name}/{number}: the part after '/' is a version's number.")
-    return dataclasses.replace(
-        recipe, policy=signed_policy(url, name, root=root, number=int(number) if slash else None)
-    )
+    run = None if "policy" in recipe.config.change else run_folder or recipe.config.run_folder
+    policy = signed_policy(url, name, root=root, number=int(number) if slash else None, run=run)
+    return dataclasses.replace(recipe, policy=policy)
 
 
 def load_recipe(file: str, settings: Sequence[str]) -> Recipe:

@@ -85,7 +85,7 @@ def train(
       cosmati train gpt.py --policy policies --policy-root 3b27... --run-folder runs/governed
       torchrun --nproc-per-node 2 -m cosmati train digits.py --set config.num_microbatches=4
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
-    recipe = under_policy(load_recipe(file, settings or []), policy, policy_name, policy_root)
+    recipe = under_policy(load_recipe(file, settings or []), policy, policy_name, policy_root, run_folder)
     config = dataclasses.replace(recipe.config, progress=True)
     if require_signed or roots:  # whom to trust alone would ask nobody, and is refused
         is_required, trusted = require_signed or config.require_signed, tuple(roots or ()) or config.trusted_roots
@@ -137,7 +137,7 @@ def plan(
       cosmati plan digits.py
       cosmati plan digits.py --set config.num_microbatches=4 --run-folder runs/digits
     """  # noqa: D301
-    recipe = under_policy(load_recipe(file, settings or []), policy, policy_name, policy_root)
+    recipe = under_policy(load_recipe(file, settings or []), policy, policy_name, policy_root, run_folder)
     trainer = recipe.trainer(run_folder=run_folder)
     typer.echo(str(trainer.plan))
     if recipe.policy is not None and trainer.assembly.config.run_folder is None and recipe.config.ledger is None:

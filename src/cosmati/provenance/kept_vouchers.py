@@ -68,10 +68,14 @@ def kept_given_policy(run: Path) -> VouchedPolicy | None:
     told = [facts for facts in _listed(run) if isinstance(facts, dict) and facts.get("of") == POLICY]
     if not told:
         return None
-    kept = kept_policy(archive, told[-1])
-    if problems := audit_policy(archive, kept.facts, bytes.fromhex(kept.voucher.manifest_sha256)):
-        raise ProvenanceError(f"What {run} has kept of its policy doesn't hold: {'; '.join(problems)}.")
-    return kept
+    try:
+        digest = bytes.fromhex(told[-1]["sources"][0]["manifest_sha256"])
+        problems = audit_policy(archive, told[-1], digest)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise _unborne(run, error) from error
+    if problems:
+        raise _unborne(run, ProvenanceError("; ".join(problems)))
+    return kept_policy(archive, told[-1])
 
 
 def _listed(run: Path) -> list[Any]:
