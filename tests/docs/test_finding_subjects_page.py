@@ -30,3 +30,15 @@ def test_its_recall_is_what_was_measured() -> None:
         assert (int(pairs), float(recall)) == (one["pairs as like"], one["recall"])
         assert float(low) == pytest.approx(one["recall low"], abs=5e-4)
         assert float(looked_at) == pytest.approx(one["candidates"] / 400, rel=0.03)
+
+
+def test_the_findings_have_the_measured_table() -> None:
+    """Each row as the benchmark wrote it, with its seeds, its hardware and its command."""
+    findings, found = (ROOT / "docs" / "findings.md").read_text(), json.loads((RESULTS / "deletion.json").read_text())
+    table = [line for line in (RESULTS / "deletion.md").read_text().splitlines() if line.startswith("|")]
+    assert len(table) == 11
+    assert "\n".join(table) in findings
+    section = findings[: findings.index(table[0])].rpartition("\n## ")[2]
+    assert f"n = {found['seeds']}" in section
+    assert f"`{found['command']}`" in section
+    assert found["hardware"].split(",")[0] in section

@@ -40,6 +40,7 @@ def rows_of(authors: list[Any], mentions: list[Any]) -> list[dict[str, Any]]:
 
 
 def written(folder: Path, rows: list[dict[str, Any]]) -> StreamingDataset:
+    folder.mkdir(exist_ok=True)
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
     read = read_jsonl(folder / "rows.jsonl", COLUMNS, class_of=lambda row: str(row["class"]))
     write_dataset(read, folder / "out", read.columns, class_of=read.class_of, source="s", size_limit=600)
@@ -82,7 +83,7 @@ def test_it_finds_what_a_dictionary_finds(tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StreamingDataset]:
     folder = tmp_path_factory.mktemp("plain")
-    dataset = written(folder, rows_of([f"person{number % 5}" for number in range(40)], [[] for _ in range(40)]))
+    dataset = written(folder, rows_of([f"person{number % 5}" for number in range(45)], [[] for _ in range(45)]))
     index_subjects(dataset, ["author"], folder / "index", KEY)
     return folder, dataset
 
@@ -93,7 +94,8 @@ def test_without_the_key_it_is_noise(plain: tuple[Path, StreamingDataset], tmp_p
     content = (folder / "index").read_bytes()
     assert b"person" not in content
     records = content[content.index(b"\n", content.index(b"\n") + 1) + 1 : -32]
-    assert len(records) == 32 * padded(40) == 32 * json.loads(content.split(b"\n")[1])["records"]
+    assert padded(45) == 48
+    assert len(records) == 32 * 48 == 32 * json.loads(content.split(b"\n")[1])["records"]
     parts = [records[start : start + 32] for start in range(0, len(records), 32)]
     assert parts == sorted(parts)
     assert len({part[:16] for part in parts}) == len({part[16:] for part in parts}) == len(parts)
@@ -213,6 +215,7 @@ def test_the_key_is_its_owners_alone(tmp_path: Path) -> None:
 
 def test_packs_are_asked_for_documents(tmp_path: Path) -> None:
     """By annotator and by file, against the packs' own spans; a document that's cut lies in two packs."""
+    written(tmp_path / "rows", rows_of(["x"] * 4, [[]] * 4))
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows_of(["x"] * 12, [[]] * 12))), "utf-8")
     read = read_jsonl(tmp_path / "rows.jsonl", {"text": "str", "annotator": "str"}, class_of="open")
     packed = pack_rows(tokenize(read, ByteTokenizer()), Packing(length=10), class_names=("open",))
@@ -229,6 +232,11 @@ def test_packs_are_asked_for_documents(tmp_path: Path) -> None:
     assert not len(found.row_ids)
     by_file = indexed(dataset, tmp_path, "origin_file")
     assert by_file.rows_of("rows.jsonl") == tuple(range(12))
+    both = StreamingDataset([tmp_path / "out", tmp_path / "rows" / "out"])
+    mixed = indexed(both, tmp_path, "annotator")
+    assert (len(mixed.find("a1").row_ids), len(mixed.find("a1").documents)) == (1, len(expected))
+    with pytest.raises(DataError, match="Whole rows and documents of packs were found"):
+        mixed.rows_of("a1")
     with pytest.raises(
         DataError, match=r"No row has a field 'author'.*has annotator, label_function, origin_file, rater"
     ):

@@ -14,7 +14,7 @@ from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import DataError
 from cosmati.forget.near_duplicates import IMAGE_THRESHOLD, TEXT_THRESHOLD, Likeness, like_image, like_text
 from cosmati.forget.reading import OnShare
-from cosmati.forget.subjects import SubjectIndex, index_subjects, make_key, read_key
+from cosmati.forget.subjects import SubjectIndex, ids_to_delete, index_subjects, make_key, read_key
 from cosmati.progress import ProgressDisplay
 
 DataSets = Annotated[
@@ -95,8 +95,9 @@ def find(
     if subject is not None and key is not None:
         who = sys.stdin.readline() if subject == "-" else subject
         opened = SubjectIndex.open(_index_of(key, index), read_key(key), dataset)
-        ids = list(opened.rows_of(who))
-        _say_subject(dataset, opened.find(who))
+        theirs = opened.find(who)
+        whole, documents = theirs.row_ids.tolist(), theirs.documents[:, 1].tolist()
+        _say_subject(dataset, theirs)
         _say_without(opened.without)
     else:
         with ProgressDisplay("comparing") as progress:
@@ -105,10 +106,12 @@ def find(
             for one in rows:
                 what = f"row {one.row_id}" + ("" if one.document is None else f", document {one.document}")
                 typer.echo(f"{one.similarity:.3f}  {what}  {one.class_path}  {one.source}  like {name}")
-        ids = sorted({one.row_id if one.document is None else one.document for rows in found.values() for one in rows})
+        likenesses = [one for rows in found.values() for one in rows]
+        whole = [one.row_id for one in likenesses if one.document is None]
+        documents = [one.document for one in likenesses if one.document is not None]
     if rows_to is not None:
-        rows_to.write_text("".join(f"{one}\n" for one in ids), "utf-8")
-    if not ids:
+        rows_to.write_text("".join(f"{one}\n" for one in ids_to_delete(whole, documents)), "utf-8")
+    if not whole and not documents:
         typer.echo("None.")
         raise typer.Exit(1)
 

@@ -248,9 +248,7 @@ def _seal(sorter: sqlite3.Connection) -> tuple[int, int]:
 
     def sealed() -> Iterator[tuple[bytes]]:
         last, number = b"", 0
-        for tag, row_id, document in sorter.execute(
-            "SELECT DISTINCT tag, row_id, document FROM found ORDER BY 1, 2, 3"
-        ):
+        for tag, row_id, document in sorter.execute("SELECT tag, row_id, document FROM found ORDER BY 1, 2, 3"):
             number = number + 1 if tag == last else 0
             counted["tags"] += tag != last
             last = tag
@@ -287,6 +285,20 @@ def _write(path: Path, header: bytes, records: Iterable[bytes], key: bytes) -> N
         with suppress(OSError):
             draft.unlink()
         raise
+
+
+def ids_to_delete(row_ids: Sequence[int], documents: Sequence[int]) -> tuple[int, ...]:
+    """Return the ids of rows, or of documents of packs, each once and rising.
+
+    Raises:
+        DataError: there are both, and a number would mean one of each.
+    """
+    if row_ids and documents:
+        raise DataError(
+            "Whole rows and documents of packs were found, and a number means another one in each: their ids can't "
+            "stand in one list. Ask each data set by itself."
+        )
+    return tuple(sorted({*row_ids, *documents}))
 
 
 class SubjectIndex:
@@ -359,9 +371,13 @@ class SubjectIndex:
         return ChosenRows(np.asarray(rows, np.int64), np.asarray(documents, np.int64).reshape(-1, 2))
 
     def rows_of(self, subject: str | int) -> tuple[int, ...]:
-        """Return the ids by which somebody's rows are deleted, rising: of whole rows, or of packs the documents'."""
+        """Return the ids by which somebody's rows are deleted, rising: of whole rows, or of packs the documents'.
+
+        Raises:
+            DataError: the id is empty, or names both, whose numbers mean different things.
+        """
         found = self.find(subject)
-        return tuple(sorted({*found.row_ids.tolist(), *found.documents[:, 1].tolist()}))
+        return ids_to_delete(found.row_ids.tolist(), found.documents[:, 1].tolist())
 
     def _record(self, label: bytes, mask: int) -> int | None:
         """Return what stands behind a label; None where there's no such record."""
