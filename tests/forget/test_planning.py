@@ -21,6 +21,7 @@ from cosmati.forget.request import Request
 from cosmati.optim import SGD
 from cosmati.train.artifacts import artifact
 from cosmati.train.config import RunConfig
+from cosmati.train.run.checkpoints import publish_checkpoint, read_checkpoint, write_checkpoint
 from cosmati.train.trainer import Trainer
 from tests.forget.samples import (
     ISOLATED,
@@ -154,6 +155,14 @@ def test_only_checkpoints_from_before_first_contact_are_begun_from(tmp_path: Pat
     assert option is not None
     assert option.from_step == 2
     assert any("passed over: Checkpoint" in note and "damaged" in note for note in option.notes)
+    other = run / "checkpoints" / "step-00000002"
+    checkpoint = read_checkpoint(other)
+    model = {name: value + 1 for name, value in checkpoint.model.items()}
+    publish_checkpoint(write_checkpoint(other.parent, dataclasses.replace(checkpoint, model=model)), keep=9)
+    option = planned(run, ToForget(rows=rows_of_step(DATA, 4)), make).option("replay")
+    assert option is not None
+    assert option.from_step == 0
+    assert "passed over: step-00000002 isn't one that the ledger has signed" in option.notes
 
 
 def test_what_a_run_was_prepared_with_limits_the_strength(tmp_path: Path) -> None:

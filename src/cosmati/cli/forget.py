@@ -99,7 +99,7 @@ def run(
     asked = _asked(classes, rows, subject, subjects)
     make = None if recipe is None else _maker(load_recipe(recipe, settings or []))
     with _held(run):
-        past = PastRun(run)
+        past = PastRun(run.resolve())
         out = out or default_out(past, asked)
         # One that was begun isn't planned again: what it began from may be deleted by now.
         begun = begun_in(out) if yes else None

@@ -30,7 +30,6 @@ from cosmati.records.ledger import AmendEntry, CheckpointEntry
 from cosmati.storage.atomic import replace_files
 
 KIND, VERSION = "cosmati deletion certificate", 1
-_WORDS = "that rows were there, and where, remains"
 
 
 def certify(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -247,19 +248,28 @@ class PastRun:
     def broken(self, promise: str) -> str:
         """Return why a promise isn't the run's, throughout; empty where it is.
 
-        The record says it at the end, and entry 0 and each amendment for the span that they begin.
+        The record says it at the end, the last checkpoint where a kill came before that, and entry 0 and each
+        amendment for the span that they begin.
         """
-        said = {one.name: one for one in self.record.guarantees}
+        said = {one.name: "" if one.holds else one.because for one in self.record.guarantees}
         if promise not in said:
             return f"the run promises no {promise}"
-        if not said[promise].holds:
-            return f"{promise} was taken back: {said[promise].because}"
+        if because := said[promise] or self._withdrawn.get(promise, ""):
+            return f"{promise} was taken back: {because}"
         for tables in self.ledger.tables:
             lines = tables.details.get("plan") or []
             if not any(str(line).startswith(f"holds   {promise}:") for line in lines):
                 step = getattr(tables.entry, "step", 0)
                 return f"entry {tables.index} of the ledger (from step {step} on) doesn't promise {promise}"
         return ""
+
+    @cached_property
+    def _withdrawn(self) -> dict[str, str]:
+        """What the newest checkpoint says was taken back, and why."""
+        for path in list_checkpoints(self.folder / "checkpoints")[:1]:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                return dict(json.loads((path / "state.json").read_text())["withdrawn"])
+        return {}
 
     def artifacts(self) -> Iterator[dict[str, object]]:
         """Yield what was prepared before the run, as the ledger names it."""

@@ -89,7 +89,12 @@ class DeletionPlan:
 def assess_drop(request: Request) -> Option:
     """Say whether what is a class's own can be taken out, and that's all there is of it."""
     why_not = tuple(_why_not_drop(request))
-    return Option(method="drop", why_not=why_not) if why_not else Option(method="drop", strength=EXACT, notes=(_KEPT,))
+    if why_not:
+        return Option(method="drop", why_not=why_not)
+    outcome = request.run.record.outcome
+    is_whole = outcome in ("completed", "exhausted")
+    notes = (_KEPT,) if is_whole else (_KEPT, f"the run is recorded as {outcome}: its weights aren't a finished run's")
+    return Option(method="drop", strength=EXACT, notes=notes)
 
 
 def own_regions(run: PastRun, classes: tuple[str, ...]) -> list[tuple[str, str]]:

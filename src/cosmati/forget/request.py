@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from cosmati.errors import CosmatiError, ForgetError
 from cosmati.forget.asked import ToForget
@@ -63,10 +63,6 @@ class Request:
         assert self.trainer is not None, "asked where there's one"
         return self.trainer.assembly.layout.digest() == dict(self.run.ledger.run.commitments)["model"]
 
-    def without_trainer(self) -> Request:
-        """Return it without the run's trainer, whose model takes memory."""
-        return replace(self, trainer=None)
-
 
 def _not_its(run: PastRun, trainer: Trainer) -> str:
     try:
@@ -108,14 +104,11 @@ def _refuse_held(run: PastRun, asked: ToForget, trainer: Trainer | None) -> None
         ForgetError: it is, or may be.
     """
     for hold in holds_in_force(run.folder):
-        if not hold.may_mean(asked):
+        is_alike = bool(hold.asked.rows) == bool(asked.rows)
+        is_told = is_alike or trainer is not None
+        if not hold.may_mean(asked) or (not is_alike and trainer and not _classes_meet(run, hold, asked, trainer)):
             continue
-        if not (hold.asked.rows and asked.rows) and not (hold.asked.classes and asked.classes):
-            if trainer is not None and not _classes_meet(run, hold, asked, trainer):
-                continue
-            maybe = "" if trainer is not None else " Whether these are its rows the run's recipe can tell: --recipe."
-        else:
-            maybe = ""
+        maybe = "" if is_told else " Whether these are its rows the run's recipe can tell: --recipe."
         msg = (
             f"Legal hold {hold.number} is on {hold.asked.words}, because {hold.because} ({hold.at}): nothing of it is "
             f"forgotten before it's released.{maybe} When it may be: cosmati forget release {run.folder} {hold.number} "
