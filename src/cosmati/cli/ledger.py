@@ -9,8 +9,8 @@ import typer
 
 from cosmati.cli.errors import Answering
 from cosmati.cli.ledger_folder import Quorum, ReplayFile, Witnesses, ledger_of
-from cosmati.cli.ledger_words import say_artifacts, say_evidence, say_policies, say_provenance, say_withdrawn
 from cosmati.cli.ledger_witness import app as witness_app
+from cosmati.cli.ledger_words import say_artifacts, say_evidence, say_policies, say_provenance, say_withdrawn
 from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger.evidence import TrustedEvidence
 from cosmati.ledger.key_change import rotate_key
