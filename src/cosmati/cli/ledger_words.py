@@ -57,7 +57,7 @@ def say_provenance(directory: Path, report: LedgerReport) -> None:
             keys = ", ".join(keyid[:12] for keyid in source["keyids"])
             licence = _licence_of(directory / FOLDER, source["manifest_sha256"])
             who = f"signed by {keys} of {source['root'][:12]}, {facts['opened']}"
-            typer.echo(f"{since}{source['target']}, {licence}, {who}")
+            typer.echo(f"{since}{source['target']}, {who}; {licence}")
 
 
 def _licence_of(archive: Path, manifest_sha256: str) -> str:
