@@ -158,15 +158,11 @@ def _same(was: Mapping[Any, object], now: Mapping[Any, object], path: object) ->
 
 def _leaves(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], object]]:
     """Yield what is in nested objects and lists, with the way there."""
-    items = list(value.items()) if isinstance(value, Mapping) else list(enumerate(value)) if _is_list(value) else None
-    if items is None:
+    if not isinstance(value, Mapping | list | tuple):
         yield path, value
-    for key, one in items or ():
+        return
+    for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
         yield from _leaves(one, (*path, key))
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list | tuple)
 
 
 def _label(name: str, path: tuple[str | int, ...], regions: Sequence[str]) -> str:

@@ -119,13 +119,7 @@ class EntryKind(IntEnum):
     KEY = 8
 
 
-RESERVED_KINDS = {
-    16: "memorization",
-    17: "privacy",
-    18: "retention",
-    19: "inference",
-    20: "merging",
-}
+RESERVED_KINDS = dict(enumerate(("memorization", "privacy", "retention", "inference", "merging"), 16))
 """Kinds whose numbers are taken, and that no release writes yet."""
 
 

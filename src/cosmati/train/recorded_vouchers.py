@@ -8,8 +8,9 @@ from cosmati.core.clock import Clock
 from cosmati.provenance.voucher import Withdrawn
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.train.assembly import Assembly
-from cosmati.train.authority_watch import AuthorityWatch, News
+from cosmati.train.authority_watch import AuthorityWatch
 from cosmati.train.run.session import OpenRun
+from cosmati.train.vouched_things import News
 
 
 class RecordedVouchers(AuthorityWatch):
@@ -22,6 +23,7 @@ class RecordedVouchers(AuthorityWatch):
 
     def __init__(self, assembly: Assembly, told: Sequence[tuple[int, Withdrawn | None]]) -> None:
         self._a, self._base, self._told = assembly, assembly.policy, told
+        self._things = ()  # nobody is asked for anything
         self._withdrawn: Withdrawn | None = None
 
     def resume(self, recorded: Withdrawn | None, clock: Clock) -> News | None:  # noqa: ARG002  (the run's)
@@ -31,7 +33,7 @@ class RecordedVouchers(AuthorityWatch):
     def before_step(self, run: OpenRun, clock: Clock, save: Callable[[], object]) -> None:  # noqa: ARG002
         """Go by what came into force with this step."""
         if (news := self._at(clock.step)) is not None:
-            run.amend(clock, news.changes, **news.facts)
+            run.amend(clock, news.changes, **news.facts(run.facts))
 
     def start(self) -> None:
         """Ask nobody."""
@@ -47,4 +49,4 @@ class RecordedVouchers(AuthorityWatch):
         policy: CompiledPolicy | None = self._tightened(self.withdrawals)
         if policy is not None:
             self._a.router.tighten(policy)
-        return News((), None, now, policy)
+        return News((), {}, now, policy)

@@ -236,19 +236,16 @@ class LedgerObserver(Observer):
         facts = self._facts
         environment = "\n".join(f"{k}={v}" for k, v in sorted(facts.environment.items()))
         witnessing = {} if self._witnesses is None else {"witnessing": details_digest(self._witnesses.profile.facts)}
-        return (
-            _vouched_for(facts)
-            | witnessing
-            | {
-                "data": hashlib.sha256(facts.data_digest.encode()).digest(),
-                "environment": hashlib.sha256(environment.encode()).digest(),
-                "model": facts.model_root,
-                "plan": bytes.fromhex(facts.plan.digest),
-                "policy": self._policy,
-                "rows_salt": salt_commitment((self._private / "rows.salt").read_bytes()),
-                "taxonomy": facts.policy.taxonomy_digest if facts.policy else _NO_POLICY,
-            }
-        )
+        own = {
+            "data": hashlib.sha256(facts.data_digest.encode()).digest(),
+            "environment": hashlib.sha256(environment.encode()).digest(),
+            "model": facts.model_root,
+            "plan": bytes.fromhex(facts.plan.digest),
+            "policy": self._policy,
+            "rows_salt": salt_commitment((self._private / "rows.salt").read_bytes()),
+            "taxonomy": facts.policy.taxonomy_digest if facts.policy else _NO_POLICY,
+        }
+        return own | _vouched_for(facts) | witnessing
 
     def amend(self, clock: Clock, changes: Sequence[Change], facts: RunFacts) -> None:
         """Say what is different from the step on at which the clock stands; it's on disk, and signed, on return."""
