@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from torch import nn
 
+from cosmati.core.batch import Data
 from cosmati.core.later import told_fields
 from cosmati.core.loss import LossFunction
 from cosmati.core.method import Method
@@ -44,7 +45,7 @@ class Recipe:
         name: of the recipe.
         model: makes the model; its initial weights follow from the seed.
         loss: `loss(model, data)`.
-        data: makes the source of the rows.
+        data: makes the source of the rows, or what is iterated over.
         optimizers: the first one that matches takes a parameter.
         methods: training methods, in any order.
         evaluation: makes what is measured; None measures nothing.
@@ -57,7 +58,7 @@ class Recipe:
     name: str
     model: Callable[[], nn.Module]
     loss: LossFunction
-    data: Callable[[], Source]
+    data: Callable[[], Source | Iterable[Data]]
     optimizers: tuple[Optimizer, ...]
     methods: tuple[Method, ...] = ()
     evaluation: Callable[[], Evaluations] | None = None

@@ -69,9 +69,9 @@ def refuse_unmet(world: int, offered: Sequence[bool]) -> None:
     slots = zip(*(offered[rank::world] for rank in range(world)), strict=True)
     if any(len(set(slot)) > 1 for slot in slots):
         msg = (
-            f"{_WHO.capitalize()} call collectives of torch.distributed, and in this step some ranks have rows that "
-            "the policy doesn't offer, so that others would wait for them for ever. Leave the ranks' sharing to the "
-            "trainer, give these classes a weight, or run on one rank."
+            f"{_WHO.capitalize()} call collectives of torch.distributed, and in this step some ranks have no rows, or "
+            "rows that the policy doesn't offer, so that others would wait for them for ever. Leave the ranks' sharing "
+            "to the trainer, give these classes a weight, or run on one rank."
         )
         raise PlanError(msg)
 
