@@ -22,6 +22,7 @@ from cosmati.explorer.report import render_report
 from cosmati.explorer.run_view import read_run
 from cosmati.explorer.trust import Trust
 from cosmati.optim import SGD
+from cosmati.provenance.rehearsal import rehearsed
 from cosmati.routing.policy_file import load_policy
 
 POLICY = """
@@ -165,3 +166,8 @@ def test_a_rehearsal_says_so_wherever_its_run_is_copied(run: Path, tmp_path: Pat
     refuted = CliRunner().invoke(app, ["ledger", "verify", str(copied)])
     assert refuted.exit_code == 1
     assert trust_of(copied).problems
+    told = {"sources": [{"root": found.policy.root}, {"root": found.sources[0].root}, {"root": "../x"}]}
+    forged = copied / "ledger" / "provenance" / found.sources[0].root
+    assert rehearsed(forged.parent, [told, None]) == (found.sources[0].root,)
+    forged.write_bytes(forged.read_bytes() + b" ")
+    assert rehearsed(forged.parent, [told]) == (), "a root is what its digest names"

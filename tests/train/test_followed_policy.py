@@ -178,6 +178,24 @@ def test_a_policy_that_is_taken_back_stops_the_run(tmp_path: Path, what: str, gr
     assert not read_run(folder).warnings
 
 
+def test_another_content_under_the_same_number_is_not_what_was_given(world: World, tmp_path: Path) -> None:
+    """An authority that signs the number anew has taken back what it had signed."""
+
+    def swap() -> None:
+        first = PolicyName("main", 1)
+        with world.repository.change(world.ring("ada")) as change:
+            change.targets(first.role).targets.pop(first.target)
+            change.add_target(first.role, first.target, load_policy(POLICY + AFTER).canonical)
+
+    folder = tmp_path / "run"
+    with pytest.raises(NoLongerVouchedError, match="Another policy is signed as policy/main/1"):
+        world.trainer(folder, {4: swap}).fit()
+    assert withdrawn(folder) == [("policy", "revocation", "stop", 5)]
+    assert "policy/main/1 (revocation), stop from step 5 on: it isn't signed any more" in verify(folder)
+    with pytest.raises(NoLongerVouchedError, match="policy/main/1 being withdrawn"):
+        world.trainer(folder, {}, run=folder).fit()
+
+
 def test_once_it_is_mended_the_run_goes_on(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with pytest.raises(NoLongerVouchedError):
