@@ -103,3 +103,24 @@ def test_holds_go_with_the_run_to_its_successor(tmp_path: Path) -> None:
     done = forgotten(run, ToForget(rows=rows_of_step(DATA, 4) - {4}), MAKE, tmp_path / "out")
     with pytest.raises(ForgetError, match="Legal hold 1"):
         opened(done.out, rows(4))
+
+
+def test_a_hold_that_comes_in_between_stops_what_was_begun(tmp_path: Path) -> None:
+    """After a kill in the middle, and before what's superseded is deleted."""
+    run, out = trained(MAKE, tmp_path / "run"), tmp_path / "out"
+    holds.hold(run, rows(6), "of others")
+    asked = rows(4, 7)
+    forgotten(run, asked, MAKE, out)
+    holds.hold(out, classes("personal"), "case 13")
+    with pytest.raises(ForgetError, match=r"Legal hold 2 of .*out may be on it, because case 13"):
+        forgotten(run, asked, MAKE, out, delete=True)
+    assert len(list((run / "checkpoints").iterdir())) == 4
+    holds.release(out, 2, "settled")
+    forgotten(run, asked, MAKE, out, delete=True)
+    assert len(list((run / "checkpoints").iterdir())) < 4
+
+
+def test_another_recipe_does_not_tell_whose_rows_are_held(run: Path) -> None:
+    holds.hold(run, rows(4), "case 12")
+    with pytest.raises(ForgetError, match="Legal hold 1"):
+        opened(run, classes("open"), maker(CASE, DATA, methods=[]))

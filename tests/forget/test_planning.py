@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from cosmati.forget.past_run import PastRun
 from cosmati.forget.planning import EXACT, FROM_ENTRY_0, DeletionPlan, plan_deletion
 from cosmati.forget.replay import Make
 from cosmati.forget.request import Request
+from cosmati.ledger.reader import ScannedEntry
 from cosmati.optim import SGD
+from cosmati.records.ledger import MicrobatchCell, StepEntry
 from cosmati.train.artifacts import artifact
 from cosmati.train.config import RunConfig
 from cosmati.train.run.checkpoints import publish_checkpoint, read_checkpoint, write_checkpoint
@@ -35,7 +38,7 @@ from tests.forget.samples import (
     unwrapped,
     without,
 )
-from tests.train.isolated.samples import CASES, policy, source
+from tests.train.isolated.samples import CASES, CLASSES, policy, source
 
 CASE = bare("MLP, low rank")
 DATA = source(CASE)
@@ -117,13 +120,15 @@ def test_a_promise_that_was_taken_back_is_named(tmp_path: Path) -> None:
 
 
 def test_a_record_that_claims_isolation_is_held_against_the_ledger(tmp_path: Path) -> None:
-    """`run.json` isn't signed: what it says alone isn't believed."""
+    """`run.json` isn't signed, nor what a checkpoint says was taken back: they alone aren't believed."""
     case = CASES["MLP, low rank"]
     loose = maker(case, source(case), chosen=policy(trunk="0.5"))
     run = trained(loose, tmp_path / "loose")
     record = PastRun(run).record
     said = tuple(dataclasses.replace(one, holds=True) for one in record.guarantees)
     (run / "run.json").write_text(dataclasses.replace(record, guarantees=said).to_json())
+    state = run / "checkpoints" / "step-00000006" / "state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "withdrawn": []}))
     told = why_not(planned(run, PERSONAL, None), "drop")
     assert "entry 0 of the ledger (from step 0 on) doesn't promise isolated(personal, own)" in told
     assert "gave rows of 'personal' weight 0.5 in 'trunk'" in told
@@ -274,3 +279,28 @@ def test_without_a_policy_the_data_tell_the_classes(tmp_path: Path) -> None:
     truth = trained(make, tmp_path / "truth", without(classes=["personal"]))
     assert not differing(tensors(done.out), tensors(truth))
     assert differing(tensors(run), tensors(truth))
+
+
+@pytest.mark.parametrize(
+    ("details", "name", "num_rows", "expected"),
+    [
+        ({}, "personal", 2, True),
+        ({}, "personal", 0, False),
+        ({}, "open", 2, False),
+        ({"kept_rows": {"0": []}}, "personal", 0, True),
+        ({"left_out": "not finite"}, "personal", 0, True),
+        ({"left_out": "not finite"}, "open", 0, False),
+        ({"kept_rows": {"0": [1]}, "cell_microbatches": [0]}, "open", 1, True),
+        ({"cell_microbatches": [0]}, "open", 1, False),
+    ],
+)
+def test_contact_is_what_may_have_had_a_say(
+    details: dict[str, Any], name: str, num_rows: int, *, expected: bool
+) -> None:
+    """Scored and not kept, left out with its step, in a pack that wasn't kept: the entry can't tell, so it counts."""
+    cell = MicrobatchCell(CLASSES.index(name), 0, 0, 0, num_rows, float(num_rows), bytes(32))
+    item = ScannedEntry(1, b"", StepEntry(7, 0, bytes(32), bytes(32), None, (cell,)), json.dumps(details).encode())
+    tables = SimpleNamespace(class_of=lambda cell, _item: CLASSES[cell.class_id])
+    run = object.__new__(PastRun)
+    run.ledger = SimpleNamespace(steps=lambda: iter([(item, item.entry, tables)]))  # type: ignore[assignment]
+    assert run.first_contact(["personal"]) == (7 if expected else None)

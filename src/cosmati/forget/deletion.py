@@ -21,6 +21,7 @@ from cosmati.forget.asked import ToForget
 from cosmati.forget.certificate import certify, pending, read_certificate, signed_digests
 from cosmati.forget.derived import DELETED, Derived, derived_of
 from cosmati.forget.drop import drop
+from cosmati.forget.holds import all_holds, holds_in_force
 from cosmati.forget.past_run import PastRun
 from cosmati.forget.planning import DeletionPlan, Option, plan_deletion
 from cosmati.forget.replay import Make, replay
@@ -40,17 +41,20 @@ class Begun:
         option: of the plan.
         names: classes that have tombstones in their place.
         told: what the ledger says of it.
+        last_hold: number of the last legal hold that was looked at.
     """
 
     plan: DeletionPlan
     option: Option
     names: tuple[str, ...]
     told: Mapping[str, Any]
+    last_hold: int = 0
 
     def to_mapping(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
         method = self.option.method
-        return {"told": dict(self.told), "plan": self.plan.to_mapping(), "method": method, "names": list(self.names)}
+        told = {"told": dict(self.told), "plan": self.plan.to_mapping(), "method": method, "names": list(self.names)}
+        return told | {"last_hold": self.last_hold}
 
     @classmethod
     def of_mapping(cls, told: Mapping[str, Any]) -> Begun:
@@ -65,7 +69,7 @@ class Begun:
         made = DeletionPlan(**plan)
         option = made.option(told["method"])
         assert option is not None, "the plan that was kept has it"
-        return cls(made, option, tuple(told["names"]), told["told"])
+        return cls(made, option, tuple(told["names"]), told["told"], told["last_hold"])
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ def begin(request: Request, method: str, out: Path) -> Begun:
         "from_step": option.from_step,
         "succeeds": {"tree_size": head.size, "root": head.root.hex()},
     }
-    return Begun(plan, option, request.names, told)
+    return Begun(plan, option, request.names, told, len(all_holds(request.run.folder)))
 
 
 def begun_in(out: Path) -> Begun | None:
@@ -152,8 +156,12 @@ def carry_out(
         say: told of what's done, a line at a time.
 
     Raises:
-        ForgetError, CosmatiError: it can't be done; what's done so far stands.
+        ForgetError, CosmatiError: it can't be done, or a hold was put on it since; what's done so far stands.
     """
+    for hold in holds_in_force(out):
+        if hold.number > begun.last_hold and hold.may_mean(asked):
+            msg = f"Legal hold {hold.number} of {out} may be on it, because {hold.because}. Release it first."
+            raise ForgetError(msg)
     outcome = _succeed(run, asked, begun, make, out, say)
     if outcome not in ("completed", "exhausted") or Ranks().rank:
         return Deletion(out, outcome)

@@ -8,16 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from cosmati.core.source import Source
 from cosmati.data.tombstoned import Tombstoned
 from cosmati.errors import CheckpointError, ForgetError, RunError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.reader import ScannedEntry
 from cosmati.ledger.tables import Tables, in_force
 from cosmati.records.joint_classes import joint_name
-from cosmati.records.ledger import CheckpointEntry, EndEntry
+from cosmati.records.ledger import CheckpointEntry, EndEntry, StepEntry
 from cosmati.records.run import RunRecord, training_seconds
 from cosmati.storage.atomic import create_secret
 from cosmati.train.observers.ledger_checks import signed_entries
@@ -151,21 +151,10 @@ class PastRun:
 
     def first_contact(self, classes: Collection[str]) -> int | None:
         """Return the first step, superseded ones among them, that ran rows of some classes; None where none did."""
-        found = None
-        for item, entry, tables in self.ledger.steps():
-            names = [tables.class_of(cell, item) for cell in entry.microbatches]
-            if not {*names} & {*classes} or (found is not None and entry.step >= found):
-                continue
-            details = decode_details(item.details) if item.details is not None else {}
-            kept: Any = details.get("kept_rows", {})
-            owners: Any = details.get("cell_microbatches", range(len(names)))
-            # Rows that were run and then left out have had their say about what was kept.
-            ran = bool(details.get("left_out")) or any(
-                name in classes and (cell.num_rows or str(m) in kept)
-                for m, name, cell in zip(owners, names, entry.microbatches, strict=True)
-            )
-            found = entry.step if ran else found
-        return found
+        steps = (
+            entry.step for item, entry, tables in self.ledger.steps() if _ran(item, entry, tables, frozenset(classes))
+        )
+        return min(steps, default=None)
 
     def start(self, contact: int) -> Start:
         """Return where to begin so that nothing has learnt from a step on, and nothing is lost before it.
@@ -294,3 +283,13 @@ class PastRun:
                     f" It isn't there: if it was deleted before anybody had its ledger, delete {path}, and ask again."
                 )
             raise ForgetError(msg)
+
+
+def _ran(item: ScannedEntry, entry: StepEntry, tables: Tables, classes: frozenset[str]) -> bool:
+    """Say whether a step ran rows of some classes, as far as an entry can tell: where it can't, it did."""
+    details = decode_details(item.details) if item.details is not None else {}
+    # Rows that were scored and not kept, or left out with their step, have had their say about the others.
+    is_hidden = "kept_rows" in details or "left_out" in details
+    if is_hidden and "cell_microbatches" in details:
+        return True  # Of packs that weren't kept nothing says which classes were in them.
+    return any(tables.class_of(cell, item) in classes and (cell.num_rows or is_hidden) for cell in entry.microbatches)

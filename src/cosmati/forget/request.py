@@ -47,7 +47,8 @@ class Request:
         try:
             not_its = "" if trainer is None else _not_its(run, trainer)
             names = _names(run, asked, trainer)
-            _refuse_held(run, asked, trainer)
+            # Another's data don't tell of which class a row is.
+            _refuse_held(run, asked, None if not_its else trainer)
             return cls(run, asked, make, names, _contact(run, asked, names, trainer), trainer, not_its)
         finally:
             if trainer is not None and trainer.feed is not None:
