@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from tests.train import policy_worker, policy_world
 from tests.train import replay_world as world
 from tests.train import test_out_of_memory as memory
 from tests.train.isolated import samples as isolated
-from tests.train.replay_world import again, build, replayed, routed_policy
+from tests.train.replay_world import again, build, opened, replayed, routed_policy
 from tests.train.test_amended_run import StopAt
 
 NUM_STEPS = 12
@@ -118,6 +119,27 @@ def test_superseded_steps_are_not_what_counts(tmp_path: Path) -> None:
     assert (report.num_superseded, report.num_steps) == (2, 12)
     # Steps 4 and 5 were taken under both policies, and stand under the second one.
     check_all(run, again("routed"), (1, 3), (4, 8), (2, 10), (0, 12))
+
+
+def test_checkpoints_off_the_cadence_are_compared_too(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stop_at("routed", run, 6)
+    build("routed", run).fit()
+    (found,) = check_all(run, again("routed"), (0, 12))
+    assert found.num_roots == 6  # after 0, 4, 6, 8 and 12 steps, and the end
+
+
+def test_a_longer_run_has_one_end(tmp_path: Path) -> None:
+    """The first one, and its checkpoints, don't stand any more where a resume went back behind them."""
+    run = tmp_path / "run"
+    build("dense", run, budget="6ba").fit()
+    shutil.rmtree(run / "checkpoints/step-00000006")
+    build("dense", run, budget="8ba", change="budget").fit()
+    steps = opened(run)
+    assert (sorted(steps.checkpoints), steps.end and steps.end.step, len(steps.signed_states)) == ([0, 4, 8], 8, 4)
+    with pytest.raises(ZeroDivisionError):
+        build("dense", run, budget="9ba", change="budget", observers=[Crash(9)]).fit()
+    assert opened(run).end is None
 
 
 def test_another_policy_since_a_resume(tmp_path: Path) -> None:

@@ -280,6 +280,22 @@ def test_a_forged_checkpoint_that_the_operator_has_signed_is_found_by_replaying_
     assert str(found.differences[0]).startswith("root of parameters and buffers after 4 steps: ")
 
 
+def test_other_weights_at_the_end_than_training_came_to(run: Path) -> None:
+    items = entries(run)
+    sign_again(run, [(replace(e, parameter_root=bytes(32)) if isinstance(e, EndEntry) else e, d) for e, d in items])
+    (found,) = replayed(run, 9, 12, again("routed")).differences
+    assert str(found).startswith("step 11, root of the weights at the end: ")
+    assert replayed(run, 9, 11, again("routed")).outcome == "equal"
+
+
+def test_a_policy_that_is_left_out_of_the_tables_is_found(run: Path) -> None:
+    (entry, details), *rest = entries(run)
+    details = dict(details or {}) | {"policy": []}
+    sign_again(run, [(replace(entry, details_digest=details_digest(details)), details), *rest])  # type: ignore[call-arg]
+    found = replayed(run, 0, 2, again("routed")).differences
+    assert found[0].what.startswith("table policy.")
+
+
 def test_a_damaged_checkpoint_is_passed_over(run: Path) -> None:
     (run / "checkpoints/step-00000004/state.json").write_text("{}")
     found = replayed(run, 5, 6, again("routed"))
