@@ -333,6 +333,7 @@ def test_each_refusal_has_the_status_that_the_protocol_gives_it(ledger: Path, wi
     assert witness.answer(good).status == 200
     assert witness.answer(good).text == f"{size}\n"
     assert witness.answer(good.replace(b"old 0", b"old %d" % size)).status == 200
+    assert witness.answer(request_of(forked(ledger, 5), size)).status == 409
 
 
 def test_a_damaged_memory_says_nothing(ledger: Path, tmp_path: Path) -> None:
