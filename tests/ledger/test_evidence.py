@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from cosmati.errors import LedgerError, TamperError
+from cosmati.ledger.cosignature import Cosignature
+from cosmati.ledger.cosigned import CosignedHead
 from cosmati.ledger.evidence import (
     LEVEL_0,
     ReplayedHead,
@@ -19,6 +21,7 @@ from cosmati.ledger.evidence import (
 )
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.note import TreeHead
+from cosmati.ledger.profile import ATTESTED, OPERATOR_ALONE, SELF, LedgerProfile, lapses
 from cosmati.ledger.proof import check_inclusion, prove_inclusion
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.verify import verify_ledger
@@ -96,3 +99,55 @@ def test_a_replay_of_another_log_or_of_nothing_is_refused(tmp_path: Path) -> Non
         with pytest.raises(LedgerError, match="is no result of a replay"):
             read_replayed(tmp_path / "wrong")
     assert not is_witnessed(tmp_path / "l", TreeHead(1, b""), TrustedEvidence())
+
+
+WITNESSES = tuple(SigningKey.generate(f"w{number}.example").witness for number in range(2))
+BOTH = LedgerProfile(ATTESTED, WITNESSES, 2)
+
+
+def cosigned(size: int, *times: int) -> CosignedHead:
+    given = tuple(Cosignature(key, time) for key, time in zip(WITNESSES, times, strict=False))
+    return CosignedHead(TreeHead(size, bytes(32)), given, b"")
+
+
+@pytest.mark.parametrize(
+    ("heads", "words"),
+    [
+        ([cosigned(2, 0, 0), cosigned(9, 4000, 4500)], []),
+        ([cosigned(2, 0, 0), cosigned(9, 4501, 4400)], ["nothing was witnessed between"]),
+        ([cosigned(4, 0, 0), cosigned(9, 10, 10)], ["entry 0 wasn't"]),
+        ([cosigned(2, 0), cosigned(9, 10, 10)], ["entry 0 wasn't"]),
+        ([cosigned(2, 0, 0), cosigned(9, 10)], ["the end isn't"]),
+        ([cosigned(2, 0, 0), cosigned(8, 10, 10)], ["the end isn't"]),
+        ([], ["entry 0 wasn't", "the end isn't"]),
+    ],
+)
+def test_lapses_of_an_attested_run(heads: list[CosignedHead], words: list[str]) -> None:
+    found = lapses(BOTH, heads, first_step=3, size=9, has_ended=True)
+    assert [text[: len(word)] for text, word in zip(found, words, strict=True)] == words
+    assert lapses(LedgerProfile(SELF, WITNESSES, 2), heads, first_step=3, size=9, has_ended=True) == []
+    going = lapses(BOTH, heads, first_step=3, size=9, has_ended=False)
+    assert going == [text for text in found if not text.startswith("the end")]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [],
+        {"profile": "self"},
+        {"profile": "notarised", "witnesses": [], "quorum": 0},
+        {"profile": "attested", "witnesses": [], "quorum": 0},
+        {"profile": "attested", "witnesses": [WITNESSES[0].text], "quorum": 2},
+        {"profile": "self", "witnesses": [KEY.verifier.text], "quorum": 0},
+        {"profile": "self", "witnesses": [], "quorum": "0"},
+    ],
+)
+def test_a_profile_that_no_run_writes_is_refused(told: object) -> None:
+    with pytest.raises(LedgerError, match="can't be read"):
+        LedgerProfile.of({"witnessing": told})
+
+
+def test_a_profile_is_read_as_it_was_written() -> None:
+    assert LedgerProfile.of({"witnessing": BOTH.facts}) == BOTH
+    assert LedgerProfile.of({}) == OPERATOR_ALONE
+    assert str(OPERATOR_ALONE) == "self: operator-asserted; nobody else is asked"

@@ -88,6 +88,13 @@ def test_a_run_that_has_ended_may_change_its_key(run: Path) -> None:
     assert verify_ledger(run / "ledger").has_ended
 
 
+def test_a_change_of_keys_is_no_entry_of_a_runs_own(run: Path) -> None:
+    with LedgerWriter.open(run / "ledger", key=present(run)) as writer:
+        head = writer.checkpoint()
+        with pytest.raises(LedgerError, match="call `rotate_key`"):
+            writer.append(rotation_entry(present(run), SECOND, head))
+
+
 def test_a_writer_keeps_its_key(run: Path) -> None:
     with LedgerWriter.open(run / "ledger", key=present(run)), pytest.raises(LedgerError, match="has a writer already"):
         rotate(run)

@@ -15,7 +15,7 @@ from cosmati.ledger.reader import read_head
 from cosmati.ledger.tiles import Frontier, encode_bundle, tile_path
 from cosmati.ledger.verify import verify_ledger
 from cosmati.ledger.writer import LedgerWriter
-from cosmati.records.ledger import Entry, RunEntry
+from cosmati.records.ledger import EndEntry, Entry, RunEntry, TimeEntry
 from cosmati.storage.merkle import leaf_hash
 
 from .ledgers import ORIGIN, append_steps, run_entry, step_entry, write_run
@@ -210,6 +210,9 @@ def test_an_older_checkpoint_put_back_is_found(tmp_path: Path) -> None:
         (lambda old: old[:3] + old[4:], "must follow"),
         (lambda old: [*old[:3], old[4], old[3]], "must follow"),
         (lambda old: [*old, old[-1]], "must follow"),
+        (lambda old: [*old, (TimeEntry(6, 0), None)], "a time after 6 steps, and only 5 stand"),
+        (lambda old: [*old, (EndEntry(5, "x", bytes(32)), None), (TimeEntry(5, 0), None)], "can only resume"),
+        (lambda old: [(TimeEntry(0, 0), None), *old], "only entry 0"),
     ],
 )
 def test_signed_entries_in_an_order_that_no_run_has_are_refused(

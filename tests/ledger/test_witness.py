@@ -257,6 +257,15 @@ def test_a_witness_that_contradicts_itself_is_found(ledger: Path, tmp_path: Path
     refuse_contradictions([])
 
 
+def test_a_witness_that_somebody_else_asks_meanwhile_is_no_fork(ledger: Path, witness: Witness) -> None:
+    """Between our two requests it cosigns a longer tree of the same log: it's busy, and nobody has lied."""
+    size = verify_ledger(ledger).size
+    answers = iter([(409, b"%d\n" % size), (409, b"%d\n" % (size + 64))])
+    with pytest.raises(WitnessRefusedError, match=r"doesn't cosign \(409\)") as caught:
+        ask_witness(ledger, witness.key, lambda _: next(answers))
+    assert not isinstance(caught.value, ForkError)
+
+
 def test_an_unknown_log_or_key_is_refused(ledger: Path, tmp_path: Path) -> None:
     create_witness(tmp_path / "w", "w.example")
     witness = Witness(tmp_path / "w", now=Clock())
@@ -324,6 +333,7 @@ def test_each_refusal_has_the_status_that_the_protocol_gives_it(ledger: Path, wi
     assert witness.answer(good).status == 200
     assert witness.answer(good).text == f"{size}\n"
     assert witness.answer(good.replace(b"old 0", b"old %d" % size)).status == 200
+    assert witness.answer(request_of(forked(ledger, 5), size)).status == 409
 
 
 def test_a_damaged_memory_says_nothing(ledger: Path, tmp_path: Path) -> None:

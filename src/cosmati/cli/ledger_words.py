@@ -24,7 +24,7 @@ def say_evidence(report: LedgerReport) -> None:
         tail = report.size - seen.size
         words = str(seen) if seen.size else f"too few: {seen.num_seen} of {seen.num_asked} have cosigned"
         typer.echo(
-            f"  witnesses {words}; " + (f"tail of {tail} entries unwitnessed" if tail else "nothing unwitnessed")
+            f"  seen      {words}; " + (f"tail of {tail} entries unwitnessed" if tail else "nothing unwitnessed")
         )
     typer.echo(f"  evidence  {report.evidence_level}")
     typer.echo(f"  profile   {report.profile}")

@@ -120,7 +120,9 @@ def ask_witness(directory: Path, witness: WitnessKey, send: Send) -> CosignedHea
         )
     if status == _OTHER_SIZE:
         status, answer = _sent(send, _request(directory, note, size, head.size), witness)
-    if status == _NO_PROOF or (status == _OTHER_SIZE and size == head.size):
+    # Of another size than it just said somebody else has asked it meanwhile.
+    is_other_root = status == _OTHER_SIZE and size == head.size == _size_of(answer, witness)
+    if status == _NO_PROOF or is_other_root:
         raise ForkError(
             f"Forked: the {size or max(known, default=0)} entries of this log that {witness.name} has cosigned aren't "
             "the beginning of this one. One of the two was rewritten."

@@ -102,9 +102,11 @@ class RunHistory:
             )
         elif isinstance(entry, CheckpointEntry) and entry.step > self.num_steps:
             raise self._refuse(f"a checkpoint after {entry.step} steps, and only {self.num_steps} stand")
-        elif isinstance(entry, EndEntry | EvaluationEntry | TimeEntry) and entry.step != self.num_steps:
-            what = {EndEntry: "an end", EvaluationEntry: "an evaluation", TimeEntry: "a time"}[type(entry)]
-            raise self._refuse(f"{what} after {entry.step} steps, and {self.num_steps} stand")
+        elif isinstance(entry, EvaluationEntry | TimeEntry) and entry.step > self.num_steps:
+            what = "an evaluation" if isinstance(entry, EvaluationEntry) else "a time"
+            raise self._refuse(f"{what} after {entry.step} steps, and only {self.num_steps} stand")
+        elif isinstance(entry, EndEntry) and entry.step != self.num_steps:
+            raise self._refuse(f"an end after {entry.step} steps, and {self.num_steps} stand")
         if isinstance(entry, RunEntry | AmendEntry):
             self.in_force = entry
             self._may_differ.update(self._superseded)

@@ -18,7 +18,7 @@ from cosmati.ledger.files import LedgerFiles, create_files, open_files
 from cosmati.ledger.history import RunHistory
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.note import TreeHead
-from cosmati.records.ledger import NO_DETAILS, AmendEntry, Entry, ResumeEntry, RunEntry
+from cosmati.records.ledger import NO_DETAILS, AmendEntry, Entry, KeyEntry, ResumeEntry, RunEntry
 
 __all__ = ["LedgerWriter", "details_digest"]
 
@@ -157,6 +157,8 @@ class LedgerWriter:
             LedgerError: the entry doesn't fit, the details aren't those that it commits to, or the disk
             failed.
         """
+        if isinstance(entry, KeyEntry):
+            raise LedgerError("A change of keys is no entry of a run's own. Close the ledger, and call `rotate_key`.")
         line = None if details is None else encode_details(details)
         expected = NO_DETAILS if line is None else hashlib.sha256(line).digest()
         if expected != committed_digest(entry):
