@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from cosmati.cli.files import load_recipe
 from cosmati.cli.main import app
 from cosmati.ledger.query import VerifiedLedger
-from cosmati.ledger.spot_check import ReplayResult, choose_segments
+from cosmati.ledger.replay_result import ReplayResult
+from cosmati.ledger.spot_check import choose_segments
 
 RECIPE = '''
 import torch

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +24,7 @@ from cosmati.ledger.note import TreeHead
 from cosmati.ledger.profile import ATTESTED, OPERATOR_ALONE, SELF, LedgerProfile, lapses
 from cosmati.ledger.proof import check_inclusion, prove_inclusion
 from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.replay_result import ReplayResult, SegmentResult
 from cosmati.ledger.verify import verify_ledger
 from cosmati.ledger.writer import LedgerWriter
 
@@ -60,9 +61,22 @@ def test_levels(size: int, witnessed: WitnessedHead | None, found: ReplayedHead 
 
 
 def _result(path: Path, ledger: Path, **changed: object) -> Path:
+    """Write the result of a spot check that found one segment equal, the head of which had been witnessed."""
     report = verify_ledger(ledger)
-    told = {"kind": "cosmati replay", "origin": ORIGIN, "size": report.size, "root": report.root, "evidence_level": L2}
-    path.write_text(json.dumps(told | changed))
+    segment = SegmentResult(first=1, end=2, start=0, from_entry_0=True, outcome="equal", num_differences=0)
+    told: dict[str, Any] = {
+        "origin": ORIGIN,
+        "vkey": KEY.verifier.text,
+        "size": report.size,
+        "root": report.root,
+        "num_steps": report.num_steps,
+        "has_ended": False,
+        "is_witnessed": True,
+        "seed": "s",
+        "segments": (segment,),
+        "compares_rows": True,
+    }
+    path.write_bytes(ReplayResult(**told | changed).to_bytes())
     return path
 
 
@@ -91,10 +105,12 @@ def test_a_replay_of_another_log_or_of_nothing_is_refused(tmp_path: Path) -> Non
     other = TrustedEvidence.parse(replayed=_result(tmp_path / "other", tmp_path / "l", origin="another"))
     with pytest.raises(LedgerError, match="was of the log 'another'"):
         verify_ledger(tmp_path / "l", witnesses=other)
-    for changed in ({"kind": "a run"}, {"size": "3"}, {"root": "x"}, {"evidence_level": 3}):
+    for changed in ({"size": "3"}, {"root": "x"}, {"origin": 3}):
         with pytest.raises(LedgerError, match="is no result of a replay"):
             read_replayed(_result(tmp_path / "wrong", tmp_path / "l", **changed))
-    for text in ("", "[]", "{}"):
+    sound = _result(tmp_path / "sound", tmp_path / "l").read_text()
+    edited = sound.replace("L2: steps", "L3: steps"), sound.replace('"cosmati replay"', '"a run"')
+    for text in ("", "[]", "{}", *edited):
         (tmp_path / "wrong").write_text(text)
         with pytest.raises(LedgerError, match="is no result of a replay"):
             read_replayed(tmp_path / "wrong")

@@ -14,15 +14,8 @@ from hypothesis import strategies as st
 
 from cosmati.errors import LedgerError
 from cosmati.ledger.note import TreeHead
-from cosmati.ledger.spot_check import (
-    LEVEL_2,
-    LEVEL_3,
-    LEVEL_REPLAYED,
-    NO_LEVEL,
-    ReplayResult,
-    SegmentResult,
-    choose_segments,
-)
+from cosmati.ledger.replay_result import LEVEL_2, LEVEL_3, LEVEL_REPLAYED, NO_LEVEL, ReplayResult, SegmentResult
+from cosmati.ledger.spot_check import choose_segments
 
 HEAD = TreeHead(1234, hashlib.sha256(b"root").digest())
 

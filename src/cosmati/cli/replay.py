@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cosmati.cli.errors import STOPPED
-from cosmati.cli.ledger_folder import Folder, Key, ledger_of
+from cosmati.cli.ledger_folder import Folder, Key, Quorum, Witnesses, ledger_of
 from cosmati.errors import CosmatiError, LedgerError, RefutedError
+from cosmati.ledger.evidence import NOBODY, TrustedEvidence, is_witnessed
 from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.replay_result import ReplayResult, SegmentResult
 from cosmati.ledger.row_blinds import blinds_of_salt, read_blinds, write_blinds
-from cosmati.ledger.spot_check import (
-    ReplayResult,
-    SegmentResult,
-    choose_segments,
-    is_witnessed,
-    result_of,
-)
+from cosmati.ledger.spot_check import choose_segments, result_of
 from cosmati.ledger.standing import StandingSteps
 from cosmati.progress import ProgressDisplay
 from cosmati.storage.atomic import replace_file
@@ -98,7 +94,7 @@ def replay_steps(
     _answer([found], without_rows=without_rows)
 
 
-def spot_check(
+def spot_check(  # noqa: PLR0913, PLR0917  (a command's options)
     folder: Folder,
     recipe: ReplayRecipe,
     auditor_seed: Annotated[str, typer.Option(help="The auditor's own, which the operator couldn't know.")],
@@ -111,6 +107,8 @@ def spot_check(
     anyway: Anyway = False,
     out: Out = None,
     vkey: Key = None,
+    witnesses: Witnesses = None,
+    quorum: Quorum = 0,
 ) -> None:
     """Replay segments that neither side has chosen: they follow from the signed tree head and the auditor's seed.
 
@@ -120,7 +118,8 @@ def spot_check(
     Example:
       cosmati ledger spot-check runs/one --recipe digits.py --auditor-seed "$SEED" --out found.json
     """  # noqa: D301
-    asked = _Asked(ledger_of(folder), recipe, settings or [], checkpoint, rows, anyway, vkey)
+    trusted = TrustedEvidence.parse(witnesses or (), quorum)
+    asked = _Asked(ledger_of(folder), recipe, settings or [], checkpoint, rows, anyway, vkey, trusted)
     head, num_steps = asked.ledger.head, asked.run.num_steps
     chosen = choose_segments(head, auditor_seed, num_steps=num_steps, number=segments, length=length)
     typer.echo(f"Chosen by the head of {head.size} entries, root {head.root.hex()}, and the auditor's seed:")
@@ -171,9 +170,10 @@ class _Asked:
     rows: Path | None
     anyway: bool
     vkey: str | None
+    trusted: TrustedEvidence = NOBODY
 
     def __post_init__(self) -> None:
-        self.ledger = VerifiedLedger(self.directory, self.vkey)
+        self.ledger = VerifiedLedger(self.directory, self.vkey, self.trusted)
         self.run = StandingSteps(self.ledger)
         known = self.rows.read_bytes() if self.rows else _salt_of(self.directory)
         read = read_blinds if known is not None and known.startswith(b'{"') else blinds_of_salt
@@ -244,7 +244,7 @@ class _Asked:
             self.run,
             segments,
             seed=seed,
-            witnessed=is_witnessed(self.directory, self.ledger.head),
+            witnessed=is_witnessed(self.directory, self.ledger.head, self.trusted),
             compares_rows=bool(found) and all(one.compares_rows for one in found),
             skipped=sorted({name for one in found for name in one.skipped}),
             doubts=list(dict.fromkeys(doubt for one in found for doubt in one.doubts)),

@@ -7,7 +7,6 @@ that. L3: the whole run was replayed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.cosignature import WitnessKey
 from cosmati.ledger.cosigned import CosignedHead, cosigned_heads, refuse_contradictions, signed_by_one_of
 from cosmati.ledger.note import TreeHead, VerifierKey
+from cosmati.ledger.replay_result import ReplayResult
 
 _REPLAYED = ("L2:", "L3:")
 LEVEL_0 = "L0: consistent in itself, operator-asserted"
@@ -38,13 +38,12 @@ def read_replayed(path: Path) -> ReplayedHead:
         LedgerError: it's none, or can't be read.
     """
     try:
-        told = json.loads(path.read_bytes())
-        origin, size, root, level = (told[name] for name in ("origin", "size", "root", "evidence_level"))
-        if told["kind"] != "cosmati replay" or type(size) is not int or type(level) is not str:
-            raise ValueError("it's of another kind")
-        return ReplayedHead(str(origin), TreeHead(size, bytes.fromhex(root)), level)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise LedgerError(f"{path} is no result of a replay: {error!r}. Give what `spot-check --out` wrote.") from error
+        found = ReplayResult.from_bytes(path.read_bytes())
+        if type(found.size) is not int or type(found.origin) is not str:
+            raise ValueError("it names no log and no size")
+        return ReplayedHead(found.origin, TreeHead(found.size, bytes.fromhex(found.root)), found.level)
+    except (OSError, ValueError, TypeError, LedgerError) as error:
+        raise LedgerError(f"{path} is no result of a replay: {error}. Give what `spot-check --out` wrote.") from error
 
 
 @dataclass(frozen=True, slots=True)
