@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeGuard
 
 from cosmati.ledger.details import decode_details, encode_details
 from cosmati.ledger.reader import ScannedEntry
@@ -165,7 +165,7 @@ def _leaves(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[t
         yield from _leaves(one, (*path, key))
 
 
-def _is_list(value: object) -> bool:
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
     return isinstance(value, list | tuple)
 
 

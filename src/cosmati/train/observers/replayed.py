@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from cosmati.ledger.row_blinds import RowBlinds
 from cosmati.ledger.rows import BLIND_BYTES, ROWS_VERSION
 from cosmati.ledger.standing import StandingSteps
 from cosmati.ledger.tables import Tables
+from cosmati.ledger.writer import LedgerWriter
 from cosmati.records.ledger import (
     AmendEntry,
     CheckpointEntry,
@@ -203,7 +204,7 @@ class ReplayedLedger(LedgerObserver):
 
     def on_start(self, clock: Clock, budget: Budget) -> None:
         """Open nothing."""
-        self._writer = self._comparison
+        self._writer = cast("LedgerWriter", self._comparison)  # what the observer asks of one
         self._comparison.tables_now = self._details
 
     def _blinds(self, step: int, microbatch: int, num_rows: int) -> NDArray[np.uint8]:
