@@ -116,3 +116,12 @@ def test_what_an_order_can_do_beside_goes_through() -> None:
     assert (plain.band(3, 0), plain.image_size) == (0, None)
     plain.expect(0, [0])
     plain.resize(lambda _: (4, 4))
+
+
+def test_a_key_keeps_the_digest_from_being_guessed() -> None:
+    """Who knows the data can try out which single row is gone, unless the digest is keyed."""
+    digests = [Tombstoned(ROWS, rows=[1], key=key).digest for key in (b"", b"a" * 32, b"b" * 32)]
+    guesses = {Tombstoned(ROWS, rows=[row]).digest for row in range(24)}
+    assert [digest in guesses for digest in digests] == [True, False, False]
+    assert len({*digests, Tombstoned(ROWS, rows=[2], key=b"a" * 32).digest}) == 4
+    assert "aaaa" not in repr(Tombstoned(ROWS, rows=[1], key=b"a" * 32))

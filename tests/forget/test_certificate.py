@@ -20,6 +20,7 @@ from cosmati.forget.past_run import CERTIFICATE, PastRun
 from cosmati.forget.planning import EXACT
 from cosmati.forget.succession import append_certified
 from cosmati.ledger.keys import SigningKey
+from cosmati.records.ledger import CheckpointEntry
 from tests.forget.samples import bare, forgotten, maker, rows_of_step, trained
 from tests.train.isolated.samples import source
 
@@ -138,4 +139,20 @@ def test_a_class_that_went_on_to_teach_is_found(tmp_path: Path) -> None:
     digest = hashlib.sha256(data).hexdigest()
     append_certified(out, {"digest": digest}, [[CERTIFICATE, "", digest]])
     with pytest.raises(RefutedError, match=r"Step \d, which stands, ran rows of open"):
+        verify_certificate(out / "certificates" / "0002.json", out / "ledger")
+
+
+def test_the_weights_that_had_the_content_are_not_certified(done: Path, tmp_path: Path) -> None:
+    """The ledger has signed them too, before the deletion began."""
+    out = tmp_path / "out"
+    shutil.copytree(done, out)
+    entries = [item.entry for item in PastRun(out).ledger.entries()]
+    before = next(one for one in entries if isinstance(one, CheckpointEntry) and one.step == 6)
+    told = json.loads((out / "certificates" / "0001.json").read_text())
+    told["to"].update(state=before.state_digest.hex(), parameters=before.parameter_root.hex())
+    data = rfc8785.dumps(told)
+    (out / "certificates" / "0002.json").write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    append_certified(out, {"digest": digest}, [[CERTIFICATE, "", digest]])
+    with pytest.raises(RefutedError, match="signed no checkpoint with the weights"):
         verify_certificate(out / "certificates" / "0002.json", out / "ledger")
