@@ -160,6 +160,10 @@ def test_the_hash_is_of_means_over_equal_parts() -> None:
     assert f"{difference_hash(pixels):064b}" == expected
 
 
+def test_plain_areas_are_all_alike() -> None:
+    assert difference_hash(np.full((30, 20, 3), 7, np.uint8)) == difference_hash(np.zeros((9, 9, 3), np.uint8)) == 0
+
+
 def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
     dataset = written(tmp_path, texts()[:4])
     with pytest.raises(DataError, match="no text to look for"):

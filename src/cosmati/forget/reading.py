@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cosmati.data.opened import OpenedSource
 from cosmati.data.rows import RowBatch
@@ -68,19 +67,6 @@ def every_row(
                 yield RowsOfSource(source, RowBatch(read, ids, zero + class_id, zero, dataset.seed))
                 done += len(rows)
                 on_share(done / total, f"{done:,} of {total:,} rows")
-
-
-def read_column(dataset: StreamingDataset, row_id: int, column: str) -> object:
-    """Return one value of one row.
-
-    Raises:
-        DataError: there is no such row, or it can't be read.
-    """
-    source, row = dataset.where(row_id)
-    first: NDArray[np.int64] = np.cumsum([0, *source.index.shard_rows])
-    shard = int(np.searchsorted(first, row, side="right")) - 1
-    value: object = source.rows(np.asarray([shard]), np.asarray([row - first[shard]]), {column})[column][0]
-    return value
 
 
 def rows_digest(dataset: StreamingDataset) -> str:
