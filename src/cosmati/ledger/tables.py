@@ -114,12 +114,22 @@ def in_force(items: Iterable[ScannedEntry]) -> Iterator[tuple[ScannedEntry, Tabl
     tables: Tables | None = None
     for item in items:
         if isinstance(item.entry, RunEntry | AmendEntry):
-            before, tables = tables, _read_tables(item, item.entry)
-            _check_vouched(item, tables, before)
+            tables = read_tables(item, item.entry, tables)
         assert tables is not None, "the history refuses anything else than a run entry as entry 0"
         if isinstance(item.entry, StepEntry):
-            _check_step(tables, item, item.entry)
+            check_step(tables, item, item.entry)
         yield item, tables
+
+
+def read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry, before: Tables | None) -> Tables:
+    """Return what an entry says, after the tables that were in force before it.
+
+    Raises:
+        TamperError: it doesn't follow the contract in `cosmati.records.ledger`.
+    """
+    tables = _read_tables(item, entry)
+    _check_vouched(item, tables, before)
+    return tables
 
 
 def broken(item: ScannedEntry, reason: str) -> TamperError:
@@ -132,8 +142,12 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
-def _check_step(tables: Tables, item: ScannedEntry, entry: StepEntry) -> None:
-    """Check each cell against the policy. Without one its route has to be there, and classes say nothing."""
+def check_step(tables: Tables, item: ScannedEntry, entry: StepEntry) -> None:
+    """Check each cell against the policy. Without one its route has to be there, and classes say nothing.
+
+    Raises:
+        TamperError: a cell is another one than the policy gives.
+    """
     if any(one.action == "stop" and one.step <= entry.step for one in tables.withdrawn):
         raise broken(
             item, f"it is step {entry.step}, and the run should have stopped before it: see entry {tables.index}"
