@@ -128,8 +128,7 @@ class _Looking:
 
     def _search(self, block: StepBlock, told: BlockDetails, asked: Sequence[tuple[list[int], str]]) -> None:
         """Find the first microbatch that wrote: with a weight above 0, or with a gradient that it shouldn't have."""
-        routed = told.routed(block)
-        writes = routed > 0
+        writes = told.reached(block)
         if told.norms is not None:
             writes |= np.nan_to_num(told.norms) > 0
         firsts = []

@@ -89,11 +89,15 @@ class BlockDetails:
     microbatches: NDArray[np.int64]
     losses: Values
 
-    def routed(self, block: StepBlock) -> Values:
-        """Return what each cell's rows weighed in each region after their route; 0 where they taught it nothing."""
+    def routes(self, block: StepBlock) -> Values:
+        """Return the weight that each cell's rows had in each region; 0 everywhere where it has no rows."""
         routes = np.asarray(block.tables.routes, np.float64).reshape(len(block.tables.routes), self.weights.shape[2])
         given: Values = routes[block.cells["route"]] * (block.cells["rows"] > 0)[..., None]
-        return given * self.weights
+        return given
+
+    def reached(self, block: StepBlock) -> NDArray[np.bool_]:
+        """Return which regions each cell's rows taught: the product of the two weights may be too small for a float."""
+        return (self.routes(block) > 0) & (self.weights > 0)
 
 
 def read_details(block: StepBlock) -> BlockDetails:

@@ -20,7 +20,7 @@ import msgspec
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.columns import ColumnScan, StepBlock
-from cosmati.ledger.derived.duck import connection, quoted
+from cosmati.ledger.derived.duck import connection, quoted, text
 from cosmati.ledger.derived.rows import TABLES, PartRows, RegionSets, form_of
 from cosmati.ledger.details import DETAILS_FILE, check_line
 from cosmati.ledger.entry import decode_entry
@@ -135,7 +135,7 @@ def derive(ledger: Path, vkey: str, head: TreeHead, *, anew: bool = False) -> De
                 _check_prefix(ledger, folder, before, vkey, head)
                 if before.tree_size == head.size:
                     return before
-            _sweep(folder, read_index(folder) if not anew else None)
+            _sweep(folder)
             index = _Deriving(ledger, folder, vkey, head, before).run()
             replace_file(folder / INDEX_FILE, msgspec.json.encode(index))
             return index
@@ -187,8 +187,12 @@ def _mend(folder: Path) -> str:
     return f"Remove {folder}, or derive it anew: cosmati ledger derive RUN --anew."
 
 
-def _sweep(folder: Path, index: DerivedIndex | None) -> None:
+def _sweep(folder: Path) -> None:
     """Remove what no index names any more: a query that was running then may have read it until now."""
+    try:
+        index = read_index(folder)
+    except TamperError:
+        index = None
     kept = {part.name_of(table) for part in (index.parts if index else ()) for table in part.files}
     for path in folder.glob("*.parquet*"):
         if path.name not in kept:
@@ -312,7 +316,7 @@ class _Deriving:
     def _write(self, end: int) -> None:
         part = Part(self._first, end, self._details_at, {})
         told = {"origin": self._vkey.partition("+")[0], "tree_size": str(end), "root": self._scan.frontier.root().hex()}
-        pairs = ", ".join(f"{n}: '{v.replace(chr(39), chr(39) * 2)}'" for n, v in {"format": FORMAT, **told}.items())
+        pairs = ", ".join(f"{name}: {text(value)}" for name, value in {"format": FORMAT, **told}.items())
         with connection() as database:
             for table, columns in self._rows.columns().items():
                 num_rows = len(columns["entry"])
@@ -320,10 +324,9 @@ class _Deriving:
                     continue
                 path = self._folder / part.name_of(table)
                 draft = draft_of(path)
-                names = ", ".join(quoted(name) for name in form_of(table))
-                target = str(draft).replace("'", "''")
+                names = ", ".join(map(quoted, form_of(table)))
                 database.execute(
-                    f"COPY (SELECT {names} FROM columns) TO '{target}' "  # noqa: S608  (names are ours)
+                    f"COPY (SELECT {names} FROM columns) TO {text(str(draft))} "  # noqa: S608  (names are ours)
                     f"(FORMAT parquet, COMPRESSION zstd, KV_METADATA {{{pairs}}})"
                 )
                 with draft.open("rb") as file:

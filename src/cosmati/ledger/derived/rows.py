@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cosmati.ledger.columns import StepBlock
-from cosmati.ledger.step_details import BlockDetails, read_details
+from cosmati.ledger.step_details import read_details
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
 TABLES: Mapping[str, Mapping[str, type]] = {
@@ -30,6 +30,7 @@ TABLES: Mapping[str, Mapping[str, type]] = {
         "reaches": np.uint32,
         "opens": np.uint32,
         "has_own": np.bool_,
+        "has_norms": np.bool_,
     },
     "norms": {
         "cell": np.uint32,
@@ -102,9 +103,7 @@ class PartRows:
         """
         told = read_details(block)
         num_steps, num_cells = block.cells.shape
-        routed = told.routed(block)
-        reached = routed > 0
-        weights = told.weights
+        reached, weights = told.reached(block), told.weights
         own = ((weights != 0) & (weights != block.cells["weight"][..., None])).any(axis=2)
         steps = np.arange(num_steps)
         self._put("steps", block, epoch, steps, {"loss": told.losses})
@@ -117,16 +116,17 @@ class PartRows:
             "reaches": self._sets.numbers(epoch, flat),
             "opens": self._sets.numbers(epoch, _firsts(reached, block.cells["class_id"]).reshape(flat.shape)),
             "has_own": own.ravel(),
+            "has_norms": np.zeros(flat.shape[0], bool) if told.norms is None else ~np.isnan(told.norms).all(axis=2).ravel(),
         }
         self._put("cells", block, epoch, np.repeat(steps, num_cells), of_cells)
         self.num_rows += num_steps * (1 + num_cells)
         if told.norms is not None:
-            self._put_long("norms", block, epoch, told, {"norm": told.norms, "counts": reached}, ~np.isnan(told.norms))
+            self._put_long("norms", block, epoch, {"norm": told.norms, "counts": reached}, ~np.isnan(told.norms))
         if own.any():
-            self._put_long("learnt", block, epoch, told, {"learnt": routed}, own[..., None] & reached)
+            self._put_long("learnt", block, epoch, {"learnt": told.routes(block) * weights}, own[..., None] & reached)
 
     def _put_long(
-        self, table: str, block: StepBlock, epoch: int, told: BlockDetails, values: Columns, chosen: NDArray[np.bool_]
+        self, table: str, block: StepBlock, epoch: int, values: Columns, chosen: NDArray[np.bool_]
     ) -> None:
         step, cell, region = np.nonzero(chosen)
         of_cells = {name: block.cells[name][step, cell] for name in ("class_id", "phase")}

@@ -1,0 +1,173 @@
+"""Derived tables opened for questions: a database with one view for each thing that an entry says, by names."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cosmati.errors import LedgerError
+from cosmati.ledger.derived.duck import connection, text
+from cosmati.ledger.derived.folder import DerivedIndex, check_files, derive, place_of, tables_of
+from cosmati.ledger.derived.rows import TABLES, form_of
+from cosmati.ledger.entry import decode_entry
+from cosmati.ledger.reader import read_head, read_verifier_key
+from cosmati.ledger.tables import Tables
+from cosmati.ledger.verify import LEVEL_0
+from cosmati.records.joint_classes import members_of
+from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry
+
+if TYPE_CHECKING:
+    import duckdb
+
+_TYPES = {
+    np.uint64: "UBIGINT",
+    np.uint32: "UINTEGER",
+    np.uint16: "USMALLINT",
+    np.float64: "DOUBLE",
+    np.bool_: "BOOLEAN",
+}
+NEVER = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    """A model checkpoint, or the end.
+
+    Attributes:
+        entry: Index of its entry.
+        step: Steps done.
+        state_digest: Of the whole training state in hexadecimal, empty for the end.
+        root: Over parameters and buffers, in hexadecimal.
+        outcome: How the run ended; empty for a checkpoint.
+    """
+
+    entry: int
+    step: int
+    state_digest: str
+    root: str
+    outcome: str = ""
+
+
+class DerivedLedger:
+    """The tables of a ledger, as they were made from all that its signed head covers.
+
+    Attributes:
+        ledger: The ledger's folder.
+        folder: Theirs.
+        index: What they were made from.
+        tables: What entry 0 and each amendment say; a `policy_epoch` is an index into these.
+        resumes: Those of the log, each with the index of its entry.
+        milestones: Checkpoints and ends, in the order of the log.
+        database: With the views of `cosmati.ledger.derived.views`.
+    """
+
+    def __init__(self, ledger: Path, index: DerivedIndex, database: duckdb.DuckDBPyConnection) -> None:
+        self.ledger, self.folder, self.index = ledger, place_of(ledger), index
+        self.tables: Sequence[Tables] = tables_of(ledger, index)
+        entries = [(one.index, decode_entry(base64.b64decode(one.data))) for one in index.rare]
+        self.resumes = [(number, one) for number, one in entries if isinstance(one, ResumeEntry)]
+        self.milestones = [_milestone(number, one) for number, one in entries if isinstance(one, CheckpointEntry | EndEntry)]
+        self.database = database
+        self.files = check_files(self.folder, index)
+        for table, files in self.files.items():
+            self._view(table, files)
+        self.set_cuts(None)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names in all tables, in order of first appearance."""
+        return tuple(dict.fromkeys(name for one in self.tables for name in one.classes))
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Likewise."""
+        return tuple(dict.fromkeys(name for one in self.tables for name in one.regions))
+
+    @property
+    def origin_line(self) -> str:
+        """What an answer came from, in a line."""
+        return f"Derived from tree of size {self.index.tree_size}, root {self.index.root}; level {LEVEL_0}"
+
+    def milestone(self, *, step: int | None = None, state_digest: str = "") -> Milestone:
+        """Return the latest checkpoint or end of a step, or that of a state.
+
+        Raises:
+            LedgerError: the ledger has none.
+        """
+        for one in reversed(self.milestones):
+            if (state_digest and one.state_digest == state_digest) or (not state_digest and one.step == step):
+                return one
+        what = f"with the digest {state_digest[:16]}" if state_digest else f"after {step} steps"
+        steps = ", ".join(dict.fromkeys(str(one.step) for one in self.milestones)) or "none"
+        raise LedgerError(f"The ledger has no checkpoint {what}. It has some after {steps} steps.")
+
+    def cuts(self, moment: Milestone | None) -> list[int]:
+        """Return for each attempt the first step of it that doesn't stand, as of a moment of the log.
+
+        A step of an attempt stands until a later one resumes at it, or before it.
+        """
+        at, limit = (NEVER, NEVER) if moment is None else (moment.entry, moment.step)
+        begun = [0, *(number for number, _ in self.resumes)]
+        found = []
+        for attempt, began in enumerate(begun):
+            later = [one.from_step for number, one in self.resumes if number < at and one.attempt > attempt]
+            found.append(min([limit, *later]) if began < at else 0)
+        return found
+
+    def set_cuts(self, moment: Milestone | None) -> None:
+        """Let `stands` mean what stood at a moment; None means the signed head."""
+        cuts = {"attempt": np.arange(len(self.resumes) + 1, dtype=np.uint32), "cut": np.asarray(self.cuts(moment), np.int64)}
+        self.put("cuts", cuts)
+
+    def put(self, name: str, columns: Mapping[str, Any]) -> None:
+        """Make a table of columns, of this connection alone."""
+        assert columns, "DuckDB reads them by their name"
+        self.database.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM columns")  # noqa: S608
+
+    def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a question."""
+        return self.database.execute(sql, list(values)).fetchall()
+
+    def _view(self, table: str, files: Sequence[Path]) -> None:
+        if files:
+            source = f"read_parquet([{', '.join(text(str(path)) for path in files)}])"
+        else:
+            nothing = ", ".join(f"NULL::{_TYPES[form]} AS {name}" for name, form in form_of(table).items())
+            source = f"(SELECT {nothing} WHERE false)"
+        self.database.execute(f"CREATE VIEW {table}_file AS SELECT * FROM {source}")  # noqa: S608
+
+
+def _milestone(number: int, one: CheckpointEntry | EndEntry) -> Milestone:
+    if isinstance(one, EndEntry):
+        return Milestone(number, one.step, "", one.parameter_root.hex(), one.outcome)
+    return Milestone(number, one.step, one.state_digest.hex(), one.parameter_root.hex())
+
+
+@contextmanager
+def open_derived(ledger: Path, *, vkey: str | None = None, anew: bool = False) -> Iterator[DerivedLedger]:
+    """Bring a ledger's derived tables up to its signed head, and open them.
+
+    Args:
+        ledger: the ledger's folder.
+        vkey: the operator's verifier key from a source that you trust.
+        anew: scan all signed entries and make the tables anew, whatever is there.
+
+    Raises:
+        LedgerError: no ledger, an empty one, or the tables can't be written.
+        TamperError: the ledger doesn't verify, or the tables there aren't of it.
+        MissingExtraError: DuckDB isn't installed.
+    """
+    key = read_verifier_key(ledger, vkey)
+    head = read_head(ledger, key)
+    if head.size == 0:
+        raise LedgerError(f"The ledger {ledger} is empty. Query it once the run has begun.")
+    with connection() as database:
+        index = derive(ledger, key.text, head, anew=anew)
+        yield DerivedLedger(ledger, index, database)
