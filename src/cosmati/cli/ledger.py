@@ -9,20 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from cosmati.cli.errors import Answering
+from cosmati.cli.ledger_folders import Folder, Key
+from cosmati.cli.ledger_folders import ledger_in as _ledger
+from cosmati.cli.ledger_folders import opened as _opened
+from cosmati.cli.ledger_queries import answered, derive, policy_effect, query, sql
 from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger.policy_changes import PolicyInForce
 from cosmati.ledger.proof import check_inclusion, prove_inclusion
-from cosmati.ledger.query import (
-    Contribution,
-    VerifiedLedger,
-    classes_of_region,
-    contributions,
-    direct_write_exclusion,
-    regions_of_class,
-)
+from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import read_verifier_key
 from cosmati.ledger.verify import LEVEL_0, LedgerReport, verify_ledger
-from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.provenance.voucher import FOLDER
 from cosmati.records.artifacts import words_of
 from cosmati.records.ledger import StepEntry
@@ -33,35 +29,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Verify a run's ledger, and ask it what it knows. 0 means yes, 1 no, 2 that there is no answer.",
 )
-Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or its ledger folder.")]
-Key = Annotated[str | None, typer.Option("--vkey", help="The operator's verifier key, from a source you trust.")]
-
-
-def _ledger(folder: Path) -> Path:
-    """Return the ledger's folder, whichever of the two was given."""
-    folder = _run_around(folder)
-    found = folder / "ledger" if (folder / "ledger").is_dir() else folder
-    if not any((found / name).exists() for name in ("checkpoint", "operator.vkey", "details.jsonl")):
-        msg = f"There is no ledger in {folder}. Give a run folder with a `ledger` folder in it, or that folder itself."
-        raise LedgerError(msg)
-    return found
-
-
-def _run_around(folder: Path) -> Path:
-    """Return the run that a checkpoint, its weights, or the folder of all of them belongs to; else what was given."""
-    place = folder.resolve()
-    around = next((one.parent for one in (place, *place.parents[:2]) if one.name == "checkpoints"), folder)
-    return around if (around / "ledger").is_dir() and not (folder / "ledger").is_dir() else folder
-
-
-def _opened(folder: Path, vkey: str | None) -> tuple[VerifiedLedger, str]:
-    """Verify a ledger, and say how much of it isn't signed yet, so that no answer is about it; empty for nothing."""
-    directory = _ledger(folder)
-    # Before the checkpoint: a live writer replaces the log after it.
-    waiting = read_wal(directory).entries if (directory / WAL_FILE).exists() else {}
-    ledger = VerifiedLedger(directory, vkey)
-    num_unsigned = sum(index >= ledger.head.size for index in waiting)
-    return ledger, f"{num_unsigned} further entries aren't signed yet, and weren't read." if num_unsigned else ""
+app.command()(query)
+app.command()(derive)
+app.command()(sql)
+app.command("policy-effect")(policy_effect)
 
 
 @app.command()
@@ -304,94 +275,17 @@ def show(folder: Folder, vkey: Key = None) -> None:
     Example:
       cosmati ledger show cosmati-quickstart/governed-run
     """  # noqa: D301
-    ledger, unsigned = _opened(folder, vkey)
-    table = contributions(ledger)
-    width = max(len(name) for name in table.classes)
-    typer.echo(" " * width + "".join(f"{region:>14}" for region in table.regions))
-    rows = {(c.class_name, c.region): c.num_rows for c in table.cells}
-    for name in table.classes:
-        counts = "".join(f"{rows[name, region] or '·':>14}" for region in table.regions)
+    answer = answered(_ledger(folder), vkey)
+    cells = [one.contribution for one in answer.taught]
+    classes, regions = (tuple(dict.fromkeys(getattr(c, name) for c in cells)) for name in ("class_name", "region"))
+    width = max(len(name) for name in classes)
+    typer.echo(" " * width + "".join(f"{region:>14}" for region in regions))
+    rows = {(c.class_name, c.region): c.num_rows for c in cells}
+    for name in classes:
+        counts = "".join(f"{rows[name, region] or '·':>14}" for region in regions)
         typer.echo(f"{name:<{width}}{counts}")
-    typer.echo(f"Rows over {table.num_steps} steps. {table.evidence_level}.")
-    for label, one in ledger.tables[-1].artifacts.items():
+    typer.echo(f"Rows over {answer.num_steps} steps. {LEVEL_0}.")
+    for label, one in answer.tables[-1].artifacts.items():
         typer.echo(f"{label}: {words_of(one)}")
-    if unsigned:
-        typer.echo(unsigned)
-
-
-def _say_exclusion(ledger: VerifiedLedger, class_name: str, region: str, unsigned: str) -> None:
-    """State that a class wrote nothing in a region; it raises where that's false."""
-    s = direct_write_exclusion(ledger, class_name, region)
-    typer.echo(f"No logged step gave rows tagged {s.class_name} any weight in {s.region}.")
-    typer.echo(f"  scanned   {s.num_steps_scanned} steps, {s.num_class_microbatches} microbatches of the class")
-    if s.num_steps_without_region:
-        typer.echo(
-            f"  but       {s.num_steps_without_region} of these steps went by a policy without a region of that "
-            "name: what it called these parameters isn't in this statement"
-        )
-    if unsigned:
-        typer.echo(f"  but       {unsigned}")
-    typer.echo(f"  root      {s.root}")
-    typer.echo(f"  evidence  {s.evidence_level}")
-    typer.echo("This is about direct writes. It doesn't say that the class had no influence on the region.")
-
-
-@app.command()
-def query(
-    folder: Folder,
-    class_name: Annotated[str | None, typer.Option("--class", help="Which regions did this class reach?")] = None,
-    region: Annotated[str | None, typer.Option("--region", help="Which classes reached this region?")] = None,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIELD=ID", help="What did rows of annotator=, label_function= or rater= teach, and when?"
-        ),
-    ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(metavar="FILE[:FUNCTION]", help="With --by: what the run was made from.")
-    ] = None,
-    vkey: Key = None,
-) -> None:
-    """Ask which class taught which region. With both, state that the class wrote nothing there, or that it did.
-
-    With --by, ask at which steps the rows of somebody reached which regions. The ledger holds no rows: the recipe says
-    which they were, and the run's folder has the salt to compare them with what the ledger commits to.
-
-    \b
-    Examples:
-      cosmati ledger query RUN --class open/psf
-      cosmati ledger query RUN --region embedding
-      cosmati ledger query RUN --class open/psf --region embedding
-      cosmati ledger query RUN --by annotator=ada --recipe recipe.py
-    """  # noqa: D301
-    if by is not None:
-        if class_name or region or not recipe:
-            raise LedgerError(
-                "--by asks of all classes and regions, and needs the run's --recipe FILE. Give these two."
-            )
-        from cosmati.cli.rows_taught import say_rows_taught  # needs PyTorch
-
-        say_rows_taught(_ledger(folder).parent, by, recipe, vkey)
-        return
-    if recipe:
-        raise LedgerError("--recipe is for --by annotator=ID and the like. Leave it out, or ask for somebody's rows.")
-    ledger, unsigned = _opened(folder, vkey)
-    if class_name and region:
-        _say_exclusion(ledger, class_name, region, unsigned)
-        return
-    if class_name:
-        cells: tuple[Contribution, ...] = regions_of_class(ledger, class_name)
-    elif region:
-        cells = classes_of_region(ledger, region)
-    else:
-        cells = tuple(c for c in contributions(ledger).cells if c.num_microbatches)
-    for cell in cells:
-        share = "–" if cell.norm_share is None else f"{cell.norm_share:.1%}"
-        typer.echo(
-            f"{cell.class_name:<22}{cell.region:<16}{cell.num_rows:>8} rows in {cell.num_steps:>6} steps, "
-            f"{share:>6} of the region's gradient norms"
-        )
-    if not cells:
-        typer.echo("None.")
-    if unsigned:
-        typer.echo(unsigned)
+    if answer.unsigned:
+        typer.echo(answer.unsigned)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cosmati.errors import LedgerError
 from cosmati.ledger.derived.opened import DerivedLedger, Milestone
 from cosmati.ledger.query import Contribution
-from cosmati.records.joint_classes import ids_with
+from cosmati.records.joint_classes import members_of
 
 Each = Literal["", "phase", "policy"]
 Span = tuple[int, int]
@@ -129,9 +129,21 @@ def _taught(
 
 
 def steps_taught(
-    derived: DerivedLedger, class_name: str | None = None, region: str | None = None, *, at: Milestone | None = None
+    derived: DerivedLedger,
+    class_name: str | None = None,
+    region: str | None = None,
+    *,
+    at: Milestone | None = None,
+    joint: bool = True,
 ) -> tuple[Span, ...]:
     """Return the spans of standing steps, ends included, in which rows of a class (or of any) taught a region (or any).
+
+    Args:
+        derived: the tables.
+        class_name: its name.
+        region: its name.
+        at: a checkpoint, to be told which of the steps before it stood then.
+        joint: count rows that belong to the class and to others besides, too.
 
     Raises:
         LedgerError: no such class or region.
@@ -142,7 +154,8 @@ def steps_taught(
     pairs = [
         (epoch, class_id)
         for epoch, tables in enumerate(derived.tables)
-        for class_id in (range(len(tables.classes)) if class_name is None else ids_with(tables.classes, class_name))
+        for class_id, name in enumerate(tables.classes)
+        if class_name in (None, name) or (joint and class_name in members_of(name))
     ]
     sets = [
         number

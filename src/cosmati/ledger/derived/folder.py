@@ -107,9 +107,9 @@ def read_index(folder: Path) -> DerivedIndex | None:
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TamperError(f"{path} is damaged: {error}. {_mend(folder)}") from error
+        raise TamperError(f"{path} is damaged: {error}. {mend(folder)}") from error
     if index.format != FORMAT:
-        raise TamperError(f"{path} is of the form {index.format!r:.40}, and this release reads {FORMAT}. {_mend(folder)}")
+        raise TamperError(f"{path} is of the form {index.format!r:.40}, and this release reads {FORMAT}. {mend(folder)}")
     return index
 
 
@@ -158,9 +158,9 @@ def check_files(folder: Path, index: DerivedIndex) -> dict[str, list[Path]]:
                 with path.open("rb") as file:
                     is_same = hashlib.file_digest(file, "sha256").hexdigest() == digest
             except FileNotFoundError as error:
-                raise TamperError(f"{path} is missing. {_mend(folder)}") from error
+                raise TamperError(f"{path} is missing. {mend(folder)}") from error
             if not is_same:
-                raise TamperError(f"{path} was changed since it was derived. {_mend(folder)}")
+                raise TamperError(f"{path} was changed since it was derived. {mend(folder)}")
             found[table].append(path)
     return found
 
@@ -183,7 +183,8 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _mend(folder: Path) -> str:
+def mend(folder: Path) -> str:
+    """Return what to do about tables that can't be read, or aren't of the ledger."""
     return f"Remove {folder}, or derive it anew: cosmati ledger derive RUN --anew."
 
 
@@ -203,12 +204,12 @@ def _check_prefix(ledger: Path, folder: Path, index: DerivedIndex, vkey: str, he
     """Refuse tables that weren't derived from the first entries of what is signed now."""
     what = f"The tables in {folder} were derived from {index.tree_size} entries of {index.origin}, root {index.root[:16]}"
     if index.vkey != vkey:
-        raise TamperError(f"{what}, under another key than this ledger's. {_mend(folder)}")
+        raise TamperError(f"{what}, under another key than this ledger's. {mend(folder)}")
     if index.tree_size > head.size:
-        raise TamperError(f"{what}, and the signed head covers {head.size}: the ledger was cut back. {_mend(folder)}")
+        raise TamperError(f"{what}, and the signed head covers {head.size}: the ledger was cut back. {mend(folder)}")
     root = head.root if index.tree_size == head.size else _root_at(ledger, index.tree_size, head)
     if root.hex() != index.root:
-        raise TamperError(f"{what}, which aren't the first entries of what is signed now. {_mend(folder)}")
+        raise TamperError(f"{what}, which aren't the first entries of what is signed now. {mend(folder)}")
 
 
 def _root_at(ledger: Path, size: int, head: TreeHead) -> bytes:
@@ -243,7 +244,7 @@ def _replayed(ledger: Path, index: DerivedIndex, start: int) -> _State:
         _fill(state.history, start)
     except (LedgerError, ValueError) as error:
         folder = place_of(ledger)
-        raise TamperError(f"{folder / INDEX_FILE} doesn't fit the ledger: {error} {_mend(folder)}") from error
+        raise TamperError(f"{folder / INDEX_FILE} doesn't fit the ledger: {error} {mend(folder)}") from error
     return state
 
 

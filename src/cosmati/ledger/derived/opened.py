@@ -6,21 +6,19 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cosmati.errors import LedgerError
+from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.derived.duck import connection, text
-from cosmati.ledger.derived.folder import DerivedIndex, check_files, derive, place_of, tables_of
+from cosmati.ledger.derived.folder import INDEX_FILE, DerivedIndex, check_files, derive, mend, place_of, read_index, tables_of
 from cosmati.ledger.derived.rows import TABLES, form_of
 from cosmati.ledger.entry import decode_entry
 from cosmati.ledger.reader import read_head, read_verifier_key
 from cosmati.ledger.tables import Tables
 from cosmati.ledger.verify import LEVEL_0
-from cosmati.records.joint_classes import members_of
 from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry
 
 if TYPE_CHECKING:
@@ -168,6 +166,62 @@ def open_derived(ledger: Path, *, vkey: str | None = None, anew: bool = False) -
     head = read_head(ledger, key)
     if head.size == 0:
         raise LedgerError(f"The ledger {ledger} is empty. Query it once the run has begun.")
-    with connection() as database:
+    with connection() as database, _readable(ledger):
         index = derive(ledger, key.text, head, anew=anew)
         yield DerivedLedger(ledger, index, database)
+
+
+@contextmanager
+def _readable(ledger: Path) -> Iterator[None]:
+    """Say what it means where DuckDB, or a number in a file, isn't as derived tables have it."""
+    import duckdb
+
+    try:
+        yield
+    except (duckdb.Error, LookupError) as error:
+        raise TamperError(f"The tables don't say what derived tables say: {error}. {mend(place_of(ledger))}") from error
+
+
+@contextmanager
+def open_proven(ledger: Path, *, vkey: str | None = None) -> Iterator[tuple[DerivedLedger, bool]]:
+    """Scan all signed entries, make the tables anew and open them; say whether those there before said something else.
+
+    Raises:
+        LedgerError, TamperError, MissingExtraError: as for `open_derived`.
+    """
+    before = _fingerprint_before(ledger)
+    with open_derived(ledger, vkey=vkey, anew=True) as derived:
+        was_other = before is not None and before[1] != fingerprint(derived, below=before[0])
+        yield derived, was_other
+
+
+def _fingerprint_before(ledger: Path) -> tuple[int, object] | None:
+    """Return how many entries the tables cover that are there, and their fingerprint; None where there are none."""
+    folder = place_of(ledger)
+    if not (folder / INDEX_FILE).exists():
+        return None
+    try:
+        index = read_index(folder)
+        assert index is not None, "it's there"
+        with connection() as database, _readable(ledger):
+            found = DerivedLedger(ledger, index, database)
+            return index.tree_size, fingerprint(found, below=index.tree_size)
+    except LedgerError as error:
+        return 0, str(error)  # nothing equals that
+
+
+def fingerprint(derived: DerivedLedger, *, below: int) -> object:
+    """Return what the tables say of the entries below a number, in few words: equal for equal tables, however divided."""
+    names = [str(one) for one in derived.index.sets]
+    derived.put("set_names", {"number": np.arange(len(names), dtype=np.uint32), "name": np.asarray(names, object)})
+    sums = []
+    for table in TABLES:
+        columns = ", ".join(name for name in form_of(table) if name not in ("reaches", "opens"))
+        joins = "JOIN set_names a ON a.number = reaches JOIN set_names b ON b.number = opens" if table == "cells" else ""
+        extra = ", a.name, b.name" if joins else ""
+        sums += derived.rows(
+            f"SELECT count(*), bit_xor(hash({columns}{extra})), sum(hash({columns}{extra})) "  # noqa: S608
+            f"FROM {table}_file {joins} WHERE entry < ?",
+            [below],
+        )
+    return sums, [(one.index, one.data) for one in derived.index.rare if one.index < below]
