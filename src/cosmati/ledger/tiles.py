@@ -126,10 +126,13 @@ class Frontier:
         edge, top = cls(), max(0, (size.bit_length() - 1) // _TILE_HEIGHT)
         for level in range(top, -1, -1):
             index, width = divmod(size >> _TILE_HEIGHT * level, TILE_WIDTH)
-            path, data = read_tile(directory, level, index, width) if width else (directory, b"")
+            # A tile grows: the one of just that width may never have been written.
+            wide = next((path for stored, path in tile_files(directory, level, index) if stored >= width), None)
+            data = wide.read_bytes() if wide is not None and width else b""
             hashes = [data[i : i + HASH_SIZE] for i in range(0, width * HASH_SIZE, HASH_SIZE)]
             if len(data) < width * HASH_SIZE:
-                raise TamperError(f"{path} is cut short. Restore it from a copy of the ledger.")
+                path = directory / tile_path(level, index, width)
+                raise TamperError(f"{path} is missing or cut short. Restore it from a copy of the ledger.")
             for value in hashes:
                 edge._tree.append(value, TILE_WIDTH**level)
             edge.levels.insert(0, hashes)

@@ -71,7 +71,8 @@ def taught(derived: DerivedLedger, *, at: Milestone | None = None, each: Each = 
     Args:
         derived: the tables.
         at: a checkpoint, to be told what it had learnt; None takes all that stands.
-        each: tell it by phase, or by policy epoch (entry 0 and each amendment).
+        each: tell it by phase, or by policy epoch (entry 0 and each amendment). A step whose cells say several phases,
+            as no policy gives them, is counted in one of them.
     """
     derived.set_cuts(at)
     totals: dict[tuple[str, str, str], _Total] = defaultdict(_Total)

@@ -107,7 +107,7 @@ class PartRows:
         own = ((weights != 0) & (weights != block.cells["weight"][..., None])).any(axis=2)
         steps = np.arange(num_steps)
         self._put("steps", block, epoch, steps, {"loss": told.losses})
-        flat = reached.reshape(num_steps * num_cells, -1)
+        flat = reached.reshape(num_steps * num_cells, reached.shape[2])
         cells = {name: block.cells[name].ravel() for name in ("class_id", "band", "phase", "route", "rows", "weight")}
         of_cells: Columns = {
             "cell": np.tile(np.arange(num_cells), num_steps),
