@@ -39,7 +39,9 @@ def tables(loose: bool, num_steps: int) -> dict[str, object]:
     }
 
 
-def _steps(steps: range, attempt: int, details: dict[str, object], policy: bytes, warm: int) -> Iterator[tuple[bytes, bytes]]:
+def _steps(
+    steps: range, attempt: int, details: dict[str, object], policy: bytes, warm: int
+) -> Iterator[tuple[bytes, bytes]]:
     routes = [tuple(row) for row in details["routes"]]  # type: ignore[attr-defined]
     of_class = [routes.index(tuple(one[0][0])) for one in details["policy"]]  # type: ignore[attr-defined]
     rejects = [one[1][0] == "reject" for one in details["policy"]]  # type: ignore[attr-defined]
@@ -55,7 +57,8 @@ def _steps(steps: range, attempt: int, details: dict[str, object], policy: bytes
                 rho = routes[of_class[class_id]]
                 row = ",".join("null" if not w else repr(round(w * (1 + (step * 31 + m) % 97 / 7), 6)) for w in rho)
                 norms.append(f'"{m}":[{row}]')
-        line = f'{{"gradient_norm":{{{",".join(norms)}}},"loss":{1 + 1 / (step + 3)!r},"step":{step},"update_norm":null}}'.encode()
+        told = f'"gradient_norm":{{{",".join(norms)}}},"loss":{1 + 1 / (step + 3)!r},"step":{step},"update_norm":null'
+        line = f"{{{told}}}".encode()
         yield _HEAD.pack(1, 1, step, attempt, policy, sha256(line).digest(), 0, V) + b"".join(cells), line
 
 

@@ -96,12 +96,17 @@ def _step(draw: random.Random, run: PlainRun, history: RunHistory) -> None:
     t, step = run.tables[-1], history.num_steps
     cells = [_cell(draw, t, step) for _ in range(draw.choice([0, 1, 2, 2, 4]))]
     norms = {
-        m: [draw.choice([None, 0.0, draw.uniform(0, 9)]) for _ in t.regions] for m in range(len(cells)) if draw.random() < 0.3
+        m: [draw.choice([None, 0.0, draw.uniform(0, 9)]) for _ in t.regions]
+        for m in range(len(cells))
+        if draw.random() < 0.3
     }
     sub_steps = None
     if draw.random() < 0.3:
         sub_steps = [
-            (draw.sample(range(len(t.regions)), draw.randint(0, len(t.regions))), [draw.choice([0.0, 1.0, c[5]]) for c in cells])
+            (
+                draw.sample(range(len(t.regions)), draw.randint(0, len(t.regions))),
+                [draw.choice([0.0, 1.0, c[5]]) for c in cells],
+            )
             for _ in range(draw.randint(1, 2))
         ]
     details: dict[str, object] = {
@@ -177,7 +182,9 @@ def group_of(run: PlainRun, one: PlainStep, cell: int, each: str) -> str:
     return {"": "", "policy": str(one.epoch), "phase": phases[phase] if phase < len(phases) else str(phase)}[each]
 
 
-def taught_by_loops(run: PlainRun, steps: list[PlainStep], each: str = "") -> dict[tuple[str, str, str], dict[str, Any]]:
+def taught_by_loops(
+    run: PlainRun, steps: list[PlainStep], each: str = ""
+) -> dict[tuple[str, str, str], dict[str, Any]]:
     """Return by group, class and region: steps, microbatches, rows, weight and norms."""
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     for one, cell, name, region, weight in hits(run, steps):

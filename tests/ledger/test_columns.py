@@ -104,7 +104,9 @@ def _flip(draw: random.Random, data: bytes) -> bytes:
 
 def _field(draw: random.Random, data: bytes) -> bytes:
     """Change a field of a cell, or of the head, to a value that may mean something."""
-    offset, form = draw.choice([(2, ">Q"), (10, ">I"), (78, "B"), (81, ">I"), (85, ">H"), (87, ">H"), (89, ">I"), (93, ">I")])
+    offset, form = draw.choice(
+        [(2, ">Q"), (10, ">I"), (78, "B"), (81, ">I"), (85, ">H"), (87, ">H"), (89, ">I"), (93, ">I")]
+    )
     value = draw.choice([0, 1, 2, 3, 7, 255])
     if draw.random() < 0.2:
         offset, form, value = 97, ">d", draw.choice([float("nan"), float("inf"), -1.0, -0.0, 3.0])  # type: ignore[assignment]

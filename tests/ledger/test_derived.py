@@ -114,7 +114,7 @@ def test_what_a_change_of_policy_did_is_the_difference_of_its_tables(seed: int, 
     begins = [0, *(entry.step for entry, _ in run.items if type(entry).__name__ == "AmendEntry")]  # type: ignore[union-attr]
     expected = set()
     for epoch, begin in list(enumerate(begins))[1:]:
-        for phase, (name, start, end) in enumerate(run.tables[0].phases):
+        for phase, (name, _, end) in enumerate(run.tables[0].phases):
             if end > begin and run.tables[epoch].policy:
                 was, now = (_cells(run, number, phase) for number in (epoch - 1, epoch))
                 keys = {key for key in {*was, *now} if was.get(key) != now.get(key)}
@@ -163,9 +163,8 @@ def test_sql_sees_what_each_cell_taught(seed: int, tmp_path_factory: Any) -> Non
     )
     assert asked(path, sql) == sorted(expected, key=lambda row: (row[0], row[4], row[8]))
     steps = [(one.entry, one.step, one in run.standing, len(one.cells)) for one in run.seen]
-    counted = (
-        "SELECT s.entry, s.step, s.stands, count(c.cell) FROM steps s LEFT JOIN cells c USING (entry) GROUP BY ALL ORDER BY 1"
-    )
+    joined = "steps s LEFT JOIN cells c USING (entry)"
+    counted = f"SELECT s.entry, s.step, s.stands, count(c.cell) FROM {joined} GROUP BY ALL ORDER BY 1"
     assert asked(path, counted) == steps
 
 
@@ -272,7 +271,10 @@ def test_tables_of_another_run_are_refused(path: Path, tmp_path: Path) -> None:
 
 def test_tables_of_a_ledger_that_was_cut_back_or_rewritten_are_refused(path: Path) -> None:
     items = random_run(11, 60).items
-    for others, match in ((items[:40], "the ledger was cut back"), (random_run(13, 80).items, "aren't the first entries")):
+    for others, match in (
+        (items[:40], "the ledger was cut back"),
+        (random_run(13, 80).items, "aren't the first entries"),
+    ):
         shutil.rmtree(path)
         write_signed(path, others, KEY)
         refused(path, match)
@@ -290,7 +292,9 @@ def test_tables_of_a_ledger_that_was_cut_back_or_rewritten_are_refused(path: Pat
         (lambda index: index.update(sets=index["sets"][:1]), "don't say what derived tables say"),
     ],
 )
-def test_an_index_that_does_not_fit_is_refused(path: Path, change: Callable[[dict[str, Any]], None], match: str) -> None:
+def test_an_index_that_does_not_fit_is_refused(
+    path: Path, change: Callable[[dict[str, Any]], None], match: str
+) -> None:
     changed_index(path, change)
     refused(path, match)
 

@@ -34,7 +34,7 @@ _STEP_FOLDER = re.compile(r"step-(\d+)")
 _MAX_SPANS = 12
 
 Prove = Annotated[
-    bool, typer.Option("--prove", help="Read all signed entries for the answer, and compare the derived tables with them.")
+    bool, typer.Option("--prove", help="Read all signed entries for the answer, and compare derived tables with them.")
 ]
 Format = Annotated[Form, typer.Option("--format", help="A table for people, CSV, or JSON with an object a line.")]
 
@@ -68,9 +68,8 @@ def answered(
     with _tables(directory, vkey, prove=prove) as (derived, said):
         at = _milestone(derived, checkpoint) if checkpoint else None
         found, num_steps = taught(derived, at=at, each=each), num_standing(derived, at)
-        if at is not None:
-            said = f"As of the checkpoint after {at.step} steps (entry {at.entry}). {said}"
-        return Answer(found, num_steps, derived.tables, said, waiting.beyond(derived.index.tree_size))
+        of = "" if at is None else f"As of the checkpoint after {at.step} steps (entry {at.entry}). "
+        return Answer(found, num_steps, derived.tables, of + said, waiting.beyond(derived.index.tree_size))
 
 
 def _read_whole(ledger: VerifiedLedger, table: ContributionTable, unsigned: str) -> Answer:
@@ -88,7 +87,7 @@ def _tables(directory: Path, vkey: str | None, *, prove: bool) -> Iterator[tuple
     with open_proven(directory, vkey=vkey) as (derived, was_other):
         said = f"Read from all {derived.index.tree_size} signed entries again. {derived.origin_line}"
         if was_other:
-            said += f"\nThe tables that were in {derived.folder} said something else than the entries, and were replaced"
+            said += f". The tables in {derived.folder} said something else than the entries, and were replaced"
         yield derived, said
 
 
@@ -99,7 +98,7 @@ def _milestone(derived: DerivedLedger, checkpoint: str) -> Milestone:
     places = Path(checkpoint).resolve()
     named = next((m for one in (places, places.parent) if (m := _STEP_FOLDER.fullmatch(one.name))), None)
     if named is None:
-        msg = f"{checkpoint} names no checkpoint. Give a number of steps, or a folder such as RUN/checkpoints/step-00000004."
+        msg = f"{checkpoint} names no checkpoint. Give a number of steps, or a folder: RUN/checkpoints/step-00000004."
         raise LedgerError(msg)
     return derived.milestone(step=int(named[1]))
 
@@ -113,14 +112,14 @@ def query(
         typer.Option(
             metavar="FIELD=ID",
             help="What did some rows teach, and when? Those of annotator=, label_function= or rater=, of row=ID, of "
-            "rows=FILE with an id a line, or of any column of the data, such as file=NAME.",
+            "rows=FILE with an id a line, or of any column of the data, such as path=NAME.",
         ),
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(metavar="FILE[:FUNCTION]", help="With --by: what the run was made from.")
     ] = None,
     checkpoint: Annotated[
-        str, typer.Option(metavar="STEP|FOLDER", help="What had this checkpoint learnt? Its number of steps, or folder.")
+        str, typer.Option(metavar="STEP|FOLDER", help="What had this checkpoint learnt? Its steps, or its folder.")
     ] = "",
     each: Annotated[
         Literal["", "phase", "policy"], typer.Option(help="Tell it by phase, or by policy as it changed in mid-run.")
@@ -135,8 +134,8 @@ def query(
     With --by, ask at which steps some rows reached which regions. The ledger holds no rows: the recipe says which they
     were, and the run's folder has the salt to compare them with what the ledger commits to.
 
-    Short ledgers are read whole. Of long ones the answer comes from tables that were derived from them (`ledger derive`),
-    and says of which tree; --prove reads the signed entries, and a statement with both names always does.
+    Short ledgers are read whole. Of long ones the answer comes from tables that were derived from them (`ledger
+    derive`), and says of which tree; --prove reads the signed entries, and a statement with both names always does.
 
     \b
     Examples:
@@ -233,7 +232,8 @@ def _say_taught(chosen: Sequence[Taught], spans: dict[tuple[str, str], tuple[Spa
             f"{share:>6} of the region's gradient norms"
         )
         if found := spans.get((cell.class_name, cell.region)):
-            more = f", and {len(found) - _MAX_SPANS} more spans: --format json has all" if len(found) > _MAX_SPANS else ""
+            left = len(found) - _MAX_SPANS
+            more = f", and {left} more spans: --format json has all" if left > 0 else ""
             typer.echo(f"  steps {words_of_spans(found[:_MAX_SPANS])}{more}")
     if not chosen:
         typer.echo("None.")
@@ -291,9 +291,10 @@ def derive(
     """  # noqa: D301
     directory = ledger_in(folder)
     with open_derived(directory, vkey=vkey, anew=anew) as derived:
-        rows = {table: sum(part.files.get(table, ("", 0))[1] for part in derived.index.parts) for table in derived.files}
+        parts = derived.index.parts
+        steps, cells = (sum(part.files.get(table, ("", 0))[1] for part in parts) for table in ("steps", "cells"))
         size = sum(path.stat().st_size for paths in derived.files.values() for path in paths)
-        typer.echo(f"{place_of(directory)}: {size / 1e6:.1f} MB, {rows['steps']} steps, {rows['cells']} cells")
+        typer.echo(f"{place_of(directory)}: {size / 1e6:.1f} MB, {steps} steps, {cells} cells")
         typer.echo(f"{derived.origin_line}.")
 
 
@@ -307,8 +308,8 @@ def sql(
 ) -> None:
     """Ask in SQL: one SELECT over steps, cells, taught, norms, policy, checkpoints, sources and more (docs/queries.md).
 
-    It reads the tables derived from the ledger and nothing else: no file, no network, no extension, and it changes nothing.
-    What the answer came from is said on standard error.
+    It reads the tables derived from the ledger and nothing else: no file, no network, no extension, and it changes
+    nothing. What the answer came from is said on standard error.
 
     \b
     Examples:
@@ -342,7 +343,8 @@ def policy_effect(folder: Folder, prove: Prove = False, form: Format = "table", 
             return
         for epoch, tables in enumerate(derived.tables):
             policy = dict(tables.entry.commitments).get("policy", b"").hex()
-            typer.echo(f"policy epoch {epoch}, from step {getattr(tables.entry, 'step', 0)} on (entry {tables.index}): {policy}")
+            begin = getattr(tables.entry, "step", 0)
+            typer.echo(f"policy epoch {epoch}, from step {begin} on (entry {tables.index}): {policy}")
             for one in (e for e in effects if e.policy_epoch == epoch):
                 counts = [under.get((str(n), one.class_name, one.region)) for n in (epoch - 1, epoch)]
                 rows, steps = ([getattr(c, name) if c else 0 for c in counts] for name in ("num_rows", "num_steps"))

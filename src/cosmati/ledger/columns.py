@@ -15,12 +15,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cosmati.errors import TamperError
 from cosmati.ledger.entry import ENTRY_VERSION, decode_entry
 from cosmati.ledger.history import RunHistory, content_of
 from cosmati.ledger.note import TreeHead
 from cosmati.ledger.reader import Scan, ScannedEntry, has_details
-from cosmati.ledger.tables import Tables, check_step, read_tables
+from cosmati.ledger.tables import WITHHELD, Tables, check_step, read_tables
 from cosmati.ledger.tiles import TILE_WIDTH, Frontier
 from cosmati.records.ledger import NO_DETAILS, AmendEntry, EntryKind, RunEntry, StepEntry
 from cosmati.storage.merkle import leaf_hash
@@ -236,27 +235,30 @@ def _fit_tables(block: StepBlock) -> bool:
     classes, routes = cells["class_id"].astype(np.int64), cells["route"].astype(np.int64)
     if classes.max() >= len(tables.classes) or routes.max() >= len(tables.routes):
         return False
-    if not tables.policy:
-        return True
+    return not tables.policy or _fit_policy(block, classes, routes)
+
+
+def _fit_policy(block: StepBlock, classes: NDArray[np.int64], routes: NDArray[np.int64]) -> bool:
+    tables, cells, num_routes = block.tables, block.cells, len(block.tables.routes)
     phases = cells["phase"].astype(np.int64)
-    if phases.max() >= len(tables.phases) or len(tables.classes) * len(tables.routes) > _LARGEST_KEY:
+    if phases.max() >= len(tables.phases) or len(tables.classes) * num_routes > _LARGEST_KEY:
         return False
-    spans, steps = np.asarray(tables.phases), np.arange(block.step, last + 1)[:, None]
+    spans, steps = np.asarray(tables.phases), block.step + np.arange(len(block.data))[:, None]
     if not ((spans[phases, 0] <= steps) & (steps < spans[phases, 1])).all():
         return False
-    keys = (((classes * len(tables.routes) + routes) << 16 | cells["band"]) << 16 | phases) << 1 | (cells["rows"] > 0)
-    for key in np.unique(keys).tolist():
-        key, has_rows = divmod(key, 2)
-        key, phase = divmod(key, 1 << 16)
-        key, band = divmod(key, 1 << 16)
-        class_id, route = divmod(key, len(tables.routes))
-        if tables.bands == ("",):
-            row = class_id
-        elif band < len(tables.bands):
-            row = class_id * len(tables.bands) + band
-        else:
-            return False
-        weights, decision = tables.policy[row][phase]
-        if tables.routes[route] != weights or (has_rows and decision in ("defer", "reject")):
-            return False
-    return True
+    keys = (((classes * num_routes + routes) << 16 | cells["band"]) << 16 | phases) << 1 | (cells["rows"] > 0)
+    return all(_is_of_policy(tables, key) for key in np.unique(keys).tolist())
+
+
+def _is_of_policy(tables: Tables, key: int) -> bool:
+    """Return whether the policy gives a class, route, band and phase, and rows where there are some."""
+    rest, has_rows = divmod(key, 2)
+    rest, phase = divmod(rest, 1 << 16)
+    rest, band = divmod(rest, 1 << 16)
+    class_id, route = divmod(rest, len(tables.routes))
+    if tables.bands == ("",):
+        band = 0
+    elif band >= len(tables.bands):
+        return False
+    weights, decision = tables.policy[class_id * len(tables.bands) + band][phase]
+    return tables.routes[route] == weights and not (has_rows and decision in WITHHELD)

@@ -55,9 +55,9 @@ def sources_of(ledger: Path, tables: Tables) -> tuple[SourceOfClass, ...]:
 def _source(ledger: Path, target: str, digest: str) -> SourceOfClass:
     manifest = _manifest(ledger / ARCHIVE / digest, digest) if len(digest) == 64 and digest.isalnum() else {}
     facts = manifest.get("facts") or {}
-    name = joint_name((manifest["class_path"], *manifest.get("also", ()))) if manifest else "/".join(target.split("/")[1:-2])
+    path = manifest.get("class_path", "/".join(target.split("/")[1:-2]))
     return SourceOfClass(
-        class_name=name,
+        class_name=joint_name((path, *manifest.get("also", ()))),
         target=target,
         licence=facts.get("licence", ""),
         valid_until=facts.get("licence_valid_until", ""),

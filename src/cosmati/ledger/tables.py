@@ -22,7 +22,7 @@ from cosmati.records.ledger import AmendEntry, MicrobatchCell, RunEntry, StepEnt
 
 RouteWeights = tuple[float, ...]
 _OFFERED = ("admit", "gate")
-_WITHHELD = ("defer", "reject")
+WITHHELD = ("defer", "reject")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def check_step(tables: Tables, item: ScannedEntry, entry: StepEntry) -> None:
                 f"{name} has the weights {tables.routes[cell.route_id]}, and the policy in force "
                 f"(entry {tables.index}) gives {class_name!r} {weights} in that phase",
             )
-        if cell.num_rows and decision in _WITHHELD:
+        if cell.num_rows and decision in WITHHELD:
             raise broken(
                 item, f"{name} has {cell.num_rows} rows of {class_name!r}, which the policy says to {decision}"
             )
@@ -243,7 +243,7 @@ def _read_policy(
 
 def _most(cells: Iterable[tuple[RouteWeights, str]]) -> tuple[RouteWeights, str]:
     weights, decisions = zip(*cells, strict=True)
-    return tuple(map(max, zip(*weights, strict=True))), min(decisions, key=(*_OFFERED, *_WITHHELD).index)
+    return tuple(map(max, zip(*weights, strict=True))), min(decisions, key=(*_OFFERED, *WITHHELD).index)
 
 
 def _are_spans(spans: object) -> TypeGuard[list[list[Any]]]:
@@ -259,7 +259,7 @@ def _is_policy(policy: object, num_rows: int, num_phases: int, regions: tuple[st
         and all(isinstance(one, list) and len(one) == 2 for one in policy)
         and all(isinstance(column, list) and len(column) == num_phases for one in policy for column in one)
         and all(_is_route(row, regions) for weights, _ in policy for row in weights)
-        and all(kind in _OFFERED + _WITHHELD for _, decisions in policy for kind in decisions)
+        and all(kind in _OFFERED + WITHHELD for _, decisions in policy for kind in decisions)
     )
 
 

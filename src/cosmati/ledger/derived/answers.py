@@ -1,4 +1,4 @@
-"""Quick answers from derived tables: the same that `query` gives by reading all entries, and when things were taught."""
+"""Quick answers from derived tables: what `query` says by reading all entries, and when things were taught."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ def taught(derived: DerivedLedger, *, at: Milestone | None = None, each: Each = 
     for epoch, class_id, phase, region, num, norm_sum, squares in derived.rows(_NORMS):
         tables = derived.tables[epoch]
         one = totals[group_of(epoch, phase), tables.classes[class_id], tables.regions[region]]
-        one.num_norms, one.norm_sum, one.square_sum = one.num_norms + num, one.norm_sum + norm_sum, one.square_sum + squares
+        one.num_norms += num
+        one.norm_sum += norm_sum
+        one.square_sum += squares
     groups = list(dict.fromkeys(group for group, _, _ in totals)) if each else [""]
     return tuple(
         _taught(group, name, region, totals, sum(totals[group, c, region].norm_sum for c in derived.classes))
@@ -110,9 +112,7 @@ def _groups(derived: DerivedLedger, each: Each) -> Callable[[int, int], str]:
     return (lambda epoch, _: str(epoch)) if each == "policy" else (lambda _, __: "")
 
 
-def _taught(
-    group: str, name: str, region: str, totals: Mapping[tuple[str, str, str], _Total], norms: float
-) -> Taught:
+def _taught(group: str, name: str, region: str, totals: Mapping[tuple[str, str, str], _Total], norms: float) -> Taught:
     one = totals[group, name, region]
     found = Contribution(
         class_name=name,
@@ -163,7 +163,8 @@ def steps_taught(
         for number, (epoch, regions) in enumerate(derived.index.sets)
         if any(region in (None, derived.tables[epoch].regions[one]) for one in regions)
     ]
-    derived.put("asked", dict(zip(("policy_epoch", "class_id"), np.asarray(pairs, np.uint32).reshape(-1, 2).T, strict=True)))
+    columns = np.asarray(pairs, np.uint32).reshape(-1, 2).T
+    derived.put("asked", dict(zip(("policy_epoch", "class_id"), columns, strict=True)))
     derived.put("asked_sets", {"reaches": np.asarray(sets, np.uint32)})
     found = derived.database.execute(
         "SELECT DISTINCT step FROM cells_file JOIN cuts USING (attempt) JOIN asked USING (policy_epoch, class_id) "

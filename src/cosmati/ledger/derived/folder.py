@@ -1,10 +1,10 @@
-"""The folder of derived tables: made from a verified scan, gone on with as the ledger grows, refused where it doesn't fit.
+"""The folder of derived tables: made from a verified scan, brought up to a ledger that has grown, refused otherwise.
 
     derived/tables.json        what it was made from, and its parts with their digests; put in place last
     derived/TABLE-FIRST-END.parquet    rows of the entries FIRST to END; a part ends with a bundle, but for the last one
 
-`tables.json` names the log's origin, tree size and root. It isn't signed: who may write here can change what quick answers
-say. So whatever has to be believed is asked of the entries themselves (`--prove`, and exclusion statements always).
+`tables.json` names the log's origin, tree size and root. It isn't signed: who may write here can change what quick
+answers say. So what has to be believed is asked of the entries (`--prove`, and exclusion statements always).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PART_ROWS = 1 << 20
 
 
 class RareEntry(msgspec.Struct, frozen=True):
-    """An entry that isn't a step: its index and bytes, and where its details line begins; how long that is, 0 if none."""
+    """An entry that isn't a step: its index, its bytes in base64, and where its details line is (size 0 if none)."""
 
     index: int
     data: str
@@ -109,7 +109,8 @@ def read_index(folder: Path) -> DerivedIndex | None:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TamperError(f"{path} is damaged: {error}. {mend(folder)}") from error
     if index.format != FORMAT:
-        raise TamperError(f"{path} is of the form {index.format!r:.40}, and this release reads {FORMAT}. {mend(folder)}")
+        msg = f"{path} is of the form {index.format!r:.40}, and this release reads {FORMAT}. {mend(folder)}"
+        raise TamperError(msg)
     return index
 
 
@@ -202,7 +203,8 @@ def _sweep(folder: Path) -> None:
 
 def _check_prefix(ledger: Path, folder: Path, index: DerivedIndex, vkey: str, head: TreeHead) -> None:
     """Refuse tables that weren't derived from the first entries of what is signed now."""
-    what = f"The tables in {folder} were derived from {index.tree_size} entries of {index.origin}, root {index.root[:16]}"
+    of = f"{index.tree_size} entries of {index.origin}, root {index.root[:16]}"
+    what = f"The tables in {folder} were derived from {of}"
     if index.vkey != vkey:
         raise TamperError(f"{what}, under another key than this ledger's. {mend(folder)}")
     if index.tree_size > head.size:
@@ -327,7 +329,7 @@ class _Deriving:
                 draft = draft_of(path)
                 names = ", ".join(map(quoted, form_of(table)))
                 database.execute(
-                    f"COPY (SELECT {names} FROM columns) TO {text(str(draft))} "  # noqa: S608  (names are ours)
+                    f"COPY (SELECT {names} FROM columns) TO {text(str(draft))} "
                     f"(FORMAT parquet, COMPRESSION zstd, KV_METADATA {{{pairs}}})"
                 )
                 with draft.open("rb") as file:

@@ -13,7 +13,16 @@ import numpy as np
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.derived.duck import connection, text
-from cosmati.ledger.derived.folder import INDEX_FILE, DerivedIndex, check_files, derive, mend, place_of, read_index, tables_of
+from cosmati.ledger.derived.folder import (
+    INDEX_FILE,
+    DerivedIndex,
+    check_files,
+    derive,
+    mend,
+    place_of,
+    read_index,
+    tables_of,
+)
 from cosmati.ledger.derived.rows import TABLES, form_of
 from cosmati.ledger.entry import decode_entry
 from cosmati.ledger.reader import read_head, read_verifier_key
@@ -71,7 +80,8 @@ class DerivedLedger:
         self.tables: Sequence[Tables] = tables_of(ledger, index)
         entries = [(one.index, decode_entry(base64.b64decode(one.data))) for one in index.rare]
         self.resumes = [(number, one) for number, one in entries if isinstance(one, ResumeEntry)]
-        self.milestones = [_milestone(number, one) for number, one in entries if isinstance(one, CheckpointEntry | EndEntry)]
+        ends = CheckpointEntry | EndEntry
+        self.milestones = [_milestone(number, one) for number, one in entries if isinstance(one, ends)]
         self.database = database
         self.files = check_files(self.folder, index)
         for table, files in self.files.items():
@@ -121,13 +131,13 @@ class DerivedLedger:
 
     def set_cuts(self, moment: Milestone | None) -> None:
         """Let `stands` mean what stood at a moment; None means the signed head."""
-        cuts = {"attempt": np.arange(len(self.resumes) + 1, dtype=np.uint32), "cut": np.asarray(self.cuts(moment), np.int64)}
-        self.put("cuts", cuts)
+        cuts = np.asarray(self.cuts(moment), np.int64)
+        self.put("cuts", {"attempt": np.arange(len(cuts), dtype=np.uint32), "cut": cuts})
 
     def put(self, name: str, columns: Mapping[str, Any]) -> None:
         """Make a table of columns, of this connection alone."""
         assert columns, "DuckDB reads them by their name"
-        self.database.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM columns")  # noqa: S608
+        self.database.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM columns")
 
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a question."""
@@ -139,7 +149,7 @@ class DerivedLedger:
         else:
             nothing = ", ".join(f"NULL::{_TYPES[form]} AS {name}" for name, form in form_of(table).items())
             source = f"(SELECT {nothing} WHERE false)"
-        self.database.execute(f"CREATE VIEW {table}_file AS SELECT * FROM {source}")  # noqa: S608
+        self.database.execute(f"CREATE VIEW {table}_file AS SELECT * FROM {source}")
 
 
 def _milestone(number: int, one: CheckpointEntry | EndEntry) -> Milestone:
@@ -211,17 +221,16 @@ def _fingerprint_before(ledger: Path) -> tuple[int, object] | None:
 
 
 def fingerprint(derived: DerivedLedger, *, below: int) -> object:
-    """Return what the tables say of the entries below a number, in few words: equal for equal tables, however divided."""
+    """Return what the tables say of the entries below a number, in few words, however they are divided."""
     names = [str(one) for one in derived.index.sets]
     derived.put("set_names", {"number": np.arange(len(names), dtype=np.uint32), "name": np.asarray(names, object)})
     sums = []
     for table in TABLES:
-        columns = ", ".join(name for name in form_of(table) if name not in ("reaches", "opens"))
-        joins = "JOIN set_names a ON a.number = reaches JOIN set_names b ON b.number = opens" if table == "cells" else ""
-        extra = ", a.name, b.name" if joins else ""
-        sums += derived.rows(
-            f"SELECT count(*), bit_xor(hash({columns}{extra})), sum(hash({columns}{extra})) "  # noqa: S608
-            f"FROM {table}_file {joins} WHERE entry < ?",
-            [below],
-        )
+        columns, joins = list(form_of(table)), ""
+        if table == "cells":  # the numbers of sets depend on when they were met
+            columns = [{"reaches": "a.name", "opens": "b.name"}.get(name, name) for name in columns]
+            joins = "JOIN set_names a ON a.number = reaches JOIN set_names b ON b.number = opens"
+        of_row = f"hash({', '.join(columns)})"
+        sql = f"SELECT count(*), bit_xor({of_row}), sum({of_row}) FROM {table}_file {joins} WHERE entry < ?"
+        sums += derived.rows(sql, [below])
     return sums, [(one.index, one.data) for one in derived.index.rare if one.index < below]

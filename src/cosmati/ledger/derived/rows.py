@@ -116,7 +116,9 @@ class PartRows:
             "reaches": self._sets.numbers(epoch, flat),
             "opens": self._sets.numbers(epoch, _firsts(reached, block.cells["class_id"]).reshape(flat.shape)),
             "has_own": own.ravel(),
-            "has_norms": np.zeros(flat.shape[0], bool) if told.norms is None else ~np.isnan(told.norms).all(axis=2).ravel(),
+            "has_norms": np.zeros(flat.shape[0], bool)
+            if told.norms is None
+            else ~np.isnan(told.norms).all(axis=2).ravel(),
         }
         self._put("cells", block, epoch, np.repeat(steps, num_cells), of_cells)
         self.num_rows += num_steps * (1 + num_cells)
@@ -125,9 +127,7 @@ class PartRows:
         if own.any():
             self._put_long("learnt", block, epoch, {"learnt": told.routes(block) * weights}, own[..., None] & reached)
 
-    def _put_long(
-        self, table: str, block: StepBlock, epoch: int, values: Columns, chosen: NDArray[np.bool_]
-    ) -> None:
+    def _put_long(self, table: str, block: StepBlock, epoch: int, values: Columns, chosen: NDArray[np.bool_]) -> None:
         step, cell, region = np.nonzero(chosen)
         of_cells = {name: block.cells[name][step, cell] for name in ("class_id", "phase")}
         found = {name: value[chosen] for name, value in values.items()}
@@ -137,7 +137,7 @@ class PartRows:
     def _put(self, table: str, block: StepBlock, epoch: int, steps: NDArray[Any], columns: Columns) -> None:
         shared = {"entry": block.first + steps, "step": block.step + steps}
         same = {"attempt": block.attempt, "policy_epoch": epoch}
-        filled = {name: np.full(len(steps), value, STEP[name]) for name, value in same.items()}
+        filled: Columns = {name: np.full(len(steps), value, STEP[name]) for name, value in same.items()}
         given = {**shared, **filled, **columns}
         self._pieces[table].append({name: given[name].astype(form) for name, form in form_of(table).items()})
 

@@ -15,6 +15,7 @@ from cosmati.errors import LedgerError
 from cosmati.ledger.derived.duck import quoted, text
 from cosmati.ledger.derived.opened import NEVER, DerivedLedger
 from cosmati.ledger.sources import sources_of
+from cosmati.ledger.tables import Tables
 from cosmati.ledger.verify import LEVEL_0
 from cosmati.records.joint_classes import members_of
 
@@ -22,10 +23,17 @@ Form = Literal["table", "csv", "json"]
 MAX_SECONDS = 60.0
 MAX_TABLE_ROWS = 1000
 _MAX_MEMORY = "4GB"
+_FORMULA = ("=", "+", "-", "@")
 
 NAMES: Mapping[str, Mapping[str, str]] = {
     "ledger": {"origin": "VARCHAR", "tree_size": "BIGINT", "root": "VARCHAR", "level": "VARCHAR"},
-    "policies": {"policy_epoch": "BIGINT", "entry": "BIGINT", "from_step": "BIGINT", "policy": "VARCHAR", "signed_as": "VARCHAR"},
+    "policies": {
+        "policy_epoch": "BIGINT",
+        "entry": "BIGINT",
+        "from_step": "BIGINT",
+        "policy": "VARCHAR",
+        "signed_as": "VARCHAR",
+    },
     "policy": {
         "policy_epoch": "BIGINT",
         "class": "VARCHAR",
@@ -46,7 +54,13 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "end_step": "BIGINT",
     },
     "regions": {"policy_epoch": "BIGINT", "region_id": "BIGINT", "region": "VARCHAR"},
-    "routes": {"policy_epoch": "BIGINT", "route": "BIGINT", "region_id": "BIGINT", "region": "VARCHAR", "route_weight": "DOUBLE"},
+    "routes": {
+        "policy_epoch": "BIGINT",
+        "route": "BIGINT",
+        "region_id": "BIGINT",
+        "region": "VARCHAR",
+        "route_weight": "DOUBLE",
+    },
     "sets": {"reaches": "BIGINT", "policy_epoch": "BIGINT", "region_id": "BIGINT"},
     "attempts": {"attempt": "BIGINT", "entry": "BIGINT", "from_step": "BIGINT", "end_step": "BIGINT"},
     "checkpoints": {
@@ -71,7 +85,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
 
 _STEP = "f.entry, f.step, f.attempt, f.step < cut AS stands, f.policy_epoch"
 _TAUGHT = (
-    "c.entry, c.step, c.attempt, c.stands, c.policy_epoch, c.microbatch, c.cell, c.class, c.band, c.phase, t.region, c.rows"
+    "c.entry, c.step, c.attempt, c.stands, c.policy_epoch, c.microbatch, c.cell, c.class, c.band, c.phase, t.region, "
+    "c.rows"
 )
 _REACHED = """
     JOIN sets s ON s.policy_epoch = c.policy_epoch AND s.reaches = c.reaches
@@ -81,8 +96,8 @@ _VIEWS = {
         SELECT {_STEP}, p.policy, CASE WHEN isnan(loss) THEN NULL ELSE loss END AS loss
         FROM steps_file f JOIN cuts USING (attempt) LEFT JOIN policies p USING (policy_epoch)""",
     "named_cells": f"""
-        SELECT {_STEP}, microbatch, cell, class, coalesce(b.band, '') AS band, coalesce(p.phase, '') AS phase, route, rows,
-               weight, reaches, has_own, has_norms
+        SELECT {_STEP}, microbatch, cell, class, coalesce(b.band, '') AS band, coalesce(p.phase, '') AS phase, route,
+               rows, weight, reaches, has_own, has_norms
         FROM cells_file f JOIN cuts USING (attempt) JOIN classes USING (policy_epoch, class_id)
         LEFT JOIN bands b ON b.policy_epoch = f.policy_epoch AND b.band_id = f.band
         LEFT JOIN phases p ON p.policy_epoch = f.policy_epoch AND p.phase_id = f.phase""",
@@ -104,11 +119,35 @@ _VIEWS = {
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "steps": ("entry", "step", "attempt", "stands", "policy_epoch", "policy", "loss"),
     "cells": (
-        *("entry", "step", "attempt", "stands", "policy_epoch", "microbatch", "cell", "class", "band", "phase", "route"),
+        *(
+            "entry",
+            "step",
+            "attempt",
+            "stands",
+            "policy_epoch",
+            "microbatch",
+            "cell",
+            "class",
+            "band",
+            "phase",
+            "route",
+        ),
         *("rows", "weight"),
     ),
     "taught": (
-        *("entry", "step", "attempt", "stands", "policy_epoch", "microbatch", "cell", "class", "band", "phase", "region"),
+        *(
+            "entry",
+            "step",
+            "attempt",
+            "stands",
+            "policy_epoch",
+            "microbatch",
+            "cell",
+            "class",
+            "band",
+            "phase",
+            "region",
+        ),
         *("rows", "weight", "gradient_norm"),
     ),
     "norms": ("entry", "step", "attempt", "stands", "policy_epoch", "cell", "class", "region", "norm", "was_taught"),
@@ -144,8 +183,8 @@ def run_sql(
     except duckdb.InterruptException as error:
         raise _too_long(seconds) from error
     except duckdb.Error as error:
-        views = ", ".join(COLUMNS)
-        raise LedgerError(f"This SQL can't be answered: {error}\nThe views are {views}; docs/queries.md has them.") from error
+        msg = f"This SQL can't be answered: {error}\nThe views are {', '.join(COLUMNS)}; docs/queries.md has them."
+        raise LedgerError(msg) from error
 
 
 def _fetched(database: Any, seconds: float) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401  (DuckDB is imported late)
@@ -163,7 +202,8 @@ def _fetched(database: Any, seconds: float) -> Iterator[tuple[Any, ...]]:  # noq
 
 
 def _too_long(seconds: float) -> LedgerError:
-    return LedgerError(f"This SQL took longer than {seconds:g} seconds, and was stopped. Ask for less, or --seconds more.")
+    msg = f"This SQL took longer than {seconds:g} seconds, and was stopped. Ask for less, or --seconds more."
+    return LedgerError(msg)
 
 
 @contextmanager
@@ -198,7 +238,7 @@ def make_views(derived: DerivedLedger) -> None:
         derived.database.execute(f"CREATE OR REPLACE TABLE {name} ({columns})")
         marks = ", ".join("?" * len(form))
         if rows:
-            derived.database.executemany(f"INSERT INTO {name} VALUES ({marks})", rows)  # noqa: S608  (names are ours)
+            derived.database.executemany(f"INSERT INTO {name} VALUES ({marks})", rows)
     for name, sql in _VIEWS.items():
         derived.database.execute(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
@@ -208,26 +248,8 @@ def _small(derived: DerivedLedger) -> dict[str, list[tuple[Any, ...]]]:
     found: dict[str, list[tuple[Any, ...]]] = {name: [] for name in NAMES}
     found["ledger"] = [(index.origin, index.tree_size, index.root, LEVEL_0)]
     for epoch, tables in enumerate(derived.tables):
-        phases = [str(one[0]) for one in tables.details.get("phases") or ()]
-        spans = [(int(one[1]), int(one[2])) for one in tables.details.get("phases") or ()]
-        signed = ((tables.details.get("policy_provenance") or {}).get("sources") or [{}])[0].get("target", "")
-        policy = dict(tables.entry.commitments).get("policy", b"").hex()
-        found["policies"].append((epoch, tables.index, getattr(tables.entry, "step", 0), policy, signed))
-        found["classes"] += [(epoch, number, name) for number, name in enumerate(tables.classes)]
-        found["bands"] += [(epoch, number, name) for number, name in enumerate(tables.bands) if name]
-        found["regions"] += [(epoch, number, name) for number, name in enumerate(tables.regions)]
-        found["phases"] += [(epoch, number, name, *span) for number, (name, span) in enumerate(zip(phases, spans, strict=True))]
-        found["routes"] += [
-            (epoch, number, column, region, route[column])
-            for number, route in enumerate(tables.routes)
-            for column, region in enumerate(tables.regions)
-        ]
-        found["policy"] += [
-            (epoch, tables.classes[row // len(tables.bands)], tables.bands[row % len(tables.bands)], name, region, w, decision)
-            for row, cells in enumerate(tables.policy)
-            for name, (weights, decision) in zip(phases, cells, strict=True)
-            for region, w in zip(tables.regions, weights, strict=True)
-        ]
+        for name, rows in _of_epoch(tables).items():
+            found[name] += [(epoch, *row) for row in rows]
         found["sources"] += [(epoch, *asdict(one).values()) for one in sources_of(derived.ledger, tables)]
     found["members"] = [(name, one) for name in derived.classes for one in dict.fromkeys((name, *members_of(name)))]
     found["sets"] = [(number, epoch, one) for number, (epoch, members) in enumerate(index.sets) for one in members]
@@ -236,6 +258,32 @@ def _small(derived: DerivedLedger) -> dict[str, list[tuple[Any, ...]]]:
     found["attempts"] = [(number, *start, end) for number, (start, end) in enumerate(zip(starts, ends, strict=True))]
     found["checkpoints"] = [tuple(asdict(one).values()) for one in derived.milestones]
     return found
+
+
+def _of_epoch(tables: Tables) -> dict[str, list[tuple[Any, ...]]]:
+    """Return what entry 0 or an amendment says, by small table, each row without its `policy_epoch`."""
+    phases = [(str(name), int(start), int(end)) for name, start, end in tables.details.get("phases") or ()]
+    signed = ((tables.details.get("policy_provenance") or {}).get("sources") or [{}])[0].get("target", "")
+    policy = dict(tables.entry.commitments).get("policy", b"").hex()
+    kinds = [(name, band) for name in tables.classes for band in tables.bands]
+    return {
+        "policies": [(tables.index, getattr(tables.entry, "step", 0), policy, signed)],
+        "classes": list(enumerate(tables.classes)),
+        "bands": [(number, name) for number, name in enumerate(tables.bands) if name],
+        "regions": list(enumerate(tables.regions)),
+        "phases": [(number, *phase) for number, phase in enumerate(phases)],
+        "routes": [
+            (number, column, region, route[column])
+            for number, route in enumerate(tables.routes)
+            for column, region in enumerate(tables.regions)
+        ],
+        "policy": [
+            (*kind, phase[0], region, weight, decision)
+            for kind, cells in zip(kinds, tables.policy, strict=False)  # empty without a policy
+            for phase, (weights, decision) in zip(phases, cells, strict=True)
+            for region, weight in zip(tables.regions, weights, strict=True)
+        ],
+    }
 
 
 def written(names: Sequence[str], rows: Iterator[tuple[Any, ...]], form: Form) -> Iterator[str]:
@@ -261,8 +309,11 @@ def _plain(value: object) -> object:
 
 
 def _csv(row: Sequence[object]) -> str:
+    """Return a line; a text that a spreadsheet would run as a formula gets a leading quote."""
     line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(["" if value is None else value for value in row])
+    texts = [_printable(one) if isinstance(one, str) else one for one in row]
+    cells = ["'" + one if isinstance(one, str) and one.startswith(_FORMULA) else one for one in texts]
+    csv.writer(line, lineterminator="").writerow(["" if one is None else one for one in cells])
     return line.getvalue()
 
 
@@ -278,5 +329,9 @@ def _table(names: Sequence[str], rows: Iterator[tuple[Any, ...]]) -> Iterator[st
 def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
-    # A name that came with the data may hold anything: nothing in it reaches the terminal as a control code.
-    return "–" if value is None else "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+    return "–" if value is None else _printable(str(value))
+
+
+def _printable(value: str) -> str:
+    """Return a text of which nothing reaches a terminal as a control code: a name may hold anything."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in value)
