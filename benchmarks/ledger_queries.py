@@ -26,7 +26,7 @@ from cosmati.ledger.rows import commit_rows, derive_blinds, hash_rows
 from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.records.ledger import MicrobatchCell, RunEntry, StepEntry
 
-NUM_STEPS, STEP_SECONDS, ROUNDS = 1_000_000, 0.1, 3
+NUM_STEPS, STEP_SECONDS, ROUNDS = 1_000_000, 0.1, 2
 SQL = "SELECT class, region, count(*), sum(rows), sum(weight) FROM taught WHERE stands GROUP BY ALL"
 QUESTIONS: Mapping[str, tuple[str, ...]] = {
     "query": ("query",),

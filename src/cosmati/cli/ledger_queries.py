@@ -17,7 +17,7 @@ import typer
 
 from cosmati.cli.ledger_folders import Folder, Key, Waiting, ledger_in
 from cosmati.errors import LedgerError
-from cosmati.ledger.derived.answers import Span, Taught, num_standing, policy_effects, steps_taught, taught
+from cosmati.ledger.derived.answers import ClassTaught, StepSpan, num_standing, policy_effects, steps_taught, taught
 from cosmati.ledger.derived.duck import has_duckdb
 from cosmati.ledger.derived.folder import place_of
 from cosmati.ledger.derived.opened import DerivedLedger, Milestone, open_derived, open_proven
@@ -43,7 +43,7 @@ Format = Annotated[Form, typer.Option("--format", help="A table for people, CSV,
 class Answer:
     """What was taught, and what that was read from."""
 
-    taught: Sequence[Taught]
+    taught: Sequence[ClassTaught]
     num_steps: int
     tables: Sequence[Tables]
     said: str
@@ -74,7 +74,7 @@ def answered(
 
 def _read_whole(ledger: VerifiedLedger, table: ContributionTable, unsigned: str) -> Answer:
     said = f"Read from all {table.tree_size} signed entries, root {table.root}; level {table.evidence_level}"
-    return Answer([Taught("", one) for one in table.cells], table.num_steps, ledger.tables, said, unsigned)
+    return Answer([ClassTaught("", one) for one in table.cells], table.num_steps, ledger.tables, said, unsigned)
 
 
 @contextmanager
@@ -196,7 +196,7 @@ def _say_exclusion(folder: Path, class_name: str, region: str, vkey: str | None)
     typer.echo("This is about direct writes. It doesn't say that the class had no influence on the region.")
 
 
-def _chosen(answer: Answer, class_name: str | None, region: str | None) -> list[Taught]:
+def _chosen(answer: Answer, class_name: str | None, region: str | None) -> list[ClassTaught]:
     """Return what reached something, of a class (and the joint ones that have it as a member) and a region."""
     for asked, kind, name in ((class_name, "class", "class_name"), (region, "region", "region")):
         names = tuple(dict.fromkeys(getattr(one.contribution, name) for one in answer.taught))
@@ -211,14 +211,16 @@ def _chosen(answer: Answer, class_name: str | None, region: str | None) -> list[
     ]
 
 
-def _spans(directory: Path, vkey: str | None, chosen: Iterable[Taught], checkpoint: str) -> dict[tuple[str, str], Any]:
+def _spans(
+    directory: Path, vkey: str | None, chosen: Iterable[ClassTaught], checkpoint: str
+) -> dict[tuple[str, str], Any]:
     with open_derived(directory, vkey=vkey) as derived:
         at = _milestone(derived, checkpoint) if checkpoint else None
         pairs = dict.fromkeys((one.contribution.class_name, one.contribution.region) for one in chosen)
         return {pair: steps_taught(derived, *pair, at=at, joint=False) for pair in pairs}
 
 
-def _say_taught(chosen: Sequence[Taught], spans: dict[tuple[str, str], tuple[Span, ...]]) -> None:
+def _say_taught(chosen: Sequence[ClassTaught], spans: dict[tuple[str, str], tuple[StepSpan, ...]]) -> None:
     group = ""
     for one in chosen:
         cell = one.contribution
@@ -239,12 +241,12 @@ def _say_taught(chosen: Sequence[Taught], spans: dict[tuple[str, str], tuple[Spa
         typer.echo("None.")
 
 
-def words_of_spans(spans: Iterable[Span]) -> str:
+def words_of_spans(spans: Iterable[StepSpan]) -> str:
     """Return spans in words: `0-3, 7`."""
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def _say_sources(directory: Path, answer: Answer, chosen: Sequence[Taught]) -> None:
+def _say_sources(directory: Path, answer: Answer, chosen: Sequence[ClassTaught]) -> None:
     """Say from which signed sources the classes' rows came, and under which licence."""
     names = {name for one in chosen for name in (one.contribution.class_name, *members_of(one.contribution.class_name))}
     known = dict.fromkeys(one for tables in answer.tables for one in sources_of(directory, tables))
@@ -257,7 +259,7 @@ def _say_sources(directory: Path, answer: Answer, chosen: Sequence[Taught]) -> N
 
 
 def _records(
-    chosen: Sequence[Taught], spans: dict[tuple[str, str], tuple[Span, ...]], answer: Answer
+    chosen: Sequence[ClassTaught], spans: dict[tuple[str, str], tuple[StepSpan, ...]], answer: Answer
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Return columns and rows for programs."""
     columns = ["group", *(field.name for field in fields(Contribution)), "first_step", "last_step", "steps", "said"]

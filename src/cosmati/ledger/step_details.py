@@ -19,7 +19,7 @@ from cosmati.ledger.reader import ScannedEntry
 from cosmati.ledger.tables import broken, is_number
 from cosmati.records.ledger import StepEntry
 
-Values = NDArray[np.float64]
+CellValues = NDArray[np.float64]
 
 
 def read_norms(item: ScannedEntry, num_microbatches: int, num_regions: int) -> dict[int, list[float | None]]:
@@ -84,15 +84,15 @@ class BlockDetails:
         losses: NaN where there's none [steps].
     """
 
-    weights: Values
-    norms: Values | None
+    weights: CellValues
+    norms: CellValues | None
     microbatches: NDArray[np.int64]
-    losses: Values
+    losses: CellValues
 
-    def routes(self, block: StepBlock) -> Values:
+    def routes(self, block: StepBlock) -> CellValues:
         """Return the weight that each cell's rows had in each region; 0 everywhere where it has no rows."""
         routes = np.asarray(block.tables.routes, np.float64).reshape(len(block.tables.routes), self.weights.shape[2])
-        given: Values = routes[block.cells["route"]] * (block.cells["rows"] > 0)[..., None]
+        given: CellValues = routes[block.cells["route"]] * (block.cells["rows"] > 0)[..., None]
         return given
 
     def reached(self, block: StepBlock) -> NDArray[np.bool_]:
@@ -117,7 +117,7 @@ def read_details(block: StepBlock) -> BlockDetails:
 
 
 class _Reading:
-    def __init__(self, block: StepBlock, shape: tuple[int, int, int], weights: Values) -> None:
+    def __init__(self, block: StepBlock, shape: tuple[int, int, int], weights: CellValues) -> None:
         self._block, self._shape = block, shape
         self.weights = weights
         self.microbatches = np.tile(np.arange(shape[1]), (shape[0], 1))
@@ -148,7 +148,7 @@ class _Reading:
         if found.loss is not None:
             self.losses[number] = found.loss
 
-    def _learnt(self, sub_steps: list[_SubStep]) -> Values:
+    def _learnt(self, sub_steps: list[_SubStep]) -> CellValues:
         _, num_cells, num_regions = self._shape
         learnt = np.zeros((num_cells, num_regions))
         for one in sub_steps:
@@ -171,7 +171,7 @@ class _Reading:
         learnt: Any = learnt_weights(item, entry, num_regions)
         self.weights[number] = np.nan_to_num(np.asarray(learnt, np.float64).reshape(num_cells, num_regions))
 
-    def collected(self) -> Values | None:
+    def collected(self) -> CellValues | None:
         """Return the norms.
 
         Raises:

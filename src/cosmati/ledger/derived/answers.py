@@ -17,11 +17,11 @@ from cosmati.ledger.query import Contribution
 from cosmati.records.joint_classes import members_of
 
 Each = Literal["", "phase", "policy"]
-Span = tuple[int, int]
+StepSpan = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Taught:
+class ClassTaught:
     """What a class gave a region, and when.
 
     Attributes:
@@ -65,7 +65,7 @@ _NORMS = """
 """
 
 
-def taught(derived: DerivedLedger, *, at: Milestone | None = None, each: Each = "") -> tuple[Taught, ...]:
+def taught(derived: DerivedLedger, *, at: Milestone | None = None, each: Each = "") -> tuple[ClassTaught, ...]:
     """Return what each class gave each region over the steps that stand, zeros included.
 
     Args:
@@ -112,7 +112,9 @@ def _groups(derived: DerivedLedger, each: Each) -> Callable[[int, int], str]:
     return (lambda epoch, _: str(epoch)) if each == "policy" else (lambda _, __: "")
 
 
-def _taught(group: str, name: str, region: str, totals: Mapping[tuple[str, str, str], _Total], norms: float) -> Taught:
+def _taught(
+    group: str, name: str, region: str, totals: Mapping[tuple[str, str, str], _Total], norms: float
+) -> ClassTaught:
     one = totals[group, name, region]
     found = Contribution(
         class_name=name,
@@ -126,7 +128,7 @@ def _taught(group: str, name: str, region: str, totals: Mapping[tuple[str, str, 
         norm_rms=math.sqrt(one.square_sum / one.num_norms) if one.num_norms else None,
         norm_share=one.norm_sum / norms if norms > 0 else None,
     )
-    return Taught(group, found, one.first, one.last)
+    return ClassTaught(group, found, one.first, one.last)
 
 
 def steps_taught(
@@ -136,7 +138,7 @@ def steps_taught(
     *,
     at: Milestone | None = None,
     joint: bool = True,
-) -> tuple[Span, ...]:
+) -> tuple[StepSpan, ...]:
     """Return the spans of standing steps, ends included, in which rows of a class (or of any) taught a region (or any).
 
     Args:
@@ -173,7 +175,7 @@ def steps_taught(
     return spans_of(np.asarray(found, np.int64))
 
 
-def spans_of(steps: NDArray[np.int64]) -> tuple[Span, ...]:
+def spans_of(steps: NDArray[np.int64]) -> tuple[StepSpan, ...]:
     """Return rising numbers as spans, ends included."""
     if not len(steps):
         return ()
