@@ -21,7 +21,7 @@ from cosmati.ledger.derived.answers import ClassTaught, StepSpan, num_standing, 
 from cosmati.ledger.derived.duck import has_duckdb
 from cosmati.ledger.derived.folder import place_of
 from cosmati.ledger.derived.opened import DerivedLedger, Milestone, open_derived, open_proven
-from cosmati.ledger.derived.views import MAX_SECONDS, Form, run_sql, written
+from cosmati.ledger.derived.views import MAX_SECONDS, RowForm, run_sql, written
 from cosmati.ledger.query import Contribution, ContributionTable, VerifiedLedger, contributions, direct_write_exclusion
 from cosmati.ledger.reader import read_head, read_verifier_key
 from cosmati.ledger.sources import sources_of
@@ -33,10 +33,12 @@ READ_WHOLE = 10_000
 _STEP_FOLDER = re.compile(r"step-(\d+)")
 _MAX_SPANS = 12
 
-Prove = Annotated[
+ProveOption = Annotated[
     bool, typer.Option("--prove", help="Read all signed entries for the answer, and compare derived tables with them.")
 ]
-Format = Annotated[Form, typer.Option("--format", help="A table for people, CSV, or JSON with an object a line.")]
+FormatOption = Annotated[
+    RowForm, typer.Option("--format", help="A table for people, CSV, or JSON with an object a line.")
+]
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,8 @@ def query(
         Literal["", "phase", "policy"], typer.Option(help="Tell it by phase, or by policy as it changed in mid-run.")
     ] = "",
     steps: Annotated[bool, typer.Option("--steps", help="Say at which steps, as spans.")] = False,
-    prove: Prove = False,
-    form: Format = "table",
+    prove: ProveOption = False,
+    form: FormatOption = "table",
     vkey: Key = None,
 ) -> None:
     """Ask which class taught which region. With both, state that the class wrote nothing there, or that it did.
@@ -272,7 +274,7 @@ def _records(
     return columns, rows
 
 
-def _say(table: tuple[Sequence[str], Iterable[tuple[Any, ...]]], form: Form) -> None:
+def _say(table: tuple[Sequence[str], Iterable[tuple[Any, ...]]], form: RowForm) -> None:
     names, rows = table
     for line in written(names, iter(rows), form):
         typer.echo(line)
@@ -304,8 +306,8 @@ def sql(
     folder: Folder,
     statement: Annotated[str, typer.Argument(metavar="SELECT", help="One SELECT over the views.")],
     seconds: Annotated[float, typer.Option(min=0.1, help="How long it may take.")] = MAX_SECONDS,
-    prove: Prove = False,
-    form: Format = "table",
+    prove: ProveOption = False,
+    form: FormatOption = "table",
     vkey: Key = None,
 ) -> None:
     """Ask in SQL: one SELECT over steps, cells, taught, norms, policy, checkpoints, sources and more (docs/queries.md).
@@ -324,7 +326,7 @@ def sql(
         typer.echo(f"{said}.", err=True)
 
 
-def policy_effect(folder: Folder, prove: Prove = False, form: Format = "table", vkey: Key = None) -> None:
+def policy_effect(folder: Folder, prove: ProveOption = False, form: FormatOption = "table", vkey: Key = None) -> None:
     """Say which policy was in force when, what each change did to the weights, and what was taught under each.
 
     \b

@@ -48,7 +48,7 @@ class RareEntry(msgspec.Struct, frozen=True):
     details_size: int = 0
 
 
-class Part(msgspec.Struct, frozen=True):
+class DerivedPart(msgspec.Struct, frozen=True):
     """Rows of the entries `first` to `end`, bytes of details before them, and the files' SHA-256 and rows by table."""
 
     first: int
@@ -71,7 +71,7 @@ class DerivedIndex(msgspec.Struct, frozen=True):
     root: str
     rare: list[RareEntry]
     sets: list[tuple[int, list[int]]]
-    parts: list[Part]
+    parts: list[DerivedPart]
 
 
 @dataclass
@@ -266,7 +266,7 @@ class _Deriving:
         start = last.first if last else 0
         roots: Sequence[TreeHead] = ()
         if before is None or last is None:
-            self._rare, self._parts, self._sets = list[RareEntry](), list[Part](), RegionSets()
+            self._rare, self._parts, self._sets = list[RareEntry](), list[DerivedPart](), RegionSets()
             state = _State(RunHistory(), [])
         else:
             self._rare = [one for one in before.rare if one.index < start]
@@ -317,7 +317,7 @@ class _Deriving:
         self._rare.append(RareEntry(item.index, data, self._scan.details_size - size, size))
 
     def _write(self, end: int) -> None:
-        part = Part(self._first, end, self._details_at, {})
+        part = DerivedPart(self._first, end, self._details_at, {})
         told = {"origin": self._vkey.partition("+")[0], "tree_size": str(end), "root": self._scan.frontier.root().hex()}
         pairs = ", ".join(f"{name}: {text(value)}" for name, value in {"format": FORMAT, **told}.items())
         with connection() as database:

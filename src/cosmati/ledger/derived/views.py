@@ -19,7 +19,7 @@ from cosmati.ledger.tables import Tables
 from cosmati.ledger.verify import LEVEL_0
 from cosmati.records.joint_classes import members_of
 
-Form = Literal["table", "csv", "json"]
+RowForm = Literal["table", "csv", "json"]
 MAX_SECONDS = 60.0
 MAX_TABLE_ROWS = 1000
 _MAX_MEMORY = "4GB"
@@ -286,7 +286,7 @@ def _of_epoch(tables: Tables) -> dict[str, list[tuple[Any, ...]]]:
     }
 
 
-def written(names: Sequence[str], rows: Iterator[tuple[Any, ...]], form: Form) -> Iterator[str]:
+def written(names: Sequence[str], rows: Iterator[tuple[Any, ...]], form: RowForm) -> Iterator[str]:
     """Yield the lines of a table for people, of CSV, or of JSON, an object each."""
     if form == "json":
         yield from (json.dumps(dict(zip(names, map(_plain, row), strict=True)), ensure_ascii=False) for row in rows)
