@@ -117,6 +117,8 @@ def test_unknown_names_and_false_statements_are_answered_as_ever(long: Path) -> 
     said = yes("query", long, "--class", "c", "--region", "low")
     assert "scanned   7 steps, 4 microbatches of the class, in all 12 signed entries" in said
     assert all(f"policy    {one.digest.hex()}" in said for one in (FIRST, SECOND))
+    (told,) = records("query", long, "--class", "c", "--region", "low")
+    assert (told["num_steps_scanned"], told["policy_digests"]) == (7, [FIRST.digest.hex(), SECOND.digest.hex()])
     assert not (long / "derived").exists(), "a statement reads the entries alone"
     assert "no class 'x'" in unanswered("query", long, "--class", "x")
     assert "no region 'x'" in unanswered("query", long, "--region", "x", "--steps")
@@ -152,7 +154,12 @@ def test_sql_is_answered_for_people_and_for_programs(path: Path) -> None:
     assert nasty.stdout.splitlines()[1] == "'=1+1,\\x1b[31m,,nan"
     shown = told("SELECT e'\\x1b[31m' AS b, NULL AS c")
     assert shown.stdout.splitlines()[1] == "\\x1b[31m  –"
-    for wrong in ("DROP VIEW cells", "SELECT * FROM read_text('/etc/passwd')", "SELECT 1; SELECT 2"):
+    for wrong in (
+        "SELECT class::INT FROM cells",
+        "DROP VIEW cells",
+        "SELECT * FROM read_text('/etc/passwd')",
+        "SELECT 1; SELECT 2",
+    ):
         assert told(wrong).exit_code == 2
     many = told("SELECT * FROM range(1200)")
     assert "the first 1000 rows are shown" in many.stdout

@@ -159,13 +159,13 @@ def query(
     if recipe:
         raise LedgerError("--recipe is for --by annotator=ID and the like. Leave it out, or ask for somebody's rows.")
     if class_name and region and not (checkpoint or each or steps):
-        _say_exclusion(folder, class_name, region, vkey)
+        _say_exclusion(folder, class_name, region, form, vkey)
         return
     answer = answered(ledger_in(folder), vkey, prove=prove, checkpoint=checkpoint, each=each)
     chosen = _chosen(answer, class_name, region)
     spans = _spans(ledger_in(folder), vkey, chosen, checkpoint) if steps else {}
     if form == "table":
-        _say_taught(chosen, spans)
+        _say_taught(chosen, spans, each)
         _say_sources(ledger_in(folder), answer, chosen)
         for line in filter(None, (answer.said + ".", answer.unsigned)):
             typer.echo(line)
@@ -173,11 +173,14 @@ def query(
     _say(_records(chosen, spans, answer), form)
 
 
-def _say_exclusion(folder: Path, class_name: str, region: str, vkey: str | None) -> None:
+def _say_exclusion(folder: Path, class_name: str, region: str, form: RowForm, vkey: str | None) -> None:
     """State that a class wrote nothing in a region; it raises where that's false."""
     directory = ledger_in(folder)
     waiting = Waiting(directory)
     s = direct_write_exclusion(directory, class_name, region, vkey=vkey)
+    if form != "table":
+        _say(([*asdict(s)], [tuple(asdict(s).values())]), form)
+        return
     unsigned = waiting.beyond(s.tree_size)
     typer.echo(f"No logged step gave rows tagged {s.class_name} any weight in {s.region}.")
     typer.echo(
@@ -222,12 +225,12 @@ def _spans(
         return {pair: steps_taught(derived, *pair, at=at, joint=False) for pair in pairs}
 
 
-def _say_taught(chosen: Sequence[ClassTaught], spans: dict[tuple[str, str], tuple[StepSpan, ...]]) -> None:
+def _say_taught(chosen: Sequence[ClassTaught], spans: dict[tuple[str, str], tuple[StepSpan, ...]], each: str) -> None:
     group = ""
     for one in chosen:
         cell = one.contribution
         if one.group != group:
-            typer.echo(f"{one.group}:")
+            typer.echo(f"{each} {one.group}:")
             group = one.group
         share = "–" if cell.norm_share is None else f"{cell.norm_share:.1%}"
         when = f" ({one.first_step} to {one.last_step})" if one.first_step >= 0 else ""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cosmati.errors import LedgerError
-from cosmati.ledger.derived.opened import DerivedLedger, Milestone
+from cosmati.ledger.derived.opened import DerivedLedger, Milestone, readable
 from cosmati.ledger.query import Contribution
 from cosmati.records.joint_classes import members_of
 
@@ -75,8 +75,20 @@ def taught(derived: DerivedLedger, *, at: Milestone | None = None, each: Each = 
             as no policy gives them, is counted in one of them.
     """
     derived.set_cuts(at)
+    with readable(derived.ledger):
+        totals = _totals(derived, _groups(derived, each))
+    groups = list(dict.fromkeys(group for group, _, _ in totals)) if each else [""]
+    return tuple(
+        _taught(group, name, region, totals, sum(totals[group, c, region].norm_sum for c in derived.classes))
+        for group in groups
+        for name in derived.classes
+        for region in derived.regions
+    )
+
+
+def _totals(derived: DerivedLedger, group_of: Callable[[int, int], str]) -> dict[tuple[str, str, str], _Total]:
     totals: dict[tuple[str, str, str], _Total] = defaultdict(_Total)
-    sets, group_of = derived.index.sets, _groups(derived, each)
+    sets = derived.index.sets
     for epoch, class_id, phase, route, reaches, opens, own, num, rows, weight, first, last in derived.rows(_CELLS):
         tables, group = derived.tables[epoch], group_of(epoch, phase)
         for region in sets[reaches][1]:
@@ -96,13 +108,7 @@ def taught(derived: DerivedLedger, *, at: Milestone | None = None, each: Each = 
         one.num_norms += num
         one.norm_sum += norm_sum
         one.square_sum += squares
-    groups = list(dict.fromkeys(group for group, _, _ in totals)) if each else [""]
-    return tuple(
-        _taught(group, name, region, totals, sum(totals[group, c, region].norm_sum for c in derived.classes))
-        for group in groups
-        for name in derived.classes
-        for region in derived.regions
-    )
+    return totals
 
 
 def _groups(derived: DerivedLedger, each: Each) -> Callable[[int, int], str]:
@@ -168,10 +174,11 @@ def steps_taught(
     columns = np.asarray(pairs, np.uint32).reshape(-1, 2).T
     derived.put("asked", dict(zip(("policy_epoch", "class_id"), columns, strict=True)))
     derived.put("asked_sets", {"reaches": np.asarray(sets, np.uint32)})
-    found = derived.database.execute(
-        "SELECT DISTINCT step FROM cells_file JOIN cuts USING (attempt) JOIN asked USING (policy_epoch, class_id) "
-        "JOIN asked_sets USING (reaches) WHERE step < cut ORDER BY step"
-    ).fetchnumpy()["step"]
+    with readable(derived.ledger):
+        found = derived.database.execute(
+            "SELECT DISTINCT step FROM cells_file JOIN cuts USING (attempt) JOIN asked USING (policy_epoch, class_id) "
+            "JOIN asked_sets USING (reaches) WHERE step < cut ORDER BY step"
+        ).fetchnumpy()["step"]
     return spans_of(np.asarray(found, np.int64))
 
 

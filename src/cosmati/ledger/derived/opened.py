@@ -84,8 +84,9 @@ class DerivedLedger:
         self.milestones = [_milestone(number, one) for number, one in entries if isinstance(one, ends)]
         self.database = database
         self.files = check_files(self.folder, index)
-        for table, files in self.files.items():
-            self._view(table, files)
+        with readable(ledger):
+            for table, files in self.files.items():
+                self._view(table, files)
         self.set_cuts(None)
 
     @property
@@ -141,7 +142,8 @@ class DerivedLedger:
 
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a question."""
-        return self.database.execute(sql, list(values)).fetchall()
+        with readable(self.ledger):
+            return self.database.execute(sql, list(values)).fetchall()
 
     def _view(self, table: str, files: Sequence[Path]) -> None:
         if files:
@@ -176,14 +178,18 @@ def open_derived(ledger: Path, *, vkey: str | None = None, anew: bool = False) -
     head = read_head(ledger, key)
     if head.size == 0:
         raise LedgerError(f"The ledger {ledger} is empty. Query it once the run has begun.")
-    with connection() as database, _readable(ledger):
+    with connection() as database:
         index = derive(ledger, key.text, head, anew=anew)
         yield DerivedLedger(ledger, index, database)
 
 
 @contextmanager
-def _readable(ledger: Path) -> Iterator[None]:
-    """Say what it means where DuckDB, or a number in a file, isn't as derived tables have it."""
+def readable(ledger: Path) -> Iterator[None]:
+    """Say what it means where DuckDB can't read the tables, or a number in them names nothing.
+
+    Raises:
+        TamperError: instead of DuckDB's error, or a LookupError.
+    """
     import duckdb
 
     try:
@@ -213,7 +219,7 @@ def _fingerprint_before(ledger: Path) -> tuple[int, object] | None:
     try:
         index = read_index(folder)
         assert index is not None, "it's there"
-        with connection() as database, _readable(ledger):
+        with connection() as database:
             found = DerivedLedger(ledger, index, database)
             return index.tree_size, fingerprint(found, below=index.tree_size)
     except LedgerError as error:

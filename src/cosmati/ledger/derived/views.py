@@ -171,48 +171,40 @@ def run_sql(
 
     make_views(derived)
     database = derived.database
-    try:
+    with _answering(database.interrupt, seconds):
         statements = database.extract_statements(sql)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise LedgerError("SQL over a ledger is one SELECT, which changes nothing. Ask one question at a time.")
         _lock(derived)
-        with _limited(database.interrupt, seconds):
-            cursor = database.execute(sql)
-        names = [one[0] for one in cursor.description or ()]
-        return names, _fetched(database, seconds)
-    except duckdb.InterruptException as error:
-        raise _too_long(seconds) from error
-    except duckdb.Error as error:
-        msg = f"This SQL can't be answered: {error}\nThe views are {', '.join(COLUMNS)}; docs/queries.md has them."
-        raise LedgerError(msg) from error
+        cursor = database.execute(sql)
+    return [one[0] for one in cursor.description or ()], _fetched(database, seconds)
 
 
 def _fetched(database: Any, seconds: float) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401  (DuckDB is imported late)
-    import duckdb
-
     while True:
-        try:
-            with _limited(database.interrupt, seconds):
-                rows = database.fetchmany(10_000)
-        except duckdb.InterruptException as error:
-            raise _too_long(seconds) from error
+        with _answering(database.interrupt, seconds):
+            rows = database.fetchmany(10_000)
         if not rows:
             return
         yield from rows
 
 
-def _too_long(seconds: float) -> LedgerError:
-    msg = f"This SQL took longer than {seconds:g} seconds, and was stopped. Ask for less, or --seconds more."
-    return LedgerError(msg)
-
-
 @contextmanager
-def _limited(interrupt: Callable[[], None], seconds: float) -> Iterator[None]:
+def _answering(interrupt: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Stop what takes too long, and say in our words what DuckDB refuses."""
+    import duckdb
+
     timer = threading.Timer(seconds, interrupt)
     timer.daemon = True
     timer.start()
     try:
         yield
+    except duckdb.InterruptException as error:
+        msg = f"This SQL took longer than {seconds:g} seconds, and was stopped. Ask for less, or --seconds more."
+        raise LedgerError(msg) from error
+    except duckdb.Error as error:
+        msg = f"This SQL can't be answered: {error}\nThe views are {', '.join(COLUMNS)}; docs/queries.md has them."
+        raise LedgerError(msg) from error
     finally:
         timer.cancel()
 
