@@ -27,6 +27,7 @@ from cosmati.storage.merkle import leaf_hash
 
 from .ledgers import ORIGIN
 from .random_runs import random_run
+from .test_amend import FIRST
 from .test_verify import write_signed
 
 KEY = SigningKey.generate(ORIGIN)
@@ -211,3 +212,34 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
                 list(ColumnScan(tmp_path, read_head(tmp_path, key)).blocks())
         path.write_bytes(data)
     list(ColumnScan(tmp_path, read_head(tmp_path, key)).blocks())
+
+
+def wrong_weight(data: bytes, value: float) -> bytes:
+    return data[:97] + struct.pack(">d", value) + data[105:]
+
+
+@pytest.mark.parametrize(
+    ("step", "changed"),
+    [
+        (0, {"phase": 1}),
+        (4, {"phase": 0}),
+        (4, {"phase": 2}),
+        (0, {"class_id": 2, "route_id": 0}),
+        (0, {"class_id": 3}),
+        (0, {"route_id": 0}),
+        (0, {"route_id": 9}),
+    ],
+)
+def test_a_signed_cell_that_no_policy_gives_is_refused(tmp_path: Path, step: int, changed: dict[str, int]) -> None:
+    steps = [FIRST.step(n, **(changed if n == step else {})) for n in range(5)]
+    items = [(encode_entry(e), None if d is None else encode_details(d)) for e, d in (FIRST.run(), *steps)]
+    head = write(tmp_path, items)
+    assert outcome(read_by_entry, tmp_path, head) == outcome(read_by_column, tmp_path, head) == "refused"
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), -float("inf")])
+def test_a_signed_weight_that_is_no_weight_is_refused(tmp_path: Path, value: float) -> None:
+    items = [(encode_entry(e), None if d is None else encode_details(d)) for e, d in (FIRST.run(), FIRST.step(0))]
+    items[1] = wrong_weight(items[1][0], value), items[1][1]
+    head = write(tmp_path, items)
+    assert outcome(read_by_entry, tmp_path, head) == outcome(read_by_column, tmp_path, head) == "refused"
