@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from cosmati.ledger.history import RunHistory
 from cosmati.ledger.writer import details_digest
-from cosmati.records.ledger import AmendEntry, CheckpointEntry, EndEntry, MicrobatchCell, RunEntry, StepEntry
+from cosmati.records.ledger import (
+    AmendEntry,
+    CheckpointEntry,
+    EndEntry,
+    EvaluationEntry,
+    MicrobatchCell,
+    RunEntry,
+    StepEntry,
+    TimeEntry,
+)
 
 from .ledgers import digest
 from .test_verify import Item
@@ -115,6 +124,8 @@ def _step(draw: random.Random, run: PlainRun, history: RunHistory) -> None:
         "update_norm": None,
         "loss": draw.choice([None, 0.5]),
     }
+    if draw.random() < 0.3:  # as packs have it: cells are a microbatch's kinds of rows
+        details["cell_microbatches"] = sorted(draw.choices(range(2), k=len(cells)))
     if sub_steps is not None:
         details["sub_steps"] = [{"regions": regions, "weights": weights} for regions, weights in sub_steps]
     made = tuple(MicrobatchCell(*cell, digest(f"rows {step}")) for cell in cells)
@@ -126,19 +137,35 @@ def _step(draw: random.Random, run: PlainRun, history: RunHistory) -> None:
     _append(run, history, (entry, details))
 
 
+def _told_between(draw: random.Random, step: int) -> Item:
+    """Return an entry that says a time, or what was measured."""
+    if draw.random() < 0.5:
+        return TimeEntry(step, draw.randrange(1 << 32)), None
+    details: dict[str, object] = {"step": step, "metrics": {"loss": draw.random()}, "weights": "trained"}
+    return EvaluationEntry(step, digest("root"), details_digest(details)), details
+
+
 def _append(run: PlainRun, history: RunHistory, item: Item) -> None:
     history.append(item[0])
     run.items.append(item)
 
 
-def random_run(seed: int, length: int = 24) -> PlainRun:
-    """Return a run with resumes, amendments, checkpoints and an end, as the draws of a seed have it."""
+def random_run(
+    seed: int, length: int = 24, interjected: Callable[[list[Item]], Item | None] = lambda _: None
+) -> PlainRun:
+    """Return a run with resumes, amendments, checkpoints and an end, as the draws of a seed have it.
+
+    `interjected` returns an entry to put after those that it's given, or None.
+    """
     draw, run, history = random.Random(seed), PlainRun(), RunHistory()
     governed = draw.random() < 0.5
     run.tables.append(_tables(draw, governed, 0))
     first = run.tables[0]
     _append(run, history, (RunEntry("r", _commitments(first), details_digest(first.details)), first.details))
     while len(run.items) < length:
+        if (item := interjected(run.items)) is not None:
+            _append(run, history, item)
+            continue
         what = draw.random()
         if what < 0.1 and history.num_steps:
             back = draw.randint(0, history.num_steps)
@@ -149,6 +176,8 @@ def random_run(seed: int, length: int = 24) -> PlainRun:
                 details = run.tables[-1].details | {"changes": [["policy", "was", "is"]]}
                 amend = AmendEntry(back, _commitments(run.tables[-1]), details_digest(details))
                 _append(run, history, (amend, details))
+        elif what < 0.13:
+            _append(run, history, _told_between(draw, history.num_steps))
         elif what < 0.2:
             done = history.num_steps
             run.checkpoints.append((len(run.items), done, list(run.standing)))

@@ -9,32 +9,50 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from cosmati.cli.ledger_folder import Folder, Key, Quorum, ReplayFile, Waiting, Witnesses, ledger_of
+from cosmati.cli.ledger_taught import records_of, say_rows, say_sources, say_taught
 from cosmati.cli.subject_options import IndexFile, IndexKey
 from cosmati.errors import LedgerError
-from cosmati.ledger.derived.answers import ClassTaught, StepSpan, num_standing, policy_effects, steps_taught, taught
+from cosmati.ledger.derived.answers import ClassTaught, num_standing, policy_effects, steps_taught, taught
 from cosmati.ledger.derived.duck import has_duckdb
 from cosmati.ledger.derived.folder import place_of
 from cosmati.ledger.derived.opened import DerivedLedger, Milestone, open_derived, open_proven
-from cosmati.ledger.derived.views import MAX_SECONDS, RowForm, run_sql, written
+from cosmati.ledger.derived.views import MAX_SECONDS, RowForm, run_sql
 from cosmati.ledger.evidence import LEVEL_0, TrustedEvidence
-from cosmati.ledger.query import Contribution, ContributionTable, VerifiedLedger, contributions, direct_write_exclusion
+from cosmati.ledger.query import ContributionTable, VerifiedLedger, contributions, direct_write_exclusion
 from cosmati.ledger.reader import read_head, read_verifier_key
-from cosmati.ledger.sources import sources_of
 from cosmati.ledger.tables import Tables
 from cosmati.records.joint_classes import members_of
 
 READ_WHOLE = 10_000
 """Entries up to which a ledger is read whole for each answer: about a second."""
 _STEP_FOLDER = re.compile(r"step-(\d+)")
-_MAX_SPANS = 12
 
+OfClass = Annotated[str | None, typer.Option("--class", help="Which regions did this class reach?")]
+OfRegion = Annotated[str | None, typer.Option("--region", help="Which classes reached this region?")]
+AskedBy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIELD=ID",
+        help="What did some rows teach, and when? Those of annotator=, label_function= or rater=, of subject=, of "
+        "row=ID, of rows=FILE with an id a line, or of any column of the data, such as path=NAME.",
+    ),
+]
+AskedRecipe = Annotated[
+    str | None, typer.Option(metavar="FILE[:FUNCTION]", help="With --by: what the run was made from.")
+]
+AskedCheckpoint = Annotated[
+    str, typer.Option(metavar="STEP|FOLDER", help="What had this checkpoint learnt? Its steps, or its folder.")
+]
+AskedEach = Annotated[
+    Literal["", "phase", "policy"], typer.Option(help="Tell it by phase, or by policy as it changed in mid-run.")
+]
 ProveOption = Annotated[
     bool, typer.Option("--prove", help="Read all signed entries for the answer, and compare derived tables with them.")
 ]
@@ -44,7 +62,7 @@ FormatOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Answer:
+class LedgerAnswer:
     """What was taught, and what that was read from."""
 
     taught: Sequence[ClassTaught]
@@ -63,7 +81,7 @@ def answered(
     prove: bool = False,
     checkpoint: str = "",
     each: Literal["", "phase", "policy"] = "",
-) -> Answer:
+) -> LedgerAnswer:
     """Return what each class gave each region: from the entries of a short ledger, from the tables of a long one."""
     waiting = Waiting(directory)
     size = read_head(directory, read_verifier_key(directory, vkey)).size
@@ -76,13 +94,13 @@ def answered(
         found, num_steps = taught(derived, at=at, each=each), num_standing(derived, at)
         of = "" if at is None else f"As of the checkpoint after {at.step} steps (entry {at.entry}). "
         unsigned = waiting.beyond(derived.index.tree_size)
-        return Answer(found, num_steps, derived.tables, derived.evidence_level, of + said, unsigned)
+        return LedgerAnswer(found, num_steps, derived.tables, derived.evidence_level, of + said, unsigned)
 
 
-def _read_whole(ledger: VerifiedLedger, table: ContributionTable, unsigned: str) -> Answer:
+def _read_whole(ledger: VerifiedLedger, table: ContributionTable, unsigned: str) -> LedgerAnswer:
     said = f"Read from all {table.tree_size} signed entries, root {table.root}; level {table.evidence_level}"
     found = [ClassTaught("", one) for one in table.cells]
-    return Answer(found, table.num_steps, ledger.tables, table.evidence_level, said, unsigned)
+    return LedgerAnswer(found, table.num_steps, ledger.tables, table.evidence_level, said, unsigned)
 
 
 @contextmanager
@@ -117,27 +135,14 @@ def _milestone(derived: DerivedLedger, checkpoint: str) -> Milestone:
 
 def query(  # noqa: PLR0913, PLR0917  (a command's options)
     folder: Folder,
-    class_name: Annotated[str | None, typer.Option("--class", help="Which regions did this class reach?")] = None,
-    region: Annotated[str | None, typer.Option("--region", help="Which classes reached this region?")] = None,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIELD=ID",
-            help="What did some rows teach, and when? Those of annotator=, label_function= or rater=, of subject=, of "
-            "row=ID, of rows=FILE with an id a line, or of any column of the data, such as path=NAME.",
-        ),
-    ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(metavar="FILE[:FUNCTION]", help="With --by: what the run was made from.")
-    ] = None,
+    class_name: OfClass = None,
+    region: OfRegion = None,
+    by: AskedBy = None,
+    recipe: AskedRecipe = None,
     key: IndexKey = None,
     index: IndexFile = None,
-    checkpoint: Annotated[
-        str, typer.Option(metavar="STEP|FOLDER", help="What had this checkpoint learnt? Its steps, or its folder.")
-    ] = "",
-    each: Annotated[
-        Literal["", "phase", "policy"], typer.Option(help="Tell it by phase, or by policy as it changed in mid-run.")
-    ] = "",
+    checkpoint: AskedCheckpoint = "",
+    each: AskedEach = "",
     steps: Annotated[bool, typer.Option("--steps", help="Say at which steps, as spans.")] = False,
     prove: ProveOption = False,
     form: FormatOption = "table",
@@ -182,12 +187,12 @@ def query(  # noqa: PLR0913, PLR0917  (a command's options)
     chosen = _chosen(answer, class_name, region)
     spans = _spans(ledger_of(folder), vkey, chosen, checkpoint) if steps else {}
     if form == "table":
-        _say_taught(chosen, spans, each)
-        _say_sources(ledger_of(folder), answer, chosen)
+        say_taught(chosen, spans, each)
+        say_sources(ledger_of(folder), answer.tables, chosen)
         for line in filter(None, (answer.said + ".", answer.unsigned)):
             typer.echo(line)
         return
-    _say(_records(chosen, spans, answer), form)
+    say_rows(records_of(chosen, spans, answer.said), form)
 
 
 def _say_exclusion(
@@ -197,7 +202,7 @@ def _say_exclusion(
     waiting = Waiting(directory)
     s = direct_write_exclusion(directory, class_name, region, vkey=vkey, witnesses=trusted)
     if form != "table":
-        _say(([*asdict(s)], [tuple(asdict(s).values())]), form)
+        say_rows(([*asdict(s)], [tuple(asdict(s).values())]), form)
         return
     unsigned = waiting.beyond(s.tree_size)
     typer.echo(f"No logged step gave rows tagged {s.class_name} any weight in {s.region}.")
@@ -219,7 +224,7 @@ def _say_exclusion(
     typer.echo("This is about direct writes. It doesn't say that the class had no influence on the region.")
 
 
-def _chosen(answer: Answer, class_name: str | None, region: str | None) -> list[ClassTaught]:
+def _chosen(answer: LedgerAnswer, class_name: str | None, region: str | None) -> list[ClassTaught]:
     """Return what reached something, of a class (and the joint ones that have it as a member) and a region."""
     for asked, kind, name in ((class_name, "class", "class_name"), (region, "region", "region")):
         names = tuple(dict.fromkeys(getattr(one.contribution, name) for one in answer.taught))
@@ -241,64 +246,6 @@ def _spans(
         at = _milestone(derived, checkpoint) if checkpoint else None
         pairs = dict.fromkeys((one.contribution.class_name, one.contribution.region) for one in chosen)
         return {pair: steps_taught(derived, *pair, at=at, joint=False) for pair in pairs}
-
-
-def _say_taught(chosen: Sequence[ClassTaught], spans: dict[tuple[str, str], tuple[StepSpan, ...]], each: str) -> None:
-    group = ""
-    for one in chosen:
-        cell = one.contribution
-        if one.group != group:
-            typer.echo(f"{each} {one.group}:")
-            group = one.group
-        share = "–" if cell.norm_share is None else f"{cell.norm_share:.1%}"
-        when = f" ({one.first_step} to {one.last_step})" if one.first_step >= 0 else ""
-        typer.echo(
-            f"{cell.class_name:<22}{cell.region:<16}{cell.num_rows:>8} rows in {cell.num_steps:>6} steps{when}, "
-            f"{share:>6} of the region's gradient norms"
-        )
-        if found := spans.get((cell.class_name, cell.region)):
-            left = len(found) - _MAX_SPANS
-            more = f", and {left} more spans: --format json has all" if left > 0 else ""
-            typer.echo(f"  steps {words_of_spans(found[:_MAX_SPANS])}{more}")
-    if not chosen:
-        typer.echo("None.")
-
-
-def words_of_spans(spans: Iterable[StepSpan]) -> str:
-    """Return spans in words: `0-3, 7`."""
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-
-
-def _say_sources(directory: Path, answer: Answer, chosen: Sequence[ClassTaught]) -> None:
-    """Say from which signed sources the classes' rows came, and under which licence."""
-    names = {name for one in chosen for name in (one.contribution.class_name, *members_of(one.contribution.class_name))}
-    known = dict.fromkeys(one for tables in answer.tables for one in sources_of(directory, tables))
-    for one in known:
-        if names & {one.class_name, *members_of(one.class_name)}:
-            until = f" until {one.valid_until}" if one.valid_until else ""
-            licence = f"licence {one.licence}{until}" if one.licence else "no licence in its manifest"
-            origin = f", from {one.origin}" if one.origin else ""
-            typer.echo(f"source {one.target}: {licence}{origin}")
-
-
-def _records(
-    chosen: Sequence[ClassTaught], spans: dict[tuple[str, str], tuple[StepSpan, ...]], answer: Answer
-) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return columns and rows for programs."""
-    columns = ["group", *(field.name for field in fields(Contribution)), "first_step", "last_step", "steps", "said"]
-    rows = []
-    for one in chosen:
-        cell = asdict(one.contribution)
-        found = spans.get((one.contribution.class_name, one.contribution.region))
-        when = [list(span) for span in found] if found else None
-        rows.append((one.group, *cell.values(), one.first_step, one.last_step, when, answer.said))
-    return columns, rows
-
-
-def _say(table: tuple[Sequence[str], Iterable[tuple[Any, ...]]], form: RowForm) -> None:
-    names, rows = table
-    for line in written(names, iter(rows), form):
-        typer.echo(line)
 
 
 def derive(
@@ -351,7 +298,7 @@ def sql(
     directory = ledger_of(folder)
     trusted = TrustedEvidence.parse(witnesses or (), quorum, replayed)
     with _tables(directory, vkey, trusted, prove=prove) as (derived, said):
-        _say(run_sql(derived, statement, seconds=seconds), form)
+        say_rows(run_sql(derived, statement, seconds=seconds), form)
         typer.echo(f"{said}.", err=True)
 
 
@@ -381,7 +328,7 @@ def policy_effect(
         }
         if form != "table":
             names = list(asdict(effects[0])) if effects else ["policy_epoch"]
-            _say((names, [tuple(asdict(one).values()) for one in effects]), form)
+            say_rows((names, [tuple(asdict(one).values()) for one in effects]), form)
             return
         for epoch, tables in enumerate(derived.tables):
             policy = dict(tables.entry.commitments).get("policy", b"").hex()

@@ -10,7 +10,7 @@ import typer
 
 from cosmati.cli.data_find import say_without
 from cosmati.cli.files import load_recipe
-from cosmati.cli.ledger_queries import words_of_spans
+from cosmati.cli.ledger_taught import words_of_spans
 from cosmati.cli.subject_options import index_of
 from cosmati.data.named_rows import read_ids, rows_where, rows_with_ids
 from cosmati.data.people import ChosenRows
