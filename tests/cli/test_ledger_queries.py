@@ -15,7 +15,10 @@ from typer.testing import CliRunner
 
 from cosmati.cli import ledger_queries
 from cosmati.cli.main import app
+from cosmati.ledger.cosigned import ask_witness
 from cosmati.ledger.keys import SigningKey
+from cosmati.ledger.reader import read_head
+from cosmati.ledger.witness import Witness, create_witness
 from cosmati.ledger.writer import details_digest
 from cosmati.records.ledger import CheckpointEntry, RunEntry
 from tests.ledger.ledgers import ORIGIN, append_steps, digest, write_run
@@ -75,6 +78,44 @@ def test_both_ways_give_the_same_answer_and_say_what_it_came_from(
     )
     assert "Read from all 12 signed entries again. Derived" in yes("query", path, *asked, "--prove")
     assert ("None." in long) == (asked == ["--class", "c"])
+
+
+WAYS = (
+    ["query"],
+    ["query", "--prove"],
+    ["query", "--class", "c", "--region", "top"],
+    ["show"],
+    ["derive"],
+    ["policy-effect"],
+)
+
+
+@pytest.mark.parametrize("is_long", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_each_command_says_the_level_that_witnesses_and_replays_give(
+    path: Path, monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    if is_long:
+        monkeypatch.setattr(ledger_queries, "READ_WHOLE", 0)
+    create_witness(path / "w", "w.example")
+    stranger = create_witness(path / "v", "v.example").text
+    witness = Witness(path / "w", now=lambda: 1_700_000_000)
+    witness.trust(KEY.verifier)
+    ask_witness(path / "ledger", witness.key, witness.send)
+    head = read_head(path / "ledger", KEY.verifier)
+    told = {"kind": "cosmati replay", "origin": ORIGIN, "size": head.size, "root": head.root.hex()}
+    (path / "replayed").write_text(json.dumps(told | {"evidence_level": "L3: all of it"}))
+    seen = ("--witness", witness.key.text)
+    for name, *rest in WAYS:
+        for asked, level in (((), "L0: "), (seen, "L1: witnessed"), (("--replayed", path / "replayed"), "L3: all")):
+            said = yes(name, path, *rest, *asked)
+            assert level in said, (name, rest, said)
+            assert ("L0" in said) == (level == "L0: ")
+            is_quick = name == "policy-effect" or (is_long and [name, *rest] == ["query"])
+            assert not is_quick or ("--prove reads its entries" in said) == (level != "L0: ")
+    sql = asked_in_sql(path, "SELECT level FROM ledger", *map(str, seen))
+    assert (sql.stdout.count("L1: witnessed"), sql.stderr.count("level L1: witnessed")) == (1, 1)
+    assert "too few" in yes("query", path, *seen, "--witness", stranger)
+    assert unanswered("query", path, *seen, "--quorum", "2")
 
 
 def test_when_something_was_taught_is_told(long: Path) -> None:

@@ -116,7 +116,7 @@ def test_tables_under_a_key_that_never_signed_are_refused(tmp_path: Path) -> Non
         index = json.loads((place_of(path) / "tables.json").read_text())
         (place_of(path) / "tables.json").write_text(json.dumps(index | {"vkey": stranger.verifier.text}))
         write_signed(path, items, SECOND)
-        with pytest.raises(TamperError, match="under (another|a) key"), open_derived(path):
+        with pytest.raises(TamperError, match=r"under (another|a) key"), open_derived(path):
             pass
 
 
@@ -176,9 +176,9 @@ def test_no_quick_answer_comes_from_a_log_that_was_rewritten_since_it_was_seen(
                 pass
         shutil.copytree(seen, fork / seen.name)
         for asked in (trusted(), trusted(witness)):
-            with pytest.raises(TamperError, match="cut back|rewritten"), open_derived(fork, witnesses=asked):
+            with pytest.raises(TamperError, match=r"cut back|rewritten"), open_derived(fork, witnesses=asked):
                 pass
-            with pytest.raises(TamperError, match="cut back|rewritten"):
+            with pytest.raises(TamperError, match=r"cut back|rewritten"):
                 direct_write_exclusion(fork, "private", "near_input", witnesses=asked)
     result = ReplayedHead("another", read_head(path, KEY.verifier), "L3: all")
     with (
@@ -196,11 +196,10 @@ def test_a_kind_that_this_release_does_not_know_is_refused(tmp_path: Path, kind:
     from cosmati.ledger.details import encode_details
 
     encoded = [
-        (encode_entry(entry), None if told is None else encode_details(told))
-        for entry, told in random_run(4, 30).items
+        (encode_entry(entry), None if told is None else encode_details(told)) for entry, told in random_run(4, 30).items
     ]
     later = bytes([encoded[-1][0][0], kind]) + bytes(40)
     head = write(tmp_path, [*encoded, (later, None)])
     assert kind not in list(EntryKind)
-    with pytest.raises(TamperError, match="kept for|unknown kind"):
+    with pytest.raises(TamperError, match=r"kept for|unknown kind"):
         list(ColumnScan(tmp_path, head).blocks())

@@ -30,6 +30,7 @@ from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import LedgerError
+from cosmati.forget.subjects import index_subjects, make_key
 from cosmati.methods import LayerFreezing, MixUp, SelectiveBackprop
 from cosmati.optim import SGD
 from cosmati.provenance.taxonomy import Taxonomy
@@ -307,6 +308,21 @@ def test_the_command_answers_alike(shards: Path, tmp_path: Path) -> None:
         agrees(told.output, made, ChosenRows(np.asarray(ids), np.empty((0, 2), np.int64)))
     for by in ("row=x", "row=99999", "subject=eve", "nobody", f"rows={tmp_path}"):
         assert CliRunner().invoke(app, [*asked[:3], "--by", by, *asked[5:]]).exit_code == 2
+    key, whose = tmp_path / "whose.key", ["--by", "subject=ada", *asked[5:]]
+    dataset = StreamingDataset(shards)
+    index_subjects(dataset, ["annotator"], tmp_path / "whose.key.subjects", make_key(key))
+    of_subject = CliRunner().invoke(app, [*asked[:3], *whose, "--key", str(key)])
+    agrees(of_subject.output, made, rows_by(dataset, "annotator", "ada"))
+    assert of_subject.output == done.output.replace("annotator=ada", "subject=ada")
+    hidden = [*asked[:3], "--by", "subject=-", *asked[5:], "--key", str(key)]
+    told = CliRunner().invoke(app, hidden, input="ada\n").output
+    assert "Rows of the subject, each" in told
+    assert told.splitlines()[:-2] == done.output.splitlines()[:-2]
+    for wrong in ([*whose], ["--by", "row=3", *asked[5:], "--key", str(key)]):  # before a recipe is read
+        refused = CliRunner().invoke(app, [*asked[:3], *wrong])
+        assert (refused.exit_code, "only these together" in refused.output) == (2, True)
+    other = CliRunner().invoke(app, [*asked[:3], *whose, "--key", str(key), "--index", str(tmp_path / "ids")])
+    assert (other.exit_code, "is no index of subjects" in other.output) == (2, True)
     nobody = [*asked[:3], "--by", "annotator=nobody", *asked[5:]]
     assert "None of annotator=nobody" in CliRunner().invoke(app, nobody).output
     for wrong in (asked[:5], [*asked, "--class", "open"], [*asked[:3], *asked[5:]]):
