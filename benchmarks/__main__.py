@@ -11,6 +11,7 @@ from benchmarks import (
     decoding,
     import_cost,
     isolated_cost,
+    ledger_queries,
     loop_overhead,
     method_cost,
     policy_compile,
@@ -40,6 +41,7 @@ BENCHMARKS = {
     "watching": watching.run,
     "vouching": vouching.run,
     "policy_compile": policy_compile.run,
+    "ledger_queries": ledger_queries.run,
 }
 
 

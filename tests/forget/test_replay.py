@@ -39,6 +39,7 @@ from tests.forget.samples import (
     unwrapped,
     without,
 )
+from tests.ledger.plain_answers import check_answers
 from tests.train.isolated.samples import source
 
 
@@ -57,6 +58,7 @@ def test_the_bits_are_those_of_the_run_without_the_rows(tmp_path: Path) -> None:
     pinned = (run / "ledger" / "checkpoint").read_text()
     report = verify_ledger(done.out / "ledger", pinned=pinned)
     assert (report.num_steps, report.diverged_steps, report.has_ended) == (6, (), True)
+    check_answers(done.out / "ledger")
     assert PastRun(done.out).record.num_steps == 6
 
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,14 +21,16 @@ from cosmati.core.loss import LanguageModel, Loss
 from cosmati.core.method import Method
 from cosmati.data.ingest import read_jsonl
 from cosmati.data.ingest.rows import class_by_field
+from cosmati.data.named_rows import rows_with_ids
 from cosmati.data.packed import PackedSource, read_packs
 from cosmati.data.packing import Packing, pack_rows
-from cosmati.data.people import rows_by
+from cosmati.data.people import ChosenRows, rows_by
 from cosmati.data.rows import RowBatch
 from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import LedgerError
+from cosmati.forget.subjects import index_subjects, make_key
 from cosmati.methods import LayerFreezing, MixUp, SelectiveBackprop
 from cosmati.optim import SGD
 from cosmati.provenance.taxonomy import Taxonomy
@@ -246,7 +249,11 @@ def test_documents_of_packs_are_told_apart(tmp_path: Path, governed: bool) -> No
     )
     made.fit()
     for who in ("ada", "bob", "eve"):
-        found = regions_taught_by(made, rows_by(dataset, "annotator", who))
+        theirs = rows_by(dataset, "annotator", who)
+        named = rows_with_ids(dataset, theirs.documents[:, 1])
+        assert sorted(named.documents.tolist()) == sorted(theirs.documents.tolist())
+        assert not len(named.row_ids)
+        found = regions_taught_by(made, theirs)
         expected = {region: tuple(sorted(steps)) for (one, region), steps in seen.items() if one == who}
         assert {one.region: one.steps for one in found} == expected
         assert {one.region: one.num_rows for one in found} == {r: n for (one, r), n in counts.items() if one == who}
@@ -277,6 +284,15 @@ def recipe():
 """
 
 
+def agrees(output: str, made: Trainer, chosen: ChosenRows) -> None:
+    for one in regions_taught_by(made, chosen):
+        (line,) = (line for line in output.splitlines() if line.startswith(one.region))
+        told, _, spans = line.partition(":")
+        assert told.split()[1:5:3] == [str(one.num_rows), str(len(one.steps))]
+        ends = [list(map(int, span.split("-"))) for span in spans.split(", ")]
+        assert [step for span in ends for step in range(span[0], span[-1] + 1)] == [*one.steps]
+
+
 def test_the_command_answers_alike(shards: Path, tmp_path: Path) -> None:
     file, run = tmp_path / "recipe.py", tmp_path / "run"
     file.write_text(RECIPE.replace("{shards!r}", repr(str(shards))))
@@ -285,12 +301,28 @@ def test_the_command_answers_alike(shards: Path, tmp_path: Path) -> None:
     asked = ["ledger", "query", str(run), "--by", "annotator=ada", "--recipe", str(file)]
     done = CliRunner().invoke(app, asked)
     assert done.exit_code == 0, done.output
-    for one in regions_taught_by(made, rows_by(StreamingDataset(shards), "annotator", "ada")):
-        (line,) = (line for line in done.output.splitlines() if line.startswith(one.region))
-        told, _, spans = line.partition(":")
-        assert told.split()[1:5:3] == [str(one.num_rows), str(len(one.steps))]
-        ends = [list(map(int, span.split("-"))) for span in spans.split(", ")]
-        assert [step for span in ends for step in range(span[0], span[-1] + 1)] == [*one.steps]
+    agrees(done.output, made, rows_by(StreamingDataset(shards), "annotator", "ada"))
+    (tmp_path / "ids").write_text("3\n11\n")
+    for by, ids in (("row=3", [3]), (f"rows={tmp_path / 'ids'}", [3, 11])):
+        told = CliRunner().invoke(app, [*asked[:3], "--by", by, *asked[5:]])
+        agrees(told.output, made, ChosenRows(np.asarray(ids), np.empty((0, 2), np.int64)))
+    for by in ("row=x", "row=99999", "subject=eve", "nobody", f"rows={tmp_path}"):
+        assert CliRunner().invoke(app, [*asked[:3], "--by", by, *asked[5:]]).exit_code == 2
+    key, whose = tmp_path / "whose.key", ["--by", "subject=ada", *asked[5:]]
+    dataset = StreamingDataset(shards)
+    index_subjects(dataset, ["annotator"], tmp_path / "whose.key.subjects", make_key(key))
+    of_subject = CliRunner().invoke(app, [*asked[:3], *whose, "--key", str(key)])
+    agrees(of_subject.output, made, rows_by(dataset, "annotator", "ada"))
+    assert of_subject.output == done.output.replace("annotator=ada", "subject=ada")
+    hidden = [*asked[:3], "--by", "subject=-", *asked[5:], "--key", str(key)]
+    told = CliRunner().invoke(app, hidden, input="ada\n").output
+    assert "Rows of the subject, each" in told
+    assert told.splitlines()[:-2] == done.output.splitlines()[:-2]
+    for wrong in ([*whose], ["--by", "row=3", *asked[5:], "--key", str(key)]):  # before a recipe is read
+        refused = CliRunner().invoke(app, [*asked[:3], *wrong])
+        assert (refused.exit_code, "only these together" in refused.output) == (2, True)
+    other = CliRunner().invoke(app, [*asked[:3], *whose, "--key", str(key), "--index", str(tmp_path / "ids")])
+    assert (other.exit_code, "is no index of subjects" in other.output) == (2, True)
     nobody = [*asked[:3], "--by", "annotator=nobody", *asked[5:]]
     assert "None of annotator=nobody" in CliRunner().invoke(app, nobody).output
     for wrong in (asked[:5], [*asked, "--class", "open"], [*asked[:3], *asked[5:]]):

@@ -31,6 +31,7 @@ from cosmati.train.evaluation import accuracy
 from cosmati.train.observers import witnessing
 from cosmati.train.observers.observer import Observer
 from cosmati.train.outcome import StepOutcome
+from tests.ledger.plain_answers import check_answers
 
 ROWS = torch.randn(32, 4, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 3
 
@@ -228,6 +229,7 @@ def test_each_checkpoint_has_a_time(world: World, monkeypatch: pytest.MonkeyPatc
     report = verify_ledger(world.run / "ledger")
     assert report.clock == (found[0].seconds, found[-1].seconds)
     assert not report.clock_went_back
+    check_answers(world.run / "ledger")
 
 
 def test_a_minute_without_a_checkpoint_has_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +254,7 @@ def test_an_evaluation_says_of_which_weights(world: World, methods: Any) -> None
     trainer = world.trainer(methods=methods, evaluation=evaluation, **settings)
     result = trainer.fit()
     half, end = _entries(world.run, EvaluationEntry)
+    check_answers(world.run / "ledger")
     assert (half.entry.step, end.entry.step) == (2, 4)
     told = json.loads(end.details)
     metrics = {"accuracy": result.metrics["accuracy"], "nothing": None}

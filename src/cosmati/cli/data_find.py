@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from cosmati.cli.subject_options import IndexFile, IndexKey, index_of
 from cosmati.data.ingest.images import IMAGE_SUFFIXES
 from cosmati.data.people import ChosenRows
 from cosmati.data.streaming import StreamingDataset
@@ -21,11 +22,6 @@ DataSets = Annotated[
     list[str], typer.Argument(metavar="DATA...", help="Data sets, in the order in which a run has them.")
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="Where fetched shards are kept; needed for a remote.")]
-IndexKey = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The index's key.")]
-Index = Annotated[
-    Path | None,
-    typer.Option("--index", metavar="FILE", help="The index; beside the key, as FILE.subjects, if left out."),
-]
 _MAX_ASKED_BYTES = 1 << 24
 
 
@@ -33,7 +29,7 @@ def index_subjects_of(
     data: DataSets,
     field: Annotated[list[str], typer.Option("--field", help="Field that says whose a row is; again for more.")],
     key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The index's key; drawn if the file isn't there.")],
-    index: Index = None,
+    index: IndexFile = None,
     cache: Cache = None,
 ) -> None:
     """Write an index of whose rows are whose, which only who has its key can ask. All rows are read once.
@@ -51,9 +47,9 @@ def index_subjects_of(
     dataset = StreamingDataset(data, cache=cache)
     secret = read_key(key) if key.exists() else make_key(key)
     with ProgressDisplay("indexing") as progress:
-        made = index_subjects(dataset, field, _index_of(key, index), secret, on_share=progress.update)
+        made = index_subjects(dataset, field, index_of(key, index), secret, on_share=progress.update)
     typer.echo(f"{made.num_subjects:,} subjects in {made.num_rows:,} rows; {made.num_unnamed:,} name nobody")
-    _say_without(made.without)
+    say_without(made.without)
     typer.echo(f"Ask it:   cosmati data find {' '.join(data)} --subject ID --key {key}")
 
 
@@ -63,7 +59,7 @@ def find(
         str | None, typer.Option(metavar="ID", help="Whose rows; `-` reads the id from standard input.")
     ] = None,
     key: IndexKey = None,
-    index: Index = None,
+    index: IndexFile = None,
     like: Annotated[
         list[Path] | None, typer.Option("--like", metavar="FILE", help="Rows like this text or image; again for more.")
     ] = None,
@@ -94,11 +90,11 @@ def find(
     dataset = StreamingDataset(data, cache=cache)
     if subject is not None and key is not None:
         who = sys.stdin.readline() if subject == "-" else subject
-        opened = SubjectIndex.open(_index_of(key, index), read_key(key), dataset)
+        opened = SubjectIndex.open(index_of(key, index), read_key(key), dataset)
         theirs = opened.find(who)
         whole, documents = theirs.row_ids.tolist(), theirs.documents[:, 1].tolist()
         _say_subject(dataset, theirs)
-        _say_without(opened.without)
+        say_without(opened.without)
     else:
         with ProgressDisplay("comparing") as progress:
             found = _like(dataset, like or [], threshold, column, progress.update)
@@ -116,11 +112,8 @@ def find(
         raise typer.Exit(1)
 
 
-def _index_of(key: Path, index: Path | None) -> Path:
-    return index or key.with_name(key.name + ".subjects")
-
-
-def _say_without(classes: tuple[str, ...]) -> None:
+def say_without(classes: tuple[str, ...]) -> None:
+    """Say whose rows an index doesn't know."""
     if classes:
         typer.echo(f"not covered, since they have none of the fields: {', '.join(classes)}")
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from cosmati.cli.errors import Answering
-from cosmati.cli.ledger_folder import Folder, Key, Quorum, ReplayFile, Witnesses, ledger_of
+from cosmati.cli.ledger_folder import Folder, Key, Quorum, ReplayFile, Witnesses, ledger_of, opened
+from cosmati.cli.ledger_queries import answered, derive, policy_effect, query, sql
 from cosmati.cli.ledger_witness import app as witness_app
 from cosmati.cli.ledger_words import say_artifacts, say_evidence, say_policies, say_provenance, say_withdrawn
 from cosmati.cli.replay import blinds_for, replay_steps, spot_check
@@ -16,16 +17,8 @@ from cosmati.errors import LedgerError, RefutedError, TamperError
 from cosmati.ledger.evidence import TrustedEvidence
 from cosmati.ledger.key_change import rotate_key
 from cosmati.ledger.proof import check_inclusion, prove_inclusion
-from cosmati.ledger.query import (
-    Contribution,
-    VerifiedLedger,
-    classes_of_region,
-    contributions,
-    direct_write_exclusion,
-    regions_of_class,
-)
+from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.verify import verify_ledger
-from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.provenance.rehearsal import SAYS, rehearsed
 from cosmati.provenance.voucher import FOLDER
 from cosmati.records.artifacts import words_of
@@ -38,16 +31,10 @@ app = typer.Typer(
     help="Verify a run's ledger, and ask it what it knows. 0 means yes, 1 no, 2 that there is no answer.",
 )
 app.add_typer(witness_app, name="witness")
-
-
-def _opened(folder: Path, vkey: str | None, trusted: TrustedEvidence) -> tuple[VerifiedLedger, str]:
-    """Verify a ledger, and say how much of it isn't signed yet, so that no answer is about it; empty for nothing."""
-    directory = ledger_of(folder)
-    # Before the checkpoint: a live writer replaces the log after it.
-    waiting = read_wal(directory).entries if (directory / WAL_FILE).exists() else {}
-    ledger = VerifiedLedger(directory, vkey, trusted)
-    num_unsigned = sum(index >= ledger.head.size for index in waiting)
-    return ledger, f"{num_unsigned} further entries aren't signed yet, and weren't read." if num_unsigned else ""
+app.command()(query)
+app.command()(derive)
+app.command()(sql)
+app.command("policy-effect")(policy_effect)
 
 
 @app.command()
@@ -120,7 +107,7 @@ def decisions(
     """  # noqa: D301
     from cosmati.routing.proposals import Proposal, proposals  # needs PyTorch, as `check-weights` does
 
-    ledger, unsigned = _opened(folder, vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed))
+    ledger, unsigned = opened(folder, vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed))
     shared = dict[tuple[object, ...], list[Proposal]]()
     for number, one in enumerate(proposals(ledger, class_name)):
         own = number if class_name or one.num_microbatches else None
@@ -228,100 +215,20 @@ def show(
     Example:
       cosmati ledger show cosmati-quickstart/governed-run
     """  # noqa: D301
-    ledger, unsigned = _opened(folder, vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed))
-    table = contributions(ledger)
-    width = max(len(name) for name in table.classes)
-    typer.echo(" " * width + "".join(f"{region:>14}" for region in table.regions))
-    rows = {(c.class_name, c.region): c.num_rows for c in table.cells}
-    for name in table.classes:
-        counts = "".join(f"{rows[name, region] or '·':>14}" for region in table.regions)
+    answer = answered(ledger_of(folder), vkey, TrustedEvidence.parse(witnesses or (), quorum, replayed))
+    cells = [one.contribution for one in answer.taught]
+    classes, regions = (tuple(dict.fromkeys(getattr(c, name) for c in cells)) for name in ("class_name", "region"))
+    width = max(len(name) for name in classes)
+    typer.echo(" " * width + "".join(f"{region:>14}" for region in regions))
+    rows = {(c.class_name, c.region): c.num_rows for c in cells}
+    for name in classes:
+        counts = "".join(f"{rows[name, region] or '·':>14}" for region in regions)
         typer.echo(f"{name:<{width}}{counts}")
-    typer.echo(f"Rows over {table.num_steps} steps. {table.evidence_level}.")
-    for label, one in ledger.tables[-1].artifacts.items():
+    typer.echo(f"Rows over {answer.num_steps} steps. {answer.level}.")
+    for label, one in answer.tables[-1].artifacts.items():
         typer.echo(f"{label}: {words_of(one)}")
-    if unsigned:
-        typer.echo(unsigned)
-
-
-def _say_exclusion(ledger: VerifiedLedger, class_name: str, region: str, unsigned: str) -> None:
-    """State that a class wrote nothing in a region; it raises where that's false."""
-    s = direct_write_exclusion(ledger, class_name, region)
-    typer.echo(f"No logged step gave rows tagged {s.class_name} any weight in {s.region}.")
-    typer.echo(f"  scanned   {s.num_steps_scanned} steps, {s.num_class_microbatches} microbatches of the class")
-    if s.num_steps_without_region:
-        typer.echo(
-            f"  but       {s.num_steps_without_region} of these steps went by a policy without a region of that "
-            "name: what it called these parameters isn't in this statement"
-        )
-    if unsigned:
-        typer.echo(f"  but       {unsigned}")
-    typer.echo(f"  root      {s.root}")
-    typer.echo(f"  evidence  {s.evidence_level}")
-    typer.echo("This is about direct writes. It doesn't say that the class had no influence on the region.")
-
-
-@app.command()
-def query(
-    folder: Folder,
-    class_name: Annotated[str | None, typer.Option("--class", help="Which regions did this class reach?")] = None,
-    region: Annotated[str | None, typer.Option("--region", help="Which classes reached this region?")] = None,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIELD=ID", help="What did rows of annotator=, label_function= or rater= teach, and when?"
-        ),
-    ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(metavar="FILE[:FUNCTION]", help="With --by: what the run was made from.")
-    ] = None,
-    vkey: Key = None,
-    witnesses: Witnesses = None,
-    quorum: Quorum = 0,
-    replayed: ReplayFile = None,
-) -> None:
-    """Ask which class taught which region. With both, state that the class wrote nothing there, or that it did.
-
-    With --by, ask at which steps the rows of somebody reached which regions. The ledger holds no rows: the recipe says
-    which they were, and the run's folder has the salt to compare them with what the ledger commits to.
-
-    \b
-    Examples:
-      cosmati ledger query RUN --class open/psf
-      cosmati ledger query RUN --region embedding
-      cosmati ledger query RUN --class open/psf --region embedding
-      cosmati ledger query RUN --by annotator=ada --recipe recipe.py
-    """  # noqa: D301
-    trusted = TrustedEvidence.parse(witnesses or (), quorum, replayed)
-    if by is not None:
-        if class_name or region or not recipe:
-            raise LedgerError("--by asks of all classes and regions, and needs the run's --recipe FILE. Give both.")
-        from cosmati.cli.rows_taught import say_rows_taught  # needs PyTorch
-
-        say_rows_taught(ledger_of(folder).parent, by, recipe, vkey, trusted)
-        return
-    if recipe:
-        raise LedgerError("--recipe is for --by annotator=ID and the like. Leave it out, or ask for somebody's rows.")
-    ledger, unsigned = _opened(folder, vkey, trusted)
-    if class_name and region:
-        _say_exclusion(ledger, class_name, region, unsigned)
-        return
-    if class_name:
-        cells: tuple[Contribution, ...] = regions_of_class(ledger, class_name)
-    elif region:
-        cells = classes_of_region(ledger, region)
-    else:
-        cells = tuple(c for c in contributions(ledger).cells if c.num_microbatches)
-    for cell in cells:
-        share = "–" if cell.norm_share is None else f"{cell.norm_share:.1%}"
-        typer.echo(
-            f"{cell.class_name:<22}{cell.region:<16}{cell.num_rows:>8} rows in {cell.num_steps:>6} steps, "
-            f"{share:>6} of the region's gradient norms"
-        )
-    if not cells:
-        typer.echo("None.")
-    typer.echo(ledger.evidence_level)
-    if unsigned:
-        typer.echo(unsigned)
+    if answer.unsigned:
+        typer.echo(answer.unsigned)
 
 
 @app.command("rotate-key")

@@ -1,4 +1,4 @@
-"""Where the ledger is that a command was pointed to, and who has to have seen it."""
+"""Where the ledger is that a command was pointed to, who has to have seen it, and how much of it isn't signed yet."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from cosmati.errors import LedgerError
+from cosmati.ledger.evidence import TrustedEvidence
+from cosmati.ledger.query import VerifiedLedger
+from cosmati.ledger.wal import WAL_FILE, read_wal
 
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or its ledger folder.")]
 Key = Annotated[str | None, typer.Option("--vkey", help="The operator's verifier key, from a source you trust.")]
@@ -37,3 +40,23 @@ def _run_around(folder: Path) -> Path:
     place = folder.resolve()
     around = next((one.parent for one in (place, *place.parents[:2]) if one.name == "checkpoints"), folder)
     return around if (around / "ledger").is_dir() and not (folder / "ledger").is_dir() else folder
+
+
+def opened(folder: Path, vkey: str | None, trusted: TrustedEvidence) -> tuple[VerifiedLedger, str]:
+    """Verify a ledger, and say how much of it isn't signed yet, so that no answer is about it; empty for nothing."""
+    directory = ledger_of(folder)
+    waiting = Waiting(directory)
+    ledger = VerifiedLedger(directory, vkey, trusted)
+    return ledger, waiting.beyond(ledger.head.size)
+
+
+class Waiting:
+    """What waits in the write-ahead log, read before the checkpoint: a live writer replaces the log after it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._indices = list(read_wal(directory).entries) if (directory / WAL_FILE).exists() else []
+
+    def beyond(self, size: int) -> str:
+        """Say how many entries a head of that size doesn't cover; empty for none."""
+        num = sum(index >= size for index in self._indices)
+        return f"{num} further entries aren't signed yet, and weren't read." if num else ""

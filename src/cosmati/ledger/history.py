@@ -7,7 +7,7 @@ force for it is asked when it's read (`tables`).
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from collections.abc import Sequence
 
 from cosmati.errors import LedgerError
 from cosmati.ledger.entry import encode_entry
@@ -23,6 +23,11 @@ from cosmati.records.ledger import (
     StepEntry,
     TimeEntry,
 )
+
+
+def content_of(step: bytes) -> bytes:
+    """Return a digest of a step entry's bytes without its attempt: what a step that is run again should have again."""
+    return hashlib.sha256(step[:10] + bytes(4) + step[14:]).digest()[:16]
 
 
 class RunHistory:
@@ -89,11 +94,12 @@ class RunHistory:
         if isinstance(entry, KeyEntry):  # Also after the end: who signs is no part of the run.
             self._append_key(entry)
             return
+        if isinstance(entry, StepEntry):
+            self.extend(entry.step, entry.attempt, entry.policy_digest, [content_of(encode_entry(entry))])
+            return
         if self.has_ended and not isinstance(entry, ResumeEntry):
             raise self._refuse("after its end a run can only resume")
-        if isinstance(entry, StepEntry):
-            self._append_step(entry)
-        elif isinstance(entry, ResumeEntry):
+        if isinstance(entry, ResumeEntry):
             self._append_resume(entry)
         elif isinstance(entry, AmendEntry) and (not self._may_amend or entry.step != self.num_steps):
             raise self._refuse(
@@ -127,27 +133,44 @@ class RunHistory:
         self.keys += [entry.new_key] if self.keys else [entry.old_key, entry.new_key]
         self.size += 1
 
-    def _append_step(self, entry: StepEntry) -> None:
-        if entry.step != self.num_steps or entry.attempt != self.attempt:
+    def extend(self, step: int, attempt: int, policy_digest: bytes, contents: Sequence[bytes]) -> None:
+        """Take steps that follow one another.
+
+        Args:
+            step: number of the first.
+            attempt: of all of them.
+            policy_digest: likewise.
+            contents: a digest of each (`content_of`).
+
+        Raises:
+            LedgerError: they may not stand here; nothing has changed then.
+        """
+        if self.in_force is None:
+            raise self._refuse("a run entry is entry 0, and only entry 0")
+        if self.has_ended:
+            raise self._refuse("after its end a run can only resume")
+        if step != self.num_steps or attempt != self.attempt:
             raise self._refuse(
-                f"it is step {entry.step} of attempt {entry.attempt}, where step {self.num_steps} of attempt "
+                f"it is step {step} of attempt {attempt}, where step {self.num_steps} of attempt "
                 f"{self.attempt} must follow"
             )
-        assert self.in_force is not None, "a run entry is entry 0"
-        committed = dict(self.in_force.commitments).get("policy", entry.policy_digest)
-        if committed != entry.policy_digest:
+        committed = dict(self.in_force.commitments).get("policy", policy_digest)
+        if committed != policy_digest:
             raise self._refuse(
-                f"step {entry.step} went by the policy {entry.policy_digest.hex()[:16]}, and {committed.hex()[:16]} is "
+                f"step {step} went by the policy {policy_digest.hex()[:16]}, and {committed.hex()[:16]} is "
                 "in force: a policy changes by an amendment"
             )
-        content = hashlib.sha256(encode_entry(replace(entry, attempt=0))).digest()[:16]
-        before = self._superseded.pop(entry.step, None)
-        if before == content:
-            self.num_confirmed += 1
-        elif before is not None and entry.step not in self._may_differ:
-            self.diverged_steps.add(entry.step)
-        self._indices.append(self.size)
-        self._contents.append(content)
+        if self._superseded:
+            for number, content in enumerate(contents, step):
+                before = self._superseded.pop(number, None)
+                if before == content:
+                    self.num_confirmed += 1
+                elif before is not None and number not in self._may_differ:
+                    self.diverged_steps.add(number)
+        self._indices.extend(range(self.size, self.size + len(contents)))
+        self._contents.extend(contents)
+        self._may_amend = False
+        self.size += len(contents)
 
     def _append_resume(self, entry: ResumeEntry) -> None:
         expected = self.resume_entry(entry.from_step)

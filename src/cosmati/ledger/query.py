@@ -9,17 +9,17 @@ weight above 0.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cosmati.errors import LedgerError, RefutedError
-from cosmati.ledger.details import decode_details
+from cosmati.errors import LedgerError
 from cosmati.ledger.evidence import NOBODY, TrustedEvidence, Witnessing
+from cosmati.ledger.exclusion import ExclusionStatement, exclusions
 from cosmati.ledger.note import TreeHead
 from cosmati.ledger.reader import Scan, ScannedEntry, operators, read_head, read_verifier_key
-from cosmati.ledger.tables import Tables, broken, in_force, is_number
+from cosmati.ledger.step_details import learnt_weights, read_norms
+from cosmati.ledger.tables import Tables, in_force
 from cosmati.records.joint_classes import members_of
 from cosmati.records.ledger import AmendEntry, RunEntry, StepEntry
 
@@ -71,74 +71,10 @@ class ContributionTable:
     cells: tuple[Contribution, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ExclusionStatement:
-    """No logged step gave rows tagged with the class any weight in the region: superseded steps included.
-
-    It is about direct writes. It doesn't say that the class had no influence on the region, nor that rows
-    were tagged rightly.
-
-    Attributes:
-        class_name: The class.
-        region: The region.
-        origin: The log's name.
-        tree_size: Entries that were scanned, all of the tree.
-        root: Root hash, 64 hexadecimal digits.
-        num_steps_scanned: Step entries among them.
-        num_steps_without_region: Steps among them under tables that have no region of this name. Nothing is stated of
-            what their tables call the same parameters.
-        num_class_microbatches: Microbatches of the class among them.
-        policy_digests: Digests of the policies in force, in hexadecimal, in the order of their first step.
-        evidence_level: What the statement shows at most.
-    """
-
-    class_name: str
-    region: str
-    origin: str
-    tree_size: int
-    root: str
-    num_steps_scanned: int
-    num_steps_without_region: int
-    num_class_microbatches: int
-    policy_digests: tuple[str, ...]
-    evidence_level: str
-
-
 def _index(names: tuple[str, ...], name: str, kind: str) -> int:
     if name not in names:
         raise LedgerError(f"The ledger has no {kind} {name!r}. It has {', '.join(names)}.")
     return names.index(name)
-
-
-def _read_norms(item: ScannedEntry, num_microbatches: int, num_regions: int) -> dict[int, list[float | None]]:
-    value = decode_details(item.details).get("gradient_norm") if item.details is not None else None
-    norms: dict[int, list[float | None]] = {}
-    for name, row in (value if isinstance(value, dict) else {}).items():
-        is_index = name.isascii() and name.isdigit() and str(int(name)) == name and int(name) < num_microbatches
-        if not is_index or not isinstance(row, list) or len(row) != num_regions:
-            raise broken(item, f"gradient_norm {name!r} isn't a microbatch with a value for each region")
-        if not all(v is None or is_number(v) for v in row):
-            raise broken(item, f"gradient_norm {name!r} has a value that is neither a norm nor null")
-        norms[int(name)] = row
-    return norms
-
-
-def learnt_weights(item: ScannedEntry, entry: StepEntry, num_regions: int) -> list[list[float | None]]:
-    """Return what each microbatch weighed in each region, before its route; None where the region didn't learn."""
-    value = decode_details(item.details).get("sub_steps") if item.details is not None else None
-    if value is None:
-        return [[cell.weight] * num_regions for cell in entry.microbatches]
-    weights: list[list[float | None]] = [[None] * num_regions for _ in entry.microbatches]
-    for sub_step in value if isinstance(value, list) else [None]:
-        regions, own = (sub_step.get(n) if isinstance(sub_step, dict) else None for n in ("regions", "weights"))
-        if not isinstance(regions, list) or not all(type(r) is int and 0 <= r < num_regions for r in regions):
-            raise broken(item, "a sub-step doesn't say by index which regions learnt")
-        if not isinstance(own, list) or len(own) != len(weights) or not all(map(is_number, own)):
-            raise broken(item, "a sub-step doesn't say what each microbatch weighed")
-        for row, weight in zip(weights, own, strict=True):
-            for region in regions:
-                row[region] = (row[region] or 0.0) + weight
-    return weights
 
 
 class VerifiedLedger:
@@ -150,6 +86,10 @@ class VerifiedLedger:
         witnesses: whom you trust to have seen it: what they cosigned must be a prefix.
 
     Attributes:
+        directory: The ledger's.
+        key: The operator's.
+        head: What was verified.
+        witnessing: What those who have seen it say.
         evidence_level: What an answer that rests on the whole of it shows.
         run: Entry 0.
         details: Entry 0's details: classes, regions, routes, phases and what else the run committed to.
@@ -165,15 +105,15 @@ class VerifiedLedger:
 
     def __init__(self, directory: Path, vkey: str | None = None, witnesses: TrustedEvidence = NOBODY) -> None:
         self.key = read_verifier_key(directory, vkey)
-        witnessing = Witnessing(directory, witnesses)
+        self.witnessing = Witnessing(directory, witnesses)
         self.head: TreeHead = read_head(directory, self.key)
         if self.head.size == 0:
             raise LedgerError(f"The ledger {directory} is empty. Query it once the run has begun.")
-        self._directory = directory
-        scan = Scan(directory, self.head, witnessing.heads)
+        self.directory = directory
+        scan = Scan(directory, self.head, self.witnessing.heads)
         self.tables = [tables for item, tables in in_force(scan) if isinstance(item.entry, RunEntry | AmendEntry)]
-        witnessing.check(operators(scan.history, self.key))
-        self.evidence_level = witnessing.level(self.head.size)
+        self.witnessing.check(operators(scan.history, self.key))
+        self.evidence_level = self.witnessing.level(self.head.size)
         first = self.tables[0]
         assert isinstance(first.entry, RunEntry), "the history refuses anything else as entry 0"
         self.run = first.entry
@@ -184,11 +124,11 @@ class VerifiedLedger:
 
     def entries(self) -> Iterator[ScannedEntry]:
         """Yield all entries."""
-        return iter(Scan(self._directory, self.head))
+        return iter(Scan(self.directory, self.head))
 
     def steps(self) -> Iterator[tuple[ScannedEntry, StepEntry, Tables]]:
         """Yield the steps with the tables in force for them, superseded ones too."""
-        for item, tables in in_force(Scan(self._directory, self.head)):
+        for item, tables in in_force(Scan(self.directory, self.head)):
             if isinstance(item.entry, StepEntry):
                 yield item, item.entry, tables
 
@@ -232,7 +172,7 @@ def contributions(directory: Path | VerifiedLedger, *, vkey: str | None = None) 
     for item, entry, tables in ledger.steps():
         if item.index not in ledger.standing:
             continue
-        norms = _read_norms(item, len(entry.microbatches), len(tables.regions))
+        norms = read_norms(item, len(entry.microbatches), len(tables.regions))
         weights = learnt_weights(item, entry, len(tables.regions))
         for number, cell in enumerate(entry.microbatches):
             name, row = tables.class_of(cell, item), norms.get(number)
@@ -313,7 +253,7 @@ def logged_steps(directory: Path | VerifiedLedger, *, vkey: str | None = None) -
         if item.index not in ledger.standing:
             continue
         norms: dict[tuple[str, str], float] = {}
-        rows = _read_norms(item, len(entry.microbatches), len(tables.regions))
+        rows = read_norms(item, len(entry.microbatches), len(tables.regions))
         names = [tables.class_of(cell, item) for cell in entry.microbatches]
         for number, name in enumerate(names):
             for region, norm in zip(tables.regions, rows.get(number, ()), strict=False):
@@ -325,69 +265,38 @@ def logged_steps(directory: Path | VerifiedLedger, *, vkey: str | None = None) -
 
 
 def direct_write_exclusion(
-    directory: Path | VerifiedLedger, class_name: str, region: str, *, vkey: str | None = None
+    directory: Path | VerifiedLedger,
+    class_name: str,
+    region: str,
+    *,
+    vkey: str | None = None,
+    witnesses: TrustedEvidence = NOBODY,
 ) -> ExclusionStatement:
     """Scan the whole ledger and state that no step gave rows of the class weight in the region.
 
     Raises:
         LedgerError, RefutedError, TamperError: as for `direct_write_exclusions`.
     """
-    return direct_write_exclusions(directory, [(class_name, region)], vkey=vkey)[0]
+    return direct_write_exclusions(directory, [(class_name, region)], vkey=vkey, witnesses=witnesses)[0]
 
 
 def direct_write_exclusions(
-    directory: Path | VerifiedLedger, pairs: Sequence[tuple[str, str]], *, vkey: str | None = None
+    directory: Path | VerifiedLedger,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    vkey: str | None = None,
+    witnesses: TrustedEvidence = NOBODY,
 ) -> tuple[ExclusionStatement, ...]:
     """Scan the whole ledger once, and state of each class and region that no step gave such rows weight there.
+
+    A `VerifiedLedger` has been asked for a key and for witnesses already: `vkey` and `witnesses` are for a directory.
 
     Raises:
         LedgerError: no ledger, an empty one, or no such class or region. RefutedError: a logged step (a superseded
         one too) did, or logged a gradient where its route gave no weight. TamperError: the ledger doesn't verify.
     """
-    ledger = _opened(directory, vkey)
-    asked: dict[str, list[str]] = {}
-    for class_name, region in pairs:
-        _index(ledger.classes, class_name, "class")
-        _index(ledger.regions, region, "region")
-        asked.setdefault(class_name, []).append(region)
-    num_steps, num_cells = Counter[str](), Counter[str]()
-    policies: dict[str, None] = {}
-    found = ""
-    for item, entry, tables in ledger.steps():
-        num_steps.update(("", *tables.regions))
-        policies[entry.policy_digest.hex()] = None
-        norms = _read_norms(item, len(entry.microbatches), len(tables.regions))
-        weights = learnt_weights(item, entry, len(tables.regions))
-        for number, cell in enumerate(entry.microbatches):
-            name, route = tables.class_of(cell, item), tables.route(cell, item)
-            num_cells.update({name, *members_of(name)})
-            for region in dict.fromkeys(r for own in {name, *members_of(name)} for r in asked.get(own, ())):
-                if region not in tables.regions:
-                    continue
-                column = tables.regions.index(region)
-                norm = norms[number][column] if number in norms else None
-                # None where the region is frozen, 0 where no row has a label, say.
-                teaches = route[column] > 0 and weights[number][column]
-                if (teaches or norm) and not found:
-                    found = (
-                        f"entry {item.index} (step {entry.step}), microbatch {number}, gave rows of {name!r} weight "
-                        f"{route[column]} in {region!r} (gradient norm {norm})"
-                    )
-    if found:
-        mend = "How much there was: cosmati ledger query RUN with --class or --region alone."
-        raise RefutedError(f"The statement is false: {found}. {mend}")
-    return tuple(
-        ExclusionStatement(
-            class_name=class_name,
-            region=region,
-            origin=ledger.key.name,
-            tree_size=ledger.head.size,
-            root=ledger.head.root.hex(),
-            num_steps_scanned=num_steps[""],
-            num_steps_without_region=num_steps[""] - num_steps[region],
-            num_class_microbatches=num_cells[class_name],
-            policy_digests=tuple(policies),
-            evidence_level=ledger.evidence_level,
-        )
-        for class_name, region in pairs
-    )
+    if isinstance(directory, VerifiedLedger):
+        return exclusions(directory.directory, directory.key, directory.head, directory.witnessing, pairs)
+    key = read_verifier_key(directory, vkey)
+    witnessing = Witnessing(directory, witnesses)
+    return exclusions(directory, key, read_head(directory, key), witnessing, pairs)

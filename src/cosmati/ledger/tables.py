@@ -22,7 +22,7 @@ from cosmati.records.ledger import AmendEntry, MicrobatchCell, RunEntry, StepEnt
 
 RouteWeights = tuple[float, ...]
 _OFFERED = ("admit", "gate")
-_WITHHELD = ("defer", "reject")
+WITHHELD = ("defer", "reject")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,22 @@ def in_force(items: Iterable[ScannedEntry]) -> Iterator[tuple[ScannedEntry, Tabl
     tables: Tables | None = None
     for item in items:
         if isinstance(item.entry, RunEntry | AmendEntry):
-            before, tables = tables, _read_tables(item, item.entry)
-            _check_vouched(item, tables, before)
+            tables = read_tables(item, item.entry, tables)
         assert tables is not None, "the history refuses anything else than a run entry as entry 0"
         if isinstance(item.entry, StepEntry):
-            _check_step(tables, item, item.entry)
+            check_step(tables, item, item.entry)
         yield item, tables
+
+
+def read_tables(item: ScannedEntry, entry: RunEntry | AmendEntry, before: Tables | None) -> Tables:
+    """Return what an entry says, after the tables that were in force before it.
+
+    Raises:
+        TamperError: it doesn't follow the contract in `cosmati.records.ledger`.
+    """
+    tables = _read_tables(item, entry)
+    _check_vouched(item, tables, before)
+    return tables
 
 
 def broken(item: ScannedEntry, reason: str) -> TamperError:
@@ -132,8 +142,12 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
-def _check_step(tables: Tables, item: ScannedEntry, entry: StepEntry) -> None:
-    """Check each cell against the policy. Without one its route has to be there, and classes say nothing."""
+def check_step(tables: Tables, item: ScannedEntry, entry: StepEntry) -> None:
+    """Check each cell against the policy. Without one its route has to be there, and classes say nothing.
+
+    Raises:
+        TamperError: a cell is another one than the policy gives.
+    """
     if any(one.action == "stop" and one.step <= entry.step for one in tables.withdrawn):
         raise broken(
             item, f"it is step {entry.step}, and the run should have stopped before it: see entry {tables.index}"
@@ -156,7 +170,7 @@ def _check_step(tables: Tables, item: ScannedEntry, entry: StepEntry) -> None:
                 f"{name} has the weights {tables.routes[cell.route_id]}, and the policy in force "
                 f"(entry {tables.index}) gives {class_name!r} {weights} in that phase",
             )
-        if cell.num_rows and decision in _WITHHELD:
+        if cell.num_rows and decision in WITHHELD:
             raise broken(
                 item, f"{name} has {cell.num_rows} rows of {class_name!r}, which the policy says to {decision}"
             )
@@ -229,7 +243,7 @@ def _read_policy(
 
 def _most(cells: Iterable[tuple[RouteWeights, str]]) -> tuple[RouteWeights, str]:
     weights, decisions = zip(*cells, strict=True)
-    return tuple(map(max, zip(*weights, strict=True))), min(decisions, key=(*_OFFERED, *_WITHHELD).index)
+    return tuple(map(max, zip(*weights, strict=True))), min(decisions, key=(*_OFFERED, *WITHHELD).index)
 
 
 def _are_spans(spans: object) -> TypeGuard[list[list[Any]]]:
@@ -245,7 +259,7 @@ def _is_policy(policy: object, num_rows: int, num_phases: int, regions: tuple[st
         and all(isinstance(one, list) and len(one) == 2 for one in policy)
         and all(isinstance(column, list) and len(column) == num_phases for one in policy for column in one)
         and all(_is_route(row, regions) for weights, _ in policy for row in weights)
-        and all(kind in _OFFERED + _WITHHELD for _, decisions in policy for kind in decisions)
+        and all(kind in _OFFERED + WITHHELD for _, decisions in policy for kind in decisions)
     )
 
 

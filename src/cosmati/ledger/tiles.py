@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cosmati.errors import TamperError
-from cosmati.storage.merkle import MerkleTree
+from cosmati.storage.merkle import MerkleTree, node_hash
 
 _TILE_HEIGHT = 8
 TILE_WIDTH = 1 << _TILE_HEIGHT
 ENTRIES = "entries"
+HASH_SIZE = 32
 _LENGTH = struct.Struct(">H")
 
 
@@ -91,9 +92,22 @@ class Frontier:
 
     def append(self, leaf: bytes) -> list[tuple[int, int, list[bytes]]]:
         """Add a leaf hash; return the tiles that it filled, as (level, index, 256 hashes)."""
-        full: list[tuple[int, int, list[bytes]]] = []
         self.size += 1
-        for level, value in enumerate(self._tree.append(leaf)[::_TILE_HEIGHT]):
+        return self._fill(0, self._tree.append(leaf)[::_TILE_HEIGHT])
+
+    def append_tile(self, leaves: list[bytes]) -> list[tuple[int, int, list[bytes]]]:
+        """Add 256 leaf hashes where the last tile is full; return the tiles that they filled, as `append` does."""
+        self.size += TILE_WIDTH
+        self.levels = self.levels or [[]]
+        nodes = leaves
+        while len(nodes) > 1:
+            nodes = [node_hash(left, right) for left, right in zip(nodes[::2], nodes[1::2], strict=True)]
+        full = self._fill(1, self._tree.append(nodes[0], TILE_WIDTH)[::_TILE_HEIGHT])
+        return [(0, (self.size >> _TILE_HEIGHT) - 1, leaves), *full]
+
+    def _fill(self, lowest: int, roots: list[bytes]) -> list[tuple[int, int, list[bytes]]]:
+        full: list[tuple[int, int, list[bytes]]] = []
+        for level, value in enumerate(roots, lowest):
             if level == len(self.levels):
                 self.levels.append([])
             self.levels[level].append(value)
@@ -101,6 +115,29 @@ class Frontier:
                 full.append((level, (self.size >> _TILE_HEIGHT * (level + 1)) - 1, self.levels[level]))
                 self.levels[level] = []
         return full
+
+    @classmethod
+    def of_tiles(cls, directory: Path, size: int) -> Frontier:
+        """Return the edge of the tree of the first `size` entries, a multiple of 256, as the tiles have it, unchecked.
+
+        Raises:
+            TamperError: a tile is missing or too short.
+        """
+        edge, top = cls(), max(0, (size.bit_length() - 1) // _TILE_HEIGHT)
+        for level in range(top, -1, -1):
+            index, width = divmod(size >> _TILE_HEIGHT * level, TILE_WIDTH)
+            # A tile grows: the one of just that width may never have been written.
+            wide = next((path for stored, path in tile_files(directory, level, index) if stored >= width), None)
+            data = wide.read_bytes() if wide is not None and width else b""
+            hashes = [data[i : i + HASH_SIZE] for i in range(0, width * HASH_SIZE, HASH_SIZE)]
+            if len(data) < width * HASH_SIZE:
+                path = directory / tile_path(level, index, width)
+                raise TamperError(f"{path} is missing or cut short. Restore it from a copy of the ledger.")
+            for value in hashes:
+                edge._tree.append(value, TILE_WIDTH**level)
+            edge.levels.insert(0, hashes)
+        edge.size = size
+        return edge
 
     def partial_tiles(self) -> list[tuple[int, int, list[bytes]]]:
         """Return the tiles that are neither full nor empty, as (level, index, hashes)."""

@@ -41,9 +41,14 @@ class MerkleTree:
         """Number of leaves."""
         return sum(size for size, _ in self.edge)
 
-    def append(self, leaf: bytes) -> list[bytes]:
-        """Take the next leaf hash; return the roots of the subtrees that it completes, over 1, 2, 4 ... leaves."""
-        size, roots = 1, [leaf]
+    def append(self, leaf: bytes, size: int = 1) -> list[bytes]:
+        """Take the next leaf hash; return the roots of the subtrees that it completes, over 1, 2, 4 ... leaves.
+
+        Args:
+            leaf: a leaf's hash, or the root of a complete subtree.
+            size: how many leaves that is: a power of 2 of which the leaves so far are a multiple.
+        """
+        roots = [leaf]
         while self.edge and self.edge[-1][0] == size:
             roots.append(self._node(self.edge.pop()[1], roots[-1]))
             size *= 2

@@ -21,9 +21,10 @@ from cosmati.core.method import Stage
 from cosmati.data.people import ChosenRows
 from cosmati.errors import LedgerError
 from cosmati.ledger.details import decode_details
-from cosmati.ledger.query import VerifiedLedger, learnt_weights
+from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import ScannedEntry
 from cosmati.ledger.rows import commit_rows, derive_blinds, hash_rows
+from cosmati.ledger.step_details import learnt_weights
 from cosmati.records.ledger import MicrobatchCell, StepEntry
 from cosmati.train.cutting import piece_of
 from cosmati.train.lifecycle import Lifecycle

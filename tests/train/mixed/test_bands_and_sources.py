@@ -18,6 +18,7 @@ from cosmati.core.plan import Promise
 from cosmati.errors import BatchError, PlanError, PolicyError
 from cosmati.ledger.query import contributions
 from cosmati.train.step_rows import split_batch
+from tests.ledger.plain_answers import check_answers
 from tests.train.mixed.world import BANDED, CLASS_OF, INPUTS, NUM, STEP, TARGETS, Seen, chosen, fitted, run, weights
 
 # ------------------------------------------------------------------------------------------------------------ bands
@@ -118,6 +119,7 @@ def test_a_source_whose_steps_mix_classes_is_regrouped(tmp_path: Path) -> None:
     assert torch.equal(weights(again), weights(made))
     told = {(c.class_name, c.region) for c in contributions(tmp_path / "ledger").cells if c.weight}
     assert told == {("open", "body"), ("open", "head"), ("doubtful", "head")}
+    check_answers(tmp_path / "ledger")
 
 
 KINDS = st.tuples(st.integers(0, 2), st.integers(0, 2))

@@ -25,6 +25,7 @@ from cosmati.train.outcome import StepOutcome
 from cosmati.train.policy_watch import REFUSED_FILE
 from cosmati.train.rows_taught import regions_taught_by
 from cosmati.train.step_rows import split_batch
+from tests.ledger.plain_answers import check_answers
 from tests.train.mixed.world import (
     CLASS_OF,
     CLASSES,
@@ -198,6 +199,7 @@ def test_each_cell_is_a_count_over_the_rows_of_a_class(tmp_path: Path) -> None:
     assert table["open", "body"] == taught["open"]
     assert table["doubtful", "head"] == 0.5 * taught["doubtful"]
     assert not table.get(("doubtful", "body"))
+    check_answers(tmp_path / "run/ledger")
 
 
 # ------------------------------------------------------------------------------------------------------------ a change

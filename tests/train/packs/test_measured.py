@@ -37,6 +37,7 @@ from cosmati.routing.policy_file import PolicyFile, load_policy
 from cosmati.routing.starvation import token_kinds
 from cosmati.train.policy_watch import REFUSED_FILE
 from cosmati.train.rows_taught import regions_taught_by
+from tests.ledger.plain_answers import check_answers
 from tests.train.packs.samples import (
     CLASSES,
     LENGTH,
@@ -198,6 +199,7 @@ def test_the_ledger_has_a_cell_for_each_class_and_kind(tmp_path: Path) -> None:
         assert found == wanted
     cells = {(c.class_name, c.region): c.weight for c in contributions(tmp_path / "run" / "ledger").cells if c.weight}
     assert cells == pytest.approx(+weights, rel=1e-12)
+    check_answers(tmp_path / "run" / "ledger")
 
 
 def test_kinds_that_the_policy_takes_for_one_share_a_cell(tmp_path: Path) -> None:
