@@ -15,7 +15,14 @@ from cosmati.optim.optimizers import Optimizer
 from cosmati.optim.schedules import WarmedUp
 
 ROOMS = ("core", "data", "ledger", "methods", "models", "optim", "provenance", "records", "routing", "train")
-CHANGES = {"data.packing._Open", "ledger.query._Sum", "train.observers.observer.History"}
+CHANGES = {
+    "data.packing._Open",
+    "ledger.derived.answers._Total",
+    "ledger.derived.folder._State",
+    "ledger.exclusion._Looking",
+    "ledger.query._Sum",
+    "train.observers.observer.History",
+}
 """Those that count something up."""
 AUTHORITY = "provenance.authority.repository.RepositoryChange"
 """Gathers what is signed at its end; its room's packages are of an extra (`make extras`)."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from cosmati.ledger.keys import create_key, load_key
 from cosmati.ledger.writer import LedgerWriter
 from tests.ledger.ledgers import ORIGIN, append_steps, write_run
+from tests.processes import PythonProcess
 
 from .test_ledger_commands import no, unanswered, yes
 
@@ -101,27 +100,18 @@ def test_a_key_is_changed_and_the_old_one_still_trusted(run: Path) -> None:
 
 def test_a_witness_that_serves_is_asked_and_ends_with_ctrl_c(run: Path, witness: Path) -> None:
     operator = (run / "ledger" / "operator.vkey").read_text().strip()
-    command = [
-        sys.executable,
-        "-m",
-        "cosmati",
-        "ledger",
-        "witness",
-        "serve",
-        str(witness),
-        "--log",
-        operator,
-        "--port",
-        "0",
-    ]
+    serve = ["-m", "cosmati", "ledger", "witness", "serve", str(witness), "--log", operator, "--port", "0"]
+    # Where a shell has begun these tests behind it, what they begin doesn't hear Ctrl-C, unless it's told to.
+    hears = "import signal, sys, runpy; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{hears}; sys.argv = {serve[1:]!r}; runpy.run_module('cosmati', run_name='__main__')"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
-        assert server.stdout is not None
+    with PythonProcess(["-c", program], env=environment) as server:
         address = server.stdout.readline().strip()
         assert address.startswith(vkey(witness) + " http://127.0.0.1:")
         assert "Cosigned by w.example" in yes("witness", "ask", run, "--witness", address)
         server.send_signal(signal.SIGINT)
-        assert server.stdout.read() == "Ended.\n"
+        said, errors = server.communicate(timeout=60)
+        assert said == "Ended.\n", errors
     assert server.returncode == 0
     assert "doesn't answer" in unanswered("witness", "ask", run, "--witness", address)
     assert "names no witness" in unanswered("witness", "ask", run, "--witness", "nobody")

@@ -93,7 +93,8 @@ def told_as(honest: list[Item], true: list[Item]) -> list[Item]:
     both = zip(honest, true, strict=True)
     after = StepEntry | CheckpointEntry | EndEntry
     made = [one if isinstance(one[0], after) else said for said, one in both]
-    made[1] = honest[1]  # the checkpoint before the first step, whose digest covers the recipe, too
+    first = next(index for index, (entry, _) in enumerate(honest) if isinstance(entry, CheckpointEntry))
+    made[first] = honest[first]  # the checkpoint before the first step, whose digest covers the recipe, too
     digest = {entry.policy_digest for entry, _ in honest if isinstance(entry, StepEntry)}
     (policy,) = digest
     return [(replace(e, policy_digest=policy) if isinstance(e, StepEntry) else e, d) for e, d in made]

@@ -97,7 +97,7 @@ def _require(names: dict[str, None], name: str, kind: str) -> None:
         raise LedgerError(f"The ledger has no {kind} {name!r}. It has {', '.join(names)}.")
 
 
-@dataclass
+@dataclass(slots=True)
 class _Looking:
     """What was seen so far; `found` is the first write that makes a statement false."""
 

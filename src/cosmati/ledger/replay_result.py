@@ -18,7 +18,7 @@ LEVEL_3 = "L3: the whole run was replayed"
 NO_LEVEL = "none: not every digest was compared and equal"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentResult:
     """What became of a segment.
 
@@ -41,7 +41,7 @@ class SegmentResult:
     differences: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
     """What a replay of one or several segments found, for a file. It has no time in it: who replays writes it again.
 

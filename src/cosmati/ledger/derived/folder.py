@@ -74,7 +74,7 @@ class DerivedIndex(msgspec.Struct, frozen=True):
     parts: list[DerivedPart]
 
 
-@dataclass
+@dataclass(slots=True)
 class _State:
     """What a scan goes on from."""
 
