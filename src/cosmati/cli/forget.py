@@ -272,6 +272,8 @@ def _show(plan: DeletionPlan, *, as_json: bool) -> None:
     _say(f"{plan.run}: forget {plan.asked}")
     if plan.first_contact is None:
         _say("No step had any of it: there is nothing to forget.")
+        for line in plan.not_covered:
+            _say(f"  not covered  {line}")
         return
     given = f"{plan.num_rows} rows were given to it, of" if plan.num_rows else "of"
     _say(f"  first contact at step {plan.first_contact}; {given} class {', '.join(plan.classes)}")

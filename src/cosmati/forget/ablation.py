@@ -34,7 +34,7 @@ from cosmati.train.trainer import Trainer
 
 Fill = Literal["zero", "initial"]
 MeasureModel = Callable[[nn.Module], Mapping[str, float]]
-STRENGTH = "approximate: it was measured, and no more is promised"
+STRENGTH = "approximate: measured, and no more is promised"
 REPORT = "ablation.json"
 """In the folder of the repaired run."""
 NOT_COVERED = (
@@ -226,7 +226,7 @@ def ablate(
     before, between = probe(weights), probe(ablated)
     _refuse_unmeasured(before, "Before the ablation", "no such row may be in the steps: give more measured_steps")
     _refuse_unmeasured(between, "With the region ablated", "something divides by it: use fill='initial'")
-    file = out.with_name(out.name + ".ablated.safetensors")
+    file = ablated_weights(out)
     _keep(ablated, file, out)
     repair = make(
         probe.without_classes, run_folder=out, budget=f"{repair_steps}ba", load_weights=file, evaluate_every=None
@@ -250,6 +250,11 @@ def ablate(
     )
     replace_file(out / REPORT, report.to_json().encode())
     return report
+
+
+def ablated_weights(out: Path) -> Path:
+    """Return the file of the weights that a repaired run begins from: beside its folder."""
+    return out.with_name(out.name + ".ablated.safetensors")
 
 
 def _refuse_unmeasured(found: Mapping[str, float], when: str, mend: str) -> None:

@@ -17,11 +17,12 @@ from typing import Any
 import rfc8785
 
 from cosmati.errors import ForgetError, RefutedError, TamperError
+from cosmati.forget.ablation import STRENGTH, ablated_weights
 from cosmati.forget.ablation_certificate import check_ablation, told_of_ablation, unchecked
 from cosmati.forget.derived import DELETED, Derived
 from cosmati.forget.holds import all_holds
 from cosmati.forget.past_run import CERTIFICATE, FORGOTTEN, PastRun
-from cosmati.forget.planning import DeletionPlan, Option, own_regions
+from cosmati.forget.planning import EXACT, FROM_ENTRY_0, DeletionPlan, Option, own_regions
 from cosmati.forget.succession import CERTIFICATES, append_certified
 from cosmati.ledger.evidence import LEVEL_0, NOBODY, TrustedEvidence
 from cosmati.ledger.note import TreeHead
@@ -31,6 +32,7 @@ from cosmati.records.ledger import AmendEntry, CheckpointEntry
 from cosmati.storage.atomic import replace_files
 
 KIND, VERSION = "cosmati deletion certificate", 1
+_STRENGTHS = {"drop": (EXACT,), "replay": (EXACT, FROM_ENTRY_0), "ablate": (STRENGTH,)}
 
 
 def certify(
@@ -90,6 +92,7 @@ def _certificate(
         "previous": previous[-1] if previous else "",
     }
     if option.is_approximate:
+        told["not_covered"] = [*plan.not_covered, f"{ablated_weights(after.folder).name}: the weights before the repair"]
         return told | told_of_ablation(run, after.folder)
     if option.method == "replay" and (reason := after.broken("replayable")):
         told["notes"] = [*option.notes, f"not bit for bit what another machine would give: {reason}", *holds]
@@ -231,6 +234,8 @@ def _names(details: Mapping[str, Any], digest: str, changes: tuple[tuple[str, st
 
 def _check(told: Mapping[str, Any], ledger: VerifiedLedger, directory: Path, entry: int) -> list[str]:
     method, to = told["method"], told["to"]
+    if told["strength"] not in _STRENGTHS[method]:
+        raise RefutedError(f"The certificate calls what {method} gives {told['strength']!r:.60}, and it's less.")
     names = ("to",) if method == "ablate" else ("from", "to")
     heads = [TreeHead(told[n]["tree_size"], bytes.fromhex(told[n]["root"])) for n in names]
     sizes = [one.size for one in heads]

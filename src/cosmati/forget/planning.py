@@ -234,7 +234,7 @@ def assess_ablate(request: Request) -> Option:
         strength=STRENGTH,
         num_steps=num_steps,
         minutes=None if seconds is None else seconds * num_steps / 60,
-        notes=(*notes, *NOT_COVERED, "the result is a run of its own, and this one isn't superseded by it"),
+        notes=(*notes, *(f"stays: {one}" for one in NOT_COVERED), "the result is a run of its own, and this one isn't superseded by it"),
         is_approximate=True,
     )
 
@@ -275,6 +275,8 @@ def plan_deletion(request: Request) -> DeletionPlan:
     """
     run, contact = request.run, request.contact
     found = [assess(request) for assess in METHODS.values()]
+    # A replay says it of itself; where no step had any, the weights that it began from still may.
+    prepared = _prepared_with(request) if contact.first_step is None else ()
     evaluated = [f"{one['kind']} {one['name']}".rstrip() for one in run.artifacts() if one["kind"] == "evaluation data"]
     return DeletionPlan(
         run=run.ledger.key.name,
@@ -285,5 +287,5 @@ def plan_deletion(request: Request) -> DeletionPlan:
         first_contact=contact.first_step,
         options=tuple(sorted(found, key=lambda one: (one.is_approximate, not one.is_possible))),
         derived=() if contact.first_step is None else derived_of(run, contact.first_step),
-        not_covered=(*EVERYWHERE, *(f"the {label}, which may hold it: nothing learnt from it" for label in evaluated)),
+        not_covered=(*EVERYWHERE, *(f"the {label}, which may hold it: nothing learnt from it" for label in evaluated), *prepared),
     )
