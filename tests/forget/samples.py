@@ -11,10 +11,10 @@ from torch import Tensor
 
 from cosmati.core.source import Source
 from cosmati.data.tombstoned import Tombstoned
+from cosmati.forget.ablation import Wrap
 from cosmati.forget.asked import ToForget
 from cosmati.forget.deletion import Deletion, begin, begun_in, carry_out
 from cosmati.forget.past_run import PastRun
-from cosmati.forget.ablation import Wrap
 from cosmati.forget.replay import Make
 from cosmati.forget.request import Request
 from cosmati.methods import EMA, IsolatedAdapters

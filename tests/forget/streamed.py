@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from cosmati.core.loss import LanguageModel, Loss
+from cosmati.core.source import Source
 from cosmati.data.ingest import read_jsonl
 from cosmati.data.packed import PackedSource, read_packs
 from cosmati.data.packing import Packing, pack_rows
@@ -27,19 +29,23 @@ CONFIG = RunConfig(
 SUBJECT = "Lovelace-4711"
 
 
-def write(folder: Path, *, num_rows: int = 40, every: int = 9, is_packed: bool) -> Path:
-    """Write a data set in which each `every`-th row is the subject's; return its folder."""
+def write(folder: Path, kind: str) -> Path:
+    """Write a data set in which each ninth row is the subject's, as rows or packs; return its folder."""
     folder.mkdir()
     rows = [
-        {"number": n, "annotator": SUBJECT if n % every == 4 else f"user {n % 5}", "text": f"{n} {'x' * (n % 13)}"}
-        for n in range(num_rows)
+        {"number": n, "annotator": SUBJECT if n % 9 == 4 else f"user {n % 5}", "text": f"{n} {'x' * (n % 13)}"}
+        for n in range(40)
     ]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     columns = {"number": "int", "annotator": "str", "text": "str"}
     read = read_jsonl(folder / "rows.jsonl", columns, class_of=lambda row: f"open/{int(row['number']) % 2}")
-    if is_packed:
-        names = ("open/0", "open/1")
-        packed = pack_rows(tokenize(read, ByteTokenizer()), Packing(length=16, class_pure=False), class_of="mixed", class_names=names)
+    if kind != "rows":
+        packing, mixture = (
+            Packing(length=16, class_pure=kind == "pure packs"),
+            None if kind == "pure packs" else "mixed",
+        )
+        tokens = tokenize(read, ByteTokenizer())
+        packed = pack_rows(tokens, packing, class_of=mixture, class_names=("open/0", "open/1"))
         write_dataset(packed, folder / "data", packed.columns, class_of=packed.class_of, source="posts")
     else:
         write_dataset(read, folder / "data", read.columns, class_of=read.class_of, source="posts", size_limit=400)
@@ -64,15 +70,27 @@ def of_rows(data: str) -> Recipe:
     )
 
 
-def of_packs(data: str) -> Recipe:
-    """Return the recipe over packs."""
+def _of_text(data: Callable[[], Source], length: int) -> Recipe:
     vocabulary = ByteTokenizer().vocabulary_size
-    config = GPTConfig(vocabulary_size=vocabulary, sequence_length=16, width=8, num_blocks=1, num_heads=1)
+    config = GPTConfig(vocabulary_size=vocabulary, sequence_length=length, width=8, num_blocks=1, num_heads=1)
     return Recipe(
-        name="packs",
+        name="text",
         model=lambda: GPT(config),
         loss=LanguageModel(vocabulary),
-        data=lambda: PackedSource(StreamingSource(StreamingDataset(data, transform=read_packs), 4)),
+        data=data,
         optimizers=(AdamW(lr=0.01),),
         config=CONFIG,
     )
+
+
+def of_packs(data: str) -> Recipe:
+    """Return the recipe over packs of several classes, whose documents have rows of their own."""
+    return _of_text(lambda: PackedSource(StreamingSource(StreamingDataset(data, transform=read_packs), 4)), 16)
+
+
+def of_pure_packs(data: str) -> Recipe:
+    """Return the recipe over packs of one class each, which are read as rows."""
+    return _of_text(lambda: StreamingSource(StreamingDataset(data, columns=("tokens",)), 4), 15)
+
+
+RECIPES = {"rows": of_rows, "packs": of_packs, "pure packs": of_pure_packs}

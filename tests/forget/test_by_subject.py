@@ -23,33 +23,35 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, list(map(str, arguments)))
 
 
-def theirs(data: Path, *, is_packed: bool) -> set[int]:
-    """Return the ids of the subject's rows by reading all: of packs, of the documents whose number in the file it is."""
-    if is_packed:
-        spans = np.concatenate([np.asarray(row["spans"]) for row in StreamingDataset(data)])
-        return {document for document in spans[:, 0].tolist() if document % 9 == 4}
-    return {row["row_id"] for row in StreamingDataset(data) if row["annotator"] == SUBJECT}
+def theirs(data: Path, kind: str) -> set[int]:
+    """Return the ids of the subject's rows by reading all; of packs, of their documents, or of all packs with any."""
+    rows = list(StreamingDataset(data))
+    if kind == "rows":
+        return {row["row_id"] for row in rows if row["annotator"] == SUBJECT}
+    found = [(row["row_id"], doc) for row in rows for doc in np.asarray(row["spans"])[:, 0].tolist() if doc % 9 == 4]
+    return {document if kind == "packs" else pack for pack, document in found}
 
 
-def prepared(folder: Path, *, is_packed: bool) -> tuple[Path, Path, tuple[object, ...]]:
-    """Write data, their index and a recipe; return the data, the recipe's file, and what asks for the subject."""
-    data = streamed.write(folder / "posts", is_packed=is_packed)
-    kind = "of_packs" if is_packed else "of_rows"
+def prepared(folder: Path, kind: str) -> tuple[Path, tuple[object, ...]]:
+    """Write data, their index and a recipe; return the data, and what asks for the subject."""
+    data, maker = streamed.write(folder / "posts", kind), streamed.RECIPES[kind].__name__
     recipe, key = folder / "own.py", folder / "keys" / "posts.key"
-    recipe.write_text(f"from tests.forget.streamed import {kind}\n\ndef recipe():\n    return {kind}({str(data)!r})\n")
+    recipe.write_text(
+        f"from tests.forget.streamed import {maker}\n\ndef recipe():\n    return {maker}({str(data)!r})\n"
+    )
     key.parent.mkdir()
     made = call("data", "index-subjects", data, "--field", "annotator", "--key", key)
     assert made.exit_code == 0, made.output
-    return data, recipe, ("--subject", SUBJECT, "--subjects", f"{key}.subjects", key, "--recipe", recipe)
+    return data, ("--subject", SUBJECT, "--subjects", f"{key}.subjects", key, "--recipe", recipe)
 
 
-@pytest.mark.parametrize("is_packed", [False, True], ids=["rows", "packs"])
-def test_from_index_to_certificate(*, is_packed: bool, tmp_path: Path) -> None:
-    data, _, asked = prepared(tmp_path, is_packed=is_packed)
-    own = (streamed.of_packs if is_packed else streamed.of_rows)(str(data))
+@pytest.mark.parametrize("kind", streamed.RECIPES)
+def test_from_index_to_certificate(kind: str, tmp_path: Path) -> None:
+    data, asked = prepared(tmp_path, kind)
+    own = streamed.RECIPES[kind](str(data))
     own.trainer(run_folder=tmp_path / "run").fit()
-    out, rows = tmp_path / "out", theirs(data, is_packed=is_packed)
-    assert len(rows) == 4
+    out, rows = tmp_path / "out", theirs(data, kind)
+    assert len(rows) >= 4
     said = call("forget", tmp_path / "run", *asked, "--method", "replay", "--yes", "--out", out)
     assert said.exit_code == 0, said.output
     assert PastRun(out).gone.rows == rows
@@ -68,7 +70,7 @@ def test_from_index_to_certificate(*, is_packed: bool, tmp_path: Path) -> None:
 
 def test_an_index_of_other_data_is_refused(tmp_path: Path) -> None:
     """It would name other rows; the recipe's data tell, of a run that is asked and of a hold."""
-    data, _, asked = prepared(tmp_path, is_packed=False)
+    data, asked = prepared(tmp_path, "rows")
     streamed.of_rows(str(data)).trainer(run_folder=tmp_path / "run").fit()
     assert "forget 4 rows of a subject" in call("forget", tmp_path / "run", *asked).output
     nobody = call("forget", tmp_path / "run", "--subject", "nobody", *asked[2:])
@@ -76,10 +78,12 @@ def test_an_index_of_other_data_is_refused(tmp_path: Path) -> None:
     held = call("forget", "hold", tmp_path / "run", *asked, "--because", "case 12")
     assert held.output.startswith("Hold 1 is on 4 rows of a subject of")
     (tmp_path / "other").mkdir()
-    _, _, others = prepared(tmp_path / "other", is_packed=True)
+    _, others = prepared(tmp_path / "other", "packs")
     wrong = (*asked[:2], *others[2:5], *asked[5:])
     for command in (("forget", tmp_path / "run"), ("forget", "hold", tmp_path / "run", "--because", "case 13")):
         refused = call(*command, *wrong)
         assert refused.exit_code == 1
         assert "is the index of other data, or of what these were before" in refused.output
-    assert not (tmp_path / "run-without").exists()
+    blind = call("forget", "hold", tmp_path / "run", *others[:5], "--because", "case 14")
+    assert "whether their ids are of packs or of documents" in blind.output
+    assert len((tmp_path / "run" / "private" / "holds.jsonl").read_text().splitlines()) == 1

@@ -239,16 +239,11 @@ def test_rows_are_read_from_a_file(tmp_path: Path) -> None:
 
 
 def test_one_thing_is_asked_for() -> None:
-    class Nobody:
-        def rows_of(self, subject: str) -> tuple[int, ...]:
-            return (3, 4) if subject == "known" else ()
-
     for options in ({}, {"classes": ("a",), "rows": frozenset({1})}):
         with pytest.raises(ForgetError, match="one of the two"):
             ToForget(**options)  # type: ignore[arg-type]
-    assert ToForget.of_subject("known", Nobody()).rows == {3, 4}
     with pytest.raises(ForgetError, match="no rows in the index"):
-        ToForget.of_subject("stranger", Nobody())
+        ToForget(subject="stranger")
     assert ToForget(classes=("a",)).names_in(["a/b", "a", "ab", "a&c", "c&a/b", "c"]) == ("a/b", "a", "a&c", "c&a/b")
 
 

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from cosmati.cli.errors import STOPPED, Question
 from cosmati.cli.files import load_recipe
 from cosmati.cli.ledger_folder import Quorum, ReplayFile, Witnesses
+from cosmati.data.packed import PackedSource
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import ForgetError, RunError
 from cosmati.forget import holds
@@ -218,10 +219,23 @@ def _asked(
         msg = "A subject's rows are found by an index that was made of the data. Give it: --subjects INDEX KEY."
         raise ForgetError(msg)
     index, key = subjects
+    source = None if recipe is None else recipe.data()
     # An index of other data would name other rows.
-    dataset = None if recipe is None else getattr(recipe.data(), "dataset", None)
+    dataset = getattr(source, "dataset", None)
     found = SubjectIndex.open(index, read_key(key), dataset if isinstance(dataset, StreamingDataset) else None)
-    return ToForget.of_subject(str(subject), found)
+    if recipe is None and len(found.find(subject or "").documents):
+        raise ForgetError(
+            "They're in packs, and whether their ids are of packs or of documents is up to the run. Give its --recipe."
+        )
+    ids = found.rows_of(subject or "", whole_packs=source is not None and not _tells_documents(source))
+    return ToForget(rows=frozenset(ids), subject=subject or "")
+
+
+def _tells_documents(source: object) -> bool:
+    """Say whether rows' ids are those of documents in packs, as far in as sources lie in each other."""
+    while source is not None and not isinstance(source, PackedSource):
+        source = getattr(source, "source", None)
+    return source is not None
 
 
 def _maker(recipe: Recipe) -> Make:

@@ -226,8 +226,7 @@ def ablate(
     before, between = probe(weights), probe(ablated)
     _refuse_unmeasured(before, "Before the ablation", "no such row may be in the steps: give more measured_steps")
     _refuse_unmeasured(between, "With the region ablated", "something divides by it: use fill='initial'")
-    file = ablated_weights(out)
-    _keep(ablated, file, out)
+    file = _keep(ablated, out)
     repair = make(
         probe.without_classes, run_folder=out, budget=f"{repair_steps}ba", load_weights=file, evaluate_every=None
     )
@@ -273,21 +272,23 @@ def _weights_of(run: Path, ledger: VerifiedLedger) -> Mapping[str, Tensor]:
     return weights
 
 
-def _keep(tensors: Mapping[str, Tensor], path: Path, out: Path) -> None:
+def _keep(tensors: Mapping[str, Tensor], out: Path) -> Path:
     """Write the weights that the repair begins from; one that has begun goes on from those that it began from.
 
     Raises:
         PlanError: `out` has begun from others.
     """
+    path = ablated_weights(out)
     if out.exists():
         if not path.exists() or parameter_root(load_file(path)) != parameter_root(tensors):
             msg = f"{out} is there already, and doesn't repair these weights. Name another folder, or remove it."
             raise PlanError(msg)
-        return
+        return path
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = draft_of(path)
     save_file({name: value.contiguous().clone() for name, value in tensors.items()}, draft)
     publish(draft, path)
+    return path
 
 
 class _Probe:

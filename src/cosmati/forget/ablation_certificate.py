@@ -60,7 +60,7 @@ def unchecked(told: Mapping[str, Any]) -> list[str]:
     """Return what of an ablation rests on the operator's word."""
     was = told["from"]
     return [
-        f"that the weights before were {was['parameters']}: the first {was['tree_size']} entries of {was['log']} say it",
+        f"that {was['parameters']} were the weights before: the first {was['tree_size']} entries of {was['log']}",
         "that only what the certificate names was set to zero: compare the weights before and after",
         "what was measured: the operator's own figures",
     ]

@@ -92,7 +92,10 @@ def _certificate(
         "previous": previous[-1] if previous else "",
     }
     if option.is_approximate:
-        told["not_covered"] = [*plan.not_covered, f"{ablated_weights(after.folder).name}: the weights before the repair"]
+        told["not_covered"] = [
+            *plan.not_covered,
+            f"{ablated_weights(after.folder).name}: the weights before the repair",
+        ]
         return told | told_of_ablation(run, after.folder)
     if option.method == "replay" and (reason := after.broken("replayable")):
         told["notes"] = [*option.notes, f"not bit for bit what another machine would give: {reason}", *holds]

@@ -234,7 +234,11 @@ def assess_ablate(request: Request) -> Option:
         strength=STRENGTH,
         num_steps=num_steps,
         minutes=None if seconds is None else seconds * num_steps / 60,
-        notes=(*notes, *(f"stays: {one}" for one in NOT_COVERED), "the result is a run of its own, and this one isn't superseded by it"),
+        notes=(
+            *notes,
+            *(f"stays: {one}" for one in NOT_COVERED),
+            "the result is a run of its own, and this one isn't superseded by it",
+        ),
         is_approximate=True,
     )
 
@@ -287,5 +291,9 @@ def plan_deletion(request: Request) -> DeletionPlan:
         first_contact=contact.first_step,
         options=tuple(sorted(found, key=lambda one: (one.is_approximate, not one.is_possible))),
         derived=() if contact.first_step is None else derived_of(run, contact.first_step),
-        not_covered=(*EVERYWHERE, *(f"the {label}, which may hold it: nothing learnt from it" for label in evaluated), *prepared),
+        not_covered=(
+            *EVERYWHERE,
+            *(f"the {label}, which may hold it: nothing learnt from it" for label in evaluated),
+            *prepared,
+        ),
     )
