@@ -169,7 +169,7 @@ class Ends(Observer):
             self._run.stop("enough")
 
 
-@pytest.mark.parametrize("place", ["stopped", "killed", "certify"])
+@pytest.mark.parametrize("place", ["stopped", "killed", "made", "certify"])
 def test_broken_off_it_goes_on(place: str, run: Path, done: Path, tmp_path: Path, monkeypatch: Any) -> None:
     out = tmp_path / "out"
 
@@ -191,7 +191,9 @@ def test_broken_off_it_goes_on(place: str, run: Path, done: Path, tmp_path: Path
             go(Stops(2))
     else:
         with monkeypatch.context() as patch:
-            patch.setattr(deletion, "certify", _fails)
+            patch.setattr(
+                deletion if place == "certify" else Trainer, "certify" if place == "certify" else "fit", _fails
+            )
             with pytest.raises(ForgetError, match="killed"):
                 go()
     assert not (out / "certificates").exists()
@@ -263,6 +265,11 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "that it was a replay": (lambda told: told.update(method="replay", strength=EXACT), "trees have 18 and 13"),
     "that it's exact": (lambda told: told.update(strength=EXACT), "calls what ablate gives 'exact with respect"),
     "a method of its own": (lambda told: told.update(method="melt"), "can't be read as one"),
+    "a measure in words": (
+        lambda told: told["ablation"]["measured"].update(forget=["a", "b", "c"]),
+        "can't be read as",
+    ),
+    "half of the measures": (lambda told: told["ablation"]["measured"].update(forget=[0.5]), "can't be read as one"),
     "a later tree": (lambda told: told["to"].update(tree_size=10**6), "certificate's trees have"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,10 @@ def check_ablation(told: Mapping[str, Any], ledger: VerifiedLedger) -> list[str]
 
     Raises:
         RefutedError: the run began from other weights, or was trained for another number of steps.
+        TypeError: a measure isn't three numbers.
     """
+    for before, between, after in told["ablation"]["measured"].values():
+        math.fsum((before, between, after))
     ablated, num_steps = told["ablation"]["parameters"], told["ablation"]["repair_steps"]
     if dict(ledger.run.commitments)["model"].hex() != ablated:
         raise RefutedError("The ledger's run began from other weights than those that the certificate says were left.")

@@ -219,15 +219,17 @@ def _surroundings(request: Request) -> Iterator[str]:
 def assess_ablate(request: Request) -> Option:
     """Say whether regions that only or mostly the classes taught can be set to zero, and the rest be repaired."""
     run, classes = request.run, single_classes(request.asked, request.names)
-    why_not = tuple(_why_not_ablate(request))
-    if why_not:
+    if why_not := tuple(_why_not_ablate(request)):
         return Option(method="ablate", why_not=why_not, is_approximate=True)
-    shares = region_shares(run.ledger, classes)
-    chosen = separated(shares, classes)
+    try:
+        shares = region_shares(run.ledger, classes)
+        chosen = separated(shares, classes)
+        run.final_checkpoint()
+    except CosmatiError as error:
+        return Option(method="ablate", why_not=(str(error),), is_approximate=True)
     notes = [f"region {one.region} is set to zero: of its teaching {one.share:.1%} was theirs" for one in chosen]
-    notes += [
-        f"{one.share:.1%} of region {one.region}'s was, and stays" for one in shares if one.share and one not in chosen
-    ]
+    left = [one for one in shares if one.share and one not in chosen]
+    notes += [f"stays: region {one.region}, of whose teaching {one.share:.1%} was theirs" for one in left]
     num_steps, seconds = request.repair_steps or max(1, run.num_steps // 10), run.seconds_per_step
     return Option(
         method="ablate",
@@ -244,10 +246,9 @@ def assess_ablate(request: Request) -> Option:
 
 
 def _why_not_ablate(request: Request) -> Iterator[str]:
-    run, classes = request.run, single_classes(request.asked, request.names)
+    run = request.run
     if request.asked.rows:
         yield "rows are asked for, and what can be ablated is a region that classes taught"
-        return
     if request.trainer is None:
         yield "it trains, and needs the run's recipe: --recipe FILE[:FUNCTION]"
     elif request.trainer.assembly.ranks.is_parallel:
@@ -256,15 +257,8 @@ def _why_not_ablate(request: Request) -> Iterator[str]:
         yield request.not_its
     if not run.is_governed:
         yield "the run has no policy, so that its ledger tells no classes and no regions apart"
-        return
     if request.contact.first_step is None:
         yield "no step had any of it"
-        return
-    try:
-        separated(region_shares(run.ledger, classes), classes)
-        run.final_checkpoint()
-    except CosmatiError as error:
-        yield str(error)
 
 
 METHODS = {"drop": assess_drop, "replay": assess_replay, "ablate": assess_ablate}
