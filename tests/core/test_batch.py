@@ -174,3 +174,13 @@ def test_a_new_lineage_takes_the_old_ones_place() -> None:
     assert batch.replace(lineage=other).class_id == 4
     moved = batch.to(torch.device("meta"))
     assert (moved.input.device.type, moved.lineage is batch.lineage, moved.class_id) == ("meta", True, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e5m2, torch.bool, torch.bfloat16])
+def test_content_of_any_type_goes(dtype: torch.dtype) -> None:
+    """Tokens are unsigned numbers of 16 bits, as packs are written."""
+    rows = torch.ones(3, 2).to(dtype)
+    buried = bury(Batch(rows, Lineage.of_rows(0, 3)), torch.tensor([False, True, False])).data
+    assert buried.dtype == dtype
+    assert buried.to(torch.float32).tolist() == [[1, 1], [0, 0], [1, 1]]
+    assert rows.to(torch.float32).tolist() == [[1, 1]] * 3, "the batch that was given stays"

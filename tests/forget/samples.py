@@ -11,10 +11,11 @@ from torch import Tensor
 
 from cosmati.core.source import Source
 from cosmati.data.tombstoned import Tombstoned
+from cosmati.forget.ablation import Wrap
 from cosmati.forget.asked import ToForget
 from cosmati.forget.deletion import Deletion, begin, begun_in, carry_out
 from cosmati.forget.past_run import PastRun
-from cosmati.forget.replay import Make, Wrap
+from cosmati.forget.replay import Make
 from cosmati.forget.request import Request
 from cosmati.methods import EMA, IsolatedAdapters
 from cosmati.optim import AdamW, Muon
@@ -41,9 +42,9 @@ def maker(
     """Return what makes a run's trainer over its data, wrapped."""
     settings = {**KEPT, **options.pop("config", {})}
 
-    def make(wrap: Wrap, folder: Path) -> Trainer:
+    def make(wrap: Wrap, folder: Path | None, /, **changes: Any) -> Trainer:
         own = [EMA(half_life="2ba")] if methods is None else methods
-        config = {**settings, "run_folder": folder}
+        config = {**settings, "run_folder": folder, **changes}
         return trainer(case, wrap(data), [Muon(lr=0.02), AdamW(lr=0.01)], own, chosen=chosen, config=config, **options)
 
     return make

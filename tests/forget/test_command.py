@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -100,31 +98,12 @@ def test_refusals_say_what_and_how(run: Path, tmp_path: Path) -> None:
             "is of another run: settings: seed 1, was 0",
         ),
         ((run, "--rows", path, "--recipe", RECIPE, "--yes", "--out", tmp_path), "isn't what a deletion has begun"),
-        ((run, "--rows", path, "--recipe", RECIPE, "--yes", "--method", "ablate"), "no method 'ablate' here"),
+        ((run, "--rows", path, "--recipe", RECIPE, "--yes", "--method", "melt"), "no method 'melt' here"),
     ]:
         done = call(*arguments)
         assert done.exit_code == 1, done.output
         assert words in done.output
     assert not (run / "succeeded.json").exists()
-
-
-def test_a_subject_s_rows_are_found_by_an_index(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Index:
-        @classmethod
-        def open(cls, path: Path, key: bytes) -> Index:
-            assert (path.name, key) == ("people.index", b"key")
-            return cls()
-
-        def rows_of(self, subject: str) -> tuple[int, ...]:
-            return (3, 4) if subject == "4711" else ()
-
-    double = SimpleNamespace(SubjectIndex=Index, read_key=lambda path: path.name.encode())
-    monkeypatch.setitem(sys.modules, "cosmati.forget.subjects", double)
-    index = ("--subjects", tmp_path / "people.index", tmp_path / "key", "--recipe", RECIPE)
-    planned = call(run, "--subject", "4711", *index)
-    assert planned.exit_code == 0, planned.output
-    assert "forget 2 rows of a subject" in planned.output
-    assert "no rows in the index" in call(run, "--subject", "4712", *index).output
 
 
 def test_a_hold_refuses_until_it_is_released(run: Path, tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ def opened(run: Path, asked: ToForget, make: Make | None = MAKE) -> Request:
         (rows(4), classes("open"), False),
         (classes("personal"), rows(3, 4), True),
         (classes("personal"), rows(3, 6), False),
+        (ToForget(rows=frozenset({4}), subject="ada"), ToForget(rows=frozenset({6}), subject="ada"), True),
+        (ToForget(rows=frozenset({4}), subject="ada"), ToForget(rows=frozenset({6}), subject="bob"), False),
     ],
 )
 def test_what_is_held_is_refused_by_name(run: Path, held: ToForget, asked: ToForget, *, is_refused: bool) -> None:

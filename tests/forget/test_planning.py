@@ -13,6 +13,7 @@ import torch
 
 from cosmati.core.loss import Classification
 from cosmati.errors import ForgetError
+from cosmati.forget.ablation import STRENGTH
 from cosmati.forget.asked import ToForget, read_row_ids
 from cosmati.forget.deletion import begin
 from cosmati.forget.past_run import PastRun
@@ -64,8 +65,9 @@ def test_a_plan_has_the_cheapest_first(tmp_path: Path) -> None:
     assert [(one.method, one.num_steps, one.strength) for one in plan.options] == [
         ("drop", 0, EXACT),
         ("replay", 6 - plan.options[1].from_step, EXACT),
+        ("ablate", 1, STRENGTH),
     ]
-    drop, replay = plan.options
+    drop, replay, _ = plan.options
     assert (drop.minutes, plan.classes, plan.num_rows) == (None, ("personal",), 0)
     seconds = PastRun(run).seconds_per_step
     assert replay.minutes == pytest.approx(replay.num_steps * (seconds or 0) / 60)
@@ -74,8 +76,8 @@ def test_a_plan_has_the_cheapest_first(tmp_path: Path) -> None:
         name: getattr(plan, name) for name in ("classes", "not_covered")
     } | {k: plan.to_mapping()[k] for k in ("options", "derived")}
     rows = planned(run, ToForget(rows=frozenset({4})), make)
-    assert [one.method for one in rows.options] == ["replay", "drop"]
-    assert "rows are asked for" in why_not(rows, "drop")
+    assert [one.method for one in rows.options] == ["replay", "drop", "ablate"]
+    assert all("rows are asked for" in why_not(rows, method) for method in ("drop", "ablate"))
     assert rows.classes == ("personal",)
 
 
@@ -90,8 +92,8 @@ def test_without_a_recipe_what_needs_none_is_planned(tmp_path: Path) -> None:
         planned(run, ToForget(classes=("persnal",)), None)
     with pytest.raises(ForgetError, match="drop isn't possible: class personal isn't isolated"):
         begin(Request.open(PastRun(run), PERSONAL, None), "drop", tmp_path / "out")
-    with pytest.raises(ForgetError, match=r"no method 'ablate' here. Take one of drop, replay"):
-        begin(Request.open(PastRun(run), PERSONAL, None), "ablate", tmp_path / "out")
+    with pytest.raises(ForgetError, match=r"no method 'melt' here. Take one of drop, replay, ablate"):
+        begin(Request.open(PastRun(run), PERSONAL, None), "melt", tmp_path / "out")
 
 
 def test_another_recipe_is_named(tmp_path: Path) -> None:
@@ -237,16 +239,11 @@ def test_rows_are_read_from_a_file(tmp_path: Path) -> None:
 
 
 def test_one_thing_is_asked_for() -> None:
-    class Nobody:
-        def rows_of(self, subject: str) -> tuple[int, ...]:
-            return (3, 4) if subject == "known" else ()
-
     for options in ({}, {"classes": ("a",), "rows": frozenset({1})}):
         with pytest.raises(ForgetError, match="one of the two"):
             ToForget(**options)  # type: ignore[arg-type]
-    assert ToForget.of_subject("known", Nobody()).rows == {3, 4}
     with pytest.raises(ForgetError, match="no rows in the index"):
-        ToForget.of_subject("stranger", Nobody())
+        ToForget(subject="stranger")
     assert ToForget(classes=("a",)).names_in(["a/b", "a", "ab", "a&c", "c&a/b", "c"]) == ("a/b", "a", "a&c", "c&a/b")
 
 

@@ -16,10 +16,10 @@ from cosmati.data.shards.upload import Destination
 from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import ForgetError, RunError
+from cosmati.forget.ablation import Wrap
 from cosmati.forget.asked import ToForget
 from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.past_run import PastRun
-from cosmati.forget.replay import Wrap
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.verify import verify_ledger
 from cosmati.methods import SelectiveBackprop

@@ -120,6 +120,7 @@ def test_a_licence_ends_and_a_person_asks(tmp_path: Path) -> None:
     assert [(one["method"], one["is_possible"], one["num_steps"]) for one in plan["options"]] == [
         ("drop", True, 0),
         ("replay", False, 0),
+        ("ablate", False, 0),
     ]
     clean = tmp_path / "runs" / "clean"
     cosmati(*forget_press, "--yes", "--out", clean, "--delete-superseded")

@@ -1,12 +1,11 @@
-"""`cosmati forget`: a plan first, then drop or replay, a certificate, and what verifies it; legal holds."""
+"""`cosmati forget`: a plan first, then drop, replay or ablation, a certificate, what verifies it; legal holds."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,16 +15,21 @@ from typer.core import TyperGroup
 
 from cosmati.cli.errors import STOPPED, Question
 from cosmati.cli.files import load_recipe
-from cosmati.core.source import Source
+from cosmati.cli.ledger_folder import Quorum, ReplayFile, Witnesses
+from cosmati.data.packed import PackedSource
+from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import ForgetError, RunError
 from cosmati.forget import holds
-from cosmati.forget.asked import Subjects, ToForget, read_row_ids
+from cosmati.forget.ablation import Wrap
+from cosmati.forget.asked import ToForget, read_row_ids
 from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.deletion import Deletion, begin, begun_in, carry_out, default_out
 from cosmati.forget.past_run import PastRun
 from cosmati.forget.planning import DeletionPlan, Option, plan_deletion
 from cosmati.forget.replay import Make
 from cosmati.forget.request import Request
+from cosmati.forget.subjects import SubjectIndex, read_key
+from cosmati.ledger.evidence import TrustedEvidence
 from cosmati.recipes.recipe import Recipe
 from cosmati.storage.lock import FileLock
 from cosmati.train.trainer import Trainer
@@ -64,7 +68,7 @@ Because = Annotated[str, typer.Option("--because", help="Why, for the record.")]
 
 
 @app.command()
-def run(
+def run(  # noqa: PLR0913, PLR0917  (a command's options)
     run: RunFolderArgument,
     classes: Classes = None,
     rows: RowsFile = None,
@@ -72,7 +76,10 @@ def run(
     subjects: SubjectsFile = None,
     recipe: RunRecipe = None,
     settings: RunSettings = None,
-    method: Annotated[str | None, typer.Option(help="drop or replay; the cheapest that's possible.")] = None,
+    method: Annotated[str | None, typer.Option(help="drop, replay or ablate; the cheapest exact one.")] = None,
+    repair_steps: Annotated[
+        int, typer.Option(min=0, help="Steps of repair after an ablation; 0 is a tenth of the run's.")
+    ] = 0,
     out: Annotated[Path | None, typer.Option(help="The new run's folder; beside RUN.")] = None,
     delete_superseded: Annotated[
         bool, typer.Option("--delete-superseded", help="Then delete RUN's checkpoints that learnt it.")
@@ -88,6 +95,7 @@ def run(
     \b
     drop     leaves out what is the class's own, where the run promises isolated(class, region): exact, at once
     replay   trains again from before first contact, with tombstones in place of the content: exact, and takes steps
+    ablate   sets what only or mostly the class taught to zero, and trains the rest on: approximate, and measured
 
     \b
     Examples:
@@ -96,16 +104,18 @@ def run(
       cosmati forget runs/one --subject 4711 --subjects people.index people.key --recipe one.py
       cosmati forget verify runs/one-without-3f9c21aa/certificates/0001.json
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
-    asked = _asked(classes, rows, subject, subjects)
-    make = None if recipe is None else _maker(load_recipe(recipe, settings or []))
+    own = None if recipe is None else load_recipe(recipe, settings or [])
+    asked, make = _asked(classes, rows, subject, subjects, own), None if own is None else _maker(own)
+    if repair_steps and yes and method != "ablate":
+        raise ForgetError("Only an ablation is repaired: --repair-steps goes with --method ablate.")
     with _held(run):
         past = PastRun(run.resolve())
-        out = out or default_out(past, asked)
+        out = out or default_out(past, asked, method)
         # One that was begun isn't planned again: what it began from may be deleted by now.
         begun = begun_in(out) if yes else None
-        if begun is None or begun.plan.digest != asked.digest(past.salt):
+        if begun is None or not begun.is_of(asked.digest(past.salt), method, repair_steps):
             past.refuse_succeeded()
-            request = Request.open(past, asked, make)
+            request = Request.open(past, asked, make, repair_steps=repair_steps)
             plan = plan_deletion(request)
             if not yes:
                 _show(plan, as_json=as_json)
@@ -125,15 +135,22 @@ def verify(
     vkey: Annotated[
         str | None, typer.Option("--vkey", help="The operator's verifier key, from a source you trust.")
     ] = None,
+    witnesses: Witnesses = None,
+    quorum: Quorum = 0,
+    replayed: ReplayFile = None,
 ) -> None:
     """Check a certificate against a copy of the ledger; nothing else of the operator's is needed.
 
     0 means that the ledger bears it out, 1 that it doesn't, 2 that there is no answer.
     """
-    found = verify_certificate(certificate, ledger or certificate.resolve().parent.parent / "ledger", vkey=vkey)
+    trusted = TrustedEvidence.parse(witnesses or (), quorum, replayed)
+    directory = ledger or certificate.resolve().parent.parent / "ledger"
+    found = verify_certificate(certificate, directory, vkey=vkey, witnesses=trusted)
     told = found.told
     typer.echo(f"Yes: {told['run']} was asked to forget {told['asked']['what']}, {told['at']}.")
     typer.echo(f"  {told['method']}: {told['strength']}")
+    for line in _measured(told):
+        typer.echo(f"  measured     {line}")
     for line in found.checked:
         typer.echo(f"  checked      {line}")
     for line in found.not_checked:
@@ -142,8 +159,8 @@ def verify(
         typer.echo(f"  not covered  {line}")
     for line in told["notes"]:
         typer.echo(f"  note         {line}")
-    trusted = "" if vkey else " The ledger's own key is believed: give --vkey."
-    typer.echo(f"Evidence: {told['evidence']}.{trusted}")
+    believed = "" if vkey else " The ledger's own key is believed: give --vkey."
+    typer.echo(f"Evidence: {found.evidence}.{believed}")
 
 
 @app.command()
@@ -154,9 +171,15 @@ def hold(
     rows: RowsFile = None,
     subject: Subject = None,
     subjects: SubjectsFile = None,
+    recipe: RunRecipe = None,
+    settings: RunSettings = None,
 ) -> None:
-    """Put a legal hold on classes or rows: nothing of them is forgotten before it's released."""
-    asked = _asked(classes, rows, subject, subjects)
+    """Put a legal hold on classes or rows: nothing of them is forgotten before it's released.
+
+    With the run's recipe an index of subjects is compared with its data: one of other data would name other rows.
+    """
+    own = None if recipe is None else load_recipe(recipe, settings or [])
+    asked = _asked(classes, rows, subject, subjects, own)
     with _held(run):
         past = PastRun(run)
         past.refuse_succeeded()
@@ -177,7 +200,11 @@ def release(
 
 
 def _asked(
-    classes: Sequence[str] | None, rows: Path | None, subject: str | None, subjects: tuple[Path, Path] | None
+    classes: Sequence[str] | None,
+    rows: Path | None,
+    subject: str | None,
+    subjects: tuple[Path, Path] | None,
+    recipe: Recipe | None,
 ) -> ToForget:
     given = [name for name, one in (("--class", classes), ("--rows", rows), ("--subject", subject)) if one]
     if len(given) != 1:
@@ -191,18 +218,30 @@ def _asked(
     if subjects is None:
         msg = "A subject's rows are found by an index that was made of the data. Give it: --subjects INDEX KEY."
         raise ForgetError(msg)
-    return ToForget.of_subject(str(subject), _index(*subjects))
+    index, key = subjects
+    source = None if recipe is None else recipe.data()
+    # An index of other data would name other rows.
+    dataset = getattr(source, "dataset", None)
+    found = SubjectIndex.open(index, read_key(key), dataset if isinstance(dataset, StreamingDataset) else None)
+    if recipe is None and len(found.find(subject or "").documents):
+        raise ForgetError(
+            "They're in packs, and whether their ids are of packs or of documents is up to the run. Give its --recipe."
+        )
+    ids = found.rows_of(subject or "", whole_packs=source is not None and not _tells_documents(source))
+    return ToForget(rows=frozenset(ids), subject=subject or "")
 
 
-def _index(path: Path, key: Path) -> Subjects:
-    index = importlib.import_module("cosmati.forget.subjects")
-    found: Subjects = index.SubjectIndex.open(path, index.read_key(key))
-    return found
+def _tells_documents(source: object) -> bool:
+    """Say whether rows' ids are those of documents in packs, as far in as sources lie in each other."""
+    while source is not None and not isinstance(source, PackedSource):
+        source = getattr(source, "source", None)
+    return source is not None
 
 
 def _maker(recipe: Recipe) -> Make:
-    def make(wrap: Callable[[object], Source], folder: Path) -> Trainer:
-        return dataclasses.replace(recipe, data=lambda: wrap(recipe.data())).trainer(run_folder=folder)
+    def make(wrap: Wrap, folder: Path | None, /, **config: Any) -> Trainer:  # noqa: ANN401  (settings of `RunConfig`)
+        settings = dataclasses.replace(recipe.config, run_folder=folder, **config)
+        return dataclasses.replace(recipe, data=lambda: wrap(recipe.data()), config=settings).trainer()
 
     return make
 
@@ -225,10 +264,13 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _cheapest(plan: DeletionPlan) -> str:
-    found = next((one for one in plan.options if one.is_possible), None)
+    exact = [one for one in plan.options if not one.is_approximate]
+    found = next((one for one in exact if one.is_possible), None)
     if found is None:
-        why = "; ".join(f"{one.method}: {', '.join(one.why_not)}" for one in plan.options)
-        raise ForgetError(f"Nothing is possible. {why}.")
+        why = "; ".join(f"{one.method}: {', '.join(one.why_not)}" for one in exact)
+        rest = [one.method for one in plan.options if one.is_approximate and one.is_possible]
+        mend = "".join(f" What is approximate has to be asked for by name: --method {one}." for one in rest)
+        raise ForgetError(f"Nothing {'exact ' if rest else ''}is possible. {why}.{mend}")
     return found.method
 
 
@@ -244,6 +286,8 @@ def _show(plan: DeletionPlan, *, as_json: bool) -> None:
     _say(f"{plan.run}: forget {plan.asked}")
     if plan.first_contact is None:
         _say("No step had any of it: there is nothing to forget.")
+        for line in plan.not_covered:
+            _say(f"  not covered  {line}")
         return
     given = f"{plan.num_rows} rows were given to it, of" if plan.num_rows else "of"
     _say(f"  first contact at step {plan.first_contact}; {given} class {', '.join(plan.classes)}")
@@ -266,6 +310,11 @@ def _line(one: Option) -> str:
     return f"  {one.method:<10} {one.strength} ({cost})"
 
 
+def _measured(told: Any) -> Iterator[str]:  # noqa: ANN401  (JSON)
+    for name, values in told["ablation"]["measured"].items() if "ablation" in told else ():
+        yield f"{name}: {' -> '.join(f'{one:.4f}' for one in values)} (before, ablated, repaired)"
+
+
 def _uncovered(told: Any) -> Iterator[str]:  # noqa: ANN401  (JSON)
     for one in told["derived"]:
         if one["status"] == "not covered":
@@ -280,7 +329,9 @@ def _tell(done: Deletion) -> None:
             raise typer.Exit(STOPPED)
         return
     _say(f"{done.told['method']}: {done.told['strength']}")
-    _say(f"The run without it: {done.out}")
+    for line in _measured(done.told):
+        _say(f"  measured     {line}")
+    _say(f"The {'repaired run' if 'ablation' in done.told else 'run without it'}: {done.out}")
     for line in _uncovered(done.told):
         _say(f"  not covered  {line}")
     _say(f"Certificate: {done.certificate}. Check it: cosmati forget verify {done.certificate}")

@@ -236,7 +236,8 @@ def clear_rows(data: Data, gone: Tensor) -> Data:
 
     def clear(node: Data, *, is_top: bool = False) -> Data:
         if isinstance(node, Tensor):
-            return node.masked_fill(gone.view(-1, *[1] * (node.ndim - 1)), 0) if node.ndim else node
+            # `masked_fill` has no unsigned types but uint8, and tokens are uint16.
+            return torch.where(gone.view(-1, *[1] * (node.ndim - 1)), node.new_zeros(()), node) if node.ndim else node
         if isinstance(node, np.ndarray) and node.ndim:
             cleared = node.copy()
             cleared[gone.numpy()] = np.zeros((), node.dtype)

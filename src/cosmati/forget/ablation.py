@@ -34,20 +34,26 @@ from cosmati.train.trainer import Trainer
 
 Fill = Literal["zero", "initial"]
 MeasureModel = Callable[[nn.Module], Mapping[str, float]]
-STRENGTH = "approximate: measured below, and no more is promised"
+STRENGTH = "approximate: measured, and no more is promised"
 REPORT = "ablation.json"
 """In the folder of the repaired run."""
-_NOT_COVERED = (
+NOT_COVERED = (
     "what other regions learnt of the class through activations: only regions that it taught directly are ablated",
     "the run's own checkpoints and averages, exports, merges, adapters, caches, backups and deployed copies",
     "preparation artifacts that were made with the class's content",
 )
+"""What an ablation leaves, whatever was measured."""
+MIN_SHARE = 0.9
+
+
+Wrap = Callable[[object], Source]
+"""Puts another source around a run's own."""
 
 
 class MakeModel(Protocol):
     """Makes the run's trainer anew; of a recipe: replace `data` by `wrap(recipe.data())`, and settings of `config`."""
 
-    def __call__(self, wrap: Callable[[object], Source], **config: object) -> Trainer:
+    def __call__(self, wrap: Wrap, **config: object) -> Trainer:
         """Return it.
 
         Args:
@@ -101,7 +107,7 @@ class AblationReport:
     after: Mapping[str, float]
     roots: tuple[str, str, str]
     strength: str = STRENGTH
-    not_covered: tuple[str, ...] = _NOT_COVERED
+    not_covered: tuple[str, ...] = NOT_COVERED
 
     def to_json(self) -> str:
         """Return it as JSON text."""
@@ -146,7 +152,9 @@ def region_shares(ledger: VerifiedLedger, classes: Collection[str]) -> tuple[Reg
     return tuple(found)
 
 
-def separated(shares: Sequence[RegionShare], classes: Collection[str], min_share: float) -> tuple[RegionShare, ...]:
+def separated(
+    shares: Sequence[RegionShare], classes: Collection[str], min_share: float = MIN_SHARE
+) -> tuple[RegionShare, ...]:
     """Return the regions that only or mostly the classes taught.
 
     Raises:
@@ -173,12 +181,12 @@ def ablate(
     out: Path,
     *,
     repair_steps: int,
-    min_share: float = 0.9,
+    min_share: float = MIN_SHARE,
     fill: Fill = "zero",
     measured_steps: int = 4,
     measure: MeasureModel | None = None,
     vkey: str | None = None,
-) -> AblationReport:
+) -> AblationReport | None:
     """Ablate the regions that only or mostly some classes taught, and repair the rest by training without them.
 
     The repaired run is a run of its own in `out`, derived from the ablated weights: the same recipe, over the same data
@@ -195,6 +203,9 @@ def ablate(
         measured_steps: of the plan, on whose rows losses are measured.
         measure: what else is measured of a model, by name.
         vkey: the operator's verifier key from a source that you trust.
+
+    Returns:
+        What came of it; None where somebody stopped the repair, which the same call goes on with.
 
     Raises:
         PlanError: no region separates the classes, or the losses can't be measured.
@@ -215,13 +226,15 @@ def ablate(
     before, between = probe(weights), probe(ablated)
     _refuse_unmeasured(before, "Before the ablation", "no such row may be in the steps: give more measured_steps")
     _refuse_unmeasured(between, "With the region ablated", "something divides by it: use fill='initial'")
-    file = out.with_name(out.name + ".ablated.safetensors")
-    _keep(ablated, file, out)
+    file = _keep(ablated, out)
     repair = make(
         probe.without_classes, run_folder=out, budget=f"{repair_steps}ba", load_weights=file, evaluate_every=None
     )
-    repair.fit()
+    if repair.fit().outcome == "stopped":
+        return None
     repaired = model_tensors(repair.model)
+    after = probe(repaired)
+    _refuse_unmeasured(after, "After the repair", "it diverged: repair in another folder, with fewer steps")
     report = AblationReport(
         classes=tuple(classes),
         ablated=chosen,
@@ -231,11 +244,16 @@ def ablate(
         repair_steps=repair_steps,
         before=before,
         between=between,
-        after=probe(repaired),
+        after=after,
         roots=(parameter_root(weights).hex(), parameter_root(ablated).hex(), parameter_root(repaired).hex()),
     )
     replace_file(out / REPORT, report.to_json().encode())
     return report
+
+
+def ablated_weights(out: Path) -> Path:
+    """Return the file of the weights that a repaired run begins from: beside its folder."""
+    return out.with_name(out.name + ".ablated.safetensors")
 
 
 def _refuse_unmeasured(found: Mapping[str, float], when: str, mend: str) -> None:
@@ -254,21 +272,23 @@ def _weights_of(run: Path, ledger: VerifiedLedger) -> Mapping[str, Tensor]:
     return weights
 
 
-def _keep(tensors: Mapping[str, Tensor], path: Path, out: Path) -> None:
+def _keep(tensors: Mapping[str, Tensor], out: Path) -> Path:
     """Write the weights that the repair begins from; one that has begun goes on from those that it began from.
 
     Raises:
         PlanError: `out` has begun from others.
     """
+    path = ablated_weights(out)
     if out.exists():
         if not path.exists() or parameter_root(load_file(path)) != parameter_root(tensors):
             msg = f"{out} is there already, and doesn't repair these weights. Name another folder, or remove it."
             raise PlanError(msg)
-        return
+        return path
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = draft_of(path)
     save_file({name: value.contiguous().clone() for name, value in tensors.items()}, draft)
     publish(draft, path)
+    return path
 
 
 class _Probe:

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import rfc8785
 
 from cosmati.errors import ForgetError
 from cosmati.records.joint_classes import members_of
-
-
-class Subjects(Protocol):
-    """Finds a person's rows."""
-
-    def rows_of(self, subject: str) -> Sequence[int]:
-        """Return the ids of a subject's rows; of packs, of their documents."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -45,15 +36,6 @@ class ToForget:
             what = f"The subject has no rows in the index{': nothing is to be forgotten' if self.subject else ''}"
             msg = f"{what}." if self.subject and not self.rows else "Ask for classes, or for rows: one of the two."
             raise ForgetError(msg)
-
-    @classmethod
-    def of_subject(cls, subject: str, subjects: Subjects) -> ToForget:
-        """Return the request for all rows of a subject.
-
-        Raises:
-            ForgetError: there are none.
-        """
-        return cls(rows=frozenset(map(int, subjects.rows_of(subject))), subject=subject)
 
     @property
     def words(self) -> str:
@@ -124,7 +106,7 @@ def _row_id(line: str, where: str) -> int:
 def overlap(one: ToForget, other: ToForget) -> bool:
     """Say whether two requests may mean the same rows; rows and classes may, since ids say no class."""
     if one.rows and other.rows:
-        return bool(one.rows & other.rows)
+        return bool(one.rows & other.rows) or one.subject == other.subject != ""
     if one.classes and other.classes:
         return any(is_within(a, b) or is_within(b, a) for a in one.classes for b in other.classes)
     return True

@@ -17,19 +17,22 @@ from typing import Any
 import rfc8785
 
 from cosmati.errors import ForgetError, RefutedError, TamperError
+from cosmati.forget.ablation import STRENGTH, ablated_weights
+from cosmati.forget.ablation_certificate import check_ablation, told_of_ablation, unchecked
 from cosmati.forget.derived import DELETED, Derived
 from cosmati.forget.holds import all_holds
 from cosmati.forget.past_run import CERTIFICATE, FORGOTTEN, PastRun
-from cosmati.forget.planning import DeletionPlan, Option, own_regions
+from cosmati.forget.planning import EXACT, FROM_ENTRY_0, DeletionPlan, Option, own_regions
 from cosmati.forget.succession import CERTIFICATES, append_certified
+from cosmati.ledger.evidence import LEVEL_0, NOBODY, TrustedEvidence
 from cosmati.ledger.note import TreeHead
 from cosmati.ledger.query import VerifiedLedger, direct_write_exclusions
 from cosmati.ledger.reader import Scan
-from cosmati.ledger.verify import LEVEL_0
 from cosmati.records.ledger import AmendEntry, CheckpointEntry
 from cosmati.storage.atomic import replace_files
 
 KIND, VERSION = "cosmati deletion certificate", 1
+_STRENGTHS = {"drop": (EXACT,), "replay": (EXACT, FROM_ENTRY_0), "ablate": (STRENGTH,)}
 
 
 def certify(
@@ -63,24 +66,18 @@ def certify(
 def _certificate(
     run: PastRun, after: PastRun, plan: DeletionPlan, option: Option, derived: tuple[Derived, ...]
 ) -> dict[str, Any]:
-    forgotten, before = _forgotten(after.ledger, plan.digest)
     end = _last_checkpoint(after.ledger)
     previous = signed_digests(after.ledger)
-    strength, notes = option.strength, list(option.notes)
-    if option.method == "replay" and (reason := after.broken("replayable")):
-        notes.append(f"not bit for bit what another machine would give: {reason}")
     holds = [f"hold {one.number} was released: {one.released}" for one in all_holds(run.folder) if one.released]
-    return {
+    told = {
         "kind": KIND,
         "version": VERSION,
         "run": plan.run,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "asked": {"what": plan.asked, "digest": plan.digest, "classes": list(plan.classes), "num_rows": plan.num_rows},
         "method": option.method,
-        "strength": strength,
+        "strength": option.strength,
         "evidence": LEVEL_0,
-        "from": forgotten["succeeds"],
-        "replayed_from": {"step": option.from_step, "first_contact": plan.first_contact, "entry": before},
         "to": {
             "tree_size": after.ledger.head.size,
             "root": after.ledger.head.root.hex(),
@@ -91,9 +88,20 @@ def _certificate(
         "regions": [list(pair) for pair in own_regions(run, plan.classes)] if option.method == "drop" else [],
         "derived": [asdict(one) for one in derived],
         "not_covered": list(plan.not_covered),
-        "notes": [*notes, *holds],
+        "notes": [*option.notes, *holds],
         "previous": previous[-1] if previous else "",
     }
+    if option.is_approximate:
+        told["not_covered"] = [
+            *plan.not_covered,
+            f"{ablated_weights(after.folder).name}: the weights before the repair",
+        ]
+        return told | told_of_ablation(run, after.folder)
+    if option.method == "replay" and (reason := after.broken("replayable")):
+        told["notes"] = [*option.notes, f"not bit for bit what another machine would give: {reason}", *holds]
+    forgotten, begun = _forgotten(after.ledger, plan.digest)
+    begins = {"step": option.from_step, "first_contact": plan.first_contact, "entry": begun}
+    return told | {"from": forgotten["succeeds"], "replayed_from": begins}
 
 
 def notices(told: Mapping[str, Any]) -> dict[str, str]:
@@ -108,12 +116,15 @@ def notices(told: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _letter(told: Mapping[str, Any], kind: str, what: str) -> str:
+    done = "The run was succeeded by one that doesn't have it"
+    if "ablation" in told:
+        done = "What only or mostly that had taught was set to zero, and the rest trained on without it"
     return (
         f"Notice of a deletion\n\nTo whoever holds {kind} {what}.\n\n"
-        f"On {told['at']} the operator of run {told['run']} was asked to forget: {told['asked']['what']}. The run was "
-        f"succeeded by one that doesn't have it ({told['method']}: {told['strength']}).\n\n"
+        f"On {told['at']} the operator of run {told['run']} was asked to forget: {told['asked']['what']}. {done} "
+        f"({told['method']}: {told['strength']}).\n\n"
         "What you hold was made before, and may have learnt from it. Nobody can take it out of your copy for you. Stop "
-        "using it, delete it, and make it anew from the successor, whose weights have the Merkle root\n"
+        "using it, delete it, and make it anew from the new run, whose weights have the Merkle root\n"
         f"{told['to']['parameters']}.\n\n"
         f"Evidence of this deletion: {told['evidence']}. Request {told['asked']['digest']}.\n"
     )
@@ -170,28 +181,33 @@ class VerifiedCertificate:
         entry: index of the ledger's entry that names it.
         checked: in words, what was checked against the ledger.
         not_checked: in words, what rests on the operator's word.
+        evidence: how much the ledger shows, by those whom the asker trusts.
     """
 
     told: Mapping[str, Any]
     entry: int
     checked: tuple[str, ...]
     not_checked: tuple[str, ...]
+    evidence: str
 
 
-def verify_certificate(path: Path, ledger: Path, *, vkey: str | None = None) -> VerifiedCertificate:
+def verify_certificate(
+    path: Path, ledger: Path, *, vkey: str | None = None, witnesses: TrustedEvidence = NOBODY
+) -> VerifiedCertificate:
     """Check a certificate against a copy of the ledger, with nothing else of the operator's.
 
     Args:
         path: of the certificate.
         ledger: the folder of the ledger.
         vkey: the operator's verifier key from a source that you trust.
+        witnesses: whom you trust to have seen the ledger, and what was replayed of it.
 
     Raises:
         ForgetError: no certificate. RefutedError: the ledger doesn't bear it out. TamperError: the ledger or the
             certificate doesn't verify.
     """
     told, digest = read_certificate(path)
-    verified = VerifiedLedger(ledger, vkey)
+    verified = VerifiedLedger(ledger, vkey, witnesses)
     entry = next((t.index for t in verified.tables if _names(t.details, digest, t.changes)), None)
     if entry is None:
         msg = f"The ledger of {verified.key.name} has signed no certificate {digest[:16]}: another run's, or made up."
@@ -207,8 +223,10 @@ def verify_certificate(path: Path, ledger: Path, *, vkey: str | None = None) -> 
         "what was made of the run, and where it is: the operator's own list",
     ]
     if told["method"] == "replay":
-        not_checked.append("that the steps were trained as the ledger says (L0): replay them, which needs the data")
-    return VerifiedCertificate(told, entry, tuple(checked), tuple(not_checked))
+        not_checked.append("that the steps were trained as the ledger says: replay them, which needs the data")
+    if told["method"] == "ablate":
+        not_checked += unchecked(told)
+    return VerifiedCertificate(told, entry, tuple(checked), tuple(not_checked), verified.evidence_level)
 
 
 def _names(details: Mapping[str, Any], digest: str, changes: tuple[tuple[str, str, str], ...]) -> bool:
@@ -218,21 +236,17 @@ def _names(details: Mapping[str, Any], digest: str, changes: tuple[tuple[str, st
 
 
 def _check(told: Mapping[str, Any], ledger: VerifiedLedger, directory: Path, entry: int) -> list[str]:
-    heads = [TreeHead(told[n]["tree_size"], bytes.fromhex(told[n]["root"])) for n in ("from", "to")]
-    if not heads[0].size < heads[1].size <= entry:
-        raise RefutedError(
-            f"The certificate's trees have {heads[0].size} and {heads[1].size} entries, and it's entry {entry}."
-        )
+    method, to = told["method"], told["to"]
+    if told["strength"] not in _STRENGTHS[method]:
+        raise RefutedError(f"The certificate calls what {method} gives {told['strength']!r:.60}, and it's less.")
+    names = ("to",) if method == "ablate" else ("from", "to")
+    heads = [TreeHead(told[n]["tree_size"], bytes.fromhex(told[n]["root"])) for n in names]
+    sizes = [one.size for one in heads]
+    if sizes[-1] > entry or sizes != sorted({*sizes}):
+        raise RefutedError(f"The certificate's trees have {' and '.join(map(str, sizes))} entries; it's entry {entry}.")
     for _ in Scan(directory, ledger.head, heads):
         pass  # Whoever reads to the end has compared the roots.
-    forgotten, begun = _forgotten(ledger, told["asked"]["digest"])
-    step = told["replayed_from"]["step"] if told["method"] == "replay" else told["to"]["step"]
-    amended = next(t.entry for t in ledger.tables if t.index == begun)
-    if forgotten["succeeds"] != told["from"] or not isinstance(amended, AmendEntry) or amended.step != step:
-        raise RefutedError("The certificate and the ledger say otherwise of where the deletion began.")
-    if forgotten["method"] != told["method"] or sorted(forgotten["classes"]) != sorted(told["asked"]["classes"]):
-        raise RefutedError("The certificate and the ledger say otherwise of what was done, or to which classes.")
-    to = told["to"]
+    begun = 0 if method == "ablate" else _check_begun(told, ledger)
     state = (to["step"], to["state"], to["parameters"])
     if not any(
         begun < item.index < entry
@@ -241,14 +255,25 @@ def _check(told: Mapping[str, Any], ledger: VerifiedLedger, directory: Path, ent
         for item in ledger.entries()
     ):
         raise RefutedError("The ledger has signed no checkpoint with the weights that the certificate names.")
-    checked = [
-        f"entry {entry} of the ledger, which its operator's key has signed, names the certificate",
-        f"the ledger goes on with the one of {heads[0].size} entries that had the content: nothing was rewritten",
-        f"its checkpoint of step {to['step']} has the weights {to['parameters']}",
-    ]
-    if told["method"] == "drop":
-        return [*checked, *_check_dropped(told, ledger)]
-    return [*checked, *_check_replayed(told, ledger)]
+    signed = f"entry {entry} of the ledger, which its operator's key has signed, names the certificate"
+    goes_on = f"the ledger goes on with the one of {sizes[0]} entries that had the content: nothing was rewritten"
+    weights = f"its checkpoint of step {to['step']} has the weights {to['parameters']}"
+    if method == "ablate":
+        return [signed, weights, *check_ablation(told, ledger), *_check_replayed(told, ledger)]
+    is_dropped = method == "drop"
+    return [signed, goes_on, weights, *(_check_dropped if is_dropped else _check_replayed)(told, ledger)]
+
+
+def _check_begun(told: Mapping[str, Any], ledger: VerifiedLedger) -> int:
+    """Compare what a certificate and the ledger say of a deletion; return the index of the ledger's entry."""
+    forgotten, begun = _forgotten(ledger, told["asked"]["digest"])
+    step = told["replayed_from"]["step"] if told["method"] == "replay" else told["to"]["step"]
+    amended = next(t.entry for t in ledger.tables if t.index == begun)
+    if forgotten["succeeds"] != told["from"] or not isinstance(amended, AmendEntry) or amended.step != step:
+        raise RefutedError("The certificate and the ledger say otherwise of where the deletion began.")
+    if forgotten["method"] != told["method"] or sorted(forgotten["classes"]) != sorted(told["asked"]["classes"]):
+        raise RefutedError("The certificate and the ledger say otherwise of what was done, or to which classes.")
+    return begun
 
 
 def _check_dropped(told: Mapping[str, Any], ledger: VerifiedLedger) -> list[str]:

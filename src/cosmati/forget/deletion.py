@@ -24,6 +24,7 @@ from cosmati.forget.drop import drop
 from cosmati.forget.holds import all_holds, holds_in_force
 from cosmati.forget.past_run import PastRun
 from cosmati.forget.planning import DeletionPlan, Option, plan_deletion
+from cosmati.forget.repaired_run import repair, single_classes
 from cosmati.forget.replay import Make, replay
 from cosmati.forget.request import Request
 from cosmati.forget.succession import CERTIFICATES, REQUEST
@@ -55,6 +56,11 @@ class Begun:
         method = self.option.method
         told = {"told": dict(self.told), "plan": self.plan.to_mapping(), "method": method, "names": list(self.names)}
         return told | {"last_hold": self.last_hold}
+
+    def is_of(self, digest: str, method: str | None, repair_steps: int) -> bool:
+        """Say whether it's what is asked for; None and 0 leave open how."""
+        is_as_long = repair_steps in (0, self.option.num_steps)
+        return self.plan.digest == digest and method in (None, self.option.method) and is_as_long
 
     @classmethod
     def of_mapping(cls, told: Mapping[str, Any]) -> Begun:
@@ -89,9 +95,10 @@ class Deletion:
     told: Mapping[str, Any] | None = None
 
 
-def default_out(run: PastRun, asked: ToForget) -> Path:
+def default_out(run: PastRun, asked: ToForget, method: str | None = None) -> Path:
     """Return where a successor goes if nobody says otherwise: beside the run."""
-    return run.folder.with_name(f"{run.folder.name}-without-{asked.digest(run.salt)[:8]}")
+    how = "ablated" if method == "ablate" else "without"
+    return run.folder.with_name(f"{run.folder.name}-{how}-{asked.digest(run.salt)[:8]}")
 
 
 def begin(request: Request, method: str, out: Path) -> Begun:
@@ -103,8 +110,10 @@ def begin(request: Request, method: str, out: Path) -> Begun:
     digest = request.asked.digest(request.run.salt)
     begun = begun_in(out)
     if begun is not None:
-        if begun.plan.digest != digest or begun.option.method != method:
-            raise ForgetError(f"{out} is of another deletion ({begun.plan.asked}). Give another --out.")
+        if not begun.is_of(digest, method, request.repair_steps):
+            was = f"{begun.plan.asked}, by {begun.option.method}"
+            was += f" with {begun.option.num_steps} steps" if begun.option.is_approximate else ""
+            raise ForgetError(f"{out} is of another deletion ({was}). Give another --out.")
         return begun
     request.run.refuse_succeeded()
     plan = plan_deletion(request)
@@ -158,6 +167,8 @@ def carry_out(
     Raises:
         ForgetError, CosmatiError: it can't be done, or a hold was put on it since; what's done so far stands.
     """
+    if begun.option.is_approximate and delete_superseded:
+        raise ForgetError("An ablation supersedes nothing: what it leaves may have the content. Delete after a replay.")
     for hold in holds_in_force(out):
         if hold.number > begun.last_hold and hold.may_mean(asked):
             msg = f"Legal hold {hold.number} of {out} may be on it, because {hold.because}. Release it first."
@@ -190,7 +201,13 @@ def _succeed(run: PastRun, asked: ToForget, begun: Begun, make: Make | None, out
             drop(run, begun.names, out, told, kept, gone)
         return "completed"
     if make is None:
-        raise ForgetError("A replay trains, and needs the run's recipe: --recipe FILE[:FUNCTION].")
+        raise ForgetError(
+            f"To {begun.option.method} is to train, and needs the run's recipe: --recipe FILE[:FUNCTION]."
+        )
+    if begun.option.method == "ablate":
+        num_steps, classes = begun.option.num_steps, single_classes(asked, begun.names)
+        say(f"Ablating what {', '.join(classes)} taught, with {num_steps} steps of repair")
+        return "completed" if repair(run, classes, make, out, num_steps, kept, gone) else "stopped"
     if (over := _outcome(out)) in ("completed", "exhausted"):
         return over
     start = run.start(begun.option.from_step) if not out.exists() else None

@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cosmati.errors import CosmatiError, RefutedError
+from cosmati.forget.ablation import NOT_COVERED, STRENGTH, region_shares, separated
 from cosmati.forget.contact import without_rows
 from cosmati.forget.derived import EVERYWHERE, Derived, derived_of
 from cosmati.forget.past_run import PastRun, Start
+from cosmati.forget.repaired_run import single_classes
 from cosmati.forget.request import Request
 from cosmati.ledger.query import direct_write_exclusions
 from cosmati.train.facts import describe_environment
@@ -32,6 +34,7 @@ class Option:
         minutes: that it takes, by the run's own measured steps; None where nobody measured.
         from_step: where a replay begins.
         notes: what limits the strength, or has to be known besides.
+        is_approximate: whether what it leaves is measured, and no more: it's done where it's asked for by name.
     """
 
     method: str
@@ -41,6 +44,7 @@ class Option:
     minutes: float | None = None
     from_step: int = 0
     notes: tuple[str, ...] = ()
+    is_approximate: bool = False
 
     @property
     def is_possible(self) -> bool:
@@ -50,7 +54,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class DeletionPlan:
-    """What can be done, cheapest first.
+    """What can be done: what is exact first, the cheapest before the others.
 
     Attributes:
         run: its name, of its ledger.
@@ -59,7 +63,7 @@ class DeletionPlan:
         classes: that are meant.
         num_rows: of those asked for, how many the run was given; 0 where classes are asked for.
         first_contact: the first step with any; None where no step had it.
-        options: the methods, possible ones first.
+        options: the methods: exact ones that are possible, exact ones that aren't, then ablation.
         derived: what was made of the run, and may hold it.
         not_covered: what no method covers.
     """
@@ -212,8 +216,53 @@ def _surroundings(request: Request) -> Iterator[str]:
         yield f"this machine computes other bits ({'; '.join(odd)}): free of the content, and not bit for bit the run's"
 
 
-METHODS = {"drop": assess_drop, "replay": assess_replay}
-"""What can be done, cheapest first; each says whether it's possible. Ablation with repair has its place at the end."""
+def assess_ablate(request: Request) -> Option:
+    """Say whether regions that only or mostly the classes taught can be set to zero, and the rest be repaired."""
+    run, classes = request.run, single_classes(request.asked, request.names)
+    if why_not := tuple(_why_not_ablate(request)):
+        return Option(method="ablate", why_not=why_not, is_approximate=True)
+    try:
+        shares = region_shares(run.ledger, classes)
+        chosen = separated(shares, classes)
+        run.final_checkpoint()
+    except CosmatiError as error:
+        return Option(method="ablate", why_not=(str(error),), is_approximate=True)
+    notes = [f"region {one.region} is set to zero: of its teaching {one.share:.1%} was theirs" for one in chosen]
+    left = [one for one in shares if one.share and one not in chosen]
+    notes += [f"stays: region {one.region}, of whose teaching {one.share:.1%} was theirs" for one in left]
+    num_steps, seconds = request.repair_steps or max(1, run.num_steps // 10), run.seconds_per_step
+    return Option(
+        method="ablate",
+        strength=STRENGTH,
+        num_steps=num_steps,
+        minutes=None if seconds is None else seconds * num_steps / 60,
+        notes=(
+            *notes,
+            *(f"stays: {one}" for one in NOT_COVERED),
+            "the result is a run of its own, and this one isn't superseded by it",
+        ),
+        is_approximate=True,
+    )
+
+
+def _why_not_ablate(request: Request) -> Iterator[str]:
+    run = request.run
+    if request.asked.rows:
+        yield "rows are asked for, and what can be ablated is a region that classes taught"
+    if request.trainer is None:
+        yield "it trains, and needs the run's recipe: --recipe FILE[:FUNCTION]"
+    elif request.trainer.assembly.ranks.is_parallel:
+        yield "it's measured in one process: run it without torchrun"
+    if request.not_its:
+        yield request.not_its
+    if not run.is_governed:
+        yield "the run has no policy, so that its ledger tells no classes and no regions apart"
+    if request.contact.first_step is None:
+        yield "no step had any of it"
+
+
+METHODS = {"drop": assess_drop, "replay": assess_replay, "ablate": assess_ablate}
+"""What can be done: what is exact, cheapest first, then what isn't; each says whether it's possible."""
 
 
 def plan_deletion(request: Request) -> DeletionPlan:
@@ -224,6 +273,8 @@ def plan_deletion(request: Request) -> DeletionPlan:
     """
     run, contact = request.run, request.contact
     found = [assess(request) for assess in METHODS.values()]
+    # A replay says it of itself; where no step had any, the weights that it began from still may.
+    prepared = _prepared_with(request) if contact.first_step is None else ()
     evaluated = [f"{one['kind']} {one['name']}".rstrip() for one in run.artifacts() if one["kind"] == "evaluation data"]
     return DeletionPlan(
         run=run.ledger.key.name,
@@ -232,7 +283,11 @@ def plan_deletion(request: Request) -> DeletionPlan:
         classes=tuple(sorted({*request.names, *contact.classes})),
         num_rows=contact.num_rows if request.asked.rows else 0,
         first_contact=contact.first_step,
-        options=tuple(sorted(found, key=lambda one: not one.is_possible)),
+        options=tuple(sorted(found, key=lambda one: (one.is_approximate, not one.is_possible))),
         derived=() if contact.first_step is None else derived_of(run, contact.first_step),
-        not_covered=(*EVERYWHERE, *(f"the {label}, which may hold it: nothing learnt from it" for label in evaluated)),
+        not_covered=(
+            *EVERYWHERE,
+            *(f"the {label}, which may hold it: nothing learnt from it" for label in evaluated),
+            *prepared,
+        ),
     )

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from cosmati.core.source import Source
+from cosmati.forget.ablation import Wrap
 from cosmati.forget.past_run import FORGOTTEN, Gone, PastRun, Start
 from cosmati.forget.succession import Succession, note_succeeded, of_another_source
 from cosmati.train.run.result import RunResult
 from cosmati.train.trainer import Trainer
 
-Wrap = Callable[[object], Source]
-"""Puts tombstones into a recipe's source."""
-Make = Callable[[Wrap, Path], Trainer]
-"""Makes the run's trainer over a wrapped source, with a run folder."""
+
+class Make(Protocol):
+    """Makes the run's trainer anew."""
+
+    def __call__(self, wrap: Wrap, folder: Path | None, /, **config: object) -> Trainer:
+        """Return it.
+
+        Args:
+            wrap: puts another source around the run's own.
+            folder: of the run; None keeps nothing.
+            config: settings of `RunConfig` that differ; only an ablation has any.
+        """
+        ...
 
 
 def replay(

@@ -26,6 +26,7 @@ class Request:
         contact: what the run had of it.
         trainer: the run's own; None without its recipe.
         not_its: why the recipe isn't the run's; empty where it is.
+        repair_steps: of an ablation; 0 takes a tenth of the run's.
     """
 
     run: PastRun
@@ -35,9 +36,10 @@ class Request:
     contact: Contact
     trainer: Trainer | None = field(default=None, repr=False)
     not_its: str = ""
+    repair_steps: int = 0
 
     @classmethod
-    def open(cls, run: PastRun, asked: ToForget, make: Make | None) -> Request:
+    def open(cls, run: PastRun, asked: ToForget, make: Make | None, *, repair_steps: int = 0) -> Request:
         """Look up what is meant.
 
         Raises:
@@ -49,7 +51,7 @@ class Request:
             names = _names(run, asked, trainer)
             # Another's data don't tell of which class a row is.
             _refuse_held(run, asked, None if not_its else trainer)
-            return cls(run, asked, make, names, _contact(run, asked, names, trainer), trainer, not_its)
+            return cls(run, asked, make, names, _contact(run, asked, names, trainer), trainer, not_its, repair_steps)
         finally:
             if trainer is not None and trainer.feed is not None:
                 trainer.feed.close()

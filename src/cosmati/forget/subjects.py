@@ -370,13 +370,19 @@ class SubjectIndex:
         documents = [pair for pair in found if pair[1] != _NO_DOCUMENT]
         return ChosenRows(np.asarray(rows, np.int64), np.asarray(documents, np.int64).reshape(-1, 2))
 
-    def rows_of(self, subject: str | int) -> tuple[int, ...]:
+    def rows_of(self, subject: str | int, *, whole_packs: bool = False) -> tuple[int, ...]:
         """Return the ids by which somebody's rows are deleted, rising: of whole rows, or of packs the documents'.
+
+        Args:
+            subject: whose.
+            whole_packs: packs are read as rows (not by a `PackedSource`), so that those that hold any go as a whole.
 
         Raises:
             DataError: the id is empty, or names both, whose numbers mean different things.
         """
         found = self.find(subject)
+        if whole_packs:
+            return tuple(sorted({*found.row_ids.tolist(), *found.documents[:, 0].tolist()}))
         return ids_to_delete(found.row_ids.tolist(), found.documents[:, 1].tolist())
 
     def _record(self, label: bytes, mask: int) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ from cosmati.train.script_names import note_files
 REQUEST = "forget.json"
 """In a successor's folder: what was asked of which run, and how it's done."""
 CERTIFICATES = "certificates"
-_PRIVATE = ("operator.key", "rows.salt", HOLDS)
+OF_ROWS = ("rows.salt", HOLDS)
+"""Private files that go with the rows, whichever log tells of them."""
 
 
 class Succession:
@@ -53,13 +54,8 @@ class Succession:
         if out.exists():
             raise ForgetError(f"{out} is there already, and a deletion takes nobody's place. Give another --out.")
         self.run, self._out = run, out
-        self.folder = out.with_name(f".{out.name}.draft")
-        shutil.rmtree(self.folder, ignore_errors=True)  # Of an attempt that was killed: only this makes such a one.
-        self.folder.mkdir(parents=True)
+        self.folder = draft_folder(run, out, ("operator.key", *OF_ROWS))
         shutil.copytree(run.folder / "ledger", self.folder / "ledger")
-        (self.folder / "private").mkdir(mode=0o700)
-        for name in filter(lambda one: (run.folder / "private" / one).exists(), _PRIVATE):
-            shutil.copy2(run.folder / "private" / name, self.folder / "private" / name)
         if (run.folder / CERTIFICATES).exists():
             shutil.copytree(run.folder / CERTIFICATES, self.folder / CERTIFICATES)
 
@@ -112,12 +108,28 @@ class Succession:
 
     def publish(self, request: Mapping[str, Any], gone: Gone) -> None:
         """Put the folder in place, and note in the run's own that it's succeeded."""
-        gone.keep(self.folder)
-        (self.folder / REQUEST).write_text(json.dumps(request, indent=1) + "\n")
-        for path in (*self.folder.rglob("*"), self.folder):
-            sync(path)
-        publish(self.folder, self._out)
+        publish_folder(self.folder, self._out, request, gone)
         note_succeeded(self.run.folder, self._out)
+
+
+def draft_folder(run: PastRun, out: Path, private: Collection[str]) -> Path:
+    """Make the folder that becomes `out`, with those of the run's private files that are named."""
+    folder = out.with_name(f".{out.name}.draft")
+    shutil.rmtree(folder, ignore_errors=True)  # Of an attempt that was killed: only this makes such a one.
+    folder.mkdir(parents=True)
+    (folder / "private").mkdir(mode=0o700)
+    for name in filter(lambda one: (run.folder / "private" / one).exists(), private):
+        shutil.copy2(run.folder / "private" / name, folder / "private" / name)
+    return folder
+
+
+def publish_folder(draft: Path, out: Path, request: Mapping[str, Any], gone: Gone) -> None:
+    """Put a folder in place, with what was asked and what has tombstones in it."""
+    gone.keep(draft)
+    (draft / REQUEST).write_text(json.dumps(request, indent=1) + "\n")
+    for path in (*draft.rglob("*"), draft):
+        sync(path)
+    publish(draft, out)
 
 
 def note_succeeded(run: Path, out: Path) -> None:
