@@ -18,7 +18,6 @@ from cosmati.core.source import Source
 from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.shards.upload import Destination
 from cosmati.data.signing import sign_sources
-from cosmati.data.tombstoned import Tombstoned
 from cosmati.forget.asked import ToForget
 from cosmati.optim import AdamW
 from cosmati.provenance.authority import ceremony
@@ -101,7 +100,7 @@ def test_rows_of_two_classes_teach_while_both_are_vouched_for(
     firms, folder = Firms(tmp_path), tmp_path / "run"
     wrap = without(classes=gone) if gone else lambda source: source
     firms.trainer(folder, wrap, {5: lambda: firms.revoke(revoked)}.items()).fit()
-    assert {one for one in in_force(folder)} == {(revoked, "revocation", "reject", 9)}
+    assert set(in_force(folder)) == {(revoked, "revocation", "reject", 9)}
     taught = {path: rows_by_step(folder, path) for path in (NEWS, PII, BOTH)}
     other = NEWS if revoked == PII else PII
     assert not any(taught[revoked][9:])

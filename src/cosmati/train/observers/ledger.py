@@ -312,16 +312,16 @@ class LedgerObserver(Observer):
     def _kept(self, outcome: StepOutcome) -> list[list[int]]:
         """Say of each row that the data gave at which place of its microbatch it took part, from 1; 0 where it didn't.
 
-        Without methods that select rows, say nothing.
+        Without methods that select rows, say nothing. Microbatches of fewer rows than others are filled with -1.
         """
         if not outcome.given or not self._facts.plan.at(Stage.SELECT):
             return [[] for _ in outcome.batches]
-        places = [
-            {row: place for place, row in enumerate(batch.lineage.row_ids.tolist(), 1) if row != TOMBSTONE}
-            for batch in outcome.batches
-        ]
-        given = [batch.lineage.row_ids.tolist() for batch in outcome.given]
-        return [[place.get(row, 0) for row in rows] for place, rows in zip(places, given, strict=True)]
+        width, found = max(route.num_rows for route in outcome.routes), []
+        for batch, given in zip(outcome.batches, outcome.given, strict=True):
+            place = {row: n for n, row in enumerate(batch.lineage.row_ids.tolist(), 1) if row != TOMBSTONE}
+            rows = [place.get(row, 0) for row in given.lineage.row_ids.tolist()]
+            found.append(rows + [-1] * (width - len(rows)))
+        return found
 
     def _packed(self, outcome: StepOutcome, step: int) -> list[list[int]]:
         """Return what the cells of packs are made from; nothing where no microbatch of the step is routed by token."""

@@ -12,9 +12,9 @@ from cosmati.train.outcome import StepOutcome
 def kept_details(places: Tensor) -> dict[str, object]:
     """Say which slots were kept where not all were: nobody could tell without the model of that step."""
     kept = {
-        str(m): sorted(row.nonzero().flatten().tolist(), key=row.tolist().__getitem__)
+        str(m): sorted((row > 0).nonzero().flatten().tolist(), key=row.tolist().__getitem__)
         for m, row in enumerate(places)
-        if not bool(row.all())
+        if not bool(row.all())  # -1 is no row
     }
     return {"kept_rows": kept} if kept else {}
 
