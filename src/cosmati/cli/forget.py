@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +16,17 @@ from typer.core import TyperGroup
 from cosmati.cli.errors import STOPPED, Question
 from cosmati.cli.files import load_recipe
 from cosmati.core.source import Source
+from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import ForgetError, RunError
 from cosmati.forget import holds
-from cosmati.forget.asked import Subjects, ToForget, read_row_ids
+from cosmati.forget.asked import ToForget, read_row_ids
 from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.deletion import Deletion, begin, begun_in, carry_out, default_out
 from cosmati.forget.past_run import PastRun
 from cosmati.forget.planning import DeletionPlan, Option, plan_deletion
 from cosmati.forget.replay import Make
 from cosmati.forget.request import Request
+from cosmati.forget.subjects import SubjectIndex, read_key
 from cosmati.recipes.recipe import Recipe
 from cosmati.storage.lock import FileLock
 from cosmati.train.trainer import Trainer
@@ -96,8 +97,9 @@ def run(
       cosmati forget runs/one --subject 4711 --subjects people.index people.key --recipe one.py
       cosmati forget verify runs/one-without-3f9c21aa/certificates/0001.json
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
-    asked = _asked(classes, rows, subject, subjects)
-    make = None if recipe is None else _maker(load_recipe(recipe, settings or []))
+    loaded = None if recipe is None else load_recipe(recipe, settings or [])
+    asked = _asked(classes, rows, subject, subjects, loaded)
+    make = None if loaded is None else _maker(loaded)
     with _held(run):
         past = PastRun(run.resolve())
         out = out or default_out(past, asked)
@@ -177,7 +179,11 @@ def release(
 
 
 def _asked(
-    classes: Sequence[str] | None, rows: Path | None, subject: str | None, subjects: tuple[Path, Path] | None
+    classes: Sequence[str] | None,
+    rows: Path | None,
+    subject: str | None,
+    subjects: tuple[Path, Path] | None,
+    recipe: Recipe | None = None,
 ) -> ToForget:
     given = [name for name, one in (("--class", classes), ("--rows", rows), ("--subject", subject)) if one]
     if len(given) != 1:
@@ -191,13 +197,11 @@ def _asked(
     if subjects is None:
         msg = "A subject's rows are found by an index that was made of the data. Give it: --subjects INDEX KEY."
         raise ForgetError(msg)
-    return ToForget.of_subject(str(subject), _index(*subjects))
-
-
-def _index(path: Path, key: Path) -> Subjects:
-    index = importlib.import_module("cosmati.forget.subjects")
-    found: Subjects = index.SubjectIndex.open(path, index.read_key(key))
-    return found
+    path, key = subjects
+    # An index of other data would name rows of these all the same: numbers mean something in each.
+    dataset = None if recipe is None else getattr(recipe.data(), "dataset", None)
+    known = dataset if isinstance(dataset, StreamingDataset) else None
+    return ToForget.of_subject(str(subject), SubjectIndex.open(path, read_key(key), known))
 
 
 def _maker(recipe: Recipe) -> Make:
