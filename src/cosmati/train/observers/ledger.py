@@ -47,7 +47,7 @@ from cosmati.train.observers.ledger_checks import rare_entries, refuse_readmissi
 from cosmati.train.observers.observer import Observer, WatchedRun
 from cosmati.train.observers.pack_cells import are_packs, by_cell, class_columns, packed_cells
 from cosmati.train.observers.rows_salt import keep_salt, refuse_another_salt
-from cosmati.train.observers.step_details import finite, kept_details, step_details
+from cosmati.train.observers.step_details import finite, kept_details, places_of, step_details
 from cosmati.train.observers.witnessing import AskedWitnesses
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
@@ -316,12 +316,9 @@ class LedgerObserver(Observer):
         """
         if not outcome.given or not self._facts.plan.at(Stage.SELECT):
             return [[] for _ in outcome.batches]
-        width, found = max(route.num_rows for route in outcome.routes), []
-        for batch, given in zip(outcome.batches, outcome.given, strict=True):
-            place = {row: n for n, row in enumerate(batch.lineage.row_ids.tolist(), 1) if row != TOMBSTONE}
-            rows = [place.get(row, 0) for row in given.lineage.row_ids.tolist()]
-            found.append(rows + [-1] * (width - len(rows)))
-        return found
+        width = max(route.num_rows for route in outcome.routes)
+        pairs = zip(outcome.given, outcome.batches, strict=True)
+        return [places_of(given.lineage.row_ids, kept.lineage.row_ids, width) for given, kept in pairs]
 
     def _packed(self, outcome: StepOutcome, step: int) -> list[list[int]]:
         """Return what the cells of packs are made from; nothing where no microbatch of the step is routed by token."""

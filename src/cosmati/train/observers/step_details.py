@@ -6,7 +6,21 @@ import math
 
 from torch import Tensor
 
+from cosmati.core.batch import TOMBSTONE
 from cosmati.train.outcome import StepOutcome
+
+
+def places_of(given: Tensor, kept: Tensor, width: int) -> list[int]:
+    """Say of each row of a microbatch at which place it was kept, from 1; 0 where it wasn't, and -1 up to a width.
+
+    A row that was given twice may be kept once: each place is one row's.
+    """
+    places: dict[int, list[int]] = {}
+    for place, row in reversed(list(enumerate(kept.tolist(), 1))):
+        places.setdefault(row, []).append(place)
+    places.pop(TOMBSTONE, None)
+    found = [places[row].pop() if places.get(row) else 0 for row in given.tolist()]
+    return found + [-1] * (width - len(found))
 
 
 def kept_details(places: Tensor) -> dict[str, object]:
