@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from cosmati.cli import forget
 from cosmati.cli.main import app
+from cosmati.data.shards.dataset import write_dataset
+from cosmati.data.source import StreamingSource
+from cosmati.data.streaming import StreamingDataset
 from cosmati.data.tombstoned import Tombstoned
 from cosmati.errors import ForgetError
 from cosmati.forget import deletion
+from cosmati.forget.subjects import index_subjects, make_key
 from tests.forget import recipe as own
 from tests.forget.samples import differing, rows_of_step, tensors
 from tests.processes import launch_ranks, run_python
@@ -104,6 +109,31 @@ def test_refusals_say_what_and_how(run: Path, tmp_path: Path) -> None:
         assert done.exit_code == 1, done.output
         assert words in done.output
     assert not (run / "succeeded.json").exists()
+
+
+def test_a_subject_s_rows_are_found_by_an_index(run: Path, tmp_path: Path) -> None:
+    rows = [{"author": 4711 if number in (3, 4) else number} for number in range(8)]
+    write_dataset(rows, tmp_path / "rows", {"author": "int"}, class_of="open", source="s")
+    made, key = tmp_path / "people.index", make_key(tmp_path / "key")
+    index_subjects(StreamingDataset(tmp_path / "rows"), ["author"], made, key)
+    index = ("--subjects", made, tmp_path / "key", "--recipe", RECIPE)
+    planned = call(run, "--subject", "4711", *index)
+    assert planned.exit_code == 0, planned.output
+    assert "forget 2 rows of a subject" in planned.output
+    assert "no rows in the index" in call(run, "--subject", "4712", *index).output
+
+
+def test_an_index_of_other_data_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers would be those of other rows."""
+    for name in ("own", "other"):
+        rows = [{"author": name if number in (3, 4) else "x"} for number in range(8)]
+        write_dataset(rows, tmp_path / name, {"author": "str"}, class_of="open", source=name)
+    key = make_key(tmp_path / "key")
+    index_subjects(StreamingDataset(tmp_path / "other"), ["author"], tmp_path / "index", key)
+    loaded = replace(own.recipe(), data=lambda: StreamingSource(StreamingDataset(tmp_path / "own"), 4))
+    monkeypatch.setattr(forget, "load_recipe", lambda *_: loaded)
+    asked = ("--subject", "other", "--subjects", tmp_path / "index", tmp_path / "key", "--recipe", RECIPE)
+    assert "is the index of other data" in call(run, *asked).output
 
 
 def test_a_hold_refuses_until_it_is_released(run: Path, tmp_path: Path) -> None:

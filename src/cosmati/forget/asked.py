@@ -55,7 +55,7 @@ class ToForget:
         Raises:
             ForgetError: one that's asked for is none of them.
         """
-        known = list(known)
+        known = list(dict.fromkeys(known))
         for name in self.classes:
             if not any(is_within(one, name) for one in known):
                 msg = f"The run has no class {name!r}. It has {', '.join(known)}."

@@ -70,7 +70,8 @@ def contact_of(run: PastRun, trainer: Lifecycle, rows: Collection[int], classes:
         raise ForgetError(msg)
     names = data.class_names
     wanted, seen, first = torch.tensor(sorted(rows), dtype=torch.int64), set[int](), None
-    own = torch.tensor([names.index(name) for name in classes], dtype=torch.int64)
+    # Of packs a class has an id for each kind of its rows.
+    own = torch.tensor([index for index, name in enumerate(names) if name in classes], dtype=torch.int64)
     met = set[str]()
     for step in range(run.num_steps):
         given = trainer.feed.again(step)

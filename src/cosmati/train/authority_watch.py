@@ -26,6 +26,7 @@ from cosmati.provenance.voucher import (
     class_of_target,
     together,
 )
+from cosmati.records.joint_classes import members_of
 from cosmati.routing.grace import Grace
 from cosmati.routing.policy import CompiledPolicy, resolve_time
 from cosmati.routing.tightening import without_class
@@ -67,7 +68,10 @@ class AuthorityWatch:
     ) -> None:
         self._things, self._data, self._a = things, data, assembly
         self._grace = grace or Grace()
-        self._gone = frozenset(gone)
+        own = [one.watched for one in things if not one.of]
+        named = {one.manifest.class_name for one in own if isinstance(one, VouchedShards)} - {*gone}
+        # Of rows of several classes each has to be vouched for, as long as one such row is there.
+        self._there = {member for name in named for member in members_of(name)}
         self._base = assembly.policy
         self._withdrawn: Withdrawn | None = None
         self._heeded = -1
@@ -161,7 +165,7 @@ class AuthorityWatch:
         return self._agreed([*kept, *new], [*changes, *other.values()], other, self._latest)
 
     def _why_lifted(self, one: Withdrawal) -> str:
-        return "its rows are gone" if not one.of and one.class_path in self._gone else "vouched for again"
+        return "its rows are gone" if not (one.of or one.class_path in self._there) else "vouched for again"
 
     def _rejects(self, one: Withdrawal) -> bool:
         """Return whether the grace in force now rejects, where an earlier one has stopped the run."""
@@ -228,7 +232,7 @@ class AuthorityWatch:
 
     def _is_read(self, of: str, one: LostVoucher) -> bool:
         """Say whether what is lost matters: of rows that are tombstones nobody has to vouch for anything."""
-        return bool(of) or class_of_target(one.target) not in self._gone
+        return bool(of) or class_of_target(one.target) in self._there
 
     def _other_keys(self) -> dict[int, Change]:
         """Return which things are signed by others than before, for longer, or in another version; it's known now."""

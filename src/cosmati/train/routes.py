@@ -82,10 +82,6 @@ class Router:
         """Classes of the source; 0 without a policy."""
         return len(self._class_map)
 
-    def source_classes(self, own: int, kind: int) -> list[int]:
-        """Return the source's classes whose tokens are of one of the policy's, and of one of its kinds."""
-        return [c for c, one in enumerate(self._class_map) if one == own and self._kind_of_tokens(c, kind) == kind]
-
     def _kind_of_tokens(self, class_id: int, band: int) -> int:
         """Return the kind of a source's class of tokens; where the policy tells none apart, the band of their rows."""
         if self._policy is None or len(self._policy.kinds) == 1:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.method import Stage
+from cosmati.data.graded import SourceKind
 from cosmati.data.people import ChosenRows
 from cosmati.errors import LedgerError
 from cosmati.ledger.details import decode_details
@@ -25,7 +26,9 @@ from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import ScannedEntry
 from cosmati.ledger.rows import commit_rows, derive_blinds, hash_rows
 from cosmati.ledger.step_details import learnt_weights
+from cosmati.ledger.tables import Tables
 from cosmati.records.ledger import MicrobatchCell, StepEntry
+from cosmati.routing.starvation import SaidKind
 from cosmati.train.cutting import piece_of
 from cosmati.train.lifecycle import Lifecycle
 from cosmati.train.observers.pack_cells import documents_in, present
@@ -76,7 +79,7 @@ def regions_taught_by(trainer: Lifecycle, chosen: ChosenRows, *, vkey: str | Non
         if item.index not in ledger.standing:
             continue
         weights = learnt_weights(item, entry, len(tables.regions))
-        for number, num_chosen, is_opened in again.cells(item, entry):
+        for number, num_chosen, is_opened in again.cells(item, entry, tables):
             for column, rho in enumerate(tables.route(entry.microbatches[number], item)):
                 if num_chosen and rho > 0 and weights[number][column]:
                     region = tables.regions[column]
@@ -92,7 +95,10 @@ class _Again:
     """The rows of a run's steps, once more."""
 
     def __init__(self, trainer: Lifecycle, salt: bytes, chosen: ChosenRows) -> None:
-        plan, self._router = trainer.assembly.plan, trainer.assembly.router
+        plan, policy = trainer.assembly.plan, trainer.assembly.policy
+        self._classes = [] if policy is None else [policy.classes[own] for own in trainer.prepared.class_map]
+        said = getattr(trainer.prepared.given.data, "row_kinds", ())
+        self._kinds: Sequence[SaidKind] = said or (SourceKind(),) * len(self._classes)
         self._feed, self._num_microbatches = trainer.feed, trainer.assembly.num_microbatches
         self._salt, self._rows = salt, chosen.row_ids
         self._documents = {(pack, row) for pack, row in chosen.documents.tolist()}
@@ -102,7 +108,7 @@ class _Again:
             for method in plan.with_hook("batch")
         )
 
-    def cells(self, item: ScannedEntry, entry: StepEntry) -> Iterator[tuple[int, int, bool]]:
+    def cells(self, item: ScannedEntry, entry: StepEntry, tables: Tables) -> Iterator[tuple[int, int, bool]]:
         """Yield a step's cells that have rows: index, how many chosen rows took part, and whether that was compared.
 
         Raises:
@@ -120,7 +126,7 @@ class _Again:
             if slots is not None:
                 batch = batch.select(torch.tensor(slots))
             is_pack = owners is not None and batch.lineage.token_class_ids is not None
-            took_part = self._of_cell(batch, cell) if is_pack else _of_rows(batch)
+            took_part = self._of_cell(batch, self._ids_of(cell, item, tables)) if is_pack else _of_rows(batch)
             is_opened = took_part.commitment(self._salt, entry.step, m) == cell.row_commitment
             if not is_opened and not self._changes_rows and not (slots is not None and has_gaps):
                 msg = (
@@ -142,10 +148,25 @@ class _Again:
         pieces = num_microbatches // self._num_microbatches
         return [piece_of(batch, k, pieces) for k in range(pieces) for batch in found] if pieces > 1 else found
 
-    def _of_cell(self, batch: Batch, cell: MicrobatchCell) -> _TookPart:
+    def _ids_of(self, cell: MicrobatchCell, item: ScannedEntry, tables: Tables) -> list[int]:
+        """Return the class ids in packs of which a cell is, by the tables in force: kinds have other numbers later."""
+        name, own = tables.class_of(cell, item), zip(self._classes, self._kinds, strict=True)
+        if tables.bands == ("",):
+            return [index for index, (one, _) in enumerate(own) if one == name]
+        band, grades = tables.kinds[cell.band] if tables.kinds else (cell.band, {})
+        has_bands = not tables.kinds or any(number for number, _ in tables.kinds)
+        return [
+            index
+            for index, (one, kind) in enumerate(own)
+            if one == name
+            and (kind.band == band or not has_bands)
+            and all(dict(kind.grades).get(measure, "") == grade for measure, grade in grades.items())
+        ]
+
+    @staticmethod
+    def _of_cell(batch: Batch, class_ids: Sequence[int]) -> _TookPart:
         ids, classes = documents_in(batch)
-        is_own = np.isin(classes, self._router.source_classes(cell.class_id, cell.band))
-        return _TookPart(ids, is_own & present(batch, ids))
+        return _TookPart(ids, np.isin(classes, class_ids) & present(batch, ids))
 
     def _num_chosen(self, batch: Batch, took_part: _TookPart, is_pack: bool) -> int:
         """Count whole rows, and documents of packs, that were chosen."""

@@ -18,9 +18,10 @@ from cosmati import Trainer, load_policy
 from cosmati.core.batch import Batch, Lineage
 from cosmati.core.plan import Promise
 from cosmati.data.people import ChosenRows
+from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger, contributions
 from cosmati.ledger.verify import verify_ledger
-from cosmati.methods import MixUp
+from cosmati.methods import MixUp, SelectiveBackprop
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.policy_watch import REFUSED_FILE
 from cosmati.train.rows_taught import regions_taught_by
@@ -252,3 +253,28 @@ def test_a_list_says_whom_rows_have_taught(tmp_path: Path) -> None:
         assert found[region].num_rows == len(taught)
         assert list(found[region].steps) == sorted({row // STEP for row in taught})
         assert found[region].num_unopened == 0
+
+
+@pytest.mark.parametrize("num_twice", [0, 6])
+def test_which_of_unlike_many_rows_were_selected_is_on_record(tmp_path: Path, num_twice: int) -> None:
+    """Microbatches of unlike sizes, of which every other step takes a share: their slots, and whom the rows taught.
+
+    A loader that draws with replacement gives a row twice, and one of the two may be kept.
+    """
+    rows = [[*range(STEP * i, STEP * i + STEP), *range(STEP * i, STEP * i + num_twice)] for i in range(6)]
+    batches, seen = [chosen(ids) for ids in rows], Seen()
+    options: dict[str, Any] = {"methods": [SelectiveBackprop(start=0, end=1)], "folder": tmp_path, "budget": "6ba"}
+    fitted(batches, observers=[seen], **options)
+    taught: Counter[str] = Counter()
+    for (item, entry, tables), outcome in zip(VerifiedLedger(tmp_path / "ledger").steps(), seen.steps, strict=True):
+        assert len({batch.num_rows for batch in outcome.given}) > 1
+        given = [batch.lineage.row_ids.tolist() for batch in outcome.given]
+        kept = [batch.lineage.row_ids.tolist() for batch in outcome.batches]
+        slots = decode_details(item.details or b"").get("kept_rows", {})
+        assert slots.keys() == {str(m) for m, ids in enumerate(given) if ids != kept[m]}
+        assert all([given[int(m)][slot] for slot in own] == kept[int(m)] for m, own in slots.items())
+        for cell, ids in zip(entry.microbatches, kept, strict=True):
+            rates = dict(zip(tables.regions, tables.route(cell, item), strict=True))
+            taught.update({region: len(ids) for region, rate in rates.items() if rate})
+    asked = ChosenRows((torch.arange(NUM) + 100).numpy(), torch.zeros(0, 2, dtype=torch.int64).numpy())
+    assert {one.region: one.num_rows for one in regions_taught_by(run(batches, **options), asked)} == taught

@@ -35,7 +35,6 @@ from cosmati.models.gpt import GPT, GPTConfig
 from cosmati.optim import SGD, AdamW
 from cosmati.routing.policy_file import PolicyFile, load_policy
 from cosmati.routing.starvation import token_kinds
-from cosmati.train.policy_watch import REFUSED_FILE
 from cosmati.train.rows_taught import regions_taught_by
 from tests.ledger.plain_answers import check_answers
 from tests.train.packs.samples import (
@@ -52,7 +51,6 @@ from tests.train.packs.samples import (
     trainer,
     values,
 )
-from tests.train.policy_world import Happening, leave
 
 NAMES = ("open", "open", "doubtful", "personal", "open")
 KINDS = (
@@ -364,44 +362,3 @@ def test_what_was_measured_is_part_of_what_a_run_is(tmp_path: Path) -> None:
     assert PackedSource(held, CLASSES).digest == held.digest
     assert token_kinds(None, one) == ()
     assert one.class_names == ("open", "open", "doubtful", "personal", "open&personal")
-
-
-def changed(folder: Path, begun: PolicyFile, left: PolicyFile) -> Any:
-    seen = Happening({4: leave(left)})
-    made = trainer(model(), source(), begun, budget="8ba", config={"run_folder": folder}, observers=seen)
-    seen.trainer = made
-    return made
-
-
-def test_a_policy_that_tells_more_kinds_apart_is_taken_in_mid_run(tmp_path: Path) -> None:
-    """The numbers of all kinds are others with it, and tokens go by those from its step on."""
-    more = POLICY.to_mapping()
-    more["measures"]["rank"] = {"grades": ["a", "x"]}
-    more["attenuate"].append({"class": ["personal"], "measure": "rank", "grade": ["x"], "factor": 0.125})
-    made = changed(tmp_path / "run", POLICY, PolicyFile.model_validate(more))
-    made.fit()
-    assert not (tmp_path / "run" / REFUSED_FILE).exists()
-    assert verify_ledger(tmp_path / "run" / "ledger").num_steps == 8
-    tables = made.assembly.router.route_of(None, 6, tokens=[1.0] * 5).tokens.weights
-    upper = list(made.assembly.policy.regions).index("upper")
-    # Of `rank` only the fourth was measured; the least factor of it counts for the fifth, which is personal, too.
-    assert tables[:, upper].tolist() == [1.0, 0.5, 0.25, 0.125, 0.125, 0.0]
-    found = Counter[Any]()
-    for item, entry, told in VerifiedLedger(tmp_path / "run" / "ledger").steps():
-        for cell in entry.microbatches:
-            found[entry.step >= 5, told.classes[cell.class_id], told.route(cell, item)[upper]] += 1
-    assert {key[1:] for key in found if key[0]} == {
-        ("open", 1.0), ("open", 0.5), ("doubtful", 0.25), ("personal", 0.125), ("open&personal", 0.125)
-    }  # fmt: skip
-    assert {key[1:] for key in found if not key[0]} == {
-        ("open", 1.0), ("open", 0.5), ("doubtful", 0.25), ("personal", 1.0), ("open&personal", 1.0)
-    }  # fmt: skip
-
-
-def test_kinds_are_told_apart_elsewhere_at_a_resume_only(tmp_path: Path) -> None:
-    alike = graded().to_mapping() | {"attenuate": []}
-    head = graded().to_mapping()
-    head["attenuate"] = [{"class": ["**"], "measure": "trust", "grade": ["low"], "factor": 0.5, "region": ["head"]}]
-    made = changed(tmp_path / "run", *map(PolicyFile.model_validate, (alike, head)))
-    with pytest.warns(UserWarning, match="In packs, the policy tells classes apart in head, and none did so before"):
-        assert made.fit().clock.step == 8

@@ -47,7 +47,7 @@ from cosmati.train.observers.ledger_checks import rare_entries, refuse_readmissi
 from cosmati.train.observers.observer import Observer, WatchedRun
 from cosmati.train.observers.pack_cells import are_packs, by_cell, class_columns, packed_cells
 from cosmati.train.observers.rows_salt import keep_salt, refuse_another_salt
-from cosmati.train.observers.step_details import finite, kept_details, step_details
+from cosmati.train.observers.step_details import finite, kept_details, places_of, step_details
 from cosmati.train.observers.witnessing import AskedWitnesses
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
@@ -312,16 +312,13 @@ class LedgerObserver(Observer):
     def _kept(self, outcome: StepOutcome) -> list[list[int]]:
         """Say of each row that the data gave at which place of its microbatch it took part, from 1; 0 where it didn't.
 
-        Without methods that select rows, say nothing.
+        Without methods that select rows, say nothing. Microbatches of fewer rows than others are filled with -1.
         """
         if not outcome.given or not self._facts.plan.at(Stage.SELECT):
             return [[] for _ in outcome.batches]
-        places = [
-            {row: place for place, row in enumerate(batch.lineage.row_ids.tolist(), 1) if row != TOMBSTONE}
-            for batch in outcome.batches
-        ]
-        given = [batch.lineage.row_ids.tolist() for batch in outcome.given]
-        return [[place.get(row, 0) for row in rows] for place, rows in zip(places, given, strict=True)]
+        width = max(route.num_rows for route in outcome.routes)
+        pairs = zip(outcome.given, outcome.batches, strict=True)
+        return [places_of(given.lineage.row_ids, kept.lineage.row_ids, width) for given, kept in pairs]
 
     def _packed(self, outcome: StepOutcome, step: int) -> list[list[int]]:
         """Return what the cells of packs are made from; nothing where no microbatch of the step is routed by token."""

@@ -6,15 +6,29 @@ import math
 
 from torch import Tensor
 
+from cosmati.core.batch import TOMBSTONE
 from cosmati.train.outcome import StepOutcome
+
+
+def places_of(given: Tensor, kept: Tensor, width: int) -> list[int]:
+    """Say of each row of a microbatch at which place it was kept, from 1; 0 where it wasn't, and -1 up to a width.
+
+    A row that was given twice may be kept once: each place is one row's.
+    """
+    places: dict[int, list[int]] = {}
+    for place, row in reversed(list(enumerate(kept.tolist(), 1))):
+        places.setdefault(row, []).append(place)
+    places.pop(TOMBSTONE, None)
+    found = [places[row].pop() if places.get(row) else 0 for row in given.tolist()]
+    return found + [-1] * (width - len(found))
 
 
 def kept_details(places: Tensor) -> dict[str, object]:
     """Say which slots were kept where not all were: nobody could tell without the model of that step."""
     kept = {
-        str(m): sorted(row.nonzero().flatten().tolist(), key=row.tolist().__getitem__)
+        str(m): sorted((row > 0).nonzero().flatten().tolist(), key=row.tolist().__getitem__)
         for m, row in enumerate(places)
-        if not bool(row.all())
+        if not bool(row.all())  # -1 is no row
     }
     return {"kept_rows": kept} if kept else {}
 
