@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -17,10 +18,11 @@ from typing import Any
 import rfc8785
 
 from cosmati.errors import ForgetError, RefutedError, TamperError
+from cosmati.forget.asked import is_within
 from cosmati.forget.derived import DELETED, Derived
 from cosmati.forget.holds import all_holds
 from cosmati.forget.past_run import CERTIFICATE, FORGOTTEN, PastRun
-from cosmati.forget.planning import DeletionPlan, Option, own_regions
+from cosmati.forget.planning import EXACT, FROM_ENTRY_0, DeletionPlan, Option, own_regions
 from cosmati.forget.succession import CERTIFICATES, append_certified
 from cosmati.ledger.note import TreeHead
 from cosmati.ledger.query import VerifiedLedger, direct_write_exclusions
@@ -246,9 +248,21 @@ def _check(told: Mapping[str, Any], ledger: VerifiedLedger, directory: Path, ent
         f"the ledger goes on with the one of {heads[0].size} entries that had the content: nothing was rewritten",
         f"its checkpoint of step {to['step']} has the weights {to['parameters']}",
     ]
-    if told["method"] == "drop":
-        return [*checked, *_check_dropped(told, ledger)]
-    return [*checked, *_check_replayed(told, ledger)]
+    checked += _check_dropped(told, ledger) if told["method"] == "drop" else _check_replayed(told, ledger)
+    _check_words(told, forgotten["num_rows"])
+    return checked
+
+
+def _check_words(told: Mapping[str, Any], num_rows: int) -> None:
+    """Look whether what people read is what was done: nothing signed says more than its ledger."""
+    asked = told["asked"]
+    is_rows = re.fullmatch(r"\d+ rows( of a subject)?", asked["what"]) is not None
+    names = asked["what"].removeprefix("class ").split(", ")
+    is_classes = not num_rows and all(any(is_within(own, one) for own in asked["classes"]) for one in names)
+    if asked["num_rows"] != num_rows or not (is_rows or is_classes):
+        raise RefutedError(f"The certificate says {asked['what']!r:.200}, and the ledger that other rows were meant.")
+    if told["strength"] not in (EXACT, FROM_ENTRY_0) or told["evidence"] != LEVEL_0:
+        raise RefutedError(f"No deletion is {told['strength']!r:.200}, {told['evidence']!r:.100}: it shows less.")
 
 
 def _check_dropped(told: Mapping[str, Any], ledger: VerifiedLedger) -> list[str]:

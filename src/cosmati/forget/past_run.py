@@ -15,6 +15,7 @@ from cosmati.errors import CheckpointError, ForgetError, RunError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import ScannedEntry
+from cosmati.ledger.roots import FORGOTTEN
 from cosmati.ledger.tables import Tables, in_force
 from cosmati.records.joint_classes import joint_name
 from cosmati.records.ledger import CheckpointEntry, EndEntry, StepEntry
@@ -24,10 +25,12 @@ from cosmati.train.observers.ledger_checks import signed_entries
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
 from cosmati.train.run.folder import SUCCEEDED
 
+__all__ = ["CERTIFICATE", "FORGOTTEN", "Gone", "PastRun", "Start"]
+
 _VOUCHED = {"provenance", "policy_provenance"}
 """Who vouches, and when they were asked: rows are those that they were, save rejected ones."""
-FORGOTTEN, CERTIFICATE = "forgotten", "certificate"
-"""Names of what an amendment's details say of a deletion: what was substituted, and the certificate."""
+CERTIFICATE = "certificate"
+"""Name of what an amendment's details say of a deletion, beside `FORGOTTEN`, which is what was substituted."""
 _FREE = ("cadence.", "parent.", "microbatches")
 """Changes in mid-run that a replay doesn't have to be told: cuts of microbatches are kept in the folder."""
 _GONE = "forgotten.json"
