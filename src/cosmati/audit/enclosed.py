@@ -45,15 +45,20 @@ def read_result(path: Path, directory: Path, key: VerifierKey) -> ReplayResult:
     """Return what a replay has found, if it's one of this ledger and of the steps that its seed chooses.
 
     Raises:
-        LedgerError: it's no result. RefutedError: it's another ledger's, or its steps were chosen by somebody.
+        LedgerError: it's no result. TamperError, RefutedError: it's another ledger's, or its steps were chosen by
+            somebody.
     """
     read_replayed(path)
     found = ReplayResult.from_bytes(path.read_bytes())
     if found.vkey not in [one.text for one in operators_of(directory, key)]:
         raise RefutedError(f"It's of the ledger of {found.vkey}, and not of this one, of {key.text}.")
     head = TreeHead(found.size, bytes.fromhex(found.root))
-    for _ in Scan(directory, read_head(directory, key), [head]):
-        pass  # Whoever reads to the end has compared the roots.
+    scan, known = Scan(directory, read_head(directory, key), [head]), (0, False)
+    for item in scan:  # Whoever reads to the end has compared the roots.
+        if item.index < head.size:
+            known = scan.history.num_steps, scan.history.has_ended
+    if (found.num_steps, found.has_ended) != known:
+        raise RefutedError(f"It says that {found.num_steps} steps stood, and the ledger that {known[0]} did.")
     told = [range(one.first, one.end) for one in found.segments]
     if found.seed and told != _chosen(found, head, told):
         raise RefutedError("Its steps aren't those that the tree head and its seed choose.")
