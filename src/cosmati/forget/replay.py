@@ -9,7 +9,8 @@ from typing import Any
 
 from cosmati.core.source import Source
 from cosmati.forget.past_run import FORGOTTEN, Gone, PastRun, Start
-from cosmati.forget.succession import Succession, note_succeeded, of_another_source
+from cosmati.forget.succession import Succession, note_succeeded
+from cosmati.train.other_source import of_another_source
 from cosmati.train.run.result import RunResult
 from cosmati.train.trainer import Trainer
 

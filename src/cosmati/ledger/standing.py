@@ -14,13 +14,14 @@ from cosmati.errors import LedgerError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import ScannedEntry
+from cosmati.ledger.roots import FORGOTTEN
 from cosmati.ledger.tables import Tables, broken, in_force
 from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry, StepEntry
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeSpan:
-    """Steps that one recipe took in one environment.
+    """Steps that one recipe took in one environment, over data from which the same was forgotten.
 
     Attributes:
         first: number of its first step.
@@ -41,6 +42,13 @@ class RecipeSpan:
     def environment(self) -> Mapping[str, str]:
         """What was around it: PyTorch's release, threads, processor."""
         return _texts(self.tables.details.get("environment"))
+
+    @property
+    def forgotten(self) -> str:
+        """Digest of the last deletion in whose place the steps had tombstones; empty where there was none."""
+        told = self.tables.details.get(FORGOTTEN)
+        is_replayed = isinstance(told, Mapping) and told.get("method") != "drop"
+        return str(told.get("asked")) if is_replayed else ""
 
 
 class StandingSteps:
@@ -86,7 +94,8 @@ class StandingSteps:
         own = RecipeSpan(entry.step, entry.step + 1, tables)
         last = self.spans[-1] if self.spans else None
         is_same = last is not None and (
-            last.tables is tables or (last.recipe, last.environment) == (own.recipe, own.environment)
+            last.tables is tables
+            or (last.recipe, last.environment, last.forgotten) == (own.recipe, own.environment, own.forgotten)
         )
         if last is not None and is_same:
             self.spans = (*self.spans[:-1], RecipeSpan(last.first, own.end, tables))
