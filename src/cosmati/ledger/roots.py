@@ -34,7 +34,7 @@ class SignedRoot:
 def signed_roots(ledger: VerifiedLedger) -> tuple[SignedRoot, ...]:
     """Return the roots of checkpoints and ends, in the order of the log."""
     found: list[SignedRoot] = []
-    drops = {tables.index for tables in ledger.tables if _drops(tables)}
+    drops = {tables.index for tables in ledger.tables if drops(tables)}
     for item in ledger.entries():
         if isinstance(item.entry, CheckpointEntry | EndEntry):
             found.append(SignedRoot(item.index, item.entry.step, item.entry.parameter_root, stands=True))
@@ -46,7 +46,8 @@ def signed_roots(ledger: VerifiedLedger) -> tuple[SignedRoot, ...]:
     return tuple(found)
 
 
-def _drops(tables: Tables) -> bool:
+def drops(tables: Tables) -> bool:
+    """Return whether an amendment says that a part of the model was dropped."""
     told = tables.details.get(FORGOTTEN)
     is_new = any(name == FORGOTTEN for name, *_ in tables.changes)
     return is_new and isinstance(told, Mapping) and told.get("method") == "drop"
