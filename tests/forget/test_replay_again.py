@@ -112,3 +112,15 @@ def test_what_was_dropped_is_said_not_to_be_compared(tmp_path: Path) -> None:
     assert steps.dropped == ("the weights from which something was dropped after 6 steps",)
     assert steps.end is None, "no step gives what is left"
     assert steps.roots == StandingSteps(VerifiedLedger(run / "ledger")).roots
+
+
+def test_the_key_of_a_run_that_was_succeeded_is_changed_in_its_successor(twice: Path, tmp_path: Path) -> None:
+    """Its ledger goes on there, and an entry in the old folder would be a fork of it."""
+    for name in ("one", "two"):
+        before = (twice.with_name(name) / "ledger" / "checkpoint").read_bytes()
+        result = CliRunner().invoke(app, ["ledger", "rotate-key", str(twice.with_name(name))])
+        assert (result.exit_code, "would be a fork" in result.output) == (2, True), result.output
+        assert (twice.with_name(name) / "ledger" / "checkpoint").read_bytes() == before
+    shutil.copytree(twice, tmp_path / "run")
+    assert CliRunner().invoke(app, ["ledger", "rotate-key", str(tmp_path / "run")]).exit_code == 0
+    assert ask(tmp_path / "run", "4:")[0] == 0
