@@ -34,14 +34,14 @@ class SignedRoot:
 def signed_roots(ledger: VerifiedLedger) -> tuple[SignedRoot, ...]:
     """Return the roots of checkpoints and ends, in the order of the log."""
     found: list[SignedRoot] = []
-    drops = {tables.index for tables in ledger.tables if drops(tables)}
+    dropped = {tables.index for tables in ledger.tables if drops(tables)}
     for item in ledger.entries():
         if isinstance(item.entry, CheckpointEntry | EndEntry):
             found.append(SignedRoot(item.index, item.entry.step, item.entry.parameter_root, stands=True))
         elif isinstance(item.entry, ResumeEntry):
             start = item.entry.from_step
             found = [replace(one, stands=one.stands and one.step <= start) for one in found]
-        elif isinstance(item.entry, AmendEntry) and item.index in drops:
+        elif isinstance(item.entry, AmendEntry) and item.index in dropped:
             found = [replace(one, stands=False) for one in found]
     return tuple(found)
 
