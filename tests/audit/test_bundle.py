@@ -123,7 +123,7 @@ def test_each_root_that_its_reader_does_not_name_is_said(signed: Signed, tmp_pat
 @pytest.mark.parametrize(
     ("update", "because"),
     [
-        ({"operator": SigningKey.generate("cosmati/run").verifier.text}, "isn't signed with the operator's key"),
+        ({"operator": SigningKey.generate("cosmati/run").verifier.text}, "and you trust"),
         ({"data_roots": ("ab" * 32,)}, "data is signed by the authority"),
         ({"policy_roots": ("ab" * 32,)}, "policy is signed by the authority"),
     ],

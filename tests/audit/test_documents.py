@@ -94,6 +94,26 @@ FIGURES: dict[str, Any] = {
             "class": "licensed/news",
         }
     ],
+    "deletions": [
+        {
+            "from_step": 8,
+            "entry": 9,
+            "method": "replay",
+            "classes": [EVIL],
+            "num_rows": 0,
+            "asked": "",
+            "certificates": [],
+        },
+        {
+            "from_step": 9,
+            "entry": 99,
+            "method": "drop",
+            "classes": ["personal"],
+            "num_rows": 3,
+            "asked": "",
+            "certificates": [],
+        },
+    ],
     "exclusions": [["licensed/news", "low"], ["personal", "low"], ["personal", "high"]],
 }
 

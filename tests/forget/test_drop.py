@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from cosmati.audit.weights import check_weights
 from cosmati.cli.main import app
-from cosmati.errors import ForgetError
+from cosmati.errors import ForgetError, RefutedError
 from cosmati.forget.asked import ToForget
 from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.past_run import PastRun
@@ -44,6 +45,14 @@ def test_what_is_left_is_the_run_that_never_had_it(name: str, tmp_path: Path) ->
     assert [n for n in tensors(run) if "isolated" in n], "the control"
     verified = verify_certificate(done.certificate or Path(), done.out / "ledger")
     assert "no step gave personal weight in trunk" in verified.checked
+    # Those that have it still have the ledger's signature, and aren't the model's any more.
+    before, after = (one / "checkpoints" / "step-00000006" / "model.safetensors" for one in (run, done.out))
+    ledger = PastRun(done.out).ledger
+    assert check_weights(ledger, after).step == 6
+    for old in (before, run / "checkpoints" / "step-00000004" / "model.safetensors"):
+        assert check_weights(PastRun(run).ledger, old)
+        with pytest.raises(RefutedError, match="dropped"):
+            check_weights(ledger, old)
 
 
 def test_a_promise_that_a_killed_run_had_taken_back_stays_so(tmp_path: Path) -> None:

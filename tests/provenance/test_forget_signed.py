@@ -23,6 +23,7 @@ from cosmati.data.streaming import StreamingDataset
 from cosmati.forget.asked import ToForget
 from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.past_run import PastRun
+from cosmati.ledger.key_change import rotate_key
 from cosmati.ledger.verify import verify_ledger
 from cosmati.optim import AdamW
 from cosmati.provenance.authority.errors import NoLongerVouchedError
@@ -74,6 +75,18 @@ def test_what_is_left_is_signed(people: People, tmp_path: Path) -> None:
     assert len({str(one["sources"]) for one in (*before.provenance, *after.provenance)}) == 1
     assert done.certificate is not None
     assert verify_certificate(done.certificate, done.out / "ledger").told["replayed_from"]["step"] == 2
+    pytest.importorskip("model_signing", reason="the extra `audit` isn't installed")
+    from cosmati.audit.export import export_bundle
+    from cosmati.audit.trust import TrustFile
+    from cosmati.audit.verify import verify_bundle
+
+    rotate_key(done.out / "ledger", done.out / "private" / "operator.key")
+    bundle = export_bundle(done.out / "ledger", tmp_path / "b.zip", key=done.out / "private" / "operator.key")
+    (tmp_path / "in").mkdir()
+    operator = (run / "ledger" / "operator.vkey").read_text().strip()
+    report = verify_bundle(bundle, tmp_path / "in", TrustFile(operator=operator, data_roots=(people.pin,)))
+    assert dict(report.lines)["deleted"].startswith("3 rows: replay, exact")
+    assert not report.unpinned
 
 
 @pytest.mark.parametrize("grace", ["reject", "stop"])

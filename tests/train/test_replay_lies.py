@@ -25,7 +25,7 @@ from cosmati.ledger.verify import verify_ledger
 from cosmati.ledger.writer import details_digest
 from cosmati.methods import EMA
 from cosmati.optim import AdamW
-from cosmati.records.ledger import CheckpointEntry, EndEntry, StepEntry
+from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry, StepEntry
 from cosmati.train import replay_span
 from cosmati.train.config import RunConfig
 from cosmati.train.facts import describe_environment
@@ -284,9 +284,39 @@ def test_a_forged_checkpoint_that_the_operator_has_signed_is_found_by_replaying_
 def test_other_weights_at_the_end_than_training_came_to(run: Path) -> None:
     items = entries(run)
     sign_again(run, [(replace(e, parameter_root=bytes(32)) if isinstance(e, EndEntry) else e, d) for e, d in items])
-    (found,) = replayed(run, 9, 12, again("routed")).differences
+    at_12, found = replayed(run, 9, 12, again("routed")).differences
+    assert str(at_12).startswith("root of parameters and buffers after 12 steps: ")
     assert str(found).startswith("step 11, root of the weights at the end: ")
     assert replayed(run, 9, 11, again("routed")).outcome == "equal"
+
+
+@pytest.mark.parametrize("step", [0, 3, 8, 12])
+@pytest.mark.parametrize("is_end", [False, True])
+def test_other_weights_that_are_signed_beside_those_of_a_step(run: Path, step: int, is_end: bool) -> None:
+    """The ledger may say two things of one step; whoever is handed the others finds their root signed."""
+    items, other = entries(run), bytes(32)
+    place = (
+        next(i for i, (e, _) in enumerate(items) if isinstance(e, StepEntry) and e.step == step) if step < 12 else -1
+    )
+    sneaked: list[Item] = [
+        (EndEntry(step, "completed", other) if is_end else CheckpointEntry(step, other, other), None)
+    ]
+    if is_end:  # and goes on from there
+        first = len(items) - 1 if place < 0 else place
+        sneaked.append((ResumeEntry(step, first + 1, 1), None))
+        items = [*items[:first], *sneaked, *((in_attempt(e), told) for e, told in items[first:])]
+    else:
+        items[place:place] = sneaked
+    sign_again(run, items)
+    assert verify_ledger(run / "ledger").size == len(items)
+    found = replayed(run, 0, 12, again("routed"))
+    assert [str(one).partition(":")[0] for one in found.differences] == [
+        f"root of parameters and buffers after {step} steps"
+    ]
+
+
+def in_attempt(entry: Any) -> Any:
+    return replace(entry, attempt=1) if isinstance(entry, StepEntry) else entry
 
 
 def test_a_policy_that_is_left_out_of_the_tables_is_found(run: Path) -> None:

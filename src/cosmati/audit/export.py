@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,16 +14,19 @@ from cosmati.audit.about import About
 from cosmati.audit.bundle import LIST_FILE, LIST_STATEMENT, list_of, pack, sha256_of
 from cosmati.audit.claims import training_claim
 from cosmati.audit.documents import documents
+from cosmati.audit.enclosed import CERTIFICATES, enclose
 from cosmati.audit.figures import figures
 from cosmati.audit.signed_weights import KEY_FILE, public_key_of, sign_weights
 from cosmati.audit.statements import signed_statement
 from cosmati.audit.weights import check_weights
 from cosmati.errors import ExportError, LedgerError, TamperError
+from cosmati.ledger.cosigned import FOLDER as COSIGNED
+from cosmati.ledger.cosigned import cosigned_heads
 from cosmati.ledger.details import DETAILS_FILE, encode_details
 from cosmati.ledger.keys import SigningKey, load_key
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import CHECKPOINT_FILE, VKEY_FILE, Scan, read_head, read_verifier_key
-from cosmati.ledger.verify import verify_ledger
+from cosmati.ledger.verify import LEVEL_0, verify_ledger
 from cosmati.provenance.voucher import FOLDER
 
 LEDGER, WEIGHTS, WEIGHTS_SIGNATURE, WEIGHTS_KEY = "ledger", "weights", "weights.sig.json", "weights.pub.pem"
@@ -38,7 +42,10 @@ Check it with nothing but this file and what you trust (keys and fingerprints th
     cosmati audit trust > trust.yaml        # fill it in
     cosmati audit verify BUNDLE.zip --trust trust.yaml
 
-ledger/       the run's log: signed checkpoint, entries, details, and the archived metadata of who vouched
+ledger/       the run's log: signed checkpoint, entries, details, what witnesses cosigned, and the archived metadata of
+              who vouched
+certificates/ of deletions, as the ledger has signed them
+replays/      results of replays; who made them isn't signed
 weights/      the model, signed as OpenSSF model-signing does (weights.sig.json, weights.pub.pem)
 statements/   in-toto statements in DSSE envelopes, signed with the operator's key
 documents/    CycloneDX bill of materials, Croissant of each signed source, public summary of training content
@@ -56,6 +63,7 @@ def export_bundle(
     *,
     key: Path,
     weights: Path | None = None,
+    replays: Sequence[Path] = (),
     about: About | None = None,
     now: datetime | None = None,
 ) -> Path:
@@ -66,6 +74,7 @@ def export_bundle(
         bundle: the file to write, replaced if it's there.
         key: the operator's key; the one for weights lies beside it, and is made if there's none.
         weights: a safetensors file that the ledger signs; none are packed if left out.
+        replays: results of replays of this run (`ReplayResult`).
         about: the provider's words.
         now: the time that documents name; the clock's if left out.
 
@@ -77,18 +86,22 @@ def export_bundle(
         raise ExportError(
             f"There's no folder {bundle.parent} to write {bundle.name} in. Make it, or name another file."
         )
-    signer = load_key(key, name=read_verifier_key(ledger).name)
+    present = read_verifier_key(ledger)
+    signer = load_key(key, name=present.name)
+    if signer.verifier != present:
+        raise LedgerError(f"{key} isn't the key that signs {ledger}, {present.text}. Give that one: --key FILE.")
     made = (now or datetime.now(UTC)).isoformat(timespec="seconds")
     with tempfile.TemporaryDirectory(dir=bundle.parent, prefix=f".{bundle.name}.") as place:
-        _fill(Path(place), ledger, signer, key.with_name(KEY_FILE), weights, about or About(), made)
+        folder = Path(place)
+        copy_ledger(ledger, folder / LEDGER)
+        enclose(folder, VerifiedLedger(folder / LEDGER), ledger.parent / CERTIFICATES, replays)
+        _fill(folder, signer, key.with_name(KEY_FILE), weights, about or About(), made)
         pack(Path(place), bundle)
     return bundle
 
 
-def _fill(
-    folder: Path, ledger: Path, signer: SigningKey, weights_key: Path, weights: Path | None, about: About, made: str
-) -> None:
-    copy = copy_ledger(ledger, folder / LEDGER)
+def _fill(folder: Path, signer: SigningKey, weights_key: Path, weights: Path | None, about: About, made: str) -> None:
+    copy = folder / LEDGER
     report = verify_ledger(copy)
     opened = VerifiedLedger(copy)
     digests = dict[str, str]()
@@ -110,7 +123,7 @@ def _fill(
     (folder / TRAINING).parent.mkdir()
     subjects = digests or {f"{LEDGER}/{CHECKPOINT_FILE}": sha256_of(copy / CHECKPOINT_FILE)}
     weights_key_digest = sha256_of(folder / WEIGHTS_KEY) if weights is not None else ""
-    claim = training_claim(found, report.evidence_level, signed_step, weights_key_digest)
+    claim = training_claim(found, LEVEL_0, signed_step, weights_key_digest)
     (folder / TRAINING).write_bytes(signed_statement(signer, "training", subjects, claim))
     claim = {"figures_sha256": sha256_of(folder / FIGURES), "pairs": found["exclusions"]}
     (folder / EXCLUSIONS).write_bytes(signed_statement(signer, "exclusions", subjects, claim))
@@ -150,11 +163,15 @@ def _copied(ledger: Path, folder: Path) -> Path:
     folder.mkdir()
     for name in (CHECKPOINT_FILE, VKEY_FILE):  # before all that the checkpoint covers
         shutil.copyfile(ledger / name, folder / name)
-    for name in ("tile", FOLDER):
+    for name in ("tile", FOLDER, COSIGNED):
         if (ledger / name).is_dir():
             shutil.copytree(ledger / name, folder / name)
     shutil.copyfile(ledger / DETAILS_FILE, folder / DETAILS_FILE)
-    scan = Scan(folder, read_head(folder, read_verifier_key(folder)))
+    head = read_head(folder, read_verifier_key(folder))
+    for one in cosigned_heads(folder, ()):
+        if one.head.size > head.size:  # cosigned since
+            (folder / COSIGNED / str(one.head.size)).unlink()
+    scan = Scan(folder, head)
     for _ in scan:
         pass
     os.truncate(folder / DETAILS_FILE, scan.details_size)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmati.errors import RefutedError
+from cosmati.forget.past_run import CERTIFICATE, FORGOTTEN
 from cosmati.ledger.query import VerifiedLedger, contributions, direct_write_exclusions
 from cosmati.ledger.verify import LedgerReport
 from cosmati.provenance.voucher import FOLDER, class_of_target
@@ -25,6 +26,8 @@ _OF_MANIFEST = (
     "shards",
     "facts",
 )
+
+_DELETION = (FORGOTTEN, CERTIFICATE)
 
 
 def figures(ledger: VerifiedLedger, report: LedgerReport, directory: Path) -> dict[str, Any]:
@@ -77,6 +80,7 @@ def figures(ledger: VerifiedLedger, report: LedgerReport, directory: Path) -> di
             for step, facts in report.withdrawn_from
             for one in (facts["in_force"] if facts else ())
         ],
+        "deletions": list(deletions(ledger)),
         "exclusions": exclusions(ledger),
     }
 
@@ -94,6 +98,23 @@ def exclusions(ledger: VerifiedLedger) -> list[list[str]]:
     # Most pairs are refuted by what the class taught at all; a scan of its own is for those that may hold.
     taught = {(one.class_name, one.region) for one in contributions(ledger).cells if one.weight > 0}
     return [list(pair) for pair in product(ledger.classes, ledger.regions) if pair not in taught and holds(pair)]
+
+
+def deletions(ledger: VerifiedLedger) -> list[dict[str, Any]]:
+    """Return what a ledger says was deleted from the model, in order, with the certificates that it has signed of it."""
+    found = list[dict[str, Any]]()
+    for tables in ledger.tables:
+        names = {name for name, *_ in tables.changes}
+        told, signed = ({**one} if isinstance(one := tables.details.get(n), Mapping) else {} for n in _DELETION)
+        if FORGOTTEN in names:
+            facts = {name: told.get(name) for name in ("asked", "method", "classes", "num_rows")}
+            step = getattr(tables.entry, "step", 0)
+            found.append({"from_step": step, "entry": tables.index, "certificates": [], **facts})
+        if CERTIFICATE in names:
+            own = [one for one in found if one["asked"] == signed.get("asked")]
+            for one in own[-1:]:
+                one["certificates"].append(signed.get("digest"))
+    return found
 
 
 def _seen(ledger: VerifiedLedger) -> dict[str, tuple[int, int]]:

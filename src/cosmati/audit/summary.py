@@ -187,6 +187,7 @@ def _processing(found: Mapping[str, Any], about: About) -> str:
         (one["target"], f"{one['reason']}: {one['because']}; {one['action']} from step {one['step']} on")
         for one in found["withdrawn"]
     ]
+    deleted = [(_what(one), f"{one['method']}, from step {one['from_step']} on") for one in found["deletions"]]
     excluded = [
         (class_name, region) for class_name, region in found["exclusions"] if found["classes"][class_name]["rows"]
     ]
@@ -205,6 +206,7 @@ def _processing(found: Mapping[str, Any], about: About) -> str:
     for title, heads, rows in (
         ("Lawful basis for personal data", ("Source", "Basis"), bases),
         ("Withdrawn while training", ("Source", "Why, and what was done"), withdrawn),
+        ("Deleted from the trained model", ("What", "How"), deleted),
         ("Parts of the model that a class never wrote to", ("Class", "Part"), excluded),
     ):
         if rows:
@@ -214,6 +216,12 @@ def _processing(found: Mapping[str, Any], about: About) -> str:
         "doesn't say that the class had no influence there, nor that rows were classed rightly.</p>"
     )
     return "\n".join(parts)
+
+
+def _what(deletion: Mapping[str, Any]) -> str:
+    """Return what was deleted, in words: classes by name, rows by their number."""
+    classes = ", ".join(map(str, deletion["classes"] or ())) or "no class that was trained on"
+    return f"{deletion['num_rows']} rows of {classes}" if deletion["num_rows"] else classes
 
 
 def _list(words: Mapping[str, str]) -> str:

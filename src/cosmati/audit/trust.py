@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cosmati.errors import LedgerError
+from cosmati.ledger.evidence import TrustedEvidence
 from cosmati.ledger.note import VerifierKey
 from cosmati.routing.strict_yaml import load_yaml
 
@@ -19,6 +20,9 @@ BLANK = """\
 operator: ""          # verifier key of who trained (the file operator.vkey): name+id+key
 data_roots: []        # SHA-256 of root 1 of each data authority (`cosmati keys status`)
 policy_roots: []      # SHA-256 of root 1 of each policy authority
+witnesses: []         # verifier keys of witnesses who may have seen the log: name+id+key
+quorum: 0             # how many of them have to have seen it; 0 is all
+replays: []           # SHA-256 of results of spot checks that you have run, or whose auditor gave you the digest
 """
 
 
@@ -29,6 +33,9 @@ class TrustFile(BaseModel):
         operator: verifier key of who trained, `name+id+base64`.
         data_roots: SHA-256 of the first root of each authority that may vouch for data, in hex.
         policy_roots: likewise for policies.
+        witnesses: verifier keys of those who may have seen the log.
+        quorum: how many of them have to have seen it; 0 takes all.
+        replays: SHA-256, in hex, of results of replays that the auditor believes: a bundle's others raise no level.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -36,11 +43,20 @@ class TrustFile(BaseModel):
     operator: str
     data_roots: tuple[_Sha256, ...] = ()
     policy_roots: tuple[_Sha256, ...] = ()
+    witnesses: tuple[str, ...] = ()
+    quorum: int = 0
+    replays: tuple[_Sha256, ...] = ()
 
     @model_validator(mode="after")
-    def _check_operator(self) -> TrustFile:
+    def _check_keys(self) -> TrustFile:
         VerifierKey.parse(self.operator)
+        _ = self.evidence
         return self
+
+    @property
+    def evidence(self) -> TrustedEvidence:
+        """Whom the auditor trusts to have seen the log."""
+        return TrustedEvidence.parse(self.witnesses, self.quorum)
 
 
 def read_trust(path: Path) -> TrustFile:

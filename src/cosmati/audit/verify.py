@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from cosmati.audit.about import read_about
 from cosmati.audit.bundle import LIST_FILE, LIST_STATEMENT, sha256_of, unpack
 from cosmati.audit.claims import training_claim
 from cosmati.audit.documents import documents
+from cosmati.audit.enclosed import check_certificates, check_replays
 from cosmati.audit.export import ABOUT, EXCLUSIONS, FIGURES, LEDGER, TRAINING, WEIGHTS, WEIGHTS_KEY, WEIGHTS_SIGNATURE
 from cosmati.audit.figures import figures
 from cosmati.audit.signed_weights import verify_weights
@@ -20,11 +21,13 @@ from cosmati.audit.trust import TrustFile
 from cosmati.audit.weights import check_weights
 from cosmati.errors import CosmatiError, RefutedError, TamperError
 from cosmati.ledger.details import encode_details
+from cosmati.ledger.evidence import NOBODY, utc
 from cosmati.ledger.note import VerifierKey
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import CHECKPOINT_FILE, read_verifier_key
-from cosmati.ledger.verify import LedgerReport, verify_ledger
+from cosmati.ledger.verify import LEVEL_0, LedgerReport, verify_ledger
 from cosmati.provenance.authority.audit import audit, audit_policy, audit_withdrawn
+from cosmati.provenance.rehearsal import SAYS, rehearsed
 from cosmati.provenance.voucher import FOLDER
 
 
@@ -89,20 +92,24 @@ def _verified(bundle: Path, folder: Path, trust: TrustFile | None) -> BundleRepo
     found = _Findings(trust)
     told = unpack(bundle, folder)
     directory = folder / LEDGER
-    key = VerifierKey.parse(trust.operator) if trust else read_verifier_key(directory)
+    # Of a key that was rotated, the one that the auditor trusts has handed over to it.
+    key = read_verifier_key(directory, trust.operator if trust else None)
     if trust is None:
         found.unpinned.append(f"operator: the key {key.text} is the bundle's own word")
     subjects, facts = read_statement((folder / LIST_STATEMENT).read_bytes(), key, "bundle")
     if subjects != {LIST_FILE: sha256_of(folder / LIST_FILE)} or facts != {name: told.get(name) for name in facts}:
         raise TamperError("The bundle's list isn't the one that the operator has signed.")
     found.say("files", f"{len(told['files'])}, each as the operator's list says; made {told.get('made')}")
-    report = verify_ledger(directory, vkey=key.text)
+    replayed = check_replays(found.say, folder, directory, key, trust.replays if trust else ())
+    evidence = replace(trust.evidence if trust else NOBODY, replayed=replayed)
+    report = verify_ledger(directory, vkey=key.text, witnesses=evidence)
     if (told.get("origin"), told.get("tree_size"), told.get("root")) != (report.origin, report.size, report.root):
         raise TamperError("The bundle's ledger isn't the one that its list names.")
     ledger = VerifiedLedger(directory, key.text)
     found.say("ledger", f"{report.origin}: {report.size} entries, {report.num_steps} steps, root {report.root}")
+    _say_history(found, directory, report)
     _check_data(found, directory, report)
-    _check_policies(found, directory, report, key)
+    _check_policies(found, directory, report)
     _check_artifacts(found, directory, report)
     figured = figures(ledger, report, directory)
     if encode_details(figured) != (folder / FIGURES).read_bytes():
@@ -110,10 +117,32 @@ def _verified(bundle: Path, folder: Path, trust: TrustFile | None) -> BundleRepo
     found.say(
         "figures", f"{len(figured['classes'])} classes, {len(figured['regions'])} regions, as the ledger gives them"
     )
+    check_certificates(found.say, folder, ledger, directory)
     digests, step = _check_weights(found, folder, ledger)
-    _check_claims(found, folder, key, figured, report, digests, step)
+    _check_claims(found, folder, key, figured, digests, step)
     _check_documents(found, folder, told, figured, digests)
     return BundleReport(tuple(found.lines), tuple(found.unpinned), report.evidence_level, figured)
+
+
+def _say_history(found: _Findings, directory: Path, report: LedgerReport) -> None:
+    """Say how the ledger was kept, and what an auditor asks about."""
+    found.say("profile", str(report.profile))
+    for lapse in report.lapses:
+        found.say("but", lapse)
+    if report.witnessed is not None:
+        seen = report.witnessed
+        tail = f"{report.size - seen.size} entries after that" if seen.size < report.size else "all of it"
+        words = f"{seen}; {tail}" if seen.size else f"too few: {seen.num_seen} of {seen.num_asked}"
+        found.say("seen", words)
+    if report.clock is not None:
+        back = ", and it went back in between" if report.clock_went_back else ""
+        found.say("when", f"{utc(report.clock[0])} to {utc(report.clock[1])} by the operator's clock{back}")
+    for key in report.keys[:-1]:
+        found.say("before", f"signed by {key.key_id.hex()}, which handed over to its successor")
+    for root in rehearsed(directory / FOLDER, report.vouched_facts):
+        found.say("rehearsal", f"the authority {root[:12]} is {SAYS}")
+    if report.diverged_steps:
+        found.say("but", f"steps that came out differently when run again: {list(report.diverged_steps)}")
 
 
 def _check_data(found: _Findings, directory: Path, report: LedgerReport) -> None:
@@ -147,7 +176,7 @@ def _check_data(found: _Findings, directory: Path, report: LedgerReport) -> None
             found.say("withdrawn", words)
 
 
-def _check_policies(found: _Findings, directory: Path, report: LedgerReport, key: VerifierKey) -> None:
+def _check_policies(found: _Findings, directory: Path, report: LedgerReport) -> None:
     roots = found.trust.policy_roots if found.trust else ()
     for policy in report.policies:
         since = f"from step {policy.step} on, " if policy.step else ""
@@ -158,7 +187,9 @@ def _check_policies(found: _Findings, directory: Path, report: LedgerReport, key
                 )
             found.say("policy", f"{since}{policy.digest.hex()[:16]}, declared: nobody has signed it")
             continue
-        problems = audit_policy(directory / FOLDER, policy.facts, policy.digest) or policy.problems(key.text)
+        # Whoever signed a change meant the key that signed the ledger then.
+        by_key = (policy.problems(key.text) for key in report.keys)
+        problems = audit_policy(directory / FOLDER, policy.facts, policy.digest) or min(by_key, key=len)
         if problems:
             raise RefutedError("Who signed the policy doesn't hold: " + "; ".join(problems))
         (source,) = policy.facts["sources"]
@@ -203,14 +234,13 @@ def _check_claims(
     folder: Path,
     key: VerifierKey,
     figured: Mapping[str, Any],
-    report: LedgerReport,
     digests: Mapping[str, str],
     step: int | None,
 ) -> None:
     wanted = dict(digests) or {f"{LEDGER}/{CHECKPOINT_FILE}": sha256_of(folder / LEDGER / CHECKPOINT_FILE)}
     key_digest = sha256_of(folder / WEIGHTS_KEY) if digests else ""
     claims = {
-        "training": (TRAINING, training_claim(figured, report.evidence_level, step, key_digest)),
+        "training": (TRAINING, training_claim(figured, LEVEL_0, step, key_digest)),
         "exclusions": (EXCLUSIONS, {"figures_sha256": sha256_of(folder / FIGURES), "pairs": figured["exclusions"]}),
     }
     for kind, (name, claim) in claims.items():

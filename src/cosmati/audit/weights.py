@@ -78,7 +78,7 @@ def check_weights(ledger: VerifiedLedger, path: Path) -> SignedRoot:
     if same:
         raise RefutedError(
             f"{path} holds the weights after {same[-1].step} steps of an attempt that was superseded (entry "
-            f"{same[-1].index}): the run went on from an earlier step, and came to others."
+            f"{same[-1].index}): the run went on from an earlier step, or something was dropped from them since."
         )
     steps = ", ".join(str(one.step) for one in signed if one.stands) or "none"
     raise RefutedError(

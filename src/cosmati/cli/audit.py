@@ -42,6 +42,9 @@ def export(
         Path | None, typer.Option(help="A checkpoint of the run, or its file of weights; the newest if left out.")
     ] = None,
     no_weights: Annotated[bool, typer.Option("--no-weights", help="Leave the weights out.")] = False,
+    replays: Annotated[
+        list[Path] | None, typer.Option("--replay", metavar="FILE", help="A result of `ledger spot-check`, to enclose.")
+    ] = None,
     key: Annotated[Path | None, typer.Option(help="The operator's key; the run's own if left out.")] = None,
 ) -> None:
     """Write one file about a run: ledger, who vouched, weights, claims, and documents in others' forms.
@@ -64,7 +67,8 @@ def export(
     found = None if no_weights else named_weights(weights or run, ledger)
     target = out or run.resolve().parent / f"{run.resolve().name}.audit.zip"
     words = read_about(about) if about else About()
-    export_bundle(ledger, target, key=key or run / "private" / "operator.key", weights=found, about=words)
+    operator = key or run / "private" / "operator.key"
+    export_bundle(ledger, target, key=operator, weights=found, replays=replays or (), about=words)
     missing = [name for name, value in words.model_dump().items() if not value and name != "sources"]
     typer.echo(f"Wrote {target}, {target.stat().st_size:,} bytes")
     if missing:

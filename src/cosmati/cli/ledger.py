@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -241,7 +242,13 @@ def rotate(folder: Folder) -> None:
     Example:
       cosmati ledger rotate-key RUN
     """  # noqa: D301
+    from cosmati.train.run.folder import SUCCEEDED
+
     directory = ledger_of(folder)
+    if (directory.parent / SUCCEEDED).exists():
+        by = json.loads((directory.parent / SUCCEEDED).read_text())["by"]
+        msg = f"{directory.parent} was succeeded by {by}, which goes on with its ledger: an entry here would be a fork."
+        raise LedgerError(f"{msg} Change the key there.")
     old, new = rotate_key(directory, directory.parent / "private" / "operator.key")
     typer.echo(f"{new.text}")
     typer.echo(f"From here on this key signs, in place of {old.text}. Give it to those who witness the log.")

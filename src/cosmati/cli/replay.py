@@ -24,6 +24,7 @@ from cosmati.storage.atomic import replace_file
 
 if TYPE_CHECKING:
     from cosmati.ledger.difference import LedgerDifference
+    from cosmati.recipes.replaying import Without
     from cosmati.train.replay import MakeTrainer, ReplayFound
 
 ReplayRecipe = Annotated[
@@ -185,7 +186,16 @@ class _Asked:
         from cosmati.cli.files import load_recipe
         from cosmati.recipes.replaying import trainers_of
 
-        return trainers_of(load_recipe(self.recipe, self.settings))
+        return trainers_of(load_recipe(self.recipe, self.settings), self._without())
+
+    def _without(self) -> Without | None:
+        """Return what puts tombstones in place of what the run has forgotten, where its private folder is there."""
+        from cosmati.forget.past_run import Gone
+
+        folder, salt = self.directory.parent, _salt_of(self.directory)
+        if salt is None or not Gone.is_kept(folder):
+            return None
+        return lambda asked, source: Gone.after(folder, asked).of(source, salt)
 
     def replay_one(self, segment: range, *, keep_going: bool) -> ReplayFound:
         from cosmati.train.replay import nearest_checkpoint, replay

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ import rfc8785
 from cosmati.errors import ForgetError, RefutedError, TamperError
 from cosmati.forget.ablation import STRENGTH, ablated_weights
 from cosmati.forget.ablation_certificate import check_ablation, told_of_ablation, unchecked
+from cosmati.forget.asked import is_within
 from cosmati.forget.derived import DELETED, Derived
 from cosmati.forget.holds import all_holds
 from cosmati.forget.past_run import CERTIFICATE, FORGOTTEN, PastRun
@@ -239,6 +241,8 @@ def _check(told: Mapping[str, Any], ledger: VerifiedLedger, directory: Path, ent
     method, to = told["method"], told["to"]
     if told["strength"] not in _STRENGTHS[method]:
         raise RefutedError(f"The certificate calls what {method} gives {told['strength']!r:.60}, and it's less.")
+    if told["evidence"] != LEVEL_0:
+        raise RefutedError(f"No certificate shows {told['evidence']!r:.100} by itself: it shows less.")
     names = ("to",) if method == "ablate" else ("from", "to")
     heads = [TreeHead(told[n]["tree_size"], bytes.fromhex(told[n]["root"])) for n in names]
     sizes = [one.size for one in heads]
@@ -273,7 +277,18 @@ def _check_begun(told: Mapping[str, Any], ledger: VerifiedLedger) -> int:
         raise RefutedError("The certificate and the ledger say otherwise of where the deletion began.")
     if forgotten["method"] != told["method"] or sorted(forgotten["classes"]) != sorted(told["asked"]["classes"]):
         raise RefutedError("The certificate and the ledger say otherwise of what was done, or to which classes.")
+    _check_words(told, forgotten["num_rows"])
     return begun
+
+
+def _check_words(told: Mapping[str, Any], num_rows: int) -> None:
+    """Look whether what people read is what was done: nothing signed says more than its ledger."""
+    asked = told["asked"]
+    is_rows = re.fullmatch(r"\d+ rows( of a subject)?", asked["what"]) is not None
+    names = asked["what"].removeprefix("class ").split(", ")
+    is_classes = not num_rows and all(any(is_within(own, one) for own in asked["classes"]) for one in names)
+    if asked["num_rows"] != num_rows or not (is_rows or is_classes):
+        raise RefutedError(f"The certificate says {asked['what']!r:.200}, and the ledger that other rows were meant.")
 
 
 def _check_dropped(told: Mapping[str, Any], ledger: VerifiedLedger) -> list[str]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from cosmati.core.source import Source
 from cosmati.data.tombstoned import Tombstoned
@@ -15,6 +16,7 @@ from cosmati.errors import CheckpointError, ForgetError, RunError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import ScannedEntry
+from cosmati.ledger.roots import FORGOTTEN
 from cosmati.ledger.tables import Tables, in_force
 from cosmati.records.joint_classes import joint_name
 from cosmati.records.ledger import CheckpointEntry, EndEntry, StepEntry
@@ -24,10 +26,12 @@ from cosmati.train.observers.ledger_checks import signed_entries
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
 from cosmati.train.run.folder import SUCCEEDED
 
+__all__ = ["CERTIFICATE", "FORGOTTEN", "Gone", "PastRun", "Start"]
+
 _VOUCHED = {"provenance", "policy_provenance"}
 """Who vouches, and when they were asked: rows are those that they were, save rejected ones."""
-FORGOTTEN, CERTIFICATE = "forgotten", "certificate"
-"""Names of what an amendment's details say of a deletion: what was substituted, and the certificate."""
+CERTIFICATE = "certificate"
+"""Name of what an amendment's details say of a deletion, beside `FORGOTTEN`, which is what was substituted."""
 _FREE = ("cadence.", "parent.", "microbatches")
 """Changes in mid-run that a replay doesn't have to be told: cuts of microbatches are kept in the folder."""
 _GONE = "forgotten.json"
@@ -79,10 +83,29 @@ class Gone:
         own = [name for name in source.class_names if joint_name([name]) in self.classes]
         return Tombstoned(source, own, self.rows, key)
 
-    def keep(self, folder: Path) -> None:
-        """Write them into a run's private folder, which the run has to have again to go on."""
-        told = {"classes": sorted(self.classes), "rows": sorted(self.rows)}
+    def keep(self, folder: Path, asked: str, before: Path) -> None:
+        """Write them into a run's private folder, which the run has to have again to go on.
+
+        Args:
+            folder: of the run.
+            asked: digest of the last request.
+            before: folder of the run that it succeeds, which knows what was gone after each request before.
+        """
+        now = {"classes": sorted(self.classes), "rows": sorted(self.rows)}
+        told = {**now, "after": {**_read_gone(before).get("after", {}), asked: now}}
         create_secret(folder / "private" / _GONE, json.dumps(told).encode())
+
+    @staticmethod
+    def is_kept(folder: Path) -> bool:
+        """Say whether a run's private folder is here, and says what's gone."""
+        return (folder / "private" / _GONE).exists()
+
+    @classmethod
+    def after(cls, folder: Path, asked: str = "") -> Gone:
+        """Return what a run's private folder says is gone: after a request, or after the last one."""
+        told = _read_gone(folder)
+        told = told.get("after", {}).get(asked, told)
+        return cls(frozenset(told.get("classes", ())), frozenset(told.get("rows", ())))
 
 
 class PastRun:
@@ -143,11 +166,7 @@ class PastRun:
     @property
     def gone(self) -> Gone:
         """What was forgotten before, in this run or those that it succeeds."""
-        path = self.folder / "private" / _GONE
-        if not path.exists():
-            return Gone()
-        told = json.loads(path.read_text())
-        return Gone(frozenset(told["classes"]), frozenset(told["rows"]))
+        return Gone.after(self.folder)
 
     def first_contact(self, classes: Collection[str]) -> int | None:
         """Return the first step, superseded ones among them, that ran rows of some classes; None where none did."""
@@ -283,6 +302,11 @@ class PastRun:
                     f" It isn't there: if it was deleted before anybody had its ledger, delete {path}, and ask again."
                 )
             raise ForgetError(msg)
+
+
+def _read_gone(folder: Path) -> dict[str, Any]:
+    path = folder / "private" / _GONE
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def _ran(item: ScannedEntry, entry: StepEntry, tables: Tables, classes: frozenset[str]) -> bool:

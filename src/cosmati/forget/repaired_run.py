@@ -58,7 +58,7 @@ def repair(
         if folder is None:
             return make(lambda source: wrap(run.gone.of(source, run.salt)), None, **config)
         if not out.exists():
-            publish_folder(draft_folder(run, out, OF_ROWS), out, request, gone)
+            publish_folder(draft_folder(run, out, OF_ROWS), out, request, gone, run.folder)
         # The same tombstones as `wrap` puts, under the run's salt, as whoever asks the repaired run makes them.
         return make(lambda source: gone.of(source, run.salt), folder, **config)
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from cosmati.forget.ablation import Wrap
 from cosmati.forget.past_run import FORGOTTEN, Gone, PastRun, Start
-from cosmati.forget.succession import Succession, note_succeeded, of_another_source
+from cosmati.forget.succession import Succession, note_succeeded
+from cosmati.train.other_source import of_another_source
 from cosmati.train.run.result import RunResult
 from cosmati.train.trainer import Trainer
 

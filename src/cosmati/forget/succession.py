@@ -11,7 +11,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from cosmati.storage.atomic import publish, replace_file, sync
 from cosmati.train.observers.metrics import FILES
 from cosmati.train.run.checkpoints import Checkpoint, publish_checkpoint, write_checkpoint
 from cosmati.train.run.folder import SUCCEEDED
-from cosmati.train.script_names import note_files
 
 REQUEST = "forget.json"
 """In a successor's folder: what was asked of which run, and how it's done."""
@@ -108,7 +106,7 @@ class Succession:
 
     def publish(self, request: Mapping[str, Any], gone: Gone) -> None:
         """Put the folder in place, and note in the run's own that it's succeeded."""
-        publish_folder(self.folder, self._out, request, gone)
+        publish_folder(self.folder, self._out, request, gone, self.run.folder)
         note_succeeded(self.run.folder, self._out)
 
 
@@ -123,9 +121,9 @@ def draft_folder(run: PastRun, out: Path, private: Collection[str]) -> Path:
     return folder
 
 
-def publish_folder(draft: Path, out: Path, request: Mapping[str, Any], gone: Gone) -> None:
+def publish_folder(draft: Path, out: Path, request: Mapping[str, Any], gone: Gone, run: Path) -> None:
     """Put a folder in place, with what was asked and what has tombstones in it."""
-    gone.keep(draft)
+    gone.keep(draft, str(request["told"]["asked"]), run)
     (draft / REQUEST).write_text(json.dumps(request, indent=1) + "\n")
     for path in (*draft.rglob("*"), draft):
         sync(path)
@@ -155,12 +153,3 @@ def append_certified(folder: Path, told: Mapping[str, Any], changes: list[list[s
         if was_over and end is not None:
             writer.append(EndEntry(end.step, end.outcome, end.parameter_root))
         writer.checkpoint()
-
-
-def of_another_source(checkpoint: Checkpoint, identity: Mapping[str, Any]) -> Checkpoint:
-    """Return a checkpoint as a run's over other data: each tensor, and each fact that isn't of the data, as it was."""
-    kept = {name: value for name, value in checkpoint.facts["identity"].items() if not name.startswith("data.")}
-    data = {name: value for name, value in identity.items() if name.startswith("data.")}
-    now = {**kept, **data}
-    files = {**checkpoint.facts.get("files", {}), **note_files(now)}
-    return replace(checkpoint, facts={**checkpoint.facts, "identity": now, "files": files})

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cosmati.ledger.query import VerifiedLedger
-from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry
+from cosmati.ledger.tables import Tables
+from cosmati.records.ledger import AmendEntry, CheckpointEntry, EndEntry, ResumeEntry
+
+FORGOTTEN = "forgotten"
+"""Name of what an amendment's details say of a deletion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +21,8 @@ class SignedRoot:
         index: Of the entry that holds it.
         step: Number of steps done.
         root: 32 bytes.
-        stands: Whether the steps before it stand; a resume further back supersedes it.
+        stands: Whether the steps before it stand, and nothing was dropped from the model since: a resume further back
+            supersedes it, and so does a deletion that leaves the steps and drops a part.
     """
 
     index: int
@@ -28,10 +34,20 @@ class SignedRoot:
 def signed_roots(ledger: VerifiedLedger) -> tuple[SignedRoot, ...]:
     """Return the roots of checkpoints and ends, in the order of the log."""
     found: list[SignedRoot] = []
+    dropped = {tables.index for tables in ledger.tables if drops(tables)}
     for item in ledger.entries():
         if isinstance(item.entry, CheckpointEntry | EndEntry):
             found.append(SignedRoot(item.index, item.entry.step, item.entry.parameter_root, stands=True))
         elif isinstance(item.entry, ResumeEntry):
             start = item.entry.from_step
             found = [replace(one, stands=one.stands and one.step <= start) for one in found]
+        elif isinstance(item.entry, AmendEntry) and item.index in dropped:
+            found = [replace(one, stands=False) for one in found]
     return tuple(found)
+
+
+def drops(tables: Tables) -> bool:
+    """Return whether an amendment says that a part of the model was dropped."""
+    told = tables.details.get(FORGOTTEN)
+    is_new = any(name == FORGOTTEN for name, *_ in tables.changes)
+    return is_new and isinstance(told, Mapping) and told.get("method") == "drop"

@@ -14,13 +14,14 @@ from cosmati.errors import LedgerError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import ScannedEntry
+from cosmati.ledger.roots import FORGOTTEN, drops
 from cosmati.ledger.tables import Tables, broken, in_force
-from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry, StepEntry
+from cosmati.records.ledger import AmendEntry, CheckpointEntry, EndEntry, ResumeEntry, StepEntry
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeSpan:
-    """Steps that one recipe took in one environment.
+    """Steps that one recipe took in one environment, over data from which the same was forgotten.
 
     Attributes:
         first: number of its first step.
@@ -42,6 +43,13 @@ class RecipeSpan:
         """What was around it: PyTorch's release, threads, processor."""
         return _texts(self.tables.details.get("environment"))
 
+    @property
+    def forgotten(self) -> str:
+        """Digest of the last deletion in whose place the steps had tombstones; empty where there was none."""
+        told = self.tables.details.get(FORGOTTEN)
+        is_replayed = isinstance(told, Mapping) and told.get("method") != "drop"
+        return str(told.get("asked")) if is_replayed else ""
+
 
 class StandingSteps:
     """The steps of a verified ledger that stand.
@@ -53,6 +61,8 @@ class StandingSteps:
         ledger: as given.
         spans: in the order of steps, without a gap.
         checkpoints: entries of model checkpoints that lie on the steps that stand, by their number of steps.
+        roots: each root of parameters and buffers that lies on the steps that stand, of checkpoints and ends, by step.
+        dropped: in words, what was signed of a model from which something was dropped: no step gives that.
         signed_states: step and state digest of all model checkpoints, superseded ones too.
         end: the run's end, where it stands.
         cuts: from which step on each microbatch was cut into how many pieces, where memory was short.
@@ -64,29 +74,47 @@ class StandingSteps:
         self.ledger = ledger
         self.spans: tuple[RecipeSpan, ...] = ()
         self.checkpoints: dict[int, list[CheckpointEntry]] = {}
+        self.roots: dict[int, set[bytes]] = {}
+        self.dropped: tuple[str, ...] = ()
         self.signed_states = set[tuple[int, bytes]]()
         self.end: EndEntry | None = None
         self.cuts: list[tuple[int, int]] = []
         self.withdrawn: list[tuple[int, Mapping[str, Any] | None]] = []
         self.num_steps = len(ledger.standing)
         for item, tables in in_force(ledger.entries()):
-            entry = item.entry
-            if isinstance(entry, StepEntry) and item.index in ledger.standing:
-                self._take_step(item, entry, tables)
-            elif isinstance(entry, CheckpointEntry):
-                self.checkpoints.setdefault(entry.step, []).append(entry)
-                self.signed_states.add((entry.step, entry.state_digest))
-            elif isinstance(entry, EndEntry):
-                self.end = entry
-            elif isinstance(entry, ResumeEntry):
-                self.end = None
-                self.checkpoints = {step: own for step, own in self.checkpoints.items() if step <= entry.from_step}
+            if isinstance(item.entry, StepEntry) and item.index in ledger.standing:
+                self._take_step(item, item.entry, tables)
+            elif isinstance(item.entry, ResumeEntry):
+                self._go_back(item.entry.from_step)
+            elif isinstance(item.entry, CheckpointEntry | EndEntry):
+                self._take_state(item.entry)
+            elif isinstance(item.entry, AmendEntry) and drops(tables):
+                self.dropped = (f"the weights from which something was dropped after {item.entry.step} steps",)
+
+    def _take_state(self, entry: CheckpointEntry | EndEntry) -> None:
+        if isinstance(entry, CheckpointEntry):
+            self.signed_states.add((entry.step, entry.state_digest))
+        if self.dropped:
+            return
+        self.roots.setdefault(entry.step, set()).add(entry.parameter_root)
+        if isinstance(entry, EndEntry):
+            self.end = entry
+        else:
+            self.checkpoints.setdefault(entry.step, []).append(entry)
+
+    def _go_back(self, step: int) -> None:
+        self.end = None
+        self.checkpoints = {at: own for at, own in self.checkpoints.items() if at <= step}
+        self.roots = {at: own for at, own in self.roots.items() if at <= step}
+        if step < self.num_steps:  # and what was dropped before is trained anew
+            self.dropped = ()
 
     def _take_step(self, item: ScannedEntry, entry: StepEntry, tables: Tables) -> None:
         own = RecipeSpan(entry.step, entry.step + 1, tables)
         last = self.spans[-1] if self.spans else None
         is_same = last is not None and (
-            last.tables is tables or (last.recipe, last.environment) == (own.recipe, own.environment)
+            last.tables is tables
+            or (last.recipe, last.environment, last.forgotten) == (own.recipe, own.environment, own.forgotten)
         )
         if last is not None and is_same:
             self.spans = (*self.spans[:-1], RecipeSpan(last.first, own.end, tables))

@@ -137,7 +137,7 @@ def replay(
         differences=tuple(comparison.differences),
         num_differences=comparison.num_differences,
         without_rows=frozenset(comparison.without_rows),
-        skipped=tuple(sorted(comparison.skipped)),
+        skipped=tuple(sorted({*comparison.skipped, *run.dropped})),
         doubts=tuple(dict.fromkeys(doubts)),
         is_interrupted=is_interrupted,
     )

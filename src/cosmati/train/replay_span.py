@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -24,10 +25,12 @@ from cosmati.train.facts import describe_environment
 from cosmati.train.identity import CADENCES, SURROUNDINGS, Change, changes, differences, kind_of
 from cosmati.train.observers.observer import Observer
 from cosmati.train.observers.replayed import LedgerComparison, ReplayedLedger
+from cosmati.train.other_source import of_another_source
 from cosmati.train.policy_watch import policy_watch_of
 from cosmati.train.recorded_vouchers import RecordedVouchers
 from cosmati.train.run.checkpoints import (
     Checkpoint,
+    list_checkpoints,
     publish_checkpoint,
     read_checkpoint,
     signed_digest_of,
@@ -48,12 +51,14 @@ class ReplayRequest:
         observers: to be given to the trainer, and no others.
         policy: that was in force, as the ledger has it; None for a run without.
         settings: of `RunConfig`, in place of the recipe's own.
+        forgotten: digest of the deletion in whose place the data have tombstones; empty for the recipe's own data.
     """
 
     run_folder: Path
     observers: Sequence[Observer]
     policy: PolicyFile | None
     settings: Mapping[str, Any]
+    forgotten: str = ""
 
 
 MakeTrainer = Callable[[ReplayRequest], Trainer]
@@ -84,7 +89,7 @@ class SpanAgain:
         observer = ReplayedLedger(comparison, self._digest)
         settings = _settings(span)
         asked = ReplayRequest(run_folder=scratch, observers=[observer], policy=_policy(run, span), settings=settings)
-        self._trainer = make(asked)
+        self._trainer = make(replace(asked, forgotten=span.forgotten))
         # Who vouches for the data today says nothing of then.
         told = [(step, None if facts is None else Withdrawn.of_facts(facts)) for step, facts in run.withdrawn]
         vouchers = RecordedVouchers(self._trainer.assembly, told) if told else None
@@ -104,9 +109,26 @@ class SpanAgain:
         now = {name: "" if value is None else str(value) for name, value in self._trainer.prepared.identity.items()}
         found = differences({**self._span.recipe, **files}, now, is_elsewhere=bool(self._elsewhere()))
         for change in found:
+            if self._span.forgotten and change.name.startswith("data."):
+                continue  # The ledger names the data that the run began with.
             if kind_of(change.name) != "free" and change.was != change.now and not change.name.startswith("files."):
                 was, is_now = (str(value or "nothing")[:200] for value in (change.was, change.now))
                 self._comparison.differs(LedgerDifference(None, f"recipe, {change.label}", was, is_now))
+
+        if self._span.forgotten:
+            was = dict(self._span.tables.entry.commitments).get("data", b"")
+            made = hashlib.sha256(self._trainer.prepared.data_digest.encode()).digest()
+            if was != made:
+                what = "data without what was forgotten: commitment"
+                self._comparison.differs(LedgerDifference(None, what, was.hex()[:16], made.hex()[:16]))
+
+    def _go_on_without(self) -> None:
+        """Have the newest checkpoint be one over the data without what is forgotten from here on."""
+        folder = self._scratch / "checkpoints"
+        for path in list_checkpoints(folder)[:1]:
+            now = of_another_source(read_checkpoint(path), self._trainer.prepared.identity)
+            shutil.rmtree(path)
+            publish_checkpoint(write_checkpoint(folder, now), keep=1)
 
     def doubts(self) -> Iterator[str]:
         """Yield why a difference in these steps would say nothing.
@@ -137,6 +159,8 @@ class SpanAgain:
         """Take the steps up to `end`; return whether somebody has interrupted that."""
         comparison, trainer = self._comparison, self._trainer
         comparison.span_end = end
+        if self._span.forgotten:
+            self._go_on_without()
         try:
             result = trainer.fit()
         except DivergenceError as error:

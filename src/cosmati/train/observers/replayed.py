@@ -109,7 +109,7 @@ class LedgerComparison:
         self._look_at_roots()
         if isinstance(entry, StepEntry):
             self._compare_step(entry, details or {})
-        elif isinstance(entry, CheckpointEntry) and entry.step in self.run.checkpoints:
+        elif isinstance(entry, CheckpointEntry) and entry.step in self.run.roots:
             self._compare_checkpoint(entry)
         elif isinstance(entry, EndEntry) and self.run.end is not None and self.run.end.step == entry.step:
             self.num_roots += 1
@@ -157,7 +157,7 @@ class LedgerComparison:
         if self._told is not None:
             self._told(made.step, found)
         done = self.done = made.step + 1
-        if done in self.run.checkpoints and done < self.span_end:  # at its end there's one in any case
+        if done in self.run.roots and done < self.span_end:  # at its end there's one in any case
             self.save()
         if self.is_over or done >= self.span_end:
             self.stop("the replay has what it compares")
@@ -166,13 +166,12 @@ class LedgerComparison:
         yield from (one for one in itertools.islice(self._expected, 1) if one[1].step == step)
 
     def _compare_checkpoint(self, made: CheckpointEntry) -> None:
-        logged = self.run.checkpoints[made.step]
+        logged = self.run.checkpoints.get(made.step, [])
         self.num_roots += 1
-        if made.parameter_root not in [one.parameter_root for one in logged]:
-            was = logged[-1].parameter_root
+        if others := self.run.roots[made.step] - {made.parameter_root}:  # of each that was signed, also twice
             what = f"root of parameters and buffers after {made.step} steps"
-            self.differs(LedgerDifference(None, what, _short(was), _short(made.parameter_root)))
-        elif made.state_digest not in [one.state_digest for one in logged]:
+            self.differs(LedgerDifference(None, what, _short(min(others)), _short(made.parameter_root)))
+        elif logged and made.state_digest not in [one.state_digest for one in logged]:
             self._roots.append((made.step, made.state_digest))
 
     def _look_at_roots(self) -> None:
