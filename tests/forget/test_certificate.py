@@ -107,8 +107,11 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another method": (lambda told: told.update(method="drop"), "say otherwise"),
     "other words": (lambda told: told["asked"].update(what="class open"), "other rows were meant"),
     "rows in place of a class": (lambda told: told["asked"].update(num_rows=3), "other rows were meant"),
-    "more than it is": (lambda told: told.update(strength="erased everywhere"), "No deletion is"),
-    "more evidence": (lambda told: told.update(evidence="L3: the whole run was replayed"), "No deletion is"),
+    "more than it is": (lambda told: told.update(strength="erased everywhere"), "calls what|No certificate shows"),
+    "more evidence": (
+        lambda told: told.update(evidence="L3: the whole run was replayed"),
+        "calls what|No certificate shows",
+    ),
     "another request": (lambda told: told["asked"].update(digest="00" * 32), "knows of no deletion"),
     "trees in another order": (lambda told: told["from"].update(tree_size=10**6), "trees have"),
     "a missing field": (lambda told: told.pop("to"), "can't be read as one"),

@@ -250,7 +250,7 @@ def _check(told: Mapping[str, Any], ledger: VerifiedLedger, directory: Path, ent
         raise RefutedError(f"The certificate's trees have {' and '.join(map(str, sizes))} entries; it's entry {entry}.")
     for _ in Scan(directory, ledger.head, heads):
         pass  # Whoever reads to the end has compared the roots.
-    begun = 0 if method == "ablate" else _check_begun(told, ledger)
+    begun, num_rows = (0, 0) if method == "ablate" else _check_begun(told, ledger)
     state = (to["step"], to["state"], to["parameters"])
     if not any(
         begun < item.index < entry
@@ -265,11 +265,13 @@ def _check(told: Mapping[str, Any], ledger: VerifiedLedger, directory: Path, ent
     if method == "ablate":
         return [signed, weights, *check_ablation(told, ledger), *_check_replayed(told, ledger)]
     is_dropped = method == "drop"
-    return [signed, goes_on, weights, *(_check_dropped if is_dropped else _check_replayed)(told, ledger)]
+    checked = (_check_dropped if is_dropped else _check_replayed)(told, ledger)
+    _check_words(told, num_rows)
+    return [signed, goes_on, weights, *checked]
 
 
-def _check_begun(told: Mapping[str, Any], ledger: VerifiedLedger) -> int:
-    """Compare what a certificate and the ledger say of a deletion; return the index of the ledger's entry."""
+def _check_begun(told: Mapping[str, Any], ledger: VerifiedLedger) -> tuple[int, int]:
+    """Compare what a certificate and the ledger say of a deletion; return the ledger's entry, and how many rows."""
     forgotten, begun = _forgotten(ledger, told["asked"]["digest"])
     step = told["replayed_from"]["step"] if told["method"] == "replay" else told["to"]["step"]
     amended = next(t.entry for t in ledger.tables if t.index == begun)
@@ -277,8 +279,7 @@ def _check_begun(told: Mapping[str, Any], ledger: VerifiedLedger) -> int:
         raise RefutedError("The certificate and the ledger say otherwise of where the deletion began.")
     if forgotten["method"] != told["method"] or sorted(forgotten["classes"]) != sorted(told["asked"]["classes"]):
         raise RefutedError("The certificate and the ledger say otherwise of what was done, or to which classes.")
-    _check_words(told, forgotten["num_rows"])
-    return begun
+    return begun, forgotten["num_rows"]
 
 
 def _check_words(told: Mapping[str, Any], num_rows: int) -> None:

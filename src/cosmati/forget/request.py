@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from cosmati.data.opened import OpenedSource
-from cosmati.data.packed import PackedSource
-from cosmati.data.tombstoned import Tombstoned
 from cosmati.errors import CosmatiError, ForgetError
 from cosmati.forget.asked import ToForget
 from cosmati.forget.contact import Contact, contact_of, refuse_another
 from cosmati.forget.holds import Hold, holds_in_force
 from cosmati.forget.past_run import Gone, PastRun
-from cosmati.forget.reading import columns_of
 from cosmati.forget.replay import Make
 from cosmati.train.trainer import Trainer
 
@@ -53,7 +49,6 @@ class Request:
         try:
             not_its = "" if trainer is None else _not_its(run, trainer)
             names = _names(run, asked, trainer)
-            _refuse_documents(asked, trainer)
             # Another's data don't tell of which class a row is.
             _refuse_held(run, asked, None if not_its else trainer)
             return cls(run, asked, make, names, _contact(run, asked, names, trainer), trainer, not_its, repair_steps)
@@ -70,24 +65,6 @@ class Request:
         """Say whether the recipe makes the weights that entry 0 commits to."""
         assert self.trainer is not None, "asked where there's one"
         return self.trainer.assembly.layout.digest() == dict(self.run.ledger.run.commitments)["model"]
-
-
-def _refuse_documents(asked: ToForget, trainer: Trainer | None) -> None:
-    """Refuse a subject's rows where these are documents, and the run's own rows whole packs, which have other ids.
-
-    Raises:
-        ForgetError: they are.
-    """
-    data = trainer.prepared.given.data if trainer is not None and asked.subject else None
-    inner = data.source if isinstance(data, Tombstoned) else data
-    sources: Sequence[OpenedSource] = getattr(getattr(inner, "dataset", None), "sources", ())
-    if not isinstance(inner, PackedSource) and any({"tokens", "spans"} <= columns_of(one) for one in sources):
-        msg = (
-            f"A subject's rows in packs are documents, and {type(inner).__name__} gives packs whole, whose ids are "
-            "others. `cosmati data find` names the packs: ask for those, --rows FILE. Runs over a PackedSource forget "
-            "documents."
-        )
-        raise ForgetError(msg)
 
 
 def _not_its(run: PastRun, trainer: Trainer) -> str:
