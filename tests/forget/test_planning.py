@@ -13,7 +13,6 @@ import torch
 
 from cosmati.core.loss import Classification
 from cosmati.errors import ForgetError
-from cosmati.forget.ablation import STRENGTH
 from cosmati.forget.asked import ToForget, read_row_ids
 from cosmati.forget.deletion import begin
 from cosmati.forget.past_run import PastRun
@@ -65,8 +64,9 @@ def test_a_plan_has_the_cheapest_first(tmp_path: Path) -> None:
     assert [(one.method, one.num_steps, one.strength) for one in plan.options] == [
         ("drop", 0, EXACT),
         ("replay", 6 - plan.options[1].from_step, EXACT),
-        ("ablate", 1, STRENGTH),
+        ("ablate", 0, ""),
     ]
+    assert "region own runs for its class alone" in why_not(plan, "ablate")
     drop, replay, _ = plan.options
     assert (drop.minutes, plan.classes, plan.num_rows) == (None, ("personal",), 0)
     seconds = PastRun(run).seconds_per_step

@@ -227,6 +227,10 @@ def assess_ablate(request: Request) -> Option:
         run.final_checkpoint()
     except CosmatiError as error:
         return Option(method="ablate", why_not=(str(error),), is_approximate=True)
+    isolated = {region for _, region in own_regions(run, request.names)} & {one.region for one in chosen}
+    if isolated:
+        why = f"region {', '.join(sorted(isolated))} runs for its class alone, so no measure tells: drop or replay"
+        return Option(method="ablate", why_not=(why,), is_approximate=True)
     notes = [f"region {one.region} is set to zero: of its teaching {one.share:.1%} was theirs" for one in chosen]
     left = [one for one in shares if one.share and one not in chosen]
     notes += [f"stays: region {one.region}, of whose teaching {one.share:.1%} was theirs" for one in left]
