@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from cosmati.core.labels import IGNORED
+from cosmati.data.graded import SourceKind
+from cosmati.data.packed import PackedSource
 from cosmati.data.people import ChosenRows
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.verify import verify_ledger
@@ -17,14 +19,14 @@ from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.observers.pack_cells import documents_in
 from cosmati.train.policy_watch import REFUSED_FILE
 from cosmati.train.rows_taught import regions_taught_by
-from tests.train.packs.samples import model, region_of, trainer
-from tests.train.packs.test_measured import POLICY, graded, rho, source
+from tests.train.packs.samples import model, trainer
+from tests.train.packs.test_measured import KINDS, NAMES, POLICY, graded, source
 from tests.train.policy_world import Happening, leave
 
 
-def changed(folder: Path, begun: PolicyFile, left: PolicyFile) -> Any:
+def changed(folder: Path, begun: PolicyFile, left: PolicyFile, data: PackedSource | None = None) -> Any:
     seen = Happening({4: leave(left)})
-    made = trainer(model(), source(), begun, budget="8ba", config={"run_folder": folder}, observers=seen)
+    made = trainer(model(), data or source(), begun, budget="8ba", config={"run_folder": folder}, observers=seen)
     seen.trainer = made
     return made
 
@@ -54,28 +56,50 @@ def test_a_policy_that_tells_more_kinds_apart_is_taken_in_mid_run(tmp_path: Path
     }  # fmt: skip
 
 
-def test_rows_are_found_in_cells_of_both_policies(tmp_path: Path) -> None:
-    """What numbers of kinds mean, the tables in force at each step say, and not the policy that the run began with."""
-    data, more = source(), POLICY.to_mapping()
-    more["measures"]["rank"] = {"grades": ["a", "x"]}
-    more["attenuate"].append({"class": ["personal"], "measure": "rank", "grade": ["x"], "factor": 0.125})
-    changed(tmp_path / "run", POLICY, PolicyFile.model_validate(more)).fit()
+RANKED = POLICY.to_mapping()
+RANKED["measures"] = {**RANKED["measures"], "rank": {"grades": ["a", "x"]}}
+RANKED["attenuate"] = [
+    *RANKED["attenuate"],
+    {"class": ["personal"], "measure": "rank", "grade": ["x"], "factor": 0.125},
+]
+OF_BANDS = {name: value for name, value in POLICY.to_mapping().items() if name not in ("measures", "attenuate")}
+OF_GRADES = {name: value for name, value in POLICY.to_mapping().items() if name != "bands"} | {
+    "rules": [{"class": ["**"], "weight": 1}]
+}
+TWO_BANDS = (KINDS[0], KINDS[1]._replace(band=0), *KINDS[2:])
+
+
+@pytest.mark.parametrize(
+    ("begun", "left", "kinds"),
+    [
+        (POLICY.to_mapping(), RANKED, KINDS),
+        (OF_BANDS, OF_BANDS, TWO_BANDS),
+        (POLICY.to_mapping(), POLICY.to_mapping(), (KINDS[1]._replace(band=0), *KINDS[1:])),
+        (OF_GRADES, OF_GRADES, TWO_BANDS),
+    ],
+)
+def test_rows_are_found_in_cells_by_the_tables_in_force(
+    tmp_path: Path, begun: dict[str, Any], left: dict[str, Any], kinds: tuple[SourceKind, ...]
+) -> None:
+    """What numbers of kinds mean, these say, and not the policy that the run began with."""
+    data = PackedSource(source().source, NAMES, kinds)
+    first, later = map(PolicyFile.model_validate, (begun, left))
+    made = changed(tmp_path / "run", first, later, data)
+    made.fit()
     order, pairs = data.order(seed=0, num_microbatches=2, route_pure=True), set[tuple[int, int]]()
-    visits = Counter[int]()
+    wanted = Counter[str]()
+    tables: Any = made.assembly.router.route_of(None, 7, tokens=[1.0] * 5).tokens.weights
     for step in range(8):
         for batch in (order.microbatch(step, index) for index in range(2)):
-            ids, kinds = documents_in(batch)
+            ids, own = documents_in(batch)
             labelled: Any = batch.lineage.token_class_ids
             learnt = {*labelled[batch.target != IGNORED].tolist()}
-            visits.update(kind for kind in kinds.tolist() if kind in learnt)
+            for region, rates in zip(made.assembly.regions.names, tables.T.tolist(), strict=True):
+                wanted[region] += sum(kind in learnt and rates[kind] > 0 for kind in own.tolist())
             pairs |= {(pack, row) for pack, row in ids.tolist()}
     chosen = ChosenRows(np.zeros(0, np.int64), np.array(sorted(pairs)))
-    made = trainer(model(), source(), POLICY, budget="8ba", config={"run_folder": tmp_path / "run"})
-    found = {one.region: (one.num_rows, one.num_unopened) for one in regions_taught_by(made, chosen)}
-    wanted = {
-        region_of(name): sum(num for kind, num in visits.items() if rho(kind, name))
-        for name, _ in model().named_parameters()
-    }
+    again = trainer(model(), data, first, budget="8ba", config={"run_folder": tmp_path / "run"})
+    found = {one.region: (one.num_rows, one.num_unopened) for one in regions_taught_by(again, chosen)}
     assert found == {region: (number, 0) for region, number in wanted.items()}
 
 
