@@ -100,9 +100,7 @@ def export_bundle(
     return bundle
 
 
-def _fill(
-    folder: Path, signer: SigningKey, weights_key: Path, weights: Path | None, about: About, made: str
-) -> None:
+def _fill(folder: Path, signer: SigningKey, weights_key: Path, weights: Path | None, about: About, made: str) -> None:
     copy = folder / LEDGER
     report = verify_ledger(copy)
     opened = VerifiedLedger(copy)

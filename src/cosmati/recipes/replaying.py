@@ -12,7 +12,6 @@ from cosmati.recipes.recipe import Recipe
 from cosmati.train.replay import MakeTrainer, ReplayRequest
 from cosmati.train.trainer import Trainer
 
-
 Without = Callable[[str, object], Source]
 """Puts tombstones into a recipe's source, in place of what a deletion took out whose digest is given."""
 
