@@ -54,6 +54,12 @@ def taught(rows: int, low: float, high: float) -> dict[str, Any]:
     }
 
 
+def deletion(method: str, class_name: str, num_rows: int) -> dict[str, Any]:
+    """Return what was deleted from the model, from step 8 on."""
+    own = {"method": method, "classes": [class_name], "num_rows": num_rows}
+    return {"from_step": 8, "entry": 9, "asked": "ab" * 32, "certificates": [], **own}
+
+
 FIGURES: dict[str, Any] = {
     "run": {
         "id": EVIL,
@@ -95,24 +101,8 @@ FIGURES: dict[str, Any] = {
         }
     ],
     "deletions": [
-        {
-            "from_step": 8,
-            "entry": 9,
-            "method": "replay",
-            "classes": [EVIL],
-            "num_rows": 0,
-            "asked": "",
-            "certificates": [],
-        },
-        {
-            "from_step": 9,
-            "entry": 99,
-            "method": "drop",
-            "classes": ["personal"],
-            "num_rows": 3,
-            "asked": "",
-            "certificates": [],
-        },
+        deletion("replay", EVIL, 0),
+        deletion("drop", "personal", 3),
     ],
     "exclusions": [["licensed/news", "low"], ["personal", "low"], ["personal", "high"]],
 }

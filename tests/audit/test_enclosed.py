@@ -1,4 +1,4 @@
-"""What lies beside the ledger in a bundle: cosignatures, certificates, results of replays, after a change of the key."""
+"""What lies beside the ledger in a bundle: cosignatures, certificates, results of replays; after a change of key."""
 
 from __future__ import annotations
 
@@ -77,9 +77,8 @@ def handed(tmp_path_factory: pytest.TempPathFactory) -> Handed:
     folder = tmp_path_factory.mktemp("handed")
     case = bare("MLP, low rank")
     make = maker(case, source(case))
-    run = forgotten(
-        trained(make, folder / "run"), ToForget(classes=("personal",)), make, folder / "out", delete=True
-    ).out
+    asked = ToForget(classes=("personal",))
+    run = forgotten(trained(make, folder / "run"), asked, make, folder / "out", delete=True).out
     first = read_verifier_key(run / "ledger").text
     _, key = rotate_key(run / "ledger", run / "private" / "operator.key")
     witness = create_witness(folder / "witness", "witness.example.com/w1")
@@ -130,10 +129,10 @@ def test_who_trusts_the_first_key_trusts_those_that_it_handed_over_to(handed: Ha
 
 
 def test_the_old_key_signs_no_bundle(handed: Handed, tmp_path: Path) -> None:
+    stolen = tmp_path / "private" / "operator.key"
+    stolen.parent.mkdir()
+    shutil.copy2(handed.run.with_name("run") / "private" / "operator.key", stolen)
     with pytest.raises(LedgerError, match="isn't the key that signs"):
-        stolen = tmp_path / "private" / "operator.key"
-        stolen.parent.mkdir()
-        shutil.copy2(handed.run.with_name("run") / "private" / "operator.key", stolen)
         export_bundle(handed.run / "ledger", tmp_path / "b.zip", key=stolen)
 
 
@@ -231,7 +230,11 @@ def test_a_replay_of_something_else_is_refused(
     assert isinstance(ReplayResult.from_bytes(other.read_bytes()), ReplayResult), "the control: it's well formed"
     with pytest.raises(ExportError, match=because):
         export_of(handed.run, tmp_path / "b.zip", other)
-    bundle = resigned(handed, tmp_path, lambda files: shutil.copyfile(other, files / "replays" / "0001.json"))  # type: ignore[func-returns-value,arg-type,return-value]
+
+    def exchange(files: Path) -> None:
+        shutil.copyfile(other, files / "replays" / "0001.json")
+
+    bundle = resigned(handed, tmp_path, exchange)
     with pytest.raises(RefutedError, match=because):
         verified(bundle, tmp_path, handed.trust)
 

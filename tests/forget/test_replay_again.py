@@ -1,4 +1,4 @@
-"""`cosmati ledger replay` of runs that were forgotten from: what stands comes out the same, with what the run remembers."""
+"""`cosmati ledger replay` of runs that were forgotten from: what stands comes out the same."""
 
 from __future__ import annotations
 

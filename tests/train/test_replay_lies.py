@@ -295,18 +295,13 @@ def test_other_weights_at_the_end_than_training_came_to(run: Path) -> None:
 def test_other_weights_that_are_signed_beside_those_of_a_step(run: Path, step: int, is_end: bool) -> None:
     """The ledger may say two things of one step; whoever is handed the others finds their root signed."""
     items, other = entries(run), bytes(32)
-    place = (
-        next(i for i, (e, _) in enumerate(items) if isinstance(e, StepEntry) and e.step == step) if step < 12 else -1
-    )
-    sneaked: list[Item] = [
-        (EndEntry(step, "completed", other) if is_end else CheckpointEntry(step, other, other), None)
-    ]
+    steps = [i for i, (entry, _) in enumerate(items) if isinstance(entry, StepEntry)]
+    first = steps[step] if step < len(steps) else len(items) - 1
     if is_end:  # and goes on from there
-        first = len(items) - 1 if place < 0 else place
-        sneaked.append((ResumeEntry(step, first + 1, 1), None))
-        items = [*items[:first], *sneaked, *((in_attempt(e), told) for e, told in items[first:])]
+        after = [(in_attempt(entry), told) for entry, told in items[first:]]
+        items[first:] = [(EndEntry(step, "completed", other), None), (ResumeEntry(step, first + 1, 1), None), *after]
     else:
-        items[place:place] = sneaked
+        items.insert(first, (CheckpointEntry(step, other, other), None))
     sign_again(run, items)
     assert verify_ledger(run / "ledger").size == len(items)
     found = replayed(run, 0, 12, again("routed"))

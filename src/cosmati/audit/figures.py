@@ -101,7 +101,7 @@ def exclusions(ledger: VerifiedLedger) -> list[list[str]]:
 
 
 def deletions(ledger: VerifiedLedger) -> list[dict[str, Any]]:
-    """Return what a ledger says was deleted from the model, in order, with the certificates that it has signed of it."""
+    """Return what a ledger says was deleted from the model, in order, with the certificates that it signed."""
     found = list[dict[str, Any]]()
     for tables in ledger.tables:
         names = {name for name, *_ in tables.changes}

@@ -47,8 +47,9 @@ class RecipeSpan:
     def forgotten(self) -> str:
         """Digest of the last deletion in whose place the steps had tombstones; empty where there was none."""
         told = self.tables.details.get(FORGOTTEN)
-        is_replayed = isinstance(told, Mapping) and told.get("method") != "drop"
-        return str(told.get("asked")) if is_replayed else ""
+        if not isinstance(told, Mapping) or told.get("method") == "drop":
+            return ""
+        return str(told.get("asked"))
 
 
 class StandingSteps:

@@ -116,11 +116,11 @@ class SpanAgain:
                 self._comparison.differs(LedgerDifference(None, f"recipe, {change.label}", was, is_now))
 
         if self._span.forgotten:
-            was = dict(self._span.tables.entry.commitments).get("data", b"")
+            logged = dict(self._span.tables.entry.commitments).get("data", b"")
             made = hashlib.sha256(self._trainer.prepared.data_digest.encode()).digest()
-            if was != made:
+            if logged != made:
                 what = "data without what was forgotten: commitment"
-                self._comparison.differs(LedgerDifference(None, what, was.hex()[:16], made.hex()[:16]))
+                self._comparison.differs(LedgerDifference(None, what, logged.hex()[:16], made.hex()[:16]))
 
     def _go_on_without(self) -> None:
         """Have the newest checkpoint be one over the data without what is forgotten from here on."""
