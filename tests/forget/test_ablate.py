@@ -19,13 +19,14 @@ from cosmati.cli.main import app
 from cosmati.data.tombstoned import Tombstoned
 from cosmati.errors import ForgetError, RefutedError, TamperError
 from cosmati.forget import deletion
-from cosmati.forget.ablation import STRENGTH, AblationReport, Wrap, ablate
+from cosmati.forget.ablation import STRENGTH, AblationReport, Wrap, ablate, ablated_weights
 from cosmati.forget.asked import ToForget
 from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.past_run import CERTIFICATE, PastRun
 from cosmati.forget.planning import EXACT
 from cosmati.forget.succession import append_certified
 from cosmati.ledger.query import VerifiedLedger
+from cosmati.records.ledger import CheckpointEntry
 from cosmati.train.observers import Observer
 from cosmati.train.trainer import Trainer
 from tests.forget import recipe as plain
@@ -129,6 +130,13 @@ def test_where_nothing_exact_is_possible_that_is_said(run: Path) -> None:
     assert "by name: --method ablate." in refused.output
 
 
+def test_without_its_weights_nothing_is_ablated(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    plan = call(run, "--class", "personal", *RECIPE).output
+    assert "ablate     not possible" in plan
+    assert "holds no checkpoint" in plan
+
+
 def test_refusals_say_what_and_how(run: Path, done: Path, tmp_path: Path) -> None:
     (ids := tmp_path / "ids").write_text("1\n")
     ablating = ("--method", "ablate", "--yes", *RECIPE)
@@ -200,7 +208,8 @@ def test_broken_off_it_goes_on(place: str, run: Path, done: Path, tmp_path: Path
     found = go()
     assert found.certificate is not None
     assert not differing(tensors(out), tensors(done))
-    assert go().certificate == found.certificate
+    ablated_weights(out).unlink()
+    assert go().certificate == found.certificate, "nothing is done twice"
     assert len(list((out / "certificates").glob("*.json"))) == 1
 
 
@@ -232,8 +241,10 @@ def test_what_is_gone_stays_gone_in_the_next_deletion(run: Path, tmp_path: Path)
     """Rows are forgotten exactly, a class is ablated, then rows are asked of the repaired run: as by hand."""
     early, late = frozenset({0, 3}), frozenset({2, 5, 8})
     first = forgotten(run, ToForget(rows=early), routed.maker(), tmp_path / "one").out
-    out = forgotten(first, PERSONAL, routed.maker(), tmp_path / "two", "ablate").out
-    directly(first, tmp_path / "by hand", 1, rows=early)
+    ablated = forgotten(first, PERSONAL, routed.maker(), tmp_path / "two", "ablate")
+    report, out = directly(first, tmp_path / "by hand", 1, rows=early), ablated.out
+    assert ablated.told is not None
+    assert ablated.told["ablation"]["measured"]["retain"][0] == report.before["retain"], "over the rows that are left"
     assert not differing(tensors(out), tensors(tmp_path / "by hand"))
     told = call(out, "--class", "personal", *RECIPE, "--set", "config.budget=1ba").output
     assert "No step had any of it" in told
@@ -274,18 +285,33 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }
 
 
+def signed_too(out: Path, told: dict[str, Any]) -> Path:
+    """Have the operator's key sign another certificate; return its file."""
+    (path := out / "certificates" / "0002.json").write_bytes(data := rfc8785.dumps(told))
+    digest = hashlib.sha256(data).hexdigest()
+    append_certified(out, {"digest": digest}, [[CERTIFICATE, "", digest]])
+    return path
+
+
 @pytest.mark.parametrize("name", LIES)
 def test_the_operator_s_own_key_makes_no_lie_true(name: str, done: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(done, tmp_path / "out"))
     told = json.loads((out / "certificates" / "0001.json").read_text())
     LIES[name][0](told)
-    data = rfc8785.dumps(told)
-    (out / "certificates" / "0002.json").write_bytes(data)
-    digest = hashlib.sha256(data).hexdigest()
-    append_certified(out, {"digest": digest}, [[CERTIFICATE, "", digest]])
+    lie = signed_too(out, told)
     with pytest.raises((RefutedError, TamperError), match=LIES[name][1]):
-        verify_certificate(out / "certificates" / "0002.json", out / "ledger")
+        verify_certificate(lie, out / "ledger")
     assert verify_certificate(out / "certificates" / "0001.json", out / "ledger"), "the first still stands"
+
+
+def test_weights_from_the_middle_of_the_repair_are_not_certified(done: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(done, tmp_path / "out"))
+    entries = [item.entry for item in PastRun(out).ledger.entries()]
+    middle = next(one for one in entries if isinstance(one, CheckpointEntry) and one.step == 2)
+    told = json.loads((out / "certificates" / "0001.json").read_text())
+    told["to"].update(step=2, state=middle.state_digest.hex(), parameters=middle.parameter_root.hex())
+    with pytest.raises(RefutedError, match="how long the repair was"):
+        verify_certificate(signed_too(out, told), out / "ledger")
 
 
 def test_it_is_checked_from_copies_with_whom_one_trusts(done: Path, tmp_path: Path) -> None:
