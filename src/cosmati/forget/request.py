@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cosmati.data.opened import OpenedSource
 from cosmati.data.packed import PackedSource
-from cosmati.data.tombstoned import Tombstoned
+from cosmati.data.tombstoned import beneath
 from cosmati.errors import CosmatiError, ForgetError
 from cosmati.forget.asked import ToForget
 from cosmati.forget.contact import Contact, contact_of, refuse_another
@@ -77,7 +77,7 @@ def _refuse_documents(asked: ToForget, trainer: Trainer | None) -> None:
         ForgetError: they are.
     """
     data = trainer.prepared.given.data if trainer is not None and asked.subject else None
-    inner = data.source if isinstance(data, Tombstoned) else data
+    inner, _ = beneath(data)
     sources: Sequence[OpenedSource] = getattr(getattr(inner, "dataset", None), "sources", ())
     if not isinstance(inner, PackedSource) and any({"tokens", "spans"} <= columns_of(one) for one in sources):
         msg = (
