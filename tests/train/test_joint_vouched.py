@@ -18,7 +18,9 @@ from cosmati.core.source import Source
 from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.shards.upload import Destination
 from cosmati.data.signing import sign_sources
+from cosmati.data.tombstoned import Tombstoned
 from cosmati.forget.asked import ToForget
+from cosmati.ledger.query import VerifiedLedger
 from cosmati.optim import AdamW
 from cosmati.provenance.authority import ceremony
 from cosmati.provenance.authority.trusted import Authority
@@ -107,6 +109,20 @@ def test_rows_of_two_classes_teach_while_both_are_vouched_for(
     assert not any(taught[BOTH][9:])
     assert any(taught[BOTH][:9])
     assert any(taught[other][9:]) == (other not in gone)
+    verify(folder)
+
+
+def test_of_rows_that_are_gone_one_set_after_the_other_nobody_is_asked(tmp_path: Path) -> None:
+    firms, folder = Firms(tmp_path), tmp_path / "run"
+    made = firms.trainer(
+        folder,
+        lambda source: Tombstoned(Tombstoned(source, [BOTH]), [PII]),
+        {5: lambda: firms.revoke(PII)}.items(),
+    )
+    made.fit()
+    assert made.prepared.vouched is not None
+    assert VerifiedLedger(folder / "ledger").tables[-1].withdrawn == ()
+    assert not any(rows_by_step(folder, PII))
     verify(folder)
 
 

@@ -98,6 +98,15 @@ class Tombstoned:
         return TombstonedOrder(order, gone, list(self.rows))
 
 
+def beneath(source: object) -> tuple[object, frozenset[str]]:
+    """Return a source without its tombstones, and the names of the classes whose rows are gone; they may be nested."""
+    gone = frozenset[str]()
+    while isinstance(source, Tombstoned):
+        gone |= {*source.classes}
+        source = source.source
+    return source, gone
+
+
 class TombstonedOrder:
     """The order of a `Tombstoned` source (see `cosmati.core.source.Order`)."""
 

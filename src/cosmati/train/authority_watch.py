@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, replace
 
 from cosmati.core.clock import Clock
-from cosmati.data.tombstoned import Tombstoned
+from cosmati.data.tombstoned import beneath
 from cosmati.data.vouching import VouchedShards, vouched_sources
 from cosmati.provenance.artifact import Artifact
 from cosmati.provenance.authority.errors import NoLongerVouchedError
@@ -365,7 +365,7 @@ def watch_of(
     # What is rejected has to be known to who resumes.
     remembers = given.config.run_folder is None or assembly.plan.facts.has_ledger
     grace = given.policy.grace if given.policy is not None and remembers else None
-    gone = given.data.classes if isinstance(given.data, Tombstoned) else ()
+    _, gone = beneath(given.data)
     return AuthorityWatch(things, data, assembly, grace, gone)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cosmati.core.clock import Budget, Time
 from cosmati.core.source import Source
 from cosmati.data.packed import PackedSource
-from cosmati.data.tombstoned import Tombstoned
+from cosmati.data.tombstoned import beneath
 from cosmati.errors import PlanError, PolicyError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.records.joint_classes import is_joint, joint_name
@@ -97,7 +97,7 @@ def compile_given(
 
 def _refuse_measured_packs(policy: CompiledPolicy, data: object) -> None:
     """Refuse packs whose shards say that something was measured which the policy goes by: it's of no document."""
-    packs = data.source if isinstance(data, Tombstoned) else data
+    packs, _ = beneath(data)
     if not isinstance(packs, PackedSource):
         return
     told = described_by(packs.source)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from cosmati.core.source import Source
 from cosmati.data.source import StreamingSource
-from cosmati.data.tombstoned import Tombstoned
+from cosmati.data.tombstoned import beneath
 from cosmati.data.vouching import vouched_data, vouched_sources
 from cosmati.errors import PlanError
 from cosmati.provenance.artifact import Artifact
@@ -27,7 +27,7 @@ def vouched_of(data: object) -> VouchedData | None:
     A source around a signed one (of packs, say) gives rows and tokens classes and names of its own, which no path of a
     signature says: they're declared. Rows that are gone leave the others what they were.
     """
-    data = data.source if isinstance(data, Tombstoned) else data
+    data, _ = beneath(data)
     if isinstance(data, Source) and not isinstance(data, StreamingSource):
         return None
     return vouched_data(vouched_sources(data))
