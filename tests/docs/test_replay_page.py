@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from cosmati.cli.files import load_recipe
 from cosmati.cli.main import app
-from cosmati.ledger import spot_check
+from cosmati.ledger import replay_result, spot_check
 from tests.cli.test_replay_commands import RECIPE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "replay.md").read_text()
@@ -34,6 +34,6 @@ def test_the_commands_of_the_page_take_what_it_gives_them() -> None:
 
 
 def test_its_words_are_those_of_the_code() -> None:
-    assert spot_check.LEVEL_REPLAYED in PAGE
+    assert replay_result.LEVEL_REPLAYED in PAGE
     assert spot_check._DOMAIN.decode().rstrip("\0") in PAGE
     assert "\nreplay\n" in (Path(__file__).parents[2] / "docs" / "index.md").read_text()
