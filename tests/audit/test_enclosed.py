@@ -210,6 +210,14 @@ def test_a_replay_raises_the_level_for_who_believes_it_alone(handed: Handed, tmp
     assert report.evidence_level.startswith("L1")
     believing = handed.trust.model_copy(update={"replays": (sha256_of(handed.replay),)})
     assert verified(handed.bundle, tmp_path, believing).evidence_level.startswith("L2: steps chosen after")
+    # One that was begun and broken off takes nothing from it.
+    found = ReplayResult.from_bytes(handed.replay.read_bytes())
+    cut = tuple(dataclasses.replace(one, outcome="interrupted") for one in found.segments)
+    broken_off = replayed(handed.run / "ledger", tmp_path / "broken-off.json", segments=cut)
+    bundle = export_of(handed.run, tmp_path / "b.zip", handed.replay, broken_off)
+    both = handed.trust.model_copy(update={"replays": (*believing.replays, sha256_of(broken_off))})
+    assert verified(bundle, tmp_path, both).evidence_level.startswith("L2: steps chosen after")
+    assert verified(bundle, tmp_path, both.model_copy(update={"replays": both.replays[1:]})).evidence_level[:2] == "L1"
 
 
 @pytest.mark.parametrize(

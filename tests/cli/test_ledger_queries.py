@@ -18,6 +18,7 @@ from cosmati.cli.main import app
 from cosmati.ledger.cosigned import ask_witness
 from cosmati.ledger.keys import SigningKey
 from cosmati.ledger.reader import read_head
+from cosmati.ledger.replay_result import ReplayResult, SegmentResult
 from cosmati.ledger.witness import Witness, create_witness
 from cosmati.ledger.writer import details_digest
 from cosmati.records.ledger import CheckpointEntry, RunEntry
@@ -102,11 +103,27 @@ def test_each_command_says_the_level_that_witnesses_and_replays_give(
     witness.trust(KEY.verifier)
     ask_witness(path / "ledger", witness.key, witness.send)
     head = read_head(path / "ledger", KEY.verifier)
-    told = {"kind": "cosmati replay", "origin": ORIGIN, "size": head.size, "root": head.root.hex()}
-    (path / "replayed").write_text(json.dumps(told | {"evidence_level": "L3: all of it"}))
+    whole = SegmentResult(first=0, end=6, start=0, from_entry_0=True, outcome="equal", num_differences=0)
+    result = ReplayResult(
+        origin=ORIGIN,
+        vkey=KEY.verifier.text,
+        size=head.size,
+        root=head.root.hex(),
+        num_steps=6,
+        has_ended=True,
+        is_witnessed=False,
+        seed="",
+        segments=(whole,),
+        compares_rows=True,
+    )
+    (path / "replayed").write_bytes(result.to_bytes())
     seen = ("--witness", witness.key.text)
     for name, *rest in WAYS:
-        for asked, level in (((), "L0: "), (seen, "L1: witnessed"), (("--replayed", path / "replayed"), "L3: all")):
+        for asked, level in (
+            ((), "L0: "),
+            (seen, "L1: witnessed"),
+            (("--replayed", path / "replayed"), "L3: the whole"),
+        ):
             said = yes(name, path, *rest, *asked)
             assert level in said, (name, rest, said)
             assert ("L0" in said) == (level == "L0: ")

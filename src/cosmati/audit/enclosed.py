@@ -17,7 +17,7 @@ from cosmati.ledger.replay_result import ReplayResult
 from cosmati.ledger.spot_check import choose_segments
 
 CERTIFICATES, REPLAYS = "certificates", "replays"
-Say = Callable[[str, str], None]
+Saying = Callable[[str, str], None]
 
 
 def enclose(folder: Path, ledger: VerifiedLedger, certificates: Path, replays: Sequence[Path]) -> None:
@@ -73,7 +73,7 @@ def _chosen(found: ReplayResult, head: TreeHead, told: Sequence[range]) -> list[
 
 
 def check_replays(
-    say: Say, folder: Path, directory: Path, key: VerifierKey, believed: Sequence[str]
+    say: Saying, folder: Path, directory: Path, key: VerifierKey, believed: Sequence[str]
 ) -> ReplayedHead | None:
     """Check a bundle's results of replays, and return the best of those that the auditor believes.
 
@@ -93,12 +93,13 @@ def check_replays(
         steps = ", ".join(f"{one.first}:{one.end} {one.outcome}" for one in found.segments)
         say("replayed", f"of {found.num_steps} steps {steps}, {whose}")
         one = read_replayed(path)
-        if is_believed and (best is None or (one.head.size, one.level) > (best.head.size, best.level)):
+        shows = is_believed and one.level.startswith(("L2:", "L3:"))
+        if shows and (best is None or (one.head.size, one.level) > (best.head.size, best.level)):
             best = one
     return best
 
 
-def check_certificates(say: Say, folder: Path, ledger: VerifiedLedger, directory: Path) -> None:
+def check_certificates(say: Saying, folder: Path, ledger: VerifiedLedger, directory: Path) -> None:
     """Check a bundle's certificates of deletions against its ledger, and say which aren't there.
 
     Raises:
