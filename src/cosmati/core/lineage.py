@@ -204,6 +204,10 @@ class _Numbered(Lineage):
         """None: nobody says."""
 
 
+_NUM_BANDS = 1 << 16
+"""That a ledger's cells can tell."""
+
+
 def _are_whole(ids: Tensor) -> bool:
     return not (ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex())
 
@@ -229,6 +233,10 @@ def check_lineage(lineage: Lineage) -> None:
     if len({*lengths.values()}) > 1:
         found = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise BatchError(f"A Lineage speaks of different numbers of rows: {found}. Give one of each for each row.")
+    bands = lineage.bands
+    if bands is not None and bool(((bands < 0) | (bands >= _NUM_BANDS)).any()):
+        msg = f"Lineage.bands has {int(bands.min())} to {int(bands.max())}, and bands go from 0 to {_NUM_BANDS - 1}."
+        raise BatchError(f"{msg} Give rows of which nobody has measured anything a band of their own, or no bands.")
     parents, of_parents = lineage.parents, lineage.parent_class_ids
     if of_parents is not None and (parents is None or parents.shape != of_parents.shape):
         shapes = f"parents {None if parents is None else tuple(parents.shape)} and classes {tuple(of_parents.shape)}"

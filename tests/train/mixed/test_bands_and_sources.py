@@ -66,6 +66,17 @@ def test_a_microbatch_that_lies_about_its_bands_is_refused() -> None:
         made.fit()
 
 
+@pytest.mark.parametrize("odd", [-1, 1 << 16, 1 << 40])
+def test_a_number_that_is_no_band_is_refused_before_its_step(tmp_path: Path, odd: int) -> None:
+    """Also where the policy has no bands: -1 is what many write for what nobody has measured."""
+    bands = torch.zeros(NUM, dtype=torch.int64)
+    bands[13] = odd
+    made = run([chosen(range(STEP * i, STEP * i + STEP), band=bands) for i in range(2)], folder=tmp_path)
+    with pytest.raises(BatchError, match="bands go from 0 to 65535"):
+        made.fit()
+    assert made.clock.step == 1
+
+
 # ------------------------------------------------------------------------------------------------------------ sources
 
 
