@@ -8,7 +8,7 @@ of which source each one is, and goes through every method together with the dat
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from cosmati.core.containers import Data, rebuilt, with_fields, with_items
-from cosmati.core.lineage import TOMBSTONE, Lineage, check_lineage
+from cosmati.core.lineage import TOMBSTONE, Lineage, check_lineage, renumbered
 from cosmati.core.nest import (
     clear_rows,
     leaves,
@@ -186,6 +186,19 @@ class Batch:
         """Keep some rows, in the order given."""
         data = select_rows(self.data, indices, self.num_rows)
         return Batch(data, self.lineage.select(indices), self.class_id, self.band)
+
+    def numbered_by(self, class_names: Sequence[str]) -> Batch:
+        """Return the batch with class ids that index these names, where its lineage says the names of its own.
+
+        Raises:
+            BatchError: a class isn't among them.
+        """
+        names, announced = self.lineage.class_names, self.class_id
+        if names is None or names == tuple(class_names):
+            return self
+        if announced is not None:
+            announced = int(renumbered(torch.tensor(announced), names, class_names))
+        return Batch(self.data, self.lineage.numbered_by(class_names), announced, self.band)
 
     def to(self, device: torch.device) -> Batch:
         """Move the data; lineage stays on CPU."""

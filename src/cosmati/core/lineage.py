@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmati.errors import BatchError
+from cosmati.records.joint_classes import joint_name
 
 TOMBSTONE = -1
 """Row id of a row that isn't there: canonical shape, content zero, weight zero."""
@@ -38,6 +39,8 @@ class Lineage:
         parent_class_ids: int64 [rows, num_parents], the class of each parent.
         bands: int64 [rows], the band of each row within its class, where `Batch.band` doesn't say it of all.
         is_known: whether it says where the rows come from; it doesn't for rows that were only numbered.
+        class_names: names that the class ids index, where their source says them (`by_names`); None: the taxonomy's.
+            `dataclasses.replace` drops them, since it may bring ids of another list.
     """
 
     row_ids: Tensor
@@ -49,11 +52,12 @@ class Lineage:
     parent_class_ids: Tensor | None = None
     bands: Tensor | None = None
     is_known: bool = True
+    class_names: tuple[str, ...] | None = dataclasses.field(default=None, init=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As arrays: a tensor that goes from one process to another takes a file descriptor, and 0.1 ms.
         own = (None if tensor is None else tensor.numpy() for tensor in self._tensors)
-        return _lineage_of_arrays, (self.is_known, *own)
+        return _lineage_of_arrays, (self.class_names, self.is_known, *own)
 
     @property
     def _tensors(self) -> tuple[Tensor | None, ...]:
@@ -71,12 +75,30 @@ class Lineage:
         """Number rows of unknown origin."""
         return _Numbered(first, num_rows)
 
+    def by_names(self, class_names: tuple[str, ...] | None) -> Lineage:
+        """Return the same lineage, whose class ids index these names."""
+        return _named(dataclasses.replace(self), class_names)
+
+    def numbered_by(self, class_names: Sequence[str]) -> Lineage:
+        """Return the lineage with class ids that index another list of names; unchanged where it has no names.
+
+        Raises:
+            BatchError: a class of its rows or tokens isn't among them, or an id has no name.
+        """
+        own = self.class_names
+        if own is None or own == tuple(class_names):
+            return self
+        of = ("class_ids", "parent_class_ids", "token_class_ids")
+        told = {name: ids for name in of if (ids := getattr(self, name)) is not None}
+        changed: dict[str, Any] = {name: renumbered(ids, own, class_names) for name, ids in told.items()}
+        return _named(dataclasses.replace(self, **changed), tuple(class_names))
+
     def select(self, indices: Tensor | slice) -> Lineage:
         """Keep some rows, in the order given."""
         if isinstance(indices, Tensor):
             indices = indices.cpu()
         kept: list[Any] = [*(None if ids is None else ids[indices] for ids in self._tensors), self.is_known]
-        return Lineage(*kept)
+        return _named(Lineage(*kept), self.class_names)
 
     def cut(self, change: Callable[[Tensor], Tensor], pieces: int = 1) -> Lineage:
         """Follow rows that are cut off, or into pieces which follow one another and keep their row's id.
@@ -91,7 +113,7 @@ class Lineage:
         cut = self if pieces == 1 else self.select(torch.arange(len(self.row_ids)).repeat_interleave(pieces))
         if self.token_class_ids is not None:
             classes, rows = (None if ids is None else change(ids) for ids in self.by_token)
-            cut = dataclasses.replace(cut, token_class_ids=classes, token_row_ids=rows)
+            cut = _named(dataclasses.replace(cut, token_class_ids=classes, token_row_ids=rows), self.class_names)
             check_lineage(cut)
         return cut
 
@@ -112,7 +134,8 @@ class Lineage:
             None if own is None else torch.cat([own, own[indices]], dim=1) for own in (rows, classes)
         )
         own = (self.row_ids, self.class_ids, parents, self.digests)
-        return Lineage(*own, parent_class_ids=of_parents, bands=self.bands, is_known=self.is_known)
+        mixed = Lineage(*own, parent_class_ids=of_parents, bands=self.bands, is_known=self.is_known)
+        return _named(mixed, self.class_names)
 
     def without(self, gone: Tensor) -> Lineage:
         """Return the lineage with tombstones in place of some rows; they keep their class.
@@ -125,7 +148,7 @@ class Lineage:
             return None if ids is None else ids.masked_fill(gone if ids.ndim == 1 else gone[:, None], TOMBSTONE)
 
         classes, rows = map(buried, self.by_token)
-        return Lineage(
+        rest = Lineage(
             self.row_ids.masked_fill(gone, TOMBSTONE),
             self.class_ids,
             buried(self.parents),
@@ -136,11 +159,40 @@ class Lineage:
             self.bands,
             self.is_known,
         )
+        return _named(rest, self.class_names)
 
 
-def _lineage_of_arrays(is_known: bool, *arrays: NDArray[Any] | None) -> Lineage:
+def _named(fresh: Lineage, class_names: tuple[str, ...] | None) -> Lineage:
+    object.__setattr__(fresh, "class_names", class_names)
+    return fresh
+
+
+def renumbered(ids: Tensor, names: Sequence[str], class_names: Sequence[str]) -> Tensor:
+    """Return class ids that index one list of names as those that index another; tombstones stay.
+
+    Args:
+        ids: of classes, of any shape.
+        names: that they index.
+        class_names: that they shall index. The members of a class of several may stand in another order.
+
+    Raises:
+        BatchError: a class isn't among them, or an id has no name.
+    """
+    found = [one for one in ids.unique().tolist() if one != TOMBSTONE]
+    if any(not 0 <= one < len(names) for one in found):
+        msg = f"A Lineage has class ids {found[0]} to {found[-1]}, and its source names {len(names)} classes."
+        raise BatchError(f"{msg} Mend what changed the ids.")
+    places = {joint_name([name]): index for index, name in enumerate(class_names)}
+    table = [places.get(joint_name([name]), TOMBSTONE) for name in names]
+    if unknown := [names[one] for one in found if table[one] == TOMBSTONE]:
+        msg = f"Rows are of {', '.join(unknown)}, and the run's classes are {', '.join(class_names)}. Give a taxonomy"
+        raise BatchError(f"{msg} that has them; if rows are of several classes, give the data to the Trainer.")
+    return torch.tensor([*table, TOMBSTONE])[ids.long()]  # a tombstone's -1 is the last
+
+
+def _lineage_of_arrays(class_names: tuple[str, ...] | None, is_known: bool, *arrays: NDArray[Any] | None) -> Lineage:
     fields: list[Any] = [*(None if array is None else torch.from_numpy(array) for array in arrays), is_known]
-    return Lineage(*fields)
+    return _named(Lineage(*fields), class_names)
 
 
 class _Numbered(Lineage):
@@ -201,6 +253,10 @@ class _Numbered(Lineage):
 
     @property
     def bands(self) -> None:
+        """None: nobody says."""
+
+    @property
+    def class_names(self) -> None:
         """None: nobody says."""
 
 

@@ -70,7 +70,8 @@ class InMemory:
         if num_rows and not 0 <= int(class_ids.min()) <= int(class_ids.max()) < len(self.class_names):
             msg = f"Class ids run to {int(class_ids.max())}, and there are {len(self.class_names)} class names."
             raise DataError(msg)
-        object.__setattr__(self, "lineage", Lineage(row_ids, class_ids, digests=self.row_digests))
+        lineage = Lineage(row_ids, class_ids, digests=self.row_digests).by_names(self.class_names)
+        object.__setattr__(self, "lineage", lineage)
 
     @property
     def num_rows(self) -> int:

@@ -152,7 +152,7 @@ class PackedSource:
         """
         del route_pure, classes
         order = self.source.order(seed=seed, num_microbatches=num_microbatches, route_pure=False)
-        return PackedOrder(order, len(self.class_names))
+        return PackedOrder(order, self.class_names)
 
 
 def _meaning(class_name: str, kind: SourceKind) -> tuple[str, BandAndGrades]:
@@ -177,9 +177,9 @@ def _said_of(dataset: object) -> tuple[tuple[str, SourceKind], ...]:
 class PackedOrder:
     """The order of a `PackedSource` (see `cosmati.core.source.Order`)."""
 
-    def __init__(self, order: Order, num_classes: int) -> None:
+    def __init__(self, order: Order, class_names: tuple[str, ...]) -> None:
         self._order = order
-        self._num_classes = num_classes
+        self._class_names = class_names
         self.steps_per_epoch = order.steps_per_epoch
         self.rows_per_step = order.rows_per_step
 
@@ -209,16 +209,16 @@ class PackedOrder:
             raise DataError(msg)
         present = batch.present
         classes, rows, target = (_only(data[name], present, none) for name, none in _EMPTY)
-        if classes.numel() and not -1 <= int(classes.min()) <= int(classes.max()) < self._num_classes:
+        if classes.numel() and not -1 <= int(classes.min()) <= int(classes.max()) < len(self._class_names):
             msg = (
                 f"Tokens have class ids from {int(classes.min())} to {int(classes.max())}, and there are "
-                f"{self._num_classes} class_names. Give the names with which the packs were made."
+                f"{len(self._class_names)} class_names. Give the names with which the packs were made."
             )
             raise DataError(msg)
         own = batch.lineage
         lineage = Lineage(own.row_ids, _class_of_rows(classes), own.parents, own.digests, classes, rows)
         told = {"input": data["input"], "target": target, "documents": data["documents"]}
-        return Batch(told, lineage, None, batch.band)
+        return Batch(told, lineage.by_names(self._class_names), None, batch.band)
 
 
 _EMPTY = ((_CLASSES, TOMBSTONE), (_ROWS, TOMBSTONE), ("target", IGNORED))

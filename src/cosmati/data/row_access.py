@@ -158,9 +158,18 @@ def positions_of(at: Any, num_rows: int) -> Any:  # noqa: ANN401  (a number, or 
 
 
 def collated(
-    rows: RowBatch | MadeRows, columns: Sequence[str] | None, transform: Callable[[RowBatch], Data] | None
+    rows: RowBatch | MadeRows,
+    columns: Sequence[str] | None,
+    transform: Callable[[RowBatch], Data] | None,
+    class_names: tuple[str, ...],
 ) -> Batch:
     """Return a batch of tensors with lineage: by the transform, or the columns named.
+
+    Args:
+        rows: as they were read.
+        columns: which; None for all.
+        transform: makes tensors of them in place of this.
+        class_names: that their class ids index.
 
     Raises:
         DataError: the rows can't be tensors.
@@ -175,7 +184,7 @@ def collated(
         torch.from_numpy(read.row_ids),
         torch.from_numpy(read.class_ids),
         digests=None if read.digests is None else torch.from_numpy(read.digests),
-    )
+    ).by_names(class_names)
     one = distinct(read.class_ids)
     made = Batch(data, lineage, int(one[0]) if len(one) == 1 else None)
     gone = lineage.row_ids == TOMBSTONE

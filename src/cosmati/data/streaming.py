@@ -308,10 +308,10 @@ class StreamingDataset(Choosable, Dataset[Any]):
         read = batch.read if isinstance(batch, MadeRows) else batch
 
         def again(places: Places) -> Batch:
-            return collated(self._made(places), self.columns, self.transform)
+            return collated(self._made(places), self.columns, self.transform, self.class_names)
 
         with naming_bad_rows(self, lambda: places_of(self, read), again):
-            return collated(batch, self.columns, self.transform)
+            return collated(batch, self.columns, self.transform, self.class_names)
 
     def batch(
         self,
@@ -337,7 +337,7 @@ class StreamingDataset(Choosable, Dataset[Any]):
             rows = self._made(chosen, seed=seed, with_digests=with_digests)
             if transform is None and type(self).collate is not StreamingDataset.collate:
                 return self.collate(rows)
-            return collated(rows, self.columns, transform or self.transform)
+            return collated(rows, self.columns, transform or self.transform, self.class_names)
 
         try:
             found = made(places)

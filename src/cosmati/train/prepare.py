@@ -238,7 +238,8 @@ def _router(
     given: Ingredients, policy: CompiledPolicy | None, regions: Regions, class_map: Sequence[int], model: nn.Module
 ) -> Router:
     kinds = kind_map(policy, given.data), isolated_modules(model), token_kinds(policy, given.data)
-    return Router(policy, regions, class_map, *kinds)
+    names = () if policy is None else given.data.class_names if isinstance(given.data, Source) else policy.classes
+    return Router(policy, regions, class_map, *kinds, names)
 
 
 def _deferring(

@@ -53,6 +53,7 @@ class Router:
         kind_of: policy's kind of rows of what a batch calls its band.
         isolated: what classes have of their own in the model.
         token_kinds: policy's kind of the tokens of each of the source's classes; empty where packs say none.
+        class_names: of the source's classes.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class Router:
         kind_of: Callable[[int], int] = int,
         isolated: Mapping[str, Isolated] | None = None,
         token_kinds: Sequence[int] = (),
+        class_names: Sequence[str] = (),
     ) -> None:
         self._policy, self._kind_of, self._token_kinds = policy, kind_of, token_kinds
+        self.class_names = tuple(class_names)
         self._regions = regions
         self._class_map = class_map
         self._isolated = list((isolated or {}).values())

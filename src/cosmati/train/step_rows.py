@@ -47,6 +47,8 @@ def split_step(
     """
     a.ranks.refuse_unlike(clock.step, batch, *(generator.get_state() for generator in generators))
     whole = as_batch(batch, clock.rows, pieces=a.num_microbatches)
+    if a.policy is not None:
+        whole = whole.numbered_by(a.router.class_names)
     parts = split_batch(whole, a.num_microbatches, by_class=a.policy is not None)
     return [parts[i] for i in a.layout.mine], [a.router.class_of(part) for part in parts]
 
