@@ -20,6 +20,7 @@ from torch import Tensor
 from cosmati.core.batch import Batch
 from cosmati.core.labels import LabelCount, count_labels
 from cosmati.core.loss import Loss, LossFunction, as_loss, without_tombstones
+from cosmati.core.meetings import MetAloneError, meeting_nobody
 from cosmati.core.method import Method, Position
 from cosmati.core.pieces import Pieces
 from cosmati.core.plan import row_couplings
@@ -28,13 +29,13 @@ from cosmati.errors import OutOfMemoryError
 from cosmati.routing.token_masks import TokenMasks
 from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
-from cosmati.train.collectives import refuse_unmet
+from cosmati.train.collectives import refuse_unmet, unmet
 from cosmati.train.cutting import shortage
 from cosmati.train.foreign_reads import foreign_read
 from cosmati.train.forward_watch import ForwardWatch, loss_roots
 from cosmati.train.held import remember
 from cosmati.train.layout.layout import Layout, Slot
-from cosmati.train.leaf_facts import NO_LEAF, LeafFacts, even_loss, table_of
+from cosmati.train.leaf_facts import ALONE, NO_LEAF, SHORT, LeafFacts, even_loss, table_of
 from cosmati.train.marks import Repeated
 from cosmati.train.passing import PassingMethods
 from cosmati.train.routes import Route
@@ -173,8 +174,7 @@ class StepPasses:
         norms: list[Tensor] = []
         statistics: list[Tensor] = []
         admitted = [route.weights for route in step.routes]
-        if a.ranks.has_met:
-            refuse_unmet(a.ranks.world, [route.offered for route in step.routes])
+        alone = unmet(a.ranks.world, [route.offered for route in step.routes])
         with a.layout.step(admitted, learns, measure=measure) as sums, self.watch.around():
             for batch, position in zip(step.batches, step.positions, strict=True):
                 mark = a.statistics.clear()
@@ -184,12 +184,16 @@ class StepPasses:
                     is_offered = route.offered and not why
                     try:
                         run = partial(self._microbatch, slot, batch, position, turn, scale, route)
-                        seen.append(self._apart.settled(run, route.tokens) if is_offered else NO_LEAF)
+                        with meeting_nobody() if position.microbatch in alone else nullcontext():
+                            found = self._apart.settled(run, route.tokens) if is_offered else NO_LEAF
+                        seen.append(found)
+                    except MetAloneError:
+                        seen.append(NO_LEAF._replace(failure=ALONE))
                     except (RuntimeError, MemoryError) as error:
                         why = shortage(error)
                         if not why:
                             raise
-                        seen.append(NO_LEAF._replace(is_short=1.0))
+                        seen.append(NO_LEAF._replace(failure=SHORT))
                 norms += slot.norms
                 if a.statistics.layers:
                     statistics.append(a.statistics.read(mark))
@@ -198,7 +202,10 @@ class StepPasses:
             num_classes = a.router.num_classes if any(route.tokens for route in step.routes) else 0
             facts = a.layout.gather(table_of(seen, norms, num_classes, a.device))
             labels, facts = facts[:, :num_classes], facts[:, num_classes:]
-            if why or (a.ranks.is_parallel and bool(facts[:, 5].any())):
+            failures = facts[:, 5].tolist() if why or a.ranks.is_parallel else ()
+            if ALONE in failures:
+                refuse_unmet()
+            if SHORT in failures:
                 raise OutOfMemoryError(why or "on another rank")
             self._tell("tree")
             denominators = None if scale is None else self._denominators(facts[:, 1], step.routes, scale, labels)
