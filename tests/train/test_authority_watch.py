@@ -471,7 +471,6 @@ def test_what_was_taken_back_stays_so_under_another_policy(world: World, tmp_pat
         assert weights_ == {0.0, 0.5}
 
 
-
 @pytest.mark.parametrize(("days", "reason"), [(LICENCE_DAYS + 1, "licence"), (8, "expiry")])
 def test_a_clock_that_is_set_back_lifts_no_stop(world: World, tmp_path: Path, days: int, reason: str) -> None:
     """Whatever a machine that has never asked before says, the ledger knows a later time."""

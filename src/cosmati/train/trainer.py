@@ -306,7 +306,9 @@ class Trainer(ExportingTrainer):
         follow = a.policy is not None and self._is_due(a.config.update_norm_every) and any(r.offered for r in routes)
         self.stopwatch.lap("data")
         with a.statistics.captured():
-            changes = [partial(self._changed, b, routes[at.microbatch], at) for b, at in zip(moved, positions, strict=True)]
+            changes = [
+                partial(self._changed, b, routes[at.microbatch], at) for b, at in zip(moved, positions, strict=True)
+            ]
             batches = run_alike(a.ranks, routes, changes, runs_model=self.methods.change_batches)
             self.stopwatch.lap("method")
             given = StepInput(batches, positions, routes, routes[0].num_tokens, frozen)
