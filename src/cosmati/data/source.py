@@ -29,7 +29,6 @@ from cosmati.data.read_ahead import ReadAhead, fetch_from_here
 from cosmati.data.streaming import StreamingDataset
 from cosmati.data.vouching import vouched_data, vouched_sources
 from cosmati.data.worker import WorkerStart, ending_in_cycles
-from cosmati.errors import DataError
 from cosmati.provenance.voucher import VouchedData
 
 _END_SECONDS = 1.0

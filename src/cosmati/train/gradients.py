@@ -181,19 +181,11 @@ class StepPasses:
                 route = step.routes[position.microbatch]
                 with sums.slot(position.microbatch) as slot, a.router.running(route, batch, a.device):
                     # Where one was too much, the others are left out; ranks still meet in each slot.
-                    is_offered = route.offered and not why
-                    try:
+                    found = NO_LEAF
+                    if route.offered and not why:
                         run = partial(self._microbatch, slot, batch, position, turn, scale, route)
-                        with meeting_nobody() if position.microbatch in alone else nullcontext():
-                            found = self._apart.settled(run, route.tokens) if is_offered else NO_LEAF
-                        seen.append(found)
-                    except MetAloneError:
-                        seen.append(NO_LEAF._replace(failure=ALONE))
-                    except (RuntimeError, MemoryError) as error:
-                        why = shortage(error)
-                        if not why:
-                            raise
-                        seen.append(NO_LEAF._replace(failure=SHORT))
+                        found, why = self._tried(run, route, is_alone=position.microbatch in alone)
+                    seen.append(found)
                 norms += slot.norms
                 if a.statistics.layers:
                     statistics.append(a.statistics.read(mark))
@@ -202,11 +194,8 @@ class StepPasses:
             num_classes = a.router.num_classes if any(route.tokens for route in step.routes) else 0
             facts = a.layout.gather(table_of(seen, norms, num_classes, a.device))
             labels, facts = facts[:, :num_classes], facts[:, num_classes:]
-            failures = facts[:, 5].tolist() if why or a.ranks.is_parallel else ()
-            if ALONE in failures:
-                refuse_unmet()
-            if SHORT in failures:
-                raise OutOfMemoryError(why or "on another rank")
+            if why or a.ranks.is_parallel:
+                _refuse_failed(facts[:, 5].tolist(), why)
             self._tell("tree")
             denominators = None if scale is None else self._denominators(facts[:, 1], step.routes, scale, labels)
             root = sums.root(denominators)
@@ -219,6 +208,24 @@ class StepPasses:
         self._stopwatch.lap("backward")
         told = labels if num_classes else None
         return StepGradients(root, loss, weights, leaf_norms if measure else None, num_rows, told, statistics)
+
+    def _tried(self, run: Callable[[], LeafFacts], route: Route, *, is_alone: bool) -> tuple[LeafFacts, str]:
+        """Run a microbatch; return what it tells, and why memory was too short, empty where it wasn't.
+
+        Args:
+            run: does it.
+            route: its own.
+            is_alone: other ranks have none in its place, so that nothing may wait for them.
+        """
+        try:
+            with meeting_nobody() if is_alone else nullcontext():
+                return self._apart.settled(run, route.tokens), ""
+        except MetAloneError:
+            return NO_LEAF._replace(failure=ALONE), ""
+        except (RuntimeError, MemoryError) as error:
+            if why := shortage(error):
+                return NO_LEAF._replace(failure=SHORT), why
+            raise
 
     def _looked_at_now(self, step: StepInput) -> frozenset[int]:
         """Return the microbatches of packs that are looked at, which costs two passes: one of each rank's at most."""
@@ -333,6 +340,14 @@ def update_norms_since(layout: Layout, before: Pieces) -> Tensor:
     for index, name in enumerate(change.names):
         members.setdefault(change.regions[name], []).append(index)
     return torch.stack([torch.linalg.vector_norm(norms[members[region]]) for region in sorted(members)])
+
+
+def _refuse_failed(failures: Sequence[float], why: str) -> None:
+    """Refuse a step of which a microbatch has failed: on all ranks, for the same reason."""
+    if ALONE in failures:
+        refuse_unmet()
+    if SHORT in failures:
+        raise OutOfMemoryError(why or "on another rank")
 
 
 def _objective(result: Tensor | Loss, scale: float | None) -> tuple[Tensor, Tensor | float, Tensor | float]:

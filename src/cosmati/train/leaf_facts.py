@@ -10,7 +10,6 @@ from torch import Tensor
 
 from cosmati.errors import BatchError
 
-
 SHORT, ALONE = 1.0, 2.0
 
 

@@ -56,7 +56,7 @@ def test_a_rank_that_has_nothing_to_run_is_waited_for_by_nobody() -> None:
 
 
 def test_torch_is_as_before_once_nobody_is_kept_from_meeting() -> None:
-    functions = torch.distributed.ProcessGroup, torch.ops._c10d_functional  # noqa: SLF001  (torch's own)
+    functions = torch.distributed.ProcessGroup, torch.ops._c10d_functional
     before = [dict(vars(one)) for one in functions]
     with pytest.raises(MetAloneError, match="all_reduce"), meeting_nobody():
         functional.all_reduce(torch.ones(1), "sum", "nobody")
