@@ -14,7 +14,6 @@ from cosmati.core.plan import Plan, Promise
 from cosmati.errors import PlanError
 from cosmati.train.ranks import Ranks
 from cosmati.train.reach import functions_run
-from cosmati.train.routes import Route
 from cosmati.train.user_code import functions_within, methods_called, names_read, reached
 
 Result = TypeVar("Result")
@@ -87,26 +86,26 @@ def refuse_unmet() -> NoReturn:
 
 
 def run_alike(
-    ranks: Ranks, routes: Sequence[Route], own: Sequence[Callable[[], Result]], *, runs_model: bool
+    ranks: Ranks, offered: Sequence[bool], own: Sequence[Callable[[], Result]], *, runs_model: bool
 ) -> list[Result]:
     """Return what comes of something done for each of this rank's microbatches before the step.
 
     Args:
         ranks: of the run.
-        routes: of all V microbatches.
+        offered: of all V microbatches, whether each is run forward.
         own: what is done for each of this rank's.
         runs_model: it may run the model, as methods do that score rows.
 
     Raises:
         PlanError: model, loss or a hook wait for other ranks, and in this step not all of these run them.
     """
-    alone = unmet(ranks.world, [route.offered for route in routes])
+    alone = unmet(ranks.world, offered)
     if alone and ranks.has_met:
         refuse_unmet()
     if not (alone and runs_model):
         return [do() for do in own]
     done, is_alone = list[Result](), False
-    for number, do in zip(range(ranks.rank, len(routes), ranks.world), own, strict=True):
+    for number, do in zip(range(ranks.rank, len(offered), ranks.world), own, strict=True):
         try:
             with meeting_nobody() if number in alone else nullcontext():
                 found = do()

@@ -309,7 +309,7 @@ class Trainer(ExportingTrainer):
             changes = [
                 partial(self._changed, b, routes[at.microbatch], at) for b, at in zip(moved, positions, strict=True)
             ]
-            batches = run_alike(a.ranks, routes, changes, runs_model=self.methods.change_batches)
+            batches = run_alike(a.ranks, [r.offered for r in routes], changes, runs_model=self.methods.change_batches)
             self.stopwatch.lap("method")
             given = StepInput(batches, positions, routes, routes[0].num_tokens, frozen)
             measure = self._is_due(a.config.details_every)
