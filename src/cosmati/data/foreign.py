@@ -128,6 +128,37 @@ def has_known_order(data: object) -> bool:
     return type(_sampler(data)) in _KNOWN_SAMPLERS and (batches is None or type(batches) is BatchSampler)
 
 
+def workers_live_on(data: object) -> bool:
+    """Say whether a loader keeps its workers from pass to pass, and has none yet."""
+    return isinstance(data, DataLoader) and data.persistent_workers and data._iterator is None  # noqa: SLF001
+
+
+def way_to_go_on(data: object, num_passes: int, *, has_state: bool) -> str:
+    """Say why a loader's pass, begun anew, gives other batches than before, and what to do about it.
+
+    Args:
+        data: the loader.
+        num_passes: that were ended before.
+        has_state: it restores itself from its own.
+    """
+    if has_state:
+        return (
+            "Its state doesn't say which batch comes next, or the data have changed. Have load_state_dict() restore "
+            "the place within the pass too, use a Source, or start in a new folder."
+        )
+    if getattr(data, "persistent_workers", False) and num_passes:
+        return (
+            "Its workers carry their draws from pass to pass (persistent_workers=True), and those that a resume begins "
+            "can't have them, or the data have changed. Leave that out, so that each pass draws by the seed, or use a "
+            "Source, and start in a new folder."
+        )
+    return (
+        "Its order isn't a function of the seed, or the data have changed. Give it a generator (DataLoader(..., "
+        "generator=torch.Generator().manual_seed(0))) or a state (torchdata's StatefulDataLoader), use a Source, or "
+        "start in a new folder."
+    )
+
+
 def refuse_streams(data: object) -> None:
     """Refuse a loader over our own shards in a governed run: what its class ids mean, and bands, its data set knows.
 
