@@ -73,8 +73,7 @@ def test_a_plan_has_the_cheapest_first(tmp_path: Path) -> None:
     assert replay.minutes == pytest.approx(replay.num_steps * (seconds or 0) / 60)
     assert replay.minutes
     assert plan.to_mapping() == json.loads(json.dumps(plan.to_mapping())) | {
-        "notes": plan.notes,
-        name: getattr(plan, name) for name in ("classes", "not_covered")
+        name: getattr(plan, name) for name in ("classes", "not_covered", "notes")
     } | {k: plan.to_mapping()[k] for k in ("options", "derived")}
     rows = planned(run, ToForget(rows=frozenset({4})), make)
     assert [one.method for one in rows.options] == ["replay", "drop", "ablate"]
