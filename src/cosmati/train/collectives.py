@@ -67,6 +67,8 @@ def unmet(world: int, offered: Sequence[bool]) -> frozenset[int]:
         world: number of ranks.
         offered: of each of the step's microbatches, whether it's run forward.
     """
+    if world == 1:
+        return frozenset()
     slots = [range(first, first + world) for first in range(0, len(offered), world)]
     return frozenset(m for slot in slots if len({offered[m] for m in slot}) > 1 for m in slot if offered[m])
 

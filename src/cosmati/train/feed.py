@@ -255,7 +255,7 @@ class IterableFeed:
     def _begin_pass(self) -> None:
         """Start a pass, or go on where a loader's state says, and drop the batches that have been seen already."""
         after = self._own_at_start
-        if self.num_passes and workers_live_on(self._data):
+        if self._seen and self.num_passes and workers_live_on(self._data):
             self._begin_workers()
         if self._seen and self._kept is None:
             self._put_back(after)
@@ -278,11 +278,9 @@ class IterableFeed:
 
     def _begin_workers(self) -> None:
         """Begin workers that live on as the first pass did: a later one asks those that are there, and draws less."""
-        own = [generator.get_state() for generator in self.generators]
         if self._generators is not None:
             self._generators.seed(self._key(0, 0))
         iter(self._data)
-        self._put_back(own)
 
     def _next(self) -> Data:
         """Return the next batch of the pass, or `_END`."""
