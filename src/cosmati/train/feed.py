@@ -22,10 +22,10 @@ from cosmati.data.foreign import (
     collates_by_default,
     has_known_order,
     own_generators,
+    refuse_going_on,
     refuse_rows,
     refuse_shares,
     refuse_streams,
-    way_to_go_on,
     workers_live_on,
 )
 from cosmati.errors import DataError
@@ -327,8 +327,7 @@ class IterableFeed:
         self._first = digest
 
     def _refuse_skipping(self, why: str) -> NoReturn:
-        mend = way_to_go_on(self._data, self.num_passes, has_state=self._kept is not None)
-        raise DataError(f"The {type(self._data).__name__} can't go on where the run stopped: {why}. {mend}")
+        refuse_going_on(self._data, self.num_passes, why, has_state=self._kept is not None)
 
     def again(self, step: int) -> Sequence[Batch]:
         """Return all microbatches of a list's batch; a loader is read once."""
