@@ -20,7 +20,7 @@ COMMANDS = re.findall(r"^cosmati forget .*$", PAGE, re.MULTILINE)
 
 def test_its_commands_are_real() -> None:
     group = load_command("forget")
-    assert len(COMMANDS) == 9
+    assert len(COMMANDS) == 10
     for command in COMMANDS:
         words = shlex.split(command)[2:]
         own = group.commands[words[0] if words[0] in group.commands else "run"]

@@ -92,7 +92,7 @@ def test_plan_deletion_and_verification(run: Path, tmp_path: Path) -> None:
 def test_refusals_say_what_and_how(run: Path, tmp_path: Path) -> None:
     path, _ = ids(tmp_path)
     for arguments, words in [
-        ((run,), "by one of --class, --rows and --subject; given: none"),
+        ((run,), "by one of --class, --rows, --documents, --packs, --subject; given: none"),
         ((run, "--class", "open", "--rows", path), "given: --class, --rows"),
         ((run, "--subject", "4711"), "--subjects INDEX KEY"),
         ((tmp_path, "--class", "open"), "is no run folder"),

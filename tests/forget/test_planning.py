@@ -13,7 +13,7 @@ import torch
 
 from cosmati.core.loss import Classification
 from cosmati.errors import ForgetError
-from cosmati.forget.asked import ToForget, read_row_ids
+from cosmati.forget.asked import ToForget, read_ids
 from cosmati.forget.deletion import begin
 from cosmati.forget.past_run import PastRun
 from cosmati.forget.planning import EXACT, FROM_ENTRY_0, DeletionPlan, plan_deletion
@@ -73,7 +73,7 @@ def test_a_plan_has_the_cheapest_first(tmp_path: Path) -> None:
     assert replay.minutes == pytest.approx(replay.num_steps * (seconds or 0) / 60)
     assert replay.minutes
     assert plan.to_mapping() == json.loads(json.dumps(plan.to_mapping())) | {
-        name: getattr(plan, name) for name in ("classes", "not_covered")
+        name: getattr(plan, name) for name in ("classes", "not_covered", "notes")
     } | {k: plan.to_mapping()[k] for k in ("options", "derived")}
     rows = planned(run, ToForget(rows=frozenset({4})), make)
     assert [one.method for one in rows.options] == ["replay", "drop", "ablate"]
@@ -226,16 +226,33 @@ def test_a_run_without_ledger_or_order_is_refused(tmp_path: Path) -> None:
 def test_rows_are_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "ids"
     path.write_text('17\n\n {"row_id": 4}\n')
-    assert read_row_ids(path) == {17, 4}
-    for odd in ("x", "1.5", "-1", "[1]", "true", '{"row": 1}', str(1 << 63)):
+    assert read_ids(path) == ("rows", {17, 4})
+    for odd in (
+        "x",
+        "1.5",
+        "-1",
+        "[1]",
+        "true",
+        '{"row": 1}',
+        '{"pack": 1, "document": 1}',
+        '{"pack": "1"}',
+        str(1 << 63),
+    ):
         path.write_text(f"1\n{odd}\n")
         with pytest.raises(ForgetError, match=r"line 2: .* is no row"):
-            read_row_ids(path)
+            read_ids(path)
+    path.write_text('{"document": 17}\n{"document": 4, "by": "ada"}\n')
+    assert read_ids(path) == ("documents", {17, 4})
+    path.write_text('{"pack": 17}\n')
+    assert read_ids(path) == ("packs", {17})
+    path.write_text('{"pack": 17}\n17\n')
+    with pytest.raises(ForgetError, match="has ids of packs and of rows, and a number means another one"):
+        read_ids(path)
     path.write_text("\n")
     with pytest.raises(ForgetError, match="names no row"):
-        read_row_ids(path)
+        read_ids(path)
     with pytest.raises(ForgetError, match="can't be read"):
-        read_row_ids(tmp_path / "none")
+        read_ids(tmp_path / "none")
 
 
 def test_one_thing_is_asked_for() -> None:

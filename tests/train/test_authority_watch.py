@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import warnings
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from cosmati import load_policy
 from cosmati.cli.main import app
 from cosmati.core.state import parameter_root
 from cosmati.data.signing import sign_sources
+from cosmati.data.vouching import LicenceExpiredError
 from cosmati.errors import LedgerError, ProvenanceError
 from cosmati.explorer.report import render_report
 from cosmati.explorer.run_view import read_run
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.verify import verify_ledger
 from cosmati.provenance.authority.audit import audit_withdrawn
-from cosmati.provenance.authority.errors import NoLongerVouchedError
+from cosmati.provenance.authority.errors import ExpiredMetadataError, NoLongerVouchedError
 from cosmati.provenance.authority.trusted import Authority
 from cosmati.train import asking
 from cosmati.train.policy_watch import FILE
@@ -168,12 +170,13 @@ def test_a_class_stays_rejected(world: World, tmp_path: Path) -> None:
     grace = "{licence: reject}"
     trainer = world.trainer(tmp_path / "whole", {9: go_on(LICENCE_DAYS + 1)}, grace=grace)
     trainer.fit()
-    world.ahead = timedelta()
+    world.set_back()
     events: Events = {9: go_on(LICENCE_DAYS + 1), 14: lambda _world: trainer.stop()}
     trainer = world.trainer(tmp_path / "run", events, grace=grace)
     assert trainer.fit().outcome == "stopped"
-    world.ahead = timedelta()
-    assert world.trainer(tmp_path / "run", {}, grace=grace).fit().outcome == "completed"
+    world.set_back()
+    with pytest.warns(UserWarning, match="the run's ledger knows of"):
+        assert world.trainer(tmp_path / "run", {}, grace=grace).fit().outcome == "completed"
     assert in_force(tmp_path / "run") == [(NEWS, "licence", "reject", 13)]
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
     verify(tmp_path / "run")
@@ -466,3 +469,61 @@ def test_what_was_taken_back_stays_so_under_another_policy(world: World, tmp_pat
             w for tables in VerifiedLedger(tmp_path / "run" / "ledger").tables[-1:] for r in tables.routes for w in r
         }
         assert weights_ == {0.0, 0.5}
+
+
+@pytest.mark.parametrize(("days", "reason"), [(LICENCE_DAYS + 1, "licence"), (8, "expiry")])
+def test_a_clock_that_is_set_back_lifts_no_stop(world: World, tmp_path: Path, days: int, reason: str) -> None:
+    """Whatever a machine that has never asked before says, the ledger knows a later time."""
+    stopped(world, tmp_path / "run", {5: go_on(days)})
+    before = in_force(tmp_path / "run")
+    world.set_back()
+    with pytest.warns(UserWarning, match="the run's ledger knows of"):
+        said = stopped(world, tmp_path / "run", {})
+    assert f"({reason})" in said
+    assert in_force(tmp_path / "run") == before
+    world.ahead = timedelta(days=days)
+    with pytest.raises((ProvenanceError, LicenceExpiredError)):
+        world.trainer(tmp_path / "run", {})
+
+
+def test_a_clock_that_is_set_back_is_on_record(world: World, tmp_path: Path, undisturbed: str) -> None:
+    """Where all still holds as of the time that the ledger knows of, the run goes on, and says so."""
+    world.ahead = timedelta(days=2)
+    first = world.trainer(tmp_path / "run", {6: lambda _w: first.stop()})
+    first.fit()
+    later = verify_ledger(tmp_path / "run" / "ledger").provenance[0]["opened"]
+    world.set_back()
+    with pytest.warns(UserWarning, match="Set the clock right"):
+        world.trainer(tmp_path / "run", {}).fit()
+    assert weights(tmp_path / "run") == undisturbed
+    assert "clock: asked as of" in verify(tmp_path / "run")
+    assert all(one["opened"] >= later for one in verify_ledger(tmp_path / "run" / "ledger").provenance)
+
+
+@pytest.mark.parametrize("ahead", [timedelta(), timedelta(seconds=30)])
+def test_a_clock_that_is_right_is_no_word_worth(world: World, tmp_path: Path, ahead: timedelta) -> None:
+    """Two machines' clocks are never quite equal."""
+    world.ahead = ahead
+    first = world.trainer(tmp_path / "run", {6: lambda _w: first.stop()})
+    first.fit()
+    world.ahead = timedelta()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        world.trainer(tmp_path / "run", {}).fit()
+    assert "clock: asked" not in verify(tmp_path / "run")
+
+
+def test_who_asks_has_seen_a_later_time(world: World) -> None:
+    """Without a run, too: what was seen of an authority is kept with when."""
+    world.ahead = timedelta(days=8)
+    with pytest.raises(ExpiredMetadataError):
+        world.sources()
+    world.ahead = timedelta()
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="seen/asked knows of"), pytest.raises(ExpiredMetadataError):
+            world.sources()
+    (world.people.root / "seen" / "asked").write_text("long ago")
+    with pytest.raises(ProvenanceError, match="says no time"):
+        world.sources()
+    (world.people.root / "seen" / "asked").unlink()
+    assert world.sources()

@@ -342,8 +342,12 @@ def test_fit_names_the_batch_that_v_does_not_divide() -> None:
 
 
 def test_a_source_that_v_does_not_divide() -> None:
-    with pytest.raises(DataError, match=r"18 rows a step can't be split into V = 4 .*Use a multiple of 4"):
+    with pytest.raises(DataError, match=r"18 rows a step can't be split into V = 4 .*Use a multiple of 4 \(16 or 20 r"):
         _governed(data=_source(rows_per_step=18))
+    with pytest.raises(DataError, match=r"or RunConfig\(num_microbatches=2\)"):
+        _governed(data=_source(rows_per_step=18))
+    with pytest.raises(DataError, match=r"Use a multiple of 4 \(4 rows a step\)\.$"):
+        _governed(data=_source(rows_per_step=3))
 
 
 @pytest.mark.parametrize("number", [0, 3, 12, -4])

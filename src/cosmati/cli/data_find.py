@@ -106,7 +106,9 @@ def find(
         whole = [one.row_id for one in likenesses if one.document is None]
         documents = [one.document for one in likenesses if one.document is not None]
     if rows_to is not None:
-        rows_to.write_text("".join(f"{one}\n" for one in ids_to_delete(whole, documents)), "utf-8")
+        # A number alone would be taken for a pack's by a run that reads packs as rows.
+        line = '{{"document": {}}}\n' if documents else "{}\n"
+        rows_to.write_text("".join(map(line.format, ids_to_delete(whole, documents))), "utf-8")
     if not whole and not documents:
         typer.echo("None.")
         raise typer.Exit(1)

@@ -16,14 +16,14 @@ from typer.core import TyperGroup
 from cosmati.cli.errors import STOPPED, Question
 from cosmati.cli.files import load_recipe
 from cosmati.cli.ledger_folder import Quorum, ReplayFile, Witnesses
-from cosmati.data.packed import PackedSource
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import ForgetError, RunError
 from cosmati.forget import holds
 from cosmati.forget.ablation import Wrap
-from cosmati.forget.asked import ToForget, read_row_ids
+from cosmati.forget.asked import IdKind, ToForget, read_ids
 from cosmati.forget.certificate import verify_certificate
 from cosmati.forget.deletion import Deletion, begin, begun_in, carry_out, default_out
+from cosmati.forget.packs import asked_of, kind_read
 from cosmati.forget.past_run import PastRun
 from cosmati.forget.planning import DeletionPlan, Option, plan_deletion
 from cosmati.forget.replay import Make
@@ -52,12 +52,26 @@ app = typer.Typer(
 )
 RunFolderArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder that keeps a ledger.")]
 Classes = Annotated[list[str] | None, typer.Option("--class", help="All rows of a class, and of those below it.")]
-RowsFile = Annotated[Path | None, typer.Option("--rows", help="Rows: a file with an id a line, or JSON with `row_id`.")]
+RowsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--rows", help="Rows as the run calls them, of packs by token the documents: a file with an id a line."
+    ),
+]
+DocumentsFile = Annotated[
+    Path | None,
+    typer.Option("--documents", help="Documents of packs: a file likewise. Of packs read as rows, whole ones."),
+]
+PacksFile = Annotated[
+    Path | None, typer.Option("--packs", help="Whole packs: a file likewise. Of packs read by token, their documents.")
+]
 Subject = Annotated[str | None, typer.Option("--subject", metavar="ID", help="All rows of a person; needs --subjects.")]
 SubjectsFile = Annotated[
     tuple[Path, Path] | None,
     typer.Option("--subjects", metavar="INDEX KEY", help="The index of subjects, and the file of its key."),
 ]
+Files = dict[IdKind, Path | None]
+"""Those that name rows, by what the option that gives one says their ids are of."""
 RunRecipe = Annotated[
     str | None, typer.Option("--recipe", metavar="FILE[:FUNCTION]", help="The run's recipe; it is run.")
 ]
@@ -72,6 +86,8 @@ def run(  # noqa: PLR0913, PLR0917  (a command's options)
     run: RunFolderArgument,
     classes: Classes = None,
     rows: RowsFile = None,
+    documents: DocumentsFile = None,
+    packs: PacksFile = None,
     subject: Subject = None,
     subjects: SubjectsFile = None,
     recipe: RunRecipe = None,
@@ -97,6 +113,10 @@ def run(  # noqa: PLR0913, PLR0917  (a command's options)
     replay   trains again from before first contact, with tombstones in place of the content: exact, and takes steps
     ablate   sets what only or mostly the class taught to zero, and trains the rest on: approximate, and measured
 
+    A number may be the id of a pack and of a document. A line of a file says which by JSON, {"document": 17} or
+    {"pack": 17}, and so do --documents and --packs. --rows is what the run itself calls its rows: the plan says what
+    that is, and which of the numbers are of both.
+
     \b
     Examples:
       cosmati forget runs/one --class licensed/news
@@ -105,7 +125,8 @@ def run(  # noqa: PLR0913, PLR0917  (a command's options)
       cosmati forget verify runs/one-without-3f9c21aa/certificates/0001.json
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
     own = None if recipe is None else load_recipe(recipe, settings or [])
-    asked, make = _asked(classes, rows, subject, subjects, own), None if own is None else _maker(own)
+    files: Files = {"rows": rows, "documents": documents, "packs": packs}
+    asked, make = _asked(classes, files, subject, subjects, own), None if own is None else _maker(own)
     if repair_steps and yes and method != "ablate":
         raise ForgetError("Only an ablation is repaired: --repair-steps goes with --method ablate.")
     with _held(run):
@@ -118,8 +139,9 @@ def run(  # noqa: PLR0913, PLR0917  (a command's options)
             request = Request.open(past, asked, make, repair_steps=repair_steps)
             plan = plan_deletion(request)
             if not yes:
-                _show(plan, as_json=as_json)
+                _show(plan, asked.doubtful, as_json=as_json)
                 return
+            _say_notes(plan, asked.doubtful)
             begun = begin(request, method or _cheapest(plan), out)
             del request
         done = carry_out(past, asked, begun, make, out, delete_superseded=delete_superseded, say=_say)
@@ -169,6 +191,8 @@ def hold(
     because: Because,
     classes: Classes = None,
     rows: RowsFile = None,
+    documents: DocumentsFile = None,
+    packs: PacksFile = None,
     subject: Subject = None,
     subjects: SubjectsFile = None,
     recipe: RunRecipe = None,
@@ -179,7 +203,8 @@ def hold(
     With the run's recipe an index of subjects is compared with its data: one of other data would name other rows.
     """
     own = None if recipe is None else load_recipe(recipe, settings or [])
-    asked = _asked(classes, rows, subject, subjects, own)
+    files: Files = {"rows": rows, "documents": documents, "packs": packs}
+    asked = _asked(classes, files, subject, subjects, own)
     with _held(run):
         past = PastRun(run)
         past.refuse_succeeded()
@@ -201,20 +226,21 @@ def release(
 
 def _asked(
     classes: Sequence[str] | None,
-    rows: Path | None,
+    files: Files,
     subject: str | None,
     subjects: tuple[Path, Path] | None,
     recipe: Recipe | None,
 ) -> ToForget:
-    given = [name for name, one in (("--class", classes), ("--rows", rows), ("--subject", subject)) if one]
+    options = [("class", classes), *files.items(), ("subject", subject)]
+    given = [f"--{name}" for name, one in options if one]
     if len(given) != 1:
-        raise ForgetError(
-            f"Say what is meant by one of --class, --rows and --subject; given: {', '.join(given) or 'none'}."
-        )
+        known = ", ".join(f"--{name}" for name, _ in options)
+        raise ForgetError(f"Say what is meant by one of {known}; given: {', '.join(given) or 'none'}.")
     if classes:
         return ToForget(classes=tuple(classes))
-    if rows is not None:
-        return ToForget(rows=read_row_ids(rows))
+    for kind, path in files.items():
+        if path is not None:
+            return _asked_by_ids(kind, path, recipe)
     if subjects is None:
         msg = "A subject's rows are found by an index that was made of the data. Give it: --subjects INDEX KEY."
         raise ForgetError(msg)
@@ -227,15 +253,20 @@ def _asked(
         raise ForgetError(
             "They're in packs, and whether their ids are of packs or of documents is up to the run. Give its --recipe."
         )
-    ids = found.rows_of(subject or "", whole_packs=source is not None and not _tells_documents(source))
+    ids = found.rows_of(subject or "", whole_packs=source is not None and kind_read(source) != "documents")
     return ToForget(rows=frozenset(ids), subject=subject or "")
 
 
-def _tells_documents(source: object) -> bool:
-    """Say whether rows' ids are those of documents in packs, as far in as sources lie in each other."""
-    while source is not None and not isinstance(source, PackedSource):
-        source = getattr(source, "source", None)
-    return source is not None
+def _asked_by_ids(option: IdKind, path: Path, recipe: Recipe | None) -> ToForget:
+    kind, ids = read_ids(path)
+    if kind != "rows" and option not in ("rows", kind):
+        raise ForgetError(f"{path} says that its ids are of {kind}, and it's given as --{option}. Give it as --{kind}.")
+    kind = option if kind == "rows" else kind
+    if recipe is not None:
+        return asked_of(recipe.data(), kind, ids)
+    if kind == "rows":
+        return ToForget(rows=ids)
+    raise ForgetError(f"What ids of {kind} are to the run is up to how it reads its packs. Give its --recipe.")
 
 
 def _maker(recipe: Recipe) -> Make:
@@ -279,11 +310,12 @@ def _say(line: str) -> None:
         typer.echo(line)
 
 
-def _show(plan: DeletionPlan, *, as_json: bool) -> None:
+def _show(plan: DeletionPlan, doubtful: Sequence[int], *, as_json: bool) -> None:
     if as_json:
         _say(json.dumps(plan.to_mapping(), indent=1))
         return
     _say(f"{plan.run}: forget {plan.asked}")
+    _say_notes(plan, doubtful)
     if plan.first_contact is None:
         _say("No step had any of it: there is nothing to forget.")
         for line in plan.not_covered:
@@ -300,6 +332,14 @@ def _show(plan: DeletionPlan, *, as_json: bool) -> None:
     for line in plan.not_covered:
         _say(f"  not covered  {line}")
     _say("Nothing was done. To do it: the same command with --method NAME --yes.")
+
+
+def _say_notes(plan: DeletionPlan, doubtful: Sequence[int]) -> None:
+    """Say what is to be said of the ids; these themselves stand here alone, and in no record."""
+    for note in plan.notes:
+        _say(f"  note         {note}")
+    if doubtful:
+        _say(f"               {', '.join(map(str, doubtful[:10]))}{' ...' if doubtful[10:] else ''}")
 
 
 def _line(one: Option) -> str:

@@ -6,7 +6,7 @@ import random
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -126,6 +126,44 @@ def has_known_order(data: object) -> bool:
         return False
     batches = data.batch_sampler
     return type(_sampler(data)) in _KNOWN_SAMPLERS and (batches is None or type(batches) is BatchSampler)
+
+
+def workers_live_on(data: object) -> bool:
+    """Say whether a loader keeps its workers from pass to pass, and has none yet."""
+    return isinstance(data, DataLoader) and data.persistent_workers and data._iterator is None  # noqa: SLF001
+
+
+def refuse_going_on(data: object, num_passes: int, why: str, *, has_state: bool) -> NoReturn:
+    """Refuse to go on with a loader that gives other batches than before.
+
+    Args:
+        data: the loader.
+        num_passes: that were ended before.
+        why: what is different.
+        has_state: it restores itself from its own.
+
+    Raises:
+        DataError: always, with what to do about it.
+    """
+    begin = f"The {type(data).__name__} can't go on where the run stopped: {why}."
+    if has_state:
+        msg = (
+            f"{begin} Its state doesn't say which batch comes next, or the data have changed. Have load_state_dict() "
+            "restore the place within the pass too, use a Source, or start in a new folder."
+        )
+    elif getattr(data, "persistent_workers", False) and num_passes:
+        msg = (
+            f"{begin} Its workers carry their draws from pass to pass (persistent_workers=True), and those that a "
+            "resume begins can't have them, or the data have changed. Leave that out, so that each pass draws by the "
+            "seed, or use a Source, and start in a new folder."
+        )
+    else:
+        msg = (
+            f"The {type(data).__name__} can't go on where the run stopped: {why}. Its order isn't a function of "
+            "the seed, or the data have changed. Give it a generator (DataLoader(..., generator=torch.Generator()."
+            "manual_seed(0))) or a state (torchdata's StatefulDataLoader), use a Source, or start in a new folder."
+        )
+    raise DataError(msg)
 
 
 def refuse_streams(data: object) -> None:

@@ -22,6 +22,7 @@ from cosmati.core.batch import TOMBSTONE, Batch, Data, Lineage, bury, count_rows
 from cosmati.core.nest import leaves
 from cosmati.core.plain import encode
 from cosmati.core.rng import keyed_permutation, position_key
+from cosmati.data.order.plan import rows_each
 from cosmati.errors import CheckpointError, DataError
 
 InMemoryTail = Literal["drop", "pad"]
@@ -91,13 +92,6 @@ class InMemory:
         Raises:
             DataError: V doesn't divide the rows of a step, or no step can be filled.
         """
-        if self.rows_per_step % num_microbatches:
-            msg = (
-                f"{self.rows_per_step} rows a step can't be split into V = {num_microbatches} "
-                "microbatches of one shape. "
-                f"Use a multiple of {num_microbatches}, or another num_microbatches."
-            )
-            raise DataError(msg)
         order = InMemoryOrder(self, seed, num_microbatches, route_pure, classes)
         if order.steps_per_epoch == 0:
             msg = (
@@ -152,7 +146,7 @@ class InMemoryOrder:
         self._source = source
         self._seed = seed
         self._num_microbatches = num_microbatches
-        self._rows = source.rows_per_step // num_microbatches
+        self._rows = rows_each(source.rows_per_step, num_microbatches)
         class_ids = source.lineage.class_ids.numpy()
         offered = np.ones(len(class_ids), bool) if classes is None else np.isin(class_ids, list(classes))
         self._groups: list[tuple[int | None, NDArray[np.int64]]] = [(None, np.flatnonzero(offered))]

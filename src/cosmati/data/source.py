@@ -23,13 +23,12 @@ from cosmati.core.source import ImageSize
 from cosmati.data.image_rows import DecodeImages
 from cosmati.data.order.interleave import Ints, Stretch
 from cosmati.data.order.mixture import Group
-from cosmati.data.order.plan import RoutePlan, Tail
+from cosmati.data.order.plan import RoutePlan, Tail, rows_each
 from cosmati.data.parcel import in_worker, out_of_worker
 from cosmati.data.read_ahead import ReadAhead, fetch_from_here
 from cosmati.data.streaming import StreamingDataset
 from cosmati.data.vouching import vouched_data, vouched_sources
 from cosmati.data.worker import WorkerStart, ending_in_cycles
-from cosmati.errors import DataError
 from cosmati.provenance.voucher import VouchedData
 
 _END_SECONDS = 1.0
@@ -87,20 +86,13 @@ class StreamingSource:
         Raises:
             DataError: V doesn't divide the rows of a step, or no step can be filled.
         """
-        if self.rows_per_step % num_microbatches:
-            msg = (
-                f"{self.rows_per_step} rows a step can't be split into V = {num_microbatches} microbatches of one "
-                f"shape. Use a multiple of {num_microbatches}, or another num_microbatches."
-            )
-            raise DataError(msg)
         groups = [
             group if classes is None or group.class_id in classes else replace(group, rows=0)
             for group in self.dataset.groups
         ]
-        rows = self.rows_per_step // num_microbatches
         plan = RoutePlan(
             groups,
-            rows=rows,
+            rows=rows_each(self.rows_per_step, num_microbatches),
             num_microbatches=num_microbatches,
             route_pure=route_pure,
             tail=self.tail,

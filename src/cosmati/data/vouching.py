@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from cosmati.data.shards.remote import EnvironmentFaultError
 from cosmati.errors import DataError, ProvenanceError
 from cosmati.provenance.authority.errors import reason_of
 from cosmati.provenance.kept_vouchers import kept_vouchers
+from cosmati.provenance.known_time import KnownTime
 from cosmati.provenance.voucher import LostVoucher, Reason, VouchedData, Voucher, together
 
 
@@ -39,13 +40,13 @@ class Vouches(Protocol):
         root: SHA-256 of its first root, in hex.
         refresh_seconds: how often a run asks again.
         run: folder of the run that the sources are opened for, which may go on from what it has kept.
-        now: says what time it is.
+        now: says what time it is, and never an earlier one than is known of.
     """
 
     root: str
     refresh_seconds: float
     run: Path | None
-    now: Callable[[], datetime]
+    now: KnownTime
 
     def refresh(self) -> object:
         """Ask anew what is signed now: once for all sources that are opened together."""
@@ -199,7 +200,8 @@ class AskedAuthority:
         """Return what a wrong means for a source."""
         is_licence = isinstance(error, LicenceExpiredError)
         reason: Reason = "licence" if is_licence else reason_of(error, was_asked=error is not self.failed)
-        return LostVoucher(target, reason, str(error), self.authority.root)
+        because = f"{error} {self.authority.now.said}".rstrip() if reason != "revocation" else str(error)
+        return LostVoucher(target, reason, because, self.authority.root)
 
     def archive(self, manifest: SourceManifest) -> dict[str, bytes]:
         """Return what bears out what was found last: nothing of an authority that was never reached."""

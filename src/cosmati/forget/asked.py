@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import rfc8785
 
 from cosmati.errors import ForgetError
 from cosmati.records.joint_classes import members_of
+
+IdKind = Literal["rows", "documents", "packs"]
+"""What an id is of. `rows` are what the run itself calls its rows, which may be either of the others."""
+KINDS: Mapping[str, IdKind] = {"row_id": "rows", "document": "documents", "pack": "packs"}
+"""The same, by the name that a file of ids has for it."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,9 @@ class ToForget:
         classes: names of classes, with all below them.
         rows: ids of rows, or of documents of packs.
         subject: whose rows they are, where that's known.
+        meant: what these rows are, in words, where that's known.
+        doubtful: those of the ids that are of something else, too (of packs as well as of documents), where nobody has
+            said which is meant.
 
     Raises:
         ForgetError: neither classes nor rows, or both.
@@ -30,6 +39,8 @@ class ToForget:
     classes: tuple[str, ...] = ()
     rows: frozenset[int] = field(default=frozenset(), repr=False)
     subject: str = field(default="", repr=False)
+    meant: str = field(default="", compare=False)
+    doubtful: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if bool(self.classes) == bool(self.rows):
@@ -72,35 +83,43 @@ def is_within(name: str, asked: str) -> bool:
     return any(one == asked or one.startswith(f"{asked}/") for one in members_of(name))
 
 
-def read_row_ids(path: Path) -> frozenset[int]:
-    """Read ids of rows: a whole number on each line, or JSON with `row_id`.
+def read_ids(path: Path) -> tuple[IdKind, frozenset[int]]:
+    """Read ids: a whole number on each line, or JSON with `row_id`, `document` or `pack`, which says what it's of.
+
+    Returns:
+        What they're of, `rows` where nothing is said, and the ids.
 
     Raises:
-        ForgetError: the file can't be read, has none, or a line is something else.
+        ForgetError: the file can't be read, has none, a line is something else, or they're of several things.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ForgetError(f"{path} can't be read: {error}. Give a text file with a row's id on each line.") from error
-    found = set[int]()
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            found.add(_row_id(line, f"{path}, line {number}"))
+    found = {_id(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()}
     if not found:
         raise ForgetError(f"{path} names no row. Write a row's id on each line.")
-    return frozenset(found)
+    kinds = {kind for kind, _ in found}
+    if len(kinds) > 1:
+        msg = f"{path} has ids of {' and of '.join(sorted(kinds))}, and a number means another one in each. Give a file"
+        raise ForgetError(f"{msg} of each.")
+    return kinds.pop(), frozenset(one for _, one in found)
 
 
-def _row_id(line: str, where: str) -> int:
+def _id(line: str, where: str) -> tuple[IdKind, int]:
     try:
-        value = json.loads(line)
+        told = json.loads(line)
     except ValueError:
-        value = None
-    value = value.get("row_id") if isinstance(value, dict) else value
+        told = None
+    said = [name for name in KINDS if isinstance(told, dict) and name in told]
+    value = told[said[0]] if len(said) == 1 else told
     if type(value) is not int or not 0 <= value < 1 << 63:
-        msg = f'{where}: {line.strip()[:60]!r} is no row. Write its id, such as 17, or {{"row_id": 17}}.'
+        msg = (
+            f"{where}: {line.strip()[:60]!r} is no row. Write its id, such as 17, or "
+            '{"row_id": 17}, {"document": 17} or {"pack": 17}.'
+        )
         raise ForgetError(msg)
-    return value
+    return KINDS[said[0]] if said else "rows", value
 
 
 def overlap(one: ToForget, other: ToForget) -> bool:

@@ -71,7 +71,7 @@ class Begun:
             Option(**{**one, "why_not": tuple(one["why_not"]), "notes": tuple(one["notes"])}) for one in options
         )
         plan["derived"] = tuple(Derived(**one) for one in plan["derived"])
-        plan |= {name: tuple(plan[name]) for name in ("classes", "not_covered")}
+        plan |= {name: tuple(plan[name]) for name in ("classes", "not_covered", "notes") if name in plan}
         made = DeletionPlan(**plan)
         option = made.option(told["method"])
         assert option is not None, "the plan that was kept has it"

@@ -66,6 +66,7 @@ class DeletionPlan:
         options: the methods: exact ones that are possible, exact ones that aren't, then ablation.
         derived: what was made of the run, and may hold it.
         not_covered: what no method covers.
+        notes: on what was asked for.
     """
 
     run: str
@@ -77,6 +78,7 @@ class DeletionPlan:
     options: tuple[Option, ...]
     derived: tuple[Derived, ...]
     not_covered: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def option(self, method: str) -> Option | None:
         """Return a method's; None where there is no such method."""
@@ -294,4 +296,19 @@ def plan_deletion(request: Request) -> DeletionPlan:
             *(f"the {label}, which may hold it: nothing learnt from it" for label in evaluated),
             *prepared,
         ),
+        notes=tuple(_on_ids(request)),
     )
+
+
+def _on_ids(request: Request) -> Iterator[str]:
+    asked, contact = request.asked, request.contact
+    if asked.meant:
+        yield f"the ids are of {asked.meant}"
+    if asked.rows and contact.num_rows < len(asked.rows):
+        yield f"{len(asked.rows) - contact.num_rows} of the {len(asked.rows)} ids are of nothing that the run was given"
+    if asked.doubtful:
+        own, other = ("documents", "packs") if "documents" in asked.meant else ("packs", "documents")
+        yield (
+            f"{len(asked.doubtful)} of them are ids of {other} as well, and taken for those of {own}, as the run reads "
+            f"them: say which are meant by --{own} or --{other} in place of --rows"
+        )

@@ -42,6 +42,11 @@ def columns_of(source: OpenedSource) -> frozenset[str]:
     )
 
 
+def holds_packs(source: OpenedSource) -> bool:
+    """Say whether a source's rows are packs, which keep the documents that they're made of."""
+    return {"tokens", "spans"} <= columns_of(source)
+
+
 def every_row(
     dataset: StreamingDataset, wanted: Callable[[OpenedSource], set[str]], on_share: OnShare = untold
 ) -> Iterator[RowsOfSource]:

@@ -32,7 +32,7 @@ from cosmati.data.people import ChosenRows
 from cosmati.data.rows import RowBatch
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import DataError, TamperError
-from cosmati.forget.reading import OnShare, columns_of, every_row, rows_digest, untold
+from cosmati.forget.reading import OnShare, columns_of, every_row, holds_packs, rows_digest, untold
 from cosmati.storage.atomic import create_secret, draft_of, publish
 
 _MAGIC = b"cosmati subjects 1\n"
@@ -153,14 +153,10 @@ def _without(dataset: StreamingDataset, fields: Sequence[str]) -> list[str]:
     return sorted({one.class_path for one in dataset.sources if one.num_rows and not known[one.url] & {*fields}})
 
 
-def _is_pack(source: OpenedSource) -> bool:
-    return {"tokens", "spans"} <= columns_of(source)
-
-
 def _fields_of(source: OpenedSource) -> set[str]:
     """Return the fields that can say whose a row is; of packs those that they may keep of documents."""
     columns = {*columns_of(source)}
-    if not _is_pack(source):
+    if not holds_packs(source):
         return columns
     return {*(_OF_DOCUMENTS[:3] if "people" in columns else ()), *(_OF_DOCUMENTS[3:] if "origins" in columns else ())}
 
@@ -184,7 +180,7 @@ def _collect(
 
 
 def _wanted(source: OpenedSource, fields: Sequence[str]) -> set[str]:
-    return {*columns_of(source)} & ({"spans", "people", "origins"} if _is_pack(source) else {*fields})
+    return {*columns_of(source)} & ({"spans", "people", "origins"} if holds_packs(source) else {*fields})
 
 
 def _told(rows: RowBatch, fields: Sequence[str]) -> Iterator[tuple[int, int, dict[str, Any]]]:

@@ -35,6 +35,7 @@ from cosmati.train.assembly import Assembly
 from cosmati.train.evaluation import Evaluation
 from cosmati.train.identity import Change
 from cosmati.train.ingredients import Ingredients
+from cosmati.train.observers.ledger_checks import Recorded
 from cosmati.train.policy_source import PolicySource
 from cosmati.train.run.session import OpenRun
 from cosmati.train.vouched_things import News, Thing, deletion, holds, of_thing, targets, without
@@ -138,10 +139,11 @@ class AuthorityWatch:
             (o.voucher.root, o.voucher.target) in skipped for o in vouched_sources(evaluation.data)
         )
 
-    def resume(self, recorded: Withdrawn | None, clock: Clock) -> News | None:
+    def resume(self, recorded: Recorded, clock: Clock) -> News | None:
         """Go on with what the ledger has recorded, and with what was found when all was opened. All ranks ask.
 
-        What was rejected or skipped stays so. A stop is lifted where those who vouch do so again.
+        What was rejected or skipped stays so. A stop is lifted where those who vouch do so again, and not by a clock
+        that was set back: they're asked as of the last time that the ledger knows of.
 
         Args:
             recorded: by the ledger; the first rank's counts.
@@ -149,8 +151,9 @@ class AuthorityWatch:
         """
         if self._a.ranks.rank:
             return self._agreed((), ())
-        before = recorded.in_force if recorded is not None else ()
-        if any(one.watched.lost for one in self._things):
+        before = recorded.withdrawn.in_force if recorded.withdrawn is not None else ()
+        behind = self._behind(recorded)
+        if behind is not None or any(one.watched.lost for one in self._things):
             self.look()
             self._take(self._newest())
         lost = dict(self._lost(range(len(self._things))))
@@ -161,8 +164,19 @@ class AuthorityWatch:
         lifted = [(one, "answered anew" if one.key in lost else self._why_lifted(one)) for one in before]
         changes += [Change("provenance", str(one), now) for one, now in lifted if one not in kept]
         other = self._other_keys()
-        self._withdrawn = recorded
-        return self._agreed([*kept, *new], [*changes, *other.values()], other, self._latest)
+        changes += [*other.values(), *([behind] if behind is not None and behind.was else [])]
+        asked_anew = [n for n, one in enumerate(self._latest) if one.vouchers and (n in other or behind is not None)]
+        self._withdrawn = recorded.withdrawn
+        return self._agreed([*kept, *new], changes, asked_anew, self._latest)
+
+    def _behind(self, recorded: Recorded) -> Change | None:
+        """Have nobody asked as of a time before the ledger's last one; return what to say where a clock says one."""
+        clocks = [one.watched.asked.authority.now for one in self._things if one.watched.asked is not None]
+        known = recorded.last_time
+        if known is None or not [one for one in clocks if one.not_before(known, "the run's ledger")]:
+            return None
+        said = next((one.said for one in clocks if one.said), "")
+        return Change("clock", said, f"asked as of {known:%Y-%m-%d %H:%M} UTC")
 
     def _why_lifted(self, one: Withdrawal) -> str:
         return "its rows are gone" if not (one.of or one.class_path in self._there) else "vouched for again"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
+from typing import NoReturn, TypeVar
 
 from torch import nn
 
+from cosmati.core.meetings import MetAloneError, meeting_nobody
 from cosmati.core.plan import Plan, Promise
 from cosmati.errors import PlanError
 from cosmati.train.ranks import Ranks
 from cosmati.train.reach import functions_run
 from cosmati.train.user_code import functions_within, methods_called, names_read, reached
 
+Result = TypeVar("Result")
 _COLLECTIVES = ("reduce", "gather", "scatter", "broadcast", "all_to_all", "send", "recv", "permute_tensor")
 _STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 _ALL_BUFFERS = {"buffers", "named_buffers", "state_dict"}
@@ -56,24 +60,63 @@ def without_met(plan: Plan, ranks: Ranks, *, is_on: bool) -> Plan:
     return _without(plan, ranks, f"{_WHO} call collectives of torch.distributed")
 
 
-def refuse_unmet(world: int, offered: Sequence[bool]) -> None:
-    """Refuse a step in which only some ranks would run code that waits for the others: on all ranks, before it's run.
+def unmet(world: int, offered: Sequence[bool]) -> frozenset[int]:
+    """Return the microbatches of a step that are run forward while other ranks have nothing to run.
 
     Args:
         world: number of ranks.
         offered: of each of the step's microbatches, whether it's run forward.
+    """
+    if world == 1:
+        return frozenset()
+    slots = [range(first, first + world) for first in range(0, len(offered), world)]
+    return frozenset(m for slot in slots if len({offered[m] for m in slot}) > 1 for m in slot if offered[m])
+
+
+def refuse_unmet() -> NoReturn:
+    """Refuse a step in which only some ranks run code that waits for the others: on all ranks, before it waits.
 
     Raises:
-        PlanError: it's such a step.
+        PlanError: always.
     """
-    slots = zip(*(offered[rank::world] for rank in range(world)), strict=True)
-    if any(len(set(slot)) > 1 for slot in slots):
-        msg = (
-            f"{_WHO.capitalize()} call collectives of torch.distributed, and in this step some ranks have no rows, or "
-            "rows that the policy doesn't offer, so that others would wait for them for ever. Leave the ranks' sharing "
-            "to the trainer, give these classes a weight, or run on one rank."
-        )
-        raise PlanError(msg)
+    msg = (
+        f"{_WHO.capitalize()} call collectives of torch.distributed, and in this step some ranks have no rows, or "
+        "rows that the policy doesn't offer, so that others would wait for them for ever. Leave the ranks' sharing "
+        "to the trainer, give these classes a weight, or run on one rank."
+    )
+    raise PlanError(msg)
+
+
+def run_alike(
+    ranks: Ranks, offered: Sequence[bool], own: Sequence[Callable[[], Result]], *, runs_model: bool
+) -> list[Result]:
+    """Return what comes of something done for each of this rank's microbatches before the step.
+
+    Args:
+        ranks: of the run.
+        offered: of all V microbatches, whether each is run forward.
+        own: what is done for each of this rank's.
+        runs_model: it may run the model, as methods do that score rows.
+
+    Raises:
+        PlanError: model, loss or a hook wait for other ranks, and in this step not all of these run them.
+    """
+    alone = unmet(ranks.world, offered)
+    if alone and ranks.has_met:
+        refuse_unmet()
+    if not (alone and runs_model):
+        return [do() for do in own]
+    done, is_alone = list[Result](), False
+    for number, do in zip(range(ranks.rank, len(offered), ranks.world), own, strict=True):
+        try:
+            with meeting_nobody() if number in alone else nullcontext():
+                found = do()
+            done.append(found)
+        except MetAloneError:
+            is_alone = True
+    if ranks.agree(is_alone):
+        refuse_unmet()
+    return done
 
 
 def _without(plan: Plan, ranks: Ranks, what: str) -> Plan:

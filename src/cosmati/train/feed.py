@@ -22,9 +22,11 @@ from cosmati.data.foreign import (
     collates_by_default,
     has_known_order,
     own_generators,
+    refuse_going_on,
     refuse_rows,
     refuse_shares,
     refuse_streams,
+    workers_live_on,
 )
 from cosmati.errors import DataError
 from cosmati.train.by_position import ByPosition
@@ -253,6 +255,8 @@ class IterableFeed:
     def _begin_pass(self) -> None:
         """Start a pass, or go on where a loader's state says, and drop the batches that have been seen already."""
         after = self._own_at_start
+        if self._seen and self.num_passes and workers_live_on(self._data):
+            self._begin_workers()
         if self._seen and self._kept is None:
             self._put_back(after)
         elif self._kept is not None and not self._seen:
@@ -271,6 +275,12 @@ class IterableFeed:
             self._differs(f"batch {seen - 1} of this pass, the last one seen, is another one now")
         if self._kept is not None and seen:
             self._put_back(after)
+
+    def _begin_workers(self) -> None:
+        """Begin workers that live on as the first pass did: a later one asks those that are there, and draws less."""
+        if self._generators is not None:
+            self._generators.seed(self._key(0, 0))
+        iter(self._data)
 
     def _next(self) -> Data:
         """Return the next batch of the pass, or `_END`."""
@@ -317,19 +327,7 @@ class IterableFeed:
         self._first = digest
 
     def _refuse_skipping(self, why: str) -> NoReturn:
-        name = type(self._data).__name__
-        if self._kept is not None:
-            mend = (
-                "Its state doesn't say which batch comes next, or the data have changed. Have load_state_dict() "
-                "restore the place within the pass too, use a Source, or start in a new folder."
-            )
-            raise DataError(f"The {name} can't go on where the run stopped: {why}. {mend}")
-        msg = (
-            f"The {name} can't go on where the run stopped: {why}. Its order isn't a function of "
-            "the seed, or the data have changed. Give it a generator (DataLoader(..., generator=torch.Generator()."
-            "manual_seed(0))) or a state (torchdata's StatefulDataLoader), use a Source, or start in a new folder."
-        )
-        raise DataError(msg)
+        refuse_going_on(self._data, self.num_passes, why, has_state=self._kept is not None)
 
     def again(self, step: int) -> Sequence[Batch]:
         """Return all microbatches of a list's batch; a loader is read once."""

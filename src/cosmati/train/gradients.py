@@ -20,6 +20,7 @@ from torch import Tensor
 from cosmati.core.batch import Batch
 from cosmati.core.labels import LabelCount, count_labels
 from cosmati.core.loss import Loss, LossFunction, as_loss, without_tombstones
+from cosmati.core.meetings import MetAloneError, meeting_nobody
 from cosmati.core.method import Method, Position
 from cosmati.core.pieces import Pieces
 from cosmati.core.plan import row_couplings
@@ -28,13 +29,13 @@ from cosmati.errors import OutOfMemoryError
 from cosmati.routing.token_masks import TokenMasks
 from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
-from cosmati.train.collectives import refuse_unmet
+from cosmati.train.collectives import refuse_unmet, unmet
 from cosmati.train.cutting import shortage
 from cosmati.train.foreign_reads import foreign_read
 from cosmati.train.forward_watch import ForwardWatch, loss_roots
 from cosmati.train.held import remember
 from cosmati.train.layout.layout import Layout, Slot
-from cosmati.train.leaf_facts import NO_LEAF, LeafFacts, even_loss, table_of
+from cosmati.train.leaf_facts import ALONE, NO_LEAF, SHORT, LeafFacts, even_loss, table_of
 from cosmati.train.marks import Repeated
 from cosmati.train.passing import PassingMethods
 from cosmati.train.routes import Route
@@ -173,23 +174,18 @@ class StepPasses:
         norms: list[Tensor] = []
         statistics: list[Tensor] = []
         admitted = [route.weights for route in step.routes]
-        if a.ranks.has_met:
-            refuse_unmet(a.ranks.world, [route.offered for route in step.routes])
+        alone = unmet(a.ranks.world, [route.offered for route in step.routes])
         with a.layout.step(admitted, learns, measure=measure) as sums, self.watch.around():
             for batch, position in zip(step.batches, step.positions, strict=True):
                 mark = a.statistics.clear()
                 route = step.routes[position.microbatch]
                 with sums.slot(position.microbatch) as slot, a.router.running(route, batch, a.device):
                     # Where one was too much, the others are left out; ranks still meet in each slot.
-                    is_offered = route.offered and not why
-                    try:
+                    found = NO_LEAF
+                    if route.offered and not why:
                         run = partial(self._microbatch, slot, batch, position, turn, scale, route)
-                        seen.append(self._apart.settled(run, route.tokens) if is_offered else NO_LEAF)
-                    except (RuntimeError, MemoryError) as error:
-                        why = shortage(error)
-                        if not why:
-                            raise
-                        seen.append(NO_LEAF._replace(is_short=1.0))
+                        found, why = self._tried(run, route, is_alone=position.microbatch in alone)
+                    seen.append(found)
                 norms += slot.norms
                 if a.statistics.layers:
                     statistics.append(a.statistics.read(mark))
@@ -198,8 +194,8 @@ class StepPasses:
             num_classes = a.router.num_classes if any(route.tokens for route in step.routes) else 0
             facts = a.layout.gather(table_of(seen, norms, num_classes, a.device))
             labels, facts = facts[:, :num_classes], facts[:, num_classes:]
-            if why or (a.ranks.is_parallel and bool(facts[:, 5].any())):
-                raise OutOfMemoryError(why or "on another rank")
+            if why or a.ranks.is_parallel:
+                _refuse_failed(facts[:, 5].tolist(), why)
             self._tell("tree")
             denominators = None if scale is None else self._denominators(facts[:, 1], step.routes, scale, labels)
             root = sums.root(denominators)
@@ -212,6 +208,24 @@ class StepPasses:
         self._stopwatch.lap("backward")
         told = labels if num_classes else None
         return StepGradients(root, loss, weights, leaf_norms if measure else None, num_rows, told, statistics)
+
+    def _tried(self, run: Callable[[], LeafFacts], route: Route, *, is_alone: bool) -> tuple[LeafFacts, str]:
+        """Run a microbatch; return what it tells, and why memory was too short, empty where it wasn't.
+
+        Args:
+            run: does it.
+            route: its own.
+            is_alone: other ranks have none in its place, so that nothing may wait for them.
+        """
+        try:
+            with meeting_nobody() if is_alone else nullcontext():
+                return self._apart.settled(run, route.tokens), ""
+        except MetAloneError:
+            return NO_LEAF._replace(failure=ALONE), ""
+        except (RuntimeError, MemoryError) as error:
+            if why := shortage(error):
+                return NO_LEAF._replace(failure=SHORT), why
+            raise
 
     def _looked_at_now(self, step: StepInput) -> frozenset[int]:
         """Return the microbatches of packs that are looked at, which costs two passes: one of each rank's at most."""
@@ -326,6 +340,14 @@ def update_norms_since(layout: Layout, before: Pieces) -> Tensor:
     for index, name in enumerate(change.names):
         members.setdefault(change.regions[name], []).append(index)
     return torch.stack([torch.linalg.vector_norm(norms[members[region]]) for region in sorted(members)])
+
+
+def _refuse_failed(failures: Sequence[float], why: str) -> None:
+    """Refuse a step of which a microbatch has failed: on all ranks, for the same reason."""
+    if ALONE in failures:
+        refuse_unmet()
+    if SHORT in failures:
+        raise OutOfMemoryError(why or "on another rank")
 
 
 def _objective(result: Tensor | Loss, scale: float | None) -> tuple[Tensor, Tensor | float, Tensor | float]:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from cosmati.errors import BatchError
 
+SHORT, ALONE = 1.0, 2.0
+
 
 class LeafFacts(NamedTuple):
     """What a microbatch tells beside its leaf.
@@ -21,7 +23,7 @@ class LeafFacts(NamedTuple):
         num_labels: what a scalar may be the mean of.
         label_key: the same in microbatches with equally many labels (`LabelCount.key`); 0 where the loss tells its own
             weight.
-        is_short: 1 where memory was.
+        failure: `SHORT` where memory was, `ALONE` where it would have waited for ranks that don't run it; 0 otherwise.
         labels: of packs, by the source's class, float64 [classes]; None otherwise.
     """
 
@@ -30,7 +32,7 @@ class LeafFacts(NamedTuple):
     num_rows: float
     num_labels: Tensor | float
     label_key: Tensor | float
-    is_short: float = 0.0
+    failure: float = 0.0
     labels: Tensor | None = None
 
 

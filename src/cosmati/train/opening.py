@@ -20,7 +20,7 @@ from cosmati.train.continuity import Continuity
 from cosmati.train.cutting import Cuts
 from cosmati.train.facts import facts_of
 from cosmati.train.isolation import without_admitted
-from cosmati.train.observers.ledger_checks import withdrawn_in
+from cosmati.train.observers.ledger_checks import Recorded, recorded_in
 from cosmati.train.observers.observer import Observer, restore_states
 from cosmati.train.policy_watch import PolicyWatch
 from cosmati.train.prepare import Prepared
@@ -92,7 +92,7 @@ def open_run(
             _compare_ranks(prepared)
         cuts = Cuts.found(a.config.run_folder, made, clock.step)
         if prepared.watch is not None:
-            recorded = withdrawn_in(a.config.run_folder) if a.ranks.rank == 0 else None
+            recorded = recorded_in(a.config.run_folder) if a.ranks.rank == 0 else Recorded()
             news = prepared.watch.resume(recorded, clock)
             if news is not None:
                 run.restate(**news.facts(run.facts))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -214,11 +215,8 @@ def _feed(
         return None, Budget(span, ratio=ratio, knows_rows=False)
     if isinstance(data, Source):
         given_by = partial(data.order, seed=config.seed, route_pure=is_governed, classes=classes)
-        order = given_by(num_microbatches=num_microbatches)
-        first, is_whole = order.microbatch(0, 0), False
-        if is_governed and order.class_id(0, 0) is None and first.lineage.token_class_ids is None:
-            order, is_whole = given_by(num_microbatches=1), True
-            first = order.microbatch(0, 0)
+        order, is_whole = _order(given_by, num_microbatches, is_governed=is_governed)
+        first = order.microbatch(0, 0)
         tokens = first.num_tokens // first.num_rows
         return OrderedFeed(order, num_microbatches, is_whole=is_whole), Budget(
             span, order.steps_per_epoch, order.rows_per_step, tokens, ratio
@@ -232,6 +230,31 @@ def _feed(
         is_governed=given.policy is not None,
     )
     return feed, Budget(span, feed.steps_per_epoch, ratio=ratio, knows_rows=False)
+
+
+def _order(given_by: Callable[..., Order], num_microbatches: int, *, is_governed: bool) -> tuple[Order, bool]:
+    """Return a source's order, and whether its one microbatch is a step of rows of several classes.
+
+    Such a step is regrouped by class into V of unlike sizes: V needn't divide its rows, though a source may say so.
+
+    Raises:
+        DataError: the source can't be cut so.
+    """
+    try:
+        order = given_by(num_microbatches=num_microbatches)
+    except ValueError:
+        with suppress(ValueError):
+            order = given_by(num_microbatches=1)
+            if is_governed and _is_mixed(order):
+                return order, True
+        raise
+    if is_governed and _is_mixed(order):
+        return given_by(num_microbatches=1), True
+    return order, False
+
+
+def _is_mixed(order: Order) -> bool:
+    return order.class_id(0, 0) is None and order.microbatch(0, 0).lineage.token_class_ids is None
 
 
 def _router(

@@ -9,6 +9,7 @@ from cosmati.provenance.voucher import Withdrawn
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.train.assembly import Assembly
 from cosmati.train.authority_watch import AuthorityWatch
+from cosmati.train.observers.ledger_checks import Recorded
 from cosmati.train.run.session import OpenRun
 from cosmati.train.vouched_things import News
 
@@ -26,7 +27,7 @@ class RecordedVouchers(AuthorityWatch):
         self._things = ()  # nobody is asked for anything
         self._withdrawn: Withdrawn | None = None
 
-    def resume(self, recorded: Withdrawn | None, clock: Clock) -> News | None:  # noqa: ARG002  (the run's)
+    def resume(self, recorded: Recorded, clock: Clock) -> News | None:  # noqa: ARG002  (the run's)
         """Go by what was in force."""
         return self._at(clock.step)
 

@@ -23,7 +23,7 @@ from cosmati.errors import DataError, DivergenceError, OutOfMemoryError
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.assembly import SubStep
-from cosmati.train.collectives import without_met
+from cosmati.train.collectives import run_alike, without_met
 from cosmati.train.commit import Commit
 from cosmati.train.config import RunConfig
 from cosmati.train.cutting import refuse_uncut, shortage
@@ -306,7 +306,10 @@ class Trainer(ExportingTrainer):
         follow = a.policy is not None and self._is_due(a.config.update_norm_every) and any(r.offered for r in routes)
         self.stopwatch.lap("data")
         with a.statistics.captured():
-            batches = list(map(self._changed, moved, [routes[at.microbatch] for at in positions], positions))
+            changes = [
+                partial(self._changed, b, routes[at.microbatch], at) for b, at in zip(moved, positions, strict=True)
+            ]
+            batches = run_alike(a.ranks, [r.offered for r in routes], changes, runs_model=self.methods.change_batches)
             self.stopwatch.lap("method")
             given = StepInput(batches, positions, routes, routes[0].num_tokens, frozen)
             measure = self._is_due(a.config.details_every)

@@ -171,6 +171,8 @@ UNKNOWN = {
     "sampler": _loader(sampler=_EveryOther()),
     "iterable": _Again,
     "out of order": _loader(num_workers=1, in_order=False),
+    "workers that live on": _loader(shuffle=True, num_workers=1, persistent_workers=True),
+    "likewise, a generator": lambda: _seeded(num_workers=1, persistent_workers=True),
 }
 
 
@@ -179,6 +181,16 @@ def test_an_order_that_is_not_known_is_skipped_forward_and_not_promised(name: st
     make = UNKNOWN[name]
     assert interrupted(make, tmp_path / "run", 3, 7) == whole(make)
     assert not trainer(make(), Seen()).plan.holds("resume")
+
+
+def test_draws_of_workers_that_live_on_are_gone_with_them(tmp_path: Path) -> None:
+    """They begin with the first pass alone: in a later one new workers draw what those of a first pass would."""
+    make = _loader(Rows(draw_python), num_workers=1, persistent_workers=True)
+    assert interrupted(make, tmp_path / "first", 3, budget="1ep") == whole(make, budget="1ep")
+    with pytest.raises(DataError, match=r"carry their draws from pass to pass \(persistent_workers=True\).*Leave that"):
+        interrupted(make, tmp_path / "second", 7)
+    begun_anew = _loader(Rows(draw_python), num_workers=1)
+    assert interrupted(begun_anew, tmp_path / "anew", 7) == whole(begun_anew)
 
 
 def test_epochs_of_data_without_a_length_are_counted_on(tmp_path: Path) -> None:

@@ -1,23 +1,26 @@
-"""One rank of `test_collectives.py`: `collectives_worker.py CASE`. Code of the user's own meets the other rank.
+"""One rank of `test_collectives.py`: `collectives_worker.py CASE...`. Code of the user's own meets the other rank.
 
-The rank that has mixed packs, or an offered microbatch, would run it more often. Prints what became of it.
+The rank that has mixed packs, or an offered microbatch, would run it more often. Prints what became of each, in a line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
 import warnings
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor, nn
 
 from cosmati.core.batch import Batch, Lineage
 from cosmati.core.loss import LanguageModel, Loss
+from cosmati.core.method import Method, Position, Stage
 from cosmati.core.plan import Promise
 from cosmati.errors import CosmatiError
 from tests.train.packs.samples import (
@@ -53,6 +56,52 @@ def plain(network: nn.Module, data: Any) -> Loss:
     return LanguageModel(VOCABULARY)(network, data)
 
 
+def met_by_operator(network: nn.Module, data: Any) -> Loss:
+    """Meet it past the functions of a group."""
+    found = getattr(functional_collectives, HIDDEN)(torch.ones(1), "sum", dist.group.WORLD)
+    assert found > 0
+    return plain(network, data)
+
+
+def met_quietly(network: nn.Module, data: Any) -> Loss:
+    """Meet it, and take no notice of what comes of it."""
+    with contextlib.suppress(Exception):
+        getattr(dist, HIDDEN)(torch.ones(1))
+    return plain(network, data)
+
+
+def meeting_backward() -> nn.Module:
+    """Return a model that meets the other rank in the backward pass alone."""
+    made = model()
+    made.head.register_full_backward_hook(lambda *_: getattr(dist, HIDDEN)(torch.ones(1)) and None)  # type: ignore[func-returns-value]
+    return made
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scoring(Method):
+    """Runs the loss before the step, as methods do that choose rows by it."""
+
+    stage: ClassVar[Stage] = Stage.SELECT
+
+    def batch(self, batch: Batch, at: Position) -> Batch:
+        assert at.model is not None
+        met_unnamed(at.model, batch.data)
+        return batch
+
+
+class MeetingLater:
+    """Meets the other rank from the second step on."""
+
+    def __init__(self) -> None:
+        self.is_first = True
+
+    def __call__(self, network: nn.Module, data: Any) -> Loss:
+        if not self.is_first:
+            getattr(dist, HIDDEN)(torch.ones(1))
+        self.is_first = False
+        return plain(network, data)
+
+
 class Meeting(Flattened):
     """Runs once for each route, and meets the other rank from the second step on: that is known by then."""
 
@@ -86,6 +135,13 @@ CASES: dict[str, tuple[Any, Any, Any, Any]] = {
     "a module apart": (lambda: Body(Meeting()), plain, BODY, "one"),
     "both offered": (model, met_unnamed, REGIONS, "pure"),
     "one rejected, named": (model, met, REGIONS, "rejected"),
+    "one rejected, unnamed": (model, met_unnamed, REGIONS, "rejected"),
+    "one rejected, an operator": (model, met_by_operator, REGIONS, "rejected"),
+    "one rejected, quietly": (model, met_quietly, REGIONS, "rejected"),
+    "one rejected, backward": (meeting_backward, plain, REGIONS, "rejected"),
+    "one rejected, from the second step on": (model, MeetingLater(), REGIONS, "rejected"),
+    "one rejected, scored": (model, plain, REGIONS, "rejected, scored"),
+    "one rejected, nobody meets": (model, plain, REGIONS, "rejected"),
     "one rejected later": (model, met_unnamed, REGIONS, "rejected later"),
 }
 
@@ -95,7 +151,8 @@ def main(case: str) -> str:
     build, loss, regions, kind = CASES[case]
     torch.manual_seed(0)
     weights = REJECTING if "rejected" in kind else WEIGHTS
-    made = trainer(build(), None, policy(weights, regions), loss=loss, budget="3ba")
+    methods = Scoring() if "scored" in kind else ()
+    made = trainer(build(), None, policy(weights, regions), loss=loss, budget="3ba", methods=methods)
     batches = first_step(source(documents()))
     try:
         with made:
@@ -104,7 +161,7 @@ def main(case: str) -> str:
                 if kind == "one":
                     given, ids = [batches[0], of_one_class(batches[1])], [None, None]
                 else:
-                    other = 2 if kind == "rejected" or (kind == "rejected later" and step) else 0
+                    other = 2 if "rejected" in kind and (step or "later" not in kind) else 0
                     given, ids = [pure(batches[0], 1), pure(batches[1], other)], [1, other]  # type: ignore[list-item]
                 made.step_microbatches([given[RANK]], ids)
     except CosmatiError as error:
@@ -120,5 +177,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "Parameters are read in ways")
     dist.init_process_group("gloo", timeout=timedelta(seconds=8))
-    print(main(sys.argv[1]), flush=True)  # noqa: T201
+    for name in sys.argv[1:]:
+        print(main(name), flush=True)  # noqa: T201
     os._exit(0)  # A rank that was left alone in a collective has nobody to leave the group with.

@@ -22,6 +22,26 @@ from cosmati.errors import DataError
 Tail = Literal["carry", "pad", "drop"]
 
 
+def rows_each(rows_per_step: int, num_microbatches: int) -> int:
+    """Return the rows of each microbatch of a step.
+
+    Raises:
+        DataError: V doesn't divide them.
+    """
+    rows, rest = divmod(rows_per_step, num_microbatches)
+    if rest:
+        fits = rows_per_step & -rows_per_step  # the largest power of two that does
+        other = f", or RunConfig(num_microbatches={fits})" if fits > 1 else ""
+        above = (rows + 1) * num_microbatches
+        nearest = f"{rows * num_microbatches} or {above}" if rows else f"{above}"
+        msg = (
+            f"{rows_per_step} rows a step can't be split into V = {num_microbatches} microbatches of one shape. Use a "
+            f"multiple of {num_microbatches} ({nearest} rows a step){other}."
+        )
+        raise DataError(msg)
+    return rows
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedRows:
     """The rows of a microbatch; where padded, `sources` is `TOMBSTONE` and the rest 0.

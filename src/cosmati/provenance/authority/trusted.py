@@ -28,8 +28,10 @@ from cosmati.provenance.authority.errors import (
 )
 from cosmati.provenance.authority.names import METADATA, SourceName, metadata_file, role_of, target_file
 from cosmati.provenance.authority.taxonomies import read_taxonomies, refuse_other_class
+from cosmati.provenance.known_time import KnownTime
 from cosmati.provenance.taxonomy import Taxonomy
 from cosmati.provenance.voucher import Voucher
+from cosmati.storage.atomic import replace_file
 from cosmati.storage.lock import FileLock
 
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -46,7 +48,8 @@ def _now() -> datetime:
 class Authority:
     """An authority whose signatures are trusted.
 
-    What was seen of it before is kept, so that an older state is refused later.
+    What was seen of it before is kept, and when, so that an older state is refused later, and a clock that was set
+    back makes nothing valid again.
 
     Args:
         url: of its repository: a folder, http(s)://, or any that fsspec knows.
@@ -85,7 +88,7 @@ class Authority:
             raise ProvenanceError(msg)
         self.refresh_seconds = _seconds(refresh)
         self.run = None if run is None else Path(run).expanduser().absolute()
-        self.now = clock
+        self.now = KnownTime(clock)
         cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "cosmati" / "authorities"
         self._state = Path(state) if state is not None else cache / self.root[:32]
         self._fetcher = fetcher_of(self.url)
@@ -103,6 +106,7 @@ class Authority:
         try:
             self._state.mkdir(parents=True, exist_ok=True)
             with FileLock(self._state / ".lock", wait=True):  # all ranks of a machine share it
+                self._note_time()
                 Updater(str(self._state), f"{self.url}/{METADATA}", fetcher=self._fetcher, bootstrap=first).refresh()
                 # The client has settled which state is the newest: that is read, and the classes along with it.
                 self._chain = read_chain(self._settled, at=self.now(), root_sha256=self.root)
@@ -114,6 +118,18 @@ class Authority:
         self._taxonomy = None
         self._taxonomy_files = {}
         return self._chain
+
+    def _note_time(self) -> None:
+        """Keep when the authority was asked last: nobody is asked as of an earlier time."""
+        path = self._state / "asked"
+        try:
+            self.now.not_before(datetime.fromisoformat(path.read_text("utf-8")), str(path))
+        except FileNotFoundError:
+            pass
+        except (ValueError, TypeError) as error:
+            msg = f"{path} says no time: {error}. Remove it, if nobody has changed it to have an old state taken."
+            raise ProvenanceError(msg) from error
+        replace_file(path, self.now().isoformat(timespec="seconds").encode())
 
     def _settled(self, name: str) -> bytes | None:
         """Return metadata as the client keeps them; those of the classes, which it doesn't, from the repository."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from cosmati.errors import CheckpointError, LedgerError
 from cosmati.ledger.details import decode_details
@@ -13,7 +14,7 @@ from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_k
 from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.ledger.writer import LedgerWriter
 from cosmati.provenance.voucher import Withdrawn
-from cosmati.records.ledger import AmendEntry, CheckpointEntry, StepEntry
+from cosmati.records.ledger import AmendEntry, CheckpointEntry, RunEntry, StepEntry, TimeEntry
 
 
 def rare_entries(ledger: Path) -> Iterator[ScannedEntry]:
@@ -46,15 +47,41 @@ def refuse_readmission(items: Sequence[ScannedEntry], now: Withdrawn | None) -> 
             raise LedgerError(msg)
 
 
-def withdrawn_in(run_folder: Path | None) -> Withdrawn | None:
-    """Return what a run's ledger says was withdrawn from it; None for nothing.
+class Recorded(NamedTuple):
+    """What a run's ledger says to who goes on with it.
+
+    Attributes:
+        withdrawn: from the run; None for nothing.
+        last_time: that it knows of, whatever a clock says now; None without a ledger.
+    """
+
+    withdrawn: Withdrawn | None = None
+    last_time: datetime | None = None
+
+
+def recorded_in(run_folder: Path | None) -> Recorded:
+    """Return what a run's ledger says to who goes on with it.
 
     What a crash has left unsigned is signed first: it's in force, too.
 
     Raises:
         TamperError: the ledger doesn't verify.
     """
-    return _last_withdrawn(signed_entries(run_folder)) if run_folder is not None else None
+    items = signed_entries(run_folder) if run_folder is not None else []
+    return Recorded(_last_withdrawn(items), max(_times(items), default=None))
+
+
+def _times(items: Iterable[ScannedEntry]) -> Iterator[datetime]:
+    """Yield what clocks have said: the operator's, and that by which those who vouch were asked."""
+    for item in items:
+        if isinstance(item.entry, TimeEntry):
+            yield datetime.fromtimestamp(item.entry.seconds, UTC)
+        elif isinstance(item.entry, RunEntry | AmendEntry) and item.details is not None:
+            told = decode_details(item.details)
+            for name, field in (("provenance", "opened"), ("policy_provenance", "opened"), ("withdrawn", "seen")):
+                facts = cast("Mapping[str, Any]", told.get(name) or {})
+                if facts.get(field):
+                    yield datetime.fromisoformat(facts[field])
 
 
 def policy_changes_in(run_folder: Path) -> list[dict[str, Any]]:
