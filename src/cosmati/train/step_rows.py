@@ -48,7 +48,9 @@ def split_step(
     a.ranks.refuse_unlike(clock.step, batch, *(generator.get_state() for generator in generators))
     whole = as_batch(batch, clock.rows, pieces=a.num_microbatches)
     parts = split_batch(whole, a.num_microbatches, by_class=a.policy is not None)
-    return [parts[i] for i in a.layout.mine], [a.router.class_of(part) for part in parts]
+    class_ids = [a.router.class_of(part) for part in parts]
+    a.deferred_rows.see(parts, class_ids, clock.step, a.router)
+    return [parts[i] for i in a.layout.mine], class_ids
 
 
 def as_batch(data: Data, first_row: int, *, trusted: bool = False, pieces: int = 1) -> Batch:
