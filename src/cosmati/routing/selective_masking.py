@@ -57,19 +57,17 @@ class SelectiveGradientMasking(Method):
         if self.forget not in passing.weights:
             msg = f"SelectiveGradientMasking: {self.forget!r} is no region of the policy, which has "
             raise PlanError(msg + f"{', '.join(passing.weights)}.")
-        # Padding of packs reads nothing.
-        is_denied = (passing.weights[self.forget] == 0)[passing.class_ids >= 0]
+        # Padding of packs reads nothing, and rejected tokens are left out.
+        is_there = (torch.stack([*passing.weights.values()]) != 0).any(0) & (passing.class_ids >= 0)
+        is_denied = (passing.weights[self.forget] == 0)[is_there]
         if not bool(is_denied.any()):
             return nullcontext()
-        if not bool(is_denied.all()):
-            msg = (
-                "SelectiveGradientMasking runs a microbatch with its forget parameters or without, and a pack has "
-                "documents of both kinds. Pack each class by itself."
-            )
-            raise PlanError(msg)
         if at.clock.step == 0:
             passing.looks.append(self._refuse_undefined)
         own = passing.parameters[self.forget]
+        if not bool(is_denied.all()):
+            passing.zeroed.update(own)
+            return nullcontext()
         return passing.replaced({name: torch.zeros_like(parameter) for name, parameter in own.items()})
 
     def _refuse_undefined(self, objective: Tensor) -> None:

@@ -7,7 +7,7 @@ that none may teach is absent. Only where they differ are gradients masked by to
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
 import torch
@@ -204,6 +204,7 @@ def masking(
     parameters: Sequence[Learner],
     apart: RunApart | None = None,
     *,
+    zeroed: Collection[str] = (),
     keep: bool = False,
 ) -> TokenMasks | None:
     """Return what masks a microbatch's gradients, None where no region needs it.
@@ -213,15 +214,18 @@ def masking(
         batch: the microbatch.
         parameters: of the layout.
         apart: knows which modules run once for each route; None lets none.
+        zeroed: names of parameters that a token reads as zeros where it may not teach them.
         keep: keep what is tapped.
     """
     if route is None or not route.mixed:
+        assert not zeroed, "some tokens may teach them"
         return None
     ids, device = token_classes(batch), parameters[0].tensor.device
     masks = {region: TokenMask.of(route.weights[ids][..., region]).to(device) for region in route.mixed}
     chosen = [p for p in parameters if p.region in masks]
     own, tensors = {p.name: masks[p.region] for p in chosen}, {p.name: p.tensor for p in chosen}
-    return TokenMasks(own, tensors, apart.around(own) if apart else None, keep=keep)
+    assert own.keys() >= set(zeroed), "likewise"
+    return TokenMasks(own, tensors, apart.around(own) if apart else None, zeroed=zeroed, keep=keep)
 
 
 def token_classes(batch: Batch) -> Tensor:
