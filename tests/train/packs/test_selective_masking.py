@@ -13,12 +13,14 @@ from torch.utils.checkpoint import checkpoint
 
 from cosmati.core.labels import IGNORED
 from cosmati.core.plan import Promise
+from cosmati.data.packing import Packing, pack
 from cosmati.errors import PlanError
 from cosmati.optim import SGD, AdamW, Muon
 from cosmati.routing.gradient_routing import GradientRouting
 from cosmati.routing.selective_masking import SelectiveGradientMasking
 from tests.train.packs.samples import (
     CLASSES,
+    LENGTH,
     documents,
     first_step,
     model,
@@ -285,3 +287,35 @@ def test_rejected_documents_make_no_pack_one_of_both_kinds() -> None:
         fitted(network, policy_of("blocks.0.*", weights), *methods)
         learnt.append(values(network))
     assert all(map(torch.equal, learnt[0].values(), learnt[1].values()))
+
+
+class Counting(nn.Module):
+    """Counts its runs, and reads its weight in a way that's known by token, but not where some tokens read zeros."""
+
+    runs: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        self.register_buffer("runs", torch.zeros(()))
+
+    def forward(self, hidden: Tensor, documents: Tensor) -> Tensor:
+        del documents
+        self.runs += 1
+        return nn.functional.linear(hidden, self.weight * 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:Parameters are read in ways")
+def test_a_search_for_what_has_to_run_apart_leaves_no_trace() -> None:
+    """At first packs are of two classes that read the region, though not alike; then come some that don't read it."""
+    weights = {**WEIGHTS, "open": {"rest": 1.0, "forget": 1.0}, "doubtful": {"rest": 1.0, "forget": 0.0}}
+    torch.manual_seed(0)
+    network = Body(Counting())
+    run = trainer(network, None, policy_of("body.*", weights), methods=[MASKING], budget="2ba")
+    runs = []
+    with run:
+        for classes in ((1, 2), (1, 0)):  # Of the taxonomy, in order of their names.
+            rows = [{"tokens": torch.arange(5).numpy(), "row_id": i, "class_id": classes[i % 2]} for i in range(8)]
+            run.step_microbatches(first_step(source(list(pack(rows, Packing(LENGTH, class_pure=False))))), [None] * 2)
+            runs.append(int(network.get_buffer("body.runs")))
+    assert runs == [2, 4]
