@@ -36,8 +36,9 @@ class SelectiveGradientMasking(Method):
 
     Where no class is unlabelled, and removable ones teach nothing else, the other regions' bits don't follow from what
     removable rows hold, at any step. An unlabelled class carries it there, and so does a method that runs the model by
-    itself (SelectiveBackprop's scores). In packs of both kinds each token reads the parameters or zeros, by its class. Parameters that aren't trained, and buffers, keep their values. A forget region
-    is whole parameters: heads or hidden units have to be parameters of their own.
+    itself (SelectiveBackprop's scores). In packs of both kinds each token reads the parameters or zeros, by its class.
+    Parameters that aren't trained, and buffers, keep their values. A forget region is whole parameters: heads or hidden
+    units have to be parameters of their own.
 
     Args:
         forget: name of the policy's region.
