@@ -58,9 +58,9 @@ class SelectiveGradientMasking(Method):
         if self.forget not in passing.weights:
             msg = f"SelectiveGradientMasking: {self.forget!r} is no region of the policy, which has "
             raise PlanError(msg + f"{', '.join(passing.weights)}.")
-        # Padding of packs reads nothing, and rejected tokens are left out.
-        is_there = (torch.stack([*passing.weights.values()]) != 0).any(0) & (passing.class_ids >= 0)
-        is_denied = (passing.weights[self.forget] == 0)[is_there]
+        # Padding of packs teaches nothing, and rejected tokens are left out.
+        teaches = (torch.stack([*passing.weights.values()]) != 0).any(0)
+        is_denied = (passing.weights[self.forget] == 0)[teaches]
         if not bool(is_denied.any()):
             return nullcontext()
         if at.clock.step == 0:

@@ -67,6 +67,30 @@ class Joined(nn.Module):
         return hidden @ whole + nn.functional.linear(hidden, torch.cat([self.one, self.other]))
 
 
+class Choosing(nn.Module):
+    """Gives a number for each token beside what is learnt, and none of them follows from the weight by a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        found = torch.addmm(hidden.new_zeros(8), hidden.view(-1, 8), self.weight).view(hidden.shape)
+        return found, 1 + found.detach().argmax(-1)
+
+
+class Chosen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Choosing()
+
+    def forward(self, hidden: Tensor, documents: Tensor) -> Tensor:
+        del documents
+        found, chosen = self.inner(hidden)
+        result: Tensor = (hidden + found) * chosen[..., None]
+        return result
+
+
 KINDS: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "feed-forward": (model, "blocks.0.feed_forward.*", ""),
     "a block": (model, "blocks.1.*", ""),
@@ -82,6 +106,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "PyTorch's attention": (lambda: build("PyTorch's attention"), "body.*", "body.inner"),
     "recurrent": (lambda: Body(Recurrent()), "body.*", "body"),
     "without a gradient": (lambda: Body(Watching()), "body.*", "body"),
+    "what isn't learnt": (lambda: Body(Chosen()), "body.*", "body.inner"),
     "in a list": (lambda: Body(Joined()), "body.*", "body"),
 }
 
@@ -279,8 +304,10 @@ def test_what_divides_by_the_region_is_refused_by_name() -> None:
 
 
 def test_rejected_documents_make_no_pack_one_of_both_kinds() -> None:
-    """They're left out: what teaches the region runs with it whole, at one run's cost."""
+    """They're left out: what teaches the region runs with it whole, and may be computed anew."""
     weights = {name: row for name, row in WEIGHTS.items() if name != "open"}
+    anew = fitted(Body(Checkpointed()), policy_of("body.*", weights), MASKING, warns="body")
+    assert anew.plan.holds(Promise.NO_DIRECT_WRITE)
     learnt = []
     for methods in ([MASKING], []):
         network = model()
