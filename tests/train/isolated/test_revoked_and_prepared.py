@@ -66,8 +66,8 @@ def find_again(world: World) -> None:
     ("kind", "events", "stops_at"),
     [
         ("tokenizer", {5: both(revoke(PII), at_others(hide))}, 9),
-        ("statistics", {5: revoke(PII), 10: at_others(hide)}, 13),
-        ("tokenizer", {5: at_others(hide), 6: revoke(PII)}, 9),
+        pytest.param("statistics", {5: revoke(PII), 10: at_others(hide)}, 13, marks=pytest.mark.slow),
+        pytest.param("tokenizer", {5: at_others(hide), 6: revoke(PII)}, 9, marks=pytest.mark.slow),
     ],
     ids=["at once", "afterwards", "before"],
 )

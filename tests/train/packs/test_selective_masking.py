@@ -111,6 +111,9 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
 }
 
 
+QUICK = ("feed-forward", "tied embedding", "value embeddings", "flattened", "without a gradient", "what isn't learnt")
+
+
 def policy_of(forget: str, weights: Mapping[str, Mapping[str, float]]) -> Any:
     globs = forget if forget.startswith("[") else f"['{forget}']"
     return policy(weights, {"forget": globs, "rest": f"'*', exclude: {globs}"})
@@ -159,7 +162,7 @@ def fitted(network: nn.Module, chosen: Any, *methods: Any, warns: str = "", **op
     return run
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in KINDS])
 def test_each_document_reads_the_region_or_zeros(kind: str) -> None:
     network, forget = made_of(kind)
     before, expected = values(network), by_document(network, forget, first_step(source(documents())), WEIGHTS)
@@ -183,7 +186,7 @@ def test_without_it_kept_documents_read_the_region() -> None:
     [[AdamW(lr=0.01, weight_decay=0.1)], [SGD(lr=0.1, momentum=0.9)], [Muon(lr=0.02), AdamW(lr=0.01)]],
     ids=["AdamW", "SGD", "Muon"],
 )
-@pytest.mark.parametrize("kind", ["feed-forward", "value embeddings"])
+@pytest.mark.parametrize("kind", ["feed-forward", pytest.param("value embeddings", marks=pytest.mark.slow)])
 def test_what_is_kept_never_follows_from_what_is_gone(kind: str, optimizers: Any) -> None:
     """Over four steps, every bit: where all data are labelled, removable documents reach their own region alone."""
     learnt = []

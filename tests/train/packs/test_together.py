@@ -102,7 +102,7 @@ def by_document(network: GPT, *, masked: bool) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["routes", "with SGTM"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["low rank", *(pytest.param(k, marks=pytest.mark.slow) for k in ("expert", "beside"))])
 def test_each_region_learns_what_each_document_alone_may_teach_it(kind: str, masked: bool) -> None:
     network = started(kind)
     before, expected = values(network), by_document(network, masked=masked)
