@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cosmati.errors import PlanError
 from cosmati.routing.token_layers import TokenMask
-from cosmati.routing.token_masks import TokenMasks
+from cosmati.routing.token_masks import TokenMasks, UntappedError
 
 WIDTH, OUT = 3, 4
 
@@ -254,3 +254,40 @@ def test_tokens_that_lie_otherwise_in_memory_are_given_the_same_bits(bias: bool)
             (gradient,) = torch.autograd.grad(found.sin().sum(), tokens)
         assert torch.equal(plain, found)
         assert torch.equal(expected, gradient)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_denied_tokens_read_zeros_or_the_layer_is_refused(kind: str) -> None:
+    """There are as many tokens as channels, so that a convolution's could be taken for one another."""
+    torch.manual_seed(0)
+    module, without = LAYERS[kind]().double(), LAYERS[kind]().double()
+    with torch.no_grad():
+        for parameter in without.parameters():
+            parameter.zero_()
+    tokens, admits = torch.randn(2, WIDTH, WIDTH, dtype=torch.float64), torch.rand(2, WIDTH) > 0.5
+    mask = TokenMask(admits)
+    masks = TokenMasks(dict.fromkeys(named(module), mask), named(module), zeroed=named(module))
+    if kind in ("weight norm", "product and sum", "half of a table"):
+        with masks, pytest.raises(UntappedError, match="can't be told apart where these parameters are read"):
+            module(tokens)
+        return
+    with masks:
+        found = module(tokens)
+    torch.testing.assert_close(found, torch.where(admits[..., None], module(tokens), without(tokens)), rtol=0, atol=0)
+    assert not torch.equal(found, module(tokens))
+    objective = found.sin().sum()
+    with masks.differentiating(objective):
+        objective.backward()
+    expected = by_token(module, tokens, admits.double(), named(module))
+    for name, parameter in named(module).items():
+        torch.testing.assert_close(parameter.grad, expected[name])
+
+
+@pytest.mark.parametrize("read", [lambda p: p.sum(), lambda p: torch.cat([p, p]), Tensor.tolist, lambda p: p.detach()])
+def test_nothing_else_reads_what_some_tokens_read_as_zeros(read: Any) -> None:
+    weight = nn.Parameter(torch.randn(OUT, WIDTH))
+    mask = TokenMask(torch.tensor([[True, False]]))
+    with TokenMasks({"w": mask}, {"w": weight}, zeroed=["w"]), torch.no_grad():
+        assert (weight.shape, weight.dtype) == ((OUT, WIDTH), torch.float32)
+        with pytest.raises(UntappedError, match=r"w \("):
+            read(weight)

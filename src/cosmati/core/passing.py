@@ -23,6 +23,8 @@ class Passing:
         is_compiled: blocks are compiled, so that hooks on modules in them may not run.
         replaced: reads parameters as other values, by name, for as long as its context lasts; then they're put back.
         memory: kept over the run, for what follows from model and regions alone.
+        zeroed: names of parameters that each token of packs reads as zeros where it may not teach them; a method adds
+            its own, and the context doesn't have to end it.
         looks: called with the objective, a scalar, before it's differentiated; a method adds its own.
     """
 
@@ -34,6 +36,7 @@ class Passing:
     is_compiled: bool
     replaced: Callable[[Mapping[str, Tensor]], AbstractContextManager[None]]
     memory: dict[object, Any] = field(default_factory=dict)
+    zeroed: set[str] = field(default_factory=set)
     looks: list[Callable[[Tensor], None]] = field(default_factory=list)
 
     def named(self, regions: Iterable[str]) -> dict[str, Tensor]:

@@ -36,8 +36,9 @@ class SelectiveGradientMasking(Method):
 
     Where no class is unlabelled, and removable ones teach nothing else, the other regions' bits don't follow from what
     removable rows hold, at any step. An unlabelled class carries it there, and so does a method that runs the model by
-    itself (SelectiveBackprop's scores). Parameters that aren't trained, and buffers, keep their values. A forget region
-    is whole parameters: heads or hidden units have to be parameters of their own.
+    itself (SelectiveBackprop's scores). In packs of both kinds each token reads the parameters or zeros, by its class.
+    Parameters that aren't trained, and buffers, keep their values. A forget region is whole parameters: heads or hidden
+    units have to be parameters of their own.
 
     Args:
         forget: name of the policy's region.
@@ -57,19 +58,17 @@ class SelectiveGradientMasking(Method):
         if self.forget not in passing.weights:
             msg = f"SelectiveGradientMasking: {self.forget!r} is no region of the policy, which has "
             raise PlanError(msg + f"{', '.join(passing.weights)}.")
-        # Padding of packs reads nothing.
-        is_denied = (passing.weights[self.forget] == 0)[passing.class_ids >= 0]
+        # Padding of packs teaches nothing, and rejected tokens are left out.
+        teaches = (torch.stack([*passing.weights.values()]) != 0).any(0)
+        is_denied = (passing.weights[self.forget] == 0)[teaches]
         if not bool(is_denied.any()):
             return nullcontext()
-        if not bool(is_denied.all()):
-            msg = (
-                "SelectiveGradientMasking runs a microbatch with its forget parameters or without, and a pack has "
-                "documents of both kinds. Pack each class by itself."
-            )
-            raise PlanError(msg)
         if at.clock.step == 0:
             passing.looks.append(self._refuse_undefined)
         own = passing.parameters[self.forget]
+        if not bool(is_denied.all()):
+            passing.zeroed.update(own)
+            return nullcontext()
         return passing.replaced({name: torch.zeros_like(parameter) for name, parameter in own.items()})
 
     def _refuse_undefined(self, objective: Tensor) -> None:

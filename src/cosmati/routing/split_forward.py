@@ -8,8 +8,9 @@ of weight times their own, whatever the module does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -52,17 +53,29 @@ def groups_of(masks: Sequence[TokenMask]) -> list[TokenGroup]:
     return [TokenGroup(members == index, weights) for index, weights in enumerate(told)]
 
 
+class Gating(NamedTuple):
+    """How the tokens that run have to do with a parameter.
+
+    Attributes:
+        weight: by which they may teach it.
+        reads: whether they read it; zeros in its place otherwise.
+    """
+
+    weight: float
+    reads: bool = True
+
+
 class _Gate(torch.autograd.Function):
-    """Leaves a parameter as it is; backward, it multiplies the gradient by a weight, of which 0 leaves none.
+    """Leaves a parameter as it is, or gives zeros; backward, it multiplies the gradient by a weight: 0 leaves none.
 
     A detached one would do for 0, and kernels follow from whether a parameter requires a gradient: bits would differ.
     """
 
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, weight: float) -> Tensor:  # noqa: ANN401
-        """Take a parameter, and its weight."""
-        ctx.weight = weight
-        return parameter.view_as(parameter)
+    def forward(ctx: Any, parameter: Tensor, gating: Gating) -> Tensor:  # noqa: ANN401
+        """Take a parameter, its weight, and whether it's read."""
+        ctx.weight = gating.weight
+        return parameter.view_as(parameter) if gating.reads else torch.zeros_like(parameter)
 
     @staticmethod
     @once_differentiable
@@ -75,12 +88,35 @@ class _Gate(torch.autograd.Function):
 GATE: type = _Gate._backward_cls  # noqa: SLF001  (a gate in a graph)
 
 
-def gated(data: Data, weight_of: Callable[[Tensor], float | None]) -> Data:
+def gated(data: Data, gating_of: Callable[[Tensor], Gating | None]) -> Data:
     """Return a nest whose parameters hand on their gradient times a weight; None leaves a tensor as it is."""
     if not isinstance(data, Tensor):
-        return rebuilt(lambda child: gated(child, weight_of), data) if isinstance(data, tuple | list | dict) else data
-    weight = weight_of(data)
-    return data if weight is None else _Gate.apply(data, weight)  # type: ignore[no-untyped-call]
+        return rebuilt(lambda child: gated(child, gating_of), data) if isinstance(data, tuple | list | dict) else data
+    gating = gating_of(data)
+    return data if gating is None else _Gate.apply(data, gating)  # type: ignore[no-untyped-call]
+
+
+def tensors_in(data: object) -> Iterator[Tensor]:
+    """Yield the tensors of a function's arguments, or of what it gives."""
+    if isinstance(data, Tensor):
+        yield data
+    elif isinstance(data, list | tuple | dict):
+        for one in data.values() if isinstance(data, dict) else data:
+            yield from tensors_in(one)
+
+
+def replace_forward(module: nn.Module, run: Callable[..., Data]) -> Callable[[], None]:
+    """Let a module run otherwise, given its own forward pass first; return how to undo it."""
+    own = vars(module).get("forward")
+    module.__dict__["forward"] = partial(run, module.forward)
+
+    def put_back() -> None:
+        if own is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = own
+
+    return put_back
 
 
 def reads_tokens(given: Data, shape: torch.Size) -> bool:
@@ -89,7 +125,13 @@ def reads_tokens(given: Data, shape: torch.Size) -> bool:
 
 
 def run_apart(
-    module: nn.Module, groups: Sequence[TokenGroup], run: Callable[[TokenGroup], Data], given: Data, name: str
+    module: nn.Module,
+    groups: Sequence[TokenGroup],
+    run: Callable[[TokenGroup], Data],
+    given: Data,
+    name: str,
+    *,
+    reads_alike: bool = True,
 ) -> Data | None:
     """Run a module once for each group of tokens, and take from each run what it gives at its own.
 
@@ -101,6 +143,7 @@ def run_apart(
         run: runs it for a group.
         given: what it's given.
         name: of the module.
+        reads_alike: all groups read the same numbers, so that what isn't learnt is alike in all runs.
 
     Returns:
         What it gives; None where that isn't all of tokens, with draws and buffers as before.
@@ -129,14 +172,22 @@ def run_apart(
         found.append(list(iterate_tensors(output)))
         if len(groups) > 1 and any(t.requires_grad and t.shape[:2] != group.members.shape for t in found[-1]):
             return None
-    merged = iter([_merged(groups, parts) for parts in zip(*found, strict=True)])
+        if not reads_alike and not _are_alike_but_at_tokens(found[0], found[-1], group.members.shape):
+            return None
+    merged = iter([_merged(groups, parts, reads_alike=reads_alike) for parts in zip(*found, strict=True)])
     return map_tensors(lambda _: next(merged), output)
 
 
-def _merged(groups: Sequence[TokenGroup], parts: Sequence[Tensor]) -> Tensor:
-    """Take each token's part of what a module gave in the run of its group; what isn't learnt is alike in all."""
+def _are_alike_but_at_tokens(one: Sequence[Tensor], other: Sequence[Tensor], shape: torch.Size) -> bool:
+    """Say whether two runs gave the same numbers wherever these aren't those of tokens, by which they could be told."""
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(a.shape[:2] == shape == b.shape[:2] or torch.equal(a, b) for a, b in pairs)
+
+
+def _merged(groups: Sequence[TokenGroup], parts: Sequence[Tensor], *, reads_alike: bool) -> Tensor:
+    """Take each token's part of what a module gave in the run of its group; what isn't learnt may be alike in all."""
     whole = parts[-1]
-    if whole.requires_grad:
+    if whole.requires_grad or (not reads_alike and whole.shape[:2] == groups[-1].members.shape):
         for group, part in zip(groups[:-1], parts[:-1], strict=True):
             members = group.members.view(*group.members.shape, *[1] * (part.ndim - 2))
             whole = torch.where(members, part, whole)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv1d_weight
 
 Formula = Callable[[Tensor, Tensor, "Read"], Tensor]
@@ -35,6 +36,12 @@ class TokenMask(NamedTuple):
     def to(self, device: torch.device) -> TokenMask:
         """Move it."""
         return TokenMask(self.admits.to(device), None if self.scale is None else self.scale.to(device))
+
+    def chosen(self, own: Tensor, other: Tensor, axis: int = 1) -> Tensor:
+        """Return the first at admitted tokens, and the second at denied ones, both [rows, tokens, ...] as in `over`."""
+        shape = [1] * own.ndim
+        shape[0], shape[axis] = self.admits.shape
+        return torch.where(self.admits.view(shape), own, other)
 
     def over(self, gradient: Tensor, axis: int = 1) -> Tensor:
         """Return each token's gradient times its weight; 0 for denied tokens, even where theirs isn't finite.
@@ -157,3 +164,35 @@ OPERATORS: dict[Callable[..., Any], tuple[Callable[..., Any], Layer]] = {
     **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), _PRODUCT),
     **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _SUM),
 }
+
+
+class _Tap(torch.autograd.Function):
+    """Leaves a layer's output alone; backward, it gives a parameter its gradient and hands the output's on."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, _: Tensor, tokens: Tensor, read: Read) -> Tensor:  # noqa: ANN401
+        """Take an output, the parameter, what the layer has read, and how."""
+        ctx.mark_dirty(output)  # Not a view of it: what comes behind may work in place.
+        ctx.save_for_backward(tokens)
+        ctx.read = read
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:  # noqa: ANN401
+        (tokens,) = ctx.saved_tensors
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  (nothing to look at here, and looking takes time)
+            own = ctx.read.mask.over(gradient.reshape(ctx.read.shape), ctx.read.axis)
+            return gradient, ctx.read.formula(own, tokens, ctx.read), None, None
+
+
+TAP: type = _Tap._backward_cls  # noqa: SLF001  (a tap in a graph)
+
+
+def behind(output: Tensor, parameter: Tensor, tokens: Tensor, read: Read) -> Tensor:
+    """Tap an output; of one that is a view, what it's a view of, since that one is the layer's own."""
+    own, base = output, output._base  # noqa: SLF001
+    if output._is_view():  # noqa: SLF001
+        own = base if base is not None and base.numel() == output.numel() else output.clone()
+    tapped: Tensor = _Tap.apply(own, parameter, tokens, read)  # type: ignore[no-untyped-call]
+    return tapped.view(read.shape) if tapped.shape != read.shape else tapped

@@ -21,13 +21,22 @@ from typing import Any, NamedTuple, Self, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from cosmati.core.batch import Data, iterate_tensors
 from cosmati.errors import PlanError
-from cosmati.routing.split_forward import GATE, TokenGroup, gated, groups_of, reads_tokens, run_apart
-from cosmati.routing.token_layers import LAYERS, OPERATORS, Layer, Read, TokenMask
+from cosmati.routing.split_forward import (
+    GATE,
+    Gating,
+    TokenGroup,
+    gated,
+    groups_of,
+    reads_tokens,
+    replace_forward,
+    run_apart,
+    tensors_in,
+)
+from cosmati.routing.token_layers import LAYERS, OPERATORS, TAP, Layer, Read, TokenMask, behind
 
 
 class UntappedError(PlanError):
@@ -58,29 +67,6 @@ class Tapped(NamedTuple):
     axis: int
 
 
-class _Tap(torch.autograd.Function):
-    """Leaves a layer's output alone; backward, it gives a parameter its gradient and hands the output's on."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, _: Tensor, tokens: Tensor, read: Read) -> Tensor:  # noqa: ANN401
-        """Take an output, the parameter, what the layer has read, and how."""
-        ctx.mark_dirty(output)  # Not a view of it: what comes behind may work in place.
-        ctx.save_for_backward(tokens)
-        ctx.read = read
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:  # noqa: ANN401
-        (tokens,) = ctx.saved_tensors
-        with torch._C.DisableTorchFunction():  # noqa: SLF001  (nothing to look at here, and looking takes time)
-            own = ctx.read.mask.over(gradient.reshape(ctx.read.shape), ctx.read.axis)
-            return gradient, ctx.read.formula(own, tokens, ctx.read), None, None
-
-
-_TAP: type = _Tap._backward_cls  # noqa: SLF001  (a tap in a graph)
-
-
 class TokenMasks(TorchFunctionMode):
     """While it's on, each masked parameter learns from every token by that token's weight.
 
@@ -88,6 +74,7 @@ class TokenMasks(TorchFunctionMode):
         masks: by the parameter's name.
         parameters: by name.
         apart: modules that run once for each route, by name.
+        zeroed: names of masked parameters that a token reads as zeros where it may not teach them.
         keep: keep what is tapped.
 
     Attributes:
@@ -100,13 +87,14 @@ class TokenMasks(TorchFunctionMode):
         parameters: Mapping[str, Tensor],
         apart: Mapping[str, nn.Module] | None = None,
         *,
+        zeroed: Iterable[str] = (),
         keep: bool = False,
     ) -> None:
         super().__init__()
         self._names = {id(parameters[name]): name for name in masks}
         self._masks = {id(parameters[name]): mask for name, mask in masks.items()}
         self._parameters = [parameters[name] for name in masks]
-        self._own = frozenset(self._masks)
+        self._own, self._zeroed = frozenset(self._masks), frozenset(id(parameters[name]) for name in zeroed)
         self._held: list[Tensor] = []
         self._unread: dict[str, str] = {}
         self._keep = keep
@@ -123,7 +111,7 @@ class TokenMasks(TorchFunctionMode):
         """Be on; the modules that run apart do so from now on."""
         self._depth += 1
         if self._depth == 1:
-            self._put_back = [_replace_forward(m, partial(self._run, name, m)) for name, m in self._apart.items()]
+            self._put_back = [replace_forward(m, partial(self._run, name, m)) for name, m in self._apart.items()]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -149,10 +137,10 @@ class TokenMasks(TorchFunctionMode):
         if func in (Tensor.backward, torch.autograd.backward) and len(args) == 1:
             return self._differentiate(args[0], **kwargs)
         if self._group is not None:
-            return func(*gated(args, self._weight), **gated(dict(kwargs), self._weight))
-        read = {id(one) for one in (*args, *kwargs.values())}
-        # In a backward pass, a checkpoint within a module that ran apart: its graph is there already.
-        if not self._masks.keys() & read or (self._passed & read and _current_pass() != -1):
+            return func(*gated(args, self._gating), **gated(dict(kwargs), self._gating))
+        given = (*args, *kwargs.values())
+        read = set(map(id, tensors_in(given) if self._zeroed else given))
+        if not self._masks.keys() & read or self._is_anew(read):
             return func(*args, **kwargs)
         layer = LAYERS.get(func)
         if layer is not None:
@@ -162,8 +150,24 @@ class TokenMasks(TorchFunctionMode):
             if id(tokens) not in self._masks:
                 return self._read(OPERATORS[func][0], OPERATORS[func][1], {"input": tokens, "other": parameter})
         result = func(*args, **kwargs)
-        self._follow(result, [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)], func.__name__)
+        zeroed = self._zeroed & read
+        if zeroed and (func in _VALUES or next(tensors_in(result), None) is not None):
+            raise self._untapped({self._names[one]: func.__name__ for one in zeroed})
+        self._follow(result, [one for one in given if isinstance(one, Tensor)], func.__name__)
         return result
+
+    def _is_anew(self, read: set[int]) -> bool:
+        """Say whether parameters are read in a backward pass, by a checkpoint within a module that ran apart.
+
+        Its graph is there already.
+
+        Raises:
+            PlanError: some tokens read them as zeros, and nobody knows which ones these are.
+        """
+        is_anew = bool(self._passed & read) and _current_pass() != -1
+        if is_anew and (zeroed := self._zeroed & read):
+            raise PlanError(_ANEW.format(min(self._names[one] for one in zeroed)))
+        return is_anew
 
     def _differentiate(
         self,
@@ -192,14 +196,15 @@ class TokenMasks(TorchFunctionMode):
     def _groups(self) -> list[TokenGroup]:
         return groups_of(self._kinds)
 
-    def _weight(self, tensor: Tensor) -> float | None:
-        """Return by which weight the group that runs may teach a parameter; None where it's none, or isn't masked."""
+    def _gating(self, tensor: Tensor) -> Gating | None:
+        """Return what the group that runs has to do with a parameter; None where it's none, or isn't masked."""
         mask = self._masks.get(id(tensor))
         if mask is None or self._group is None:
             return None
         self._passed.add(id(tensor))
         self._num_passed += 1
-        return self._group.weights[id(mask)]
+        weight = self._group.weights[id(mask)]
+        return Gating(weight, reads=bool(weight) or id(tensor) not in self._zeroed)
 
     def _run(self, name: str, module: nn.Module, forward: Callable[..., Data], *args: Data, **kwargs: Data) -> Data:
         """Run a module once for each group of tokens, in place of its forward pass."""
@@ -218,7 +223,7 @@ class TokenMasks(TorchFunctionMode):
                 self._group = None
                 counts.append(self._num_passed - before)
 
-        output = run_apart(module, self._groups, run, given, name)
+        output = run_apart(module, self._groups, run, given, name, reads_alike=not self._zeroed)
         if len(set(counts)) > 1:
             msg = (
                 f"{name or 'The model'} has to run once for each route, and keeps from one run to the next what it "
@@ -240,19 +245,27 @@ class TokenMasks(TorchFunctionMode):
         masked = {name: given[name] for name in layer.formulas if id(given.get(name)) in self._masks}
         if func is F.linear:  # Of other strides, it takes another kernel where the weight needs no gradient.
             given["input"] = given["input"].contiguous()
-        output: Tensor = func(**given | {name: one.detach() for name, one in masked.items()})
+        detached = given | {name: one.detach() for name, one in masked.items()}
+        output: Tensor = func(**detached)
         options = {name: value for name, value in given.items() if not isinstance(value, Tensor)}
+        has_tokens = output.ndim > 2 and all(
+            one.ndim > layer.axis and (one.shape[0], one.shape[layer.axis]) == self._kinds[0].admits.shape
+            for one in (given["input"], output)
+        )
+        is_known = has_tokens and not any(given.get(option) for option in layer.unknown)
+        if zeroed := {name: one for name, one in given.items() if id(one) in self._zeroed}:
+            kinds = {id(self._masks[id(one)]): self._masks[id(one)] for one in zeroed.values()}
+            if not is_known or len(kinds) > 1 or not zeroed.keys() <= masked.keys():
+                raise self._untapped({self._names[id(one)]: func.__name__ for one in zeroed.values()})
+            zeros = {name: torch.zeros_like(one) for name, one in zeroed.items()}
+            output = kinds.popitem()[1].chosen(output, func(**detached | zeros), layer.axis)
         for name, parameter in masked.items():
             mask, known = self._masks[id(parameter)], self._names[id(parameter)]
-            has_tokens = output.ndim > 2 and all(
-                one.ndim > layer.axis and (one.shape[0], one.shape[layer.axis]) == mask.admits.shape
-                for one in (given["input"], output)
-            )
-            if not has_tokens or any(given.get(option) for option in layer.unknown):
+            if not is_known:
                 self._unread[known] = f"{func.__name__} gives {list(output.shape)}"
                 return cast("Tensor", func(**given))
             read = Read(parameter.shape, mask, options, layer.formulas[name], output.shape, layer.axis)
-            output = _behind(output, parameter, given["input"].detach(), read)
+            output = behind(output, parameter, given["input"].detach(), read)
             if self._keep:
                 self.tapped.append(Tapped(known, given["input"].detach(), output, layer.axis))
         return output
@@ -315,7 +328,7 @@ class TokenMasks(TorchFunctionMode):
                 continue
             if isinstance(node, GATE):
                 continue
-            edges = node.next_functions[:1] if isinstance(node, _TAP) else node.next_functions
+            edges = node.next_functions[:1] if isinstance(node, TAP) else node.next_functions
             for child, _ in edges:
                 parameter = id(getattr(child, "variable", None))
                 if parameter in self._own:
@@ -324,29 +337,26 @@ class TokenMasks(TorchFunctionMode):
                     seen.add(child)
                     waiting.append(child)
         if found:
-            told = "; ".join(f"{name} ({self._unread.get(name, by)})" for name, by in list(found.items())[:5])
-            msg = (
-                f"Tokens of several classes can't be told apart where these parameters are read: {told}. A layer has "
-                "to read [rows, tokens, ...] and be linear, an embedding, a layer or RMS norm, a Conv1d, a product or "
-                "a sum; or a module around it has to map [rows, tokens, ...] to the same, so that it can run once for "
-                "each route. Write it so, uncompiled; or pack each class by itself; or give these parameters a region "
-                "that all classes may teach alike."
-            )
-            raise UntappedError(msg, found)
+            raise self._untapped(found)
+
+    def _untapped(self, found: Mapping[str, str]) -> UntappedError:
+        told = "; ".join(f"{name} ({self._unread.get(name, by)})" for name, by in list(found.items())[:5])
+        msg = (
+            f"Tokens of several classes can't be told apart where these parameters are read: {told}. A layer has to "
+            "read [rows, tokens, ...] and be linear, an embedding, a layer or RMS norm, a Conv1d, a product or a sum; "
+            "or a module around it has to map [rows, tokens, ...] to the same, so that it can run once for each route. "
+            "Write it so, uncompiled; or pack each class by itself; or give these parameters a region that all classes "
+            "may teach alike."
+        )
+        return UntappedError(msg, found)
 
 
-def _replace_forward(module: nn.Module, run: Callable[..., Data]) -> Callable[[], None]:
-    """Let a module run otherwise, given its own forward pass first; return how to undo it."""
-    own = vars(module).get("forward")
-    module.__dict__["forward"] = partial(run, module.forward)
-
-    def put_back() -> None:
-        if own is None:
-            del module.__dict__["forward"]
-        else:
-            module.__dict__["forward"] = own
-
-    return put_back
+_VALUES = (Tensor.item, Tensor.tolist)
+"""What gives a parameter's numbers otherwise than as tensors."""
+_ANEW = (
+    "{} is computed anew in the backward pass, within a module that runs once for each route, where nobody knows for "
+    "which tokens: some of them read it as zeros. Leave torch.utils.checkpoint out there; or pack each class by itself."
+)
 
 
 def _refuse_hidden(own: list[int], name: str, _: Tensor) -> None:
@@ -361,12 +371,3 @@ def _refuse_hidden(own: list[int], name: str, _: Tensor) -> None:
 def _current_pass() -> int:
     """Return the number of the backward pass that is under way."""
     return torch._C._current_graph_task_id()  # noqa: SLF001
-
-
-def _behind(output: Tensor, parameter: Tensor, tokens: Tensor, read: Read) -> Tensor:
-    """Tap an output; of one that is a view, what it's a view of, since that one is the layer's own."""
-    own, base = output, output._base  # noqa: SLF001
-    if output._is_view():  # noqa: SLF001
-        own = base if base is not None and base.numel() == output.numel() else output.clone()
-    tapped: Tensor = _Tap.apply(own, parameter, tokens, read)  # type: ignore[no-untyped-call]
-    return tapped.view(read.shape) if tapped.shape != read.shape else tapped

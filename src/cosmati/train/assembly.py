@@ -22,6 +22,7 @@ from cosmati.routing.policy import CompiledPolicy
 from cosmati.routing.regions import Regions
 from cosmati.train.buffers import BatchNormStatistics
 from cosmati.train.config import RunConfig
+from cosmati.train.deferred_rows import DeferredRows
 from cosmati.train.layout.layout import Layout
 from cosmati.train.ranks import Ranks
 from cosmati.train.routes import Router
@@ -145,6 +146,7 @@ class Assembly:
         policy: compiled; None trains every region on every row.
         turns: sub-steps, in order.
         statistics: of the model's BatchNorm layers.
+        deferred_rows: that a loop of the user's own has given while their class was deferred.
         image_size: full size of the images, where their decoder gives them in the size of the step.
     """
 
@@ -162,6 +164,7 @@ class Assembly:
     generators: DefaultGenerators
     statistics: BatchNormStatistics
     device: torch.device
+    deferred_rows: DeferredRows
     image_size: ImageSize | None = None
 
     @property

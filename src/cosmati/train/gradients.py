@@ -249,17 +249,17 @@ class StepPasses:
         """Run one microbatch forward and backward."""
         a = self._a
         by_class = count_labels_by_class(a.model, batch, a.router.num_classes) if route.tokens else None
-        masks = masking(route.tokens, batch, a.layout.parameters, self._apart)
-        if masks is not None and a.config.compile_blocks:
-            refuse_compiled()
-        with self._passing.around(batch, position, route) as look:
+        with self._passing.around(batch, position, route) as around:
+            masks = masking(route.tokens, batch, a.layout.parameters, self._apart, zeroed=around.zeroed)
+            if masks is not None and a.config.compile_blocks:
+                refuse_compiled()
             result = self._forward(batch, position, turn, masks)
             if masks is not None and isinstance(result, Loss) and result.aux:
                 self.watch.note_read(_BY_ALL_LABELS.format(", ".join(sorted(result.aux))))
             self._tell("forward")
             self._stopwatch.lap("forward")
             objective, loss, weight = _objective(result, scale)
-            look(objective)
+            around.look(objective)
             with a.ranks.counting(), nullcontext() if masks is None else masks.differentiating(objective):
                 slot.backward(objective)
         labels = LabelCount(0.0, 0.0) if isinstance(result, Loss) else count_labels(a.model, batch.data)
@@ -281,9 +281,9 @@ class StepPasses:
             return
         put_back = remember(self._roots)  # A look leaves no trace: a run that resumes looks at other steps.
         try:
-            with self._passing.around(batch, position, route):
-                parameters = a.layout.parameters
-                self.watch.note(leak_between_documents(probed, batch, route.tokens, parameters, self._apart))
+            with self._passing.around(batch, position, route) as around:
+                among = route.tokens, a.layout.parameters, self._apart, around.zeroed
+                self.watch.note(leak_between_documents(probed, batch, *among))
         finally:
             put_back()
 

@@ -389,10 +389,10 @@ class Lifecycle(KnownNames):
             self.policy_watch.close(self._ended)
 
     def _result(self, ended: str) -> RunResult:
-        watch, folder = self.stopwatch, self.assembly.config.run_folder
+        a, seconds = self.assembly, self.stopwatch.training_seconds()
         reason = self._run.stop_reason if self._run is not None and ended == "stopped" else ""
-        seconds = watch.training_seconds()
-        return RunResult(ended, self.clock, self._metrics, seconds, dict(watch.seconds), folder, reason)
+        where, waiting, parts = a.config.run_folder, a.deferred_rows.num_waiting, dict(self.stopwatch.seconds)
+        return RunResult(ended, self.clock, self._metrics, seconds, parts, where, reason, waiting)
 
     def tell(self, event: str) -> None:
         """Tell the trace of an event."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,18 @@ from cosmati.errors import PlanError
 from cosmati.train.assembly import Assembly
 from cosmati.train.routes import Route
 from cosmati.train.token_routes import token_classes
+
+
+class Around(NamedTuple):
+    """What methods want of a microbatch beside what they do by themselves.
+
+    Attributes:
+        look: at its objective, before that's differentiated.
+        zeroed: names of parameters that a token reads as zeros where it may not teach them.
+    """
+
+    look: Callable[[Tensor], None]
+    zeroed: frozenset[str] = frozenset()
 
 
 class PassingMethods:
@@ -35,14 +48,14 @@ class PassingMethods:
         self._memory: dict[object, object] = {}
 
     @contextmanager
-    def around(self, batch: Batch, position: Position, route: Route) -> Iterator[Callable[[Tensor], None]]:
-        """Stand around a microbatch; give what looks at its objective before it's differentiated.
+    def around(self, batch: Batch, position: Position, route: Route) -> Iterator[Around]:
+        """Stand around a microbatch.
 
         Raises:
             PlanError: a method's hook returns something else than a context.
         """
         if not self._methods:
-            yield lambda _: None
+            yield Around(lambda _: None)
             return
         passing = self._passing(batch, route)
 
@@ -60,7 +73,7 @@ class PassingMethods:
                     )
                     raise PlanError(msg)
                 around.enter_context(own)
-            yield look
+            yield Around(look, frozenset(passing.zeroed))
 
     def _passing(self, batch: Batch, route: Route) -> Passing:
         a = self._a

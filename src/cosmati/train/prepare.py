@@ -38,6 +38,7 @@ from cosmati.train.collectives import without_named
 from cosmati.train.compiled_blocks import compile_blocks
 from cosmati.train.config import RunConfig
 from cosmati.train.couplings import counts_together, find_couplings
+from cosmati.train.deferred_rows import DeferredRows, warn_of_own_loop
 from cosmati.train.epochs import refuse_times
 from cosmati.train.feed import Feed, IterableFeed, OrderedFeed, in_microbatches
 from cosmati.train.given_policy import compile_given, offered
@@ -104,11 +105,10 @@ def prepare(given: Ingredients) -> Prepared:
     feed, budget = _feed(given, num_microbatches, offered(given, regions), generators, ranks)
     policy, class_map = compile_given(given, regions, budget)
     feed, never_offered = _deferring(given, feed, policy, class_map)
-    layout = Whole(model, regions, ranks, num_microbatches)
+    layout, statistics = Whole(model, regions, ranks, num_microbatches), BatchNormStatistics(model)
     scheduled = _optimizers(given.optimizers, layout.pieces(), _rate_method(given), ranks, model)
     refuse_times(config, budget, given.data, given.methods, scheduled)
     turns = resolve_turns(given.loss, layout.weights().names, scheduled)
-    statistics = BatchNormStatistics(model)
     refuse_untrained(losses := [turn.loss for turn in turns], model)
     denied = denied_pairs(policy, class_map)
     couplings = unrouted(statistics, regions) + find_couplings(given, scheduled, layout.weights(), model, budget)
@@ -135,6 +135,7 @@ def prepare(given: Ingredients) -> Prepared:
         generators=generators,
         statistics=statistics,
         device=device,
+        deferred_rows=DeferredRows(policy, class_map, is_told=feed is None),
         image_size=ask_for_sizes(feed, plan, budget),
     )
     digest, text, vouched = digests_of(given.data)
@@ -269,7 +270,9 @@ def _deferring(
     given: Ingredients, feed: Feed | None, policy: CompiledPolicy | None, class_map: Sequence[int]
 ) -> tuple[Feed | None, tuple[str, ...]]:
     """Return the feed in which deferred microbatches come again, and what is never offered, in words."""
-    if policy is None or feed is None:
+    if feed is None:
+        return feed, warn_of_own_loop(policy)
+    if policy is None:
         return feed, ()
     cut = in_microbatches(feed)
     if cut is None:

@@ -155,6 +155,22 @@ class Router:
         alike = tuple(torch.where(differ, 1.0, chosen[0]).tolist())
         return Route(-1, phase, -1, alike, bool(offered), TokenRoute(table, mixed, withheld, cells))
 
+    def defers(self, class_id: int, step: int, band: int = 0, *, in_packs: bool = False) -> bool:
+        """Say whether rows of a class have to wait at a step.
+
+        Args:
+            class_id: as the source numbers it.
+            step: of the run.
+            band: of the rows.
+            in_packs: they're packed with others.
+        """
+        policy = self._policy
+        if policy is None:
+            return False
+        kind = self._kind_of(band) if len(policy.kinds) > 1 else band
+        row = policy.row(self._class_map[class_id], self._kind_of_tokens(class_id, band) if in_packs else kind)
+        return policy.decision[row][policy.phase_at(step)] == "defer"
+
     def class_of(self, batch: Batch) -> int | None:
         """Return the class of a microbatch that the user has made; rows without lineage are of class `unknown`.
 

@@ -63,6 +63,7 @@ def snapshot(
     }
     data, own = encode(dict(feed.state()) if feed else {})
     tensors |= {f"feed/{name}": value for name, value in own.items()}
+    tensors |= {f"deferred/{name}": rows for name, rows in assembly.deferred_rows.state().items()}
     return Checkpoint(
         clock.step,
         dict(assembly.layout.save()),
@@ -94,6 +95,7 @@ def restore(checkpoint: Checkpoint, assembly: Assembly, feed: Feed | None) -> Re
         index: {name: value.to(assembly.device) for name, value in _below(checkpoint.state, f"method/{index}/").items()}
         for index in range(len(assembly.plan.methods))
     }
+    assembly.deferred_rows.restore(_below(checkpoint.state, "deferred/"))
     clock = Clock(*facts["clock"])
     if feed is not None:
         feed.restore(decode(facts["feed"], _below(checkpoint.state, "feed/")), clock)

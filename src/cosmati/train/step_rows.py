@@ -50,7 +50,9 @@ def split_step(
     if a.policy is not None:
         whole = whole.numbered_by(a.router.class_names)
     parts = split_batch(whole, a.num_microbatches, by_class=a.policy is not None)
-    return [parts[i] for i in a.layout.mine], [a.router.class_of(part) for part in parts]
+    class_ids = [a.router.class_of(part) for part in parts]
+    a.deferred_rows.see(parts, class_ids, clock.step, a.router)
+    return [parts[i] for i in a.layout.mine], class_ids
 
 
 def as_batch(data: Data, first_row: int, *, trusted: bool = False, pieces: int = 1) -> Batch:

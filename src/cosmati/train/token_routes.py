@@ -7,7 +7,7 @@ that none may teach is absent. Only where they differ are gradients masked by to
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
 import torch
@@ -148,9 +148,19 @@ class RunApart:
         self._roots = roots
         self._around: dict[str, str] = {}
         self._known: frozenset[int] = frozenset()
+        self._zeroed: frozenset[str] = frozenset()
+        self._put_back: Callable[[], None] | None = None
 
-    def around(self, names: Iterable[str]) -> dict[str, nn.Module]:
-        """Return the modules that have to run apart where some parameters are masked, by name."""
+    def around(self, names: Iterable[str], zeroed: Collection[str] = ()) -> dict[str, nn.Module]:
+        """Return the modules that have to run apart in a forward pass that comes, by name.
+
+        Args:
+            names: of the parameters that are masked.
+            zeroed: of those that some tokens read as zeros.
+        """
+        if not self._zeroed.issuperset(zeroed):  # They may be read so that only larger modules can be taken apart.
+            self._zeroed |= frozenset(zeroed)
+            self._put_back = self._put_back or remember(self._roots)
         chosen = sorted({self._around[name] for name in names if name in self._around})
         return {name: self._model.get_submodule(name) for name in chosen}
 
@@ -166,7 +176,7 @@ class RunApart:
         """
         mixed = frozenset[int]() if route is None else route.mixed
         # What follows from the data may be read for the first time later: then a forward pass too many is left.
-        put_back, is_new = None if mixed <= self._known else remember(self._roots), False
+        self._put_back, is_new = None if mixed <= self._known else remember(self._roots), False
         while True:
             before = num_collectives()
             try:
@@ -178,8 +188,8 @@ class RunApart:
                     raise
                 self._around |= {name: self._around.get(name, name).rpartition(".")[0] for name in error.names}
                 is_new = True
-                if put_back is not None:
-                    put_back()
+                if self._put_back is not None:
+                    self._put_back()
             else:
                 self._known |= mixed
                 if is_new:
@@ -204,6 +214,7 @@ def masking(
     parameters: Sequence[Learner],
     apart: RunApart | None = None,
     *,
+    zeroed: Collection[str] = (),
     keep: bool = False,
 ) -> TokenMasks | None:
     """Return what masks a microbatch's gradients, None where no region needs it.
@@ -213,15 +224,18 @@ def masking(
         batch: the microbatch.
         parameters: of the layout.
         apart: knows which modules run once for each route; None lets none.
+        zeroed: names of parameters that a token reads as zeros where it may not teach them.
         keep: keep what is tapped.
     """
     if route is None or not route.mixed:
+        assert not zeroed, "some tokens may teach them"
         return None
     ids, device = token_classes(batch), parameters[0].tensor.device
     masks = {region: TokenMask.of(route.weights[ids][..., region]).to(device) for region in route.mixed}
     chosen = [p for p in parameters if p.region in masks]
     own, tensors = {p.name: masks[p.region] for p in chosen}, {p.name: p.tensor for p in chosen}
-    return TokenMasks(own, tensors, apart.around(own) if apart else None, keep=keep)
+    assert own.keys() >= set(zeroed), "likewise"
+    return TokenMasks(own, tensors, apart.around(own, zeroed) if apart else None, zeroed=zeroed, keep=keep)
 
 
 def token_classes(batch: Batch) -> Tensor:

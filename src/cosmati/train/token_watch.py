@@ -8,7 +8,7 @@ dimension isn't the tokens'. It costs two more passes, so only the steps are loo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,7 +33,12 @@ class _Trace(NamedTuple):
 
 
 def leak_between_documents(
-    objective: Objective, batch: Batch, route: TokenRoute, parameters: Sequence[Learner], apart: RunApart
+    objective: Objective,
+    batch: Batch,
+    route: TokenRoute,
+    parameters: Sequence[Learner],
+    apart: RunApart,
+    zeroed: Collection[str] = (),
 ) -> str:
     """Say how tokens of one class reach others in a microbatch of packs; empty where they don't.
 
@@ -43,13 +48,14 @@ def leak_between_documents(
         route: of its tokens; some regions' classes differ.
         parameters: of the layout.
         apart: knows which modules run once for each route.
+        zeroed: names of parameters that a token reads as zeros where it may not teach them.
     """
     classes = token_classes(batch)
     changed = classes == _denied_class(route, classes)
     other = _exchanged(batch, changed)
 
     def traced(one: Batch) -> list[_Trace]:
-        masks = masking(route, one, parameters, apart, keep=True)
+        masks = masking(route, one, parameters, apart, zeroed=zeroed, keep=True)
         assert masks is not None, "some regions' classes differ"
         value = objective(one, masks)
         taps, masks.tapped = masks.tapped, []

@@ -20,6 +20,7 @@ from cosmati.core.state import parameter_root
 from cosmati.ledger.query import VerifiedLedger, contributions
 from cosmati.methods import EMA, GradientClipping
 from cosmati.optim import AdamW, Muon
+from cosmati.routing.selective_masking import SelectiveGradientMasking
 from tests.train.packs.samples import VOCABULARY, documents, model, policy, source, trainer
 
 
@@ -29,7 +30,7 @@ def together(network: nn.Module, data: Any) -> Any:
     return LanguageModel(VOCABULARY)(network, {**data, "documents": documents})
 
 
-def run(folder: Path, loss: Any) -> dict[str, Any]:
+def run(folder: Path, loss: Any, *more: Any) -> dict[str, Any]:
     """Train, and return what a run on another number of ranks is compared by."""
     config = {"run_folder": folder, "details_every": 1}
     made = trainer(
@@ -38,7 +39,11 @@ def run(folder: Path, loss: Any) -> dict[str, Any]:
         policy(),
         loss=loss,
         optimizers=[Muon(lr=0.02), AdamW(lr=0.01)],
-        methods=[EMA(half_life="2ba"), GradientClipping(clipping_type="norm", clipping_threshold=0.1, per_region=True)],
+        methods=[
+            EMA(half_life="2ba"),
+            GradientClipping(clipping_type="norm", clipping_threshold=0.1, per_region=True),
+            *more,
+        ],
         budget="6ba",
         num_microbatches=4,
         config=config,
@@ -63,6 +68,7 @@ def main() -> None:
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo")
     facts = {"apart": run(base / "apart", None), "together": run(base / "together", together)}
+    facts["masked"] = run(base / "masked", None, SelectiveGradientMasking(forget="upper"))
     if os.environ["RANK"] == "0":
         (base / "facts.json").write_text(json.dumps(facts))
     if dist.is_initialized():

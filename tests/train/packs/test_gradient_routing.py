@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from cosmati.core.labels import IGNORED
 from cosmati.core.plan import Promise
-from cosmati.errors import PlanError
 from cosmati.models.gpt import GPT
 from cosmati.routing.gradient_routing import GradientMask, GradientRouting
 from cosmati.routing.selective_masking import SelectiveGradientMasking
@@ -130,8 +128,3 @@ def test_packs_of_one_kind_are_run_with_the_forget_region_or_without() -> None:
     (_, _, found), (_, _, plain) = step([SelectiveGradientMasking(forget="block")], data, kept), step([], data, kept)
     assert torch.equal(found.blocks[1].attention.key.weight, plain.blocks[1].attention.key.weight)
     assert not torch.equal(found.head.weight, plain.head.weight)
-
-
-def test_a_pack_of_both_kinds_is_refused() -> None:
-    with pytest.raises(PlanError, match="a pack has documents of both kinds"):
-        step([SelectiveGradientMasking(forget="block")], source(documents()))

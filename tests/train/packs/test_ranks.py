@@ -24,6 +24,8 @@ def test_two_ranks_give_the_bits_and_the_ledger_of_one(tmp_path: Path) -> None:
     one, two = facts
     assert one["apart"] == two["apart"]
     assert all("holds" in line for line in one["apart"]["plan"] if "no_direct_write" in line)
+    assert one["masked"] == two["masked"]
+    assert one["masked"]["model"] != one["apart"]["model"]
     assert one["together"]["model"] == two["together"]["model"]
     for found in facts:
         assert all("broken" in line for line in found["together"]["plan"] if "no_direct_write" in line)

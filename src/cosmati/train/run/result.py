@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cosmati.core.clock import Clock
@@ -31,6 +31,7 @@ class RunResult:
         seconds_by_part: host seconds by part of a step.
         run_folder: where it is kept.
         reason: why it was stopped, where an observer asked for it; empty for Ctrl-C, SIGTERM and `trainer.stop()`.
+        never_offered: rows by class that a loop of the user's own gave while the policy deferred them, and not again.
     """
 
     outcome: str
@@ -40,3 +41,4 @@ class RunResult:
     seconds_by_part: Mapping[str, float]
     run_folder: Path | None
     reason: str = ""
+    never_offered: Mapping[str, int] = field(default_factory=dict)

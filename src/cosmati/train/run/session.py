@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
@@ -205,6 +206,13 @@ class OpenRun:
 
     def close(self, result: RunResult, plan: Plan) -> None:
         """Tell everybody that the run has ended, also where one of them fails, and write its record."""
+        if result.never_offered and self._ranks.rank == 0 and result.outcome in ("completed", "stopped"):
+            rows = ", ".join(f"{number} rows of {name}" for name, number in result.never_offered.items())
+            warnings.warn(
+                f"Never offered, being deferred: {rows}. The loop gave them to step() while the policy deferred their "
+                "class, and not again since.",
+                stacklevel=2,
+            )
         with ExitStack() as last_first:
             if self._folder is not None:
                 last_first.callback(self._folder.close, result, plan)

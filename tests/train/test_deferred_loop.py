@@ -1,0 +1,120 @@
+"""Rows that a loop of one's own gives while their class is deferred: left out, and counted until they come again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cosmati import Classification, InMemory, load_policy
+from cosmati.core.batch import Batch, Lineage
+from cosmati.ledger.query import VerifiedLedger
+from cosmati.routing.proposals import proposals
+from cosmati.train.trainer import Trainer
+from tests.train.mixed.world import CLASS_OF, POLICY, chosen, run, weights
+from tests.train.packs import samples
+
+DEFERRING = (
+    POLICY.replace("rules:", "phases: [{name: warm, until: 4ba}, {name: main}]\nrules:")
+    + "  - {class: closed, phase: warm, decision: defer}\n  - {class: closed, phase: main, weight: 1}\n"
+)
+CLOSED = (CLASS_OF == 0).nonzero()[:, 0]
+OTHERS = (CLASS_OF != 0).nonzero()[:, 0]
+
+
+def made(folder: Path | None = None, **options: Any) -> Trainer:
+    with pytest.warns(UserWarning, match=r"defers closed in warm, and a loop of your own can't be rescheduled"):
+        return run(None, policy=DEFERRING, folder=folder, **options)
+
+
+def given(step: int, closed: list[int]) -> Batch:
+    """Return a step's rows: eight of the others, and some of the class that is deferred in steps 0 to 3."""
+    others = OTHERS[torch.arange(8 * step, 8 * step + 8) % len(OTHERS)]
+    return chosen(torch.cat([others, CLOSED[closed]]))
+
+
+def taken(trainer: Trainer, steps: list[list[int]]) -> list[int]:
+    """Take the steps that are left, and return how many rows wait after each."""
+    waiting = []
+    with trainer:
+        for step in range(trainer.clock.step, len(steps)):
+            outcome = trainer.step(given(step, steps[step]))
+            waiting.append(trainer.assembly.deferred_rows.num_waiting.get("closed", 0))
+            assert [r.offered for r in outcome.routes if r.class_id == 0] == [step >= 4] * bool(steps[step])
+    return waiting
+
+
+def test_rows_of_a_deferred_class_are_told_until_they_come_again() -> None:
+    trainer = made()
+    told = "never offered, being deferred: rows of closed in warm that your loop doesn't give again later"
+    assert told in trainer.plan.lines
+    with pytest.warns(UserWarning, match=r"Never offered, being deferred: 2 rows of closed\. The loop gave them"):
+        assert taken(trainer, [[0, 1], [1, 2], [3], [], [], [0, 1, 9]]) == [2, 3, 4, 4, 4, 2]
+
+
+def test_a_loop_that_gives_them_again_ends_in_silence() -> None:
+    trainer = made()
+    assert taken(trainer, [[0, 1], [], [], [], [1], [0]]) == [2, 2, 2, 2, 1, 0]
+
+
+def test_the_count_outlives_a_stop_and_the_ledger_has_the_microbatches(tmp_path: Path) -> None:
+    steps = [[0, 1], [2], [], [], [2], []]
+    for last, told, waiting in ((3, "3 rows of closed", [2, 3, 3]), (6, "2 rows of closed", [3, 2, 2])):
+        trainer = made(tmp_path)
+        with pytest.warns(UserWarning, match=rf"Never offered, being deferred: {told}\."):
+            assert taken(trainer, steps[:last]) == waiting
+    found = {one.start_step: one for one in proposals(VerifiedLedger(tmp_path / "ledger"), "closed")}
+    assert [found[0].decision, found[0].num_microbatches, found[0].num_rows] == ["defer", 2, 0]
+    assert [found[4].decision, found[4].num_microbatches, found[4].num_rows] == ["admit", 1, 1]
+
+
+def test_rows_of_a_deferred_class_teach_nothing() -> None:
+    learnt = []
+    for closed in ([0, 1], [5, 9]):
+        trainer = made()
+        with pytest.warns(UserWarning, match="2 rows of closed"):
+            taken(trainer, [closed])
+        learnt.append(weights(trainer))
+    assert torch.equal(*learnt)
+
+
+PHASES = (
+    "phases: [{name: warm, until: 2ba}, {name: main}]\nrules:\n  - {class: personal, phase: warm, decision: defer}\n"
+)
+LATE = load_policy("version: 1\ntaxonomy: t\n" + PHASES + "  - {class: '**', weight: 1}\n")
+
+
+def test_a_step_beside_a_source_tells_at_the_first_row() -> None:
+    """The source reschedules its own rows, so nothing was said at the start."""
+    ids = torch.arange(12)
+    rows = torch.randn(12, 4), ids % 2
+    source = InMemory(rows, 4, class_ids=ids % 3, class_names=samples.CLASSES)
+    trainer = samples.trainer(nn.Linear(4, 2), source, LATE, loss=Classification(2), budget="4ba", num_microbatches=4)
+    batch = Batch(rows, Lineage(ids + 100, ids % 3))
+    with pytest.warns(UserWarning, match="Step 0 was given rows of personal, which the policy defers there"):
+        trainer.step(batch)
+    trainer.step(batch)
+    assert trainer.assembly.deferred_rows.num_waiting == {"personal": 4}
+    trainer.step(batch)
+    assert trainer.assembly.deferred_rows.num_waiting == {}
+
+
+def test_packs_count_documents_over_a_stop(tmp_path: Path) -> None:
+    (batch,) = samples.first_step(samples.source(samples.documents(24)), 1)
+    told = zip(*(ids.flatten().tolist() for ids in batch.lineage.by_token if ids is not None), strict=True)
+    expected = len({row for class_id, row in told if class_id == 2})
+
+    def waiting(trainer: Trainer) -> dict[str, int]:
+        with trainer:
+            if trainer.clock.step == 0:
+                trainer.step(batch)
+            return trainer.assembly.deferred_rows.num_waiting
+
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="defers personal in warm"):
+            trainer = samples.trainer(samples.model(), None, LATE, budget="4ba", config={"run_folder": tmp_path})
+        with pytest.warns(UserWarning, match=f"Never offered, being deferred: {expected} rows of personal"):
+            assert waiting(trainer) == {"personal": expected}
