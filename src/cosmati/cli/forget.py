@@ -105,10 +105,10 @@ def run(  # noqa: PLR0913, PLR0917  (a command's options)
       cosmati forget verify runs/one-without-3f9c21aa/certificates/0001.json
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
     own = None if recipe is None else load_recipe(recipe, settings or [])
-    asked, make = _asked(classes, rows, subject, subjects, own), None if own is None else _maker(own)
+    asked, make = _asked(classes, rows, subject, subjects, own), None if own is None else maker(own)
     if repair_steps and yes and method != "ablate":
         raise ForgetError("Only an ablation is repaired: --repair-steps goes with --method ablate.")
-    with _held(run):
+    with held(run):
         past = PastRun(run.resolve())
         out = out or default_out(past, asked, method)
         # One that was begun isn't planned again: what it began from may be deleted by now.
@@ -180,7 +180,7 @@ def hold(
     """
     own = None if recipe is None else load_recipe(recipe, settings or [])
     asked = _asked(classes, rows, subject, subjects, own)
-    with _held(run):
+    with held(run):
         past = PastRun(run)
         past.refuse_succeeded()
         if asked.classes and past.is_governed:
@@ -194,7 +194,7 @@ def release(
     run: RunFolderArgument, number: Annotated[int, typer.Argument(help="Of the hold.")], because: Because
 ) -> None:
     """Release a legal hold."""
-    with _held(run):
+    with held(run):
         holds.release(run, number, because)
     typer.echo(f"Hold {number} of {run} is released.")
 
@@ -238,7 +238,7 @@ def _tells_documents(source: object) -> bool:
     return source is not None
 
 
-def _maker(recipe: Recipe) -> Make:
+def maker(recipe: Recipe) -> Make:
     def make(wrap: Wrap, folder: Path | None, /, **config: Any) -> Trainer:  # noqa: ANN401  (settings of `RunConfig`)
         settings = dataclasses.replace(recipe.config, run_folder=folder, **config)
         return dataclasses.replace(recipe, data=lambda: wrap(recipe.data()), config=settings).trainer()
@@ -247,7 +247,7 @@ def _maker(recipe: Recipe) -> Make:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def held(folder: Path) -> Iterator[None]:
     """Keep others from training in the folder, or forgetting; under torchrun the first rank does."""
     if not (folder / "run.json").is_file():
         raise RunError(f"{folder} is no run folder: it has no run.json. Give what --run-folder or RunConfig named.")
