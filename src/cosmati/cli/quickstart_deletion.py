@@ -42,7 +42,7 @@ NUM_CANDIDATES = 3
 PROMPT_BYTES, CONTINUED_BYTES, MAX_MEASURED = 64, 8, 256
 NOTE = (
     "These are simple attacks, and what they don't find says little: stronger ones are known. The package is out since "
-    "its rows were never run, not since nobody finds them."
+    "its rows were never run, not since nobody finds them; what the new model still goes on with, others wrote too."
 )
 
 
@@ -155,7 +155,7 @@ def _forgotten(leaving: Leaving, recipe: Recipe, run: Path, out: Path, say: Say)
         if begun is None:
             begun = begin(Request.open(past, asked, make), "replay", out)
         elif not begun.is_of(asked.digest(past.salt), "replay", 0):
-            raise RunError(f"{out} is what was left of another run than {run}. Remove it, and run the quickstart again.")
+            raise RunError(f"{out} was left of another run than {run}. Remove it, and run the quickstart again.")
         return carry_out(past, asked, begun, make, out, delete_superseded=False, say=say)
 
 

@@ -5,20 +5,19 @@ The certificate is checked against the folder's own ledger first, and where that
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cosmati.errors import CosmatiError, ForgetError, RunError
+from cosmati.errors import CosmatiError, RefutedError, RunError
 from cosmati.explorer.wording import number
 from cosmati.forget.certificate import VerifiedCertificate, read_certificate, verify_certificate
 from cosmati.forget.deletion import Begun, begun_in, last_certificate
 from cosmati.forget.past_run import PastRun
 from cosmati.forget.planning import Option
-from cosmati.forget.succession import REQUEST
+from cosmati.forget.succession import CERTIFICATES, REQUEST
 from cosmati.ledger.evidence import NOBODY, TrustedEvidence
 from cosmati.records.deleted import DELETED_FILE, DeletedRecord
 from cosmati.records.ledger import CheckpointEntry
@@ -42,13 +41,13 @@ class DeletionView:
     """
 
     begun: Begun
-    num_steps: int
+    num_steps: int = 0
     problem: str = ""
     certificate: VerifiedCertificate | None = None
     digest: str = ""
     weights_before: str = ""
     about: DeletedRecord | None = None
-    commands: tuple[str, ...] = field(default=())
+    commands: tuple[str, ...] = ()
 
     @property
     def told(self) -> Mapping[str, Any]:
@@ -108,27 +107,31 @@ def read_deletion(folder: Path, *, witnesses: TrustedEvidence = NOBODY) -> Delet
         witnesses: whom the reader trusts to have seen the ledger.
 
     Raises:
-        ForgetError: what was asked can't be read. TamperError: the ledger doesn't verify.
+        ForgetError: what was asked can't be read. What doesn't verify is no error, but the view's problem.
     """
     begun = begun_in(folder) if (folder / REQUEST).is_file() else None
-    found = None if begun is None else last_certificate(folder, begun.plan.digest)
-    if begun is None or found is None:
+    if begun is None or not any((folder / CERTIFICATES).glob("*.json")):
         return None
-    path, told = found
-    num_steps = int(told["to"]["step"])
     try:
-        certificate = verify_certificate(path, folder / "ledger", witnesses=witnesses)
+        return _checked(folder, begun, witnesses)
     except CosmatiError as error:
-        return DeletionView(begun=begun, num_steps=num_steps, problem=str(error))
-    digest = read_certificate(path)[1]
+        return DeletionView(begun=begun, problem=str(error))
+
+
+def _checked(folder: Path, begun: Begun, witnesses: TrustedEvidence) -> DeletionView:
+    found = last_certificate(folder, begun.plan.digest)
+    if found is None:
+        raise RefutedError(f"No certificate in {folder / CERTIFICATES} is one that the ledger has signed for it.")
+    path, told = found
+    certificate, digest = verify_certificate(path, folder / "ledger", witnesses=witnesses), read_certificate(path)[1]
     return DeletionView(
         begun=begun,
-        num_steps=num_steps,
+        num_steps=int(told["to"]["step"]),
         certificate=certificate,
         digest=digest,
         weights_before=_weights_before(folder, told),
         about=_about(folder, digest),
-        commands=(f"cosmati forget verify {shlex.quote(str(path))}", _ledger_command(folder, told)),
+        commands=(f"cosmati forget verify {shlex.quote(str(path))}",),
     )
 
 
@@ -155,9 +158,3 @@ def _about(folder: Path, digest: str) -> DeletedRecord | None:
     except (OSError, UnicodeDecodeError, RunError):
         return None
     return found if found.certificate == digest else None
-
-
-def _ledger_command(folder: Path, told: Mapping[str, Any]) -> str:
-    classes = told["asked"]["classes"]
-    which = f"--class {shlex.quote(classes[0])}" if len(classes) == 1 else "--checkpoint " + str(told["to"]["step"])
-    return f"cosmati ledger query {shlex.quote(str(folder))} {which}"
