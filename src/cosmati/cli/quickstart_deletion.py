@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,9 @@ def _package_ids(task: LanguageTask, library: PythonLibrary) -> NDArray[np.int64
 
 
 def _forgotten(leaving: Leaving, recipe: Recipe, run: Path, out: Path, say: Say) -> Deletion:
-    asked, make = ToForget(rows=frozenset(leaving.row_ids.tolist())), maker(recipe)
+    # Measured at its end alone: the curve on the way is the other run's.
+    asked = ToForget(rows=frozenset(leaving.row_ids.tolist()))
+    make = maker(replace(recipe, config=replace(recipe.config, evaluate_every=None)))
     with held(run):
         past, begun = PastRun(run.resolve()), begun_in(out)
         if begun is None:

@@ -88,7 +88,7 @@ def _texts(view: DeletionView, steps: tuple[int, ...], turn: float, width: float
     had = f"the run: {len(steps):,} of {view.num_steps:,} steps had its rows"
     without = f"again from step {start:,}" + (", without them" if is_narrow else ": tombstones in their place")
     # Beside the turn where there's room, else from the left edge.
-    left = turn + 8 if width - turn > 420 and turn > _SIDE else _SIDE
+    left = turn + 8 if width - turn > (240 if is_narrow else 420) else _SIDE
     texts = [
         Text(_SIDE, 24, had, "head"),
         Text(left, _SECOND - 18, without, "head"),
@@ -101,6 +101,7 @@ def _texts(view: DeletionView, steps: tuple[int, ...], turn: float, width: float
             Text(right, _SECOND + 28, f"weights {view.told['to']['parameters'][:12]}", "key", "end"),
         ]
     contact = view.begun.plan.first_contact
-    if contact is not None and contact > view.num_steps // 12:
-        texts.append(Text(turn, _BOTTOM - 8, f"first contact: step {contact:,}", "small"))
+    place = _SIDE + (width - 2 * _SIDE) * (contact or 0) / max(1, view.num_steps)
+    if 70 < place < width - 220:  # where it meets neither end's words
+        texts.append(Text(place, _BOTTOM - 8, f"first contact: step {contact:,}", "small"))
     return texts

@@ -80,7 +80,7 @@ class DeletionView:
 
     def _measured(self, *, is_attack: bool) -> tuple[tuple[str, str, str], ...]:
         found = self.about.measures if self.about else ()
-        return tuple((m.name, number(m.before, 4), number(m.after, 4)) for m in found if m.is_attack == is_attack)
+        return tuple((m.name, _figure(m.before), _figure(m.after)) for m in found if m.is_attack == is_attack)
 
     @property
     def grounds(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
@@ -133,6 +133,11 @@ def _checked(folder: Path, begun: Begun, witnesses: TrustedEvidence) -> Deletion
         about=_about(folder, digest),
         commands=(f"cosmati forget verify {shlex.quote(str(path))}",),
     )
+
+
+def _figure(value: float) -> str:
+    """Return a count as one, and other figures with four digits."""
+    return f"{value:,.0f}" if value.is_integer() else number(value, 4)
 
 
 def _words(option: Option) -> tuple[str, str]:
