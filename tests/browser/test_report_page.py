@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cosmati.explorer.deletion_view import DeletionView, read_deletion
+from cosmati.cli.deletion_shown import read_deletion
+from cosmati.explorer.deletion_view import DeletionView
 from cosmati.explorer.report import write_report
 from cosmati.forget.asked import ToForget
 from cosmati.forget.certificate import read_certificate

@@ -1,4 +1,4 @@
-"""The quickstart's deletion, small: what leaves, that it's gone to the bit, after a kill too, and what the page says."""
+"""The quickstart's deletion, small: what leaves, that it's gone to the bit, a kill too, and what the page says."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from cosmati.cli.deletion_shown import read_deletion
 from cosmati.cli.quickstart_deletion import NUM_CANDIDATES, WITHOUT, forget_a_package, leaving_package
 from cosmati.cli.quickstart_governed import trained
 from cosmati.data.tombstoned import Tombstoned
 from cosmati.errors import RunError
-from cosmati.explorer.deletion_view import read_deletion
 from cosmati.explorer.report import render_report
 from cosmati.explorer.run_view import read_run
 from cosmati.forget.planning import EXACT
@@ -111,7 +111,7 @@ def test_killed_in_between_it_goes_on_to_the_same(output: Path, tmp_path: Path) 
 
 
 def test_what_is_done_is_not_done_again(output: Path) -> None:
-    forget_a_package(TASK, RECIPE, output / "governed-run", output / WITHOUT, lambda line: pytest.fail(line))
+    forget_a_package(TASK, RECIPE, output / "governed-run", output / WITHOUT, pytest.fail)
 
 
 def test_what_another_run_left_is_told_with_its_mend(output: Path, tmp_path: Path) -> None:
@@ -141,9 +141,11 @@ def test_the_page_has_plan_certificate_before_and_after(output: Path) -> None:
         f"cosmati forget verify {output / WITHOUT / 'certificates' / '0001.json'}",
     ):
         assert words in section, words
-    assert deletion.weights_before != deletion.told["to"]["parameters"]
-    assert deletion.weights_before[:16] in section
-    assert deletion.told["to"]["parameters"][:16] in section
+    words = deletion.certificate
+    assert words is not None
+    assert words.weights_before != words.weights_after
+    assert words.weights_before[:16] in section
+    assert words.weights_after[:16] in section
     assert section.count('class="had"') == 2 * len(found.steps), "once for a wide screen, and once for a narrow one"
     assert section.count('class="tombstone"') == 2 * len(found.steps)
     assert 'href="#deletion"' in page

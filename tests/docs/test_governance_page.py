@@ -124,7 +124,7 @@ def test_the_schedule_of_the_page_opens_what_it_says() -> None:
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder with `RUN`: a run under the page's own policy, of classes that it admits, denies and rejects."""
+    """Return the folder with `RUN`: a run under the page's own policy."""
     folder = tmp_path_factory.mktemp("questions")
     names = software_licences().classes
     tokens = torch.randint(255, (32, 9))

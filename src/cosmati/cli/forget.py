@@ -239,6 +239,8 @@ def _tells_documents(source: object) -> bool:
 
 
 def maker(recipe: Recipe) -> Make:
+    """Return what makes a recipe's trainer over other data, in another folder."""
+
     def make(wrap: Wrap, folder: Path | None, /, **config: Any) -> Trainer:  # noqa: ANN401  (settings of `RunConfig`)
         settings = dataclasses.replace(recipe.config, run_folder=folder, **config)
         return dataclasses.replace(recipe, data=lambda: wrap(recipe.data()), config=settings).trainer()

@@ -15,12 +15,12 @@ import torch
 import typer
 from rich.console import Console
 
+from cosmati.cli.deletion_shown import read_deletion
 from cosmati.cli.quickstart_deletion import WITHOUT
 from cosmati.cli.quickstart_governed import GOVERNED, PRICE, REHEARSAL, Signed, governed_and_priced, signed_or_declared
 from cosmati.cli.study import summary
 from cosmati.errors import DivergenceError, MissingExtraError, RunError
 from cosmati.explorer.class_marks import class_marks
-from cosmati.explorer.deletion_view import read_deletion
 from cosmati.explorer.drawing import Theme, chain_svg, heat_map_svg, tradeoff_svg
 from cosmati.explorer.evidence import committed_evidence
 from cosmati.explorer.price import Price

@@ -53,8 +53,8 @@ def deletion_drawing(view: DeletionView, *, is_narrow: bool = False) -> Deletion
         is_narrow: for a phone.
     """
     width = 350.0 if is_narrow else 960.0
-    plan, start, num_steps = view.begun.plan, view.begun.option.from_step, max(1, view.num_steps)
-    steps = view.about.steps if view.about else (() if plan.first_contact is None else (plan.first_contact,))
+    start, num_steps = view.from_step, max(1, view.num_steps)
+    steps = view.about.steps if view.about else (() if view.first_contact is None else (view.first_contact,))
 
     def x(step: float) -> float:
         return _SIDE + (width - 2 * _SIDE) * step / num_steps
@@ -68,9 +68,8 @@ def deletion_drawing(view: DeletionView, *, is_narrow: bool = False) -> Deletion
         *(Bar(x(one), _SECOND - _BAR / 2, thick, _BAR, "tombstone") for one in steps if one >= start),
     ]
     kept = tuple(
-        Kept(x(one.step), _FIRST, "clean" if one.status == "never had it" else "learnt", f"{one.path}: {one.status}")
-        for one in plan.derived
-        if one.kind == "checkpoint"
+        Kept(x(one.step), _FIRST, "clean" if one.is_clean else "learnt", f"{one.path}, step {one.step:,}")
+        for one in view.checkpoints
     )
     return DeletionDrawing(
         width,
@@ -84,7 +83,7 @@ def deletion_drawing(view: DeletionView, *, is_narrow: bool = False) -> Deletion
 
 def _texts(view: DeletionView, steps: tuple[int, ...], turn: float, width: float, *, is_narrow: bool) -> list[Text]:
     """Return the words: what each bar is, over it, and the steps below."""
-    start, right = view.begun.option.from_step, width - _SIDE
+    start, right, certificate = view.from_step, width - _SIDE, view.certificate
     had = f"the run: {len(steps):,} of {view.num_steps:,} steps had its rows"
     without = f"again from step {start:,}" + (", without them" if is_narrow else ": tombstones in their place")
     # Beside the turn where there's room, else from the left edge.
@@ -95,12 +94,12 @@ def _texts(view: DeletionView, steps: tuple[int, ...], turn: float, width: float
         Text(right, _BOTTOM - 8, f"step {view.num_steps:,}", "small", "end"),
         Text(_SIDE, _BOTTOM - 8, "step 0", "small"),
     ]
-    if not is_narrow:
+    if certificate is not None and not is_narrow:
         texts += [
-            Text(right, 24, f"weights {view.weights_before[:12]}", "key", "end"),
-            Text(right, _SECOND + 28, f"weights {view.told['to']['parameters'][:12]}", "key", "end"),
+            Text(right, 24, f"weights {certificate.weights_before[:12]}", "key", "end"),
+            Text(right, _SECOND + 28, f"weights {certificate.weights_after[:12]}", "key", "end"),
         ]
-    contact = view.begun.plan.first_contact
+    contact = view.first_contact
     place = _SIDE + (width - 2 * _SIDE) * (contact or 0) / max(1, view.num_steps)
     if 70 < place < width - 220:  # where it meets neither end's words
         texts.append(Text(place, _BOTTOM - 8, f"first contact: step {contact:,}", "small"))

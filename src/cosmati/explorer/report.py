@@ -139,7 +139,7 @@ def _chains(run: RunView) -> tuple[tuple[str, TrustDrawing], ...]:
 
 def _deletion_pictures(deletion: DeletionView | None) -> tuple[tuple[str, DeletionDrawing], ...]:
     """Return the picture of a replay, for wide and for narrow screens."""
-    if deletion is None or deletion.problem or deletion.begun.option.method != "replay":
+    if deletion is None or deletion.problem or deletion.method != "replay":
         return ()
     return ("wide", deletion_drawing(deletion)), ("narrow", deletion_drawing(deletion, is_narrow=True))
 
