@@ -61,8 +61,8 @@ def quickstart(
 
     A small language model learns from the Python source on this machine: a tuned baseline against a composition of
     methods, at several budgets and seeds. One more run is governed by a policy and keeps a ledger; runs without the
-    policy show what it costs, and one package of its data leaves it again. A second study tries methods on handwritten digits. What was stopped goes on
-    with the same command.
+    policy show what it costs, and one package of its data leaves it again. A second study tries methods on
+    handwritten digits. What was stopped goes on with the same command.
 
     \b
     Examples:

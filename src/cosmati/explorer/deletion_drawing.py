@@ -15,7 +15,7 @@ _SIDE = 8.0
 _LEAST = 1.2
 
 
-class Kept(NamedTuple):
+class DrawnCheckpoint(NamedTuple):
     """A checkpoint, at its place on the run that wrote it."""
 
     x: float
@@ -41,7 +41,7 @@ class DeletionDrawing:
     height: float
     texts: tuple[Text, ...]
     bars: tuple[Bar, ...]
-    checkpoints: tuple[Kept, ...]
+    checkpoints: tuple[DrawnCheckpoint, ...]
     turn: str
 
 
@@ -68,7 +68,7 @@ def deletion_drawing(view: DeletionView, *, is_narrow: bool = False) -> Deletion
         *(Bar(x(one), _SECOND - _BAR / 2, thick, _BAR, "tombstone") for one in steps if one >= start),
     ]
     kept = tuple(
-        Kept(x(one.step), _FIRST, "clean" if one.is_clean else "learnt", f"{one.path}, step {one.step:,}")
+        DrawnCheckpoint(x(one.step), _FIRST, "clean" if one.is_clean else "learnt", f"{one.path}, step {one.step:,}")
         for one in view.checkpoints
     )
     return DeletionDrawing(
