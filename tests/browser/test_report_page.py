@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cosmati.cli.deletion_shown import read_deletion
+from cosmati.explorer.deletion_view import DeletionView
 from cosmati.explorer.report import write_report
+from cosmati.forget.asked import ToForget
+from cosmati.forget.certificate import read_certificate
+from cosmati.records.deleted import DELETED_FILE, DeletedRecord, MeasureRecord, TaughtRecord
 from tests.browser.pages import sideways
 from tests.browser.test_every_page import NARROW, WIDE, findings
 from tests.explorer.samples import demo_study
 from tests.explorer.test_about import ABOUT, about_run, measured_run
 from tests.explorer.test_price import priced
+from tests.forget.samples import bare, forgotten, maker, rows_of_step, trained
+from tests.train.isolated.samples import source
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -29,8 +36,36 @@ _COLUMNS = """() => [...document.querySelectorAll("table.cards td")].filter((one
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = replace(measured_run(), about=ABOUT, governance=about_run().governance)
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    return write_report(path, title="Report", studies=[demo_study(3)], run=run, price=priced())
+    folder = tmp_path_factory.mktemp("page")
+    studies, deletion = [demo_study(3)], forgotten_rows(folder)
+    return write_report(
+        folder / "report.html", title="Report", studies=studies, run=run, price=priced(), deletion=deletion
+    )
+
+
+def forgotten_rows(folder: Path) -> DeletionView:
+    """Have a run forget rows, and return what a page shows of it."""
+    case = bare("MLP, low rank")
+    make = maker(case, data := source(case))
+    done = forgotten(trained(make, folder / "run"), ToForget(rows=rows_of_step(data, 3)), make, folder / "without")
+    assert done.certificate is not None
+    about = DeletedRecord(
+        certificate=read_certificate(done.certificate)[1],
+        what="colour 0.4.6",
+        class_name="open/psf",
+        num_rows=40,
+        steps=(3, 4),
+        taught=(TaughtRecord("all", 8, 2),),
+        measures=(
+            MeasureRecord("bits per byte, held out", 2.5, 2.6),
+            MeasureRecord("membership", 0.6, 0.5, is_attack=True),
+        ),
+        seconds=2.0,
+    )
+    (folder / "without" / DELETED_FILE).write_text(about.to_json())
+    found = read_deletion(folder / "without")
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

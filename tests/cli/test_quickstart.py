@@ -58,6 +58,9 @@ def test_it_writes_a_report_pictures_and_a_ledger_that_verifies(output: Path) ->
     page = (output / "report.html").read_text(encoding="utf-8")
     assert "python-language-model" in page
     assert "open/psf" in page
+    deletion = page.partition('aria-labelledby="deletion"')[2].partition("</section>")[0]
+    assert "nothing was rewritten" in deletion
+    assert str(output / "without-a-package" / "certificates" / "0001.json") in deletion
     for name in ("tradeoff-light", "tradeoff-dark", "policy-light", "policy-dark", "chain-light", "chain-dark"):
         assert ElementTree.parse(output / f"{name}.svg").getroot().tag.endswith("svg")
     report = verify_ledger(output / "governed-run" / "ledger")
@@ -158,6 +161,7 @@ def test_the_commands_that_it_names_work(output: Path) -> None:
         ["report", run],
         ["report", run, "--against", str(output / "price")],
         ["ledger", "query", run, "--class", "open/psf", "--region", "embedding"],
+        ["forget", "verify", str(output / "without-a-package" / "certificates" / "0001.json")],
         ["policy", "explain", "open/psf", "embedding", "--file", str(output / "policy.yaml")],
     ):
         result = CliRunner().invoke(app, command)
@@ -168,8 +172,10 @@ def test_it_goes_on_without_repeating_what_is_done(output: Path) -> None:
     lines = {path: path.read_text() for path in output.glob("*/runs.jsonl")}
     report = verify_ledger(output / "governed-run" / "ledger")
     attempts = {path: path.read_text() for path in output.glob("price/*/attempts.jsonl")}
+    forgotten = verify_ledger(output / "without-a-package" / "ledger")
     run_quickstart(output, size=SIZE, console=Console(file=io.StringIO()))
     assert len(lines) == 2
+    assert verify_ledger(output / "without-a-package" / "ledger") == forgotten
     assert all(path.read_text() == text for path, text in lines.items())
     assert verify_ledger(output / "governed-run" / "ledger") == report
     assert len(attempts) == 3

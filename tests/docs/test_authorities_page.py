@@ -17,7 +17,9 @@ from cosmati.data import vouching
 from cosmati.errors import CosmatiError
 from cosmati.provenance.authority import errors
 
-GOVERNANCE = (Path(__file__).parents[2] / "docs" / "governance.md").read_text()
+GOVERNANCE, POLICIES = (
+    (Path(__file__).parents[2] / "docs" / f"{name}.md").read_text() for name in ("governance", "policies")
+)
 PAGE = (Path(__file__).parents[2] / "docs" / "authorities.md").read_text()
 
 
@@ -40,12 +42,12 @@ def test_the_ceremony_and_the_example_run(
     assert f"{capsys.readouterr().out.strip()}" == re.findall(r"print\(.*\)  # (.*)", example)[0]
 
 
-def test_a_policy_is_signed_as_the_governance_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_is_signed_as_the_page_of_policies_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     text = GOVERNANCE.split("```yaml\n")[1].split("```")[0]
     Path("policy.yaml").write_text(text)
-    section = GOVERNANCE.partition("## Who has signed it")[2].partition("\n## ")[0]
+    section = POLICIES.partition("## Who has signed it")[2].partition("\n## ")[0]
     outputs = []
     for line in re.findall(r"```\n(cosmati.*?)```", section, re.DOTALL)[0].splitlines():
         result = CliRunner().invoke(app, shlex.split(line)[1:])
@@ -54,7 +56,7 @@ def test_a_policy_is_signed_as_the_governance_page_says(tmp_path: Path, monkeypa
     assert ["1 of 2 signatures" in said for said in outputs[-2:]] == [True, False]
     (root,) = re.findall(r"^  ([0-9a-f]{64})$", outputs[0], re.MULTILINE)
     (example,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    exec(compile(example, "governance.md", "exec"), names := {"ROOT": root})
+    exec(compile(example, "policies.md", "exec"), names := {"ROOT": root})
     assert names["policy"].digest == load_policy(text).digest
     assert names["policy"].signed_root == root
 

@@ -126,10 +126,10 @@ def run(  # noqa: PLR0913, PLR0917  (a command's options)
     """  # noqa: D301  (\b is click's mark for lines to leave as they are)
     own = None if recipe is None else load_recipe(recipe, settings or [])
     files: Files = {"rows": rows, "documents": documents, "packs": packs}
-    asked, make = _asked(classes, files, subject, subjects, own), None if own is None else _maker(own)
+    asked, make = _asked(classes, files, subject, subjects, own), None if own is None else maker(own)
     if repair_steps and yes and method != "ablate":
         raise ForgetError("Only an ablation is repaired: --repair-steps goes with --method ablate.")
-    with _held(run):
+    with held(run):
         past = PastRun(run.resolve())
         out = out or default_out(past, asked, method)
         # One that was begun isn't planned again: what it began from may be deleted by now.
@@ -205,7 +205,7 @@ def hold(
     own = None if recipe is None else load_recipe(recipe, settings or [])
     files: Files = {"rows": rows, "documents": documents, "packs": packs}
     asked = _asked(classes, files, subject, subjects, own)
-    with _held(run):
+    with held(run):
         past = PastRun(run)
         past.refuse_succeeded()
         if asked.classes and past.is_governed:
@@ -219,7 +219,7 @@ def release(
     run: RunFolderArgument, number: Annotated[int, typer.Argument(help="Of the hold.")], because: Because
 ) -> None:
     """Release a legal hold."""
-    with _held(run):
+    with held(run):
         holds.release(run, number, because)
     typer.echo(f"Hold {number} of {run} is released.")
 
@@ -269,7 +269,9 @@ def _asked_by_ids(option: IdKind, path: Path, recipe: Recipe | None) -> ToForget
     raise ForgetError(f"What ids of {kind} are to the run is up to how it reads its packs. Give its --recipe.")
 
 
-def _maker(recipe: Recipe) -> Make:
+def maker(recipe: Recipe) -> Make:
+    """Return what makes a recipe's trainer over other data, in another folder."""
+
     def make(wrap: Wrap, folder: Path | None, /, **config: Any) -> Trainer:  # noqa: ANN401  (settings of `RunConfig`)
         settings = dataclasses.replace(recipe.config, run_folder=folder, **config)
         return dataclasses.replace(recipe, data=lambda: wrap(recipe.data()), config=settings).trainer()
@@ -278,7 +280,7 @@ def _maker(recipe: Recipe) -> Make:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def held(folder: Path) -> Iterator[None]:
     """Keep others from training in the folder, or forgetting; under torchrun the first rank does."""
     if not (folder / "run.json").is_file():
         raise RunError(f"{folder} is no run folder: it has no run.json. Give what --run-folder or RunConfig named.")

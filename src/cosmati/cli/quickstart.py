@@ -15,6 +15,8 @@ import torch
 import typer
 from rich.console import Console
 
+from cosmati.cli.deletion_shown import read_deletion
+from cosmati.cli.quickstart_deletion import WITHOUT
 from cosmati.cli.quickstart_governed import GOVERNED, PRICE, REHEARSAL, Signed, governed_and_priced, signed_or_declared
 from cosmati.cli.study import summary
 from cosmati.errors import DivergenceError, MissingExtraError, RunError
@@ -25,6 +27,7 @@ from cosmati.explorer.price import Price
 from cosmati.explorer.report import write_report
 from cosmati.explorer.run_view import RunView
 from cosmati.explorer.trust_drawing import trust_drawing
+from cosmati.forget.succession import CERTIFICATES
 from cosmati.ledger.verify import verify_ledger
 from cosmati.recipes.quickstart import (
     QuickstartSize,
@@ -58,8 +61,8 @@ def quickstart(
 
     A small language model learns from the Python source on this machine: a tuned baseline against a composition of
     methods, at several budgets and seeds. One more run is governed by a policy and keeps a ledger; runs without the
-    policy show what it costs. A second study tries methods on handwritten digits. What was stopped goes on
-    with the same command.
+    policy show what it costs, and one package of its data leaves it again. A second study tries methods on
+    handwritten digits. What was stopped goes on with the same command.
 
     \b
     Examples:
@@ -102,6 +105,7 @@ def run_quickstart(
         run=run,
         price=price,
         evidence=committed_evidence(),
+        deletion=read_deletion(output / WITHOUT),
     )
     _say_what_next(output, report, studies, time.perf_counter() - began)
     return report
@@ -135,7 +139,9 @@ def _work(
     for line in _who_signs(signed, output / REHEARSAL):
         console.print(f"     {line}", highlight=False, soft_wrap=True)
     console.print(f"     and what the policy costs: with and without it, {len(size.seeds)} seeds", highlight=False)
-    run, price = governed_and_priced(size, trials, signed, output, commands)
+    console.print("     and what it takes to forget one package of its data", highlight=False)
+    say = partial(console.print, "    ", highlight=False, soft_wrap=True)
+    run, price = governed_and_priced(size, trials, signed, output, commands, say)
     console.print("3/4  Compare language models: baseline and composition", highlight=False)
     compare = partial(run_study, hardware=hardware, command=commands[0], console=console)
     language = compare(language_study(size, trials), output / "language-study")
@@ -187,7 +193,7 @@ def _say_what_next(output: Path, report: Path, studies: list[StudyRecord], secon
         typer.echo(f"\n{study.name}, {study.quality_name} against training time:")
         for line in summary(study):
             typer.echo(line)
-    run, price = output / GOVERNED, output / PRICE
+    run, price, without = output / GOVERNED, output / PRICE, output / WITHOUT
     found = verify_ledger(run / "ledger")
     if not found.has_ended:
         msg = f"The governed run in {run} hasn't ended. Run the quickstart again: it goes on from the last checkpoint."
@@ -195,8 +201,10 @@ def _say_what_next(output: Path, report: Path, studies: list[StudyRecord], secon
     typer.echo(f"\nLedger: {found.size} entries verify.  Done in {seconds:.0f} s.\n")
     typer.echo(f"Open the report:              {report}")
     shown, policy = shlex.quote(str(run)), shlex.quote(str(output / "policy.yaml"))
+    certificate = shlex.quote(str(without / CERTIFICATES / "0001.json"))
     typer.echo("A page of any other run:      cosmati report RUN")
     typer.echo(f"Verify the ledger yourself:   cosmati ledger verify {shown}")
     typer.echo(f"Ask it who taught what:       cosmati ledger query {shown} --class open/psf --region embedding")
+    typer.echo(f"Check the deletion:           cosmati forget verify {certificate}")
     typer.echo(f"Why is a cell as it is:       cosmati policy explain open/psf embedding --file {policy}")
-    typer.echo(f"Change the policy:            edit {policy}, remove {run} and {price}, run the quickstart again")
+    typer.echo(f"Change the policy:            edit {policy}, remove {run}, {without} and {price}, run it again")

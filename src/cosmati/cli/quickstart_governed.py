@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from cosmati.cli.quickstart_deletion import WITHOUT, forget_a_package
 from cosmati.corpora.python_library import PackageSource, PythonLibrary
 from cosmati.data.vouching import Vouches
 from cosmati.errors import TamperError
 from cosmati.explorer.price import Price, price_of, runs_below
 from cosmati.explorer.run_view import RECORD_FILE, RunView, read_run
+from cosmati.export.publishing import Say
 from cosmati.recipes.language_samples import write_bytes
 from cosmati.recipes.quickstart import QuickstartSize, Trial, governed_recipe
 from cosmati.recipes.recipe import Recipe
@@ -60,9 +62,9 @@ def signed_or_declared(size: QuickstartSize, policy: PolicyFile, folder: Path) -
 
 
 def governed_and_priced(
-    size: QuickstartSize, trials: Sequence[Trial], signed: Signed, output: Path, commands: Sequence[str]
+    size: QuickstartSize, trials: Sequence[Trial], signed: Signed, output: Path, commands: Sequence[str], say: Say
 ) -> tuple[RunView, Price]:
-    """Train under the policy and without it, one run for each seed, and read what it came to.
+    """Train under the policy and without it, one run for each seed; take a package out, and read what it came to.
 
     Runs that are there to their end aren't trained again.
 
@@ -72,6 +74,7 @@ def governed_and_priced(
         signed: policy and data of the governed runs.
         output: folder of the quickstart.
         commands: what makes all of it again.
+        say: told of the deletion, a line at a time.
 
     Raises:
         TamperError: the ledger of the run that is shown doesn't verify.
@@ -83,6 +86,7 @@ def governed_and_priced(
     with_policy = governed(seed=first)
     trained(with_policy, shown)
     tell(with_policy, shown, size, library, commands)
+    forget_a_package(size.language, with_policy, shown, output / WITHOUT, say)
     without, twin = recipe(None, seed=first), output / PRICE / f"ungoverned-{first}"
     trained(without, twin)
     tell(without, twin, size, library, ())

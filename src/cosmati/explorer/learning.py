@@ -114,7 +114,9 @@ def _exclusions(ledger: VerifiedLedger, pairs: Sequence[tuple[str, str]]) -> tup
     return tuple(
         f"No logged step gave rows tagged {name} any weight in {_listed([s.region for s in some], ledger)}: "
         f"{some[0].num_steps_scanned:,} steps with {some[0].num_class_microbatches:,} microbatches of the class were "
-        f"scanned, all of the {some[0].tree_size:,} entries under root {some[0].root[:16]}…"
+        f"scanned, all of the {some[0].tree_size:,} entries under root {some[0].root[:16]}…, by the tables of "
+        f"{'policy' if len(some[0].policy_digests) == 1 else 'policies'} "
+        f"{', '.join(f'{one[:16]}…' for one in some[0].policy_digests)}. Evidence: {some[0].evidence_level}."
         for name, some in found.items()
     )
 

@@ -10,6 +10,8 @@ from typing import Any
 from cosmati.errors import RunError
 from cosmati.explorer.about_view import licence_rows, plain_commands, sample_pairs, source_classes, split_exclusions
 from cosmati.explorer.class_marks import class_marks, classes_with_data
+from cosmati.explorer.deletion_drawing import DeletionDrawing, deletion_drawing
+from cosmati.explorer.deletion_view import DeletionView
 from cosmati.explorer.evidence import Evidence, shown_claims
 from cosmati.explorer.figures import Figure, tradeoff_figure
 from cosmati.explorer.loss_figure import own_metrics
@@ -40,6 +42,7 @@ def write_report(
     run: RunView | None = None,
     price: Price | None = None,
     evidence: Evidence | None = None,
+    deletion: DeletionView | None = None,
 ) -> Path:
     """Write the report page and return its path.
 
@@ -52,11 +55,12 @@ def write_report(
         run: The run whose training, plan, guarantees, policy and ledger are shown.
         price: What the run's policy cost.
         evidence: What was measured before and committed, to stand beside the studies.
+        deletion: What was taken out of the run, by the run that goes on without it.
 
     Raises:
         MissingExtraError: Jinja2 or Plotly isn't installed. RunError: the file can't be written.
     """
-    page = render_report(title=title, studies=studies, run=run, price=price, evidence=evidence)
+    page = render_report(title=title, studies=studies, run=run, price=price, evidence=evidence, deletion=deletion)
     path = Path(path).expanduser()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,6 +78,7 @@ def render_report(
     run: RunView | None = None,
     price: Price | None = None,
     evidence: Evidence | None = None,
+    deletion: DeletionView | None = None,
 ) -> str:
     """Return the report page as text; see `write_report`."""
     templates = template_environment()
@@ -92,6 +97,8 @@ def render_report(
         shown_evidence=shown_claims(evidence.claims) if evidence else (),
         data=safe_markup(embedded_json(page_data(views, figures))),
         plotly=safe_markup(plotly_source()),
+        deletion=deletion,
+        deletion_pictures=_deletion_pictures(deletion),
         **run_context(run, price),
     )
 
@@ -128,6 +135,13 @@ def _chains(run: RunView) -> tuple[tuple[str, TrustDrawing], ...]:
         return ()
     draw = partial(trust_drawing, run.trust, run.governance, class_marks(run))
     return ("wide", draw()), ("narrow", draw(is_narrow=True))
+
+
+def _deletion_pictures(deletion: DeletionView | None) -> tuple[tuple[str, DeletionDrawing], ...]:
+    """Return the picture of a replay, for wide and for narrow screens."""
+    if deletion is None or deletion.problem or deletion.method != "replay":
+        return ()
+    return ("wide", deletion_drawing(deletion)), ("narrow", deletion_drawing(deletion, is_narrow=True))
 
 
 def _headline(run: RunView) -> tuple[tuple[str, float | None, int], ...]:

@@ -255,7 +255,8 @@ def governed_recipe(
 ) -> Recipe:
     """Return the composition under a policy; with None, the same steps on the same data without one.
 
-    The first seed's runs are evaluated along the way, for their curves, the others at the end alone.
+    The first seed's runs are evaluated along the way, for their curves, the others at the end alone. Each quarter's
+    checkpoint is kept: a deletion begins from the last one before what is forgotten came.
 
     Args:
         size: of the run.
@@ -276,5 +277,5 @@ def governed_recipe(
         name="python-gpt-governed" if policy else "python-gpt-ungoverned",
         data=signed_data if authority else recipe.data,
         evaluation=size.language.evaluation_by_class,
-        config=replace(recipe.config, evaluate_every=every),
+        config=replace(recipe.config, evaluate_every=every, checkpoint_every="0.25dur", num_checkpoints=5),
     )
