@@ -11,6 +11,7 @@ from benchmarks import (
     decoding,
     import_cost,
     isolated_cost,
+    ledger_learning,
     ledger_queries,
     loop_overhead,
     method_cost,
@@ -42,6 +43,7 @@ BENCHMARKS = {
     "vouching": vouching.run,
     "policy_compile": policy_compile.run,
     "ledger_queries": ledger_queries.run,
+    "ledger_learning": ledger_learning.run,
 }
 
 

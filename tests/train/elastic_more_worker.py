@@ -70,7 +70,16 @@ def make_trainer(folder: Path, stop: int, *, draws_before_norm: bool = False) ->
         evaluation=Evaluation(batches(data, 32), {"accuracy": accuracy, "loss": Classification(5)}),
         observers=[StopAt(stop)],
         config=RunConfig(
-            budget=f"{STEPS}ba", num_microbatches=MICROBATCHES, num_threads=1, run_folder=folder, update_norm_every=3
+            budget=f"{STEPS}ba",
+            num_microbatches=MICROBATCHES,
+            num_threads=1,
+            run_folder=folder,
+            details_every=1,
+            update_norm_every=3,
+            direction_every=2,
+            update_direction_every=6,
+            digests_every=4,
+            entropy_every=5,
         ),
     )
 

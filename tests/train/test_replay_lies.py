@@ -26,9 +26,10 @@ from cosmati.ledger.writer import details_digest
 from cosmati.methods import EMA
 from cosmati.optim import AdamW
 from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry, StepEntry
-from cosmati.train import replay_span
-from cosmati.train.config import RunConfig
+from cosmati.train import replay_span, settings
+from cosmati.train.config import LEARNING_CADENCES, RunConfig
 from cosmati.train.facts import describe_environment
+from cosmati.train.identity import CADENCES
 from cosmati.train.replay import ReplayRequest, nearest_checkpoint
 from cosmati.train.run.checkpoints import publish_checkpoint, read_checkpoint, write_checkpoint
 from cosmati.train.trainer import Trainer
@@ -391,3 +392,84 @@ def test_a_ledger_that_says_nonsense_is_no_answer_or_differs(run: Path, told: st
     except CosmatiError:
         return
     assert found.outcome == "different" or told == "num_microbatches"
+
+
+LEARNING: dict[str, Any] = {
+    "direction_every": 2,
+    "update_direction_every": 3,
+    "digests_every": 3,
+    "entropy_every": 2,
+    "details_every": 2,
+}
+OTHER = "ADwAPAA8ADwAPAA8ADwAPAA8ADwAPAA8ADwAPAA8ADw="  # sixteen ones
+
+
+@pytest.fixture(scope="module")
+def measured_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("measured") / "run"
+    build("routed", folder, **LEARNING).fit()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        (("direction", "1", 1), OTHER, "direction of region head, microbatch 1: "),
+        (("direction", "2", 0), None, "direction of region body, microbatch 2: "),
+        (("entropy", "3", 0), 0.5, "entropy of region body, microbatch 3: "),
+        (("update_norm", 1), 2.0, "update norm of region head: "),
+        (("update_direction", 0), OTHER, "update direction of region body: "),
+        (("region_digests", "before", 1), "ab" * 32, "digest of region head before the step: "),
+        (("region_digests", "after", 0), "cd" * 32, "digest of region body after the step: "),
+    ],
+)
+def test_what_is_said_of_learning_and_signed_otherwise_is_found_and_named(
+    measured_once: Path, tmp_path: Path, path: tuple[str | int, ...], value: object, named: str
+) -> None:
+    run = Path(shutil.copytree(measured_once, tmp_path / "run"))
+    items = entries(run)
+    told = next(t for e, t in items if isinstance(e, StepEntry) and e.step == 6)
+    details = json.loads(json.dumps(told))
+    place = details
+    for key in path[:-1]:
+        place = place[key]
+    assert place[path[-1]] != value
+    place[path[-1]] = value
+    sign_again(run, changed(items, 6, details))
+    assert verify_ledger(run / "ledger").num_steps == 12  # it's consistent in itself
+    found = replayed(run, 5, 8, again("routed"))
+    assert found.outcome == "different"
+    assert [str(one).startswith(f"step 6, {named}") for one in found.differences] == [True]
+
+
+@pytest.mark.parametrize("name", ["direction", "entropy", "update_direction", "region_digests"])
+def test_what_was_left_out_of_a_step_or_put_in_is_found(measured_once: Path, tmp_path: Path, name: str) -> None:
+    run = Path(shutil.copytree(measured_once, tmp_path / "run"))
+    items = entries(run)
+    kept = {step: dict(t or {}) for e, t in items if isinstance(e, StepEntry) for step in [e.step]}
+    there = name in kept[6]
+    assert there
+    without = {key: value for key, value in kept[6].items() if key != name}
+    index = next(i for i, (e, _) in enumerate(items) if isinstance(e, StepEntry) and e.step == 6)
+    entry = items[index][0]
+    assert isinstance(entry, StepEntry)
+    items[index] = replace(entry, details_digest=details_digest(without)), without
+    sign_again(run, items)
+    assert {one.step for one in replayed(run, 5, 8, again("routed")).differences} == {6}
+    put_in = changed(entries(measured_once), 7, {name: kept[6][name]})
+    sign_again(run, put_in)
+    assert {one.step for one in replayed(run, 7, 8, again("routed")).differences} == {7}
+
+
+@pytest.mark.parametrize("with_checkpoints", [True, False])
+def test_an_earlier_releases_run_is_replayed_without_what_it_did_not_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_checkpoints: bool
+) -> None:
+    """Its ledger and its checkpoints name no such cadence: today's defaults would measure what no entry has."""
+    with monkeypatch.context() as before:
+        before.setattr(settings, "CADENCES", tuple(name for name in CADENCES if name not in LEARNING_CADENCES))
+        before.setattr(settings, "_NEUTRAL", (*settings._NEUTRAL, *LEARNING_CADENCES))
+        build("routed", tmp_path / "run", **dict.fromkeys(LEARNING_CADENCES, 0)).fit()
+    found = replayed(tmp_path / "run", 5, 9, again("routed", **LEARNING), with_checkpoints=with_checkpoints)
+    assert [str(one) for one in found.differences] == []
+    assert (found.outcome, found.skipped, found.num_roots) == ("equal", (), 1 if with_checkpoints else 3)

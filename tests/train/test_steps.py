@@ -275,9 +275,9 @@ def test_the_pass_that_is_applied_is_measured(monkeypatch: pytest.MonkeyPatch) -
     passes: list[tuple[int, bool]] = []
     step = trainer.assembly.layout.step
 
-    def noted(*given: Any, measure: bool) -> Any:
+    def noted(*given: Any, measure: bool, **others: Any) -> Any:
         passes.append((trainer.clock.step, measure))
-        return step(*given, measure=measure)
+        return step(*given, measure=measure, **others)
 
     monkeypatch.setattr(trainer.assembly.layout, "step", noted)
     trainer.fit()

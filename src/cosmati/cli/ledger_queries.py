@@ -9,19 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from cosmati.cli.ledger_folder import Folder, Key, Quorum, ReplayFile, Waiting, Witnesses, ledger_of
-from cosmati.cli.ledger_taught import records_of, say_rows, say_sources, say_taught
+from cosmati.cli.ledger_taught import records_of, say_learning, say_rows, say_sources, say_taught
 from cosmati.cli.subject_options import IndexFile, IndexKey
 from cosmati.errors import LedgerError
-from cosmati.ledger.derived.answers import ClassTaught, num_standing, policy_effects, steps_taught, taught
+from cosmati.ledger.derived.answers import ClassTaught, num_standing, policy_effects, require, steps_taught, taught
 from cosmati.ledger.derived.duck import has_duckdb
 from cosmati.ledger.derived.folder import place_of
+from cosmati.ledger.derived.learning import ClassLearning, region_moves
+from cosmati.ledger.derived.learning import learning as learning_of
 from cosmati.ledger.derived.opened import DerivedLedger, Milestone, open_derived, open_proven
 from cosmati.ledger.derived.views import MAX_SECONDS, RowForm, run_sql
 from cosmati.ledger.evidence import LEVEL_0, TrustedEvidence
@@ -34,6 +36,10 @@ READ_WHOLE = 10_000
 """Entries up to which a ledger is read whole for each answer: about a second."""
 _STEP_FOLDER = re.compile(r"step-(\d+)")
 
+AskedLearning = Annotated[
+    bool,
+    typer.Option("--learning", help="What was measured beside norms: directions, entropies, updates, digests."),
+]
 OfClass = Annotated[str | None, typer.Option("--class", help="Which regions did this class reach?")]
 OfRegion = Annotated[str | None, typer.Option("--region", help="Which classes reached this region?")]
 AskedBy = Annotated[
@@ -144,6 +150,7 @@ def query(  # noqa: PLR0913, PLR0917  (a command's options)
     checkpoint: AskedCheckpoint = "",
     each: AskedEach = "",
     steps: Annotated[bool, typer.Option("--steps", help="Say at which steps, as spans.")] = False,
+    learning: AskedLearning = False,
     prove: ProveOption = False,
     form: FormatOption = "table",
     vkey: Key = None,
@@ -165,6 +172,7 @@ def query(  # noqa: PLR0913, PLR0917  (a command's options)
       cosmati ledger query RUN --region embedding --steps
       cosmati ledger query RUN --class open/psf --region embedding
       cosmati ledger query RUN --checkpoint RUN/checkpoints/step-00000400 --each phase
+      cosmati ledger query RUN --class open/psf --learning
       cosmati ledger query RUN --by annotator=ada --recipe recipe.py
       cosmati ledger query RUN --by subject=4711 --key ~/keys/posts.key --recipe recipe.py
     """  # noqa: D301
@@ -180,6 +188,11 @@ def query(  # noqa: PLR0913, PLR0917  (a command's options)
         return
     if recipe or key or index:
         raise LedgerError("--recipe, --key and --index are for --by. Leave them out, or ask for somebody's rows.")
+    if learning:
+        if checkpoint or each or steps:
+            raise LedgerError("--learning takes all steps that stand. Leave out --checkpoint, --each and --steps.")
+        _say_learning(ledger_of(folder), class_name, region, form, vkey, trusted, prove=prove)
+        return
     if class_name and region and not (checkpoint or each or steps):
         _say_exclusion(ledger_of(folder), class_name, region, form, vkey, trusted)
         return
@@ -193,6 +206,31 @@ def query(  # noqa: PLR0913, PLR0917  (a command's options)
             typer.echo(line)
         return
     say_rows(records_of(chosen, spans, answer.said), form)
+
+
+def _say_learning(
+    directory: Path,
+    class_name: str | None,
+    region: str | None,
+    form: RowForm,
+    vkey: str | None,
+    trusted: TrustedEvidence,
+    *,
+    prove: bool,
+) -> None:
+    with _tables(directory, vkey, trusted, prove=prove) as (derived, said):
+        require(derived.classes, class_name, "class")
+        require(derived.regions, region, "region")
+        of_classes = [
+            o for o in learning_of(derived) if class_name in (None, o.class_name) and region in (None, o.region)
+        ]
+        moves = [one for one in region_moves(derived) if region in (None, one.region)]
+    if form != "table":
+        names = [field.name for field in fields(ClassLearning)]
+        say_rows((names, map(astuple, of_classes)), form)
+        return
+    say_learning(of_classes, () if class_name else moves)
+    typer.echo(f"{said}.")
 
 
 def _say_exclusion(

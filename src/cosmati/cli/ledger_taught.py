@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from cosmati.ledger.derived.answers import ClassTaught, StepSpan
+from cosmati.ledger.derived.learning import ClassLearning, RegionMoves
 from cosmati.ledger.derived.views import RowForm, written
 from cosmati.ledger.query import Contribution
 from cosmati.ledger.sources import sources_of
@@ -39,6 +40,33 @@ def say_taught(chosen: Sequence[ClassTaught], spans: dict[tuple[str, str], tuple
             typer.echo(f"  steps {words_of_spans(found[:_MAX_SPANS])}{more}")
     if not chosen:
         typer.echo("None.")
+
+
+def say_learning(of_classes: Sequence[ClassLearning], moves: Sequence[RegionMoves]) -> None:
+    """Say what was measured of classes and regions beside norms."""
+    for one in of_classes:
+        told = []
+        if one.num_directions:
+            along = "" if one.along_update is None else f", {one.along_update:+.2f} along the step's update"
+            told.append(f"{one.num_directions} directions{along}")
+        if one.first_entropy is not None:
+            told.append(f"entropy {one.first_entropy:.2f} at first, {one.last_entropy:.2f} at last")
+        typer.echo(f"{one.class_name:<22}{one.region:<16}{'; '.join(told)}")
+    for move in moves:
+        told = []
+        if move.mean_update is not None:
+            told.append(f"{move.num_updates} updates, of norm {move.mean_update:.3g} on average")
+        if move.num_digests:
+            told.append(f"digests of {move.num_digests} steps")
+        if move.broken_after:
+            steps = words_of_spans((step, step) for step in move.broken_after)
+            told.append(f"CHANGED BETWEEN STEPS, after {steps}")
+        typer.echo(f"region {move.region:<31}{'; '.join(told)}")
+    if not (of_classes or moves):
+        typer.echo("Nothing was measured beside norms: see direction_every, digests_every and entropy_every.")
+    typer.echo(
+        "Cosines are means over sketches, each off by about 0.25; neither they nor entropies say what had an influence."
+    )
 
 
 def words_of_spans(spans: Iterable[StepSpan]) -> str:

@@ -16,13 +16,24 @@ _MEASURED = (
     "loss",
     "gradient_norm",
     "packed_gradient_norm",
+    "direction",
+    "packed_direction",
+    "entropy",
+    "packed_entropy",
     "update_norm",
+    "update_direction",
+    "region_digests",
     "sub_steps",
     "kept_rows",
     "cell_microbatches",
     "left_out",
 )
 """Details that this release computes for every step: one that only the ledger has, or only the replay, differs."""
+
+_BY_REGION = frozenset(
+    {*(name for name in _MEASURED if name.endswith(("norm", "direction", "entropy"))), "region_digests"}
+)
+"""Details that have a value for each region, of a microbatch or of all."""
 
 _OF_THE_CLOCK = ("when",)
 """Details that no replay can give again."""
@@ -168,8 +179,10 @@ def _leaves(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[t
 def _label(name: str, path: tuple[str | int, ...], regions: Sequence[str]) -> str:
     """Return which value of a step's details it is, in words."""
     words = name.replace("_", " ")
-    by_region = {"update_norm": 1, "gradient_norm": 2, "packed_gradient_norm": 2}.get(name)
-    if by_region == len(path) and isinstance(path[-1], int) and path[-1] < len(regions):
+    depth = 1 if name.startswith("update") else 2
+    if name in _BY_REGION and len(path) == depth and isinstance(path[-1], int) and path[-1] < len(regions):
+        if name == "region_digests":
+            return f"digest of region {regions[path[-1]]} {path[0]} the step"
         return ", ".join([f"{words} of region {regions[path[-1]]}", *(f"microbatch {m}" for m in path[:-1])])
     return " ".join([words, *map(str, path)])
 

@@ -60,6 +60,8 @@ Details of a step (a microbatch whose norm is off its cadence is absent from "gr
      "gradient_norm": {"<microbatch index>": [norm per region; null where the gradient is absent], ...},
      "update_norm": [norm per region; null where absent] | null,
      "loss": float | null,
+     "direction": {...}, "entropy": {...}, "update_direction": [...], "region_digests": {...},   on their cadences:
+                                                                                `cosmati.ledger.learning` has them
      "sub_steps": [{"regions": [index, ...], "weights": [weight per microbatch]}, ...],
      "kept_rows": {"<microbatch index>": [slot, ...], ...}, ...}
 
@@ -71,8 +73,9 @@ whose tokens were left out has none of these. The details of such a step have::
     {"cell_microbatches": [microbatch index of each cell],
      "packed_gradient_norm": {"<microbatch index>": [norm per region], ...}, ...}
 
-and "gradient_norm" and the weights of "sub_steps" are by cell. The norm of a microbatch of several classes is none of
-any class, so it isn't in "gradient_norm". "kept_rows" stays by microbatch.
+and "gradient_norm", "direction", "entropy" and the weights of "sub_steps" are by cell. What was measured of a
+microbatch of several classes is of none of them, so it isn't there, and is in "packed_gradient_norm",
+"packed_direction" and "packed_entropy". "kept_rows" stays by microbatch.
 
 "sub_steps" says which regions had a parameter that learnt in each sub-step (the others were frozen), and what each
 microbatch weighed in it. It is absent where there was one, in which all learnt by the cells' weights.

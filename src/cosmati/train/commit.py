@@ -14,10 +14,13 @@ from cosmati.core.clock import Clock
 from cosmati.train.applied import AppliedMethods, Trace
 from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.buffers import LayerStatistic
+from cosmati.train.due_details import DueDetails
 from cosmati.train.finite import FiniteCheck
-from cosmati.train.gradients import StepGradients, StepInput, StepPasses, update_norms_since
+from cosmati.train.gradients import StepGradients, StepInput, StepPasses
+from cosmati.train.leaf_facts import LeafFigures
 from cosmati.train.marks import Repeated
 from cosmati.train.outcome import Taught
+from cosmati.train.region_changes import RegionUpdate, update_since
 from cosmati.train.timing import Stopwatch
 
 
@@ -28,18 +31,18 @@ class Committed(NamedTuple):
         first: gradients of the first sub-step.
         losses: mean loss of each sub-step.
         taught: what each sub-step taught.
-        norms: each microbatch's gradient norm by region, over all sub-steps [V, regions], where it was asked for.
+        figures: of each microbatch by region, over all sub-steps.
         learnt: names of the parameters that moved.
-        update_norms: norm of the change by region [regions], where it was asked for.
+        update: their change by region, where it was asked for.
         statistics: what BatchNorm is to be taught.
     """
 
     first: StepGradients
     losses: Sequence[Tensor]
     taught: Sequence[Taught]
-    norms: Tensor | None
+    figures: LeafFigures
     learnt: frozenset[str]
-    update_norms: Tensor | None
+    update: RegionUpdate | None
     statistics: Sequence[LayerStatistic]
 
 
@@ -64,15 +67,14 @@ class Commit:
         self._stopwatch = stopwatch
         self._tell = tell
 
-    def __call__(self, step: StepInput, clock: Clock, finite: FiniteCheck, *, measure: bool, follow: bool) -> Committed:
+    def __call__(self, step: StepInput, clock: Clock, finite: FiniteCheck, due: DueDetails) -> Committed:
         """Commit a step.
 
         Args:
             step: what it trains on.
             clock: where the run stands.
             finite: the look before a commit.
-            measure: take each leaf's norm by region.
-            follow: take the update's norm by region, for which the parameters are copied.
+            due: what is measured. For the update, the parameters are copied.
 
         Raises:
             DivergenceError: a loss or a gradient isn't finite. Nothing of the step is kept, nor of earlier sub-steps.
@@ -82,7 +84,7 @@ class Commit:
         turns = [turn for turn in a.turns if clock.step % turn.every == 0]
         undo = self._remember() if len(a.turns) > 1 else None
         given = Repeated(step.batches) if len(turns) > 1 else None
-        before = a.layout.weights().copied() if follow else None
+        before = a.layout.weights().copied() if due.update else None
         found: list[StepGradients] = []
         learnt: frozenset[str] = frozenset()
         statistics: list[LayerStatistic] = []
@@ -91,7 +93,8 @@ class Commit:
                 if given is not None:
                     reader = f"The sub-step {turn.name!r} of step {clock.step}"
                     step = dataclasses.replace(step, batches=given.given_to(reader))
-                gradients = self._passes(step, turn, measure=measure)
+                own = due if not found else dataclasses.replace(due, entropy=False)
+                gradients = self._passes(step, turn, own)
                 self._stopwatch.lap("method")
                 if not found and a.statistics.layers:
                     statistics = a.statistics.taught(gradients.statistics, a.ranks, partial(self._teaches, step))
@@ -107,11 +110,10 @@ class Commit:
             if undo is not None:
                 undo()
             raise
-        update_norms = None if before is None or not learnt else update_norms_since(a.layout, before)
+        update = None if before is None or not learnt else update_since(a.layout, before, due.update_sketch)
         taught = [Taught(self._regions_of(turn, step), own.weights) for turn, own in zip(turns, found, strict=True)]
-        return Committed(
-            found[0], [own.loss for own in found], taught, _joined(found), learnt, update_norms, statistics
-        )
+        figures = found[0].figures.joined([one.figures for one in found[1:]])
+        return Committed(found[0], [own.loss for own in found], taught, figures, learnt, update, statistics)
 
     def _teaches(self, step: StepInput, microbatch: int, layer: str) -> bool:
         return self._a.router.teaches(step.routes[microbatch], layer)
@@ -143,15 +145,6 @@ class Commit:
                     group.update(own)
 
         return undo
-
-
-def _joined(found: Sequence[StepGradients]) -> Tensor | None:
-    """Return the norms over all sub-steps, each of which has parameters of its own; NaN where none has a gradient."""
-    norms = [gradients.norms for gradients in found if gradients.norms is not None]
-    if len(norms) < 2:
-        return norms[0] if norms else None
-    stacked = torch.stack(norms)
-    return torch.where(stacked.isnan().all(0), torch.nan, stacked.nan_to_num(nan=0.0).square().sum(0).sqrt())
 
 
 def _copied(value: Any) -> Any:  # noqa: ANN401  (whatever an optimizer keeps)

@@ -21,6 +21,9 @@ Precision = Literal["float32", "bfloat16"]
 CHANGEABLE = ("policy", "budget", "schedule")
 """What a resumed run may change where it's asked for by name."""
 
+LEARNING_CADENCES = ("direction_every", "update_direction_every", "digests_every", "entropy_every")
+"""Settings that say how often the ledger has more of what was learnt than its norm; 0 is never."""
+
 WITNESSING = ("witnesses", "witness_quorum", "ledger_profile")
 """Settings that say who cosigns the ledger, and nothing of how the run trains."""
 
@@ -72,6 +75,10 @@ class RunConfig(NamedSettings):
         details_every: steps between the ledger's gradient norms by class and region, which cost a pass over each
             microbatch's gradients.
         update_norm_every: steps between the ledger's update norms, which cost a copy of the parameters.
+        direction_every: steps between sketches of the gradients' directions by class and region; 0 takes none.
+        update_direction_every: likewise of the update's direction by region, under a policy.
+        digests_every: steps before and after which each region's parameters are hashed for the ledger; 0 for never.
+        entropy_every: steps between entropy profiles: by class, of what each region computes; 0 for never.
         check_every: commits between looks at whether loss and gradient are finite, on an accelerator; each look waits
             for it. With 1 nothing bad is ever committed, as on a CPU; a checkpoint is never written before a look.
         on_divergence: `stop`, or `skip` a step whose loss or gradient isn't finite: it's recorded, and the run goes on.
@@ -136,6 +143,10 @@ class RunConfig(NamedSettings):
     ledger: bool | None = None
     details_every: int = 4
     update_norm_every: int = 10
+    direction_every: int = 200
+    update_direction_every: int = 200
+    digests_every: int = 0
+    entropy_every: int = 0
     check_every: int = 1
     on_divergence: Literal["stop", "skip"] = "stop"
     change: tuple[str, ...] | str = ()
@@ -178,6 +189,7 @@ class RunConfig(NamedSettings):
                 object.__setattr__(self, name, tuple(one.strip() for one in given.split(",")))
         object.__setattr__(self, "witnesses", tuple(self.witnesses))
         self._check_witnesses()
+        self._check_learning()
         named = (self.artifacts,) if isinstance(self.artifacts, Artifact) else self.artifacts
         object.__setattr__(self, "artifacts", distinct(named))
         if unknown := sorted({*self.change} - {*CHANGEABLE}):
@@ -187,6 +199,18 @@ class RunConfig(NamedSettings):
             if getattr(self, name) < 1:
                 msg = f"RunConfig.{name} = {getattr(self, name)}; it must be at least 1."
                 raise PlanError(msg)
+
+    def _check_learning(self) -> None:
+        for name in LEARNING_CADENCES:
+            if getattr(self, name) < 0:
+                msg = f"RunConfig.{name} = {getattr(self, name)}; it's a number of steps, or 0 for never."
+                raise PlanError(msg)
+        if self.entropy_every and self.compile_blocks:
+            msg = (
+                "entropy_every reads what modules compute through hooks, and with these a compiled block would be "
+                "compiled to other bits. Leave out entropy_every, or compile_blocks."
+            )
+            raise PlanError(msg)
 
     def _check_witnesses(self) -> None:
         num = len(self.witnesses)

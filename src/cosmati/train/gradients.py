@@ -31,11 +31,13 @@ from cosmati.train.applied import Trace
 from cosmati.train.assembly import Assembly, Turn
 from cosmati.train.collectives import refuse_unmet, unmet
 from cosmati.train.cutting import shortage
+from cosmati.train.due_details import DueDetails
+from cosmati.train.entropy_profile import EntropyProfile
 from cosmati.train.foreign_reads import foreign_read
 from cosmati.train.forward_watch import ForwardWatch, loss_roots
 from cosmati.train.held import remember
-from cosmati.train.layout.layout import Layout, Slot
-from cosmati.train.leaf_facts import ALONE, NO_LEAF, SHORT, LeafFacts, even_loss, table_of
+from cosmati.train.layout.layout import Slot
+from cosmati.train.leaf_facts import ALONE, NO_LEAF, SHORT, LeafFacts, LeafFigures, even_loss, figures_in, table_of
 from cosmati.train.marks import Repeated
 from cosmati.train.passing import PassingMethods
 from cosmati.train.routes import Route
@@ -77,8 +79,7 @@ class StepGradients(NamedTuple):
         root: mean gradients; what no microbatch has taught is absent.
         loss: mean over the step's weight, scalar; 0 where nothing was offered.
         weights: weight of each microbatch, float64 [V].
-        norms: each microbatch's norm by region as it enters the mean, float64 [V, regions], NaN where absent; None
-            where not asked for.
+        figures: each microbatch's norm and direction by region as it enters the mean, and entropy; NaN where absent.
         num_rows: rows of each microbatch that took part, float64 [V].
         labels: of each microbatch, by the source's class, float64 [V, classes]; None where rows aren't packs.
         statistics: what BatchNorm saw in each of this rank's microbatches.
@@ -87,7 +88,7 @@ class StepGradients(NamedTuple):
     root: Pieces
     loss: Tensor
     weights: Tensor
-    norms: Tensor | None
+    figures: LeafFigures
     num_rows: Tensor
     labels: Tensor | None
     statistics: list[Tensor]
@@ -117,6 +118,7 @@ class StepPasses:
         self._apart = RunApart(assembly.model, self._roots)
         self._again: tuple[Method, ...] = assembly.plan.with_hook("perturbation")
         self._passing = PassingMethods(assembly)
+        self._profile = EntropyProfile(assembly.model, assembly.regions)
         a = assembly
         self.watch = ForwardWatch(
             a.model,
@@ -127,13 +129,14 @@ class StepPasses:
             a.statistics.repeated,
         )
 
-    def __call__(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
+    def __call__(self, step: StepInput, turn: Turn, due: DueDetails) -> StepGradients:
         """Return the gradients of a sub-step.
 
         Args:
             step: what it trains on.
             turn: the loss and who learns from it.
-            measure: take each leaf's norm by region, in the pass whose gradients are applied.
+            due: what is measured: norms and directions of each leaf, in the pass whose gradients are applied; and in
+                the first pass, by the weights as they are, entropies.
 
         Raises:
             PlanError: a parameter was frozen since the plan. (Between sub-steps a loss may do so for a while.)
@@ -142,7 +145,7 @@ class StepPasses:
         if turn is self._a.turns[0] and not all(p.tensor.requires_grad for p in self._a.layout.parameters):
             self._a.check_unchanged()
         given = Repeated(step.batches) if self._again else None
-        gradients = self._pass(step, turn, measure=measure)
+        gradients = self._pass(step, turn, due)
         # Afterwards, when it's known whether they wait for other ranks, who may not look: then nothing is promised.
         if self.watch.is_on and self._a.policy is not None and not self._a.ranks.has_met:
             self._look(step, turn)
@@ -156,11 +159,12 @@ class StepPasses:
                 reader = f"The second pass of step {step.positions[0].clock.step}, for {type(method).__name__},"
                 again = dataclasses.replace(step, batches=given.given_to(reader))
                 with self._a.layout.perturbed(offsets):
-                    applied = self._pass(again, turn, measure=measure)
-                gradients = gradients._replace(root=applied.root, norms=applied.norms)
+                    applied = self._pass(again, turn, dataclasses.replace(due, entropy=False))
+                figures = applied.figures._replace(entropies=gradients.figures.entropies)
+                gradients = gradients._replace(root=applied.root, figures=figures)
         return gradients
 
-    def _pass(self, step: StepInput, turn: Turn, *, measure: bool) -> StepGradients:
+    def _pass(self, step: StepInput, turn: Turn, due: DueDetails) -> StepGradients:
         """Run this rank's microbatches forward and backward, and sum over all ranks.
 
         Raises:
@@ -171,11 +175,12 @@ class StepPasses:
         why = ""
         learns = turn.learning(step.frozen)
         seen: list[LeafFacts] = []
-        norms: list[Tensor] = []
+        norms, sketches, entropies = list[Tensor](), list[Tensor](), list[Tensor]()
         statistics: list[Tensor] = []
         admitted = [route.weights for route in step.routes]
         alone = unmet(a.ranks.world, [route.offered for route in step.routes])
-        with a.layout.step(admitted, learns, measure=measure) as sums, self.watch.around():
+        opened = a.layout.step(admitted, learns, measure=due.norms, sketch=due.sketch)
+        with opened as sums, self.watch.around(), self._profile.reading(is_on=due.entropy):
             for batch, position in zip(step.batches, step.positions, strict=True):
                 mark = a.statistics.clear()
                 route = step.routes[position.microbatch]
@@ -187,27 +192,27 @@ class StepPasses:
                         found, why = self._tried(run, route, is_alone=position.microbatch in alone)
                     seen.append(found)
                 norms += slot.norms
+                sketches += slot.sketches
+                entropies += self._profile.read()
                 if a.statistics.layers:
                     statistics.append(a.statistics.read(mark))
                 self._tell("leaf")
                 self._stopwatch.lap("backward")
             num_classes = a.router.num_classes if any(route.tokens for route in step.routes) else 0
-            facts = a.layout.gather(table_of(seen, norms, num_classes, a.device))
+            facts = a.layout.gather(table_of(seen, (norms, sketches, entropies), num_classes, a.device))
             labels, facts = facts[:, :num_classes], facts[:, num_classes:]
             if why or a.ranks.is_parallel:
                 _refuse_failed(facts[:, 5].tolist(), why)
             self._tell("tree")
             denominators = None if scale is None else self._denominators(facts[:, 1], step.routes, scale, labels)
             root = sums.root(denominators)
-        losses, weights, num_rows, leaf_norms = facts[:, 0], facts[:, 1], facts[:, 2], facts[:, 6:]
+        losses, weights, num_rows = facts[:, 0], facts[:, 1], facts[:, 2]
         # Without any weight nothing is learnt, and there is no mean to take.
         loss = losses.sum() / torch.where(weights.sum() == 0, 1.0, weights.sum())
         loss = even_loss(loss, facts[:, 3], facts[:, 4])
-        if measure and denominators is not None:
-            leaf_norms = leaf_norms / denominators
+        figures = figures_in(facts[:, 6:], due, denominators, len(a.regions.names))
         self._stopwatch.lap("backward")
-        told = labels if num_classes else None
-        return StepGradients(root, loss, weights, leaf_norms if measure else None, num_rows, told, statistics)
+        return StepGradients(root, loss, weights, figures, num_rows, labels if num_classes else None, statistics)
 
     def _tried(self, run: Callable[[], LeafFacts], route: Route, *, is_alone: bool) -> tuple[LeafFacts, str]:
         """Run a microbatch; return what it tells, and why memory was too short, empty where it wasn't.
@@ -329,17 +334,6 @@ class StepPasses:
             if route.tokens is not None:
                 line.copy_(weight * route.tokens.teachers(own) / own.sum().clamp(min=1))
         return admitted.sum(0) * scale
-
-
-def update_norms_since(layout: Layout, before: Pieces) -> Tensor:
-    """Return the norm of the parameters' change by region: [regions]."""
-    change = layout.weights().map(lambda weight, earlier: weight.detach() - earlier, before)
-    # Of all regions at once, so that narrow parameters' norms are brought to the type of the widest.
-    norms = torch.stack(change.cut.norms(change.tensors))
-    members: dict[int, list[int]] = {}
-    for index, name in enumerate(change.names):
-        members.setdefault(change.regions[name], []).append(index)
-    return torch.stack([torch.linalg.vector_norm(norms[members[region]]) for region in sorted(members)])
 
 
 def _refuse_failed(failures: Sequence[float], why: str) -> None:

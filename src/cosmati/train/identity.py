@@ -26,7 +26,7 @@ from cosmati.core.plain import encode
 from cosmati.core.source import Source
 from cosmati.core.state import parameter_root
 from cosmati.errors import CheckpointError
-from cosmati.train.config import CHANGEABLE
+from cosmati.train.config import CHANGEABLE, LEARNING_CADENCES
 from cosmati.train.content import content_digest
 from cosmati.train.options import DECLARED, Described, name_of
 from cosmati.train.script_names import by_file
@@ -41,6 +41,7 @@ CADENCES = (
     "evaluate_every",
     "details_every",
     "update_norm_every",
+    *LEARNING_CADENCES,
     "check_every",
     "on_divergence",
 )

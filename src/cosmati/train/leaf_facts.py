@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cosmati.errors import BatchError
+from cosmati.train.direction_sketch import WIDTH
+from cosmati.train.due_details import DueDetails
 
 SHORT, ALONE = 1.0, 2.0
 
@@ -69,16 +71,74 @@ def even_loss(loss: Tensor, num_labels: Tensor, keys: Tensor) -> Tensor:
     return loss
 
 
-def table_of(seen: Sequence[LeafFacts], norms: Sequence[Tensor], num_classes: int, device: torch.device) -> Tensor:
-    """Return labels by class, other facts and norms of each microbatch: [n, classes + 6 + regions]."""
+class LeafFigures(NamedTuple):
+    """What is measured of leaves by region, on its cadence; a kind that isn't due is None, or has no column.
+
+    Attributes:
+        norms: float64 [microbatches, regions].
+        sketches: of their directions, float64 [microbatches, regions, 16].
+        entropies: of activations, float64 [microbatches, regions].
+    """
+
+    norms: Tensor | None = None
+    sketches: Tensor | None = None
+    entropies: Tensor | None = None
+
+    def joined(self, others: Sequence[LeafFigures]) -> LeafFigures:
+        """Return the figures over several sub-steps, each of which has parameters of its own; entropies of this one."""
+        norms = [one.norms for one in (self, *others) if one.norms is not None]
+        sketches = [one.sketches for one in (self, *others) if one.sketches is not None]
+        if len(norms) < 2:
+            return self
+        squared = _total(torch.stack(norms), torch.Tensor.square)
+        return LeafFigures(squared.sqrt(), _total(torch.stack(sketches)) if sketches else None, self.entropies)
+
+
+def _total(stacked: Tensor, form: Callable[[Tensor], Tensor] = torch.Tensor.clone) -> Tensor:
+    """Return the sum over the first dimension, without NaN; NaN where there's nothing else."""
+    return torch.where(stacked.isnan().all(0), torch.nan, form(stacked.nan_to_num(nan=0.0)).sum(0))
+
+
+def table_of(
+    seen: Sequence[LeafFacts], figures: Sequence[Sequence[Tensor]], num_classes: int, device: torch.device
+) -> Tensor:
+    """Return labels by class, other facts and figures of each microbatch: [n, classes + 6 + columns of figures].
+
+    Args:
+        seen: of each microbatch.
+        figures: norms, sketches and entropies, of each microbatch all regions'; a kind that isn't due is empty.
+        num_classes: of the source, where rows are packs; else 0.
+        device: of the table.
+    """
     columns: list[Tensor] = []
     if num_classes:
         none = torch.zeros(num_classes, dtype=torch.float64, device=device)
         columns += torch.stack([none if one.labels is None else one.labels for one in seen]).unbind(1)
     columns += [_column([getattr(one, field) for one in seen], device) for field in LeafFacts._fields[:-1]]
-    if norms:
-        columns += torch.stack(list(norms)).view(len(seen), -1).unbind(1)
+    for kind in figures:
+        if kind:
+            columns += torch.stack(list(kind)).to(device, torch.float64).view(len(seen), -1).unbind(1)
     return torch.stack(columns, dim=1)
+
+
+def figures_in(table: Tensor, due: DueDetails, denominators: Tensor | None, num_regions: int) -> LeafFigures:
+    """Return the figures of all microbatches from the last columns of their table, as they enter the mean.
+
+    Args:
+        table: columns of `table_of` after the facts.
+        due: what has columns.
+        denominators: of each region, float64 [regions]; None where nothing is divided.
+        num_regions: of the model.
+    """
+    sizes = [num * num_regions for num, is_due in ((1, due.norms), (WIDTH, due.sketch), (1, due.entropy)) if is_due]
+    parts = iter(table.split(sizes, dim=1) if sizes else ())
+    norms = next(parts) if due.norms else None
+    sketches = next(parts).unflatten(1, (num_regions, WIDTH)) if due.sketch is not None else None
+    entropies = next(parts) if due.entropy else None
+    if denominators is None:
+        return LeafFigures(norms, sketches, entropies)
+    norms = None if norms is None else norms / denominators
+    return LeafFigures(norms, None if sketches is None else sketches / denominators[:, None], entropies)
 
 
 def _column(values: Sequence[Tensor | float], device: torch.device) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cosmati.core.batch import Batch
 from cosmati.core.clock import Clock
+from cosmati.train.region_changes import RegionDigests
 from cosmati.train.routes import Route
 
 
@@ -42,7 +43,11 @@ class StepOutcome(NamedTuple):
         num_rows: rows of each microbatch that took part [V], or None on the short road.
         labels: of each microbatch, labels by the source's class [V, classes], where rows are packs; None otherwise.
         norms: each microbatch's gradient norm by region [V, regions], when it was measured.
-        update_norms: norm of the parameters' change by region [regions], when it was measured.
+        sketches: of these gradients' directions [V, regions, 16], likewise (`DirectionSketch`).
+        entropies: spectral entropy of what each region computed of each microbatch [V, regions], likewise.
+        update_norms: norm of the parameters' change by region [regions], likewise.
+        update_sketches: of its direction [regions, 16], likewise.
+        digests: of each region before and after the step, likewise.
         taught: for each sub-step, what it taught; empty on the short road.
         given: this rank's microbatches as the data gave them; empty on the short road.
         learning_rates: of each optimizer's first group, in this step.
@@ -59,7 +64,11 @@ class StepOutcome(NamedTuple):
     num_rows: Tensor | None = None
     labels: Tensor | None = None
     norms: Tensor | None = None
+    sketches: Tensor | None = None
+    entropies: Tensor | None = None
     update_norms: Tensor | None = None
+    update_sketches: Tensor | None = None
+    digests: RegionDigests | None = None
     taught: Sequence[Taught] = ()
     given: Sequence[Batch] = ()
     learning_rates: Sequence[float] = ()

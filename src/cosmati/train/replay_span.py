@@ -20,7 +20,7 @@ from cosmati.ledger.reader import VKEY_FILE
 from cosmati.ledger.standing import RecipeSpan, StandingSteps
 from cosmati.provenance.voucher import FOLDER, Withdrawn
 from cosmati.routing.policy_file import PolicyFile
-from cosmati.train.config import CHANGEABLE, RunConfig
+from cosmati.train.config import CHANGEABLE, LEARNING_CADENCES, RunConfig
 from cosmati.train.facts import describe_environment
 from cosmati.train.identity import CADENCES, SURROUNDINGS, Change, changes, differences, kind_of
 from cosmati.train.observers.observer import Observer
@@ -190,7 +190,7 @@ class SpanAgain:
         how a policy's phases were cut when a class was rejected, which a resume counts otherwise.
         """
         made = read_checkpoint(self._scratch / "checkpoints" / f"step-{step:08d}")
-        known = [made.facts, *([] if self._start is None else [self._start.facts])]
+        known = [made.facts, *([] if self._start is None else [self._start.facts]), self._as_then(made.facts)]
         told = product(known, known, (False, True), (True, False))
         digest = made.state_digest
         for identity, phases, was_read, is_told in told:
@@ -199,6 +199,11 @@ class SpanAgain:
             if signed_digest_of(digest, {**made.facts, **facts}) in signed:
                 return True
         return False
+
+    def _as_then(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the facts of a checkpoint without the cadences of which the ledger says nothing: it's of before."""
+        later = {f"cadence.{name}" for name in LEARNING_CADENCES} - {*self._span.recipe}
+        return {**facts, "identity": {name: value for name, value in facts["identity"].items() if name not in later}}
 
 
 def furnish(scratch: Path, ledger: Path, run: StandingSteps, checkpoint: Checkpoint | None) -> None:
@@ -224,6 +229,7 @@ def _settings(span: RecipeSpan) -> dict[str, Any]:
     told = {name: recipe[f"cadence.{name}"] for name in CADENCES if f"cadence.{name}" in recipe}
     told |= {"budget": recipe["budget.span"]} if "budget.span" in recipe else {}
     settings: dict[str, Any] = {"change": CHANGEABLE, "ledger": True, "progress": False}
+    settings |= dict.fromkeys(LEARNING_CADENCES, 0)  # A release that says nothing of them measured none.
     for name, text in told.items():
         is_number = isinstance(getattr(RunConfig(), name), int)
         is_time = name == "budget" or name.endswith("_every")

@@ -27,6 +27,7 @@ from cosmati.train.collectives import run_alike, without_met
 from cosmati.train.commit import Commit
 from cosmati.train.config import RunConfig
 from cosmati.train.cutting import refuse_uncut, shortage
+from cosmati.train.due_details import NOTHING_DUE, DetailCadences
 from cosmati.train.exporting import ExportingTrainer
 from cosmati.train.feed import Feed, in_microbatches
 from cosmati.train.finite import MAX_LEFT_OUT
@@ -40,6 +41,7 @@ from cosmati.train.observers.observer import Observer
 from cosmati.train.opening import warn_of_idle_schedulers
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.prepare import prepare
+from cosmati.train.region_changes import RegionDigests, region_digests
 from cosmati.train.routes import Route
 from cosmati.train.run.environment import numerics
 from cosmati.train.run.result import RunResult
@@ -93,9 +95,9 @@ class Trainer(ExportingTrainer):
         self._commit = Commit(a, self.methods, self.stopwatch, self.tell)
         self._num_left_out = 0
         self._learning = [a.layout.parameters[index] for index in sorted(a.turns[0].indices)]
-        self.is_plain = a.num_microbatches == 1 and not (
-            a.policy or a.ranks.is_parallel or len(a.turns) > 1 or self.methods.need_microbatches
-        )
+        self._cadences = DetailCadences(a.config, is_governed=a.policy is not None)
+        needed = self.methods.need_microbatches or self._cadences.need_microbatches
+        self.is_plain = a.num_microbatches == 1 and not (a.policy or a.ranks.is_parallel or len(a.turns) > 1 or needed)
 
     def fit(self) -> RunResult:
         """Train to the end of the budget, from the last checkpoint in the run folder if there is one.
@@ -303,17 +305,17 @@ class Trainer(ExportingTrainer):
         routes = self._routes(moved, class_ids)
         self._commit.watch.step_begins(self.clock.step, has_packs=any(r.tokens and r.tokens.mixed for r in routes))
         frozen = self.methods.frozen(positions[0])
-        follow = a.policy is not None and self._is_due(a.config.update_norm_every) and any(r.offered for r in routes)
+        offered = [route.offered for route in routes]
+        due = self._cadences.due(self.clock.step, is_offered=any(offered)) if self._needs_outcome else NOTHING_DUE
+        before = region_digests(a.layout) if due.digests else None
         self.stopwatch.lap("data")
         with a.statistics.captured():
-            changes = [
-                partial(self._changed, b, routes[at.microbatch], at) for b, at in zip(moved, positions, strict=True)
-            ]
-            batches = run_alike(a.ranks, [r.offered for r in routes], changes, runs_model=self.methods.change_batches)
+            own = [routes[at.microbatch] for at in positions]
+            changes = [partial(self._changed, *one) for one in zip(moved, own, positions, strict=True)]
+            batches = run_alike(a.ranks, offered, changes, runs_model=self.methods.change_batches)
             self.stopwatch.lap("method")
             given = StepInput(batches, positions, routes, routes[0].num_tokens, frozen)
-            measure = self._is_due(a.config.details_every)
-            done = self._commit(given, self.clock, self.finite, measure=measure, follow=follow)
+            done = self._commit(given, self.clock, self.finite, due)
         self._plan = without_met(self._commit.watch.judged(self._plan), a.ranks, is_on=self._commit.watch.is_on)
         if a.statistics.layers:
             self.tell("fold")
@@ -330,8 +332,9 @@ class Trainer(ExportingTrainer):
             weights=done.first.weights,
             num_rows=done.first.num_rows,
             labels=done.first.labels,
-            norms=done.norms,
-            update_norms=done.update_norms,
+            **done.figures._asdict(),
+            **({} if done.update is None else done.update.by_name),
+            digests=before,
             taught=done.taught,
             given=moved,
         )
@@ -343,7 +346,6 @@ class Trainer(ExportingTrainer):
 
     def _left_out(self, data: Any, class_ids: Sequence[int | None] | None, why: str) -> StepOutcome:  # noqa: ANN401
         """Go on as if the step's rows weren't there, and say so in the record."""
-        a = self.assembly
         because = f"step {self.clock.step} was left out: {why}"
         self._plan = self._plan.withdraw(Promise.ISOLATED, because)
         for g in self._plan.guarantees:
@@ -351,7 +353,7 @@ class Trainer(ExportingTrainer):
             if g.holds and g.promise in (Promise.PARITY, Promise.NO_DIRECT_WRITE):
                 self._plan = self._plan.withdraw(g.promise, because, g.pair)
         mine = data if class_ids is not None else [as_batch(data, self.clock.rows, trusted=True)]
-        nothing = torch.zeros(a.num_microbatches, dtype=torch.float64)
+        nothing = torch.zeros(self.assembly.num_microbatches, dtype=torch.float64)
         routes = self._routes(mine, class_ids or [0])
         rows, tokens = (sum(getattr(route, n) for route in routes) for n in ("num_rows", "num_tokens"))
         return self._committed(
@@ -366,10 +368,6 @@ class Trainer(ExportingTrainer):
             num_rows=nothing,
             left_out=why,
         )
-
-    def _is_due(self, every: int) -> bool:
-        """Say whether something is measured in this step, for those who record it."""
-        return self._needs_outcome and self.clock.step % every == 0
 
     def _routes(self, mine: Sequence[Batch], class_ids: Sequence[int | None]) -> list[Route]:
         """Look up what each of the step's V microbatches may teach."""
@@ -391,6 +389,8 @@ class Trainer(ExportingTrainer):
         if not (self._needs_outcome and self._run is not None):
             return StepOutcome(self.clock, **outcome)
         self.tell("report")
+        if (before := outcome.get("digests")) is not None:
+            outcome["digests"] = RegionDigests(before, region_digests(a.layout))
         rates = [float(scheduled.optimizer.param_groups[0]["lr"]) for scheduled in a.optimizers]
         if learnt is None or learnt:
             outcome["gradient_norm"] = self.finite.norm_later()

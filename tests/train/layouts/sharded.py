@@ -22,6 +22,7 @@ from cosmati.core.pieces import Pieces
 from cosmati.core.state import parameter_root
 from cosmati.routing.policy import RegionWeights
 from cosmati.routing.regions import Regions
+from cosmati.train.direction_sketch import DirectionSketch
 from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.tree import Leaf, Tree, add_leaves, present
 from cosmati.train.ranks import Ranks
@@ -84,7 +85,15 @@ class Sharded:
         return self.ranks.gather(rows)
 
     @contextmanager
-    def step(self, routes: Sequence[RegionWeights], learns: frozenset[int], *, measure: bool) -> Iterator[ShardedStep]:
+    def step(
+        self,
+        routes: Sequence[RegionWeights],
+        learns: frozenset[int],
+        *,
+        measure: bool,
+        sketch: DirectionSketch | None = None,
+    ) -> Iterator[ShardedStep]:
+        assert sketch is None, "a sketch is of whole leaves"
         try:
             yield ShardedStep(self, routes, learns, measure=measure)
         finally:
@@ -178,6 +187,7 @@ class ShardedSlot:
 
     def __init__(self, step: ShardedStep, factors: Mapping[str, float]) -> None:
         self.norms: list[Tensor] = []
+        self.sketches: list[Tensor] = []
         self._step, self._factors = step, factors
         self._seen: dict[str, Tensor] = {}
         self._hooks = ExitStack()

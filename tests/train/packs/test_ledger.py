@@ -149,3 +149,20 @@ def test_a_region_without_a_label_that_may_teach_rests(tmp_path: Path) -> None:
     assert verify_ledger(tmp_path / "run" / "ledger").num_steps == 1
     route = TokenRoute(torch.zeros(3, 2, dtype=torch.float64), frozenset(), (), ())
     assert route.teachers(torch.tensor([2.0, 1.0], dtype=torch.float64)).tolist() == [0.0, 0.0]
+
+
+def test_what_is_measured_of_several_classes_is_told_of_none(tmp_path: Path) -> None:
+    config = {"run_folder": tmp_path / "run", "direction_every": 1, "entropy_every": 1}
+    trainer(model(), source(documents(48, turns=2)), policy(), budget="1ba", config=config).fit()
+    (entry,) = (item for item, _, _ in VerifiedLedger(tmp_path / "run/ledger").steps())
+    assert entry.details is not None
+    told = json.loads(entry.details)
+    owners = told["cell_microbatches"]
+    mixed = sorted({m for m in owners if owners.count(m) > 1})
+    pure = [cell for cell, m in enumerate(owners) if owners.count(m) == 1]
+    assert mixed
+    for name in ("gradient_norm", "direction", "entropy"):
+        assert sorted(map(int, told[name])) == pure
+        assert sorted(map(int, told[f"packed_{name}"])) == mixed
+    assert all(value is None or value > 0 for row in told["packed_entropy"].values() for value in row)
+    assert any(value for row in told["packed_entropy"].values() for value in row)

@@ -157,8 +157,8 @@ def steps_taught(
     Raises:
         LedgerError: no such class or region.
     """
-    _require(derived.classes, class_name, "class")
-    _require(derived.regions, region, "region")
+    require(derived.classes, class_name, "class")
+    require(derived.regions, region, "region")
     derived.set_cuts(at)
     pairs = [
         (epoch, class_id)
@@ -197,7 +197,12 @@ def num_standing(derived: DerivedLedger, at: Milestone | None = None) -> int:
     return int(derived.rows("SELECT count(*) FROM steps_file JOIN cuts USING (attempt) WHERE step < cut")[0][0])
 
 
-def _require(names: Sequence[str], name: str | None, kind: str) -> None:
+def require(names: Sequence[str], name: str | None, kind: str) -> None:
+    """Refuse a name that isn't among those of the ledger.
+
+    Raises:
+        LedgerError: it isn't.
+    """
     if name is not None and name not in names:
         raise LedgerError(f"The ledger has no {kind} {name!r}. It has {', '.join(names)}.")
 

@@ -34,7 +34,9 @@ from cosmati.storage.atomic import draft_of, publish, replace_file
 from cosmati.storage.lock import FileLock
 from cosmati.storage.merkle import leaf_hash
 
-FORMAT = "cosmati-derived/1"
+FORMAT = "cosmati-derived/2"
+_EARLIER = ("cosmati-derived/1",)
+"""Forms of earlier releases, which lack tables: they're made anew."""
 INDEX_FILE = "tables.json"
 PART_ROWS = 1 << 20
 
@@ -96,7 +98,7 @@ def is_current(ledger: Path, head: TreeHead) -> bool:
 
 
 def read_index(folder: Path) -> DerivedIndex | None:
-    """Return what a folder of derived tables says of itself; None where there are none.
+    """Return what a folder of derived tables says of itself; None where there are none of this release's form.
 
     Raises:
         TamperError: it can't be read.
@@ -108,6 +110,8 @@ def read_index(folder: Path) -> DerivedIndex | None:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TamperError(f"{path} is damaged: {error}. {mend(folder)}") from error
+    if index.format in _EARLIER:
+        return None
     if index.format != FORMAT:
         msg = f"{path} is of the form {index.format!r:.40}, and this release reads {FORMAT}. {mend(folder)}"
         raise TamperError(msg)

@@ -39,7 +39,9 @@ _TYPES = {
     np.uint32: "UINTEGER",
     np.uint16: "USMALLINT",
     np.float64: "DOUBLE",
+    np.float32: "FLOAT",
     np.bool_: "BOOLEAN",
+    np.object_: "VARCHAR",
 }
 NEVER = (1 << 63) - 1
 
@@ -246,7 +248,8 @@ def _fingerprint_before(ledger: Path) -> tuple[int, object] | None:
         return None
     try:
         index = read_index(folder)
-        assert index is not None, "it's there"
+        if index is None:  # of an earlier form, with which nothing can be compared
+            return None
         with connection() as database:
             found = DerivedLedger(ledger, index, database)
             return index.tree_size, fingerprint(found, below=index.tree_size)

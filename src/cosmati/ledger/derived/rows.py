@@ -6,16 +6,25 @@ that no earlier cell of its step and class has, so that the steps in which a cla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cosmati.ledger.columns import StepBlock
+from cosmati.ledger.learning import SKETCH_WIDTH, LearningRows, read_learning
 from cosmati.ledger.step_details import read_details
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
+SKETCH: Mapping[str, type] = {f"d{number}": np.float32 for number in range(SKETCH_WIDTH)}
+"""Columns of a direction's 16 numbers, NaN where it wasn't logged."""
+_OF_CELLS: Mapping[str, type] = {
+    "cell": np.uint32,
+    "class_id": np.uint32,
+    "phase": np.uint16,
+    "region_id": np.uint32,
+}
 TABLES: Mapping[str, Mapping[str, type]] = {
     "steps": {"loss": np.float64},
     "cells": {
@@ -32,21 +41,11 @@ TABLES: Mapping[str, Mapping[str, type]] = {
         "has_own": np.bool_,
         "has_norms": np.bool_,
     },
-    "norms": {
-        "cell": np.uint32,
-        "class_id": np.uint32,
-        "phase": np.uint16,
-        "region_id": np.uint32,
-        "norm": np.float64,
-        "counts": np.bool_,
-    },
-    "learnt": {
-        "cell": np.uint32,
-        "class_id": np.uint32,
-        "phase": np.uint16,
-        "region_id": np.uint32,
-        "learnt": np.float64,
-    },
+    "norms": {**_OF_CELLS, "norm": np.float64, "counts": np.bool_},
+    "learnt": {**_OF_CELLS, "learnt": np.float64},
+    "directions": {**_OF_CELLS, **SKETCH},
+    "entropies": {**_OF_CELLS, "entropy": np.float64},
+    "updates": {"region_id": np.uint32, "norm": np.float64, **SKETCH, "before": np.object_, "after": np.object_},
 }
 """Columns of each file, after those of `STEP`. Where a cell `has_own` weights, `learnt` has what its regions learnt."""
 STEP: Mapping[str, type] = {"entry": np.uint64, "step": np.uint64, "attempt": np.uint32, "policy_epoch": np.uint32}
@@ -126,6 +125,25 @@ class PartRows:
             self._put_long("norms", block, epoch, {"norm": told.norms, "counts": reached}, ~np.isnan(told.norms))
         if own.any():
             self._put_long("learnt", block, epoch, {"learnt": told.routes(block) * weights}, own[..., None] & reached)
+        self._put_learning(block, epoch, read_learning(block))
+
+    def _put_learning(self, block: StepBlock, epoch: int, told: LearningRows) -> None:
+        found: dict[str, tuple[Sequence[tuple[Any, ...]], Callable[[Sequence[Any]], Columns]]] = {
+            "directions": (told.directions, _sketches),
+            "entropies": (told.entropies, lambda values: {"entropy": np.asarray(values)}),
+        }
+        for table, (rows, form) in found.items():
+            if rows:
+                step, cell, region = np.asarray([row[:3] for row in rows]).T
+                of_cells = {key: block.cells[key][step, cell] for key in ("class_id", "phase")}
+                own = {"cell": cell, **of_cells, "region_id": region, **form([row[3] for row in rows])}
+                self._put(table, block, epoch, step, own)
+        if told.updates:
+            steps, regions, norms, directions, before, after = zip(*told.updates, strict=True)
+            values = {"norm": np.asarray(norms, np.float64), **_sketches(directions)}
+            texts = {name: np.asarray(one, np.object_) for name, one in (("before", before), ("after", after))}
+            self._put("updates", block, epoch, np.asarray(steps), {"region_id": np.asarray(regions), **values, **texts})
+        self.num_rows += len(told.directions) + len(told.entropies) + len(told.updates)
 
     def _put_long(self, table: str, block: StepBlock, epoch: int, values: Columns, chosen: NDArray[np.bool_]) -> None:
         step, cell, region = np.nonzero(chosen)
@@ -155,6 +173,12 @@ class PartRows:
 def form_of(table: str) -> dict[str, type]:
     """Return the columns of a table with their types."""
     return {**STEP, **TABLES[table]}
+
+
+def _sketches(rows: Sequence[NDArray[np.float32] | None]) -> Columns:
+    """Return the columns of directions."""
+    nothing = np.full(SKETCH_WIDTH, np.nan, np.float32)
+    return dict(zip(SKETCH, np.stack([nothing if row is None else row for row in rows]).T, strict=True))
 
 
 def _firsts(reached: NDArray[np.bool_], class_ids: NDArray[Any]) -> NDArray[np.bool_]:

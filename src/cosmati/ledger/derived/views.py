@@ -14,6 +14,7 @@ from typing import Any, Literal
 from cosmati.errors import LedgerError
 from cosmati.ledger.derived.duck import quoted, text
 from cosmati.ledger.derived.opened import NEVER, DerivedLedger
+from cosmati.ledger.derived.rows import SKETCH
 from cosmati.ledger.sources import sources_of
 from cosmati.ledger.tables import Tables
 from cosmati.records.joint_classes import members_of
@@ -90,6 +91,10 @@ _TAUGHT = (
 _REACHED = """
     JOIN sets s ON s.policy_epoch = c.policy_epoch AND s.reaches = c.reaches
     JOIN routes t ON t.policy_epoch = c.policy_epoch AND t.route = c.route AND t.region_id = s.region_id"""
+_SKETCH = f"CASE WHEN d0 IS NULL OR isnan(d0) THEN NULL ELSE [{', '.join(SKETCH)}] END AS direction"
+_LOGGED = f"""SELECT {_STEP}, cell, class, region, {{}}
+        FROM {{}}_file f JOIN cuts USING (attempt) JOIN classes USING (policy_epoch, class_id)
+        JOIN regions USING (policy_epoch, region_id)"""
 _VIEWS = {
     "steps": f"""
         SELECT {_STEP}, p.policy, CASE WHEN isnan(loss) THEN NULL ELSE loss END AS loss
@@ -101,10 +106,12 @@ _VIEWS = {
         LEFT JOIN bands b ON b.policy_epoch = f.policy_epoch AND b.band_id = f.band
         LEFT JOIN phases p ON p.policy_epoch = f.policy_epoch AND p.phase_id = f.phase""",
     "cells": "SELECT * EXCLUDE (reaches, has_own, has_norms) FROM named_cells",
-    "norms": f"""
-        SELECT {_STEP}, cell, class, region, norm, counts AS was_taught
-        FROM norms_file f JOIN cuts USING (attempt) JOIN classes USING (policy_epoch, class_id)
-        JOIN regions USING (policy_epoch, region_id)""",
+    "norms": _LOGGED.format("norm, counts AS was_taught", "norms"),
+    "directions": _LOGGED.format(_SKETCH, "directions"),
+    "entropies": _LOGGED.format("entropy", "entropies"),
+    "updates": f"""
+        SELECT {_STEP}, region, CASE WHEN isnan(norm) THEN NULL ELSE norm END AS norm, {_SKETCH}, before, after
+        FROM updates_file f JOIN cuts USING (attempt) JOIN regions USING (policy_epoch, region_id)""",
     "taught": f"""
         SELECT {_TAUGHT}, c.weight * route_weight AS weight, NULL::DOUBLE AS gradient_norm
         FROM named_cells c {_REACHED} WHERE NOT (has_own OR has_norms)
@@ -115,6 +122,7 @@ _VIEWS = {
         LEFT JOIN learnt_file l ON l.entry = c.entry AND l.cell = c.cell AND l.region_id = s.region_id
         WHERE has_own OR has_norms""",
 }
+_OF_REGION = ("entry", "step", "attempt", "stands", "policy_epoch", "cell", "class", "region")
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "steps": ("entry", "step", "attempt", "stands", "policy_epoch", "policy", "loss"),
     "cells": (
@@ -149,7 +157,10 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         ),
         *("rows", "weight", "gradient_norm"),
     ),
-    "norms": ("entry", "step", "attempt", "stands", "policy_epoch", "cell", "class", "region", "norm", "was_taught"),
+    "norms": (*_OF_REGION, "norm", "was_taught"),
+    "directions": (*_OF_REGION, "direction"),
+    "entropies": (*_OF_REGION, "entropy"),
+    "updates": (*_OF_REGION[:5], "region", "norm", "direction", "before", "after"),
     **{name: tuple(columns) for name, columns in NAMES.items() if name != "sets"},
 }
 """What is documented, and promised, of each view."""

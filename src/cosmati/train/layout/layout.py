@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from cosmati.core.pieces import Pieces
 from cosmati.routing.cells import RegionWeights
+from cosmati.train.direction_sketch import DirectionSketch
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class Slot(Protocol):
     @property
     def norms(self) -> Sequence[Tensor]:
         """The leaf's norm in each region, NaN where it's absent: float64 scalars. Empty where nobody asked."""
+        ...
+
+    @property
+    def sketches(self) -> Sequence[Tensor]:
+        """The sketch of the leaf in each region, NaN where it's absent: float32 [16]. Empty where nobody asked."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -100,7 +106,12 @@ class Layout(Protocol):
         ...
 
     def step(
-        self, routes: Sequence[RegionWeights], learns: frozenset[int], *, measure: bool
+        self,
+        routes: Sequence[RegionWeights],
+        learns: frozenset[int],
+        *,
+        measure: bool,
+        sketch: DirectionSketch | None = None,
     ) -> AbstractContextManager[LayoutStep]:
         """Open a pass over the step's microbatches.
 
@@ -108,6 +119,7 @@ class Layout(Protocol):
             routes: of all V microbatches, a weight for each region; 0 means that the leaf is absent there.
             learns: indices of the parameters that learn in this pass.
             measure: take each leaf's norm by region.
+            sketch: sketches each leaf's direction by region; None where nobody asks.
         """
         ...
 

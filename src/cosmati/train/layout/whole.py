@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, reduce
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -21,6 +21,7 @@ from cosmati.core.state import load_model_tensors, model_tensors, parameter_root
 from cosmati.errors import PlanError
 from cosmati.routing.cells import RegionWeights
 from cosmati.routing.regions import Regions
+from cosmati.train.direction_sketch import WIDTH, DirectionSketch
 from cosmati.train.layout.exchange import RankSum
 from cosmati.train.layout.layout import Parameter
 from cosmati.train.layout.pair_sum import PairSum, clear
@@ -87,10 +88,17 @@ class Whole:
         return self.ranks.gather(rows)
 
     @contextmanager
-    def step(self, routes: Sequence[RegionWeights], learns: frozenset[int], *, measure: bool) -> Iterator[WholeStep]:
+    def step(
+        self,
+        routes: Sequence[RegionWeights],
+        learns: frozenset[int],
+        *,
+        measure: bool,
+        sketch: DirectionSketch | None = None,
+    ) -> Iterator[WholeStep]:
         """Open a pass over the step's microbatches."""
         clear(self.tensors)
-        step = WholeStep(self, routes, learns, measure=measure)
+        step = WholeStep(self, routes, learns, measure=measure, sketch=sketch)
         try:
             yield step
         finally:
@@ -163,10 +171,16 @@ class WholeStep:
     """One pass over a step's microbatches."""
 
     def __init__(
-        self, layout: Whole, routes: Sequence[RegionWeights], learns: frozenset[int], *, measure: bool
+        self,
+        layout: Whole,
+        routes: Sequence[RegionWeights],
+        learns: frozenset[int],
+        *,
+        measure: bool,
+        sketch: DirectionSketch | None = None,
     ) -> None:
         self.layout = layout
-        self.measures = measure
+        self.measures, self.sketch = measure, sketch
         self._admissions = [layout.admission(weights, learns) for weights in routes]
         self._sum: PairSum | RankSum = (
             RankSum(layout.ranks, layout.tensors) if layout.ranks.is_parallel else PairSum(layout.tensors)
@@ -174,7 +188,8 @@ class WholeStep:
         self.in_backward: WholeSlot | None = None
         # Norms need every gradient's arrival, and the first step of a run looks whether each arrives once.
         attenuated = frozenset[int]().union(*(a.attenuation for a in self._admissions))
-        watched = attenuated if layout.arrives_once and not measure else learns
+        looks = measure or sketch is not None
+        watched = attenuated if layout.arrives_once and not looks else learns
         self._handles = [
             layout.tensors[index].register_hook(self._arrival_of(index)) for index in watched - layout.narrow
         ]
@@ -253,9 +268,11 @@ class WholeSlot:
 
     def __init__(self, step: WholeStep, admission: Admission) -> None:
         self.norms: list[Tensor] = []
+        self.sketches: list[Tensor] = []
         self._step = step
         self._admission = admission
         self._seen: dict[int, Tensor | None] = {}
+        self._sketched: dict[int, Tensor] = {}
         self._widened: dict[int, Tensor] = {}
         self._is_lent = False
 
@@ -272,6 +289,8 @@ class WholeSlot:
             self._step.fold(self._widened)
             if self._step.measures:
                 self.norms = self._regional_norms()
+            if self._step.sketch is not None:
+                self.sketches = self._regional_sketches()
 
     def backward(self, objective: Tensor) -> None:
         """Differentiate the objective for what may learn from it.
@@ -324,6 +343,8 @@ class WholeSlot:
         if rho != 1:
             gradient = gradient * rho
         self._seen[index] = _norm(gradient) if self._step.measures else None
+        if self._step.sketch is not None:
+            self._sketched[index] = self._step.sketch.of(self._step.layout.parameters[index].name, gradient)
         return gradient if rho != 1 else None
 
     def _regional_norms(self) -> list[Tensor]:
@@ -333,6 +354,12 @@ class WholeSlot:
             [norm for i in members if (norm := self._seen.get(i)) is not None] for members in self._step.layout.members
         ]
         return [torch.linalg.vector_norm(torch.stack(norms)).double() if norms else nothing for norms in found]
+
+    def _regional_sketches(self) -> list[Tensor]:
+        """Return the leaf's sketch in each region: the sum of its parameters', in the model's order."""
+        nothing = torch.full((WIDTH,), torch.nan, device=self._step.layout.tensors[0].device)
+        found = [[self._sketched[i] for i in members if i in self._sketched] for members in self._step.layout.members]
+        return [reduce(torch.add, sketches) if sketches else nothing for sketches in found]
 
 
 def _norm(gradient: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ from cosmati.train.observers.ledger_checks import rare_entries, refuse_readmissi
 from cosmati.train.observers.observer import Observer, WatchedRun
 from cosmati.train.observers.pack_cells import are_packs, by_cell, class_columns, packed_cells
 from cosmati.train.observers.rows_salt import keep_salt, refuse_another_salt
-from cosmati.train.observers.step_details import finite, kept_details, places_of, step_details
+from cosmati.train.observers.step_details import finite, kept_details, places_of, step_details, written_columns
 from cosmati.train.observers.witnessing import AskedWitnesses
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.ranks import Ranks
@@ -287,8 +287,11 @@ class LedgerObserver(Observer):
         if packed[0]:
             told = packed_cells(outcome, partial(_cell, outcome, table), columns)
             details, cells = by_cell(details, told), tuple(one.cell for one in told)
+            owners: Sequence[int] = [one.microbatch for one in told]
         else:
             cells = tuple(_cell(outcome, table, m) for m in range(len(table)))
+            owners = range(len(cells))
+        details |= written_columns(outcome, owners)
         self._writer.append(StepEntry(step, self._attempt, self._policy, details_digest(details), None, cells), details)
         if time() - self._timed >= _TIME_SECONDS:
             self._note_time(step + 1)

@@ -117,17 +117,8 @@ def packed_cells(outcome: StepOutcome, pure: Callable[[int], MicrobatchCell], co
 
 
 def by_cell(details: Mapping[str, Any], cells: Sequence[PackedCell]) -> dict[str, Any]:
-    """Return a step's details, with what is told by microbatch told by cell.
-
-    The norm of a microbatch of several classes is none of any class: it goes under a name of its own.
-    """
-    norms: Mapping[str, Any] = details["gradient_norm"]
-    owners = [one.microbatch for one in cells]
-    own = {str(cell): norms[str(m)] for cell, m in enumerate(owners) if str(m) in norms and owners.count(m) == 1}
-    packed = {m: row for m, row in norms.items() if owners.count(int(m)) != 1}
-    told = dict(details) | {"gradient_norm": own, "cell_microbatches": owners}
-    if packed:
-        told["packed_gradient_norm"] = packed
+    """Return a step's details, with the weights of its sub-steps by cell, and whose the cells are."""
+    told = dict(details) | {"cell_microbatches": [one.microbatch for one in cells]}
     if "sub_steps" in details:
         told["sub_steps"] = [
             one | {"weights": [one["weights"][own.microbatch] * own.share for own in cells]}
