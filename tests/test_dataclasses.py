@@ -20,6 +20,7 @@ CHANGES = {
     "ledger.derived.answers._Total",
     "ledger.derived.folder._State",
     "ledger.exclusion._Looking",
+    "ledger.query.ContributionSum",
     "ledger.query._Sum",
     "train.observers.observer.History",
 }

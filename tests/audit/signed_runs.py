@@ -32,7 +32,7 @@ def loss(model: nn.Module, rows: Tensor) -> Tensor:
 
 
 def make_run(folder: Path, *, budget: str = "6ba", is_signed: bool = True) -> Path:
-    """Write data, have them and a policy signed unless told otherwise, train, and return the run's folder."""
+    """Write data of three classes, and train on them; see `trained`."""
     write_dataset(
         [{"number": number} for number in range(40)],
         folder / "data",
@@ -41,7 +41,12 @@ def make_run(folder: Path, *, budget: str = "6ba", is_signed: bool = True) -> Pa
         source="rows",
         facts=SourceFacts(origin=ORIGIN, obtained="licensed", licence="MIT", licence_valid_until="2999-12-31"),
     )
-    policy = load_policy(POLICY)
+    return trained(folder, budget=budget, is_signed=is_signed)
+
+
+def trained(folder: Path, policy_text: str = POLICY, *, budget: str = "6ba", is_signed: bool = True) -> Path:
+    """Have a folder's data and a policy signed unless told otherwise, train on them, and return the run's folder."""
+    policy = load_policy(policy_text)
     authority, signed = rehearse(folder / "rehearsal", folder / "data", policy)
     dataset = StreamingDataset(folder / "data", columns=("number",), authority=authority if is_signed else None)
     torch.manual_seed(0)

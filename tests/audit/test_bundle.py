@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import shutil
 import threading
@@ -11,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -397,6 +400,31 @@ def test_a_ledger_is_copied_whole_while_its_run_goes_on(tmp_path: Path) -> None:
         writer.close()
     assert sizes == sorted(sizes)
     assert sizes[-1] > sizes[0]
+
+
+def test_a_tile_whose_parts_go_while_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer has signed the whole tile by then, and writes no other checkpoint before its parts are gone."""
+    writer = write_run(tmp_path / "ledger", SigningKey.generate("example.com/run-1"), 3)
+    writer.checkpoint()
+    parts = tmp_path / "ledger" / "tile" / "0" / "000.p"
+    kept = shutil.copytree(parts, tmp_path / "parts")
+    append_steps(writer, range(3, 300))
+    writer.close()
+    assert not parts.exists()
+    shutil.copytree(kept, parts)
+    scandir = os.scandir
+
+    def listed(path: Any) -> Any:
+        found = scandir(path)
+        if not isinstance(path, int) and Path(path) == parts and parts.exists():
+            names = list(found)
+            shutil.rmtree(parts)
+            return contextlib.nullcontext(iter(names))
+        return found
+
+    monkeypatch.setattr(os, "scandir", listed)
+    copy = copy_ledger(tmp_path / "ledger", tmp_path / "copy")
+    assert verify_ledger(copy).size == verify_ledger(tmp_path / "ledger").size > 256
 
 
 def test_an_export_of_a_broken_ledger_leaves_nothing(signed: Signed, tmp_path: Path) -> None:

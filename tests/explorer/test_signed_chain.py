@@ -7,67 +7,24 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor, nn
 from typer.testing import CliRunner
 
 pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
 
-from cosmati import RunConfig, StreamingDataset, StreamingSource, Trainer, software_licences
 from cosmati.cli.main import app
-from cosmati.cli.quickstart_rehearsal import rehearse
 from cosmati.data.shards.dataset import write_dataset
 from cosmati.data.shards.manifest import SourceManifest
 from cosmati.explorer.report import render_report
 from cosmati.explorer.run_view import read_run
 from cosmati.explorer.trust import Trust
-from cosmati.optim import SGD
 from cosmati.provenance.rehearsal import rehearsed
 from cosmati.routing.policy_file import load_policy
-
-POLICY = """
-version: 1
-taxonomy: software-licences
-regions: {low: {params: "0.*"}, high: {params: "1.*"}}
-rules:
-  - {class: "open/**", weight: 1}
-  - {class: open/psf, region: low, weight: 0}
-"""
-CLASSES = ("open/permissive", "open/psf", "unknown")
-
-
-def loss(model: nn.Module, rows: Tensor) -> Tensor:
-    output: Tensor = model(rows.float()[:, None] / 32)
-    return output.square().mean()
+from tests.audit.signed_runs import POLICY, make_run, trained
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("signed")
-    write_dataset(
-        [{"number": number} for number in range(40)],
-        folder / "data",
-        {"number": "int"},
-        class_of=lambda row: CLASSES[min(2, int(row["number"]) // 16)],
-        source="rows",
-    )
-    return trained(folder, POLICY, "6ba")
-
-
-def trained(folder: Path, policy_text: str, budget: str) -> Path:
-    """Have a data set and a policy signed in a rehearsal, and train on them; return the run's folder."""
-    authority, policy = rehearse(folder / "rehearsal", folder / "data", load_policy(policy_text))
-    torch.manual_seed(0)
-    Trainer(
-        nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1)),
-        loss,
-        StreamingSource(StreamingDataset(folder / "data", columns=("number",), authority=authority), 8),
-        optimizers=SGD(lr=1e-3),
-        policy=policy,
-        taxonomy=software_licences(),
-        config=RunConfig(budget=budget, num_threads=1, num_microbatches=2, run_folder=folder / "run"),
-    ).fit()
-    return folder / "run"
+    return make_run(tmp_path_factory.mktemp("signed"))
 
 
 def trust_of(run: Path) -> Trust:
@@ -143,7 +100,7 @@ def test_rows_of_several_classes_are_as_signed_as_others(tmp_path: Path) -> None
     write_dataset(
         rows, tmp_path / "data", {"number": "int"}, class_of="open/psf", source="both", also=["open/permissive"]
     )
-    run = trained(tmp_path, POLICY.rpartition("  -")[0], "2ba")
+    run = trained(tmp_path, POLICY.rpartition("  -")[0], budget="2ba")
     assert [(one.class_name, one.num_rows) for one in trust_of(run).sources] == [("open/permissive&open/psf", 16)]
     assert "declared: nobody signed" not in render_report(title="both", run=read_run(tmp_path / "run"))
 

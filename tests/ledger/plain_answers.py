@@ -9,11 +9,11 @@ import pytest
 
 from cosmati.errors import RefutedError
 from cosmati.ledger.derived.answers import num_standing, taught
-from cosmati.ledger.derived.duck import has_duckdb
 from cosmati.ledger.derived.opened import open_derived
 from cosmati.ledger.query import VerifiedLedger, contributions, direct_write_exclusion, direct_write_exclusions
 from cosmati.ledger.step_details import learnt_weights, read_norms
 from cosmati.records.joint_classes import members_of
+from cosmati.storage.duck import has_duckdb
 
 
 def written_by_entries(ledger: VerifiedLedger) -> set[tuple[str, str]]:

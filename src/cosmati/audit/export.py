@@ -150,7 +150,9 @@ def copy_ledger(ledger: Path, folder: Path) -> Path:
             return _copied(ledger, folder)
         except (TamperError, OSError) as error:
             before = (folder / CHECKPOINT_FILE).read_bytes() if (folder / CHECKPOINT_FILE).exists() else b""
-            is_live = (ledger / CHECKPOINT_FILE).exists() and (ledger / CHECKPOINT_FILE).read_bytes() != before
+            now = (ledger / CHECKPOINT_FILE).read_bytes() if (ledger / CHECKPOINT_FILE).exists() else b""
+            # A writer removes the parts of a tile after it has signed the whole one: what was listed is gone.
+            is_live = bool(now) and (now != before or isinstance(error, shutil.Error))
             shutil.rmtree(folder, ignore_errors=True)
             if not (left and is_live):
                 if isinstance(error, LedgerError):

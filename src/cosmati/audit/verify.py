@@ -21,14 +21,16 @@ from cosmati.audit.trust import TrustFile
 from cosmati.audit.weights import check_weights
 from cosmati.errors import CosmatiError, RefutedError, TamperError
 from cosmati.ledger.details import encode_details
-from cosmati.ledger.evidence import NOBODY, utc
+from cosmati.ledger.evidence import NOBODY
+from cosmati.ledger.kept import kept_lines
 from cosmati.ledger.note import VerifierKey
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import CHECKPOINT_FILE, read_verifier_key
 from cosmati.ledger.verify import LEVEL_0, LedgerReport, verify_ledger
-from cosmati.provenance.authority.audit import audit, audit_policy, audit_withdrawn
+from cosmati.provenance.authority.audit import audit, audit_all_withdrawn, audit_policy
 from cosmati.provenance.rehearsal import SAYS, rehearsed
 from cosmati.provenance.voucher import FOLDER
+from cosmati.records.artifacts import signed_by
 
 
 @dataclass(frozen=True)
@@ -126,19 +128,13 @@ def _verified(bundle: Path, folder: Path, trust: TrustFile | None) -> BundleRepo
 
 def _say_history(found: _Findings, directory: Path, report: LedgerReport) -> None:
     """Say how the ledger was kept, and what an auditor asks about."""
-    found.say("profile", str(report.profile))
-    for lapse in report.lapses:
-        found.say("but", lapse)
     if report.witnessed is not None:
         seen = report.witnessed
         tail = f"{report.size - seen.size} entries after that" if seen.size < report.size else "all of it"
         words = f"{seen}; {tail}" if seen.size else f"too few: {seen.num_seen} of {seen.num_asked}"
         found.say("seen", words)
-    if report.clock is not None:
-        back = ", and it went back in between" if report.clock_went_back else ""
-        found.say("when", f"{utc(report.clock[0])} to {utc(report.clock[1])} by the operator's clock{back}")
-    for key in report.keys[:-1]:
-        found.say("before", f"signed by {key.key_id.hex()}, which handed over to its successor")
+    for what, words in kept_lines(report):
+        found.say(what, words)
     for root in rehearsed(directory / FOLDER, report.vouched_facts):
         found.say("rehearsal", f"the authority {root[:12]} is {SAYS}")
     if report.diverged_steps:
@@ -160,20 +156,11 @@ def _check_data(found: _Findings, directory: Path, report: LedgerReport) -> None
             raise RefutedError("Who vouched for the data doesn't hold: " + "; ".join(problems))
         for source in facts["sources"]:
             found.pin("data", source["root"], roots)
-            found.say(
-                "data",
-                f"{since}{source['target']}, signed by {_keys(source)} of {source['root'][:12]}, {facts['opened']}",
-            )
-    sources = [source for facts in report.provenance for source in facts["sources"]]
-    manifests = {source["target"]: source["manifest_sha256"] for source in sources}
-    known = list[Mapping[str, Any]]()
-    for facts in report.withdrawn:
-        new = [one for one in facts["in_force"] if one not in known]
-        known = facts["in_force"]
-        for words, is_refuted in audit_withdrawn(directory / FOLDER, {**facts, "in_force": new}, manifests):
-            if is_refuted:
-                raise RefutedError(f"What was withdrawn doesn't hold: {words}.")
-            found.say("withdrawn", words)
+            found.say("data", f"{since}{signed_by(source)}, {facts['opened']}")
+    for words, is_refuted in audit_all_withdrawn(directory / FOLDER, report.withdrawn, report.manifests):
+        if is_refuted:
+            raise RefutedError(f"What was withdrawn doesn't hold: {words}.")
+        found.say("withdrawn", words)
 
 
 def _check_policies(found: _Findings, directory: Path, report: LedgerReport) -> None:
@@ -194,7 +181,7 @@ def _check_policies(found: _Findings, directory: Path, report: LedgerReport) -> 
             raise RefutedError("Who signed the policy doesn't hold: " + "; ".join(problems))
         (source,) = policy.facts["sources"]
         found.pin("policy", source["root"], roots)
-        found.say("policy", f"{since}{source['target']}, signed by {_keys(source)} of {source['root'][:12]}")
+        found.say("policy", f"{since}{signed_by(source)}")
 
 
 def _check_artifacts(found: _Findings, directory: Path, report: LedgerReport) -> None:
@@ -208,7 +195,7 @@ def _check_artifacts(found: _Findings, directory: Path, report: LedgerReport) ->
                 raise RefutedError(f"Who signed the {label} doesn't hold: " + "; ".join(problems))
             for source in one["provenance"]["sources"]:
                 found.pin(label, source["root"], roots)
-                found.say("prepared", f"{label}: {source['target']}, signed by {_keys(source)}")
+                found.say("prepared", f"{label}: {signed_by(source)}")
 
 
 def _check_weights(found: _Findings, folder: Path, ledger: VerifiedLedger) -> tuple[dict[str, str], int | None]:
@@ -271,7 +258,3 @@ def _check_documents(
 
 def _is_same(path: Path, data: bytes | None) -> bool:
     return path.is_file() and path.read_bytes() == data
-
-
-def _keys(source: Mapping[str, Any]) -> str:
-    return ", ".join(keyid[:12] for keyid in source["keyids"])

@@ -20,7 +20,6 @@ from cosmati.cli.ledger_taught import records_of, say_learning, say_rows, say_so
 from cosmati.cli.subject_options import IndexFile, IndexKey
 from cosmati.errors import LedgerError
 from cosmati.ledger.derived.answers import ClassTaught, num_standing, policy_effects, require, steps_taught, taught
-from cosmati.ledger.derived.duck import has_duckdb
 from cosmati.ledger.derived.folder import place_of
 from cosmati.ledger.derived.learning import ClassLearning, region_moves
 from cosmati.ledger.derived.learning import learning as learning_of
@@ -31,6 +30,7 @@ from cosmati.ledger.query import ContributionTable, VerifiedLedger, contribution
 from cosmati.ledger.reader import read_head, read_verifier_key
 from cosmati.ledger.tables import Tables
 from cosmati.records.joint_classes import members_of
+from cosmati.storage.duck import has_duckdb
 
 READ_WHOLE = 10_000
 """Entries up to which a ledger is read whole for each answer: about a second."""

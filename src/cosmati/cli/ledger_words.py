@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from cosmati.errors import RefutedError
-from cosmati.ledger.evidence import utc
+from cosmati.ledger.kept import kept_lines
 from cosmati.ledger.policy_changes import PolicyInForce
 from cosmati.ledger.verify import LedgerReport
 from cosmati.provenance.voucher import FOLDER
-from cosmati.records.artifacts import words_of
+from cosmati.records.artifacts import signed_by, words_of
 
 
 def say_evidence(report: LedgerReport) -> None:
@@ -27,15 +25,8 @@ def say_evidence(report: LedgerReport) -> None:
             f"  seen      {words}; " + (f"tail of {tail} entries unwitnessed" if tail else "nothing unwitnessed")
         )
     typer.echo(f"  evidence  {report.evidence_level}")
-    typer.echo(f"  profile   {report.profile}")
-    for lapse in report.lapses:
-        typer.echo(f"  but       {lapse}")
-    if report.clock is not None:
-        first, last = map(utc, report.clock)
-        back = ", and it went back in between" if report.clock_went_back else ""
-        typer.echo(f"  when      {first} to {last} by the operator's clock{back}")
-    for key in report.keys[:-1]:
-        typer.echo(f"  before    signed by {key.key_id.hex()}, which handed over to its successor")
+    for what, words in kept_lines(report):
+        typer.echo(f"  {what:<9} {words}")
 
 
 def say_provenance(directory: Path, report: LedgerReport) -> None:
@@ -54,10 +45,8 @@ def say_provenance(directory: Path, report: LedgerReport) -> None:
             msg = f"Who vouched for the data of {directory} doesn't hold: " + "; ".join(problems)
             raise RefutedError(msg)
         for source in facts["sources"]:
-            keys = ", ".join(keyid[:12] for keyid in source["keyids"])
             licence = _licence_of(directory / FOLDER, source["manifest_sha256"])
-            who = f"signed by {keys} of {source['root'][:12]}, {facts['opened']}"
-            typer.echo(f"{since}{source['target']}, {who}; {licence}")
+            typer.echo(f"{since}{signed_by(source)}, {facts['opened']}; {licence}")
 
 
 def _licence_of(archive: Path, manifest_sha256: str) -> str:
@@ -69,18 +58,16 @@ def _licence_of(archive: Path, manifest_sha256: str) -> str:
 
 def say_withdrawn(directory: Path, report: LedgerReport) -> None:
     """Say what was withdrawn since, and look whether the archive bears it out: each against that of its own time."""
-    known = list[Mapping[str, Any]]()
-    for facts in report.withdrawn:
-        try:
-            from cosmati.provenance.authority.audit import audit_withdrawn
-        except ImportError:
-            return  # said above
-        new = [one for one in facts["in_force"] if one not in known]
-        known = facts["in_force"]
-        for words, is_refuted in audit_withdrawn(directory / FOLDER, {**facts, "in_force": new}, report.manifests):
-            if is_refuted:
-                raise RefutedError(f"What was withdrawn from the run in {directory} doesn't hold: {words}.")
-            typer.echo(f"  withdrawn {words}")
+    if not report.withdrawn:
+        return
+    try:
+        from cosmati.provenance.authority.audit import audit_all_withdrawn
+    except ImportError:
+        return  # said above
+    for words, is_refuted in audit_all_withdrawn(directory / FOLDER, report.withdrawn, report.manifests):
+        if is_refuted:
+            raise RefutedError(f"What was withdrawn from the run in {directory} doesn't hold: {words}.")
+        typer.echo(f"  withdrawn {words}")
 
 
 def say_policies(directory: Path, report: LedgerReport) -> None:
@@ -126,5 +113,4 @@ def _audited(directory: Path, policy: PolicyInForce) -> tuple[str, list[str]]:
     if problems := audit_policy(directory / FOLDER, policy.facts, policy.digest):
         return "", problems
     (source,) = policy.facts["sources"]
-    keys = ", ".join(keyid[:12] for keyid in source["keyids"])
-    return f"{source['target']}, signed by {keys} of {source['root'][:12]}, {policy.facts['opened']}", []
+    return f"{signed_by(source)}, {policy.facts['opened']}", []

@@ -138,8 +138,9 @@ def _opened(ledger: Path | VerifiedLedger, vkey: str | None) -> VerifiedLedger:
 
 
 @dataclass(slots=True)
-class _Sum:
-    last_step: int = -1
+class ContributionSum:
+    """What one class gave one region, while it's counted; see `Contribution`."""
+
     num_steps: int = 0
     num_microbatches: int = 0
     num_rows: int = 0
@@ -147,6 +148,32 @@ class _Sum:
     num_norms: int = 0
     norm_sum: float = 0.0
     square_sum: float = 0.0
+
+    def of(self, class_name: str, region: str, total_norm: float) -> Contribution:
+        """Return it, of a class and a region.
+
+        Args:
+            class_name: the class.
+            region: the region.
+            total_norm: `norm_sum` of all classes in the region.
+        """
+        return Contribution(
+            class_name=class_name,
+            region=region,
+            num_steps=self.num_steps,
+            num_microbatches=self.num_microbatches,
+            num_rows=self.num_rows,
+            weight=self.weight,
+            num_norms=self.num_norms,
+            norm_sum=self.norm_sum,
+            norm_rms=math.sqrt(self.square_sum / self.num_norms) if self.num_norms else None,
+            norm_share=self.norm_sum / total_norm if total_norm > 0 else None,
+        )
+
+
+@dataclass(slots=True)
+class _Sum(ContributionSum):
+    last_step: int = -1
 
     def add(self, item: ScannedEntry, num_rows: int, weight: float, norm: float | None) -> None:
         self.num_steps += self.last_step != item.index
@@ -189,22 +216,7 @@ def contributions(directory: Path | VerifiedLedger, *, vkey: str | None = None) 
         num_steps=len(ledger.standing),
         classes=ledger.classes,
         regions=ledger.regions,
-        cells=tuple(_contribution(name, region, one, totals[region]) for (name, region), one in sums.items()),
-    )
-
-
-def _contribution(class_name: str, region: str, found: _Sum, total: float) -> Contribution:
-    return Contribution(
-        class_name=class_name,
-        region=region,
-        num_steps=found.num_steps,
-        num_microbatches=found.num_microbatches,
-        num_rows=found.num_rows,
-        weight=found.weight,
-        num_norms=found.num_norms,
-        norm_sum=found.norm_sum,
-        norm_rms=math.sqrt(found.square_sum / found.num_norms) if found.num_norms else None,
-        norm_share=found.norm_sum / total if total > 0 else None,
+        cells=tuple(one.of(name, region, totals[region]) for (name, region), one in sums.items()),
     )
 
 

@@ -24,6 +24,12 @@ def words_of(facts: Mapping[str, Any]) -> str:
     return f"{state}; {content}" + (f", from {facts['origin']}" if facts["origin"] else "")
 
 
+def signed_by(source: Mapping[str, Any]) -> str:
+    """Return in words by whom a source was signed, of what an entry says of it."""
+    keys = ", ".join(keyid[:12] for keyid in source["keyids"])
+    return f"{source['target']}, signed by {keys} of {source['root'][:12]}"
+
+
 def label_of(facts: Mapping[str, Any]) -> str:
     """Return the kind that an entry says, and the name where there is one."""
     return f"{facts['kind']} {facts['name']}".rstrip()

@@ -1,1 +1,4 @@
-"""What lies under everything that is kept: Merkle trees, atomic writes, locks. Standard library only."""
+"""What lies under everything that is kept: Merkle trees, atomic writes, locks, and DuckDB.
+
+The standard library is enough, but for DuckDB, which is loaded where it's asked for.
+"""

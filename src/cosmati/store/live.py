@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from cosmati.storage.duck import connection, quoted
 from cosmati.store.compact import is_current
-from cosmati.store.parquet import connection, exactly, pointer, quoted, read_lines
+from cosmati.store.parquet import exactly, pointer, read_lines
 from cosmati.store.scan import is_plain
 
 MAX_BYTES = 1 << 20

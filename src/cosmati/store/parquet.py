@@ -4,48 +4,17 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from cosmati.errors import MissingExtraError
 from cosmati.storage.atomic import draft_of, publish
-
-if TYPE_CHECKING:
-    import duckdb
+from cosmati.storage.duck import connection, quoted, text
 
 _LARGEST_LINE = 1 << 26
 _LINES = f"read_ndjson_objects(?, ignore_errors = true, maximum_object_size = {_LARGEST_LINE})"
-
-
-@contextmanager
-def connection() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open DuckDB in memory; it fetches nothing from outside.
-
-    Raises:
-        MissingExtraError: it isn't installed.
-    """
-    try:
-        import duckdb
-    except ImportError as error:
-        msg = "Parquet and whole curves need DuckDB, which isn't installed. Run: pip install 'cosmati[explorer]'"
-        raise MissingExtraError(msg) from error
-    settings = {"threads": 2, "autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
-    with duckdb.connect(":memory:", config=settings) as database:  # type: ignore[arg-type]
-        yield database
-
-
-def quoted(name: str) -> str:
-    """Return a name as SQL, whatever it holds."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def text(value: str) -> str:
-    """Return a text as SQL."""
-    return "'" + value.replace("'", "''") + "'"
 
 
 def pointer(name: str) -> str:

@@ -168,8 +168,9 @@ def parquet(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["source", "data set", "parquet"])
-def test_what_is_cached_opens_without_its_remote(tmp_path: Path, kind: str) -> None:
+def test_what_is_cached_opens_without_its_remote(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp", reason="HTTP needs aiohttp, of the extra `streaming`")
+    monkeypatch.setattr("cosmati.data.shards.remote._PROBE_SECONDS", 0.5)
     remote, cache = tmp_path / "remote", tmp_path / "cache"
     if kind == "data set":
         write_data_set(remote, {"a/b": [6, 6], "c": [6, 6]})

@@ -79,8 +79,17 @@ METHODS = pytest.mark.parametrize(
 )
 
 
-@METHODS
-@pytest.mark.parametrize("has_read", [True, False])
+@pytest.mark.parametrize(
+    ("method", "num_workers", "has_read"),
+    [
+        ("fork", 2, True),
+        ("fork", 2, False),
+        ("forkserver", 1, True),
+        pytest.param("forkserver", 1, False, marks=pytest.mark.slow),
+        pytest.param("spawn", 1, True, marks=pytest.mark.slow),
+        pytest.param("spawn", 1, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_worker_whose_parent_was_killed_before_it_began_ends(
     tmp_path: Path, method: str, num_workers: int, has_read: bool
 ) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from cosmati.errors import LedgerError
 from cosmati.ledger.derived.opened import DerivedLedger, Milestone, readable
-from cosmati.ledger.query import Contribution
+from cosmati.ledger.query import Contribution, ContributionSum
 from cosmati.records.joint_classes import members_of
 
 Each = Literal["", "phase", "policy"]
@@ -38,14 +37,7 @@ class ClassTaught:
 
 
 @dataclass(slots=True)
-class _Total:
-    num_steps: int = 0
-    num_microbatches: int = 0
-    num_rows: int = 0
-    weight: float = 0.0
-    num_norms: int = 0
-    norm_sum: float = 0.0
-    square_sum: float = 0.0
+class _Total(ContributionSum):
     first: int = -1
     last: int = -1
 
@@ -78,11 +70,17 @@ def taught(derived: DerivedLedger, *, at: Milestone | None = None, each: Each = 
     with readable(derived.ledger):
         totals = _totals(derived, _groups(derived, each))
     groups = list(dict.fromkeys(group for group, _, _ in totals)) if each else [""]
+    norms = {
+        (group, region): sum(totals[group, name, region].norm_sum for name in derived.classes)
+        for group in groups
+        for region in derived.regions
+    }
     return tuple(
-        _taught(group, name, region, totals, sum(totals[group, c, region].norm_sum for c in derived.classes))
+        ClassTaught(group, one.of(name, region, norms[group, region]), one.first, one.last)
         for group in groups
         for name in derived.classes
         for region in derived.regions
+        for one in (totals[group, name, region],)
     )
 
 
@@ -116,25 +114,6 @@ def _groups(derived: DerivedLedger, each: Each) -> Callable[[int, int], str]:
         names = [[str(one[0]) for one in tables.details.get("phases") or ()] for tables in derived.tables]
         return lambda epoch, phase: names[epoch][phase] if phase < len(names[epoch]) else str(phase)
     return (lambda epoch, _: str(epoch)) if each == "policy" else (lambda _, __: "")
-
-
-def _taught(
-    group: str, name: str, region: str, totals: Mapping[tuple[str, str, str], _Total], norms: float
-) -> ClassTaught:
-    one = totals[group, name, region]
-    found = Contribution(
-        class_name=name,
-        region=region,
-        num_steps=one.num_steps,
-        num_microbatches=one.num_microbatches,
-        num_rows=one.num_rows,
-        weight=one.weight,
-        num_norms=one.num_norms,
-        norm_sum=one.norm_sum,
-        norm_rms=math.sqrt(one.square_sum / one.num_norms) if one.num_norms else None,
-        norm_share=one.norm_sum / norms if norms > 0 else None,
-    )
-    return ClassTaught(group, found, one.first, one.last)
 
 
 def steps_taught(

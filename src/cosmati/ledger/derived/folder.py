@@ -20,7 +20,6 @@ import msgspec
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.columns import ColumnScan, StepBlock
-from cosmati.ledger.derived.duck import connection, quoted, text
 from cosmati.ledger.derived.rows import TABLES, PartRows, RegionSets, form_of
 from cosmati.ledger.details import DETAILS_FILE, check_line
 from cosmati.ledger.entry import decode_entry
@@ -31,6 +30,7 @@ from cosmati.ledger.tables import Tables, read_tables
 from cosmati.ledger.tiles import ENTRIES, TILE_WIDTH, Frontier, decode_bundle, needed_width, read_tile
 from cosmati.records.ledger import AmendEntry, RunEntry
 from cosmati.storage.atomic import draft_of, publish, replace_file
+from cosmati.storage.duck import connection, quoted, text
 from cosmati.storage.lock import FileLock
 from cosmati.storage.merkle import leaf_hash
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from cosmati.errors import LedgerError, TamperError
 from cosmati.ledger.consistency import is_consistent, prove_consistency
-from cosmati.ledger.derived.duck import connection, text
 from cosmati.ledger.derived.folder import (
     INDEX_FILE,
     DerivedIndex,
@@ -30,6 +29,7 @@ from cosmati.ledger.evidence import LEVEL_0, NOBODY, TrustedEvidence, Witnessing
 from cosmati.ledger.note import TreeHead
 from cosmati.ledger.reader import operators, read_head, read_verifier_key
 from cosmati.records.ledger import CheckpointEntry, EndEntry, ResumeEntry
+from cosmati.storage.duck import connection, text
 
 if TYPE_CHECKING:
     import duckdb

@@ -12,12 +12,12 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from cosmati.errors import LedgerError
-from cosmati.ledger.derived.duck import quoted, text
 from cosmati.ledger.derived.opened import NEVER, DerivedLedger
 from cosmati.ledger.derived.rows import SKETCH
 from cosmati.ledger.sources import sources_of
 from cosmati.ledger.tables import Tables
 from cosmati.records.joint_classes import members_of
+from cosmati.storage.duck import quoted, text
 
 RowForm = Literal["table", "csv", "json"]
 MAX_SECONDS = 60.0
@@ -122,45 +122,17 @@ _VIEWS = {
         LEFT JOIN learnt_file l ON l.entry = c.entry AND l.cell = c.cell AND l.region_id = s.region_id
         WHERE has_own OR has_norms""",
 }
-_OF_REGION = ("entry", "step", "attempt", "stands", "policy_epoch", "cell", "class", "region")
+_STEP_COLUMNS = ("entry", "step", "attempt", "stands", "policy_epoch")
+_CELL_COLUMNS = (*_STEP_COLUMNS, "microbatch", "cell", "class", "band", "phase")
+_OF_REGION = (*_STEP_COLUMNS, "cell", "class", "region")
 COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "steps": ("entry", "step", "attempt", "stands", "policy_epoch", "policy", "loss"),
-    "cells": (
-        *(
-            "entry",
-            "step",
-            "attempt",
-            "stands",
-            "policy_epoch",
-            "microbatch",
-            "cell",
-            "class",
-            "band",
-            "phase",
-            "route",
-        ),
-        *("rows", "weight"),
-    ),
-    "taught": (
-        *(
-            "entry",
-            "step",
-            "attempt",
-            "stands",
-            "policy_epoch",
-            "microbatch",
-            "cell",
-            "class",
-            "band",
-            "phase",
-            "region",
-        ),
-        *("rows", "weight", "gradient_norm"),
-    ),
+    "steps": (*_STEP_COLUMNS, "policy", "loss"),
+    "cells": (*_CELL_COLUMNS, "route", "rows", "weight"),
+    "taught": (*_CELL_COLUMNS, "region", "rows", "weight", "gradient_norm"),
     "norms": (*_OF_REGION, "norm", "was_taught"),
     "directions": (*_OF_REGION, "direction"),
     "entropies": (*_OF_REGION, "entropy"),
-    "updates": (*_OF_REGION[:5], "region", "norm", "direction", "before", "after"),
+    "updates": (*_STEP_COLUMNS, "region", "norm", "direction", "before", "after"),
     **{name: tuple(columns) for name, columns in NAMES.items() if name != "sets"},
 }
 """What is documented, and promised, of each view."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -97,6 +97,23 @@ def audit_withdrawn(folder: Path, facts: Mapping[str, Any], manifests: Mapping[s
         return [(problem, True) for problem in problems] + told
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return [(f"what the ledger says was withdrawn isn't of the form that runs write: {error!r}", True)]
+
+
+def audit_all_withdrawn(
+    folder: Path, withdrawn: Iterable[Mapping[str, Any]], manifests: Mapping[str, str]
+) -> Iterator[tuple[str, bool]]:
+    """Yield likewise how all that was ever withdrawn is borne out, each once, by the archive of its own time.
+
+    Args:
+        folder: of the archive.
+        withdrawn: the facts of the ledger's entries, in their order.
+        manifests: as `audit_withdrawn` takes them.
+    """
+    known = list[Mapping[str, Any]]()
+    for facts in withdrawn:
+        new = [one for one in facts["in_force"] if one not in known]
+        known = facts["in_force"]
+        yield from audit_withdrawn(folder, {**facts, "in_force": new}, manifests)
 
 
 def _manifest_of(one: Mapping[str, Any], manifests: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ SETTINGS = {
     "threads": 2,
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
-    "temp_directory": "",
+    "temp_directory": "",  # or what's too large for memory would be spilt into whichever folder one is in
 }
 
 
@@ -38,7 +38,7 @@ def connection() -> Iterator[duckdb.DuckDBPyConnection]:
     try:
         import duckdb
     except ImportError as error:
-        msg = "Derived tables and SQL need DuckDB, which isn't installed. Run: pip install 'cosmati[queries]'"
+        msg = "Tables in Parquet need DuckDB, which isn't installed. Run: pip install 'cosmati[queries]'"
         raise MissingExtraError(msg) from error
     with duckdb.connect(":memory:", config=SETTINGS) as database:  # type: ignore[arg-type]
         yield database
