@@ -30,7 +30,7 @@ from cosmati.ledger.verify import LEVEL_0, verify_ledger
 from cosmati.provenance.voucher import FOLDER
 
 LEDGER, WEIGHTS, WEIGHTS_SIGNATURE, WEIGHTS_KEY = "ledger", "weights", "weights.sig.json", "weights.pub.pem"
-FIGURES, ABOUT = "figures.json", "about.json"
+FIGURES, ABOUT, README_FILE = "figures.json", "about.json", "README.txt"
 TRAINING, EXCLUSIONS = "statements/training.dsse.json", "statements/exclusions.dsse.json"
 _TRIES = 20
 """To copy a ledger whose run goes on: each signed checkpoint replaces files of the one before."""
@@ -116,7 +116,7 @@ def _fill(folder: Path, signer: SigningKey, weights_key: Path, weights: Path | N
     found = figures(opened, report, copy)
     (folder / FIGURES).write_bytes(encode_details(found))
     (folder / ABOUT).write_bytes(encode_details(about.model_dump(mode="json")))
-    (folder / "README.txt").write_text(README, "utf-8")
+    (folder / README_FILE).write_text(README, "utf-8")
     for name, data in documents(found, about, digests, made).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
