@@ -38,6 +38,7 @@ from cosmati.ledger.verify import verify_ledger
 from cosmati.records.ledger import StepEntry
 from tests.audit.signed_runs import ORIGIN, make_run
 from tests.ledger.ledgers import append_steps, write_run
+from tests.processes import PythonProcess
 
 Change = Callable[[Path], None]
 
@@ -406,6 +407,36 @@ def test_an_export_of_a_broken_ledger_leaves_nothing(signed: Signed, tmp_path: P
     with pytest.raises(TamperError):
         export_of(tmp_path / "run", tmp_path / "b.zip")
     assert {one.name for one in tmp_path.iterdir()} == {"run"}
+
+
+@pytest.mark.slow
+def test_what_a_killed_export_has_left_goes_with_the_next_one(signed: Signed, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from cosmati.audit import export\n"
+        "export.pack = lambda *_: (print('packing', flush=True), signal.pause())\n"
+        "export.export_bundle(Path(sys.argv[1]) / 'ledger', Path(sys.argv[2]), "
+        "key=Path(sys.argv[1]) / 'private' / 'operator.key')\n"
+    )
+    bundle, theirs = tmp_path / "b.zip", tmp_path / ".b.zip.notes.draft"
+    theirs.mkdir()
+    others = [PythonProcess(["-c", code, signed.run, bundle]) for _ in range(2)]
+    try:
+        for one in others:
+            assert one.stdout.readline() == "packing\n"
+        assert len(hidden := set(tmp_path.iterdir()) - {theirs}) == 2
+        others[0].kill()
+        others[0].wait()
+        export_of(signed.run, bundle)
+        left = set(tmp_path.iterdir()) - {bundle, theirs}
+        assert len(left) == 1, "of the one that still runs"
+        assert left < hidden
+    finally:
+        for one in others:
+            one.kill()
+            one.communicate()
+    export_of(signed.run, bundle)
+    assert set(tmp_path.iterdir()) == {bundle, theirs}
+    assert verified(bundle, tmp_path, signed.trust)
 
 
 def test_weights_of_another_run_are_not_exported(signed: Signed, tmp_path: Path) -> None:

@@ -241,7 +241,9 @@ class PastRun:
         for tables in self.ledger.tables:
             names = {name for name, *_ in tables.changes}
             own = {name for name in names if name.startswith("budget.")}
-            if any(name.startswith(("policy", "schedule")) for name in names):
+            if own and not any(name.startswith(("policy", "schedule")) for name in names):
+                own.add("plan")  # in which the budget stands
+            else:
                 own = set()
             if "policy.to_come" in names and steps:
                 own.add("policy.to_come")
