@@ -41,7 +41,9 @@ def trainer(
         policy=load_policy(POLICY + text),
         taxonomy=TAXONOMY,
         observers=seen,
-        config=RunConfig(**{"budget": "12ba", "run_folder": folder, "num_threads": 1, "num_microbatches": 4} | KEPT | config),
+        config=RunConfig(
+            **{"budget": "12ba", "run_folder": folder, "num_threads": 1, "num_microbatches": 4} | KEPT | config
+        ),
     )
     return seen.trainer
 
@@ -89,7 +91,7 @@ def test_a_policy_that_was_changed_at_a_stop_is_not_done_again(tmp_path: Path) -
     def now(wrap: Wrap, folder: Path | None, **config: Any) -> Trainer:
         return make(wrap, folder, text=AFTER, **config)
 
-    with pytest.raises(ForgetError, match="which a replay from there doesn't do again: .*policy from step 8 on"):
+    with pytest.raises(ForgetError, match=r"which a replay from there doesn't do again: .*policy from step 8 on"):
         forgotten(tmp_path / "run", ToForget(rows=rows_at(3)), now, tmp_path / "out")
 
 

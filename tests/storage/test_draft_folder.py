@@ -43,7 +43,7 @@ def test_the_dead_go_and_the_living_stay(tmp_path: Path) -> None:
         places = [Path(one.stdout.readline().strip()) for one in others if one.stdout is not None]
         assert len(set(places)) == 2
         others[0].kill()
-        others[0].communicate()
+        others[0].wait()
         assert places[0].exists()
         with draft_folder(path) as own:
             assert not places[0].parent.exists()
@@ -54,7 +54,9 @@ def test_the_dead_go_and_the_living_stay(tmp_path: Path) -> None:
     finally:
         for one in others:
             one.kill()
-            one.communicate()
+            one.wait()
+            assert one.stdout is not None
+            one.stdout.close()
     with draft_folder(tmp_path / "b"):  # of another name
         assert places[1].exists()
     with draft_folder(path):

@@ -176,5 +176,3 @@ class ForkTarget:
         if is_covered:
             return Trial(kind, FOUND if is_found else MISSED, outside)
         return Trial(kind, MISSED if is_found else HARMLESS, outside)
-
-

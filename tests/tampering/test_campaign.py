@@ -65,7 +65,7 @@ def _run(name: str, folder: Path, outside: Sumdb | None, seeds: range) -> Counte
     target.check_untouched()
     counts, wrong = campaign(target, seeds)
     assert wrong == [], counts
-    assert set(how for _, how, _ in counts) <= {FOUND, HARMLESS}
+    assert {how for _, how, _ in counts} <= {FOUND, HARMLESS}
     return counts
 
 
@@ -85,7 +85,7 @@ def test_ten_thousand_tamperings_are_found_or_harmless(
     counts = _run(name, tmp_path, outside, range(number))
     with capsys.disabled():
         for (kind, how, by), num in sorted(counts.items()):
-            print(f"{name} | {kind} | {how} | outside: {by or 'not asked'} | {num}")
+            print(f"{name} | {kind} | {how} | outside: {by or 'not asked'} | {num}")  # noqa: T201
     found = sum(num for (_, how, _), num in counts.items() if how == FOUND)
     assert number / 3 <= found <= number
     assert counts.total() == number

@@ -121,7 +121,8 @@ def _verified(bundle: Path, folder: Path, trust: TrustFile | None) -> BundleRepo
         raise TamperError("The bundle's list isn't the one that the operator has signed.")
     found.say("files", f"{len(told['files'])}, each as the operator's list says; made {told.get('made')}")
     if unread := unread_files(folder, told["files"]):
-        found.say("but", f"no check reads {', '.join(unread[:5])}{' and more' * (len(unread) > 5)}: believe nothing there")
+        names = ", ".join(unread[:5]) + (f" and {len(unread) - 5} more" if len(unread) > 5 else "")
+        found.say("but", f"no check reads {names}: believe nothing there")
     replayed = check_replays(found.say, folder, directory, key, trust.replays if trust else ())
     evidence = replace(trust.evidence if trust else NOBODY, replayed=replayed)
     report = verify_ledger(directory, vkey=key.text, witnesses=evidence)

@@ -135,18 +135,18 @@ class VerifiedLedger:
 
 
 def _read(directory: Path, head: TreeHead, roots: list[TreeHead]) -> tuple[list[Tables], RunHistory]:
-    """Read a ledger to its end; what the quick reader refuses is for the careful one to judge, and to say what it is."""
+    """Read a ledger to its end; what the quick reader refuses is for the careful one to judge, and to name."""
     quick, found = ColumnScan(directory, head, roots), list[Tables]()
     try:
         for one in quick.blocks():
             if isinstance(one, ScannedEntry) and isinstance(one.entry, RunEntry | AmendEntry):
                 assert quick.tables is not None, "they're read with the entry"
                 found.append(quick.tables)
-        return found, quick.history
     except TamperError:
         scan = Scan(directory, head, roots)
         found = [tables for item, tables in in_force(scan) if isinstance(item.entry, RunEntry | AmendEntry)]
         return found, scan.history
+    return found, quick.history
 
 
 def _opened(ledger: Path | VerifiedLedger, vkey: str | None) -> VerifiedLedger:

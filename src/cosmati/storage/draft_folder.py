@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -25,9 +26,9 @@ def draft_folder(path: Path) -> Iterator[Path]:
     Raises:
         OSError: no folder can be made there.
     """
-    for left in path.parent.iterdir():
-        if left.name.startswith(f".{path.name}.") and left.name.endswith(_SUFFIX):
-            _remove_dead(left)
+    own = re.compile(rf"\.{re.escape(path.name)}\.\w+{re.escape(_SUFFIX)}")
+    for left in filter(lambda one: own.fullmatch(one.name), list(path.parent.iterdir())):
+        _remove_dead(left)
     place, lock = _locked_folder(path)
     with lock:
         try:
