@@ -125,11 +125,14 @@ def _verified(bundle: Path, folder: Path, trust: TrustFile | None) -> BundleRepo
         found.say("but", f"no check reads {names}: believe nothing there")
     replayed = check_replays(found.say, folder, directory, key, trust.replays if trust else ())
     evidence = replace(trust.evidence if trust else NOBODY, replayed=replayed)
-    report = verify_ledger(directory, vkey=key.text, witnesses=evidence)
+    pinned = trust.pinned if trust and trust.pinned else None
+    report = verify_ledger(directory, vkey=key.text, pinned=pinned, witnesses=evidence)
     if (told.get("origin"), told.get("tree_size"), told.get("root")) != (report.origin, report.size, report.root):
         raise TamperError("The bundle's ledger isn't the one that its list names.")
     ledger = VerifiedLedger(directory, key.text)
     found.say("ledger", f"{report.origin}: {report.size} entries, {report.num_steps} steps, root {report.root}")
+    if report.pinned_size is not None:
+        found.say("pinned", f"it goes on from the checkpoint of {report.pinned_size} entries that you kept")
     _say_history(found, directory, report)
     _check_data(found, directory, report)
     _check_policies(found, directory, report)
