@@ -15,11 +15,14 @@ from cosmati.core.loss import Classification
 from cosmati.core.source import Source
 from cosmati.errors import ForgetError
 from cosmati.forget.asked import ToForget
+from cosmati.forget.past_run import Gone
 from cosmati.forget.replay import Wrap
 from cosmati.ledger.verify import verify_ledger
 from cosmati.optim import SGD
+from cosmati.train.replay import MakeTrainer, ReplayRequest
 from tests.forget.samples import KEPT, differing, forgotten, tensors, trained, unwrapped, without
 from tests.train.policy_world import AFTER, BEFORE, POLICY, TAXONOMY, Event, Happening, leave
+from tests.train.replay_world import replayed
 
 NUM = 96
 ROWS = torch.randn(NUM, 4, generator=torch.Generator().manual_seed(0)), torch.arange(NUM) % 3
@@ -31,6 +34,7 @@ DATA = InMemory(ROWS, 8, torch.arange(NUM) % 3, TAXONOMY.classes)
 def trainer(
     folder: Path, data: Source, events: Mapping[int, Event] | None = None, text: str = BEFORE, **config: Any
 ) -> Trainer:
+    policy = config.pop("policy", None) or load_policy(POLICY + text)
     torch.manual_seed(1)
     seen = Happening(events or {})
     seen.trainer = Trainer(
@@ -38,9 +42,9 @@ def trainer(
         Classification(3),
         data,
         optimizers=SGD(lr=0.05, momentum=0.9),
-        policy=load_policy(POLICY + text),
+        policy=policy,
         taxonomy=TAXONOMY,
-        observers=seen,
+        observers=config.pop("observers", None) or seen,
         config=RunConfig(
             **{"budget": "12ba", "run_folder": folder, "num_threads": 1, "num_microbatches": 4} | KEPT | config
         ),
@@ -58,6 +62,17 @@ def make(wrap: Wrap, folder: Path | None, **config: Any) -> Trainer:
     return trainer(folder, wrap(DATA), **config)
 
 
+def again(out: Path) -> MakeTrainer:
+    """Return what makes the trainers of a replay of a run that was forgotten from."""
+
+    def made(asked: ReplayRequest) -> Trainer:
+        gone = Gone.after(out, asked.forgotten) if asked.forgotten else Gone()
+        data = gone.of(DATA, (out / "private" / "rows.salt").read_bytes())
+        return trainer(asked.run_folder, data, policy=asked.policy, observers=asked.observers, **asked.settings)
+
+    return made
+
+
 @pytest.mark.parametrize("step", [0, 3, 6])
 def test_rows_are_forgotten_before_and_after_a_change_of_policy(tmp_path: Path, step: int) -> None:
     """It acts from step 5 on, and again: the ledger has it."""
@@ -70,16 +85,7 @@ def test_rows_are_forgotten_before_and_after_a_change_of_policy(tmp_path: Path, 
     assert differing(tensors(done.out), tensors(tmp_path / "unchanged"))
     policies = [one.step for one in verify_ledger(done.out / "ledger").policies]
     assert policies[-1] == 5
-
-
-def test_a_replay_goes_by_a_budget_that_was_changed_on_the_way(tmp_path: Path) -> None:
-    rows = rows_at(3)
-    for name, wrap in (("run", unwrapped), ("truth", without(rows=rows))):
-        trainer(tmp_path / name, wrap(DATA), budget="8ba").fit()
-        trainer(tmp_path / name, wrap(DATA), budget="12ba", change=("budget",)).fit()
-    done = forgotten(tmp_path / "run", ToForget(rows=rows), make, tmp_path / "out")
-    assert not differing(tensors(done.out), tensors(tmp_path / "truth"))
-    assert differing(tensors(done.out), tensors(tmp_path / "run"))
+    assert replayed(done.out, 0, 12, again(done.out)).differences == ()
 
 
 def test_a_policy_that_was_changed_at_a_stop_is_not_done_again(tmp_path: Path) -> None:

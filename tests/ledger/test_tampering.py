@@ -345,5 +345,5 @@ def test_without_the_pin_some_of_it_is_missed(tmp_path: Path) -> None:
     counts, missed = tamper(tmp_path, range(280), 12, is_pinned=False)
     assert missed
     kinds = {kind for (kind, how) in counts if how == "missed"}
-    assert kinds <= {"roll_back_checkpoint", "replace_all", "sign_again", "several"}
+    assert kinds <= {"roll_back_checkpoint", "replace_all", "exchange", "sign_again", "several"}
     assert {"replace_all", "sign_again"} <= kinds

@@ -231,25 +231,17 @@ class PastRun:
         """Return which changes a replay from a start does again, by the index of the entry that says them.
 
         Another policy that the run took up without a stop: the ledger has it, and the step from which on it acts.
-        Another budget alone: a run refuses one under which a step before it would have come out otherwise, so that
-        the new one from the start on gives the same.
         """
-        coming = policy_changes_of(self.ledger.tables[-1])
-        # What is rejected from somewhere on tightens each policy, and nobody has tried both again.
-        steps = {one["step"] for one in coming} if self.ledger.tables[-1].withdrawn == start.tables.withdrawn else set()
+        last = self.ledger.tables[-1]
+        coming = {one["step"] for one in policy_changes_of(last) if one["step"] > start.step}
+        if last.withdrawn != start.tables.withdrawn:  # Nobody has tried both together.
+            return {}
         again = dict[int, set[str]]()
         for tables in self.ledger.tables:
-            names = {name for name, *_ in tables.changes}
-            own = {name for name in names if name.startswith("budget.")}
-            if own and not any(name.startswith(("policy", "schedule")) for name in names):
-                own.add("plan")  # in which the budget stands
-            else:
-                own = set()
-            if "policy.to_come" in names and steps:
-                own.add("policy.to_come")
-            elif getattr(tables.entry, "step", None) in steps and {"policy", "policy.changed_by"} >= names - _VOUCHED:
-                own |= names
-            again[tables.index] = own
+            names = {name for name, *_ in tables.changes} - _VOUCHED
+            acts = getattr(tables.entry, "step", None) in coming and names == {"policy", "policy.changed_by"}
+            if acts or names == {"policy.to_come"}:
+                again[tables.index] = names
         return again
 
     def end(self) -> EndEntry | None:

@@ -11,7 +11,6 @@ from cosmati.forget.ablation import Wrap
 from cosmati.forget.past_run import FORGOTTEN, Gone, PastRun, Start, policy_changes_of
 from cosmati.forget.succession import Succession, note_succeeded
 from cosmati.train.other_source import of_another_source
-from cosmati.train.run.checkpoints import Checkpoint
 from cosmati.train.run.result import RunResult
 from cosmati.train.trainer import Trainer
 
@@ -75,7 +74,7 @@ def _prepared(run: PastRun, trainer: Trainer, out: Path, start: Start, told: Map
         tables = replace(start.tables, details={**start.tables.details, "policy_changes": coming})
         start = replace(start, tables=tables)
     if start.checkpoint is not None:
-        checkpoint = _of_the_last_budget(of_another_source(start.checkpoint, trainer.prepared.identity), trainer)
+        checkpoint = of_another_source(start.checkpoint, trainer.prepared.identity)
         start = replace(start, checkpoint=checkpoint)
     made = Succession(run, out)
     made.keep_record(start.step)
@@ -85,13 +84,3 @@ def _prepared(run: PastRun, trainer: Trainer, out: Path, start: Start, told: Map
     changes = [["data", was, digest], [FORGOTTEN, "", str(told["asked"])]]
     made.amend(start, told, changes, digest)
     return made
-
-
-def _of_the_last_budget(checkpoint: Checkpoint, trainer: Trainer) -> Checkpoint:
-    """Return a checkpoint as one of the budget that the run ended under, which changes no step before it."""
-    own = {name: value for name, value in trainer.prepared.identity.items() if name.startswith("budget.")}
-    policy = trainer.assembly.policy
-    facts = {**checkpoint.facts, "identity": {**checkpoint.facts["identity"], **own}}
-    if policy is not None and not facts.get("policy_changes"):
-        facts["phases"] = [[one.name, one.start_step, one.end_step] for one in policy.phases]
-    return replace(checkpoint, facts=facts)
