@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -39,6 +40,7 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
     "sql, all cells and regions": ("sql", SQL),
     "statement of exclusion (all entries)": ("query", "--class", CLASSES[2], "--region", REGIONS[0]),
     "query --prove (all entries)": ("query", "--prove"),
+    "verify (all entries)": ("verify",),
 }
 
 
@@ -80,6 +82,7 @@ def run(*, quick: bool = False) -> str:
     if find_spec("duckdb") is None:
         return "# ledger_queries\n\nLeft out: it needs another package (duckdb): pip install 'cosmati[queries]'.\n"
     num_steps, rounds = (20_000, 1) if quick else (NUM_STEPS, ROUNDS)
+    load = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory() as place:
         own, whole = writing(Path(place) / "written", 500 if quick else 5000)
         folder = Path(place) / "run"
@@ -91,8 +94,10 @@ def run(*, quick: bool = False) -> str:
             what: sum(path.stat().st_size for path in (folder / what).rglob("*") if path.is_file()) / num_steps
             for what in ("ledger", "derived")
         }
+    load.append(os.getloadavg()[0])
     facts = {
         **surroundings(),
+        "load": f"{load[0]:.1f} jobs in the minute before and {load[1]:.1f} in the last one, this one's own included",
         "what": f"{num_steps:,} steps of {V} microbatches, {len(CLASSES)} classes, {len(REGIONS)} regions, norms every "
         f"{NORMS_EVERY} steps, three resumes, a change of policy, 200 checkpoints",
         "bytes a step": f"{sizes['ledger']:.0f} in the ledger, {sizes['derived']:.0f} in derived tables",

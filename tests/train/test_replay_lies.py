@@ -311,6 +311,22 @@ def test_other_weights_that_are_signed_beside_those_of_a_step(run: Path, step: i
     ]
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("step", [4, 12])
+def test_another_state_that_is_signed_beside_that_of_a_step(run: Path, step: int, is_first: bool) -> None:
+    """With the same weights, and other moments of the optimizer: a run that goes on from it comes out otherwise."""
+    items = entries(run)
+    at = next(i for i, (one, _) in enumerate(items) if isinstance(one, CheckpointEntry) and one.step == step)
+    own = items[at][0]
+    assert isinstance(own, CheckpointEntry)
+    items.insert(at + (not is_first), (replace(own, state_digest=bytes(32)), None))
+    sign_again(run, items)
+    assert verify_ledger(run / "ledger").size == len(items)
+    found = replayed(run, 0, 12, again("routed"))
+    what, made = f"digest of weights, optimizers and averages after {step} steps", own.state_digest.hex()[:16]
+    assert [str(one) for one in found.differences] == [f"{what}: {made}, and the ledger says {'0' * 16}"]
+
+
 def in_attempt(entry: Any) -> Any:
     return replace(entry, attempt=1) if isinstance(entry, StepEntry) else entry
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,9 +27,10 @@ from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.reader import CHECKPOINT_FILE, VKEY_FILE, Scan, read_head, read_verifier_key
 from cosmati.ledger.verify import LEVEL_0, verify_ledger
 from cosmati.provenance.voucher import FOLDER
+from cosmati.storage.draft_folder import draft_folder
 
 LEDGER, WEIGHTS, WEIGHTS_SIGNATURE, WEIGHTS_KEY = "ledger", "weights", "weights.sig.json", "weights.pub.pem"
-FIGURES, ABOUT = "figures.json", "about.json"
+FIGURES, ABOUT, README_FILE = "figures.json", "about.json", "README.txt"
 TRAINING, EXCLUSIONS = "statements/training.dsse.json", "statements/exclusions.dsse.json"
 _TRIES = 20
 """To copy a ledger whose run goes on: each signed checkpoint replaces files of the one before."""
@@ -91,12 +91,11 @@ def export_bundle(
     if signer.verifier != present:
         raise LedgerError(f"{key} isn't the key that signs {ledger}, {present.text}. Give that one: --key FILE.")
     made = (now or datetime.now(UTC)).isoformat(timespec="seconds")
-    with tempfile.TemporaryDirectory(dir=bundle.parent, prefix=f".{bundle.name}.") as place:
-        folder = Path(place)
+    with draft_folder(bundle) as folder:
         copy_ledger(ledger, folder / LEDGER)
         enclose(folder, VerifiedLedger(folder / LEDGER), ledger.parent / CERTIFICATES, replays)
         _fill(folder, signer, key.with_name(KEY_FILE), weights, about or About(), made)
-        pack(Path(place), bundle)
+        pack(folder, bundle)
     return bundle
 
 
@@ -116,7 +115,7 @@ def _fill(folder: Path, signer: SigningKey, weights_key: Path, weights: Path | N
     found = figures(opened, report, copy)
     (folder / FIGURES).write_bytes(encode_details(found))
     (folder / ABOUT).write_bytes(encode_details(about.model_dump(mode="json")))
-    (folder / "README.txt").write_text(README, "utf-8")
+    (folder / README_FILE).write_text(README, "utf-8")
     for name, data in documents(found, about, digests, made).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)

@@ -22,6 +22,7 @@ data_roots: []        # SHA-256 of root 1 of each data authority (`cosmati keys 
 policy_roots: []      # SHA-256 of root 1 of each policy authority
 witnesses: []         # verifier keys of witnesses who may have seen the log: name+id+key
 quorum: 0             # how many of them have to have seen it; 0 is all
+pinned: ""            # text of an earlier file `checkpoint` of the log, from which it has to go on
 replays: []           # SHA-256 of results of spot checks that you have run, or whose auditor gave you the digest
 """
 
@@ -35,6 +36,7 @@ class TrustFile(BaseModel):
         policy_roots: likewise for policies.
         witnesses: verifier keys of those who may have seen the log.
         quorum: how many of them have to have seen it; 0 takes all.
+        pinned: text of an earlier `checkpoint` file of the log, of which this one has to be a continuation.
         replays: SHA-256, in hex, of results of replays that the auditor believes: a bundle's others raise no level.
     """
 
@@ -45,6 +47,7 @@ class TrustFile(BaseModel):
     policy_roots: tuple[_Sha256, ...] = ()
     witnesses: tuple[str, ...] = ()
     quorum: int = 0
+    pinned: str = ""
     replays: tuple[_Sha256, ...] = ()
 
     @model_validator(mode="after")

@@ -13,11 +13,23 @@ from cosmati.audit.bundle import LIST_FILE, LIST_STATEMENT, sha256_of, unpack
 from cosmati.audit.claims import training_claim
 from cosmati.audit.documents import documents
 from cosmati.audit.enclosed import check_certificates, check_replays
-from cosmati.audit.export import ABOUT, EXCLUSIONS, FIGURES, LEDGER, TRAINING, WEIGHTS, WEIGHTS_KEY, WEIGHTS_SIGNATURE
+from cosmati.audit.export import (
+    ABOUT,
+    EXCLUSIONS,
+    FIGURES,
+    LEDGER,
+    README,
+    README_FILE,
+    TRAINING,
+    WEIGHTS,
+    WEIGHTS_KEY,
+    WEIGHTS_SIGNATURE,
+)
 from cosmati.audit.figures import figures
 from cosmati.audit.signed_weights import verify_weights
 from cosmati.audit.statements import read_statement
 from cosmati.audit.trust import TrustFile
+from cosmati.audit.unread import unread_files
 from cosmati.audit.weights import check_weights
 from cosmati.errors import CosmatiError, RefutedError, TamperError
 from cosmati.ledger.details import encode_details
@@ -88,6 +100,14 @@ def verify_bundle(bundle: Path, folder: Path, trust: TrustFile | None = None) ->
         raise
     except TamperError as error:
         raise RefutedError(str(error)) from error
+    except FileNotFoundError as error:
+        lacking = Path(error.filename)
+        if not lacking.is_relative_to(folder):
+            raise
+        raise RefutedError(
+            f"The bundle lacks {lacking.relative_to(folder).as_posix()}, which its list doesn't name, and each bundle "
+            "has: it was left out before the list was signed. Ask the operator for a whole one."
+        ) from error
 
 
 def _verified(bundle: Path, folder: Path, trust: TrustFile | None) -> BundleReport:
@@ -102,13 +122,19 @@ def _verified(bundle: Path, folder: Path, trust: TrustFile | None) -> BundleRepo
     if subjects != {LIST_FILE: sha256_of(folder / LIST_FILE)} or facts != {name: told.get(name) for name in facts}:
         raise TamperError("The bundle's list isn't the one that the operator has signed.")
     found.say("files", f"{len(told['files'])}, each as the operator's list says; made {told.get('made')}")
+    if unread := unread_files(folder, told["files"]):
+        names = ", ".join(unread[:5]) + (f" and {len(unread) - 5} more" if len(unread) > 5 else "")
+        found.say("but", f"no check reads {names}: believe nothing there")
     replayed = check_replays(found.say, folder, directory, key, trust.replays if trust else ())
     evidence = replace(trust.evidence if trust else NOBODY, replayed=replayed)
-    report = verify_ledger(directory, vkey=key.text, witnesses=evidence)
+    pinned = trust.pinned if trust and trust.pinned else None
+    report = verify_ledger(directory, vkey=key.text, pinned=pinned, witnesses=evidence)
     if (told.get("origin"), told.get("tree_size"), told.get("root")) != (report.origin, report.size, report.root):
         raise TamperError("The bundle's ledger isn't the one that its list names.")
     ledger = VerifiedLedger(directory, key.text)
     found.say("ledger", f"{report.origin}: {report.size} entries, {report.num_steps} steps, root {report.root}")
+    if report.pinned_size is not None:
+        found.say("pinned", f"it goes on from the checkpoint of {report.pinned_size} entries that you kept")
     _say_history(found, directory, report)
     _check_data(found, directory, report)
     _check_policies(found, directory, report)
@@ -249,11 +275,12 @@ def _check_documents(
         )
         return
     rendered = documents(figured, read_about(folder / ABOUT), digests, str(told.get("made")))
+    num, rendered = len(rendered), {**rendered, README_FILE: README.encode()}
     there = {name for name in told["files"] if name.startswith("documents/")}
     wrong = [name for name in sorted(there | rendered.keys()) if not _is_same(folder / name, rendered.get(name))]
     if wrong:
         raise TamperError(f"{', '.join(wrong[:3])} of the bundle isn't what its figures give.")
-    found.say("documents", f"{len(rendered)}, as the figures give them")
+    found.say("documents", f"{num}, as the figures give them")
 
 
 def _is_same(path: Path, data: bytes | None) -> bool:

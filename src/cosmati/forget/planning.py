@@ -175,8 +175,11 @@ def _why_not_replay(request: Request) -> Iterator[str]:
     except CosmatiError as error:
         yield str(error)
         return
-    for told in run.amended_after(start, request.names):
-        yield f"the run was amended after step {start.step}, which a replay from there doesn't do again: {told}"
+    if told := run.amended_after(start, request.names):
+        yield (
+            f"the run was amended after step {start.step}, which a replay from there doesn't do again: "
+            f"{', '.join(told)}. Of what was changed at a stop the recipe has the later form alone"
+        )
     if start.checkpoint is None and request.trainer is not None and not request.begins_alike():
         yield (
             f"no checkpoint from before the first contact (step {contact}) is kept, and the recipe makes other first "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cosmati.forget.ablation import Wrap
-from cosmati.forget.past_run import FORGOTTEN, Gone, PastRun, Start
+from cosmati.forget.past_run import FORGOTTEN, Gone, PastRun, Start, policy_changes_of
 from cosmati.forget.succession import Succession, note_succeeded
 from cosmati.train.other_source import of_another_source
 from cosmati.train.run.result import RunResult
@@ -69,6 +69,10 @@ def _prepared(run: PastRun, trainer: Trainer, out: Path, start: Start, told: Map
     if last.withdrawn != start.tables.withdrawn:
         # What is rejected stays so in every later entry, those of steps that are taken anew too.
         start = replace(start, tables=last)
+    elif coming := policy_changes_of(last):
+        # What the run took up on the way it takes up again, at the steps that its ledger says.
+        tables = replace(start.tables, details={**start.tables.details, "policy_changes": coming})
+        start = replace(start, tables=tables)
     if start.checkpoint is not None:
         checkpoint = of_another_source(start.checkpoint, trainer.prepared.identity)
         start = replace(start, checkpoint=checkpoint)

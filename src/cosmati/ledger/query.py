@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cosmati.errors import LedgerError
+from cosmati.errors import LedgerError, TamperError
+from cosmati.ledger.columns import ColumnScan
 from cosmati.ledger.evidence import NOBODY, TrustedEvidence, Witnessing
 from cosmati.ledger.exclusion import ExclusionStatement, exclusions
+from cosmati.ledger.history import RunHistory
 from cosmati.ledger.note import TreeHead
 from cosmati.ledger.reader import Scan, ScannedEntry, operators, read_head, read_verifier_key
 from cosmati.ledger.step_details import learnt_weights, read_norms
@@ -110,9 +112,8 @@ class VerifiedLedger:
         if self.head.size == 0:
             raise LedgerError(f"The ledger {directory} is empty. Query it once the run has begun.")
         self.directory = directory
-        scan = Scan(directory, self.head, self.witnessing.heads)
-        self.tables = [tables for item, tables in in_force(scan) if isinstance(item.entry, RunEntry | AmendEntry)]
-        self.witnessing.check(operators(scan.history, self.key))
+        self.tables, history = _read(directory, self.head, self.witnessing.heads)
+        self.witnessing.check(operators(history, self.key))
         self.evidence_level = self.witnessing.level(self.head.size)
         first = self.tables[0]
         assert isinstance(first.entry, RunEntry), "the history refuses anything else as entry 0"
@@ -120,7 +121,7 @@ class VerifiedLedger:
         self.details = first.details
         self.classes = tuple(dict.fromkeys(name for tables in self.tables for name in tables.classes))
         self.regions = tuple(dict.fromkeys(name for tables in self.tables for name in tables.regions))
-        self.standing = scan.history.standing()
+        self.standing = history.standing()
 
     def entries(self) -> Iterator[ScannedEntry]:
         """Yield all entries."""
@@ -131,6 +132,21 @@ class VerifiedLedger:
         for item, tables in in_force(Scan(self.directory, self.head)):
             if isinstance(item.entry, StepEntry):
                 yield item, item.entry, tables
+
+
+def _read(directory: Path, head: TreeHead, roots: list[TreeHead]) -> tuple[list[Tables], RunHistory]:
+    """Read a ledger to its end; what the quick reader refuses is for the careful one to judge, and to name."""
+    quick, found = ColumnScan(directory, head, roots), list[Tables]()
+    try:
+        for one in quick.blocks():
+            if isinstance(one, ScannedEntry) and isinstance(one.entry, RunEntry | AmendEntry):
+                assert quick.tables is not None, "they're read with the entry"
+                found.append(quick.tables)
+    except TamperError:
+        scan = Scan(directory, head, roots)
+        found = [tables for item, tables in in_force(scan) if isinstance(item.entry, RunEntry | AmendEntry)]
+        return found, scan.history
+    return found, quick.history
 
 
 def _opened(ledger: Path | VerifiedLedger, vkey: str | None) -> VerifiedLedger:

@@ -46,10 +46,7 @@ class RecipeSpan:
     @property
     def forgotten(self) -> str:
         """Digest of the last deletion in whose place the steps had tombstones; empty where there was none."""
-        told = self.tables.details.get(FORGOTTEN)
-        if not isinstance(told, Mapping) or told.get("method") == "drop":
-            return ""
-        return str(told.get("asked"))
+        return _forgotten(self.tables)
 
 
 class StandingSteps:
@@ -78,6 +75,7 @@ class StandingSteps:
         self.roots: dict[int, set[bytes]] = {}
         self.dropped: tuple[str, ...] = ()
         self.signed_states = set[tuple[int, bytes]]()
+        self._forgotten_at = set[tuple[CheckpointEntry, str]]()
         self.end: EndEntry | None = None
         self.cuts: list[tuple[int, int]] = []
         self.withdrawn: list[tuple[int, Mapping[str, Any] | None]] = []
@@ -88,13 +86,14 @@ class StandingSteps:
             elif isinstance(item.entry, ResumeEntry):
                 self._go_back(item.entry.from_step)
             elif isinstance(item.entry, CheckpointEntry | EndEntry):
-                self._take_state(item.entry)
+                self._take_state(item.entry, tables)
             elif isinstance(item.entry, AmendEntry) and drops(tables):
                 self.dropped = (f"the weights from which something was dropped after {item.entry.step} steps",)
 
-    def _take_state(self, entry: CheckpointEntry | EndEntry) -> None:
+    def _take_state(self, entry: CheckpointEntry | EndEntry, tables: Tables) -> None:
         if isinstance(entry, CheckpointEntry):
             self.signed_states.add((entry.step, entry.state_digest))
+            self._forgotten_at.add((entry, _forgotten(tables)))
         if self.dropped:
             return
         self.roots.setdefault(entry.step, set()).add(entry.parameter_root)
@@ -130,6 +129,11 @@ class StandingSteps:
         if pieces > (self.cuts[-1][1] if self.cuts else 1):
             self.cuts.append((entry.step, pieces))
 
+    def states(self, step: int, forgotten: str) -> frozenset[bytes]:
+        """Return digests of the states that are signed after so many steps, of a run that has forgotten just that."""
+        own = (one for one in self.checkpoints.get(step, ()) if (one, forgotten) in self._forgotten_at)
+        return frozenset(one.state_digest for one in own)
+
     def steps(self, first: int, end: int) -> Iterator[tuple[ScannedEntry, StepEntry, Tables]]:
         """Yield the entries of steps `first` to `end - 1`, with the tables in force for them, in order."""
         for item, entry, tables in self.ledger.steps():
@@ -148,6 +152,13 @@ class StandingSteps:
             msg = f"The ledger has signed {self.num_steps} steps, and {end} were asked for. Ask for fewer, or later."
             raise LedgerError(msg)
         return range(first, end)
+
+
+def _forgotten(tables: Tables) -> str:
+    told = tables.details.get(FORGOTTEN)
+    if not isinstance(told, Mapping) or told.get("method") == "drop":
+        return ""
+    return str(told.get("asked"))
 
 
 def microbatch_of_cells(item: ScannedEntry, entry: StepEntry) -> list[int]:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from cosmati.errors import LedgerError, TamperError
+from cosmati.ledger.columns import ColumnScan, StepBlock
 from cosmati.ledger.cosigned import cosigned_heads
 from cosmati.ledger.evidence import LEVEL_0, NOBODY, TrustedEvidence, WitnessedHead, Witnessing
 from cosmati.ledger.files import check_overlap
+from cosmati.ledger.history import RunHistory
 from cosmati.ledger.note import TreeHead, VerifierKey, check_note, parse_checkpoint
 from cosmati.ledger.policy_changes import PolicyHistory, PolicyInForce
 from cosmati.ledger.profile import OPERATOR_ALONE, LedgerProfile, lapses
@@ -144,13 +146,9 @@ def verify_ledger(
     head = read_head(directory, key)
     earlier = _read_pinned(directory, pinned, key)
     roots = [*witnessing.heads, *([] if earlier is None else [earlier]), *([] if wal is None else [wal.head])]
-    scan = Scan(directory, head, roots)
     covered = {} if wal is None else wal.entries
-    told = _Told()
-    for item, tables in in_force(scan):
-        check_overlap(covered, item.index, item.data)
-        told.take(item, tables)
-    history, keys = scan.history, operators(scan.history, key)
+    told, history = _read(directory, head, roots, covered)
+    keys = operators(history, key)
     witnessing.check(keys)
     return LedgerReport(
         origin=key.name,
@@ -180,6 +178,34 @@ def verify_ledger(
     )
 
 
+def _read(
+    directory: Path, head: TreeHead, roots: list[TreeHead], covered: dict[int, bytes]
+) -> tuple[_Told, RunHistory]:
+    """Read all entries, steps many at once; what's refused there is for the careful reader to judge, and to name."""
+    try:
+        return _read_columns(ColumnScan(directory, head, roots), covered)
+    except TamperError:
+        told, scan = _Told(), Scan(directory, head, roots)
+        for item, tables in in_force(scan):
+            check_overlap(covered, item.index, item.data)
+            told.take(item, tables)
+        return told, scan.history
+
+
+def _read_columns(scan: ColumnScan, covered: dict[int, bytes]) -> tuple[_Told, RunHistory]:
+    told = _Told()
+    for one in scan.blocks():
+        if isinstance(one, StepBlock):
+            for index in covered.keys() & set(range(one.first, one.first + len(one.data))):
+                check_overlap(covered, index, one.data[index - one.first])
+            told.take_steps(one.first)
+        else:
+            check_overlap(covered, one.index, one.data)
+            assert scan.tables is not None, "the history refuses anything else than a run entry as entry 0"
+            told.take(one, scan.tables)
+    return told, scan.history
+
+
 class _Told:
     """What entries say on the way through a ledger."""
 
@@ -196,14 +222,19 @@ class _Told:
         return tuple(lapses(self.profile, kept, first_step=self.first_step, size=head.size, has_ended=has_ended))
 
     def take(self, item: ScannedEntry, tables: Tables) -> None:
-        if isinstance(item.entry, StepEntry) and self.first_step is None:
-            self.first_step = item.index
+        if isinstance(item.entry, StepEntry):
+            self.take_steps(item.index)
         elif isinstance(item.entry, TimeEntry):
             self.times.append(item.entry.seconds)
         elif isinstance(item.entry, RunEntry | AmendEntry):
             self._take_tables(item, tables)
         if isinstance(item.entry, AmendEntry):
             self.amendments.append(Amendment(item.entry.step, tables.changes))
+
+    def take_steps(self, first: int) -> None:
+        """Take steps of which the first is at this index."""
+        if self.first_step is None:
+            self.first_step = first
 
     def _take_tables(self, item: ScannedEntry, tables: Tables) -> None:
         step = getattr(item.entry, "step", 0)

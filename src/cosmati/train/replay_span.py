@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -18,6 +18,7 @@ from cosmati.errors import CheckpointError, DivergenceError, LedgerError
 from cosmati.ledger.difference import LedgerDifference
 from cosmati.ledger.reader import VKEY_FILE
 from cosmati.ledger.standing import RecipeSpan, StandingSteps
+from cosmati.ledger.tables import Tables
 from cosmati.provenance.voucher import FOLDER, Withdrawn
 from cosmati.routing.policy_file import PolicyFile
 from cosmati.train.config import CHANGEABLE, LEARNING_CADENCES, RunConfig
@@ -97,7 +98,9 @@ class SpanAgain:
         self._trainer.policy_watch = policy_watch_of(self._trainer.prepared)
         if self._trainer.policy_watch is not None:
             self._trainer.policy_watch.recorded = _policy_changes(span)
-        comparison.save, comparison.signs_otherwise = self._trainer.save, self._signs_otherwise
+        comparison.save, comparison.unexplained = self._trainer.save, self._unexplained
+        comparison.forgotten = span.forgotten
+        self._tables = run.ledger.tables
         self._compare_recipe()
 
     def _digest(self) -> bytes:
@@ -127,6 +130,8 @@ class SpanAgain:
         folder = self._scratch / "checkpoints"
         for path in list_checkpoints(folder)[:1]:
             now = of_another_source(read_checkpoint(path), self._trainer.prepared.identity)
+            signed = self._comparison.run.states(now.step, self._span.forgotten)
+            self._comparison.differs_in_state(now.step, now.signed_digest, self._left_of(now, signed))
             shutil.rmtree(path)
             publish_checkpoint(write_checkpoint(folder, now), keep=1)
 
@@ -183,22 +188,35 @@ class SpanAgain:
         comparison.is_over = True
         return False
 
-    def _signs_otherwise(self, step: int, signed: Sequence[bytes]) -> bool:
-        """Say whether a state is one that was signed, but for facts that bits don't rest on.
+    def _unexplained(self, step: int, signed: Iterable[bytes]) -> list[bytes]:
+        return self._left_of(read_checkpoint(self._scratch / "checkpoints" / f"step-{step:08d}"), signed)
 
-        Whether an evaluation has asked for the budget is one; others are how the recipe's file is called today, and
-        how a policy's phases were cut when a class was rejected, which a resume counts otherwise.
+    def _left_of(self, made: Checkpoint, signed: Iterable[bytes]) -> list[bytes]:
+        """Return those digests that aren't of this state, whatever the facts beside it that bits don't rest on.
+
+        Whether an evaluation has asked for the budget is one; others are how the recipe's file is called today, how a
+        policy's phases were cut when a class was rejected, which a resume counts otherwise, and what was changed at
+        this very step.
         """
-        made = read_checkpoint(self._scratch / "checkpoints" / f"step-{step:08d}")
         known = [made.facts, *([] if self._start is None else [self._start.facts]), self._as_then(made.facts)]
-        told = product(known, known, (False, True), (True, False))
-        digest = made.state_digest
-        for identity, phases, was_read, is_told in told:
-            facts = {"identity": identity["identity"], "phases": phases["phases"]}
+        pairs = [(one["identity"], other["phases"]) for one, other in product(known, known)]
+        pairs += [_as_told(made.facts["identity"], tables) for tables in self._tables]
+        digest, left = made.state_digest, sorted(signed)
+        for (identity, phases), was_read, is_told in product(pairs, (False, True), (True, False)):
+            facts = {"identity": identity, "phases": phases}
             facts |= {"budget_was_read": was_read, "budget_use_is_told": is_told}
-            if signed_digest_of(digest, {**made.facts, **facts}) in signed:
-                return True
-        return False
+            found = signed_digest_of(digest, {**made.facts, **facts})
+            left = [one for one in left if one != found]
+        return left
+
+
+def _as_told(identity: Mapping[str, Any], tables: Tables) -> tuple[dict[str, Any], list[Any]]:
+    """Return a run's identity and its policy's phases as the ledger tells them of other steps."""
+    recipe = tables.details.get("recipe")
+    told = dict(recipe) if isinstance(recipe, Mapping) else {}
+    same = {name: value for name, value in identity.items() if told.get(name) == ("" if value is None else str(value))}
+    phases = tables.details.get("phases") if tables.policy else []
+    return {**told, **same}, list(phases or [])
 
     def _as_then(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the facts of a checkpoint without the cadences of which the ledger says nothing: it's of before."""

@@ -43,7 +43,7 @@ from cosmati.routing.policy import CompiledPolicy
 from cosmati.storage.atomic import replace_files
 from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
-from cosmati.train.observers.ledger_checks import rare_entries, refuse_readmission, refuse_unsigned
+from cosmati.train.observers.ledger_checks import forgotten_in, rare_entries, refuse_readmission, refuse_unsigned
 from cosmati.train.observers.observer import Observer, WatchedRun
 from cosmati.train.observers.pack_cells import are_packs, by_cell, class_columns, packed_cells
 from cosmati.train.observers.rows_salt import keep_salt, refuse_another_salt
@@ -96,7 +96,7 @@ class LedgerObserver(Observer):
         name = re.sub(r"[\s+]+", "-", run_folder.name)  # A log's name has no spaces and no plus.
         self._origin = read_verifier_key(self._directory).name if exists else f"cosmati/{name}"
         self._is_writer = ranks.rank == 0
-        self._attempt = 0
+        self._attempt, self._gone = 0, dict[str, object]()
 
     def on_open(self, run: WatchedRun) -> None:
         """Keep how the run is stopped."""
@@ -110,6 +110,7 @@ class LedgerObserver(Observer):
                 if self._state_digest is not None:
                     refuse_unsigned(entries, clock.step, self._state_digest)
                 refuse_readmission(entries, self._facts.withdrawn)
+                self._gone = forgotten_in(entries)
             self._writer = self._open()
             self._keep_archive()
             if self._writer.size == 0:
@@ -207,7 +208,7 @@ class LedgerObserver(Observer):
             governed["artifacts"] = [one.facts for one in facts.artifacts]
         if facts.policy_changes.told:
             governed["policy_changes"] = list(facts.policy_changes.told)
-        return governed | {
+        return {**governed, **self._gone} | {
             "run_id": self._origin.removeprefix("cosmati/"),
             "seed": facts.seed,
             "classes": list(policy.classes if policy else ("all",)),

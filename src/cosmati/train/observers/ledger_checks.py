@@ -11,6 +11,7 @@ from cosmati.errors import CheckpointError, LedgerError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import Scan, ScannedEntry, read_head, read_verifier_key
+from cosmati.ledger.roots import FORGOTTEN
 from cosmati.ledger.wal import WAL_FILE, read_wal
 from cosmati.ledger.writer import LedgerWriter
 from cosmati.provenance.voucher import Withdrawn
@@ -90,8 +91,7 @@ def policy_changes_in(run_folder: Path) -> list[dict[str, Any]]:
     Raises:
         TamperError: the ledger doesn't verify.
     """
-    told = [i.details for i in signed_entries(run_folder) if isinstance(i.entry, AmendEntry) and i.details is not None]
-    return cast("list[dict[str, Any]]", decode_details(told[-1]).get("policy_changes", [])) if told else []
+    return cast("list[dict[str, Any]]", _last_told(signed_entries(run_folder)).get("policy_changes", []))
 
 
 def signed_entries(run_folder: Path) -> list[ScannedEntry]:
@@ -113,7 +113,18 @@ def signed_entries(run_folder: Path) -> list[ScannedEntry]:
     return list(rare_entries(directory))
 
 
+def forgotten_in(items: Sequence[ScannedEntry]) -> dict[str, Any]:
+    """Return what a ledger says of the last deletion, which its later entries say on; nothing where there was none."""
+    told = _last_told(items)
+    return {FORGOTTEN: told[FORGOTTEN]} if FORGOTTEN in told else {}
+
+
 def _last_withdrawn(items: Sequence[ScannedEntry]) -> Withdrawn | None:
-    amendments = [item.details for item in items if isinstance(item.entry, AmendEntry) and item.details is not None]
-    found = decode_details(amendments[-1]).get("withdrawn") if amendments else None
+    found = _last_told(items).get("withdrawn")
     return None if found is None else Withdrawn.of_facts(cast("Mapping[str, Any]", found))
+
+
+def _last_told(items: Sequence[ScannedEntry]) -> dict[str, Any]:
+    """Return the details of the last amendment."""
+    amendments = [item.details for item in items if isinstance(item.entry, AmendEntry) and item.details is not None]
+    return decode_details(amendments[-1]) if amendments else {}

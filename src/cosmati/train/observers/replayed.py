@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -83,7 +83,8 @@ class LedgerComparison:
         self.stop: Callable[[str], None] = _unopened
         self.save: Callable[[], None] = _unopened
         self.tables_now: Callable[[], Mapping[str, Any]] = _unopened
-        self.signs_otherwise: Callable[[int, Sequence[bytes]], bool] = _unopened
+        self.forgotten = ""
+        self.unexplained: Callable[[int, Iterable[bytes]], list[bytes]] = _unopened
         is_known = run.ledger.details.get("rows_version") == ROWS_VERSION
         self._blinds = blinds if is_known else None
         self.without_rows = set[int]()
@@ -166,22 +167,27 @@ class LedgerComparison:
         yield from (one for one in itertools.islice(self._expected, 1) if one[1].step == step)
 
     def _compare_checkpoint(self, made: CheckpointEntry) -> None:
-        logged = self.run.checkpoints.get(made.step, [])
         self.num_roots += 1
         if others := self.run.roots[made.step] - {made.parameter_root}:  # of each that was signed, also twice
             what = f"root of parameters and buffers after {made.step} steps"
             self.differs(LedgerDifference(None, what, _short(min(others)), _short(made.parameter_root)))
-        elif logged and made.state_digest not in [one.state_digest for one in logged]:
+        elif self.run.states(made.step, self.forgotten) - {made.state_digest}:
             self._roots.append((made.step, made.state_digest))
 
     def _look_at_roots(self) -> None:
-        """Look again at states that are signed otherwise: the digest covers facts that bits don't rest on."""
+        """Look again at states that are signed otherwise: the digest covers facts that bits don't rest on.
+
+        Each of them, though one be as it was made here: whoever is handed another finds that signed, too.
+        """
         for step, digest in self._roots:
-            signed = [one.state_digest for one in self.run.checkpoints[step]]
-            if not self.signs_otherwise(step, signed):
-                what = f"digest of weights, optimizers and averages after {step} steps"
-                self.differs(LedgerDifference(None, what, _short(signed[-1]), _short(digest)))
+            self.differs_in_state(step, digest, self.unexplained(step, self.run.states(step, self.forgotten)))
         self._roots.clear()
+
+    def differs_in_state(self, step: int, digest: bytes, wrong: Sequence[bytes]) -> None:
+        """Take note of states that are signed and aren't that which a step gives, if there are any."""
+        if wrong:
+            what = f"digest of weights, optimizers and averages after {step} steps"
+            self.differs(LedgerDifference(None, what, _short(wrong[0]), _short(digest)))
 
 
 class ReplayedLedger(LedgerObserver):
