@@ -1,0 +1,230 @@
+"""Columns of sensitive classes: sealed in the details of a step, opened by whoever was given keys.
+
+A class is sensitive where the taxonomy says so, or the run besides. What its microbatches measured isn't in the open
+then, nor a total that would tell it: a step's loss where only such classes weighed anything, and the norm of a region's
+update wherever they reached the region. Rows, weights and routes of each cell stay: they're the proof.
+
+There's a key for each class, column and block of steps, HKDF-SHA256 of one secret of the operator's. Boxes are
+AES-256-GCM; run, class, column and step are authenticated, so that no box can be moved. Its nonce is a MAC of what is
+in it: a step that is run again gives the same bytes, and two contents never share a nonce. The entry commits to the
+details with the boxes in them, so that whoever verifies the log needs no key.
+
+What rows of several classes did is sealed for all those of them that are sensitive, under their joint name.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+import rfc8785
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from cosmati.errors import LedgerError, TamperError
+from cosmati.records.joint_classes import joint_name, members_of
+from cosmati.records.ledger import MicrobatchCell
+
+SEALED = "sealed"
+"""Name in the details: of what is sealed in a step, and of which classes are, and how, in entry 0 and amendments."""
+KEY_FILE = "columns.key"
+"""Of the operator's secret, in the run's private folder."""
+BLOCK_STEPS = 1024
+SECRET_BYTES = KEY_BYTES = 32
+BY_CELL = ("gradient_norm",)
+BY_MICROBATCH = ("packed_gradient_norm",)
+BY_REGION = ("update_norm",)
+OF_STEP = ("loss",)
+COLUMNS = (*BY_CELL, *BY_MICROBATCH, *BY_REGION, *OF_STEP)
+"""Details of a step that are sealed. A new one that is told by cell, microbatch, region or step is named above."""
+_FORMAT = "cosmati sealed column/1"
+_NONCE_BYTES = 12
+_PADDED_TO = 64
+"""Bytes: how long a number's digits are tells something of it."""
+
+SealedParts = Mapping[str, Mapping[str, Any]]
+"""What is sealed of a step, by class and column."""
+
+
+class ColumnKeys(Protocol):
+    """Gives the key of a class's column in a block of steps, 32 bytes; None where it hasn't it."""
+
+    def __call__(self, classes: str, column: str, block: int) -> bytes | None:
+        """Return it."""
+
+
+class OperatorKeys:
+    """All keys of a run, from the operator's secret.
+
+    Args:
+        secret: the content of `private/columns.key`.
+        origin: name of the run's log.
+
+    Raises:
+        LedgerError: it isn't 32 bytes.
+    """
+
+    def __init__(self, secret: bytes, origin: str) -> None:
+        if len(secret) != SECRET_BYTES:
+            msg = f"The columns' secret has {len(secret)} bytes, and {SECRET_BYTES} are one. Put the run's own back."
+            raise LedgerError(msg)
+        self._secret, self.origin = secret, origin
+        self._pair = lru_cache(maxsize=4096)(self._derived)
+
+    @property
+    def commitment(self) -> bytes:
+        """What entry 0 commits to of the secret: 32 bytes."""
+        return hashlib.sha256(b"cosmati columns key" + self._secret).digest()
+
+    def __call__(self, classes: str, column: str, block: int) -> bytes:
+        """Return the key of a block."""
+        return self._pair(classes, column, block)[:KEY_BYTES]
+
+    def nonce(self, classes: str, column: str, block: int, content: bytes) -> bytes:
+        """Return the nonce of a content, which no other one of the block has."""
+        key = self._pair(classes, column, block)[KEY_BYTES:]
+        return hmac.digest(key, content, "sha256")[:_NONCE_BYTES]
+
+    def _derived(self, classes: str, column: str, block: int) -> bytes:
+        info = rfc8785.dumps([_FORMAT, self.origin, classes, column, block])
+        return HKDF(SHA256(), 2 * KEY_BYTES, None, info).derive(self._secret)
+
+
+def seal_names(classes: Sequence[str], sensitive: Iterable[str]) -> tuple[str, ...]:
+    """Return for each class under which name its columns are sealed: itself, its sensitive members, or nothing."""
+    known = {*sensitive}
+    return tuple(joint_name(one for one in members_of(name) if one in known) for name in classes)
+
+
+def divided(
+    details: Mapping[str, Any],
+    cells: Sequence[MicrobatchCell],
+    names: Sequence[str],
+    routes: Sequence[Sequence[float]],
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Divide a step's details into what is in the open, and what is sealed by class and column.
+
+    Args:
+        details: as they were measured.
+        cells: of the step.
+        names: under which the columns of each class are sealed (`seal_names`).
+        routes: weight per region of each route.
+    """
+    clear, parts = dict(details), dict[str, dict[str, Any]]()
+    of_cells = [names[cell.class_id] for cell in cells]
+    taught = [n for n, cell in enumerate(cells) if cell.num_rows and cell.weight > 0]
+    if not any(of_cells):
+        return clear, parts
+
+    def put(name: str, column: str, place: str, value: object) -> None:
+        parts.setdefault(name, {}).setdefault(column, {})[place] = value
+
+    for columns, owners in ((BY_CELL, range(len(cells))), (BY_MICROBATCH, details.get("cell_microbatches", ()))):
+        of_places = dict[str, set[str]]()
+        for owner, name in zip(owners, of_cells, strict=False):
+            of_places.setdefault(str(owner), set()).add(name)
+        for column in columns:
+            told = clear.get(column)
+            for place in [p for p in told or () if any(of_places.get(p, ()))]:
+                put(joint_name(of_places[place] - {""}), column, place, told[place])
+            if isinstance(told, Mapping):
+                clear[column] = {p: value for p, value in told.items() if not any(of_places.get(p, ()))}
+    for column in BY_REGION:
+        told = clear.get(column)
+        if isinstance(told, list):
+            clear[column] = list(told)
+            for region, value in enumerate(told):
+                reached = {of_cells[n] for n in taught if routes[cells[n].route_id][region] > 0} - {""}
+                if reached and value is not None:
+                    put(joint_name(reached), column, str(region), value)
+                    clear[column][region] = None
+    if taught and all(of_cells[n] for n in taught):
+        for column in OF_STEP:
+            if clear.get(column) is not None:
+                put(joint_name(of_cells[n] for n in taught), column, "", clear[column])
+                clear[column] = None
+    return clear, parts
+
+
+def sealed(clear: Mapping[str, Any], parts: SealedParts, keys: OperatorKeys, step: int) -> dict[str, Any]:
+    """Return the details of a step with boxes in place of what is sealed."""
+    boxes = {name: {c: _box(value, keys, name, c, step) for c, value in own.items()} for name, own in parts.items()}
+    return {**clear, SEALED: boxes} if boxes else dict(clear)
+
+
+def opened(
+    details: Mapping[str, Any], step: int, keys: ColumnKeys | None, origin: str, block_steps: int
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Return a step's details with what the keys open in its place, and the class and column of what they don't.
+
+    Raises:
+        TamperError: a box isn't one, or isn't this run's, class's, column's or step's.
+    """
+    found, left = {name: value for name, value in details.items() if name != SEALED}, list[tuple[str, str]]()
+    for name, column, box in boxes_of(details):
+        key = keys(name, column, step // block_steps) if keys is not None else None
+        if key is None:
+            left.append((name, column))
+        else:
+            found[column] = _merged(column, found.get(column), open_box(box, key, origin, name, column, step))
+    return found, left
+
+
+def boxes_of(details: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return class, column and box of all that is sealed in a step.
+
+    Raises:
+        TamperError: it isn't of the form that runs write.
+    """
+    told = details.get(SEALED, {})
+    try:
+        found = [(name, column, box) for name, own in told.items() for column, box in own.items()]
+    except AttributeError as error:
+        raise TamperError(f"What a step's details seal isn't boxes by class and column: {told!r:.80}.") from error
+    if not all(isinstance(box, str) and column in COLUMNS for _, column, box in found):
+        raise TamperError(f"What a step's details seal isn't boxes by class and column: {told!r:.80}.")
+    return found
+
+
+def open_box(box: str, key: bytes, origin: str, classes: str, column: str, step: int) -> Any:  # noqa: ANN401  (JSON)
+    """Return what is in a box: for each place of the column its value.
+
+    Raises:
+        TamperError: it was changed, or moved here from elsewhere, or the key is another one's.
+    """
+    try:
+        data = base64.b64decode(box, validate=True)
+        content = AESGCM(key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], _bound_to(origin, classes, column, step))
+        return json.loads(content)
+    except (InvalidTag, ValueError) as error:
+        raise TamperError(
+            f"Step {step}'s sealed {column} of {classes} doesn't open: the box was changed or moved, or the key isn't "
+            "its own. Ask the operator to release the keys again; if that doesn't help, the details are wrong."
+        ) from error
+
+
+def _box(value: object, keys: OperatorKeys, classes: str, column: str, step: int) -> str:
+    bound, block = _bound_to(keys.origin, classes, column, step), step // BLOCK_STEPS
+    content = rfc8785.dumps(value)  # type: ignore[arg-type]  # JSON
+    content += b" " * (-len(content) % _PADDED_TO)
+    nonce = keys.nonce(classes, column, block, bound + b"\0" + content)
+    return base64.b64encode(nonce + AESGCM(keys(classes, column, block)).encrypt(nonce, content, bound)).decode()
+
+
+def _bound_to(origin: str, classes: str, column: str, step: int) -> bytes:
+    return rfc8785.dumps([_FORMAT, origin, classes, column, step])
+
+
+def _merged(column: str, clear: Any, places: Mapping[str, Any]) -> Any:  # noqa: ANN401  (JSON)
+    if column in OF_STEP:
+        return places[""]
+    if column in BY_REGION:
+        return [places.get(str(region), value) for region, value in enumerate(clear)]
+    return {**(clear or {}), **places}
