@@ -19,6 +19,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -103,6 +104,60 @@ def seal_names(classes: Sequence[str], sensitive: Iterable[str]) -> tuple[str, .
     return tuple(joint_name(one for one in members_of(name) if one in known) for name in classes)
 
 
+@dataclass(frozen=True, slots=True)
+class SealedClasses:
+    """What entry 0 or an amendment says of sealing.
+
+    Attributes:
+        origin: name of the run's log.
+        names: under which the columns of each class are sealed, by its id; empty for those in the open.
+        block_steps: after which a key changes.
+    """
+
+    origin: str
+    names: tuple[str, ...]
+    block_steps: int
+
+    @classmethod
+    def of(cls, details: Mapping[str, Any], classes: Sequence[str], origin: str) -> SealedClasses:
+        """Read the details of an entry.
+
+        Raises:
+            TamperError: they aren't of the form that runs write.
+        """
+        told = details.get(SEALED, {"classes": [], "block_steps": BLOCK_STEPS})
+        try:
+            names, block_steps = seal_names(classes, map(str, told["classes"])), int(told["block_steps"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise TamperError(f"What an entry says is sealed isn't of the form that runs write: {error!r}.") from error
+        if block_steps < 1:
+            raise TamperError(f"An entry says that keys change after {block_steps} steps. Restore the ledger.")
+        return cls(origin, names, block_steps)
+
+    def open(
+        self, details: Mapping[str, Any], step: int, keys: ColumnKeys | None
+    ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        """Return a step's details with what the keys open in its place, and the class and column of what they don't.
+
+        Raises:
+            TamperError: a box isn't one, or isn't this run's, class's, column's or step's.
+        """
+        found, left = {name: value for name, value in details.items() if name != SEALED}, list[tuple[str, str]]()
+        for name, column, box in boxes_of(details):
+            key = keys(name, column, step // self.block_steps) if keys is not None else None
+            if key is None:
+                left.append((name, column))
+            else:
+                places = open_box(box, key, self.origin, name, column, step)
+                found[column] = _merged(column, found.get(column), places)
+        return found, left
+
+    def hidden(self, left: Iterable[tuple[str, str]], class_ids: Iterable[int], column: str) -> list[int]:
+        """Return which of a step's cells have a value in a column that stays sealed."""
+        names = {name for name, one in left if one == column}
+        return [cell for cell, class_id in enumerate(class_ids) if self.names[class_id] in names]
+
+
 def divided(
     details: Mapping[str, Any],
     cells: Sequence[MicrobatchCell],
@@ -157,24 +212,6 @@ def sealed(clear: Mapping[str, Any], parts: SealedParts, keys: OperatorKeys, ste
     """Return the details of a step with boxes in place of what is sealed."""
     boxes = {name: {c: _box(value, keys, name, c, step) for c, value in own.items()} for name, own in parts.items()}
     return {**clear, SEALED: boxes} if boxes else dict(clear)
-
-
-def opened(
-    details: Mapping[str, Any], step: int, keys: ColumnKeys | None, origin: str, block_steps: int
-) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Return a step's details with what the keys open in its place, and the class and column of what they don't.
-
-    Raises:
-        TamperError: a box isn't one, or isn't this run's, class's, column's or step's.
-    """
-    found, left = {name: value for name, value in details.items() if name != SEALED}, list[tuple[str, str]]()
-    for name, column, box in boxes_of(details):
-        key = keys(name, column, step // block_steps) if keys is not None else None
-        if key is None:
-            left.append((name, column))
-        else:
-            found[column] = _merged(column, found.get(column), open_box(box, key, origin, name, column, step))
-    return found, left
 
 
 def boxes_of(details: Mapping[str, Any]) -> list[tuple[str, str, str]]:

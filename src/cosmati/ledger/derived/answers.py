@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cosmati.errors import LedgerError
 from cosmati.ledger.derived.opened import DerivedLedger, Milestone, readable
-from cosmati.ledger.query import Contribution
+from cosmati.ledger.query import Contribution, known_sum, total_norm
 from cosmati.records.joint_classes import members_of
 
 Each = Literal["", "phase", "policy"]
@@ -46,6 +46,7 @@ class _Total:
     num_norms: int = 0
     norm_sum: float = 0.0
     square_sum: float = 0.0
+    num_sealed: int = 0
     first: int = -1
     last: int = -1
 
@@ -63,6 +64,10 @@ _NORMS = """
     SELECT policy_epoch, class_id, phase, region_id, count(*), fsum(norm), fsum(norm * norm)
     FROM norms_file JOIN cuts USING (attempt) WHERE step < cut AND counts GROUP BY ALL ORDER BY ALL
 """
+_SEALED = """
+    SELECT policy_epoch, class_id, phase, region_id, count(*)
+    FROM sealed_file JOIN cuts USING (attempt) WHERE step < cut GROUP BY ALL ORDER BY ALL
+"""
 
 
 def taught(derived: DerivedLedger, *, at: Milestone | None = None, each: Each = "") -> tuple[ClassTaught, ...]:
@@ -79,7 +84,7 @@ def taught(derived: DerivedLedger, *, at: Milestone | None = None, each: Each = 
         totals = _totals(derived, _groups(derived, each))
     groups = list(dict.fromkeys(group for group, _, _ in totals)) if each else [""]
     return tuple(
-        _taught(group, name, region, totals, sum(totals[group, c, region].norm_sum for c in derived.classes))
+        _taught(group, name, region, totals, total_norm(totals[group, c, region] for c in derived.classes))
         for group in groups
         for name in derived.classes
         for region in derived.regions
@@ -108,6 +113,9 @@ def _totals(derived: DerivedLedger, group_of: Callable[[int, int], str]) -> dict
         one.num_norms += num
         one.norm_sum += norm_sum
         one.square_sum += squares
+    for epoch, class_id, phase, region, num in derived.rows(_SEALED):
+        tables = derived.tables[epoch]
+        totals[group_of(epoch, phase), tables.classes[class_id], tables.regions[region]].num_sealed += num
     return totals
 
 
@@ -130,9 +138,10 @@ def _taught(
         num_rows=one.num_rows,
         weight=one.weight,
         num_norms=one.num_norms,
-        norm_sum=one.norm_sum,
+        norm_sum=known_sum(one),
         norm_rms=math.sqrt(one.square_sum / one.num_norms) if one.num_norms else None,
         norm_share=one.norm_sum / norms if norms > 0 else None,
+        num_sealed=one.num_sealed,
     )
     return ClassTaught(group, found, one.first, one.last)
 

@@ -105,6 +105,10 @@ _VIEWS = {
         SELECT {_STEP}, cell, class, region, norm, counts AS was_taught
         FROM norms_file f JOIN cuts USING (attempt) JOIN classes USING (policy_epoch, class_id)
         JOIN regions USING (policy_epoch, region_id)""",
+    "sealed": f"""
+        SELECT {_STEP}, cell, class, region, 'gradient_norm' AS sealed_column
+        FROM sealed_file f JOIN cuts USING (attempt) JOIN classes USING (policy_epoch, class_id)
+        JOIN regions USING (policy_epoch, region_id)""",
     "taught": f"""
         SELECT {_TAUGHT}, c.weight * route_weight AS weight, NULL::DOUBLE AS gradient_norm
         FROM named_cells c {_REACHED} WHERE NOT (has_own OR has_norms)
@@ -149,6 +153,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         ),
         *("rows", "weight", "gradient_norm"),
     ),
+    "sealed": ("entry", "step", "attempt", "stands", "policy_epoch", "cell", "class", "region", "sealed_column"),
     "norms": ("entry", "step", "attempt", "stands", "policy_epoch", "cell", "class", "region", "norm", "was_taught"),
     **{name: tuple(columns) for name, columns in NAMES.items() if name != "sets"},
 }

@@ -112,8 +112,8 @@ class LedgerObserver(Observer):
                 if self._state_digest is not None:
                     refuse_unsigned(entries, clock.step, self._state_digest)
                 refuse_readmission(entries, self._facts.withdrawn)
-            self._writer = self._open()
             self._sealing = StepSealing.of_run(self._private, self._origin, self._facts.sensitive, entries)
+            self._writer = self._open()
             self._keep_archive()
             if self._writer.size == 0:
                 self._append_run()

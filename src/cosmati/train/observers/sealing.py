@@ -52,6 +52,7 @@ class StepSealing:
         if not path.exists():
             if before:
                 raise LedgerError(f"{path} is gone, and columns are sealed with it. Put the run's own back.")
+            private.mkdir(mode=0o700, exist_ok=True)
             create_secret(path, secrets.token_bytes(SECRET_BYTES))
         keys = OperatorKeys(path.read_bytes(), origin)
         if before.get("key") not in (None, keys.commitment.hex()):
