@@ -86,7 +86,7 @@ def replay_steps(
       cosmati ledger replay ledger-copy --recipe digits.py --steps :50 --without-rows
     """  # noqa: D301
     asked = _Asked(ledger_of(folder), recipe, settings or [], checkpoint, rows, anyway, vkey)
-    segment = asked.run.segment(*_parse(steps, asked.run.num_steps))
+    segment = asked.run.segment(*span_of(steps, asked.run.num_steps))
     found = asked.replay_one(segment, keep_going=keep_going)
     result = asked.result([found], seed="")
     _write(out, result)
@@ -156,7 +156,7 @@ def blinds_for(
         raise LedgerError(
             f"There's no private/rows.salt beside {directory}: only the operator has it. Give --salt FILE."
         )
-    replace_file(out, write_blinds(run, found, run.segment(*_parse(steps, run.num_steps))))
+    replace_file(out, write_blinds(run, found, run.segment(*span_of(steps, run.num_steps))))
     typer.echo(str(out))
 
 
@@ -262,8 +262,12 @@ class _Asked:
         )
 
 
-def _parse(steps: str, num_steps: int) -> tuple[int, int]:
-    """Read `FIRST:END`; either may be left out."""
+def span_of(steps: str, num_steps: int) -> tuple[int, int]:
+    """Read `FIRST:END`; either may be left out.
+
+    Raises:
+        LedgerError: it isn't of that form.
+    """
     first, colon, end = steps.partition(":")
     if not colon or not all(part.isdecimal() or not part for part in (first, end)):
         raise LedgerError(f"--steps {steps!r} is no FIRST:END, such as 100:120, :50 or 100:. Write it so.")

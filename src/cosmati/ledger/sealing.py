@@ -19,7 +19,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -172,40 +172,54 @@ def divided(
         names: under which the columns of each class are sealed (`seal_names`).
         routes: weight per region of each route.
     """
-    clear, parts = dict(details), dict[str, dict[str, Any]]()
+    dividing = _Dividing(dict(details))
     of_cells = [names[cell.class_id] for cell in cells]
-    taught = [n for n, cell in enumerate(cells) if cell.num_rows and cell.weight > 0]
     if not any(of_cells):
-        return clear, parts
+        return dividing.clear, dividing.parts
+    dividing.by_place(BY_CELL, {str(number): {name} for number, name in enumerate(of_cells)})
+    of_microbatches = dict[str, set[str]]()
+    for owner, name in zip(details.get("cell_microbatches", range(len(cells))), of_cells, strict=True):
+        of_microbatches.setdefault(str(owner), set()).add(name)
+    dividing.by_place(BY_MICROBATCH, of_microbatches)
+    taught = [(name, routes[cell.route_id]) for name, cell in zip(of_cells, cells, strict=True) if _taught(cell)]
+    dividing.by_region([{name for name, route in taught if route[r] > 0} for r in range(len(routes[0]))])
+    dividing.of_step({name for name, _ in taught})
+    return dividing.clear, dividing.parts
 
-    def put(name: str, column: str, place: str, value: object) -> None:
-        parts.setdefault(name, {}).setdefault(column, {})[place] = value
 
-    for columns, owners in ((BY_CELL, range(len(cells))), (BY_MICROBATCH, details.get("cell_microbatches", ()))):
-        of_places = dict[str, set[str]]()
-        for owner, name in zip(owners, of_cells, strict=False):
-            of_places.setdefault(str(owner), set()).add(name)
+def _taught(cell: MicrobatchCell) -> bool:
+    return cell.num_rows > 0 and cell.weight > 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Dividing:
+    """What is in the open, and what isn't any more. Names are those that classes are sealed under; empty is open."""
+
+    clear: dict[str, Any]
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def by_place(self, columns: Iterable[str], names: Mapping[str, set[str]]) -> None:
         for column in columns:
-            told = clear.get(column)
-            for place in [p for p in told or () if any(of_places.get(p, ()))]:
-                put(joint_name(of_places[place] - {""}), column, place, told[place])
-            if isinstance(told, Mapping):
-                clear[column] = {p: value for p, value in told.items() if not any(of_places.get(p, ()))}
-    for column in BY_REGION:
-        told = clear.get(column)
-        if isinstance(told, list):
-            clear[column] = list(told)
-            for region, value in enumerate(told):
-                reached = {of_cells[n] for n in taught if routes[cells[n].route_id][region] > 0} - {""}
-                if reached and value is not None:
-                    put(joint_name(reached), column, str(region), value)
-                    clear[column][region] = None
-    if taught and all(of_cells[n] for n in taught):
+            for place, value in list((self.clear.get(column) or {}).items()):
+                if own := joint_name(names[place] - {""}):
+                    self._put(own, column, place, value)
+                    self.clear[column] = {p: one for p, one in self.clear[column].items() if p != place}
+
+    def by_region(self, names: Sequence[set[str]]) -> None:
+        for column in BY_REGION:
+            for region, value in enumerate(list(self.clear.get(column) or ())):
+                if value is not None and (own := joint_name(names[region] - {""})):
+                    self._put(own, column, str(region), value)
+                    self.clear[column] = [None if r == region else v for r, v in enumerate(self.clear[column])]
+
+    def of_step(self, names: set[str]) -> None:
         for column in OF_STEP:
-            if clear.get(column) is not None:
-                put(joint_name(of_cells[n] for n in taught), column, "", clear[column])
-                clear[column] = None
-    return clear, parts
+            if names and all(names) and self.clear.get(column) is not None:
+                self._put(joint_name(names), column, "", self.clear[column])
+                self.clear[column] = None
+
+    def _put(self, name: str, column: str, place: str, value: object) -> None:
+        self.parts.setdefault(name, {}).setdefault(column, {})[place] = value
 
 
 def sealed(clear: Mapping[str, Any], parts: SealedParts, keys: OperatorKeys, step: int) -> dict[str, Any]:
@@ -238,7 +252,9 @@ def open_box(box: str, key: bytes, origin: str, classes: str, column: str, step:
     """
     try:
         data = base64.b64decode(box, validate=True)
-        content = AESGCM(key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], _bound_to(origin, classes, column, step))
+        content = AESGCM(key).decrypt(
+            data[:_NONCE_BYTES], data[_NONCE_BYTES:], _bound_to(origin, classes, column, step)
+        )
         return json.loads(content)
     except (InvalidTag, ValueError) as error:
         raise TamperError(

@@ -139,7 +139,9 @@ def read_details(block: StepBlock, origin: str = "", keys: ColumnKeys | None = N
     num_regions = len(block.tables.regions)
     own = block.cells["weight"].astype(np.float64)
     classes = SealedClasses.of(block.tables.details, block.tables.classes, origin)
-    reading = _Reading(block, classes, keys, (num_steps, num_cells, num_regions), np.repeat(own[..., None], num_regions, axis=2))
+    reading = _Reading(
+        block, classes, keys, (num_steps, num_cells, num_regions), np.repeat(own[..., None], num_regions, axis=2)
+    )
     for number, line in enumerate(block.lines):
         if line is not None:
             reading.take(number, line)

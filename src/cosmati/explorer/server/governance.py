@@ -17,7 +17,6 @@ from cosmati.explorer.run_figures import run_figures
 from cosmati.explorer.server.checks import LedgerChecks, state_of_run, time_text
 from cosmati.explorer.server.site import Site
 from cosmati.explorer.wording import weight_text
-from cosmati.provenance.credentials import reader_of_row_ids
 from cosmati.records.governance import GovernanceFacts
 from cosmati.store.scan import is_plain
 from cosmati.store.summary import RunSummary
@@ -78,7 +77,6 @@ def governance_router(site: Site) -> APIRouter:
             level=view.ledger.evidence if view and view.ledger else "",
             region=region,
             taught=_taught(facts, region, folder) if facts else (),
-            reader=reader_of_row_ids(run.name),
             again=f"/governance/{key}?region={quote(region, safe='')}",
             **run_context(view),
         )

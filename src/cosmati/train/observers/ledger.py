@@ -16,7 +16,6 @@ from time import time
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.clock import Budget, Clock
@@ -290,7 +289,7 @@ class LedgerObserver(Observer):
         details = step_details(outcome, step, len(self._facts.regions)) | kept_details(places)
         if packed[0]:
             told = packed_cells(outcome, partial(cell_of, outcome, table), columns)
-            details, cells = bycell_of(details, told), tuple(one.cell for one in told)
+            details, cells = by_cell(details, told), tuple(one.cell for one in told)
         else:
             cells = tuple(cell_of(outcome, table, m) for m in range(len(table)))
         details = self._sealing.seal(details, cells, step, self._facts.policy)

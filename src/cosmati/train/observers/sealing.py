@@ -10,7 +10,16 @@ from typing import Any, cast
 from cosmati.errors import LedgerError
 from cosmati.ledger.details import decode_details, details_digest
 from cosmati.ledger.reader import ScannedEntry
-from cosmati.ledger.sealing import BLOCK_STEPS, KEY_FILE, SEALED, SECRET_BYTES, OperatorKeys, divided, seal_names, sealed
+from cosmati.ledger.sealing import (
+    BLOCK_STEPS,
+    KEY_FILE,
+    SEALED,
+    SECRET_BYTES,
+    OperatorKeys,
+    divided,
+    seal_names,
+    sealed,
+)
 from cosmati.records.ledger import AmendEntry, MicrobatchCell, RunEntry
 from cosmati.routing.policy import CompiledPolicy
 from cosmati.storage.atomic import create_secret
