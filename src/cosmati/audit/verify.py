@@ -15,6 +15,7 @@ from cosmati.audit.documents import documents
 from cosmati.audit.enclosed import check_certificates, check_replays
 from cosmati.audit.export import ABOUT, EXCLUSIONS, FIGURES, LEDGER, TRAINING, WEIGHTS, WEIGHTS_KEY, WEIGHTS_SIGNATURE
 from cosmati.audit.figures import figures
+from cosmati.audit.rights import check_rights
 from cosmati.audit.signed_weights import verify_weights
 from cosmati.audit.statements import read_statement
 from cosmati.audit.trust import TrustFile
@@ -68,27 +69,30 @@ class _Findings:
             raise RefutedError(f"The {what} is signed by the authority {root}, and you trust {', '.join(known)}.")
 
 
-def verify_bundle(bundle: Path, folder: Path, trust: TrustFile | None = None) -> BundleReport:
+def verify_bundle(
+    bundle: Path, folder: Path, trust: TrustFile | None = None, holder_key: Path | None = None
+) -> BundleReport:
     """Check every signature, digest, figure and document of a bundle.
 
     Args:
         bundle: the file.
         folder: an empty one, where its files are unpacked and may be read afterwards.
         trust: what the auditor got elsewhere; without it, what holds is consistent in itself and nothing more.
+        holder_key: the private key that the bundle's credential names: what it covers is opened, and checked.
 
     Raises:
         RefutedError: something doesn't hold, or is signed by somebody else than the auditor trusts. LedgerError: it
             can't be read, or isn't a bundle.
     """
     try:
-        return _verified(bundle, folder, trust)
+        return _verified(bundle, folder, trust, holder_key)
     except RefutedError:
         raise
     except TamperError as error:
         raise RefutedError(str(error)) from error
 
 
-def _verified(bundle: Path, folder: Path, trust: TrustFile | None) -> BundleReport:
+def _verified(bundle: Path, folder: Path, trust: TrustFile | None, holder_key: Path | None) -> BundleReport:
     found = _Findings(trust)
     told = unpack(bundle, folder)
     directory = folder / LEDGER
@@ -117,6 +121,9 @@ def _verified(bundle: Path, folder: Path, trust: TrustFile | None) -> BundleRepo
     found.say(
         "figures", f"{len(figured['classes'])} classes, {len(figured['regions'])} regions, as the ledger gives them"
     )
+    credential = check_rights(found.say, folder, ledger, holder_key)
+    if credential is not None:
+        found.pin("credential", credential.authority, trust.data_roots if trust else ())
     check_certificates(found.say, folder, ledger, directory)
     digests, step = _check_weights(found, folder, ledger)
     _check_claims(found, folder, key, figured, digests, step)

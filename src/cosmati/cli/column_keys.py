@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,7 +27,8 @@ CredentialFile = Annotated[
     Path | None, typer.Option("--credential", metavar="FILE", help="To read what is sealed: your credential.")
 ]
 ReleasedKeys = Annotated[
-    Path | None, typer.Option("--keys", metavar="FILE", help="What the operator released: `cosmati ledger release`.")
+    Path | None,
+    typer.Option("--keys", metavar="FILE", help="What the operator released: `cosmati ledger release`."),
 ]
 HolderKey = Annotated[
     Path | None, typer.Option("--holder-key", metavar="FILE", help="The private key that the credential names.")
@@ -110,43 +111,15 @@ def chain_of(directory: Path, read_with: Iterable[Tables], authority: str = "", 
     """Return who may sign what: as the authority says now, or as the ledger has archived it.
 
     Raises:
-        LedgerError: the ledger names no authority, or others than is asked. ProvenanceError: it can't be trusted.
+        ProvenanceError: the ledger names no authority, or others than is asked; or it can't be trusted.
     """
     try:
-        from cosmati.provenance.authority.chain import read_chain
-        from cosmati.provenance.authority.trusted import Authority
+        from cosmati.provenance.credential import signers_of
     except ImportError as error:
         msg = f"Credentials need another package ({error.name}): pip install 'cosmati[authority]'."
         raise MissingExtraError(msg) from error
-    archives = _archives(read_with)
-    named = list(dict.fromkeys(archives))
-    if root and named and root not in named:
-        raise LedgerError(f"The ledger's data are vouched for by {', '.join(named)}, and not by {root}. Give --root.")
-    if not root and len(named) != 1:
-        found = f"names {len(named)} authorities" if named else "names no data authority"
-        raise LedgerError(f"The ledger {found}. Say whose credential it is: --authority URL --root SHA256.")
-    root = root or named[0]
-    if authority:
-        return Authority(authority, root).refresh()
-    if root not in archives:
-        raise LedgerError("The ledger has archived nothing of this authority. Say where it is: --authority URL.")
-    own = archives[root]
-
-    def read(name: str) -> bytes | None:
-        digest = own.get(f"{root}/{name}")
-        return (directory / FOLDER / digest).read_bytes() if digest and digest.isalnum() else None
-
-    return read_chain(read, root_sha256=root)
-
-
-def _archives(read_with: Iterable[Tables]) -> dict[str, Mapping[str, str]]:
-    """Return the archived files of each authority that vouches for the data, by its root; the latest."""
-    found = dict[str, Mapping[str, str]]()
-    for tables in read_with:
-        told: Mapping[str, Any] = tables.details.get("provenance") or {}
-        for source in told.get("sources", ()):
-            found[str(source["root"])] = told["archive"]
-    return found
+    facts = [tables.details.get("provenance") for tables in read_with]
+    return signers_of(directory / FOLDER, facts, authority=authority, root=root)
 
 
 def opened_ledger(ledger: VerifiedLedger, rights: ReadingRights) -> VerifiedLedger:

@@ -18,7 +18,7 @@ import base64
 import hashlib
 import hmac
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
@@ -220,6 +220,15 @@ class _Dividing:
 
     def _put(self, name: str, column: str, place: str, value: object) -> None:
         self.parts.setdefault(name, {}).setdefault(column, {})[place] = value
+
+
+def merged(clear: Mapping[str, Any], parts: SealedParts, chosen: Collection[tuple[str, str]]) -> dict[str, Any]:
+    """Return the details of a step with some of its parts, chosen by class and column, in their places."""
+    found = dict(clear)
+    for name, own in parts.items():
+        for column in (one for one in own if (name, one) in chosen):
+            found[column] = _merged(column, found.get(column), own[column])
+    return found
 
 
 def sealed(clear: Mapping[str, Any], parts: SealedParts, keys: OperatorKeys, step: int) -> dict[str, Any]:

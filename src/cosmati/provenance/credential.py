@@ -14,17 +14,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
 
 import rfc8785
 
 from cosmati.errors import MissingExtraError, ProvenanceError
-from cosmati.provenance.authority.chain import Chain
-from cosmati.provenance.authority.errors import OutOfScopeError, UnsignedMetadataError
+from cosmati.provenance.authority.chain import Chain, read_chain
+from cosmati.provenance.authority.errors import OutOfScopeError, UnsignedMetadataError, UntrustedRootError
 from cosmati.provenance.authority.keys import KeyRing
 from cosmati.provenance.authority.names import role_of
+from cosmati.provenance.authority.trusted import Authority
 from cosmati.records.joint_classes import members_of
 
 try:
@@ -199,6 +202,42 @@ def read_credential(data: bytes, chain: Chain, *, run: str, now: datetime, holde
     return found
 
 
+def signers_of(
+    archive: Path, facts: Iterable[Mapping[str, Any] | None], *, authority: str = "", root: str = ""
+) -> Chain:
+    """Return who may sign for which class: as their authority says now, or as a run's ledger has archived it.
+
+    Args:
+        archive: folder of the ledger's archive.
+        facts: who vouches for the data, as entry 0 and each amendment say it (`VouchedData.facts`).
+        authority: where to ask the authority now; empty for the archive, which knows no later revocation.
+        root: SHA-256 of its first root, in hex; empty takes the one that the ledger names.
+
+    Raises:
+        ProvenanceError: the ledger names no authority, or others than is asked; or what it says can't be trusted.
+    """
+    archives = {str(source["root"]): one["archive"] for one in facts if one for source in one["sources"]}
+    named = ", ".join(archives)
+    if root and archives and root not in archives:
+        raise UntrustedRootError(f"The ledger's data are vouched for by {named}, and not by {root}. Give that --root.")
+    if not root and len(archives) != 1:
+        found = f"names {len(archives)} authorities" if archives else "names no data authority"
+        raise UntrustedRootError(f"The ledger {found}. Say whose credential it is: --authority URL --root SHA256.")
+    root = root or named
+    if authority:
+        return Authority(authority, root).refresh()
+    if root not in archives:
+        raise UntrustedRootError("The ledger has archived nothing of this authority. Say where it is: --authority URL.")
+    own: Mapping[str, str] = archives[root]
+
+    def read(name: str) -> bytes | None:
+        digest = own.get(f"{root}/{name}", "")
+        path = archive / digest
+        return path.read_bytes() if _HEX.fullmatch(digest) and path.is_file() else None
+
+    return read_chain(read, root_sha256=root)
+
+
 def _check_signed(envelope: Envelope, chain: Chain, class_path: str) -> None:
     keyids, threshold = _may_sign(chain, class_path)
     known = _keys(chain)
@@ -208,7 +247,7 @@ def _check_signed(envelope: Envelope, chain: Chain, class_path: str) -> None:
             known[signature.keyid].verify_signature(signature, envelope.pae())
         except (UnverifiedSignatureError, VerificationError) as error:
             msg = (
-                f"The credential isn't what {signature.keyid[:12]} has signed: it was changed since. Ask for it again."
+                f"The credential isn't what {signature.keyid[:12]} has signed: it was changed. Ask for it again."
             )
             raise AlteredCredentialError(msg) from error
     if len(own) >= threshold:

@@ -36,6 +36,7 @@ class TaughtRow:
     num_steps: int
     num_rows: int
     share: float
+    has_share: bool
     nothing: str
     command: str
 
@@ -144,7 +145,7 @@ def _taught(facts: GovernanceFacts, region: str, folder: Path) -> tuple[TaughtRo
         total = totals.get(name)
         weights = tuple(weight_text(facts.weight[name][phase].get(region, 0.0)) for phase in facts.phases)
         command = shlex.join(["cosmati", "ledger", "query", str(folder), "--class", name, "--region", region])
-        counts = (total.num_steps, total.num_rows, total.share) if total else (0, 0, 0.0)
+        counts = (total.num_steps, total.num_rows, total.share, total.has_share) if total else (0, 0, 0.0, True)
         nothing = "no step that stands gave it any weight here" if name in came else "no row of it taught any region"
         rows.append(TaughtRow(name, weights, *counts, "" if total else nothing, command))
     return tuple(rows)
