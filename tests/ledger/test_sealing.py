@@ -44,7 +44,13 @@ def steps(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[MicrobatchCell, ...]]:
     owners = [m for m in range(draw(st.integers(1, 4))) for _ in range(draw(st.integers(1, 3)) if is_packed else 1)]
     cells = tuple(
         MicrobatchCell(
-            draw(st.integers(0, len(CLASSES) - 1)), 0, 0, draw(st.integers(0, 2)), draw(st.integers(0, 3)), 1.0, bytes(32)
+            draw(st.integers(0, len(CLASSES) - 1)),
+            0,
+            0,
+            draw(st.integers(0, 2)),
+            draw(st.integers(0, 3)),
+            1.0,
+            bytes(32),
         )
         for _ in owners
     )

@@ -246,9 +246,7 @@ def _check_signed(envelope: Envelope, chain: Chain, class_path: str) -> None:
         try:
             known[signature.keyid].verify_signature(signature, envelope.pae())
         except (UnverifiedSignatureError, VerificationError) as error:
-            msg = (
-                f"The credential isn't what {signature.keyid[:12]} has signed: it was changed. Ask for it again."
-            )
+            msg = f"The credential isn't what {signature.keyid[:12]} has signed: it was changed. Ask for it again."
             raise AlteredCredentialError(msg) from error
     if len(own) >= threshold:
         return
