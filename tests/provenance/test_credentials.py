@@ -38,6 +38,7 @@ from cosmati.provenance.credential import (
     signers_of,
 )
 from cosmati.provenance.voucher import FOLDER
+from cosmati.train import sensitive
 from tests.provenance.authority import people
 from tests.provenance.authority.people import NEWS, PII
 from tests.train.vouched_world import World
@@ -310,3 +311,16 @@ def test_an_authority_for_policies_grants_nothing(tmp_path: Path) -> None:
     assert isinstance(found.exception, SystemExit | ProvenanceError)
     assert found.exit_code == 1
     assert not (tmp_path / "c").exists()
+
+
+def test_an_auditor_is_told_what_was_left_open_that_the_authority_calls_sensitive(
+    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sensitive, "marked_in", lambda _: frozenset())  # an operator who has changed his program
+    run = tmp_path / "run"
+    sealed.world.trainer(run, {}, budget="2ba").fit()
+    bundle = export_bundle(run / "ledger", tmp_path / "b.zip", key=run / "private/operator.key")
+    (tmp_path / "a").mkdir()
+    told = [words for what, words in verify_bundle(bundle, tmp_path / "a").lines if what == "but"]
+    assert len(told) == 1
+    assert f"calls {PII} sensitive, and from entry 0 on" in told[0]

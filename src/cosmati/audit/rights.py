@@ -12,8 +12,9 @@ from cosmati.errors import CosmatiError, ExportError, RefutedError
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.released_keys import holder_of, read_holder_key, read_released
-from cosmati.ledger.sealing import SealedClasses, boxes_of
+from cosmati.ledger.sealing import SEALED, SealedClasses, boxes_of
 from cosmati.provenance.credential import Credential, read_credential, signers_of
+from cosmati.provenance.sensitive import marked_in, sensitive_classes
 from cosmati.provenance.voucher import FOLDER
 
 RIGHTS = "rights"
@@ -66,11 +67,27 @@ def check_rights(
                 data, key, run=ledger.key.name, credential=credential.digest, covers=credential.covers
             )
         _say_sealed(say, ledger)
+        _say_open(say, ledger)
     except RefutedError:
         raise
     except (CosmatiError, OSError) as error:
         raise RefutedError(f"What the bundle has sealed doesn't hold: {error}") from error
     return credential
+
+
+def _say_open(say: Callable[[str, str], None], ledger: VerifiedLedger) -> None:
+    """Say which classes the data's authority called sensitive, and the run has in the open all the same."""
+    said = set[str]()
+    for tables in ledger.tables:
+        archive = (tables.details.get("provenance") or {}).get("archive", {})
+        files = {name: (ledger.directory / FOLDER / digest).read_bytes() for name, digest in archive.items()}
+        told = {*tables.details.get(SEALED, {}).get("classes", ())}
+        for name in sorted({*sensitive_classes(tables.classes, marked_in(files))} - told - said):
+            said.add(name)
+            since = f"from entry {tables.index} on"
+            say(
+                "but", f"the data's authority calls {name} sensitive, and {since} what is measured of it is in the open"
+            )
 
 
 def _say_sealed(say: Callable[[str, str], None], ledger: VerifiedLedger) -> None:

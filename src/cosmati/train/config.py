@@ -179,7 +179,8 @@ class RunConfig(NamedSettings):
         for name in ("change", "trusted_roots", "witnesses", "sensitive"):
             if isinstance(given := getattr(self, name), str):
                 object.__setattr__(self, name, tuple(one.strip() for one in given.split(",")))
-        object.__setattr__(self, "witnesses", tuple(self.witnesses))
+        for name in ("witnesses", "sensitive"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         self._check_witnesses()
         named = (self.artifacts,) if isinstance(self.artifacts, Artifact) else self.artifacts
         object.__setattr__(self, "artifacts", distinct(named))
