@@ -9,6 +9,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
+
 from cosmati import RunConfig
 from cosmati.cli.main import app
 from cosmati.ledger.sealing import BLOCK_STEPS, COLUMNS, KEY_FILE

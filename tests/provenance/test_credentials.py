@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+pytest.importorskip("tuf", reason="the extra `authority` isn't installed")
+
+pytest.importorskip("model_signing", reason="the extra `audit` isn't installed")
+
 from cosmati.audit.export import export_bundle
 from cosmati.audit.verify import verify_bundle
 from cosmati.cli.main import app

@@ -177,10 +177,9 @@ class RunConfig(NamedSettings):
             msg = f"RunConfig.on_divergence = {self.on_divergence!r} is not known. Use 'stop' or 'skip'."
             raise PlanError(msg)
         for name in ("change", "trusted_roots", "witnesses", "sensitive"):
-            if isinstance(given := getattr(self, name), str):
-                object.__setattr__(self, name, tuple(one.strip() for one in given.split(",")))
-        for name in ("witnesses", "sensitive"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            given = getattr(self, name)
+            listed = (one.strip() for one in given.split(",")) if isinstance(given, str) else given
+            object.__setattr__(self, name, tuple(listed))
         self._check_witnesses()
         named = (self.artifacts,) if isinstance(self.artifacts, Artifact) else self.artifacts
         object.__setattr__(self, "artifacts", distinct(named))
