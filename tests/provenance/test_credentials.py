@@ -23,13 +23,7 @@ from cosmati.errors import ExportError, LedgerError, ProvenanceError, RefutedErr
 from cosmati.ledger.query import VerifiedLedger, contributions
 from cosmati.ledger.released_keys import holder_of, read_holder_key, read_released
 from cosmati.provenance.authority import ceremony
-from cosmati.provenance.authority.errors import (
-    InconsistentMetadataError,
-    OutOfScopeError,
-    UnsignedMetadataError,
-    UntrustedRootError,
-)
-from cosmati.provenance.credential import (
+from cosmati.provenance.authority.credential import (
     AlteredCredentialError,
     Credential,
     ExpiredCredentialError,
@@ -40,6 +34,12 @@ from cosmati.provenance.credential import (
     read_credential,
     sign_credential,
     signers_of,
+)
+from cosmati.provenance.authority.errors import (
+    InconsistentMetadataError,
+    OutOfScopeError,
+    UnsignedMetadataError,
+    UntrustedRootError,
 )
 from cosmati.provenance.voucher import FOLDER
 from cosmati.train import sensitive

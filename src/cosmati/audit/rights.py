@@ -13,7 +13,7 @@ from cosmati.ledger.details import decode_details
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.released_keys import holder_of, read_holder_key, read_released
 from cosmati.ledger.sealing import SEALED, SealedClasses, boxes_of
-from cosmati.provenance.credential import Credential, read_credential, signers_of
+from cosmati.provenance.authority.credential import Credential, read_credential, signers_of
 from cosmati.provenance.sensitive import marked_in, sensitive_classes
 from cosmati.provenance.voucher import FOLDER
 

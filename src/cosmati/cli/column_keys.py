@@ -21,7 +21,7 @@ from cosmati.provenance.voucher import FOLDER
 
 if TYPE_CHECKING:
     from cosmati.provenance.authority.chain import Chain
-    from cosmati.provenance.credential import Credential
+    from cosmati.provenance.authority.credential import Credential
 
 CredentialFile = Annotated[
     Path | None, typer.Option("--credential", metavar="FILE", help="To read what is sealed: your credential.")
@@ -100,9 +100,9 @@ def checked_credential(path: Path, run: str, chain: Chain, holder: str | None = 
     """Return a credential that holds now.
 
     Raises:
-        ProvenanceError: it doesn't (see `cosmati.provenance.credential.read_credential`).
+        ProvenanceError: it doesn't (see `cosmati.provenance.authority.credential.read_credential`).
     """
-    from cosmati.provenance.credential import read_credential
+    from cosmati.provenance.authority.credential import read_credential
 
     return read_credential(path.read_bytes(), chain, run=run, now=datetime.now(UTC), holder=holder)
 
@@ -114,7 +114,7 @@ def chain_of(directory: Path, read_with: Iterable[Tables], authority: str = "", 
         ProvenanceError: the ledger names no authority, or others than is asked; or it can't be trusted.
     """
     try:
-        from cosmati.provenance.credential import signers_of
+        from cosmati.provenance.authority.credential import signers_of
     except ImportError as error:
         msg = f"Credentials need another package ({error.name}): pip install 'cosmati[authority]'."
         raise MissingExtraError(msg) from error

@@ -64,8 +64,8 @@ def credential(
         --until 2027-06-30 --out ada.credential --keys ~/keys
     """  # noqa: D301
     from cosmati.cli.keys import ring_of
+    from cosmati.provenance.authority.credential import Credential, lacking, sign_credential
     from cosmati.provenance.authority.repository import AuthorityRepository
-    from cosmati.provenance.credential import Credential, lacking, sign_credential
 
     if unknown := sorted({*(columns or ())} - {*COLUMNS}):
         raise ProvenanceError(f"No column {', '.join(unknown)} is ever sealed. There are {', '.join(COLUMNS)}.")
