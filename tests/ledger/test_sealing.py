@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -178,3 +179,17 @@ def test_what_isnt_of_the_form_is_refused() -> None:
         SealedClasses.of({SEALED: {"classes": [], "block_steps": 0}}, CLASSES, "a")
     with pytest.raises(LedgerError, match="31 bytes"):
         OperatorKeys(bytes(31), "a")
+
+
+def test_one_step_by_hand() -> None:
+    cells = (MicrobatchCell(0, 0, 0, 0, 2, 2.0, bytes(32)), MicrobatchCell(3, 0, 0, 1, 2, 2.0, bytes(32)))
+    told = {"gradient_norm": {"0": [1.0, 2.0, 3.0], "1": [None, 4.0, 5.0]}, "update_norm": [6.0, 7.0, 8.0], "loss": 9.0}
+    clear, parts = divided(told, cells, TABLE.names, ROUTES)
+    assert clear == {"gradient_norm": {"0": [1.0, 2.0, 3.0]}, "update_norm": [6.0, None, None], "loss": 9.0}
+    assert parts == {
+        "pii/names": {"gradient_norm": {"1": [None, 4.0, 5.0]}, "update_norm": {"1": 7.0, "2": 8.0}},
+    }
+    alone = {**told, "gradient_norm": {"0": [None, 4.0, 5.0]}}
+    assert divided(alone, cells[1:], TABLE.names, ROUTES)[0]["loss"] is None
+    idle = (cells[0], replace(cells[1], num_rows=0))
+    assert divided(told, idle, TABLE.names, ROUTES)[0]["update_norm"] == [6.0, 7.0, 8.0], "no row of it took part"

@@ -267,6 +267,13 @@ def test_a_release_keeps_to_columns_steps_and_classes(sealed: Sealed, tmp_path: 
     told = sealed.release(tmp_path / "norms", tmp_path / "keys").stdout
     assert "1 keys" in told
     assert PII in told
+    key = read_holder_key((sealed.root / "eve/eve.holder.key").read_bytes())
+    chain = sealed.world.people.repository.chain()
+    digest = read_credential((tmp_path / "norms").read_bytes(), chain, run=sealed.origin, now=NOW).digest
+    data = (tmp_path / "keys").read_bytes()
+    opened = read_released(data, key, run=sealed.origin, credential=digest, covers=lambda *_: True)
+    assert opened(PII, "gradient_norm", 0)
+    assert opened(PII, "update_norm", 0) is None, "no key of it is in the file"
     firm = sealed.world.people
     both = ["--classes", NEWS, "--keys", str(firm.root / "ada")]
     sealed.grant(tmp_path / "both", *both)

@@ -264,11 +264,22 @@ def test_a_run_goes_on_with_its_secret_and_not_without(tmp_path: Path) -> None:
     key.write_bytes(bytes(32))
     with pytest.raises(LedgerError, match="isn't the secret"):
         build("routed", run, **more, taxonomy=SENSITIVE).fit()
+    key.write_bytes(own[:7])
+    with pytest.raises(LedgerError, match="has 7 bytes"):
+        build("routed", run, **more, taxonomy=SENSITIVE).fit()
     key.write_bytes(own)
     build("routed", run, **more, taxonomy=SENSITIVE).fit()
     ledger = VerifiedLedger(run / "ledger", keys=keys_of(run))
     assert len(ledger.standing) == 8
     assert not any(one.num_sealed for one in contributions(ledger).cells)
+
+
+def test_a_secret_that_a_crash_has_cut_is_drawn_anew_where_nothing_is_sealed_with_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "private").mkdir(parents=True)
+    (run / "private/columns.key").write_bytes(b"cut")
+    build("routed", run, **SEEN | {"budget": "2ba"}, taxonomy=SENSITIVE).fit()
+    assert (run / "private/columns.key").stat().st_size == 32
 
 
 def test_a_run_may_seal_more_as_it_goes_on_and_never_less(tmp_path: Path) -> None:

@@ -63,8 +63,9 @@ def release_keys(
         for item, entry, tables in ledger.steps()
         if item.details is not None and first <= entry.step < end
     )
-    blocks = {one for one in blocks_in(sealed) if read.covers(one[0], one[1])}
+    blocks = blocks_in(sealed)
     replace_file(out, release(keys, blocks, read.covers, holder=read.holder, credential=read.digest))
-    names = ", ".join(dict.fromkeys(name for name, _, _ in sorted(blocks)))
-    typer.echo(f"{out}: {len(blocks)} keys, for {names}, readable by the holder of {read.holder[:16]} alone")
+    covered = [name for name, column, _ in sorted(blocks) if read.covers(name, column)]
+    names = ", ".join(dict.fromkeys(covered))
+    typer.echo(f"{out}: {len(covered)} keys, for {names}, readable by the holder of {read.holder[:16]} alone")
     typer.echo(f"  until     {read.until}, which tools heed and copies don't")

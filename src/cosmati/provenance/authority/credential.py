@@ -277,10 +277,7 @@ def _may_sign(chain: Chain, class_path: str) -> tuple[list[str], int]:
 def _keys(chain: Chain) -> Mapping[str, Key]:
     """Return the keys that may sign any class, by their ids."""
     delegations = chain.delegations.delegations
-    if delegations is None:
-        return {}
-    in_use = {keyid for role in (delegations.roles or {}).values() for keyid in role.keyids}
-    return {keyid: key for keyid, key in delegations.keys.items() if keyid in in_use}
+    return delegations.keys if delegations else {}
 
 
 def _envelope(data: bytes) -> Envelope:

@@ -58,6 +58,8 @@ class StepSealing:
         if not sensitive:
             return cls()
         path = private / KEY_FILE
+        if not before and path.exists() and path.stat().st_size != SECRET_BYTES:
+            path.unlink()  # A crash has cut it, before anything was sealed with it.
         if not path.exists():
             if before:
                 raise LedgerError(f"{path} is gone, and columns are sealed with it. Put the run's own back.")
