@@ -193,3 +193,4 @@ def test_one_step_by_hand() -> None:
     assert divided(alone, cells[1:], TABLE.names, ROUTES)[0]["loss"] is None
     idle = (cells[0], replace(cells[1], num_rows=0))
     assert divided(told, idle, TABLE.names, ROUTES)[0]["update_norm"] == [6.0, 7.0, 8.0], "no row of it took part"
+    assert TABLE.hidden([("pii/names", "loss"), ("pii/faces", "gradient_norm")], [1, 2, 0, 99], "gradient_norm") == [1]

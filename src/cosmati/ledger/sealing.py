@@ -155,7 +155,9 @@ class SealedClasses:
     def hidden(self, left: Iterable[tuple[str, str]], class_ids: Iterable[int], column: str) -> list[int]:
         """Return which of a step's cells have a value in a column that stays sealed."""
         names = {name for name, one in left if one == column}
-        return [cell for cell, class_id in enumerate(class_ids) if self.names[class_id] in names]
+        # Whether each class has a name is for others to say.
+        known = dict(enumerate(self.names))
+        return [cell for cell, class_id in enumerate(class_ids) if known.get(class_id) in names]
 
 
 def divided(
