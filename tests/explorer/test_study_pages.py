@@ -24,7 +24,6 @@ from cosmati.explorer.method_words import words_of
 from cosmati.explorer.server import checks, methods
 from cosmati.explorer.server.checks import LedgerChecks
 from cosmati.ledger.query import contributions
-from cosmati.provenance.credentials import reader_of_row_ids
 from cosmati.records.study import Prediction, Registration, StudyRecord
 from cosmati.study.comparison import SpeedUp, comparisons, speed_up_at_equal_quality
 from tests.explorer.samples import demo_study
@@ -178,7 +177,6 @@ def test_governance_says_what_the_ledger_says(served: Served) -> None:
 
 
 def test_row_ids_are_for_nobody(served: Served) -> None:
-    assert reader_of_row_ids("any") is None
     assert "Row ids are withheld" in served.get(f"/governance/{key_of(served, 'governed')}")[1]
 
 

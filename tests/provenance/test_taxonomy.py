@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cosmati.errors import ProvenanceError
+from cosmati.provenance.sensitive import marked_in, sensitive_classes
 from cosmati.provenance.spdx import RESTRICTIVENESS
 from cosmati.provenance.taxonomy import Taxonomy, software_licences
 
@@ -135,3 +136,26 @@ def test_provenance_needs_no_torch() -> None:
     modules = "cosmati.provenance.licences, cosmati.provenance.taxonomy"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_sensitive_classes_are_part_of_what_is_published() -> None:
+    plain = Taxonomy("firm", "1", (("customer/pii", "a"), ("customer/notes", "b"), ("news", "c")))
+    marked = Taxonomy("firm", "1", plain.meanings, sensitive=("news", "customer", "news"))
+    assert "sensitive" not in plain.to_mapping(), "what was published before keeps its digest"
+    assert marked.to_mapping()["sensitive"] == ["customer", "news"]
+    assert Taxonomy.from_mapping(marked.to_mapping()) == marked
+    assert len({plain.digest, marked.digest, Taxonomy("firm", "1", plain.meanings, ("news",)).digest}) == 3
+    assert sensitive_classes((*plain.classes, "customer/pii&news"), ["customer"]) == ("customer/notes", "customer/pii")
+    assert sensitive_classes(("news", "newspapers"), ["news"]) == ("news",)
+    with pytest.raises(ProvenanceError, match="neither a class nor a branch"):
+        Taxonomy("firm", "1", plain.meanings, sensitive=("custom",))
+    for wrong in ("news", [1], {"news": True}):
+        with pytest.raises(ProvenanceError, match="a list of their names"):
+            Taxonomy.from_mapping({**plain.to_mapping(), "sensitive": wrong})
+
+
+def test_what_an_archive_marks_is_all_that_its_taxonomies_call_sensitive() -> None:
+    told = [json.dumps({"sensitive": names}).encode() for names in (["a"], ["b", "c"])]
+    archive = {"r/targets/taxonomy/firm/1.x.json": told[0], "s/targets/taxonomy/other/2.y.json": told[1]}
+    archive |= {"manifests/z.json": b'{"sensitive": ["never"]}', "r/targets/taxonomy/firm/z.json": b"[]"}
+    assert marked_in(archive) == {"a", "b", "c"}

@@ -15,6 +15,7 @@ from cosmati.audit.claims import training_claim
 from cosmati.audit.documents import documents
 from cosmati.audit.enclosed import CERTIFICATES, enclose
 from cosmati.audit.figures import figures
+from cosmati.audit.rights import enclose_rights
 from cosmati.audit.signed_weights import KEY_FILE, public_key_of, sign_weights
 from cosmati.audit.statements import signed_statement
 from cosmati.audit.weights import check_weights
@@ -46,6 +47,7 @@ ledger/       the run's log: signed checkpoint, entries, details, what witnesses
               who vouched
 certificates/ of deletions, as the ledger has signed them
 replays/      results of replays; who made them isn't signed
+rights/       a credential, and keys to what it covers of the ledger's sealed columns, sealed to its holder's key
 weights/      the model, signed as OpenSSF model-signing does (weights.sig.json, weights.pub.pem)
 statements/   in-toto statements in DSSE envelopes, signed with the operator's key
 documents/    CycloneDX bill of materials, Croissant of each signed source, public summary of training content
@@ -65,6 +67,7 @@ def export_bundle(
     weights: Path | None = None,
     replays: Sequence[Path] = (),
     about: About | None = None,
+    rights: tuple[Path, Path] | None = None,
     now: datetime | None = None,
 ) -> Path:
     """Write a run's bundle, whole or not at all, and return its path.
@@ -76,6 +79,7 @@ def export_bundle(
         weights: a safetensors file that the ledger signs; none are packed if left out.
         replays: results of replays of this run (`ReplayResult`).
         about: the provider's words.
+        rights: a credential, and the keys that were released under it, for its holder; the ledger's boxes stay boxes.
         now: the time that documents name; the clock's if left out.
 
     Raises:
@@ -94,6 +98,8 @@ def export_bundle(
     with draft_folder(bundle) as folder:
         copy_ledger(ledger, folder / LEDGER)
         enclose(folder, VerifiedLedger(folder / LEDGER), ledger.parent / CERTIFICATES, replays)
+        if rights is not None:
+            enclose_rights(folder, VerifiedLedger(folder / LEDGER), *rights)
         _fill(folder, signer, key.with_name(KEY_FILE), weights, about or About(), made)
         pack(folder, bundle)
     return bundle

@@ -26,6 +26,7 @@ from cosmati.audit.export import (
     WEIGHTS_SIGNATURE,
 )
 from cosmati.audit.figures import figures
+from cosmati.audit.rights import check_rights
 from cosmati.audit.signed_weights import verify_weights
 from cosmati.audit.statements import read_statement
 from cosmati.audit.trust import TrustFile
@@ -82,20 +83,23 @@ class _Findings:
             raise RefutedError(f"The {what} is signed by the authority {root}, and you trust {', '.join(known)}.")
 
 
-def verify_bundle(bundle: Path, folder: Path, trust: TrustFile | None = None) -> BundleReport:
+def verify_bundle(
+    bundle: Path, folder: Path, trust: TrustFile | None = None, holder_key: Path | None = None
+) -> BundleReport:
     """Check every signature, digest, figure and document of a bundle.
 
     Args:
         bundle: the file.
         folder: an empty one, where its files are unpacked and may be read afterwards.
         trust: what the auditor got elsewhere; without it, what holds is consistent in itself and nothing more.
+        holder_key: the private key that the bundle's credential names: what it covers is opened, and checked.
 
     Raises:
         RefutedError: something doesn't hold, or is signed by somebody else than the auditor trusts. LedgerError: it
             can't be read, or isn't a bundle.
     """
     try:
-        return _verified(bundle, folder, trust)
+        return _verified(bundle, folder, trust, holder_key)
     except RefutedError:
         raise
     except TamperError as error:
@@ -110,7 +114,7 @@ def verify_bundle(bundle: Path, folder: Path, trust: TrustFile | None = None) ->
         ) from error
 
 
-def _verified(bundle: Path, folder: Path, trust: TrustFile | None) -> BundleReport:
+def _verified(bundle: Path, folder: Path, trust: TrustFile | None, holder_key: Path | None) -> BundleReport:
     found = _Findings(trust)
     told = unpack(bundle, folder)
     directory = folder / LEDGER
@@ -145,6 +149,9 @@ def _verified(bundle: Path, folder: Path, trust: TrustFile | None) -> BundleRepo
     found.say(
         "figures", f"{len(figured['classes'])} classes, {len(figured['regions'])} regions, as the ledger gives them"
     )
+    credential = check_rights(found.say, folder, ledger, holder_key)
+    if credential is not None:
+        found.pin("credential", credential.authority, trust.data_roots if trust else ())
     check_certificates(found.say, folder, ledger, directory)
     digests, step = _check_weights(found, folder, ledger)
     _check_claims(found, folder, key, figured, digests, step)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cosmati.cli.errors import Answering
-from cosmati.errors import MissingExtraError, RefutedError
+from cosmati.errors import LedgerError, MissingExtraError, RefutedError
 from cosmati.ledger.verify import LEVEL_0
 
 app = typer.Typer(
@@ -46,12 +46,19 @@ def export(
         list[Path] | None, typer.Option("--replay", metavar="FILE", help="A result of `ledger spot-check`, to enclose.")
     ] = None,
     key: Annotated[Path | None, typer.Option(help="The operator's key; the run's own if left out.")] = None,
+    credential: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Whose holder may read what is sealed; with --keys.")
+    ] = None,
+    released: Annotated[
+        Path | None, typer.Option("--keys", metavar="FILE", help="What `cosmati ledger release` wrote for them.")
+    ] = None,
 ) -> None:
     """Write one file about a run: ledger, who vouched, weights, claims, and documents in others' forms.
 
     In it: the signed ledger and the metadata that bears it out; weights signed as OpenSSF model-signing does it;
     in-toto statements; a CycloneDX bill of materials; Croissant of each signed source; the public summary of training
-    content that the EU AI Act asks for. Private keys, salts and rows never are.
+    content that the EU AI Act asks for. Private keys, salts and rows never are. Columns of sensitive classes are sealed
+    in it; with --credential and --keys its holder, and nobody else, can read what that covers.
 
     \b
     Examples:
@@ -63,12 +70,15 @@ def export(
     from cosmati.audit.export import export_bundle
     from cosmati.audit.weights import named_weights
 
+    if (credential is None) != (released is None):
+        raise LedgerError("What is sealed is enclosed with two files: --credential and --keys. Give both, or none.")
+    rights = None if credential is None or released is None else (credential, released)
     ledger = run / "ledger"
     found = None if no_weights else named_weights(weights or run, ledger)
     target = out or run.resolve().parent / f"{run.resolve().name}.audit.zip"
     words = read_about(about) if about else About()
     operator = key or run / "private" / "operator.key"
-    export_bundle(ledger, target, key=operator, weights=found, replays=replays or (), about=words)
+    export_bundle(ledger, target, key=operator, weights=found, replays=replays or (), about=words, rights=rights)
     missing = [name for name, value in words.model_dump().items() if not value and name != "sources"]
     typer.echo(f"Wrote {target}, {target.stat().st_size:,} bytes")
     if missing:
@@ -85,6 +95,9 @@ def verify(
         typer.Option(help="Keys and fingerprints that you got elsewhere: begun with `cosmati audit trust`."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Keep its files, in this new folder.")] = None,
+    holder_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Your private key, which the enclosed credential names.")
+    ] = None,
 ) -> None:
     """Check a bundle with nothing but itself and what you trust: signatures, digests, ledger, weights, each figure.
 
@@ -105,7 +118,7 @@ def verify(
         out.mkdir(parents=True)  # an existing one is an error: its files may be somebody's
     with tempfile.TemporaryDirectory() as place:
         try:
-            report = verify_bundle(bundle, out or Path(place), known)
+            report = verify_bundle(bundle, out or Path(place), known, holder_key)
         except RefutedError as error:
             msg = f"{bundle} doesn't verify: {error}"
             raise RefutedError(msg) from error

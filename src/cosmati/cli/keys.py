@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from cosmati.cli.keys_credential import credential, holder
 from cosmati.cli.taxonomy_file import read_taxonomy
 from cosmati.errors import MissingExtraError, ProvenanceError
 from cosmati.provenance.taxonomy import Taxonomy, software_licences
@@ -47,6 +48,10 @@ Keys = Annotated[
 ]
 
 
+app.command()(holder)
+app.command()(credential)
+
+
 @app.callback()
 def need_packages() -> None:
     """Refuse to go on without the packages of the extra `authority`.
@@ -64,7 +69,8 @@ def init(
     authority: AuthorityFolder,
     keys: Annotated[Path | None, typer.Option("--keys", help="Where the private keys go; AUTHORITY-keys.")] = None,
     taxonomy: Annotated[
-        Path | None, typer.Option(help="YAML or JSON: name, version, classes. Software licences if left out.")
+        Path | None,
+        typer.Option(help="YAML or JSON: name, version, classes, sensitive. Software licences if left out."),
     ] = None,
     policies: Annotated[
         bool, typer.Option("--policies", help="An authority for policies, which signs no data.")

@@ -11,6 +11,7 @@ import typer
 from cosmati.cli.errors import Answering
 from cosmati.cli.ledger_folder import Folder, Key, Quorum, ReplayFile, Witnesses, ledger_of, opened
 from cosmati.cli.ledger_queries import answered, derive, policy_effect, query, sql
+from cosmati.cli.ledger_release import release_keys
 from cosmati.cli.ledger_witness import app as witness_app
 from cosmati.cli.ledger_words import say_artifacts, say_evidence, say_policies, say_provenance, say_withdrawn
 from cosmati.cli.replay import blinds_for, replay_steps, spot_check
@@ -256,4 +257,5 @@ def rotate(folder: Folder) -> None:
 
 app.command("replay")(replay_steps)
 app.command("blinds")(blinds_for)
+app.command("release")(release_keys)
 app.command("spot-check")(spot_check)

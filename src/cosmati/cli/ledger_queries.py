@@ -15,6 +15,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from cosmati.cli.column_keys import (
+    NO_RIGHTS,
+    AuthorityPlace,
+    AuthorityRoot,
+    CredentialFile,
+    HolderKey,
+    ReadingRights,
+    ReleasedKeys,
+    opened_ledger,
+)
 from cosmati.cli.ledger_folder import Folder, Key, Quorum, ReplayFile, Waiting, Witnesses, ledger_of
 from cosmati.cli.ledger_taught import records_of, say_learning, say_rows, say_sources, say_taught
 from cosmati.cli.subject_options import IndexFile, IndexKey
@@ -87,15 +97,16 @@ def answered(
     prove: bool = False,
     checkpoint: str = "",
     each: Literal["", "phase", "policy"] = "",
+    rights: ReadingRights = NO_RIGHTS,
 ) -> LedgerAnswer:
     """Return what each class gave each region: from the entries of a short ledger, from the tables of a long one."""
     waiting = Waiting(directory)
     size = read_head(directory, read_verifier_key(directory, vkey)).size
     is_plain = not checkpoint and not each
-    if is_plain and (size <= READ_WHOLE or not has_duckdb()):
-        ledger = VerifiedLedger(directory, vkey, trusted)
+    if is_plain and (rights.credential or size <= READ_WHOLE or not has_duckdb()):
+        ledger = opened_ledger(VerifiedLedger(directory, vkey, trusted), rights)
         return _read_whole(ledger, contributions(ledger), waiting.beyond(size))
-    with _tables(directory, vkey, trusted, prove=prove) as (derived, said):
+    with _tables(directory, vkey, trusted, prove=prove, rights=rights) as (derived, said):
         at = _milestone(derived, checkpoint) if checkpoint else None
         found, num_steps = taught(derived, at=at, each=each), num_standing(derived, at)
         of = "" if at is None else f"As of the checkpoint after {at.step} steps (entry {at.entry}). "
@@ -111,16 +122,18 @@ def _read_whole(ledger: VerifiedLedger, table: ContributionTable, unsigned: str)
 
 @contextmanager
 def _tables(
-    directory: Path, vkey: str | None, trusted: TrustedEvidence, *, prove: bool
+    directory: Path, vkey: str | None, trusted: TrustedEvidence, *, prove: bool, rights: ReadingRights = NO_RIGHTS
 ) -> Iterator[tuple[DerivedLedger, str]]:
-    """Open a ledger's derived tables, and say what they are worth."""
+    """Open a ledger's derived tables, with what may be read of it, and say what they are worth."""
     if not prove:
         with open_derived(directory, vkey=vkey, witnesses=trusted) as derived:
+            rights.open_tables(derived)
             # Who has seen or replayed the tree hasn't seen what was derived from it.
             own = "" if derived.evidence_level == LEVEL_0 else ". That is the tree's level: --prove reads its entries"
             yield derived, derived.origin_line + own
         return
     with open_proven(directory, vkey=vkey, witnesses=trusted) as (derived, was_other):
+        rights.open_tables(derived)
         said = f"Read from all {derived.index.tree_size} signed entries again. {derived.origin_line}"
         if was_other:
             said += f". The tables in {derived.folder} said something else than the entries, and were replaced"
@@ -157,11 +170,19 @@ def query(  # noqa: PLR0913, PLR0917  (a command's options)
     witnesses: Witnesses = None,
     quorum: Quorum = 0,
     replayed: ReplayFile = None,
+    credential: CredentialFile = None,
+    released: ReleasedKeys = None,
+    holder_key: HolderKey = None,
+    authority: AuthorityPlace = "",
+    root: AuthorityRoot = "",
 ) -> None:
     """Ask which class taught which region. With both, state that the class wrote nothing there, or that it did.
 
     With --by, ask at which steps some rows reached which regions. The ledger holds no rows: the recipe says which they
     were, and the run's folder has the salt to compare them with what the ledger commits to.
+
+    What is measured of sensitive classes is sealed, and says so. --credential, --keys and --holder-key open what they
+    cover.
 
     Short ledgers are read whole. Of long ones the answer comes from tables that were derived from them (`ledger
     derive`), and says of which tree; --prove reads the signed entries, and a statement with both names always does.
@@ -196,7 +217,8 @@ def query(  # noqa: PLR0913, PLR0917  (a command's options)
     if class_name and region and not (checkpoint or each or steps):
         _say_exclusion(ledger_of(folder), class_name, region, form, vkey, trusted)
         return
-    answer = answered(ledger_of(folder), vkey, trusted, prove=prove, checkpoint=checkpoint, each=each)
+    rights = ReadingRights(credential, released, holder_key, authority, root)
+    answer = answered(ledger_of(folder), vkey, trusted, prove=prove, checkpoint=checkpoint, each=each, rights=rights)
     chosen = _chosen(answer, class_name, region)
     spans = _spans(ledger_of(folder), vkey, chosen, checkpoint) if steps else {}
     if form == "table":
@@ -312,7 +334,7 @@ def derive(
         typer.echo(f"{derived.origin_line}.")
 
 
-def sql(
+def sql(  # noqa: PLR0913, PLR0917  (a command's options)
     folder: Folder,
     statement: Annotated[str, typer.Argument(metavar="SELECT", help="One SELECT over the views.")],
     seconds: Annotated[float, typer.Option(min=0.1, help="How long it may take.")] = MAX_SECONDS,
@@ -322,6 +344,11 @@ def sql(
     witnesses: Witnesses = None,
     quorum: Quorum = 0,
     replayed: ReplayFile = None,
+    credential: CredentialFile = None,
+    released: ReleasedKeys = None,
+    holder_key: HolderKey = None,
+    authority: AuthorityPlace = "",
+    root: AuthorityRoot = "",
 ) -> None:
     """Ask in SQL: one SELECT over steps, cells, taught, norms, policy, checkpoints, sources and more (docs/queries.md).
 
@@ -335,9 +362,13 @@ def sql(
     """  # noqa: D301
     directory = ledger_of(folder)
     trusted = TrustedEvidence.parse(witnesses or (), quorum, replayed)
-    with _tables(directory, vkey, trusted, prove=prove) as (derived, said):
+    rights = ReadingRights(credential, released, holder_key, authority, root)
+    with _tables(directory, vkey, trusted, prove=prove, rights=rights) as (derived, said):
+        num_sealed = derived.rows("SELECT count(*) FROM sealed_file")[0][0]
         say_rows(run_sql(derived, statement, seconds=seconds), form)
         typer.echo(f"{said}.", err=True)
+        if num_sealed:
+            typer.echo(f"{num_sealed} gradient norms are sealed, and null: the view `sealed` says which.", err=True)
 
 
 def policy_effect(

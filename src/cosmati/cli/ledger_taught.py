@@ -29,10 +29,13 @@ def say_taught(chosen: Sequence[ClassTaught], spans: dict[tuple[str, str], tuple
             typer.echo(f"{each} {one.group}:")
             group = one.group
         share = "–" if cell.norm_share is None else f"{cell.norm_share:.1%}"
+        sealed = (
+            f"; {cell.num_sealed} of its {cell.num_norms + cell.num_sealed} norms are sealed" if cell.num_sealed else ""
+        )
         when = f" ({one.first_step} to {one.last_step})" if one.first_step >= 0 else ""
         typer.echo(
             f"{cell.class_name:<22}{cell.region:<16}{cell.num_rows:>8} rows in {cell.num_steps:>6} steps{when}, "
-            f"{share:>6} of the region's gradient norms"
+            f"{share:>6} of the region's gradient norms{sealed}"
         )
         if found := spans.get((cell.class_name, cell.region)):
             left = len(found) - _MAX_SPANS
@@ -96,6 +99,8 @@ def records_of(
         cell = asdict(one.contribution)
         found = spans.get((one.contribution.class_name, one.contribution.region))
         when = [list(span) for span in found] if found else None
+        if one.contribution.num_sealed and not one.contribution.num_norms:
+            cell |= {"norm_sum": "sealed", "norm_rms": "sealed", "norm_share": "sealed"}
         rows.append((one.group, *cell.values(), one.first_step, one.last_step, when, said))
     return columns, rows
 

@@ -10,6 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cosmati.cli.column_keys import (
+    NO_RIGHTS,
+    AuthorityPlace,
+    AuthorityRoot,
+    CredentialFile,
+    HolderKey,
+    ReadingRights,
+    ReleasedKeys,
+    opened_ledger,
+)
 from cosmati.cli.errors import STOPPED
 from cosmati.cli.ledger_folder import Folder, Key, Quorum, Witnesses, ledger_of
 from cosmati.errors import CosmatiError, LedgerError, RefutedError
@@ -17,6 +27,7 @@ from cosmati.ledger.evidence import NOBODY, TrustedEvidence, is_witnessed
 from cosmati.ledger.query import VerifiedLedger
 from cosmati.ledger.replay_result import ReplayResult, SegmentResult
 from cosmati.ledger.row_blinds import blinds_of_salt, read_blinds, write_blinds
+from cosmati.ledger.sealing import KEY_FILE, ColumnKeys, OperatorKeys
 from cosmati.ledger.spot_check import choose_segments, result_of
 from cosmati.ledger.standing import StandingSteps
 from cosmati.progress import ProgressDisplay
@@ -60,7 +71,7 @@ Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write what was f
 _TOLD = 8
 
 
-def replay_steps(
+def replay_steps(  # noqa: PLR0913, PLR0917  (a command's options)
     folder: Folder,
     recipe: ReplayRecipe,
     steps: Annotated[str, typer.Option(metavar="FIRST:END", help="Which; `:` is all. END is left out.")] = ":",
@@ -74,8 +85,15 @@ def replay_steps(
     anyway: Anyway = False,
     out: Out = None,
     vkey: Key = None,
+    credential: CredentialFile = None,
+    released: ReleasedKeys = None,
+    holder_key: HolderKey = None,
+    authority: AuthorityPlace = "",
+    root: AuthorityRoot = "",
 ) -> None:
     """Run steps again from the nearest checkpoint, and compare every digest with the ledger's.
+
+    What is sealed is compared where RUN has its private/columns.key, or the keys were released to you.
 
     RUN is read and never written; it may still be training. 0: all that the ledger says of these steps came out
     the same. 1: it didn't, and the first difference is named. 2: there's no answer.
@@ -85,8 +103,9 @@ def replay_steps(
       cosmati ledger replay runs/one --recipe digits.py --steps 100:120
       cosmati ledger replay ledger-copy --recipe digits.py --steps :50 --without-rows
     """  # noqa: D301
-    asked = _Asked(ledger_of(folder), recipe, settings or [], checkpoint, rows, anyway, vkey)
-    segment = asked.run.segment(*_parse(steps, asked.run.num_steps))
+    rights = ReadingRights(credential, released, holder_key, authority, root)
+    asked = _Asked(ledger_of(folder), recipe, settings or [], checkpoint, rows, anyway, vkey, rights=rights)
+    segment = asked.run.segment(*span_of(steps, asked.run.num_steps))
     found = asked.replay_one(segment, keep_going=keep_going)
     result = asked.result([found], seed="")
     _write(out, result)
@@ -110,6 +129,11 @@ def spot_check(  # noqa: PLR0913, PLR0917  (a command's options)
     vkey: Key = None,
     witnesses: Witnesses = None,
     quorum: Quorum = 0,
+    credential: CredentialFile = None,
+    released: ReleasedKeys = None,
+    holder_key: HolderKey = None,
+    authority: AuthorityPlace = "",
+    root: AuthorityRoot = "",
 ) -> None:
     """Replay segments that neither side has chosen: they follow from the signed tree head and the auditor's seed.
 
@@ -120,7 +144,8 @@ def spot_check(  # noqa: PLR0913, PLR0917  (a command's options)
       cosmati ledger spot-check runs/one --recipe digits.py --auditor-seed "$SEED" --out found.json
     """  # noqa: D301
     trusted = TrustedEvidence.parse(witnesses or (), quorum)
-    asked = _Asked(ledger_of(folder), recipe, settings or [], checkpoint, rows, anyway, vkey, trusted)
+    rights = ReadingRights(credential, released, holder_key, authority, root)
+    asked = _Asked(ledger_of(folder), recipe, settings or [], checkpoint, rows, anyway, vkey, trusted, rights)
     head, num_steps = asked.ledger.head, asked.run.num_steps
     chosen = choose_segments(head, auditor_seed, num_steps=num_steps, number=segments, length=length)
     typer.echo(f"Chosen by the head of {head.size} entries, root {head.root.hex()}, and the auditor's seed:")
@@ -156,7 +181,7 @@ def blinds_for(
         raise LedgerError(
             f"There's no private/rows.salt beside {directory}: only the operator has it. Give --salt FILE."
         )
-    replace_file(out, write_blinds(run, found, run.segment(*_parse(steps, run.num_steps))))
+    replace_file(out, write_blinds(run, found, run.segment(*span_of(steps, run.num_steps))))
     typer.echo(str(out))
 
 
@@ -172,9 +197,12 @@ class _Asked:
     anyway: bool
     vkey: str | None
     trusted: TrustedEvidence = NOBODY
+    rights: ReadingRights = NO_RIGHTS
 
     def __post_init__(self) -> None:
-        self.ledger = VerifiedLedger(self.directory, self.vkey, self.trusted)
+        self.ledger = opened_ledger(VerifiedLedger(self.directory, self.vkey, self.trusted), self.rights)
+        if self.ledger.keys is None:
+            self.ledger.keys = _own_keys(self.ledger)
         self.run = StandingSteps(self.ledger)
         known = self.rows.read_bytes() if self.rows else _salt_of(self.directory)
         read = read_blinds if known is not None and known.startswith(b'{"') else blinds_of_salt
@@ -262,12 +290,25 @@ class _Asked:
         )
 
 
-def _parse(steps: str, num_steps: int) -> tuple[int, int]:
-    """Read `FIRST:END`; either may be left out."""
+def span_of(steps: str, num_steps: int) -> tuple[int, int]:
+    """Read `FIRST:END`; either may be left out.
+
+    Raises:
+        LedgerError: it isn't of that form.
+    """
     first, colon, end = steps.partition(":")
     if not colon or not all(part.isdecimal() or not part for part in (first, end)):
         raise LedgerError(f"--steps {steps!r} is no FIRST:END, such as 100:120, :50 or 100:. Write it so.")
     return int(first or 0), int(end or num_steps)
+
+
+def _own_keys(ledger: VerifiedLedger) -> ColumnKeys | None:
+    """Return the keys of a ledger's sealed columns, where the operator's secret lies beside it."""
+    try:
+        secret = (ledger.directory.parent / "private" / KEY_FILE).read_bytes()
+    except OSError:  # An auditor has no private folder, or isn't let in.
+        return None
+    return OperatorKeys(secret, ledger.key.name)
 
 
 def _salt_of(directory: Path) -> bytes | None:

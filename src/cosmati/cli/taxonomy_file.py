@@ -1,4 +1,4 @@
-"""A taxonomy in a file: YAML or JSON with name, version and classes."""
+"""A taxonomy in a file: YAML or JSON with name, version and classes, and those of them that are sensitive."""
 
 from __future__ import annotations
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from cosmati.errors import TamperError
-from cosmati.ledger.query import VerifiedLedger, contributions, direct_write_exclusions, logged_steps
+from cosmati.ledger.query import Contribution, VerifiedLedger, contributions, direct_write_exclusions, logged_steps
 from cosmati.records.governance import ContributionSeries, ContributionTotal, GovernanceFacts, LedgerFacts
 
 ClassSchedule = tuple[tuple[str, ...], ...]
@@ -37,6 +37,7 @@ def governance_facts(ledger: VerifiedLedger, facts: LedgerFacts) -> tuple[Govern
     table = contributions(ledger)
     phases, weight, decision = _policy(ledger)
     taught = {cell.class_name for cell in table.cells if cell.num_rows}
+    closed = {cell.region for cell in table.cells if cell.num_sealed}
     series, schedule = _logged(ledger)
     governance = GovernanceFacts(
         classes=table.classes,
@@ -45,17 +46,26 @@ def governance_facts(ledger: VerifiedLedger, facts: LedgerFacts) -> tuple[Govern
         weight=weight,
         decision=decision,
         contribution=series,
-        totals=tuple(
-            ContributionTotal(c.class_name, c.region, c.num_steps, c.num_rows, c.norm_sum, c.norm_share or 0.0)
-            for c in table.cells
-            if c.class_name in taught
-        ),
+        totals=tuple(_total(c, closed) for c in table.cells if c.class_name in taught),
         exclusions=_exclusions(ledger, [pair for pair in denied_pairs(weight) if pair not in _admitted_pairs(ledger)]),
         sources=(),
         ledger=facts,
         notes=NOTES,
     )
     return governance, schedule
+
+
+def _total(one: Contribution, closed: Collection[str]) -> ContributionTotal:
+    return ContributionTotal(
+        one.class_name,
+        one.region,
+        one.num_steps,
+        one.num_rows,
+        one.norm_sum if one.num_norms else 0.0,  # it isn't a number where all of them are sealed
+        one.norm_share or 0.0,
+        one.num_sealed,
+        one.region not in closed,
+    )
 
 
 def _policy(ledger: VerifiedLedger) -> tuple[tuple[str, ...], Weights, Mapping[str, Mapping[str, str]]]:

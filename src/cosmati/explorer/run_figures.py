@@ -138,7 +138,7 @@ def heat_map_figure(
 
 
 def shares_figure(facts: GovernanceFacts, palette: Palette, marks: Mapping[str, ClassMark] | None = None) -> Figure:
-    """Draw each class's share of a region's logged gradient norms; of its rows where no norm was logged.
+    """Draw each class's share of a region's logged gradient norms; of its rows where none was logged, or one is sealed.
 
     Classes without any share aren't drawn. The CSV has all.
     """
@@ -147,7 +147,7 @@ def shares_figure(facts: GovernanceFacts, palette: Palette, marks: Mapping[str, 
         (name, region): ContributionTotal(name, region, 0, 0, 0.0, 0.0) for name in names for region in facts.regions
     }
     found |= {(one.class_name, one.region): one for one in facts.totals}
-    by_norm = any(one.norm_sum for one in facts.totals)
+    by_norm = any(one.norm_sum for one in facts.totals) and not any(one.num_sealed for one in facts.totals)
     rows_of = Counter({region: sum(t.num_rows for t in facts.totals if t.region == region) for region in facts.regions})
 
     def share(one: ContributionTotal) -> float:
@@ -158,7 +158,7 @@ def shares_figure(facts: GovernanceFacts, palette: Palette, marks: Mapping[str, 
     text = [["–" if not value else f"{100 * value:.3g} %" for value in row] for row in cells]
     hover = [[_hover(found[name, region]) for region in facts.regions] for name in classes]
     of_what = "gradient norms" if by_norm else "rows"
-    rows = [[one.class_name, one.region, one.num_steps, one.num_rows, one.norm_sum, share(one)] for one in facts.totals]
+    rows = [[one.class_name, one.region, one.num_steps, one.num_rows, _norms(one), share(one)] for one in facts.totals]
     return Figure(
         _grid(classes, facts.regions, cells, text, hover, palette, least_top=1e-9, marks=marks or {}),
         f"Share of each class in the {of_what} of each region",
@@ -172,7 +172,12 @@ def grid_width(facts: GovernanceFacts) -> int:
 
 
 def _hover(one: ContributionTotal) -> str:
-    return f"{one.num_rows:,} rows in {one.num_steps:,} steps<br>sum of norms {number(one.norm_sum)}"
+    norms = "norms sealed" if one.num_sealed else f"sum of norms {number(one.norm_sum)}"
+    return f"{one.num_rows:,} rows in {one.num_steps:,} steps<br>{norms}"
+
+
+def _norms(one: ContributionTotal) -> float | str:
+    return "sealed" if one.num_sealed else one.norm_sum
 
 
 def _grid(

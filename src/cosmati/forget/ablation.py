@@ -145,7 +145,7 @@ def region_shares(ledger: VerifiedLedger, classes: Collection[str]) -> tuple[Reg
         theirs = [c for c in own if set(members_of(c.class_name)) & set(classes)]
         total, norms = (sum(c.weight for c in own), sum(c.norm_sum for c in own))
         share = sum(c.weight for c in theirs) / total if total else 0.0
-        norm_share = sum(c.norm_sum for c in theirs) / norms if norms else None
+        norm_share = sum(c.norm_sum for c in theirs) / norms if norms > 0 else None
         found.append(RegionShare(region, share, norm_share))
     if not any(one.share for one in found):
         raise PlanError(f"No row of {', '.join(classes)} taught anything in this run: there is nothing to ablate.")

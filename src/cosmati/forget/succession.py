@@ -21,6 +21,7 @@ from cosmati.forget.past_run import CERTIFICATE, FORGOTTEN, Gone, PastRun, Start
 from cosmati.ledger.details import details_digest
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import read_verifier_key
+from cosmati.ledger.sealing import KEY_FILE
 from cosmati.ledger.writer import LedgerWriter
 from cosmati.records.attempts import read_lines
 from cosmati.records.ledger import AmendEntry, CheckpointEntry, EndEntry
@@ -32,7 +33,7 @@ from cosmati.train.run.folder import SUCCEEDED
 REQUEST = "forget.json"
 """In a successor's folder: what was asked of which run, and how it's done."""
 CERTIFICATES = "certificates"
-OF_ROWS = ("rows.salt", HOLDS)
+OF_ROWS = ("rows.salt", KEY_FILE, HOLDS)
 """Private files that go with the rows, whichever log tells of them."""
 
 

@@ -127,7 +127,9 @@ class Tracking(Observer):
         """Send loss, learning rate and gradient norm."""
         if self._is_off():
             return
-        values = {"loss": float(outcome.loss), "gradient_norm": outcome.gradient_norm()}
+        values = {} if "loss" in outcome.withheld else {"loss": float(outcome.loss)}
+        if "norms" not in outcome.withheld:
+            values["gradient_norm"] = outcome.gradient_norm()
         if outcome.learning_rates:
             values["learning_rate"] = outcome.learning_rates[0]
         self._log(outcome.clock.step, values, outcome.clock.seconds)

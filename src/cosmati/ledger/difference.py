@@ -8,6 +8,7 @@ from typing import Any
 
 from cosmati.ledger.details import decode_details, encode_details
 from cosmati.ledger.reader import ScannedEntry
+from cosmati.ledger.sealing import SEALED, ColumnKeys, SealedClasses, boxes_of, divided, merged
 from cosmati.ledger.tables import Tables
 from cosmati.records.ledger import MicrobatchCell, StepEntry
 
@@ -27,6 +28,7 @@ _MEASURED = (
     "kept_rows",
     "cell_microbatches",
     "left_out",
+    SEALED,
 )
 """Details that this release computes for every step: one that only the ledger has, or only the replay, differs."""
 
@@ -63,7 +65,15 @@ class LedgerDifference:
 
 
 def compare_step(
-    item: ScannedEntry, logged: StepEntry, tables: Tables, made: StepEntry, details: Mapping[str, Any], *, rows: bool
+    item: ScannedEntry,
+    logged: StepEntry,
+    tables: Tables,
+    made: StepEntry,
+    details: Mapping[str, Any],
+    *,
+    rows: bool,
+    origin: str = "",
+    keys: ColumnKeys | None = None,
 ) -> tuple[list[LedgerDifference], set[str]]:
     """Return how a step that was run again differs from its entry, and which details couldn't be compared.
 
@@ -74,28 +84,57 @@ def compare_step(
         made: what the replay would have written.
         details: likewise.
         rows: compare row commitments; without the salt nobody can.
+        origin: name of the log.
+        keys: of columns that are sealed; what they don't open isn't compared.
     """
     found: list[tuple[str, object, object]] = []
+    skipped = set[str]()
     if logged.policy_digest != made.policy_digest:
         found.append(("policy digest", logged.policy_digest, made.policy_digest))
     if logged.parameter_root not in (None, made.parameter_root):
         found.append(("root of the parameters", logged.parameter_root, made.parameter_root))
     told = decode_details(item.details) if item.details is not None else {}
+    if SEALED in told or SEALED in tables.details:
+        told, details, unread = _as_sealed(told, tables, made, details, origin, keys)
+        skipped |= unread
     owners = told.get("cell_microbatches")
     names = [f"microbatch {m}" for m in (owners if isinstance(owners, list) else range(len(logged.microbatches)))]
     if len(logged.microbatches) != len(made.microbatches):
         found.append(("number of cells", len(logged.microbatches), len(made.microbatches)))
     for name, one, other in zip(names, logged.microbatches, made.microbatches, strict=False):
         found += [(f"{field}, {name}", a, b) for field, a, b in _unlike_cells(one, other, tables, rows=rows)]
-    skipped = set[str]()
-    if item.details != (line := encode_details(details)):
+    if encode_details(told) != (line := encode_details(details)):
         now = decode_details(line)
         compared = [name for name in {**told, **now} if name in _MEASURED or (name in told and name in now)]
         compared = [name for name in compared if name not in _OF_THE_CLOCK]
-        skipped = {*told, *now} - {*compared}
+        skipped |= {*told, *now} - {*compared}
         for name in sorted(compared):
             found += _unlike_details(name, told.get(name), now.get(name), tables.regions)
     return [LedgerDifference(logged.step, what, _say(was), _say(now)) for what, was, now in found], skipped
+
+
+def _as_sealed(
+    told: Mapping[str, Any],
+    tables: Tables,
+    made: StepEntry,
+    details: Mapping[str, Any],
+    origin: str,
+    keys: ColumnKeys | None,
+) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+    """Return the details of both sides without what stays sealed, and what that is, in words.
+
+    What is sealed of the one and not of the other differs: it's given as boxes by class and column.
+    """
+    classes = SealedClasses.of(tables.details, tables.classes, origin)
+    known, left = classes.open(told, made.step, keys)
+    clear, parts = divided(details, made.microbatches, classes.names, tables.routes)
+    boxes = {(name, column) for name, column, _ in boxes_of(told)}
+    places = {(name, column) for name, own in parts.items() for column in own}
+    now = merged(clear, parts, places - {*left})
+    if boxes != places:
+        known |= {SEALED: [list(one) for one in sorted(boxes)]}
+        now |= {SEALED: [list(one) for one in sorted(places)]}
+    return known, now, {f"{column} of {name}, which is sealed" for name, column in left}
 
 
 def compare_tables(

@@ -9,7 +9,7 @@ weight above 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from cosmati.ledger.exclusion import ExclusionStatement, exclusions
 from cosmati.ledger.history import RunHistory
 from cosmati.ledger.note import TreeHead
 from cosmati.ledger.reader import Scan, ScannedEntry, operators, read_head, read_verifier_key
-from cosmati.ledger.step_details import learnt_weights, read_norms
+from cosmati.ledger.sealing import ColumnKeys, SealedClasses
+from cosmati.ledger.step_details import learnt_weights, open_details, read_norms
 from cosmati.ledger.tables import Tables, in_force
 from cosmati.records.joint_classes import members_of
 from cosmati.records.ledger import AmendEntry, RunEntry, StepEntry
@@ -41,10 +42,12 @@ class Contribution:
         num_microbatches: Those microbatches.
         num_rows: Their rows.
         weight: Sum of microbatch weight times route weight, over all sub-steps.
-        num_norms: Microbatches with a logged gradient norm.
-        norm_sum: Sum of these norms.
+        num_norms: Microbatches with a logged gradient norm that can be read.
+        norm_sum: Sum of these norms; NaN where there are norms, and all of them are sealed.
         norm_rms: Root of their mean square, None where there is none.
-        norm_share: `norm_sum` over that of all classes in the region, None where that is 0.
+        norm_share: `norm_sum` over that of all classes in the region, None where that is 0, or where any of them is
+            sealed: of a total that is told with its other parts, the last one is told.
+        num_sealed: Microbatches with a gradient norm that is sealed, and in no sum.
     """
 
     class_name: str
@@ -57,6 +60,7 @@ class Contribution:
     norm_sum: float
     norm_rms: float | None
     norm_share: float | None
+    num_sealed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +90,11 @@ class VerifiedLedger:
         directory: the ledger's.
         vkey: the operator's verifier key from a source that you trust.
         witnesses: whom you trust to have seen it: what they cosigned must be a prefix.
+        keys: of columns that are sealed; what they don't open is counted, and in no sum.
 
     Attributes:
         directory: The ledger's.
+        keys: As given.
         key: The operator's.
         head: What was verified.
         witnessing: What those who have seen it say.
@@ -105,7 +111,14 @@ class VerifiedLedger:
         follow the contract in `cosmati.records.ledger`.
     """
 
-    def __init__(self, directory: Path, vkey: str | None = None, witnesses: TrustedEvidence = NOBODY) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        vkey: str | None = None,
+        witnesses: TrustedEvidence = NOBODY,
+        keys: ColumnKeys | None = None,
+    ) -> None:
+        self.keys = keys
         self.key = read_verifier_key(directory, vkey)
         self.witnessing = Witnessing(directory, witnesses)
         self.head: TreeHead = read_head(directory, self.key)
@@ -132,6 +145,18 @@ class VerifiedLedger:
         for item, tables in in_force(Scan(self.directory, self.head)):
             if isinstance(item.entry, StepEntry):
                 yield item, item.entry, tables
+
+    def norms(
+        self, item: ScannedEntry, entry: StepEntry, tables: Tables
+    ) -> tuple[dict[int, list[float | None]], list[int]]:
+        """Return a step's gradient norms by microbatch and region, and the microbatches whose norms are sealed.
+
+        Raises:
+            TamperError: they don't follow the contract in `cosmati.records.ledger`.
+        """
+        sealed = SealedClasses.of(tables.details, tables.classes, self.key.name)
+        details, hidden = open_details(item, entry, sealed, self.keys)
+        return read_norms(item, len(entry.microbatches), len(tables.regions), details), hidden
 
 
 def _read(directory: Path, head: TreeHead, roots: list[TreeHead]) -> tuple[list[Tables], RunHistory]:
@@ -164,6 +189,7 @@ class ContributionSum:
     num_norms: int = 0
     norm_sum: float = 0.0
     square_sum: float = 0.0
+    num_sealed: int = 0
 
     def of(self, class_name: str, region: str, total_norm: float) -> Contribution:
         """Return it, of a class and a region.
@@ -171,7 +197,7 @@ class ContributionSum:
         Args:
             class_name: the class.
             region: the region.
-            total_norm: `norm_sum` of all classes in the region.
+            total_norm: of all classes in the region, see there.
         """
         return Contribution(
             class_name=class_name,
@@ -181,9 +207,10 @@ class ContributionSum:
             num_rows=self.num_rows,
             weight=self.weight,
             num_norms=self.num_norms,
-            norm_sum=self.norm_sum,
+            norm_sum=math.nan if self.num_sealed and not self.num_norms else self.norm_sum,
             norm_rms=math.sqrt(self.square_sum / self.num_norms) if self.num_norms else None,
             norm_share=self.norm_sum / total_norm if total_norm > 0 else None,
+            num_sealed=self.num_sealed,
         )
 
 
@@ -191,7 +218,10 @@ class ContributionSum:
 class _Sum(ContributionSum):
     last_step: int = -1
 
-    def add(self, item: ScannedEntry, num_rows: int, weight: float, norm: float | None) -> None:
+    def add(
+        self, item: ScannedEntry, num_rows: int, weight: float, norm: float | None, *, is_sealed: bool = False
+    ) -> None:
+        self.num_sealed += is_sealed
         self.num_steps += self.last_step != item.index
         self.last_step = item.index
         self.num_microbatches += 1
@@ -215,15 +245,16 @@ def contributions(directory: Path | VerifiedLedger, *, vkey: str | None = None) 
     for item, entry, tables in ledger.steps():
         if item.index not in ledger.standing:
             continue
-        norms = read_norms(item, len(entry.microbatches), len(tables.regions))
+        norms, hidden = ledger.norms(item, entry, tables)
         weights = learnt_weights(item, entry, len(tables.regions))
         for number, cell in enumerate(entry.microbatches):
             name, row = tables.class_of(cell, item), norms.get(number)
             for column, rho in enumerate(tables.route(cell, item)):
                 if rho > 0 and (weight := weights[number][column]):
                     norm = None if row is None else row[column]
-                    sums[name, tables.regions[column]].add(item, cell.num_rows, rho * weight, norm)
-    totals = {region: sum(sums[name, region].norm_sum for name in ledger.classes) for region in ledger.regions}
+                    one = sums[name, tables.regions[column]]
+                    one.add(item, cell.num_rows, rho * weight, norm, is_sealed=number in hidden)
+    totals = {region: total_norm(sums[name, region] for name in ledger.classes) for region in ledger.regions}
     return ContributionTable(
         origin=ledger.key.name,
         tree_size=ledger.head.size,
@@ -234,6 +265,12 @@ def contributions(directory: Path | VerifiedLedger, *, vkey: str | None = None) 
         regions=ledger.regions,
         cells=tuple(one.of(name, region, totals[region]) for (name, region), one in sums.items()),
     )
+
+
+def total_norm(sums: Iterable[ContributionSum]) -> float:
+    """Return the total of a region's norms; NaN, of which there's no share, where any of them is sealed."""
+    known = list(sums)
+    return math.nan if any(one.num_sealed for one in known) else sum(one.norm_sum for one in known)
 
 
 def regions_of_class(
@@ -262,7 +299,7 @@ class LoggedStep:
     Attributes:
         step: Its number.
         class_names: The class of each microbatch that has rows.
-        norms: Sum of the logged gradient norms by class and region.
+        norms: Sum of the logged gradient norms by class and region; those that are sealed are left out.
     """
 
     step: int
@@ -281,7 +318,7 @@ def logged_steps(directory: Path | VerifiedLedger, *, vkey: str | None = None) -
         if item.index not in ledger.standing:
             continue
         norms: dict[tuple[str, str], float] = {}
-        rows = read_norms(item, len(entry.microbatches), len(tables.regions))
+        rows, _ = ledger.norms(item, entry, tables)
         names = [tables.class_of(cell, item) for cell in entry.microbatches]
         for number, name in enumerate(names):
             for region, norm in zip(tables.regions, rows.get(number, ()), strict=False):

@@ -6,6 +6,7 @@ step and say what is wrong with it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +17,39 @@ from numpy.typing import NDArray
 from cosmati.ledger.columns import StepBlock
 from cosmati.ledger.details import decode_details
 from cosmati.ledger.reader import ScannedEntry
+from cosmati.ledger.sealing import SEALED, ColumnKeys, SealedClasses
 from cosmati.ledger.tables import broken, is_number
 from cosmati.records.ledger import StepEntry
 
 CellValues = NDArray[np.float64]
 
 
-def read_norms(item: ScannedEntry, num_microbatches: int, num_regions: int) -> dict[int, list[float | None]]:
-    """Return the gradient norms of a step by microbatch and region.
+def open_details(
+    item: ScannedEntry, entry: StepEntry, classes: SealedClasses, keys: ColumnKeys | None
+) -> tuple[Mapping[str, Any], list[int]]:
+    """Return a step's details with what the keys open in its place, and the cells whose gradient norms stay sealed.
+
+    Raises:
+        TamperError: what is sealed isn't of the form that runs write, or doesn't open with its key.
+    """
+    details = decode_details(item.details) if item.details is not None else {}
+    if SEALED not in details:
+        return details, []
+    found, left = classes.open(details, entry.step, keys)
+    return found, classes.hidden(left, [cell.class_id for cell in entry.microbatches], "gradient_norm")
+
+
+def read_norms(
+    item: ScannedEntry, num_microbatches: int, num_regions: int, details: Mapping[str, Any] | None = None
+) -> dict[int, list[float | None]]:
+    """Return the gradient norms of a step by microbatch and region; `details` are its own, opened.
 
     Raises:
         TamperError: they don't follow the contract in `cosmati.records.ledger`.
     """
-    value = decode_details(item.details).get("gradient_norm") if item.details is not None else None
+    if details is None:
+        details = decode_details(item.details) if item.details is not None else {}
+    value = details.get("gradient_norm")
     norms: dict[int, list[float | None]] = {}
     for name, row in (value if isinstance(value, dict) else {}).items():
         is_index = name.isascii() and name.isdigit() and str(int(name)) == name and int(name) < num_microbatches
@@ -68,6 +89,7 @@ class _Details(msgspec.Struct):
     sub_steps: list[_SubStep] | None = None
     cell_microbatches: list[int] | None = None
     loss: float | None = None
+    sealed: dict[str, dict[str, str]] | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Details)
@@ -82,12 +104,14 @@ class BlockDetails:
         norms: gradient norms, NaN where none was logged, of the same shape; None where none was logged at all.
         microbatches: index of each cell's microbatch [steps, cells].
         losses: NaN where there's none [steps].
+        sealed: which cells have gradient norms that the keys don't open [steps, cells].
     """
 
     weights: CellValues
     norms: CellValues | None
     microbatches: NDArray[np.int64]
     losses: CellValues
+    sealed: NDArray[np.bool_]
 
     def routes(self, block: StepBlock) -> CellValues:
         """Return the weight that each cell's rows had in each region; 0 everywhere where it has no rows."""
@@ -100,8 +124,13 @@ class BlockDetails:
         return (self.routes(block) > 0) & (self.weights > 0)
 
 
-def read_details(block: StepBlock) -> BlockDetails:
+def read_details(block: StepBlock, origin: str = "", keys: ColumnKeys | None = None) -> BlockDetails:
     """Read a block's details.
+
+    Args:
+        block: of the log.
+        origin: name of the log, without which no key opens anything.
+        keys: of columns that are sealed; what they don't open has no value.
 
     Raises:
         TamperError: they don't follow the contract in `cosmati.records.ledger`.
@@ -109,16 +138,28 @@ def read_details(block: StepBlock) -> BlockDetails:
     num_steps, num_cells = block.cells.shape
     num_regions = len(block.tables.regions)
     own = block.cells["weight"].astype(np.float64)
-    reading = _Reading(block, (num_steps, num_cells, num_regions), np.repeat(own[..., None], num_regions, axis=2))
+    classes = SealedClasses.of(block.tables.details, block.tables.classes, origin)
+    reading = _Reading(
+        block, classes, keys, (num_steps, num_cells, num_regions), np.repeat(own[..., None], num_regions, axis=2)
+    )
     for number, line in enumerate(block.lines):
         if line is not None:
             reading.take(number, line)
-    return BlockDetails(reading.weights, reading.collected(), reading.microbatches, reading.losses)
+    return BlockDetails(reading.weights, reading.collected(), reading.microbatches, reading.losses, reading.sealed)
 
 
 class _Reading:
-    def __init__(self, block: StepBlock, shape: tuple[int, int, int], weights: CellValues) -> None:
+    def __init__(
+        self,
+        block: StepBlock,
+        classes: SealedClasses,
+        keys: ColumnKeys | None,
+        shape: tuple[int, int, int],
+        weights: CellValues,
+    ) -> None:
         self._block, self._shape = block, shape
+        self._classes, self._keys = classes, keys
+        self.sealed = np.zeros(shape[:2], bool)
         self.weights = weights
         self.microbatches = np.tile(np.arange(shape[1]), (shape[0], 1))
         self.losses = np.full(shape[0], np.nan)
@@ -131,6 +172,8 @@ class _Reading:
         _, num_cells, num_regions = self._shape
         try:
             found = _DECODER.decode(line)
+            if found.sealed is not None:
+                found = self._opened(number, line)
             norms = found.gradient_norm or {}
             if not all(name in self._names and len(row) == num_regions for name, row in norms.items()):
                 raise msgspec.ValidationError
@@ -147,6 +190,13 @@ class _Reading:
             self.microbatches[number] = found.cell_microbatches
         if found.loss is not None:
             self.losses[number] = found.loss
+
+    def _opened(self, number: int, line: bytes) -> _Details:
+        """Return a step's details with what the keys open, and take note of the cells whose norms they don't."""
+        details, left = self._classes.open(decode_details(line), self._block.step + number, self._keys)
+        class_ids = self._block.cells["class_id"][number].tolist()
+        self.sealed[number, self._classes.hidden(left, class_ids, "gradient_norm")] = True
+        return msgspec.convert(details, _Details)
 
     def _learnt(self, sub_steps: list[_SubStep]) -> CellValues:
         _, num_cells, num_regions = self._shape
@@ -165,7 +215,9 @@ class _Reading:
         """Read them as they are read one by one: what is wrong with them is said there."""
         item, entry = self._block.item(number)
         _, num_cells, num_regions = self._shape
-        for cell, row in read_norms(item, num_cells, num_regions).items():
+        details, hidden = open_details(item, entry, self._classes, self._keys)
+        self.sealed[number, hidden] = True
+        for cell, row in read_norms(item, num_cells, num_regions, details).items():
             self._places.append(number * num_cells + cell)
             self._values += row
         learnt: Any = learnt_weights(item, entry, num_regions)

@@ -31,19 +31,28 @@ class Taxonomy:
         version: version as published; any change of the tree wants a new one.
         meanings: what each class means, as (path, text) pairs in any order; kept in canonical order, which is
             by path, segment by segment.
+        sensitive: classes, or branches for all classes below them, of which a ledger measures nothing in the open.
 
     Raises:
-        ProvenanceError: no class, a bad name, a class given twice, or a class that has classes below it.
+        ProvenanceError: no class, a bad name, a class given twice, a class that has classes below it, or a sensitive
+            one that isn't there.
     """
 
     name: str
     version: str
     meanings: tuple[tuple[str, str], ...]
+    sensitive: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         ordered = tuple(sorted(self.meanings, key=lambda pair: pair[0].split("/")))
         object.__setattr__(self, "meanings", ordered)
+        object.__setattr__(self, "sensitive", tuple(sorted({*self.sensitive})))
         problems = _problems(self.name, self.version, [path for path, _ in ordered])
+        problems += [
+            f"{path!r} is called sensitive, and is neither a class nor a branch{closest(path, self.classes)}"
+            for path in self.sensitive
+            if not (self.contains(path) or self.is_branch(path))
+        ]
         if problems:
             msg = f"Taxonomy {self.name!r} can't be used:\n" + "\n".join(f"  - {problem}" for problem in problems)
             raise ProvenanceError(msg)
@@ -52,17 +61,23 @@ class Taxonomy:
     def from_mapping(cls, mapping: Mapping[str, object]) -> Taxonomy:
         """Read a taxonomy from `{"name", "version", "classes": tree}`; a tree's leaves are the meanings.
 
+        It may have `"sensitive": [class or branch, ...]` besides.
+
         Raises:
             ProvenanceError: a field is missing, unknown or of another type.
         """
-        if set(mapping) != {"name", "version", "classes"}:
-            msg = f"A taxonomy has the fields name, version and classes, not {sorted(mapping)}."
+        if {*mapping} - {"sensitive"} != {"name", "version", "classes"}:
+            msg = f"A taxonomy has the fields name, version and classes, and may have sensitive, not {sorted(mapping)}."
+            raise ProvenanceError(msg)
+        sensitive = mapping.get("sensitive", [])
+        if not isinstance(sensitive, list) or not all(isinstance(one, str) for one in sensitive):
+            msg = f"A taxonomy's sensitive classes are a list of their names, not {sensitive!r:.80}. Write one."
             raise ProvenanceError(msg)
         name, version = mapping["name"], mapping["version"]
         if not isinstance(name, str) or not isinstance(version, str):
             msg = f"A taxonomy's name and version are strings, not {name!r} and {version!r}. Quote them."
             raise ProvenanceError(msg)
-        return cls(name, version, tuple(_leaves("", mapping["classes"])))
+        return cls(name, version, tuple(_leaves("", mapping["classes"])), tuple(sensitive))
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the plain form that `from_mapping` reads and `digest` covers."""
@@ -73,7 +88,8 @@ class Taxonomy:
             for branch in branches:
                 node = node.setdefault(branch, {})
             node[leaf] = meaning
-        return {"name": self.name, "version": self.version, "classes": tree}
+        more = {"sensitive": list(self.sensitive)} if self.sensitive else {}
+        return {"name": self.name, "version": self.version, "classes": tree, **more}
 
     @cached_property
     def classes(self) -> tuple[str, ...]:

@@ -33,6 +33,8 @@ class ContributionTotal:
         num_rows: Rows of the class that had weight in the region.
         norm_sum: Sum of the logged gradient norms.
         share: `norm_sum` over the sum of all classes in this region. Neither additive nor influence.
+        num_sealed: Norms that are sealed, and in no sum.
+        has_share: Whether no class has any of those in this region: with one, none has a share.
     """
 
     class_name: str
@@ -41,6 +43,8 @@ class ContributionTotal:
     num_rows: int
     norm_sum: float
     share: float
+    num_sealed: int = 0
+    has_share: bool = True
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,10 @@ Where witnesses are asked to cosign the ledger's checkpoints, entry 0 (and each 
 
     {"witnessing": {"profile": "self" | "attested", "witnesses": [verifier key, ...], "quorum": int}, ...}
 
+Where classes are sensitive, entry 0 says which, and a step has boxes in place of their values (`ledger.sealing`)::
+
+    {"sealed": {"classes": [name, ...], "block_steps": int, "key": hex}}, {"sealed": {"<class>": {"<column>": base64}}}
+
 "kept_rows" has the microbatches of which a method selected rows: the slots, from 0, of the rows that took part, among
 those that the data's order gave. A row commitment is over these, in this order.
 """

@@ -96,6 +96,8 @@ class RunConfig(NamedSettings):
         artifacts: what was prepared before the run (`artifact(...)`): tokenizer, base weights, statistics, evaluation
             data, reference models. The ledger names them, signed or ungoverned; a resume with others is refused.
         resume_from: `newest` checkpoint, and an error where it's damaged; or the newest one that is `whole`.
+        sensitive: classes, or branches of them, of which nothing that is measured stands in the open, beside those that
+            the taxonomy calls so: in the ledger their columns are sealed with the run's private/columns.key.
         progress: show a progress bar, or plain lines where there is no terminal.
         task: what is learnt from what, in words: runs of one task are compared. Empty, the name stands for it.
     """
@@ -158,6 +160,7 @@ class RunConfig(NamedSettings):
     ledger_profile: Literal["self", "attested"] = "self"
     artifacts: tuple[Artifact, ...] = ()
     resume_from: Literal["newest", "whole"] = "newest"
+    sensitive: tuple[str, ...] | str = ()
     progress: bool = False
     task: str = ""
 
@@ -184,10 +187,10 @@ class RunConfig(NamedSettings):
         if self.on_divergence not in ("stop", "skip"):
             msg = f"RunConfig.on_divergence = {self.on_divergence!r} is not known. Use 'stop' or 'skip'."
             raise PlanError(msg)
-        for name in ("change", "trusted_roots", "witnesses"):
-            if isinstance(given := getattr(self, name), str):
-                object.__setattr__(self, name, tuple(one.strip() for one in given.split(",")))
-        object.__setattr__(self, "witnesses", tuple(self.witnesses))
+        for name in ("change", "trusted_roots", "witnesses", "sensitive"):
+            given = getattr(self, name)
+            listed = (one.strip() for one in given.split(",")) if isinstance(given, str) else given
+            object.__setattr__(self, name, tuple(listed))
         self._check_witnesses()
         self._check_learning()
         named = (self.artifacts,) if isinstance(self.artifacts, Artifact) else self.artifacts

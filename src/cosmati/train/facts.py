@@ -59,6 +59,7 @@ class RunFacts:
         vouched_policy: who vouched for the policy; None where it's declared.
         artifacts: what was prepared before the run: by whom, and whether anybody vouches for it.
         policy_changes: that were made without a stop, or are to come.
+        sensitive: classes of which nothing that is measured is told in the open.
     """
 
     recipe: str
@@ -82,6 +83,7 @@ class RunFacts:
     vouched_policy: VouchedPolicy | None = None
     artifacts: tuple[Artifact, ...] = ()
     policy_changes: PolicyChanges = PolicyChanges()
+    sensitive: tuple[str, ...] = ()
 
 
 def facts_of(

@@ -6,6 +6,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from cosmati.train.policy_watch import PolicyWatch
 from cosmati.train.prepare import Prepared
 from cosmati.train.run.checkpoints import Checkpoint, list_checkpoints, read_checkpoint
 from cosmati.train.run.session import OpenRun
+from cosmati.train.sensitive import sensitive_of
 from cosmati.train.snapshot import restore
 
 _READ_BACK_BYTES = 1 << 30
@@ -71,6 +73,7 @@ def open_run(
     a = prepared.assembly
     p = prepared
     facts = facts_of(a, p.data_digest, p.identity, p.given.policy, p.vouched, p.data_text, p.artifacts)
+    facts = replace(facts, sensitive=sensitive_of(p.given, a.policy, p.vouched))
     run = OpenRun(facts, a.config, a.budget, a.ranks, observers, a.layout.digest, a.model)
     continuity = Continuity(a, prepared.identity, facts.environment, facts.model_root, p.given.policy)
     states = None

@@ -53,6 +53,7 @@ class StepOutcome(NamedTuple):
         learning_rates: of each optimizer's first group, in this step.
         gradient_norm: returns the norm of the gradients that were committed; NaN where none was.
         left_out: why nothing of the step was committed, empty where it was.
+        withheld: `norms`, and `loss` too, where it isn't told, since it would tell of a sensitive class alone.
     """
 
     clock: Clock
@@ -74,6 +75,7 @@ class StepOutcome(NamedTuple):
     learning_rates: Sequence[float] = ()
     gradient_norm: Callable[[], float] = _unknown
     left_out: str = ""
+    withheld: Sequence[str] = ()
 
 
 StepReport = StepOutcome

@@ -55,6 +55,7 @@ _NEUTRAL = (
     "require_signed",
     "trusted_roots",
     "artifacts",
+    "sensitive",
     *WITNESSING,
 )
 """Settings that say where a run is kept and how it's handled, and no more."""

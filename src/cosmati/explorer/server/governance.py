@@ -17,7 +17,6 @@ from cosmati.explorer.run_figures import run_figures
 from cosmati.explorer.server.checks import LedgerChecks, state_of_run, time_text
 from cosmati.explorer.server.site import Site
 from cosmati.explorer.wording import weight_text
-from cosmati.provenance.credentials import reader_of_row_ids
 from cosmati.records.governance import GovernanceFacts
 from cosmati.store.scan import is_plain
 from cosmati.store.summary import RunSummary
@@ -37,6 +36,7 @@ class TaughtRow:
     num_steps: int
     num_rows: int
     share: float
+    has_share: bool
     nothing: str
     command: str
 
@@ -78,7 +78,6 @@ def governance_router(site: Site) -> APIRouter:
             level=view.ledger.evidence if view and view.ledger else "",
             region=region,
             taught=_taught(facts, region, folder) if facts else (),
-            reader=reader_of_row_ids(run.name),
             again=f"/governance/{key}?region={quote(region, safe='')}",
             **run_context(view),
         )
@@ -146,7 +145,7 @@ def _taught(facts: GovernanceFacts, region: str, folder: Path) -> tuple[TaughtRo
         total = totals.get(name)
         weights = tuple(weight_text(facts.weight[name][phase].get(region, 0.0)) for phase in facts.phases)
         command = shlex.join(["cosmati", "ledger", "query", str(folder), "--class", name, "--region", region])
-        counts = (total.num_steps, total.num_rows, total.share) if total else (0, 0, 0.0)
+        counts = (total.num_steps, total.num_rows, total.share, total.has_share) if total else (0, 0, 0.0, True)
         nothing = "no step that stands gave it any weight here" if name in came else "no row of it taught any region"
         rows.append(TaughtRow(name, weights, *counts, "" if total else nothing, command))
     return tuple(rows)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cosmati.errors import LedgerError
 from cosmati.ledger.derived.opened import DerivedLedger, Milestone, readable
-from cosmati.ledger.query import Contribution, ContributionSum
+from cosmati.ledger.query import Contribution, ContributionSum, total_norm
 from cosmati.records.joint_classes import members_of
 
 Each = Literal["", "phase", "policy"]
@@ -55,6 +55,10 @@ _NORMS = """
     SELECT policy_epoch, class_id, phase, region_id, count(*), fsum(norm), fsum(norm * norm)
     FROM norms_file JOIN cuts USING (attempt) WHERE step < cut AND counts GROUP BY ALL ORDER BY ALL
 """
+_SEALED = """
+    SELECT policy_epoch, class_id, phase, region_id, count(*)
+    FROM sealed_file JOIN cuts USING (attempt) WHERE step < cut GROUP BY ALL ORDER BY ALL
+"""
 
 
 def taught(derived: DerivedLedger, *, at: Milestone | None = None, each: Each = "") -> tuple[ClassTaught, ...]:
@@ -71,7 +75,7 @@ def taught(derived: DerivedLedger, *, at: Milestone | None = None, each: Each = 
         totals = _totals(derived, _groups(derived, each))
     groups = list(dict.fromkeys(group for group, _, _ in totals)) if each else [""]
     norms = {
-        (group, region): sum(totals[group, name, region].norm_sum for name in derived.classes)
+        (group, region): total_norm(totals[group, name, region] for name in derived.classes)
         for group in groups
         for region in derived.regions
     }
@@ -106,6 +110,9 @@ def _totals(derived: DerivedLedger, group_of: Callable[[int, int], str]) -> dict
         one.num_norms += num
         one.norm_sum += norm_sum
         one.square_sum += squares
+    for epoch, class_id, phase, region, num in derived.rows(_SEALED):
+        tables = derived.tables[epoch]
+        totals[group_of(epoch, phase), tables.classes[class_id], tables.regions[region]].num_sealed += num
     return totals
 
 

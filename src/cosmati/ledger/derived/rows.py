@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from cosmati.ledger.columns import StepBlock
 from cosmati.ledger.learning import SKETCH_WIDTH, LearningRows, read_learning
+from cosmati.ledger.sealing import ColumnKeys
 from cosmati.ledger.step_details import read_details
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
@@ -46,6 +47,7 @@ TABLES: Mapping[str, Mapping[str, type]] = {
     "directions": {**_OF_CELLS, **SKETCH},
     "entropies": {**_OF_CELLS, "entropy": np.float64},
     "updates": {"region_id": np.uint32, "norm": np.float64, **SKETCH, "before": np.object_, "after": np.object_},
+    "sealed": _OF_CELLS,
 }
 """Columns of each file, after those of `STEP`. Where a cell `has_own` weights, `learnt` has what its regions learnt."""
 STEP: Mapping[str, type] = {"entry": np.uint64, "step": np.uint64, "attempt": np.uint32, "policy_epoch": np.uint32}
@@ -87,10 +89,13 @@ class PartRows:
 
     Args:
         sets: numbers of sets of regions, which go on from part to part.
+        origin: name of the log.
+        keys: of columns that are sealed. What they open mustn't reach a file that others read.
     """
 
-    def __init__(self, sets: RegionSets) -> None:
+    def __init__(self, sets: RegionSets, origin: str = "", keys: ColumnKeys | None = None) -> None:
         self.num_rows = 0
+        self._origin, self._keys = origin, keys
         self._sets = sets
         self._pieces: dict[str, list[Columns]] = {name: [] for name in TABLES}
 
@@ -100,7 +105,7 @@ class PartRows:
         Raises:
             TamperError: its details don't follow the contract in `cosmati.records.ledger`.
         """
-        told = read_details(block)
+        told = read_details(block, self._origin, self._keys)
         num_steps, num_cells = block.cells.shape
         reached, weights = told.reached(block), told.weights
         own = ((weights != 0) & (weights != block.cells["weight"][..., None])).any(axis=2)
@@ -115,14 +120,16 @@ class PartRows:
             "reaches": self._sets.numbers(epoch, flat),
             "opens": self._sets.numbers(epoch, _firsts(reached, block.cells["class_id"]).reshape(flat.shape)),
             "has_own": own.ravel(),
-            "has_norms": np.zeros(flat.shape[0], bool)
+            "has_norms": told.sealed.ravel()
             if told.norms is None
-            else ~np.isnan(told.norms).all(axis=2).ravel(),
+            else told.sealed.ravel() | ~np.isnan(told.norms).all(axis=2).ravel(),
         }
         self._put("cells", block, epoch, np.repeat(steps, num_cells), of_cells)
         self.num_rows += num_steps * (1 + num_cells)
         if told.norms is not None:
             self._put_long("norms", block, epoch, {"norm": told.norms, "counts": reached}, ~np.isnan(told.norms))
+        if told.sealed.any():
+            self._put_long("sealed", block, epoch, {}, told.sealed[..., None] & reached)
         if own.any():
             self._put_long("learnt", block, epoch, {"learnt": told.routes(block) * weights}, own[..., None] & reached)
         self._put_learning(block, epoch, read_learning(block))

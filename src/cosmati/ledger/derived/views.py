@@ -112,6 +112,7 @@ _VIEWS = {
     "updates": f"""
         SELECT {_STEP}, region, CASE WHEN isnan(norm) THEN NULL ELSE norm END AS norm, {_SKETCH}, before, after
         FROM updates_file f JOIN cuts USING (attempt) JOIN regions USING (policy_epoch, region_id)""",
+    "sealed": _LOGGED.format("'gradient_norm' AS sealed_column", "sealed"),
     "taught": f"""
         SELECT {_TAUGHT}, c.weight * route_weight AS weight, NULL::DOUBLE AS gradient_norm
         FROM named_cells c {_REACHED} WHERE NOT (has_own OR has_norms)
@@ -133,6 +134,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "directions": (*_OF_REGION, "direction"),
     "entropies": (*_OF_REGION, "entropy"),
     "updates": (*_STEP_COLUMNS, "region", "norm", "direction", "before", "after"),
+    "sealed": (*_OF_REGION, "sealed_column"),
     **{name: tuple(columns) for name, columns in NAMES.items() if name != "sets"},
 }
 """What is documented, and promised, of each view."""

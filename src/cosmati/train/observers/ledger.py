@@ -16,7 +16,6 @@ from time import time
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from cosmati.core.batch import TOMBSTONE, Batch
 from cosmati.core.clock import Budget, Clock
@@ -34,7 +33,6 @@ from cosmati.records.ledger import (
     CheckpointEntry,
     EndEntry,
     EvaluationEntry,
-    MicrobatchCell,
     RunEntry,
     StepEntry,
     TimeEntry,
@@ -45,8 +43,9 @@ from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
 from cosmati.train.observers.ledger_checks import forgotten_in, rare_entries, refuse_readmission, refuse_unsigned
 from cosmati.train.observers.observer import Observer, WatchedRun
-from cosmati.train.observers.pack_cells import are_packs, by_cell, class_columns, packed_cells
+from cosmati.train.observers.pack_cells import are_packs, by_cell, cell_of, class_columns, packed_cells
 from cosmati.train.observers.rows_salt import keep_salt, refuse_another_salt
+from cosmati.train.observers.sealing import StepSealing
 from cosmati.train.observers.step_details import finite, kept_details, places_of, step_details, written_columns
 from cosmati.train.observers.witnessing import AskedWitnesses
 from cosmati.train.outcome import StepOutcome
@@ -97,6 +96,7 @@ class LedgerObserver(Observer):
         self._origin = read_verifier_key(self._directory).name if exists else f"cosmati/{name}"
         self._is_writer = ranks.rank == 0
         self._attempt, self._gone = 0, dict[str, object]()
+        self._sealing = StepSealing()
 
     def on_open(self, run: WatchedRun) -> None:
         """Keep how the run is stopped."""
@@ -105,12 +105,14 @@ class LedgerObserver(Observer):
     def on_start(self, clock: Clock, budget: Budget) -> None:
         """Open the ledger: with entry 0, or saying from which step the run goes on."""
         if self._is_writer:
-            if (self._directory / "checkpoint").exists():
-                entries = list(rare_entries(self._directory))
+            exists = (self._directory / "checkpoint").exists()
+            entries = list(rare_entries(self._directory)) if exists else []
+            if exists:
                 if self._state_digest is not None:
                     refuse_unsigned(entries, clock.step, self._state_digest)
                 refuse_readmission(entries, self._facts.withdrawn)
                 self._gone = forgotten_in(entries)
+            self._sealing = StepSealing.of_run(self._private, self._origin, self._facts.sensitive, entries)
             self._writer = self._open()
             self._keep_archive()
             if self._writer.size == 0:
@@ -224,6 +226,7 @@ class LedgerObserver(Observer):
             if policy
             else [],
             **(_kinds(policy) if policy and len(policy.kinds) > 1 else {}),
+            **self._sealing.table,
             "plan": list(facts.plan.lines),
             "environment": dict(facts.environment),
             "num_microbatches": facts.num_microbatches,
@@ -246,7 +249,7 @@ class LedgerObserver(Observer):
             "rows_salt": salt_commitment((self._private / "rows.salt").read_bytes()),
             "taxonomy": facts.policy.taxonomy_digest if facts.policy else _NO_POLICY,
         }
-        return own | _vouched_for(facts) | witnessing
+        return own | _vouched_for(facts) | witnessing | self._sealing.commitment
 
     def amend(self, clock: Clock, changes: Sequence[Change], facts: RunFacts) -> None:
         """Say what is different from the step on at which the clock stands; it's on disk, and signed, on return."""
@@ -286,13 +289,13 @@ class LedgerObserver(Observer):
         table, columns, places = table.split(widths, dim=1)
         details = step_details(outcome, step, len(self._facts.regions)) | kept_details(places)
         if packed[0]:
-            told = packed_cells(outcome, partial(_cell, outcome, table), columns)
+            told = packed_cells(outcome, partial(cell_of, outcome, table), columns)
             details, cells = by_cell(details, told), tuple(one.cell for one in told)
             owners: Sequence[int] = [one.microbatch for one in told]
         else:
-            cells = tuple(_cell(outcome, table, m) for m in range(len(table)))
+            cells = tuple(cell_of(outcome, table, m) for m in range(len(table)))
             owners = range(len(cells))
-        details |= written_columns(outcome, owners)
+        details = self._sealing.seal(details | written_columns(outcome, owners), cells, step, self._facts.policy)
         self._writer.append(StepEntry(step, self._attempt, self._policy, details_digest(details), None, cells), details)
         if time() - self._timed >= _TIME_SECONDS:
             self._note_time(step + 1)
@@ -367,16 +370,6 @@ class LedgerObserver(Observer):
                 self._witnesses.close()
             elif self._witnesses is not None:
                 self._witnesses.end(must=ended == "completed")
-
-
-def _cell(outcome: StepOutcome, table: Tensor, m: int) -> MicrobatchCell:
-    """Return the cell of a microbatch; the table has a commitment and a band for each."""
-    *rows, band = table[m].tolist()
-    if outcome.weights is None or outcome.num_rows is None:
-        num_rows = outcome.batches[0].num_rows
-        return MicrobatchCell(0, band, 0, 0, num_rows, float(num_rows), bytes(rows))
-    route, weight, num = outcome.routes[m], outcome.weights[m].item(), int(outcome.num_rows[m].item())
-    return MicrobatchCell(route.class_id, route.kind, route.phase, route.id, num, float(weight), bytes(rows))
 
 
 def _kinds(policy: CompiledPolicy) -> dict[str, object]:

@@ -125,3 +125,13 @@ def by_cell(details: Mapping[str, Any], cells: Sequence[PackedCell]) -> dict[str
             for one in details["sub_steps"]
         ]
     return told
+
+
+def cell_of(outcome: StepOutcome, table: Tensor, m: int) -> MicrobatchCell:
+    """Return the cell of a microbatch; the table has a commitment and a band for each."""
+    *rows, band = table[m].tolist()
+    if outcome.weights is None or outcome.num_rows is None:
+        num_rows = outcome.batches[0].num_rows
+        return MicrobatchCell(0, band, 0, 0, num_rows, float(num_rows), bytes(rows))
+    route, weight, num = outcome.routes[m], outcome.weights[m].item(), int(outcome.num_rows[m].item())
+    return MicrobatchCell(route.class_id, route.kind, route.phase, route.id, num, float(weight), bytes(rows))

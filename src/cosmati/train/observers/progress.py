@@ -37,7 +37,8 @@ class ProgressBar(Observer):
         """Move the bar, or print a line for each tenth of the run."""
         assert self._budget is not None, "the run has started"
         assert self._display is not None, "as the budget"
-        text = f"step {outcome.clock.step}  loss {float(outcome.loss):.4f}"
+        loss = "withheld" if "loss" in outcome.withheld else f"{float(outcome.loss):.4f}"
+        text = f"step {outcome.clock.step}  loss {loss}"
         self._display.update(self._budget.elapsed(outcome.clock), text)
 
     def on_end(self, clock: Clock, ended: str) -> None:

@@ -150,7 +150,16 @@ class LedgerComparison:
             if tables is not self._compared_tables:
                 found += compare_tables(made.step, tables.details, self.tables_now(), _TABLES)
                 self._tables = self._compared_tables = tables
-            unlike, skipped = compare_step(item, logged, tables, made, details, rows=made.step not in self.without_rows)
+            unlike, skipped = compare_step(
+                item,
+                logged,
+                tables,
+                made,
+                details,
+                rows=made.step not in self.without_rows,
+                origin=self.run.ledger.key.name,
+                keys=self.run.ledger.keys,
+            )
             found += unlike
             self.skipped |= skipped
             self.num_steps += 1

@@ -36,6 +36,7 @@ from cosmati.train.run.checkpoints import (
 from cosmati.train.run.environment import StopSignal
 from cosmati.train.run.folder import RunFolder
 from cosmati.train.run.result import RunResult
+from cosmati.train.sensitive import is_withheld, withholding_of
 
 
 class OpenRun:
@@ -65,6 +66,8 @@ class OpenRun:
         model: nn.Module,
     ) -> None:
         self.facts = facts
+        self._withholding = withholding_of(facts.policy, facts.sensitive)
+        self._withheld: Sequence[str] = ()
         self._config = config
         self._budget = budget
         self._ranks = ranks
@@ -170,6 +173,7 @@ class OpenRun:
     def restate(self, **facts: Any) -> None:  # noqa: ANN401  (fields of RunFacts)
         """Let some of the run's facts be others, before it starts."""
         self.facts = dataclasses.replace(self.facts, **facts)
+        self._withholding = withholding_of(self.facts.policy, self.facts.sensitive)
         if self._folder is not None:
             self._folder.restate(self.facts)
 
@@ -200,7 +204,7 @@ class OpenRun:
 
     def publish(self, clock: Clock, values: Mapping[str, float]) -> None:
         """Tell observers of values that one of them has measured."""
-        told = plain_numbers(values)
+        told = {name: value for name, value in plain_numbers(values).items() if not is_withheld(name, self._withheld)}
         for observer in self.observers:
             observer.on_values(clock, dict(told))  # What one of them does to it is its own affair.
 
@@ -228,10 +232,13 @@ class OpenRun:
                 observer.on_step_begin(clock)
 
     def report(self, outcome: StepOutcome) -> None:
-        """Tell observers of a step."""
+        """Tell observers of a step; what tells of a sensitive class alone is the ledger's, which seals it."""
+        told = outcome if self._withholding is None else self._withholding.of(outcome)
+        self._withheld = told.withheld
         for observer in self.observers:
             if outcome.clock.step % observer.every == 0:
-                observer.on_step(outcome)
+                observer.on_step(outcome if isinstance(observer, LedgerObserver) else told)
+        self._withheld = ()
 
     def to_measure(self, averages: object) -> tuple[bytes, str]:
         """Return the root of what is about to be measured, nothing without a ledger, and whether it's averages."""

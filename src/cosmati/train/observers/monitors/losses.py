@@ -63,7 +63,7 @@ class LossHealth(Monitor):
         """Keep the loss where it is."""
         if outcome.left_out:
             self._counts["steps_left_out"] += 1
-        else:
+        elif "loss" not in outcome.withheld:
             # A compiled graph may write the next step's loss into the same memory.
             self._new.append(outcome.loss.clone() if self._copies else outcome.loss)
 

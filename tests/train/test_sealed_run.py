@@ -1,0 +1,326 @@
+"""Runs with a sensitive class: what is measured of it is nowhere in the open, and all else is as it was."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cosmati.errors import LedgerError, PlanError
+from cosmati.explorer.report import write_report
+from cosmati.explorer.run_view import read_run
+from cosmati.ledger.derived.duck import connection
+from cosmati.ledger.derived.opened import open_derived
+from cosmati.ledger.details import details_digest
+from cosmati.ledger.query import VerifiedLedger, contributions
+from cosmati.ledger.row_blinds import blinds_of_salt
+from cosmati.ledger.sealing import SEALED, OperatorKeys, SealedClasses, open_box, sealed
+from cosmati.ledger.verify import verify_ledger
+from cosmati.records.ledger import StepEntry
+from cosmati.train.observers.monitors import (
+    ActivationStatistics,
+    GradientNorms,
+    LossHealth,
+    Monitors,
+    UpdateNorms,
+)
+from cosmati.train.observers.observer import Observer
+from cosmati.train.outcome import StepOutcome
+from cosmati.train.replay import ReplayFound, replay
+from tests.train.replay_world import TAXONOMY, again, build, entries, opened, sign_again
+
+SEEN: dict[str, Any] = {"details_every": 1, "update_norm_every": 1, "budget": "10ba"}
+SENSITIVE = replace(TAXONOMY, sensitive=("hot",))
+
+
+def watchers() -> list[Observer]:
+    return [Monitors([GradientNorms(), UpdateNorms(), LossHealth(), ActivationStatistics()], every=1)]
+
+
+def details_of(run: Path) -> list[dict[str, Any]]:
+    lines = (run / "ledger/details.jsonl").read_text().splitlines()
+    return [one for one in map(json.loads, lines) if "gradient_norm" in one]
+
+
+def keys_of(run: Path) -> OperatorKeys:
+    return OperatorKeys((run / "private/columns.key").read_bytes(), VerifiedLedger(run / "ledger").key.name)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """The same training in the open and sealed: with both classes in each step, and with one class in each."""
+    root = tmp_path_factory.mktemp("runs")
+    for number, name in ((4, "mixed"), (1, "alone")):
+        options = SEEN | {"num_microbatches": number}
+        build("routed", root / f"{name}-open", observers=watchers(), **options).fit()
+        build("routed", root / f"{name}-sealed", observers=watchers(), taxonomy=SENSITIVE, **options).fit()
+    return {path.name: path for path in root.iterdir()}
+
+
+def secrets_of(runs: Mapping[str, Path], kind: str) -> set[float]:
+    """Return what the run in the open tells, and the sealed one mustn't: all that the rules seal."""
+    ledger = VerifiedLedger(runs[f"{kind}-open"] / "ledger")
+    found = set[float]()
+    for (_, entry, tables), told in zip(ledger.steps(), details_of(runs[f"{kind}-open"]), strict=True):
+        hot = [n for n, cell in enumerate(entry.microbatches) if tables.classes[cell.class_id] == "hot"]
+        found |= {norm for n in hot for norm in told["gradient_norm"][str(n)] if norm}
+        if hot:
+            found |= {*told["update_norm"]} - {None}
+        if len(hot) == len(entry.microbatches):
+            found.add(told["loss"])
+    return found
+
+
+def forms_of(value: float) -> Iterator[bytes]:
+    """Yield a value as bytes and as text: its first six digits, however many follow."""
+    yield from (struct.pack(f"{order}{kind}", value) for order in "<>" for kind in "df")
+    yield f"{value:.8g}".encode()[:-2]
+    yield f"{value:.8e}".encode()[:7]
+
+
+def leaks(data: bytes, values: set[float]) -> list[float]:
+    return [value for value in sorted(values) if any(form in data for form in forms_of(value))]
+
+
+@pytest.mark.parametrize("kind", ["mixed", "alone"])
+def test_nothing_measured_of_a_sensitive_class_lies_outside_the_private_folder(
+    runs: Mapping[str, Path], kind: str, tmp_path: Path
+) -> None:
+    secret = secrets_of(runs, kind)
+    assert len(secret) > 20
+    told = (runs[f"{kind}-open"] / "ledger/details.jsonl").read_bytes()
+    assert leaks(told, secret) == sorted(secret), "the search finds what there is"
+    run = runs[f"{kind}-sealed"]
+    for path in run.rglob("*"):
+        if path.is_file() and "private" not in path.parts:
+            assert not leaks(path.read_bytes(), secret), path
+    page = write_report(tmp_path / "page.html", title="x", run=read_run(run))
+    assert "sealed" in page.read_text()
+    assert not leaks(page.read_bytes(), secret)
+    totals = {
+        f"{c.norm_sum:,.4g}" for c in contributions(runs[f"{kind}-open"] / "ledger").cells if c.class_name == "hot"
+    }
+    shown = write_report(tmp_path / "open.html", title="x", run=read_run(runs[f"{kind}-open"])).read_text()
+    assert all(f">{one}<" in shown for one in totals)
+    assert not any(f">{one}<" in page.read_text() for one in totals)
+
+
+@pytest.mark.parametrize("kind", ["mixed", "alone"])
+def test_the_derived_tables_hold_none_of_it(runs: Mapping[str, Path], kind: str) -> None:
+    run, secret = runs[f"{kind}-sealed"], secrets_of(runs, kind)
+    with open_derived(run / "ledger") as derived:
+        files = [path for paths in derived.files.values() for path in paths]
+        assert derived.rows("SELECT count(*) FROM sealed_file")[0][0] == sum(
+            c.num_sealed for c in contributions(run / "ledger").cells
+        )
+    with connection() as database:
+        for path in files:
+            for column, values in database.execute(f"FROM read_parquet('{path}')").fetchnumpy().items():
+                kept = {*np.asarray(values, np.float64).tolist()} if values.dtype.kind == "f" else set()
+                assert not kept & secret, (path, column)
+
+
+def test_all_else_is_told_as_it_was(runs: Mapping[str, Path]) -> None:
+    for kind in ("mixed", "alone"):
+        plain, closed = (VerifiedLedger(runs[f"{kind}-{how}"] / "ledger") for how in ("open", "sealed"))
+        for (_, one, _), (_, other, _) in zip(plain.steps(), closed.steps(), strict=True):
+            assert [replace(c, row_commitment=bytes(32)) for c in one.microbatches] == [
+                replace(c, row_commitment=bytes(32)) for c in other.microbatches
+            ]
+        verify_ledger(closed.directory)
+        closed.keys = keys_of(runs[f"{kind}-sealed"])
+        assert contributions(closed).cells == contributions(plain).cells
+        classes = SealedClasses.of(closed.details, closed.classes, closed.key.name)
+        told = [classes.open(one, one["step"], closed.keys)[0] for one in details_of(runs[f"{kind}-sealed"])]
+        assert told == details_of(runs[f"{kind}-open"])
+
+
+def test_a_region_with_something_sealed_has_no_shares_and_a_sum_is_none(runs: Mapping[str, Path]) -> None:
+    cells = contributions(runs["mixed-sealed"] / "ledger").cells
+    assert {one.norm_share for one in cells} == {None}
+    for one in cells:
+        assert (one.num_sealed > 0, bool(np.isnan(one.norm_sum))) == (one.class_name == "hot",) * 2
+    ledger = VerifiedLedger(runs["mixed-sealed"] / "ledger")
+    keys = keys_of(runs["mixed-sealed"])
+    # Keys of other columns open nothing here.
+    ledger.keys = lambda name, column, block: keys(name, column, block) if column == "loss" else None
+    assert contributions(ledger).cells[-1].num_sealed
+
+
+def test_watchers_are_told_what_isnt_of_the_sensitive_class_alone(runs: Mapping[str, Path]) -> None:
+    def lines(name: str, file: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (runs[name] / file).read_text().splitlines()]
+
+    for told in lines("mixed-sealed", "steps.jsonl"):
+        assert (told["loss"] is not None, told["gradient_norm"]) == (True, None)
+    classes = [[tables.classes[c.class_id] for c in entry.microbatches] for _, entry, tables in steps_of(runs, "alone")]
+    for told, plain in zip(lines("alone-sealed", "steps.jsonl"), lines("alone-open", "steps.jsonl"), strict=True):
+        is_hot = classes[told["step"] - 1] == ["hot"]
+        assert told["loss"] == (None if is_hot else plain["loss"])
+        assert told["gradient_norm"] == (None if is_hot else plain["gradient_norm"])
+    measured = lines("alone-sealed", "monitors.jsonl")
+    assert {one["losses_not_finite"] for one in measured} == {0}, "withheld isn't infinite"
+    for one in measured:
+        tells = any(name.startswith(("gradient_norm/", "update_norm/", "activation/")) for name in one)
+        assert tells == (classes[one["step"] - 1] != ["hot"])
+    assert sum(one == ["hot"] for one in classes) == 5
+
+
+def steps_of(runs: Mapping[str, Path], kind: str) -> Iterator[Any]:
+    return VerifiedLedger(runs[f"{kind}-sealed"] / "ledger").steps()
+
+
+def test_a_users_own_watcher_is_told_no_more(tmp_path: Path) -> None:
+    class Keeps(Observer):
+        def __init__(self) -> None:
+            self.seen: list[StepOutcome] = []
+
+        def on_step(self, outcome: StepOutcome) -> None:
+            self.seen.append(outcome)
+
+    keeps = Keeps()
+    build("routed", tmp_path / "run", observers=[keeps], **SEEN, num_microbatches=1, sensitive="hot").fit()
+    for outcome in keeps.seen:
+        is_hot = outcome.routes[0].class_id == 1
+        assert bool(np.isnan(float(outcome.loss))) == bool(np.isnan(float(outcome.sub_losses[0]))) == is_hot
+        assert (outcome.norms is None) == (outcome.update_norms is None) == is_hot
+        assert tuple(outcome.withheld) == (("norms", "loss") if is_hot else ())
+
+
+def replayed_with(run: Path, keys: OperatorKeys | None) -> ReplayFound:
+    steps = opened(run)
+    steps.ledger.keys = keys
+    blinds = blinds_of_salt(steps, (run / "private/rows.salt").read_bytes())
+    return replay(steps, range(1, 5), again("routed", **SEEN, taxonomy=SENSITIVE), ledger=run / "ledger", blinds=blinds)
+
+
+def test_a_replay_compares_what_it_can_open_and_names_the_rest(runs: Mapping[str, Path]) -> None:
+    run = runs["mixed-sealed"]
+    found = replayed_with(run, keys_of(run))
+    assert (found.outcome, found.skipped) == ("equal", ())
+    without = replayed_with(run, None)
+    assert without.outcome == "equal"
+    assert without.skipped == tuple(f"{c} of hot, which is sealed" for c in ("gradient_norm", "update_norm"))
+
+
+Details = dict[str, Any]
+
+
+def forge(told: Details, keys: OperatorKeys) -> None:
+    """Put another norm into a box, as an operator can."""
+    box = told[SEALED]["hot"]["gradient_norm"]
+    norms = open_box(box, keys("hot", "gradient_norm", 0), keys.origin, "hot", "gradient_norm", 2)
+    norms["1"][0] += 0.5
+    told[SEALED]["hot"] |= sealed({}, {"hot": {"gradient_norm": norms}}, keys, 2)[SEALED]["hot"]
+
+
+def drop(told: Details, keys: OperatorKeys) -> None:
+    """Leave a box out."""
+    del told[SEALED]["hot"]["gradient_norm"], keys
+
+
+def show(told: Details, keys: OperatorKeys) -> None:
+    """Put what is sealed in the open."""
+    classes = SealedClasses(keys.origin, ("", "hot"), 1024)
+    clear, _ = classes.open(told, 2, keys)
+    del told[SEALED]
+    told |= clear
+
+
+@pytest.mark.parametrize("change", [forge, drop, show])
+def test_a_lie_in_a_box_or_about_what_is_sealed_is_found(
+    tmp_path: Path, change: Callable[[Details, OperatorKeys], None]
+) -> None:
+    run = tmp_path / "run"
+    build("routed", run, **SEEN | {"budget": "5ba"}, taxonomy=SENSITIVE).fit()
+    items = entries(run)
+    for number, (entry, details) in enumerate(items):
+        if isinstance(entry, StepEntry) and entry.step == 2 and details is not None:
+            change(details, keys_of(run))
+            items[number] = replace(entry, details_digest=details_digest(details)), details
+    sign_again(run, items)
+    found = replayed_with(run, keys_of(run))
+    assert {one.step for one in found.differences} == {2}
+    whats = {one.what for one in found.differences}
+    assert any(one.startswith(("gradient norm of region body", "sealed")) for one in whats), whats
+
+
+def test_a_run_goes_on_with_its_secret_and_not_without(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    build("routed", run, **SEEN | {"budget": "4ba"}, taxonomy=SENSITIVE).fit()
+    key = run / "private/columns.key"
+    assert (key.stat().st_mode & 0o777, key.stat().st_size) == (0o600, 32)
+    own = key.read_bytes()
+    more = SEEN | {"budget": "8ba", "change": "budget"}
+    key.unlink()
+    with pytest.raises(LedgerError, match="is gone"):
+        build("routed", run, **more, taxonomy=SENSITIVE).fit()
+    key.write_bytes(bytes(32))
+    with pytest.raises(LedgerError, match="isn't the secret"):
+        build("routed", run, **more, taxonomy=SENSITIVE).fit()
+    key.write_bytes(own[:7])
+    with pytest.raises(LedgerError, match="has 7 bytes"):
+        build("routed", run, **more, taxonomy=SENSITIVE).fit()
+    key.write_bytes(own)
+    build("routed", run, **more, taxonomy=SENSITIVE).fit()
+    ledger = VerifiedLedger(run / "ledger", keys=keys_of(run))
+    assert len(ledger.standing) == 8
+    assert not any(one.num_sealed for one in contributions(ledger).cells)
+
+
+def test_a_secret_that_a_crash_has_cut_is_drawn_anew_where_nothing_is_sealed_with_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "private").mkdir(parents=True)
+    (run / "private/columns.key").write_bytes(b"cut")
+    build("routed", run, **SEEN | {"budget": "2ba"}, taxonomy=SENSITIVE).fit()
+    assert (run / "private/columns.key").stat().st_size == 32
+
+
+def test_a_run_may_seal_more_as_it_goes_on_and_never_less(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    build("routed", run, **SEEN | {"budget": "4ba"}).fit()
+    more = SEEN | {"budget": "6ba", "change": "budget"}
+    build("routed", run, **more, sensitive=("hot",)).fit()
+    ledger = VerifiedLedger(run / "ledger")
+    assert any(name == SEALED for name, _, _ in ledger.tables[-1].changes)
+    cells = {one.class_name: one for one in contributions(ledger).cells if one.region == "head"}
+    assert (cells["hot"].num_sealed, cells["hot"].num_norms) == (4, 8)
+    with pytest.raises(LedgerError, match="in the open from here on"):
+        build("routed", run, **more | {"budget": "8ba"}).fit()
+    build("routed", run, **more | {"budget": "8ba"}, sensitive=("hot", "cold")).fit()
+    assert VerifiedLedger(run / "ledger").tables[-1].details[SEALED]["classes"] == ["cold", "hot"]
+
+
+def test_equal_steps_taken_again_are_confirmed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    build("routed", run, **SEEN, taxonomy=SENSITIVE).fit()
+    for path in sorted((run / "checkpoints").iterdir())[2:]:
+        path.rename(tmp_path / path.name)
+    build("routed", run, **SEEN, taxonomy=SENSITIVE).fit()
+    report = verify_ledger(run / "ledger")
+    assert (report.num_attempts, report.diverged_steps) == (2, ())
+
+
+def test_a_class_that_isnt_there_cannot_be_sensitive(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="'warm', and the run has no such class"):
+        build("routed", tmp_path / "a", sensitive="warm").fit()
+    with pytest.raises(PlanError, match="Classes come with a policy"):
+        build("dense", tmp_path / "b", sensitive="hot").fit()
+
+
+def test_packs_with_a_sensitive_class_seal_what_they_share(tmp_path: Path) -> None:
+    plain, closed = tmp_path / "plain", tmp_path / "closed"
+    build("packed", plain, **SEEN | {"budget": "3ba"}).fit()
+    name = VerifiedLedger(plain / "ledger").classes[0]
+    build("packed", closed, **SEEN | {"budget": "3ba"}, sensitive=name).fit()
+    ledger = VerifiedLedger(closed / "ledger")
+    classes = SealedClasses.of(ledger.details, ledger.classes, ledger.key.name)
+    told, column = details_of(closed), "packed_gradient_norm"
+    assert any(one.get(column) != other.get(column) for one, other in zip(told, details_of(plain), strict=True))
+    assert [classes.open(one, one["step"], keys_of(closed))[0] for one in told] == details_of(plain)
