@@ -30,6 +30,7 @@ from cosmati.ledger.evidence import LEVEL_0, NOBODY, TrustedEvidence
 from cosmati.ledger.note import TreeHead
 from cosmati.ledger.query import VerifiedLedger, direct_write_exclusions
 from cosmati.ledger.reader import Scan
+from cosmati.ledger.roots import signed_certificates
 from cosmati.records.ledger import AmendEntry, CheckpointEntry
 from cosmati.storage.atomic import replace_files
 
@@ -54,7 +55,7 @@ def certify(
     """
     told = _certificate(run, PastRun(out), plan, option, derived)
     data = rfc8785.dumps(told)
-    number = 1 + len(signed_digests(PastRun(out).ledger))
+    number = 1 + len(signed_certificates(PastRun(out).ledger))
     name = f"{CERTIFICATES}/{number:04d}"
     files = {f"{name}.json": data}
     files |= {f"{name}-notices/{one}": text.encode() for one, text in notices(told).items()}
@@ -69,7 +70,7 @@ def _certificate(
     run: PastRun, after: PastRun, plan: DeletionPlan, option: Option, derived: tuple[Derived, ...]
 ) -> dict[str, Any]:
     end = _last_checkpoint(after.ledger)
-    previous = signed_digests(after.ledger)
+    previous = signed_certificates(after.ledger)
     holds = [f"hold {one.number} was released: {one.released}" for one in all_holds(run.folder) if one.released]
     told = {
         "kind": KIND,
@@ -147,12 +148,6 @@ def _last_checkpoint(ledger: VerifiedLedger) -> CheckpointEntry:
     if not found:
         raise ForgetError("The run wrote no checkpoint, so there are no weights to certify. Let it end first.")
     return found[-1]
-
-
-def signed_digests(ledger: VerifiedLedger) -> list[str]:
-    """Return the digests of the certificates that a ledger has signed, in order."""
-    told = [t.details.get(CERTIFICATE) for t in ledger.tables if any(c[0] == CERTIFICATE for c in t.changes)]
-    return [str(one["digest"]) for one in told if isinstance(one, dict)]
 
 
 def read_certificate(path: Path) -> tuple[dict[str, Any], str]:

@@ -18,7 +18,7 @@ from typing import Any
 from cosmati.errors import CosmatiError, ForgetError, RunError
 from cosmati.export.publishing import Say
 from cosmati.forget.asked import ToForget
-from cosmati.forget.certificate import certify, pending, read_certificate, signed_digests
+from cosmati.forget.certificate import certify, pending, read_certificate
 from cosmati.forget.derived import DELETED, Derived, derived_of
 from cosmati.forget.drop import drop
 from cosmati.forget.holds import all_holds, holds_in_force
@@ -28,6 +28,7 @@ from cosmati.forget.repaired_run import repair, single_classes
 from cosmati.forget.replay import Make, replay
 from cosmati.forget.request import Request
 from cosmati.forget.succession import CERTIFICATES, REQUEST
+from cosmati.ledger.roots import signed_certificates
 from cosmati.records.run import RunRecord
 from cosmati.storage.atomic import sync
 from cosmati.train.ranks import Ranks
@@ -223,14 +224,14 @@ def _outcome(out: Path) -> str:
 
 def last_certificate(out: Path, asked: str) -> tuple[Path, dict[str, Any]] | None:
     """Return the last certificate of a deletion that the ledger has signed; None where there's none yet."""
-    number = len(signed_digests(PastRun(out).ledger))
+    number = len(signed_certificates(PastRun(out).ledger))
     while number:
         path = out / CERTIFICATES / f"{number:04d}.json"
         try:
             told, digest = read_certificate(path)
         except CosmatiError as error:
             raise ForgetError(f"The ledger has signed {path.name}, and it isn't whole: {error}") from error
-        if told["asked"]["digest"] == asked and digest in signed_digests(PastRun(out).ledger):
+        if told["asked"]["digest"] == asked and digest in signed_certificates(PastRun(out).ledger):
             return path, told
         number -= 1
     return None

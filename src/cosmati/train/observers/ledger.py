@@ -13,18 +13,17 @@ from functools import partial
 from pathlib import Path
 from time import time
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmati.core.batch import TOMBSTONE, Batch
+from cosmati.core.batch import Batch
 from cosmati.core.clock import Budget, Clock
 from cosmati.core.method import Stage
 from cosmati.ledger.keys import load_or_create_key
 from cosmati.ledger.reader import read_verifier_key
-from cosmati.ledger.row_blinds import salt_commitment
-from cosmati.ledger.rows import ROWS_VERSION, commit_rows, derive_blinds, hash_rows
+from cosmati.ledger.row_blinds import secret_commitments
+from cosmati.ledger.row_secrets import RowsAt, RowSecrets, SaltedRows, commit, open_secrets
+from cosmati.ledger.rows import ROWS_VERSION, SALTED_VERSION
 from cosmati.ledger.writer import LedgerWriter, details_digest
 from cosmati.provenance.kept_vouchers import keep_vouchers
 from cosmati.provenance.voucher import FOLDER
@@ -46,7 +45,8 @@ from cosmati.train.identity import Change
 from cosmati.train.observers.ledger_checks import rare_entries, refuse_readmission, refuse_unsigned
 from cosmati.train.observers.observer import Observer, WatchedRun
 from cosmati.train.observers.pack_cells import are_packs, by_cell, class_columns, packed_cells
-from cosmati.train.observers.rows_salt import keep_salt, refuse_another_salt
+from cosmati.train.observers.row_leaves import rows_in
+from cosmati.train.observers.rows_salt import keep_secrets, refuse_forgotten, refuse_other_secrets
 from cosmati.train.observers.step_details import finite, kept_details, places_of, step_details
 from cosmati.train.observers.witnessing import AskedWitnesses
 from cosmati.train.outcome import StepOutcome
@@ -58,7 +58,7 @@ _TIME_SECONDS = 60.0
 
 
 class LedgerObserver(Observer):
-    """Keeps the ledger in `<run>/ledger`, the operator's key and the rows' salt in `<run>/private`.
+    """Keeps the ledger in `<run>/ledger`, the operator's key and the rows' keys in `<run>/private`.
 
     Args:
         run_folder: the run's folder.
@@ -97,6 +97,7 @@ class LedgerObserver(Observer):
         self._origin = read_verifier_key(self._directory).name if exists else f"cosmati/{name}"
         self._is_writer = ranks.rank == 0
         self._attempt = 0
+        self._secrets: RowSecrets | None = None
 
     def on_open(self, run: WatchedRun) -> None:
         """Keep how the run is stopped."""
@@ -119,7 +120,8 @@ class LedgerObserver(Observer):
             self._note_time(clock.step)
             self._begin_witnessing()
         self._ranks.barrier()
-        self._salt = (self._private / "rows.salt").read_bytes()
+        if not self._is_writer:
+            self._secrets = open_secrets(self._private, self._origin)
 
     def _begin_witnessing(self) -> None:
         if self._witnesses is None:
@@ -137,13 +139,14 @@ class LedgerObserver(Observer):
         self._writer.append(TimeEntry(step, int(self._timed)))
 
     def _open(self) -> LedgerWriter:
-        directory, salt = self._directory, self._private / "rows.salt"
+        directory = self._directory
         self._private.mkdir(mode=0o700, exist_ok=True)
         key = load_or_create_key(self._private / "operator.key", name=self._origin)
         exists = (directory / "wal").exists() or (directory / "checkpoint").exists()
-        keep_salt(salt, may_create=not exists)
+        keep_secrets(self._private, may_create=not exists)
         if (directory / "checkpoint").exists():
-            refuse_another_salt(directory, salt)
+            refuse_other_secrets(directory, self._private)
+        self._secrets = open_secrets(self._private, self._origin)
         if exists:
             return LedgerWriter.open(directory, key=key)
         return LedgerWriter.create(directory, origin=self._origin, key=key)
@@ -226,7 +229,7 @@ class LedgerObserver(Observer):
             "plan": list(facts.plan.lines),
             "environment": dict(facts.environment),
             "num_microbatches": facts.num_microbatches,
-            "rows_version": ROWS_VERSION,
+            "rows_version": self._rows_version,
             "parameters": [list(names) for names in facts.parameters],
             "policy_text": facts.policy_text,
             "recipe": {name: _text(value) for name, value in facts.identity.items()},
@@ -242,10 +245,9 @@ class LedgerObserver(Observer):
             "model": facts.model_root,
             "plan": bytes.fromhex(facts.plan.digest),
             "policy": self._policy,
-            "rows_salt": salt_commitment((self._private / "rows.salt").read_bytes()),
             "taxonomy": facts.policy.taxonomy_digest if facts.policy else _NO_POLICY,
         }
-        return own | _vouched_for(facts) | witnessing
+        return own | secret_commitments(self._private) | _vouched_for(facts) | witnessing
 
     def amend(self, clock: Clock, changes: Sequence[Change], facts: RunFacts) -> None:
         """Say what is different from the step on at which the clock stands; it's on disk, and signed, on return."""
@@ -267,7 +269,7 @@ class LedgerObserver(Observer):
         """Append the entry of a commit."""
         step, ranks = outcome.clock.step - 1, self._ranks
         ours = enumerate(outcome.batches)
-        commitments = [self._commit(batch, step, i * ranks.world + ranks.rank) for i, batch in ours]
+        commitments = [self._commit_batch(batch, outcome, step, i * ranks.world + ranks.rank) for i, batch in ours]
         kept = self._kept(outcome)
         packed = self._packed(outcome, step)
         table = torch.tensor(
@@ -326,21 +328,34 @@ class LedgerObserver(Observer):
             return [[] for _ in outcome.batches]
         ours = range(self._ranks.rank, len(outcome.routes), self._ranks.world)
         return [
-            class_columns(batch, outcome.routes, partial(self._blinds, step, m), m)
+            class_columns(batch, outcome.routes, self._commit, self._classes, step, m)
             for m, batch in zip(ours, outcome.batches, strict=True)
         ]
 
-    def _blinds(self, step: int, microbatch: int, num_rows: int) -> NDArray[np.uint8]:
-        return derive_blinds(self._salt, step, microbatch, num_rows)
+    @property
+    def _classes(self) -> Sequence[str]:
+        return self._facts.policy.classes if self._facts.policy else ("all",)
 
-    def _commit(self, batch: Batch, step: int, microbatch: int) -> bytes:
-        """Return the commitment to the rows that took part."""
-        lineage = batch.lineage
-        ids = (lineage.row_ids[:, None] if lineage.parents is None else lineage.parents).numpy()
-        blinds = self._blinds(step, microbatch, len(ids))
-        took_part = ids[:, 0] != TOMBSTONE
-        contents = None if lineage.digests is None else lineage.digests.numpy()[took_part]
-        return commit_rows(hash_rows(blinds[took_part], ids[took_part], contents))
+    @property
+    def _rows_version(self) -> int:
+        return SALTED_VERSION if isinstance(self._secrets, SaltedRows) else ROWS_VERSION
+
+    def _commit_batch(self, batch: Batch, outcome: StepOutcome, step: int, m: int) -> bytes:
+        """Return the commitment to a microbatch's rows; nothing of packs that are routed by token, which have cells."""
+        route = None if outcome.weights is None else outcome.routes[m]
+        if route is not None and route.tokens is not None:
+            return bytes(DIGEST_SIZE)
+        return self._commit(rows_in(batch, step, m, self._classes[0 if route is None else route.class_id]))
+
+    def _commit(self, rows: RowsAt) -> bytes:
+        """Return the commitment to rows that took part.
+
+        Raises:
+            LedgerError: one of them was forgotten, and is given again.
+        """
+        blinds = None if self._secrets is None else self._secrets.blinds(rows)
+        found = None if blinds is None else commit(rows, blinds)
+        return refuse_forgotten(rows) if found is None else found
 
     def on_checkpoint(self, clock: Clock, state_digest: bytes, parameter_root: bytes) -> None:
         """Put a signed tree head on disk that covers the model checkpoint."""

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmati.core.batch import TOMBSTONE, Batch
-from cosmati.ledger.rows import commit_rows, hash_rows
+from cosmati.ledger.row_secrets import RowsAt
 from cosmati.records.ledger import DIGEST_SIZE, MicrobatchCell
+from cosmati.train.observers.row_leaves import documents_among
 from cosmati.train.outcome import StepOutcome
 from cosmati.train.routes import Route
 
@@ -26,7 +27,12 @@ def are_packs(routes: Sequence[Route]) -> bool:
 
 
 def class_columns(
-    batch: Batch, routes: Sequence[Route], blinds_of: Callable[[int], NDArray[np.uint8]], m: int
+    batch: Batch,
+    routes: Sequence[Route],
+    commit: Callable[[RowsAt], bytes],
+    names: Sequence[str],
+    step: int,
+    m: int,
 ) -> list[int]:
     """Return what a microbatch's cells are made from, [cells * _WIDTH]; zeros where rows aren't packs.
 
@@ -36,19 +42,20 @@ def class_columns(
     Args:
         batch: as the methods have left it.
         routes: of the step's microbatches, some of packs.
-        blinds_of: gives the blinds of so many documents of the microbatch.
-        m: its number.
+        commit: gives the commitment to documents.
+        names: of the policy's classes.
+        step: number of the step.
+        m: number of the microbatch.
     """
     route, groups = routes[m], next(r.tokens.groups for r in routes if r.tokens is not None)
     if route.tokens is None:
         return [0] * (_WIDTH * len(groups))
     ids, classes = documents_in(batch)
-    blinds = blinds_of(len(ids))
     columns: list[int] = []
-    for own in groups.values():
+    for (policy_class, _, _), own in groups.items():
         is_there = np.isin(classes, own)
         takes_part = is_there & present(batch, ids) & (route.offered and not {*own} & {*route.tokens.withheld})
-        commitment = commit_rows(hash_rows(blinds[takes_part], ids[takes_part]))
+        commitment = commit(documents_among(ids, takes_part, step, m, names[policy_class]))
         columns += [*commitment, int(takes_part.sum()), int(is_there.any())]
     return columns
 
