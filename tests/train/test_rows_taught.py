@@ -31,6 +31,7 @@ from cosmati.data.source import StreamingSource
 from cosmati.data.streaming import StreamingDataset
 from cosmati.errors import LedgerError
 from cosmati.forget.subjects import index_subjects, make_key
+from cosmati.ledger.row_keys import RowKeys
 from cosmati.methods import LayerFreezing, MixUp, SelectiveBackprop
 from cosmati.optim import SGD
 from cosmati.provenance.taxonomy import Taxonomy
@@ -208,8 +209,8 @@ def test_other_rows_than_those_of_the_run_are_refused(shards: Path, tmp_path: Pa
     other, _ = trainer(shards, tmp_path / "run", seed=1)
     with pytest.raises(LedgerError, match="aren't those that the ledger commits to"):
         regions_taught_by(other, chosen)
-    (tmp_path / "run" / "private" / "rows.salt").write_bytes(bytes(32))
-    with pytest.raises(LedgerError, match="another salt"):
+    RowKeys(bytes(32)).save(tmp_path / "run" / "private" / "rows.keys")
+    with pytest.raises(LedgerError, match="other row keys"):
         regions_taught_by(made, chosen)
     (tmp_path / "run" / "private" / "rows.salt").unlink()
     with pytest.raises(LedgerError, match=r"rows\.salt"):

@@ -92,9 +92,7 @@ class AskedReplay:
             LedgerError: the run's row keys aren't here, or the steps don't come out the same.
         """
         if self.blinds is None:
-            raise LedgerError(
-                f"{self.directory} has no row keys beside it: only the operator has them. Give RUN."
-            )
+            raise LedgerError(f"{self.directory} has no row keys beside it: only the operator has them. Give RUN.")
         self.blinds = recorder = RecordedBlinds(self.blinds, segment)
         found = self.replay_one(segment, keep_going=False)
         if found.is_interrupted:

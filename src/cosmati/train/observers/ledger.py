@@ -14,7 +14,6 @@ from pathlib import Path
 from time import time
 
 import torch
-from torch import Tensor
 
 from cosmati.core.batch import Batch
 from cosmati.core.clock import Budget, Clock
@@ -33,7 +32,6 @@ from cosmati.records.ledger import (
     CheckpointEntry,
     EndEntry,
     EvaluationEntry,
-    MicrobatchCell,
     RunEntry,
     StepEntry,
     TimeEntry,
@@ -44,7 +42,7 @@ from cosmati.train.facts import RunFacts
 from cosmati.train.identity import Change
 from cosmati.train.observers.ledger_checks import rare_entries, refuse_readmission, refuse_unsigned
 from cosmati.train.observers.observer import Observer, WatchedRun
-from cosmati.train.observers.pack_cells import are_packs, by_cell, class_columns, packed_cells
+from cosmati.train.observers.pack_cells import are_packs, by_cell, cell_of, class_columns, packed_cells
 from cosmati.train.observers.row_leaves import rows_in
 from cosmati.train.observers.rows_salt import keep_secrets, refuse_forgotten, refuse_other_secrets
 from cosmati.train.observers.step_details import finite, kept_details, places_of, step_details
@@ -229,7 +227,7 @@ class LedgerObserver(Observer):
             "plan": list(facts.plan.lines),
             "environment": dict(facts.environment),
             "num_microbatches": facts.num_microbatches,
-            "rows_version": self._rows_version,
+            "rows_version": SALTED_VERSION if isinstance(self._secrets, SaltedRows) else ROWS_VERSION,
             "parameters": [list(names) for names in facts.parameters],
             "policy_text": facts.policy_text,
             "recipe": {name: _text(value) for name, value in facts.identity.items()},
@@ -287,10 +285,10 @@ class LedgerObserver(Observer):
         table, columns, places = table.split(widths, dim=1)
         details = step_details(outcome, step, len(self._facts.regions)) | kept_details(places)
         if packed[0]:
-            told = packed_cells(outcome, partial(_cell, outcome, table), columns)
+            told = packed_cells(outcome, partial(cell_of, outcome, table), columns)
             details, cells = by_cell(details, told), tuple(one.cell for one in told)
         else:
-            cells = tuple(_cell(outcome, table, m) for m in range(len(table)))
+            cells = tuple(cell_of(outcome, table, m) for m in range(len(table)))
         self._writer.append(StepEntry(step, self._attempt, self._policy, details_digest(details), None, cells), details)
         if time() - self._timed >= _TIME_SECONDS:
             self._note_time(step + 1)
@@ -336,16 +334,13 @@ class LedgerObserver(Observer):
     def _classes(self) -> Sequence[str]:
         return self._facts.policy.classes if self._facts.policy else ("all",)
 
-    @property
-    def _rows_version(self) -> int:
-        return SALTED_VERSION if isinstance(self._secrets, SaltedRows) else ROWS_VERSION
-
     def _commit_batch(self, batch: Batch, outcome: StepOutcome, step: int, m: int) -> bytes:
         """Return the commitment to a microbatch's rows; nothing of packs that are routed by token, which have cells."""
-        route = None if outcome.weights is None else outcome.routes[m]
-        if route is not None and route.tokens is not None:
+        is_short = outcome.weights is None or outcome.num_rows is None
+        if not is_short and outcome.routes[m].tokens is not None:
             return bytes(DIGEST_SIZE)
-        return self._commit(rows_in(batch, step, m, self._classes[0 if route is None else route.class_id]))
+        class_id = 0 if is_short or self._facts.policy is None else outcome.routes[m].class_id
+        return self._commit(rows_in(batch, step, m, self._classes[class_id]))
 
     def _commit(self, rows: RowsAt) -> bytes:
         """Return the commitment to rows that took part.
@@ -378,16 +373,6 @@ class LedgerObserver(Observer):
                 self._witnesses.close()
             elif self._witnesses is not None:
                 self._witnesses.end(must=ended == "completed")
-
-
-def _cell(outcome: StepOutcome, table: Tensor, m: int) -> MicrobatchCell:
-    """Return the cell of a microbatch; the table has a commitment and a band for each."""
-    *rows, band = table[m].tolist()
-    if outcome.weights is None or outcome.num_rows is None:
-        num_rows = outcome.batches[0].num_rows
-        return MicrobatchCell(0, band, 0, 0, num_rows, float(num_rows), bytes(rows))
-    route, weight, num = outcome.routes[m], outcome.weights[m].item(), int(outcome.num_rows[m].item())
-    return MicrobatchCell(route.class_id, route.kind, route.phase, route.id, num, float(weight), bytes(rows))
 
 
 def _kinds(policy: CompiledPolicy) -> dict[str, object]:

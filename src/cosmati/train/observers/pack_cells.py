@@ -1,4 +1,4 @@
-"""What a step's entry says of packs: a cell for each class and kind that a microbatch has tokens of."""
+"""A step's cells: one for each microbatch, or of packs for each class and kind that it has tokens of."""
 
 from __future__ import annotations
 
@@ -83,6 +83,16 @@ def documents_in(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     packs = np.broadcast_to(lineage.row_ids.numpy()[:, None], classes.shape)
     first = begins & (classes != TOMBSTONE) & (packs != TOMBSTONE)
     return np.stack([packs[first], rows[first]], axis=1), classes[first]
+
+
+def cell_of(outcome: StepOutcome, table: Tensor, m: int) -> MicrobatchCell:
+    """Return the cell of a microbatch; the table has a commitment and a band for each."""
+    *rows, band = table[m].tolist()
+    if outcome.weights is None or outcome.num_rows is None:
+        num_rows = outcome.batches[0].num_rows
+        return MicrobatchCell(0, band, 0, 0, num_rows, float(num_rows), bytes(rows))
+    route, weight, num = outcome.routes[m], outcome.weights[m].item(), int(outcome.num_rows[m].item())
+    return MicrobatchCell(route.class_id, route.kind, route.phase, route.id, num, float(weight), bytes(rows))
 
 
 class PackedCell(NamedTuple):
